@@ -1,0 +1,41 @@
+"""The pass under way: what layers must know beyond their input, without threading it through every model's `forward`.
+
+The engine enters a `Pass` around each call of a model. Keyed dropout reads `key`, adapters read `branch`, grouped layers read
+`groups`. Outside of any pass (a user calling the model by hand) layers see the default: no dropout, one group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One call of a model by the engine."""
+
+    key: Tensor | None = None  # int64 scalar, or [groups]: the dropout key of this client and step; None: no dropout
+    groups: int = 1  # clients side by side along the first axis of every activation
+    branch: str = ""  # the path through adapters that have several
+
+
+_CURRENT: ContextVar[Pass] = ContextVar("simfl_pass", default=Pass())
+
+
+def current() -> Pass:
+    """The pass under way."""
+    return _CURRENT.get()
+
+
+@contextmanager
+def passing(step: Pass) -> Iterator[None]:
+    """Make `step` the current pass inside a `with` block."""
+    token = _CURRENT.set(step)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
