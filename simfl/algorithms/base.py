@@ -1,0 +1,72 @@
+"""The base of all federated algorithms: both halves, as small pure functions. Its defaults are FedAvg.
+
+An algorithm is a frozen dataclass; its fields are its settings. It never sees Ray, files, bytes or other clients' uploads, and
+never keeps anything in `self`: what is to be remembered is returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from simfl.protocol import Batch, Forward, Loss, Means, MicroStep, Outputs, Parts, Server, State, Visit, Weights
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Federated averaging, in parts that can be replaced one by one."""
+
+    # how each uploaded part becomes a mean: "weighting" (the phase's), "clients" (uniform), or "gather" (all uploads, unsummed)
+    reduce: ClassVar[Mapping[str, str]] = {"weights": "weighting"}
+    plain_sgd: ClassVar[bool] = False  # correct only with plain SGD as local optimizer
+    needs_features: ClassVar[bool] = False  # its loss reads Outputs.features
+
+    def forwards(self) -> dict[str, Forward]:
+        """The passes a local step can run, by name."""
+        return {"student": Forward()}
+
+    def micro_steps(self) -> tuple[MicroStep, ...]:
+        """The optimizer steps of one local step, in order."""
+        return (MicroStep(runs=tuple(self.forwards()), loss=self.loss),)
+
+    def init_server(self, weights: Weights) -> State:
+        """Server memory before the first round of a phase."""
+        return {}
+
+    def init_client(self, received: Parts, visit: Visit) -> State:
+        """Client memory at its first visit, from what it received."""
+        return {}
+
+    def extra(self, module: nn.Module, received: Parts, state: State, visit: Visit) -> dict[str, Weights]:
+        """Further trainable tensors by group: a second model, a projection head. They start here at each visit."""
+        return {}
+
+    def download(self, server: Server) -> Parts:
+        """What every sampled client receives."""
+        return {"weights": server.weights}
+
+    def loss(
+        self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
+    ) -> Loss:
+        """The loss of one client's batch."""
+        student = outputs["student"]
+        return Loss(student.sums, student.weights)
+
+    def upload(self, trained: Weights, received: Parts, state: State, visit: Visit) -> Parts:
+        """What the client sends after its last step: by default the delta of every communicated tensor."""
+        return {"weights": {name: trained[name] - w for name, w in received["weights"].items()}}
+
+    def remember(self, sent: Parts, trained: Weights, received: Parts, state: State, visit: Visit) -> State:
+        """New client memory. `sent` is what the server got: after clipping, encoding and decoding."""
+        return state
+
+    def aggregate(self, server: Server, means: Means) -> tuple[Weights, State]:
+        """The pseudo-gradient for the server optimizer, and new server memory."""
+        return means.parts["weights"], server.state
+
+    def models(self, server: Server, state: State) -> dict[str, Weights]:
+        """The models that can be evaluated. `generic` needs only the server; others read a client's memory."""
+        return {"generic": server.weights}

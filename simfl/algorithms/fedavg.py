@@ -1,0 +1,12 @@
+"""FedAvg: McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simfl.algorithms.base import Algorithm
+
+
+@dataclass(frozen=True)
+class FedAvg(Algorithm):
+    """Federated averaging: the mean of the clients' deltas, by examples or uniform (the phase's `weighting`)."""
