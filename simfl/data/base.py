@@ -1,0 +1,67 @@
+"""The base of all data sets: splits as Arrow tables, and a component that reads or builds them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+QUESTIONS = pa.schema(
+    [
+        ("id", pa.string()),
+        ("document", pa.int32()),  # row in the documents of the same split
+        ("question", pa.string()),
+        ("answers", pa.list_(pa.string())),  # the first is the one printed; all are right
+        ("field", pa.string()),  # kind of question: total, date, ...
+    ]
+)
+
+DOCUMENTS = pa.schema(
+    [
+        ("id", pa.string()),
+        ("provider", pa.string()),  # who issued the page
+        ("words", pa.list_(pa.string())),  # as read by OCR, in reading order
+        ("boxes", pa.list_(pa.float32())),  # 4 a word, flat: left, top, right, bottom in [0, 1]
+        ("image", pa.binary()),  # encoded PNG or JPEG
+        ("width", pa.int32()),  # of the image, in pixels
+        ("height", pa.int32()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split of a data set.
+
+    Question answering: `examples` has the columns of `QUESTIONS`, `documents` those of `DOCUMENTS`; further columns may follow.
+    Classification: `examples` has `image` (binary) or `features` (fixed-size list of float32), `label` (int32) and columns to
+    group by; `documents` is None.
+    """
+
+    examples: pa.Table
+    documents: pa.Table | None = None
+
+    def __len__(self) -> int:
+        return self.examples.num_rows
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """All splits of a data set, and what is known of it."""
+
+    name: str
+    splits: dict[str, Split]  # train, valid, test, and others such as unseen
+    sha256: str  # of the content: questions, answers, words, labels
+    card: Mapping[str, object] = field(default_factory=dict)  # licence, sources, counts, rows dropped and why
+
+
+@dataclass(frozen=True)
+class Data(ABC):
+    """A data set as a component: its fields are its settings."""
+
+    @abstractmethod
+    def load(self, cache: Path) -> Dataset:
+        """Read the data set, or build it and keep what was built under `cache`. Raises DataError with one line."""
