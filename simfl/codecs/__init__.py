@@ -1,0 +1,11 @@
+"""Codecs: one wire format, one file. To add one, write the file and a line here."""
+
+from simfl.codecs.base import Codec
+from simfl.codecs.casts import BFloat16, Float16
+from simfl.codecs.identity import Float32
+
+CODECS: dict[str, type[Codec]] = {
+    "float32": Float32,
+    "float16": Float16,
+    "bfloat16": BFloat16,
+}
