@@ -62,4 +62,6 @@ def to_bytes(values: Tensor) -> np.ndarray:
 
 def from_bytes(payload: np.ndarray, dtype: torch.dtype) -> Tensor:
     """The values [n] of this dtype that `to_bytes` wrote, in memory of their own."""
-    return torch.from_numpy(np.array(payload, dtype=np.uint8)).view(dtype)
+    values = torch.empty(len(payload) // dtype.itemsize, dtype=dtype)
+    values.view(torch.uint8).numpy()[:] = payload
+    return values

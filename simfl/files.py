@@ -1,0 +1,54 @@
+"""Files that are there whole or not at all, and stay there after a crash."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from simfl.errors import RunError
+
+TEMP = ".tmp-"  # temporary names begin so; what a killed process leaves under such a name means nothing
+
+
+def temp_beside(path: Path) -> Path:
+    """A name in the same folder that no other process chooses."""
+    return path.with_name(f"{TEMP}{path.name}-{uuid.uuid4().hex}")
+
+
+def sync_folder(path: Path) -> None:
+    """Returns when the entries of a folder are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_synced(path: Path, fill: Callable[[BinaryIO], object]) -> None:
+    """`fill` writes the file, which is on the disk when this returns; its entry in the folder need not be."""
+    with open(path, "wb") as file:
+        fill(file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write(path: Path, fill: Callable[[BinaryIO], object]) -> None:
+    """A whole file under its name in one step; RunError if the disk refuses.
+
+    `sync_folder(path.parent)` is left to the caller, who may have written several files.
+    """
+    temp = temp_beside(path)
+    try:
+        write_synced(temp, fill)
+        os.replace(temp, path)
+    except OSError as error:
+        temp.unlink(missing_ok=True)
+        raise disk_error(path, error) from error
+
+
+def disk_error(path: Path, error: OSError) -> RunError:
+    """One line for what the disk refused."""
+    return RunError(f"{path}: {error.strerror or error}")

@@ -1,0 +1,187 @@
+"""Arithmetic on named tensors: sums in a fixed order, globs over names, hashes, files.
+
+Sums follow one binary tree over positions, the shape of which depends on nothing but their number. The sum of an aligned
+block of 2^k positions is a node of that tree, so clients may be summed in blocks, on any worker, with the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from difflib import SequenceMatcher
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from simfl.errors import ConfigError
+
+Weights = dict[str, Tensor]
+State = dict[str, Weights]
+
+DTYPES = {  # the names of dtypes in safetensors files
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def add(a: Weights, b: Weights) -> Weights:
+    """a + b, name by name; both have the same names."""
+    assert a.keys() == b.keys(), f"names differ: {sorted(a.keys() ^ b.keys())}"
+    return {name: x + b[name] for name, x in a.items()}
+
+
+def subtract(a: Weights, b: Weights) -> Weights:
+    """a − b, name by name; both have the same names."""
+    assert a.keys() == b.keys(), f"names differ: {sorted(a.keys() ^ b.keys())}"
+    return {name: x - b[name] for name, x in a.items()}
+
+
+def scale(a: Weights, factor: float | Tensor) -> Weights:
+    """factor · a."""
+    return {name: x * factor for name, x in a.items()}
+
+
+def squared_norm(a: Weights) -> Tensor:
+    """The sum of all squares, a scalar; its gradient at zero is zero, where that of `norm` is NaN."""
+    squares = [x.square().sum() for x in a.values()]
+    return torch.stack(squares).sum() if squares else torch.zeros(())
+
+
+def norm(a: Weights) -> Tensor:
+    """The Euclidean norm over all tensors, a scalar."""
+    return squared_norm(a).sqrt()
+
+
+def tree_sum(items: Sequence[Weights | None]) -> Weights | None:
+    """The sum over positions 0, 1, …: pairs (0,1), (2,3), … are added, then pairs of these; an odd last one is carried up.
+
+    `None` is an empty position and adds nothing; the sum of empty positions alone is `None`.
+    """
+    level = list(items)
+    while len(level) > 1:
+        pairs = [_add_present(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
+        level = pairs + level[2 * len(pairs) :]
+    return level[0] if level else None
+
+
+def _add_present(a: Weights | None, b: Weights | None) -> Weights | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return add(a, b)
+
+
+def stack_sum(stacked: Weights) -> Weights:
+    """`tree_sum` of the rows of tensors [n, ...] with n ≥ 1, bit for bit."""
+    return {name: _sum_rows(rows) for name, rows in stacked.items()}
+
+
+def _sum_rows(rows: Tensor) -> Tensor:
+    while len(rows) > 1:
+        even = len(rows) // 2 * 2
+        pairs = rows[0:even:2] + rows[1:even:2]
+        rows = torch.cat([pairs, rows[even:]]) if even < len(rows) else pairs
+    return rows[0]
+
+
+def select(names: Iterable[str], include: Iterable[str], exclude: Iterable[str] = (), where: str = "globs") -> list[str]:
+    """The names that match a glob of `include` and none of `exclude`, in the order given.
+
+    `*` matches dots too; case matters. A glob that matches no name at all is a ConfigError with the nearest name.
+    """
+    names, include, exclude = list(names), list(include), list(exclude)
+    for glob in include + exclude:
+        if not any(fnmatchcase(name, glob) for name in names):
+            raise ConfigError(f"{where}: {glob!r} matches no tensor; {_nearest_name(glob, names)}")
+    return [name for name in names if _matches(name, include) and not _matches(name, exclude)]
+
+
+def _matches(name: str, globs: list[str]) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs)
+
+
+def _nearest_name(glob: str, names: list[str]) -> str:
+    if not names:
+        return "there are no tensors to choose from"
+    plain = glob.replace("*", "")
+    best = max(names, key=lambda name: SequenceMatcher(None, plain, name, autojunk=False).ratio())
+    return f"nearest: {best!r}"
+
+
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """The values of a tensor of any dtype and shape as they lie in memory."""
+    flat = tensor.detach().reshape(-1).contiguous().cpu()
+    return memoryview(flat.view(torch.uint8).numpy())
+
+
+def sha256(weights: Weights) -> str:
+    """A hash of names, dtypes, shapes and raw bytes, in the order of the sorted names."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name]
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        digest.update(json.dumps([name, dtype, list(tensor.shape)]).encode() + b"\n")
+        digest.update(raw_bytes(tensor))
+    return digest.hexdigest()
+
+
+def flatten(state: State) -> Weights:
+    """One level of names: `group/name`. An empty group becomes the empty tensor `group/`, so that nothing is lost."""
+    flat: Weights = {}
+    for group, tensors in state.items():
+        assert "/" not in group, f"a group's name has no slash: {group!r}"
+        flat |= {f"{group}/{name}": tensor for name, tensor in tensors.items()}
+        if not tensors:
+            flat[f"{group}/"] = torch.empty(0, dtype=torch.uint8)
+    return flat
+
+
+def unflatten(flat: Weights) -> State:
+    """The inverse of `flatten`."""
+    state: State = {}
+    for key, tensor in flat.items():
+        group, _, name = key.partition("/")
+        tensors = state.setdefault(group, {})
+        if name:
+            tensors[name] = tensor
+    return state
+
+
+def write_safetensors(weights: Weights, file: BinaryIO) -> None:
+    """The tensors as a safetensors file, streamed; views, tied and device tensors become plain tensors of their own.
+
+    Written here because the library's writer goes to a path of its own choosing, where no handle can be synced.
+    """
+    header, end = {}, 0
+    order = sorted(weights, key=lambda name: (-weights[name].element_size(), name))  # keeps every tensor aligned
+    for name in order:
+        tensor = weights[name]
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for name in order:
+        file.write(raw_bytes(weights[name]))
+
+
+def load(path: Path) -> Weights:
+    """The tensors of a safetensors file, on the CPU, in the order of their names; ValueError if it is not one."""
+    try:
+        weights = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path}: not a whole safetensors file: {error}") from error
+    return {name: weights[name] for name in sorted(weights)}
