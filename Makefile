@@ -1,0 +1,44 @@
+# One word per job; `make` alone lists them. Everything lives in .venv, nothing is installed outside.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.simfl-installed
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-all check format bench clean
+
+help:  ## List the jobs
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?(.*)/\1\t\2/' | expand -t 12
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable '.[dev]' --constraint constraints.txt
+	touch $@
+
+setup: $(STAMP)  ## Create .venv and install simfl with the pinned versions (nothing to do when up to date)
+
+run: setup  ## Train the quickstart: 10 clients, a tiny document reader, Ray
+	$(BIN)/simfl run experiments/quickstart.yaml
+
+test: setup  ## Run the fast tests
+	$(BIN)/python -m pytest -q -m "not slow and not gpu"
+
+test-all: setup  ## Run all tests, slow ones included
+	$(BIN)/python -m pytest -q
+
+check: setup  ## Check format, lint, types and layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy simfl
+	$(BIN)/python -m pytest -q tests/test_layers.py
+
+format: setup  ## Format the code and mend what the linter can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup  ## Time the engine against a bare PyTorch loop
+	$(BIN)/python -m benchmarks.bench
+
+clean:  ## Remove caches and build products (not runs/)
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find simfl tests -name __pycache__ -type d -prune -exec rm -rf {} +
