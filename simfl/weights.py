@@ -97,7 +97,9 @@ def _sum_rows(rows: Tensor) -> Tensor:
     return rows[0]
 
 
-def select(names: Iterable[str], include: Iterable[str], exclude: Iterable[str] = (), where: str = "globs") -> list[str]:
+def select(
+    names: Iterable[str], include: Iterable[str], exclude: Iterable[str] = (), where: str = "globs"
+) -> list[str]:
     """The names that match a glob of `include` and none of `exclude`, in the order given.
 
     `*` matches dots too; case matters. A glob that matches no name at all is a ConfigError with the nearest name.
