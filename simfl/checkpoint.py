@@ -43,11 +43,14 @@ def commit(
 ) -> str:
     """Writes `<folder>/<step>` and returns its state_sha256; RunError if the disk refuses.
 
-    Facts and notes are JSON (string keys; NaN allowed). A commit of the same step is replaced.
+    Facts and notes are JSON (string keys; NaN allowed). Nothing is written if this very state is there already; another
+    commit of the same step is replaced.
     """
     target = _path(folder, step)
     temp = files.temp_beside(target)
     digest = {STATE: sha256(tensors), FACTS: _sha256(_json(facts)), NOTES: _sha256(_json(notes or {}))}
+    if _holds(folder, step, _state_sha256(digest)):
+        return _state_sha256(digest)
     try:
         temp.mkdir(parents=True)
         files.write_synced(temp / STATE, lambda file: write_safetensors(tensors, file))
@@ -107,6 +110,13 @@ def drop_after(folder: Path, step: int) -> None:
     for later in steps(folder):
         if later > step:
             _discard(_path(folder, later))
+
+
+def _holds(folder: Path, step: int, state_sha256: str) -> bool:
+    try:
+        return step in steps(folder) and read(folder, step).state_sha256 == state_sha256
+    except RunError:
+        return False  # a damaged commit is replaced
 
 
 def _prune(folder: Path, newest: int) -> None:

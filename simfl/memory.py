@@ -1,7 +1,7 @@
 """What clients remember between visits: one file per state, named by the hash of its content.
 
-Equal states share a file and a file never changes, so any number of processes may write at once, and a commit needs to keep
-only the digests.
+Equal states share a file and a file never changes, so any number of processes may write at once, and a commit needs to
+keep only the digests.
 """
 
 from __future__ import annotations

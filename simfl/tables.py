@@ -1,6 +1,7 @@
-"""Tables of rows, written as parts while a run goes on and joined at its end: the one door to Arrow outside of the data shelf.
+"""Tables of rows, written as parts while a run goes on and joined at its end. Arrow is known here and in the data shelf.
 
-A row is a dict of ints, floats, strings, booleans, bytes and lists of these. Rows need not have the same keys: what a row lacks is null.
+A row is a dict of ints, floats, strings, booleans, bytes and lists of these. Rows need not have the same keys: what a
+row lacks is null.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def table(rows: Iterable[Row]) -> pa.Table:
 
 
 def write_part(folder: Path, name: str, index: int, rows: Iterable[Row]) -> None:
-    """Part `index` of the table `name`, whole and on the disk when this returns; an older part of that index is replaced."""
+    """Part `index` of the table `name`, whole and on the disk when this returns; an older one is replaced."""
     path = _part(folder, name, index)
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write(path, lambda file: pq.write_table(table(rows), file))
@@ -48,7 +49,7 @@ def parts(folder: Path, name: str) -> list[Path]:
 
 
 def join(folder: Path, name: str, target: Path) -> None:
-    """All parts as one Parquet file; a column that some part lacks is null there, one that is whole in some is a float in all."""
+    """All parts as one Parquet file. A column that a part lacks is null there; one of ints and floats is of floats."""
     tables = [read(path) for path in parts(folder, name)]
     joined = pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
     files.write(target, lambda file: pq.write_table(joined, file))
@@ -71,9 +72,9 @@ def rows(path: Path) -> list[dict[str, object]]:
 
 
 def sha256(content: pa.Table, exclude: Collection[str] = ()) -> str:
-    """A hash of the rows in their order, whatever the order of columns, chunks or compression; null is the same as absent.
+    """A hash of the rows in their order, whatever the order of columns, the chunks or the compression.
 
-    `exclude` names columns left out, such as clock times.
+    Null is the same as absent. `exclude` names columns left out, such as clock times.
     """
     names = sorted(set(content.column_names) - set(exclude))
     digest = hashlib.sha256()

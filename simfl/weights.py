@@ -1,7 +1,8 @@
 """Arithmetic on named tensors: sums in a fixed order, globs over names, hashes, files.
 
-Sums follow one binary tree over positions, the shape of which depends on nothing but their number. The sum of an aligned
-block of 2^k positions is a node of that tree, so clients may be summed in blocks, on any worker, with the same bits.
+Sums follow one binary tree over positions, the shape of which depends on nothing but their number. The sum of an
+aligned block of 2^k positions is a node of that tree, so clients may be summed in blocks, on any worker, with the same
+bits.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from simfl.errors import ConfigError
@@ -56,8 +56,8 @@ def scale(a: Weights, factor: float | Tensor) -> Weights:
 
 
 def squared_norm(a: Weights) -> Tensor:
-    """The sum of all squares, a scalar; its gradient at zero is zero, where that of `norm` is NaN."""
-    squares = [x.square().sum() for x in a.values()]
+    """The sum of all squares, a scalar, whatever the order of names; its gradient at zero is 0, that of `norm` NaN."""
+    squares = [a[name].square().sum() for name in sorted(a)]
     return torch.stack(squares).sum() if squares else torch.zeros(())
 
 
@@ -67,7 +67,7 @@ def norm(a: Weights) -> Tensor:
 
 
 def tree_sum(items: Sequence[Weights | None]) -> Weights | None:
-    """The sum over positions 0, 1, …: pairs (0,1), (2,3), … are added, then pairs of these; an odd last one is carried up.
+    """The sum over positions 0, 1, …: pairs (0,1), (2,3), … are added, then pairs of these; an odd last is carried up.
 
     `None` is an empty position and adds nothing; the sum of empty positions alone is `None`.
     """
@@ -126,7 +126,7 @@ def _nearest_name(glob: str, names: list[str]) -> str:
 def raw_bytes(tensor: Tensor) -> memoryview:
     """The values of a tensor of any dtype and shape as they lie in memory."""
     flat = tensor.detach().reshape(-1).contiguous().cpu()
-    return memoryview(flat.view(torch.uint8).numpy())
+    return flat.view(torch.uint8).numpy().data
 
 
 def sha256(weights: Weights) -> str:
@@ -167,7 +167,8 @@ def write_safetensors(weights: Weights, file: BinaryIO) -> None:
 
     Written here because the library's writer goes to a path of its own choosing, where no handle can be synced.
     """
-    header, end = {}, 0
+    header: dict[str, object] = {"__metadata__": {"order": json.dumps(list(weights))}}
+    end = 0
     order = sorted(weights, key=lambda name: (-weights[name].element_size(), name))  # keeps every tensor aligned
     for name in order:
         tensor = weights[name]
@@ -181,9 +182,10 @@ def write_safetensors(weights: Weights, file: BinaryIO) -> None:
 
 
 def load(path: Path) -> Weights:
-    """The tensors of a safetensors file, on the CPU, in the order of their names; ValueError if it is not one."""
+    """The tensors of a safetensors file, on the CPU, in the order they were given; ValueError if it is damaged."""
     try:
-        weights = load_file(path)
+        with safe_open(path, framework="pt") as file:
+            order = json.loads((file.metadata() or {}).get("order", "null"))
+            return {name: file.get_tensor(name) for name in order or sorted(file.keys())}
     except SafetensorError as error:
         raise ValueError(f"{path}: not a whole safetensors file: {error}") from error
-    return {name: weights[name] for name in sorted(weights)}

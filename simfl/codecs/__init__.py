@@ -3,9 +3,11 @@
 from simfl.codecs.base import Codec
 from simfl.codecs.casts import BFloat16, Float16
 from simfl.codecs.identity import Float32
+from simfl.codecs.nf4 import Nf4
 
 CODECS: dict[str, type[Codec]] = {
     "float32": Float32,
     "float16": Float16,
     "bfloat16": BFloat16,
+    "nf4": Nf4,
 }

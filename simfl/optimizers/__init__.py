@@ -1,0 +1,16 @@
+"""Optimizers: those of the server, and those a client steps with. To add one, write it and a line here."""
+
+from simfl.optimizers.local import TORCH_OPTIMIZERS, LocalOptimizer
+from simfl.optimizers.server import Adagrad, Adam, Momentum, ServerOptimizer, Sgd, Yogi
+
+SERVER_OPTIMIZERS: dict[str, type[ServerOptimizer]] = {
+    "sgd": Sgd,
+    "momentum": Momentum,
+    "adam": Adam,
+    "yogi": Yogi,
+    "adagrad": Adagrad,
+}
+
+LOCAL_OPTIMIZERS = TORCH_OPTIMIZERS
+
+__all__ = ["LOCAL_OPTIMIZERS", "SERVER_OPTIMIZERS", "LocalOptimizer", "ServerOptimizer"]

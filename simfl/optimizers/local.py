@@ -6,7 +6,7 @@ Any optimizer of `torch.optim` by its name in lower case; its constructor's argu
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -22,8 +22,8 @@ TORCH_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     and cls.__name__ not in ("Optimizer", "SparseAdam", "LBFGS")
 }
 
-# Updates that treat every entry alike, so several clients' tensors can be stacked. The others (a norm, a factored moment,
-# a matrix root) mix entries and are stepped client by client.
+# Updates that treat every entry alike, so several clients' tensors can be stacked. The others (a norm, a factored
+# moment, a matrix root) mix entries and are stepped client by client.
 ELEMENTWISE = ("sgd", "adam", "adamw", "adamax", "nadam", "radam", "adagrad", "adadelta", "rmsprop", "rprop", "asgd")
 
 
@@ -54,4 +54,5 @@ class LocalOptimizer:
 
     def build(self, tensors: list[Tensor], learning_rate: float) -> torch.optim.Optimizer:
         """The torch optimizer over these leaf tensors."""
-        return TORCH_OPTIMIZERS[self.name](tensors, lr=learning_rate, **self.settings)  # type: ignore[call-arg]
+        constructor: Callable[..., torch.optim.Optimizer] = TORCH_OPTIMIZERS[self.name]
+        return constructor(tensors, lr=learning_rate, **self.settings)

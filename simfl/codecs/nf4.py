@@ -1,0 +1,85 @@
+"""Four bits a value at the quantiles of a normal distribution (Dettmers et al. 2023, QLoRA).
+
+The payload is one float32 scale for each block, the tail block included, then two values a byte, the first in the low
+bits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from simfl.codecs.base import Codec, flat_float32, from_bytes, to_bytes
+from simfl.errors import ConfigError
+
+# QLoRA, appendix E, and the code of the PFL-DocVQA 2024 track-1 winner
+LEVELS = (
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
+MIDPOINTS = tuple((low + high) / 2 for low, high in itertools.pairwise(LEVELS))
+
+
+@dataclass(frozen=True)
+class Nf4(Codec):
+    """NormalFloat: 16 levels times the largest magnitude of each block; error at most 0.152 of that magnitude."""
+
+    block: int = 64  # values that share a scale
+
+    def __post_init__(self) -> None:
+        """Refuses a block without values."""
+        super().__post_init__()
+        if self.block < 1:
+            raise ConfigError(f"codec.block: {self.block} given; allowed: 1 and more")
+
+    def encode(self, tensor: Tensor) -> np.ndarray:
+        """Quantised on the tensor's device; a value halfway between two levels goes to the lower one."""
+        values = flat_float32(tensor)
+        blocks = _padded(values, self.block).reshape(-1, self.block)
+        scales = blocks.abs().amax(dim=1)
+        scaled = blocks / torch.where(scales > 0, scales, torch.ones_like(scales))[:, None]
+        midpoints = torch.tensor(MIDPOINTS, device=values.device)
+        codes = torch.bucketize(scaled, midpoints, out_int32=True).reshape(-1)[: values.numel()]
+        pairs = _padded(codes.to(torch.uint8), 2).reshape(-1, 2)
+        return np.concatenate([to_bytes(scales), to_bytes(pairs[:, 0] | (pairs[:, 1] << 4))])
+
+    def decode(self, payload: np.ndarray, shape: tuple[int, ...]) -> Tensor:
+        """Level times scale."""
+        count = math.prod(shape)
+        cut = 4 * math.ceil(count / self.block)
+        scales = from_bytes(payload[:cut], torch.float32)
+        pairs = from_bytes(payload[cut:], torch.uint8)
+        codes = torch.stack([pairs & 15, pairs >> 4], dim=1).reshape(-1)[:count]
+        levels = torch.tensor(LEVELS)[codes.to(torch.int64)]
+        return (
+            (_padded(levels, self.block).reshape(-1, self.block) * scales[:, None]).reshape(-1)[:count].reshape(shape)
+        )
+
+    def size(self, shape: tuple[int, ...]) -> int:
+        """Half a byte a value, 4 bytes a block."""
+        count = math.prod(shape)
+        return 4 * math.ceil(count / self.block) + math.ceil(count / 2)
+
+
+def _padded(values: Tensor, multiple: int) -> Tensor:
+    """The values [n] with zeros up to a multiple."""
+    return torch.nn.functional.pad(values, (0, -len(values) % multiple))
