@@ -1,0 +1,178 @@
+"""Who holds which rows of a split: the partition, and the manifest that it is saved as.
+
+A partition is four integer arrays whatever the number of clients, so a million of them cost no Python object each. Its
+manifest is canonical JSON, the same bytes on every machine, and ends in the SHA-256 of its own content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from simfl.errors import DataError
+
+FORMAT = "simfl-partition-1"
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """The example rows of every client, and its named groups (providers), if the partition knows any.
+
+    `order` is client after client, group after group, ascending within; the `starts` have one entry more than things.
+    """
+
+    order: np.ndarray  # int64 [n]: rows of the split's examples
+    starts: np.ndarray  # int64 [K+1]: client k holds order[starts[k]:starts[k+1]]
+    group_starts: np.ndarray  # int64 [G+1] into order; [0] where there are no groups
+    group_clients: np.ndarray  # int64 [K+1]: client k has groups group_clients[k] to group_clients[k+1]
+    group_names: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))  # string [G]
+    metas: tuple[dict[str, Any], ...] = ()  # what else is known of each client (task, answer list); or empty
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Examples of each client, int64 [K]."""
+        return np.diff(self.starts)
+
+    @property
+    def num_groups(self) -> np.ndarray:
+        """Groups of each client, int64 [K]."""
+        return np.diff(self.group_clients)
+
+    def rows(self, client: int) -> np.ndarray:
+        """Example rows of one client, int64."""
+        return self.order[self.starts[client] : self.starts[client + 1]]
+
+    def groups(self, client: int) -> list[tuple[str, np.ndarray]]:
+        """Named groups of one client with their example rows; empty where the partition has no groups."""
+        first, last = self.group_clients[client], self.group_clients[client + 1]
+        return [
+            (self.group_names[g].as_py(), self.order[self.group_starts[g] : self.group_starts[g + 1]])
+            for g in range(first, last)
+        ]
+
+    def meta(self, client: int) -> dict[str, Any]:
+        """What else is known of one client."""
+        return self.metas[client] if self.metas else {}
+
+    def manifest(self, spec: Mapping[str, Any], data_sha256: str, seed: int) -> bytes:
+        """The partition as canonical JSON with its own SHA-256, made by these settings from this data and seed."""
+        body: dict[str, Any] = {"format": FORMAT, "spec": dict(spec), "data_sha256": data_sha256, "seed": int(seed)}
+        body["clients"] = _write_rows(self.order, self.starts)
+        if len(self.group_names):
+            body["groups"] = _write_groups(self)
+        if self.metas:
+            body["meta"] = list(self.metas)
+        return _canonical(body | {"sha256": _sha256(body)})
+
+    @staticmethod
+    def read(manifest: bytes, data_sha256: str) -> Partition:
+        """The partition of a manifest; refused if it was altered or made from other data than `data_sha256`."""
+        body = _parse(manifest)
+        stored = body.pop("sha256", None)
+        if stored != _sha256(body):
+            raise DataError(f"partition manifest: content hashes to {_sha256(body)[:16]}, it says {str(stored)[:16]}")
+        if body["data_sha256"] != data_sha256:
+            raise DataError(
+                f"partition manifest: made from data {body['data_sha256'][:16]}, given data {data_sha256[:16]}"
+            )
+        order, starts = _read_rows(body["clients"])
+        return Partition(order, starts, *_read_groups(body.get("groups"), starts), tuple(body.get("meta", ())))
+
+
+def hold(
+    client_of_row: np.ndarray,
+    clients: int,
+    groups: tuple[np.ndarray, pa.Array] | None = None,
+    metas: Sequence[dict[str, Any]] = (),
+) -> Partition:
+    """The partition that gives each row to its client (int64 [N], -1 for nobody); `groups` are codes [N] and names."""
+    kept = np.flatnonzero(client_of_row >= 0)
+    client = client_of_row[kept]
+    starts = _bounds(client, clients)
+    if groups is None:
+        none = np.zeros(clients + 1, np.int64)
+        return Partition(kept[np.argsort(client, kind="stable")], starts, none[:1], none, metas=tuple(metas))
+    code = groups[0][kept]
+    by = np.lexsort((code, client))
+    client, code = client[by], code[by]
+    first = np.flatnonzero(np.diff(client, prepend=-1) | np.diff(code, prepend=-1))
+    group_starts = np.append(first, len(kept)).astype(np.int64)
+    names = groups[1].take(pa.array(code[first]))
+    return Partition(kept[by], starts, group_starts, _bounds(client[first], clients), names, tuple(metas))
+
+
+def _bounds(of: np.ndarray, count: int) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(np.bincount(of, minlength=count))]).astype(np.int64)
+
+
+def _canonical(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode() + b"\n"
+
+
+def _sha256(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_canonical(body)).hexdigest()
+
+
+def manifest_sha256(manifest: bytes) -> str:
+    """The hash by which a manifest is known, as stored in it."""
+    return str(_parse(manifest).get("sha256"))
+
+
+def _parse(manifest: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(manifest)
+    except ValueError as error:
+        raise DataError(f"partition manifest: not JSON ({error})") from None
+    if not isinstance(body, dict) or body.get("format") != FORMAT:
+        given = body.get("format") if isinstance(body, dict) else type(body).__name__
+        raise DataError(f"partition manifest: format {given!r}, allowed: {FORMAT!r}")
+    return body
+
+
+def _write_rows(order: np.ndarray, starts: np.ndarray) -> list[str]:
+    """One text per client: its rows in order, a run of consecutive rows as `first-last`."""
+    new = np.diff(order, prepend=-2) != 1
+    new[starts[:-1][starts[:-1] < len(order)]] = True
+    first = np.flatnonzero(new)
+    last = np.append(first[1:], len(order)) - 1
+    runs = [str(a) if a == b else f"{a}-{b}" for a, b in zip(order[first].tolist(), order[last].tolist(), strict=True)]
+    cuts = np.searchsorted(first, starts).tolist()
+    return [",".join(runs[a:b]) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+
+
+def _read_rows(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    runs = [run.partition("-") for text in texts for run in text.split(",") if run]
+    first = np.array([int(a) for a, _, _ in runs], np.int64)
+    lengths = np.array([int(b or a) for a, _, b in runs], np.int64) - first + 1
+    ends = np.cumsum(lengths)
+    order = np.repeat(first - (ends - lengths), lengths) + np.arange(lengths.sum())
+    per_client = np.array([text.count(",") + 1 if text else 0 for text in texts], np.int64)
+    return order, np.concatenate([[0], ends])[np.concatenate([[0], np.cumsum(per_client)])].astype(np.int64)
+
+
+def _write_groups(partition: Partition) -> list[list[list[Any]]]:
+    """For each client its groups as [name, number of rows], in the order of its rows."""
+    sizes = np.diff(partition.group_starts).tolist()
+    named = [[name, size] for name, size in zip(partition.group_names.to_pylist(), sizes, strict=True)]
+    cuts = partition.group_clients.tolist()
+    return [named[a:b] for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+
+
+def _read_groups(groups: list[list[list[Any]]] | None, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, pa.Array]:
+    if groups is None:
+        none = np.zeros(len(starts), np.int64)
+        return none[:1], none, pa.array([], pa.string())
+    flat = [group for client in groups for group in client]
+    sizes = np.array([size for _, size in flat], np.int64)
+    counts = np.array([len(client) for client in groups], np.int64)
+    names = pa.array([name for name, _ in flat], pa.string())
+    return np.concatenate([[0], np.cumsum(sizes)]), np.concatenate([[0], np.cumsum(counts)]), names

@@ -1,0 +1,271 @@
+"""Who holds which rows: every rule on splits small enough to check by hand, and one with a million clients."""
+
+import json
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from simfl.data.base import Split
+from simfl.data.partition import META, PARTITIONERS, Iid, Natural, Official, Partition, Provider
+from simfl.data.skew import Dirichlet, Quantity, Shards
+from simfl.errors import ConfigError, DataError
+
+
+def paged(questions: list[tuple[int, int]], providers: list[str], **columns: list) -> Split:
+    """A split from (document, number of questions) pairs and the provider of each document."""
+    document = [d for d, n in questions for _ in range(n)]
+    examples = pa.table(
+        {"id": [f"q{i}" for i in range(len(document))], "document": pa.array(document, pa.int32())} | columns
+    )
+    documents = pa.table({"id": [f"d{i}" for i in range(len(providers))], "provider": providers})
+    return Split(examples, documents)
+
+
+def labelled(labels: list[int], **columns: list) -> Split:
+    return Split(pa.table({"label": pa.array(labels, pa.int32())} | columns))
+
+
+def by_client(partition: Partition) -> list[list[int]]:
+    return [partition.rows(k).tolist() for k in range(len(partition))]
+
+
+def covers(partition: Partition, n: int) -> bool:
+    return sorted(partition.order.tolist()) == list(range(n))
+
+
+# provider sizes: A 5, B 4, C 3, D 2, E 1 (documents 0..5, C has two)
+FIVE = paged([(0, 5), (1, 4), (2, 2), (3, 1), (4, 2), (5, 1)], ["A", "B", "C", "C", "D", "E"])
+
+
+def test_provider_gives_the_biggest_group_first_to_the_least_loaded_client():
+    # A5 -> 0, B4 -> 1, C3 -> 1 (4 < 5): 7, D2 -> 0: 7, E1 -> 0 (equal loads: lower client): 8
+    partition = Provider(clients=2).split(FIVE, seed=0)
+    assert [[name for name, _ in partition.groups(k)] for k in (0, 1)] == [["A", "D", "E"], ["B", "C"]]
+    assert partition.sizes.tolist() == [8, 7]
+    assert by_client(partition) == [[0, 1, 2, 3, 4, 12, 13, 14], [5, 6, 7, 8, 9, 10, 11]]
+    assert partition.groups(1)[1][1].tolist() == [9, 10, 11]
+
+
+def test_provider_with_min_groups_serves_the_poor_clients_last():
+    split = labelled([0] * 10 + [1, 2, 3, 4, 5], provider=["big"] * 10 + list("abcde"))
+    free = Provider(clients=2).split(split, seed=0)
+    held = Provider(clients=2, min_groups=3).split(split, seed=0)
+    assert free.num_groups.tolist() == [1, 5]
+    assert held.num_groups.tolist() == [3, 3]
+    assert covers(held, 15)
+
+
+def test_provider_refuses_more_clients_than_groups():
+    with pytest.raises(ConfigError, match=r"6 asked, the split allows 1 to 5 \(5 groups"):
+        Provider(clients=6).split(FIVE, seed=0)
+    with pytest.raises(ConfigError, match="3 asked, the split allows 1 to 2"):
+        Provider(clients=3, min_groups=2).split(FIVE, seed=0)
+
+
+def test_provider_needs_a_number_of_clients():
+    with pytest.raises(ConfigError, match="partition.clients: not given"):
+        Provider().split(FIVE, seed=0)
+
+
+def test_provider_refuses_a_group_column_that_divides_a_document():
+    split = paged([(0, 2), (1, 1)], ["A", "B"], field=["total", "date", "date"])
+    with pytest.raises(DataError, match="document 'd0' is in client"):
+        Provider(clients=2, column="field").split(split, seed=0)
+
+
+def test_an_unknown_column_names_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean 'provider'"):
+        Provider(clients=2, column="providr").split(FIVE, seed=0)
+
+
+def test_a_column_with_empty_values_or_lists_is_refused():
+    with pytest.raises(DataError, match="1 empty values"):
+        Natural(column="g").split(labelled([0, 1], g=["a", None]), seed=0)
+    with pytest.raises(DataError, match="one value a row"):
+        Natural(column="g").split(labelled([0, 1], g=[["a"], ["b"]]), seed=0)
+
+
+def test_iid_keeps_documents_whole_and_clients_equal():
+    split = paged([(d, 3) for d in range(10)], [f"p{d}" for d in range(10)])
+    partition = Iid(clients=4).split(split, seed=1)
+    assert covers(partition, 30)
+    assert sorted(partition.sizes.tolist()) == [6, 6, 9, 9]
+    assert all(
+        len(set(rows)) == len(rows) and all(rows.count(r // 3 * 3) for r in rows) for rows in by_client(partition)
+    )
+
+
+def test_iid_on_single_examples_differs_by_seed_and_repeats_for_the_same():
+    split = labelled(list(range(50)))
+    first, again, other = (by_client(Iid(clients=7).split(split, seed=s)) for s in (1, 1, 2))
+    assert first == again != other
+    assert {len(rows) for rows in first} == {7, 8}
+
+
+def test_iid_may_split_documents_when_told():
+    split = paged([(0, 4)], ["A"])
+    assert Iid(clients=2, split_documents=True).split(split, seed=0).sizes.tolist() == [2, 2]
+    with pytest.raises(ConfigError, match="2 asked, the split allows 1 to 1"):
+        Iid(clients=2).split(split, seed=0)
+
+
+def official(clients: list[int], providers: list[str]) -> Split:
+    return paged([(d, 1) for d in range(len(clients))], providers, client=pa.array(clients, pa.int32()))
+
+
+def test_official_follows_the_client_column_and_keeps_provider_groups():
+    partition = Official(clients=2).split(official([1, 0, 1, -1, 1], ["A", "B", "C", "D", "A"]), seed=0)
+    assert by_client(partition) == [[1], [0, 4, 2]]
+    assert [(n, r.tolist()) for n, r in partition.groups(1)] == [("A", [0, 4]), ("C", [2])]
+
+
+def test_official_refuses_a_provider_in_two_clients_unless_the_spec_says_so():
+    split = official([0, 1, 1], ["A", "B", "A"])
+    with pytest.raises(DataError, match="group 'A' is in client"):
+        Official().split(split, seed=0)
+    shared = Official(shared_groups=True).split(split, seed=0)
+    assert [[n for n, _ in shared.groups(k)] for k in (0, 1)] == [["A"], ["A", "B"]]
+
+
+def test_official_refuses_another_number_of_clients_and_empty_clients():
+    with pytest.raises(ConfigError, match="3 asked, the data has 2 clients"):
+        Official(clients=3).split(official([0, 1], ["A", "B"]), seed=0)
+    with pytest.raises(DataError, match="client 1 of 3 has no example"):
+        Official().split(official([0, 2], ["A", "B"]), seed=0)
+    with pytest.raises(ConfigError, match="column 'client'"):
+        Official().split(FIVE, seed=0)
+
+
+def test_official_refuses_a_document_in_two_clients():
+    split = paged([(0, 2)], ["A"], client=pa.array([0, 1], pa.int32()))
+    with pytest.raises(DataError, match="document 'd0'"):
+        Official(shared_groups=True).split(split, seed=0)
+
+
+def test_official_carries_what_the_data_says_of_its_clients():
+    split = official([0, 1], ["A", "B"])
+    described = split.examples.replace_schema_metadata({META: json.dumps([{"task": "vqa"}, {"task": "gqa"}])})
+    assert Official().split(Split(described, split.documents), seed=0).meta(1) == {"task": "gqa"}
+    assert Official().split(split, seed=0).meta(1) == {}
+
+
+def test_natural_makes_one_client_of_each_value():
+    partition = Natural(column="who").split(labelled([0] * 5, who=["b", "a", "b", "c", "a"]), seed=0)
+    assert by_client(partition) == [[1, 4], [0, 2], [3]]
+    assert partition.groups(0)[0][0] == "a"
+
+
+def test_dirichlet_with_tiny_alpha_is_nearly_one_class_a_client_and_with_huge_alpha_even():
+    split = labelled([i % 4 for i in range(4000)])
+    labels = np.arange(4000) % 4
+
+    def purity(alpha: float) -> float:
+        partition = Dirichlet(clients=4, alpha=alpha, min_size=0).split(split, seed=3)
+        assert covers(partition, 4000)
+        biggest = [np.bincount(labels[partition.rows(k)], minlength=4).max() for k in range(4)]
+        return sum(biggest) / 4000
+
+    assert purity(0.01) > 0.8
+    assert purity(10000.0) == pytest.approx(0.25, abs=0.02)
+
+
+def test_dirichlet_keeps_its_min_size_or_says_that_it_cannot():
+    split = labelled([i % 2 for i in range(60)])
+    assert Dirichlet(clients=5, alpha=0.5, min_size=6).split(split, seed=0).sizes.min() >= 6
+    with pytest.raises(ConfigError, match="left a client of 5 with fewer than 12"):
+        Dirichlet(clients=5, alpha=0.001, min_size=12).split(split, seed=0)
+    with pytest.raises(ConfigError, match="alpha: 0 given"):
+        Dirichlet(clients=5, alpha=0).split(split, seed=0)
+
+
+def test_dirichlet_over_a_column_that_differs_within_a_document_needs_split_documents():
+    split = paged([(d, 2) for d in range(20)], ["A"] * 20, field=["total", "date"] * 20)
+    with pytest.raises(ConfigError, match="differs within a document"):
+        Dirichlet(clients=2, column="field").split(split, seed=0)
+    assert covers(Dirichlet(clients=2, column="field", split_documents=True).split(split, seed=0), 40)
+
+
+def test_dirichlet_over_providers_keeps_documents_whole():
+    split = paged([(d, 3) for d in range(40)], [f"p{d % 4}" for d in range(40)])
+    partition = Dirichlet(clients=3, column="provider", alpha=1.0).split(split, seed=0)
+    owners = np.empty(120, int)
+    for k in range(3):
+        owners[partition.rows(k)] = k
+    assert (owners.reshape(40, 3) == owners.reshape(40, 3)[:, :1]).all()
+
+
+def test_shards_give_each_client_at_most_that_many_labels():
+    split = labelled([i // 20 for i in range(200)])
+    partition = Shards(clients=10, shards=2).split(split, seed=0)
+    assert covers(partition, 200)
+    assert partition.sizes.tolist() == [20] * 10
+    assert all(len({row // 20 for row in rows}) <= 2 for rows in by_client(partition))
+
+
+def test_quantity_skew_gives_unequal_sizes_above_the_minimum():
+    partition = Quantity(clients=20, alpha=0.2, min_size=3).split(labelled([0] * 2000), seed=0)
+    assert covers(partition, 2000)
+    assert partition.sizes.min() >= 3
+    assert partition.sizes.max() > 5 * np.median(partition.sizes)
+
+
+@pytest.mark.parametrize("by", sorted(PARTITIONERS))
+def test_every_partition_survives_its_manifest_to_the_bit(by):
+    split = paged(
+        [(d, 1 + d % 3) for d in range(30)],
+        [f"p{d % 7}" for d in range(30)],
+        label=pa.array([d % 7 for d in range(30) for _ in range(1 + d % 3)], pa.int32()),
+        client=pa.array([d % 7 % 2 for d in range(30) for _ in range(1 + d % 3)], pa.int32()),
+    )
+    clients = {"official": 2, "natural": 7}.get(by, 3)
+    partition = PARTITIONERS[by](clients=clients).split(split, seed=5)
+    manifest = partition.manifest({"by": by, "clients": clients}, "d" * 64, seed=5)
+    read = Partition.read(manifest, "d" * 64)
+    for name in ("order", "starts", "group_starts", "group_clients"):
+        np.testing.assert_array_equal(getattr(read, name), getattr(partition, name))
+        assert getattr(read, name).dtype == getattr(partition, name).dtype == np.int64
+    assert read.group_names.equals(partition.group_names)
+    assert read.manifest({"by": by, "clients": clients}, "d" * 64, seed=5) == manifest
+
+
+def test_a_manifest_is_the_same_bytes_everywhere():
+    manifest = Provider(clients=2).split(FIVE, seed=0).manifest({"by": "provider", "clients": 2}, "00", seed=0)
+    assert manifest.startswith(b'{"clients":["0-4,12-14","5-11"],"data_sha256":"00","format":"simfl-partition-1",')
+    assert b'"groups":[[["A",5],["D",2],["E",1]],[["B",4],["C",3]]]' in manifest
+    assert manifest.endswith(b"}\n")
+    assert json.loads(manifest)["sha256"] == "4b40a21991d2eb8378a5c3dc45bed8139096d615c9c3cf292f05b1febe4f650c"
+
+
+def test_a_manifest_of_other_data_is_refused_naming_both_hashes():
+    manifest = Iid(clients=2).split(FIVE, seed=0).manifest({"by": "iid"}, "a" * 64, seed=0)
+    with pytest.raises(DataError, match="made from data aaaaaaaaaaaaaaaa, given data bbbbbbbbbbbbbbbb"):
+        Partition.read(manifest, "b" * 64)
+
+
+def test_an_altered_or_foreign_manifest_is_refused():
+    manifest = Iid(clients=2).split(FIVE, seed=0).manifest({"by": "iid"}, "aa", seed=0)
+    with pytest.raises(DataError, match="content hashes to"):
+        Partition.read(manifest.replace(b'"seed":0', b'"seed":1'), "aa")
+    with pytest.raises(DataError, match="format None"):
+        Partition.read(b"{}", "aa")
+    with pytest.raises(DataError, match="not JSON"):
+        Partition.read(b"\x00", "aa")
+
+
+def test_clients_without_rows_survive_the_manifest():
+    partition = Dirichlet(clients=9, alpha=0.01, min_size=0).split(labelled([0, 1]), seed=0)
+    assert 0 in partition.sizes
+    read = Partition.read(partition.manifest({}, "aa", seed=0), "aa")
+    assert by_client(read) == by_client(partition)
+
+
+def test_a_million_clients_take_seconds():
+    split = Split(pa.table({"label": pa.array(np.arange(3_000_000) % 10, pa.int32())}))
+    start = time.perf_counter()
+    partition = Iid(clients=1_000_000).split(split, seed=0)
+    seconds = time.perf_counter() - start
+    assert len(partition) == 1_000_000
+    assert (partition.sizes == 3).all()
+    assert seconds < 20
