@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from simfl.algorithms.base import Algorithm
 from simfl.algorithms.fedavg import FedAvg
@@ -19,6 +20,7 @@ from simfl.models.base import Model
 from simfl.objectives.base import Objective
 from simfl.optimizers.local import LocalOptimizer
 from simfl.optimizers.server import ServerOptimizer, Sgd
+from simfl.ranges import Amount, Count, FileName, Fraction, Positive, PowerOfTwo, Whole
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,13 @@ class Local:
     """What a sampled client does with what it received."""
 
     optimizer: LocalOptimizer  # a name of torch.optim in lower case, or a name with its settings
-    learning_rate: float  # eta
-    epochs: int = 1  # E: passes over the client's examples
-    steps: int | None = None  # local steps instead of epochs
-    batch_size: int = 16  # B
+    learning_rate: Amount  # eta
+    epochs: Count = 1  # E: passes over the client's examples
+    steps: Count | None = None  # local steps instead of epochs
+    batch_size: Count = 16  # B
     shuffle: bool = True  # a new order for each epoch; false: file order
-    clip_norm: float | None = None  # clip the gradient to this norm
-    clip_value: float | None = None  # clip each entry of the gradient
+    clip_norm: Positive | None = None  # clip the gradient to this norm
+    clip_value: Positive | None = None  # clip each entry of the gradient
     keep_optimizer: bool = False  # the optimizer's state is client memory; false: fresh at each visit
 
 
@@ -40,91 +42,91 @@ class Local:
 class Codecs:
     """The wire format of each direction."""
 
-    download: Codec = field(default_factory=Float32)
-    upload: Codec = field(default_factory=Float32)
+    download: Codec = field(default_factory=Float32)  # server to client
+    upload: Codec = field(default_factory=Float32)  # client to server
 
 
 @dataclass(frozen=True)
 class Phase:
     """T rounds of one objective with one algorithm. Client memory is dropped at its end unless `keep` names it."""
 
-    objective: Objective
-    local: Local
-    rounds: int  # T
-    name: str = ""
-    algorithm: Algorithm = field(default_factory=FedAvg)
-    server: ServerOptimizer = field(default_factory=Sgd)
-    participation: float | None = None  # C: the fraction of clients sampled in a round
-    clients_per_round: int | None = None  # or their number
-    poisson: float | None = None  # or the probability of each client on its own; a round may have nobody
-    rounding: str = "floor"  # how C·K becomes a number: floor | round | ceil; at least 1
-    weighting: str = "examples"  # examples | uniform
+    objective: Objective  # what a client learns from its examples
+    local: Local  # how it learns
+    rounds: Count  # T
+    name: str = ""  # shown beside the phase's number
+    algorithm: Algorithm = field(default_factory=FedAvg)  # both halves: client and server
+    server: ServerOptimizer = field(default_factory=Sgd)  # what steps with the mean of the uploads
+    participation: Fraction | None = None  # C: the fraction of clients sampled in a round
+    clients_per_round: Count | None = None  # or their number
+    poisson: Fraction | None = None  # or the probability of each client on its own; a round may have nobody
+    rounding: Literal["floor", "round", "ceil"] = "floor"  # how C·K becomes a number; at least 1
+    weighting: Literal["examples", "uniform"] = "examples"  # the weight of a client in a mean
     train: tuple[str, ...] = ()  # globs trained besides the adapters; without adapters the default is everything
     frozen: tuple[str, ...] = ()  # globs that stay as they are
     private: tuple[str, ...] = ()  # globs that are trained and never travel
     communicate: bool = True  # false: everything is private
-    buffers: str = "average"  # running statistics: average | local | refuse
-    codec: Codecs = field(default_factory=Codecs)
-    keep: tuple[str, ...] = ()  # client memory carried in from the phase before: algorithm | optimizer | codec | private
+    buffers: Literal["average", "local", "refuse"] = "average"  # running statistics
+    codec: Codecs = field(default_factory=Codecs)  # how tensors become bytes
+    keep: tuple[Literal["algorithm", "optimizer", "codec", "private"], ...] = ()  # client memory of the phase before
 
 
 @dataclass(frozen=True)
 class Cohort:
     """How many clients are trained side by side, and in which way."""
 
-    width: int | str = "auto"  # a power of two, part of the run's identity
-    way: str = "auto"  # auto | loop | batch
+    width: PowerOfTwo | Literal["auto"] = "auto"  # part of the run's identity
+    way: Literal["auto", "loop", "batch"] = "auto"  # loop: one after the other; batch: as one program
 
 
 @dataclass(frozen=True)
 class LedgerRule:
     """How tied weights are charged."""
 
-    aliases: str = "once"  # once | of_trained | always
+    aliases: Literal["once", "of_trained", "always"] = "once"  # tied names: one payment, only for trained ones, each
 
 
 @dataclass(frozen=True)
 class Privacy:
     """Whose presence is hidden; the unit's whole update is clipped and summed."""
 
-    unit: str = "group"  # group | client
-    clip: float | None = None  # the norm to which a unit's update is clipped
-    groups_per_client: int | None = None  # units sampled at a visit; None: all
+    unit: Literal["group", "client"] = "group"  # a group is a named part of a client, such as a provider
+    clip: Positive | None = None  # the norm to which a unit's update is clipped
+    groups_per_client: Count | None = None  # units sampled at a visit; None: all
 
 
 @dataclass(frozen=True)
 class Evaluate:
     """When, on what, and which models are scored."""
 
-    every: int = 1  # rounds; 0: only before the first and after the last
-    splits: tuple[str, ...] = ("valid",)
+    every: Whole = 1  # rounds; 0: only before the first and after the last
+    splits: tuple[str, ...] = ("valid",)  # of the data set
     models: tuple[str, ...] = ("generic",)  # what the algorithm offers: generic, personal
-    batch_size: int = 64
-    limit: int | None = None  # examples of each split, drawn once
+    batch_size: Count = 64  # examples side by side
+    limit: Count | None = None  # examples of each split, drawn once
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """A commit is due when both have passed; one more is made at the end and at a signal."""
 
-    rounds: int = 1
-    seconds: float = 30.0
+    rounds: Count = 1  # rounds since the last commit
+    seconds: Amount = 30.0  # seconds since the last commit
 
 
 @dataclass(frozen=True)
 class Experiment:
     """One run."""
 
-    name: str
-    data: Data
-    partition: Partitioner
-    model: Model
-    phases: tuple[Phase, ...]
-    seed: int = 42
-    cohort: Cohort = field(default_factory=Cohort)
-    exactness: str = "fast"  # fast | strict
-    ledger: LedgerRule = field(default_factory=LedgerRule)
-    privacy: Privacy | None = None
-    evaluate: Evaluate = field(default_factory=Evaluate)
-    checkpoint: Checkpoint = field(default_factory=Checkpoint)
-    on_error: str = "stop"  # a client's exception: stop | skip
+    name: FileName  # of the run and its folder
+    data: Data  # a data set
+    partition: Partitioner  # which client holds which examples
+    model: Model  # a backbone with its adapters
+    phases: tuple[Phase, ...]  # one after the other
+    seed: Whole = 42  # of every random choice
+    cohort: Cohort = field(default_factory=Cohort)  # clients side by side
+    exactness: Literal["fast", "strict"] = "fast"  # strict forbids what makes two machines of a kind differ
+    ledger: LedgerRule = field(default_factory=LedgerRule)  # how bytes are charged
+    privacy: Privacy | None = None  # null: nothing is clipped
+    evaluate: Evaluate = field(default_factory=Evaluate)  # what is scored
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)  # what a crash can lose
+    on_error: Literal["stop", "skip"] = "stop"  # what a client's exception does

@@ -1,0 +1,110 @@
+"""Rules that tie several settings of an experiment together: what cannot be meant, and what would have no effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from simfl.errors import ConfigError
+from simfl.experiment import Codecs, Experiment, Phase
+from simfl.optimizers.server import Sgd
+from simfl.shelves import SHELVES
+
+Complaints = Iterator[str]  # each begins with the path of the setting at fault, seen from the phase or the experiment
+
+
+def check(experiment: Experiment) -> None:
+    """Raise a ConfigError for the first rule that the experiment breaks."""
+    for complaint in complaints(experiment):
+        raise ConfigError(complaint)
+
+
+def complaints(experiment: Experiment) -> Complaints:
+    """Every broken rule, one line each."""
+    if not experiment.phases:
+        yield "phases: at least one is needed"
+    for i, phase in enumerate(experiment.phases):
+        for rule in (_sampling, _local, _plain_sgd, _names, _silence, _codecs, _weighting):
+            yield from (f"phases.{i}.{line}" for line in rule(phase, experiment))
+        yield from (f"phases.{i}.{line}" for line in _keep(phase, experiment.phases[i - 1] if i else None))
+    yield from _privacy(experiment)
+
+
+def _sampling(phase: Phase, experiment: Experiment) -> Complaints:
+    given = [name for name in ("participation", "clients_per_round", "poisson") if getattr(phase, name) is not None]
+    if len(given) != 1:
+        yield f"participation: give exactly one of participation, clients_per_round, poisson; given: {given or 'none'}"
+    clients = experiment.partition.clients
+    if phase.clients_per_round is not None and clients is not None and phase.clients_per_round > clients:
+        yield f"clients_per_round: {phase.clients_per_round} is more than partition.clients, which is {clients}"
+    if phase.rounding != "floor" and phase.participation is None:
+        yield f"rounding: {phase.rounding!r} has no effect without participation"
+
+
+def _local(phase: Phase, experiment: Experiment) -> Complaints:
+    local = phase.local
+    if local.steps is not None and local.epochs != 1:
+        yield f"local.steps: {local.steps} stands instead of epochs, which is {local.epochs}; give one of them"
+    if local.keep_optimizer and local.optimizer.name == "sgd" and not local.optimizer.settings.get("momentum"):
+        yield "local.keep_optimizer: true has no effect, as sgd without momentum has no state"
+
+
+def _plain_sgd(phase: Phase, experiment: Experiment) -> Complaints:
+    if not phase.algorithm.plain_sgd:
+        return
+    algorithm, local = SHELVES["algorithms"].name_of(type(phase.algorithm)), phase.local
+    if local.optimizer.name != "sgd":
+        yield f"local.optimizer: {local.optimizer.name!r} given; {algorithm} is right only with plain sgd"
+    for key, value in local.optimizer.settings.items():
+        if value and local.optimizer.name == "sgd":
+            yield f"local.optimizer.{key}: {value!r} given; {algorithm} is right only with plain sgd"
+    for key in ("clip_norm", "clip_value"):
+        if getattr(local, key) is not None:
+            yield f"local.{key}: {getattr(local, key)} given; {algorithm} is right only with plain sgd, unclipped"
+
+
+def _names(phase: Phase, experiment: Experiment) -> Complaints:
+    for glob in phase.frozen:
+        for key in ("train", "private"):
+            if glob in getattr(phase, key):
+                yield f"frozen: {glob!r} is in {key} too"
+
+
+def _silence(phase: Phase, experiment: Experiment) -> Complaints:
+    if phase.communicate:
+        return
+    silent = {"private": (), "codec": Codecs(), "server": Sgd(), "weighting": "examples"}
+    for key, usual in silent.items():
+        if getattr(phase, key) != usual:
+            yield f"{key}: has no effect with communicate: false, when nothing travels"
+
+
+def _codecs(phase: Phase, experiment: Experiment) -> Complaints:
+    for direction in ("download", "upload"):
+        codec = getattr(phase.codec, direction)
+        if codec.error_feedback and codec.lossless:
+            yield f"codec.{direction}.error_feedback: true has no effect with a codec that loses nothing"
+
+
+def _keep(phase: Phase, before: Phase | None) -> Complaints:
+    if phase.keep and before is None:
+        yield f"keep: {list(phase.keep)} given, and no phase comes before"
+    elif before is not None and "algorithm" in phase.keep and type(phase.algorithm) is not type(before.algorithm):
+        yield "keep: 'algorithm' needs the algorithm of the phase before"
+    elif before is not None and "optimizer" in phase.keep:
+        if not (phase.local.keep_optimizer and before.local.keep_optimizer):
+            yield "keep: 'optimizer' needs local.keep_optimizer in both phases"
+        elif phase.local.optimizer.name != before.local.optimizer.name:
+            yield "keep: 'optimizer' needs the local optimizer of the phase before"
+
+
+def _weighting(phase: Phase, experiment: Experiment) -> Complaints:
+    if experiment.privacy and phase.weighting != "uniform":
+        yield f"weighting: {phase.weighting!r} tells how many examples a client has; privacy needs uniform"
+
+
+def _privacy(experiment: Experiment) -> Complaints:
+    privacy = experiment.privacy
+    if privacy and privacy.unit == "client" and privacy.groups_per_client is not None:
+        yield f"privacy.groups_per_client: {privacy.groups_per_client} has no effect with unit: client"
+    if privacy and privacy.unit == "client" and privacy.clip is None:
+        yield "privacy: has no effect with unit: client and no clip"

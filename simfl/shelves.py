@@ -1,0 +1,84 @@
+"""The shelves: where each kind of component lives, and how a name in YAML finds its class."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+from simfl.errors import ConfigError, nearest
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """A kind of component: its base class, its literal table, and the key that names one in YAML."""
+
+    base: str
+    table: str
+    key: str = "name"
+
+    @property
+    def kind(self) -> type:
+        """The base class."""
+        return imported(self.base)
+
+    @property
+    def components(self) -> dict[str, type]:
+        """The literal table."""
+        return imported(self.table)
+
+    def find(self, name: str, path: str) -> type:
+        """The component of this name, or of this `package.module:Class` outside simfl."""
+        found = _outside(name, path) if ":" in name else self.components.get(name)
+        if found is None:
+            raise ConfigError(f"{path}: unknown {name!r}; {nearest(name, self.components)}")
+        if not (isinstance(found, type) and issubclass(found, self.kind)):
+            raise ConfigError(f"{path}: {name!r} is not a {self.base}")
+        if "__dataclass_fields__" not in vars(found):
+            raise ConfigError(f"{path}: {name!r} needs the decorator @dataclass(frozen=True)")
+        return found
+
+    def name_of(self, component: type) -> str:
+        """The name that `find` knows this component by."""
+        for name, known in self.components.items():
+            if known is component:
+                return name
+        return f"{component.__module__}:{component.__qualname__}"
+
+
+SHELVES: dict[str, Shelf] = {
+    "adapters": Shelf("simfl.models.adapters_base:Adapter", "simfl.models.adapters:ADAPTERS", key="kind"),
+    "algorithms": Shelf("simfl.algorithms.base:Algorithm", "simfl.algorithms:ALGORITHMS"),
+    "codecs": Shelf("simfl.codecs.base:Codec", "simfl.codecs:CODECS"),
+    "data": Shelf("simfl.data.base:Data", "simfl.data:DATA"),
+    "models": Shelf("simfl.models.base:Model", "simfl.models:MODELS"),
+    "objectives": Shelf("simfl.objectives.base:Objective", "simfl.objectives:OBJECTIVES"),
+    "partitioners": Shelf("simfl.data.partition:Partitioner", "simfl.data.partition:PARTITIONERS", key="by"),
+    "servers": Shelf("simfl.optimizers.server:ServerOptimizer", "simfl.optimizers:SERVER_OPTIMIZERS", key="optimizer"),
+}
+
+
+def shelf_of(kind: type) -> Shelf | None:
+    """The shelf whose base is this class, or None for a class that is no base."""
+    return next(
+        (shelf for shelf in SHELVES.values() if shelf.base.endswith(f":{kind.__name__}") and shelf.kind is kind), None
+    )
+
+
+def imported(where: str) -> Any:
+    """The object at `package.module:name`."""
+    module, _, name = where.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _outside(name: str, path: str) -> Any:
+    module, _, attribute = name.partition(":")
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # a module that this one imports is missing
+        raise ConfigError(f"{path}: no module {error.name!r} for {name!r}") from None
+    if not hasattr(found, attribute):
+        raise ConfigError(f"{path}: {module} has no {attribute!r}; {nearest(attribute, vars(found))}")
+    return getattr(found, attribute)
