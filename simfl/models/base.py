@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import nn
 
 from simfl.protocol import Task
@@ -26,6 +30,33 @@ class Model(ABC):
         """Globs of what is trained when a phase names nothing: everything, or the adapters."""
         return ("*",)
 
+    def frozen(self, module: nn.Module) -> tuple[str, ...]:
+        """Globs of what this model never trains, whatever a phase names."""
+        return ()
+
     def tokenizer(self) -> Any:
         """The text tokenizer the model was made with, or None for a model that reads no text."""
         return None
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Initialise with torch's own functions, from `seed`, and leave the global generator as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def aliases(module: nn.Module) -> dict[str, str]:
+    """Second names of shared parameters, each with the name that `named_parameters` gives its owner."""
+    owners = {id(parameter): name for name, parameter in module.named_parameters()}
+    every = module.named_parameters(remove_duplicate=False)
+    return {name: owners[id(parameter)] for name, parameter in every if owners[id(parameter)] != name}
+
+
+def default_trained(model: Model, module: nn.Module) -> nn.Module:
+    """`module` with gradients wanted where a phase that names nothing would train; returns it."""
+    for name, parameter in module.named_parameters():
+        wanted = any(fnmatchcase(name, glob) for glob in model.trains(module))
+        parameter.requires_grad_(wanted and not any(fnmatchcase(name, glob) for glob in model.frozen(module)))
+    return module

@@ -1,0 +1,23 @@
+"""The base of all adapters: few trained tensors hung into a backbone that stays as it is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Adapter(ABC):
+    """Settings that change a built module in place; the names of its own tensors stay as they are."""
+
+    kind: str
+
+    @abstractmethod
+    def attach(self, module: nn.Module) -> None:
+        """Hang the adapters into `module`. Draws from torch's generator, which the caller has seeded."""
+
+    @abstractmethod
+    def trains(self) -> tuple[str, ...]:
+        """Globs of the adapters' tensors."""

@@ -1,0 +1,73 @@
+"""The small convolutional network of the federated benchmarks (Reddi et al. 2021, FEMNIST; pfl-research, CIFAR10).
+
+Two 3×3 convolutions, one pooling, one dense layer: 1,206,590 parameters on 28×28 grey images with 62 classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from simfl.errors import ConfigError, nearest
+from simfl.models.adapter import Adapter
+from simfl.models.base import Model, default_trained, seeded
+from simfl.models.dropout import install
+from simfl.models.mlp import as_float, shape_and_classes
+from simfl.protocol import Outputs, Task
+
+POOLS: dict[str, type[nn.Module]] = {"avg": nn.AvgPool2d, "max": nn.MaxPool2d}
+ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
+
+
+@dataclass(frozen=True)
+class Cnn(Model):
+    """Two 3×3 convolutions, pooling, one dense layer, a linear head."""
+
+    channels: tuple[int, int] = (32, 64)  # of the two convolutions
+    hidden: int = 128  # width of the dense layer
+    pool: str = "avg"  # avg | max, 2×2
+    activation: str = "gelu"  # gelu | relu
+    dropout: float = 0.0  # after pooling, and twice that after the dense layer
+    adapters: Adapter | None = None
+
+    def build(self, task: Task) -> nn.Module:
+        """The module; ConfigError for an unknown pool or activation, or a task without images."""
+        for where, given, table in (("pool", self.pool, POOLS), ("activation", self.activation, ACTIVATIONS)):
+            if given not in table:
+                raise ConfigError(f"model.{where}: {given!r} is unknown; {nearest(given, table)}")
+        shape, classes = shape_and_classes(task, "cnn")
+        if len(shape) != 3:
+            raise ConfigError(f"model: 'cnn' reads images [channels, height, width]; the data have shape {shape}")
+        with seeded(task.seed):
+            module = CnnNetwork(self, shape, classes)
+            if self.adapters is not None:
+                self.adapters.attach(module)
+        return default_trained(self, install(module).eval())
+
+    def trains(self, module: nn.Module) -> tuple[str, ...]:
+        """The adapters, if there are any."""
+        return ("*",) if self.adapters is None else self.adapters.trains()
+
+
+class CnnNetwork(nn.Module):
+    """The network; `features` are the dense layer's [B, hidden]."""
+
+    def __init__(self, settings: Cnn, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        first, second = settings.channels
+        self.conv1 = nn.Conv2d(shape[0], first, 3)
+        self.conv2 = nn.Conv2d(first, second, 3)
+        self.activation = ACTIVATIONS[settings.activation]()
+        self.pool = POOLS[settings.pool](2)
+        self.dropout1 = nn.Dropout(settings.dropout)
+        self.dense = nn.Linear(second * ((shape[1] - 4) // 2) * ((shape[2] - 4) // 2), settings.hidden)
+        self.dropout2 = nn.Dropout(2 * settings.dropout)
+        self.head = nn.Linear(settings.hidden, classes)
+
+    def forward(self, x: Tensor) -> Outputs:
+        """`x` [B, C, H, W], floats or uint8 (scaled to [0, 1])."""
+        h = self.activation(self.conv1(as_float(x)))
+        h = self.pool(self.activation(self.conv2(h)))
+        h = self.activation(self.dense(self.dropout1(h).flatten(1)))
+        return Outputs(self.head(self.dropout2(h)), h)

@@ -1,0 +1,31 @@
+"""Stochastic depth (Huang et al. 2016) keyed like the rest of our dropout: a residual branch is dropped for a whole example."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from simfl.models.dropout import keyed_uniform
+from simfl.passing import current
+
+_RANGE = 1 << 31
+
+
+class KeyedDropPath(nn.Module):
+    """Drops the branch `x` [g·B, …] of an example with probability `p` in training mode; identity where the pass has no key."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+        self.dropout_layer = 0  # numbered by `dropout.install`
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x` with some examples zeroed and the others scaled up."""
+        step = current()
+        if not self.training or self.p == 0.0 or step.key is None:
+            return x
+        keys = step.key.reshape(step.groups) if step.groups > 1 else step.key.reshape(())
+        keep = keyed_uniform(keys, self.dropout_layer, x.shape[0] // step.groups) >= int(self.p * _RANGE)
+        return x * (keep.reshape(-1, *[1] * (x.dim() - 1)).to(x.dtype) / (1.0 - self.p))
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"

@@ -1,0 +1,49 @@
+"""Low-rank adaptation (Hu et al. 2022) through peft: y = W x + (alpha / rank) B A x, with B = 0 at the start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from simfl.errors import ConfigError, nearest
+from simfl.models.adapter import Adapter
+
+
+@dataclass(frozen=True)
+class Lora(Adapter):
+    """Two thin matrices beside each chosen linear layer."""
+
+    kind: str = "lora"
+    rank: int = 6  # r
+    alpha: float = 16  # the product is scaled by alpha / rank
+    dropout: float = 0.1  # of the input of A
+    targets: tuple[str, ...] = ("q", "v")  # last names of the linear layers
+
+    def attach(self, module: nn.Module) -> None:
+        """Inject in place; ConfigError for a target that names no linear layer outside the frozen vision tower."""
+        linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear) and not n.startswith("vision.")]
+        ends = {name.rpartition(".")[2] for name in linear}
+        for target in self.targets:
+            if target not in ends:
+                raise ConfigError(f"adapters.targets: no linear layer is named {target!r}; {nearest(target, ends)}")
+        chosen = [name for name in linear if name.rpartition(".")[2] in self.targets]
+        from peft import LoraConfig, inject_adapter_in_model  # seconds to import, and many runs need none of it
+
+        config = LoraConfig(
+            r=self.rank, lora_alpha=self.alpha, lora_dropout=self.dropout, target_modules=chosen, bias="none"
+        )
+        inject_adapter_in_model(config, module)
+
+    def trains(self) -> tuple[str, ...]:
+        """A and B of every chosen layer."""
+        return ("*.lora_*",)
+
+
+def merge(module: nn.Module) -> None:
+    """Add each product B A into its weight, in place; the forward of the module stays the same up to rounding."""
+    from peft.tuners.lora import LoraLayer
+
+    for layer in module.modules():
+        if isinstance(layer, LoraLayer):
+            layer.merge()

@@ -1,0 +1,87 @@
+"""A multi-layer perceptron over flattened inputs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from simfl.errors import ConfigError
+from simfl.models.adapter import Adapter
+from simfl.models.base import Model, default_trained, seeded
+from simfl.models.dropout import install
+from simfl.protocol import Outputs, Task
+
+
+@dataclass(frozen=True)
+class Mlp(Model):
+    """Fully connected layers with GELU."""
+
+    widths: tuple[int, ...] = (128,)  # of the hidden layers
+    dropout: float = 0.0  # after each hidden layer
+    layer_norm: bool = False  # before each GELU
+    adapters: Adapter | None = None
+
+    def build(self, task: Task) -> nn.Module:
+        """The module; ConfigError where the task lacks a shape or classes."""
+        shape, classes = shape_and_classes(task, "mlp")
+        with seeded(task.seed):
+            module = MlpNetwork(math.prod(shape), self.widths, classes, self.dropout, self.layer_norm)
+            if self.adapters is not None:
+                self.adapters.attach(module)
+        return default_trained(self, install(module).eval())
+
+    def trains(self, module: nn.Module) -> tuple[str, ...]:
+        """The adapters, if there are any."""
+        return ("*",) if self.adapters is None else self.adapters.trains()
+
+
+class MlpLayer(nn.Module):
+    """Linear, normalisation if wanted, GELU, dropout."""
+
+    def __init__(self, inputs: int, width: int, dropout: float, layer_norm: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, width)
+        self.norm = nn.LayerNorm(width) if layer_norm else nn.Identity()
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, inputs] to [B, width]."""
+        return self.dropout(nn.functional.gelu(self.norm(self.linear(x))))
+
+
+class MlpNetwork(nn.Module):
+    """Hidden layers, then a linear head; `features` are the last hidden layer's."""
+
+    def __init__(self, inputs: int, widths: tuple[int, ...], classes: int, dropout: float, layer_norm: bool) -> None:
+        super().__init__()
+        sizes = (inputs, *widths)
+        self.layers = nn.ModuleList(
+            MlpLayer(a, b, dropout, layer_norm) for a, b in zip(sizes[:-1], sizes[1:], strict=True)
+        )
+        self.head = nn.Linear(sizes[-1], classes)
+
+    def adapter_places(self) -> list[tuple[nn.Module, int]]:
+        """After each hidden layer."""
+        return [(layer, layer.linear.out_features) for layer in self.layers]
+
+    def forward(self, x: Tensor) -> Outputs:
+        """`x` [B, ...], floats or uint8 images (scaled to [0, 1])."""
+        h = as_float(x).flatten(1)
+        for layer in self.layers:
+            h = layer(h)
+        return Outputs(self.head(h), h)
+
+
+def as_float(x: Tensor) -> Tensor:
+    """Bytes of images as floats in [0, 1]; floats as they are."""
+    return x.to(torch.float32) / 255.0 if x.dtype == torch.uint8 else x
+
+
+def shape_and_classes(task: Task, model: str) -> tuple[tuple[int, ...], int]:
+    """Of the task; ConfigError if the data give none, as with documents."""
+    if task.shape is None or task.num_classes is None:
+        raise ConfigError(f"model: {model!r} reads images or features with a label; the data have none")
+    return task.shape, task.num_classes
