@@ -65,7 +65,9 @@ def train(lines: Iterable[str], size: int, *, public: bool, leak: bool = False) 
     if not public and not leak:
         raise ConfigError("tokenizer: a vocabulary trained on the clients' text shows their words to everybody; train on public text")
     text = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
-    text.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    text.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Lowercase(), normalizers.Replace(tokenizers.Regex(r"\s+"), " "), normalizers.Strip()]
+    )
     text.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Metaspace(), pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.Punctuation()]
     )

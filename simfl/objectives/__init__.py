@@ -1,0 +1,12 @@
+"""Objectives by name."""
+
+from __future__ import annotations
+
+from simfl.objectives.base import Objective
+from simfl.objectives.classification import Classification
+from simfl.objectives.docvqa import DocVqa
+
+OBJECTIVES: dict[str, type[Objective]] = {
+    "classification": Classification,
+    "docvqa": DocVqa,
+}
