@@ -1,4 +1,4 @@
-"""Tables of rows, written as parts while a run goes on and joined at its end. Arrow is known here and in the data shelf.
+"""Tables of rows, written as parts while a run goes on and joined at its end. No other file but data/ knows Arrow.
 
 A row is a dict of ints, floats, strings, booleans, bytes and lists of these. Rows need not have the same keys: what a
 row lacks is null.

@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -123,10 +124,11 @@ def _nearest_name(glob: str, names: list[str]) -> str:
     return f"nearest: {best!r}"
 
 
-def raw_bytes(tensor: Tensor) -> memoryview:
-    """The values of a tensor of any dtype and shape as they lie in memory."""
-    flat = tensor.detach().reshape(-1).contiguous().cpu()
-    return flat.view(torch.uint8).numpy().data
+def raw_bytes(tensor: Tensor) -> np.ndarray:
+    """The values of a tensor of any dtype, shape and device as they lie in memory: uint8 [bytes], to be read only."""
+    flat = tensor.detach().reshape(-1).contiguous()
+    dense = flat.as_strided((flat.numel(),), (1,))  # a tensor of one value or none may have any stride
+    return dense.view(torch.uint8).cpu().numpy()
 
 
 def sha256(weights: Weights) -> str:
@@ -136,7 +138,7 @@ def sha256(weights: Weights) -> str:
         tensor = weights[name]
         dtype = str(tensor.dtype).removeprefix("torch.")
         digest.update(json.dumps([name, dtype, list(tensor.shape)]).encode() + b"\n")
-        digest.update(raw_bytes(tensor))
+        digest.update(raw_bytes(tensor).data)
     return digest.hexdigest()
 
 
@@ -178,7 +180,7 @@ def write_safetensors(weights: Weights, file: BinaryIO) -> None:
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
     for name in order:
-        file.write(raw_bytes(weights[name]))
+        file.write(raw_bytes(weights[name]).data)
 
 
 def load(path: Path) -> Weights:

@@ -55,13 +55,8 @@ def flat_float32(tensor: Tensor) -> Tensor:
     return values
 
 
-def to_bytes(values: Tensor) -> np.ndarray:
-    """The raw bytes of a tensor, in little-endian order, as uint8 [bytes]."""
-    return values.detach().reshape(-1).contiguous().view(torch.uint8).cpu().numpy()
-
-
 def from_bytes(payload: np.ndarray, dtype: torch.dtype) -> Tensor:
-    """The values [n] of this dtype that `to_bytes` wrote, in memory of their own."""
+    """The values [n] of this dtype whose `raw_bytes` these are, in memory of their own."""
     values = torch.empty(len(payload) // dtype.itemsize, dtype=dtype)
     values.view(torch.uint8).numpy()[:] = payload
     return values

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from simfl.codecs.base import Codec, flat_float32, from_bytes, to_bytes
+from simfl.codecs.base import Codec, flat_float32, from_bytes
+from simfl.weights import raw_bytes
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Float16(Codec):
 
     def encode(self, tensor: Tensor) -> np.ndarray:
         """The rounded values; ValueError for a value out of range, which saturation would hide."""
-        return to_bytes(_cast(tensor, self.dtype))
+        return raw_bytes(_cast(tensor, self.dtype))
 
     def decode(self, payload: np.ndarray, shape: tuple[int, ...]) -> Tensor:
         """The rounded values as float32."""
@@ -40,7 +41,7 @@ class BFloat16(Codec):
 
     def encode(self, tensor: Tensor) -> np.ndarray:
         """The rounded values; ValueError for a value that rounds to infinity (beyond 3.39e38)."""
-        return to_bytes(_cast(tensor, self.dtype))
+        return raw_bytes(_cast(tensor, self.dtype))
 
     def decode(self, payload: np.ndarray, shape: tuple[int, ...]) -> Tensor:
         """The rounded values as float32."""

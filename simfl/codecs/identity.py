@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from simfl.codecs.base import Codec, flat_float32, from_bytes, to_bytes
+from simfl.codecs.base import Codec, flat_float32, from_bytes
+from simfl.weights import raw_bytes
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Float32(Codec):
 
     def encode(self, tensor: Tensor) -> np.ndarray:
         """The raw values; ValueError if one is not finite."""
-        return to_bytes(flat_float32(tensor))
+        return raw_bytes(flat_float32(tensor))
 
     def decode(self, payload: np.ndarray, shape: tuple[int, ...]) -> Tensor:
         """The values, bit for bit."""

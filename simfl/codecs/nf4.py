@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from simfl.codecs.base import Codec, flat_float32, from_bytes, to_bytes
+from simfl.codecs.base import Codec, flat_float32, from_bytes
 from simfl.errors import ConfigError
+from simfl.weights import raw_bytes
 
 # QLoRA, appendix E, and the code of the PFL-DocVQA 2024 track-1 winner
 LEVELS = (
@@ -60,7 +61,7 @@ class Nf4(Codec):
         midpoints = torch.tensor(MIDPOINTS, device=values.device)
         codes = torch.bucketize(scaled, midpoints, out_int32=True).reshape(-1)[: values.numel()]
         pairs = _padded(codes.to(torch.uint8), 2).reshape(-1, 2)
-        return np.concatenate([to_bytes(scales), to_bytes(pairs[:, 0] | (pairs[:, 1] << 4))])
+        return np.concatenate([raw_bytes(scales), raw_bytes(pairs[:, 0] | (pairs[:, 1] << 4))])
 
     def decode(self, payload: np.ndarray, shape: tuple[int, ...]) -> Tensor:
         """Level times scale."""

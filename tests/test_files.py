@@ -1,0 +1,42 @@
+"""Files that are whole or absent."""
+
+import errno
+import os
+
+import pytest
+
+from simfl import files
+from simfl.errors import RunError
+
+
+def test_write_replaces_in_one_step_and_leaves_nothing_else(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    files.write(path, lambda file: file.write(b"new"))
+    assert path.read_bytes() == b"new"
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_says_why(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+
+    def fill(file):
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(RunError) as error:
+        files.write(path, fill)
+    assert str(error.value) == f"{path}: No space left on device"
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_the_content_is_synced_before_it_takes_its_name(tmp_path, monkeypatch):
+    calls = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (calls.append("fsync"), fsync(handle)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (calls.append("replace"), replace(a, b)))
+    files.write(tmp_path / "a", lambda file: file.write(b"x"))
+    files.sync_folder(tmp_path)
+    assert calls == ["fsync", "replace", "fsync"]
