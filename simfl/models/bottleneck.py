@@ -2,8 +2,8 @@
 
     A(h) = W_up relu(W_down h)          shared: h + A_s(h)     client: h + A_c(h)     dual: h + ½ A_s(h) + ½ A_c(h)
 
-The path is the `branch` of the pass under way; "" is "shared". In FedDAT's dual pass the engine puts the received, frozen
-weights of A_s in the place of the trained ones.
+The path is the `branch` of the pass under way; "" is "shared". In FedDAT's dual pass the engine puts the received,
+frozen weights of A_s in the place of the trained ones.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from simfl.errors import ConfigError
-from simfl.models.adapter import Adapter
+from simfl.models.adapters_base import Adapter
 from simfl.passing import current
+from simfl.ranges import Count
 
 
 class BottleneckAdapter(nn.Module):
     """A(h), without the residual; [..., D] to [..., D]. Weights start at N(0, .02), biases at 0."""
 
-    def __init__(self, width: int, reduction: int) -> None:
+    def __init__(self, width: int, reduction: Count) -> None:
         super().__init__()
         self.down = nn.Linear(width, max(width // reduction, 1))
         self.up = nn.Linear(max(width // reduction, 1), width)
@@ -38,12 +39,11 @@ class BottleneckAdapter(nn.Module):
 class Bottleneck(Adapter):
     """Two small bottlenecks after each feed-forward's residual, one shared and one the client's own."""
 
-    kind: str = "bottleneck"
-    reduction: int = 16  # width of the layer over width of the bottleneck
+    reduction: Count = 16  # width of the layer over width of the bottleneck
 
     def attach(self, module: nn.Module) -> None:
         """Hang the adapters at `module.adapter_places()`, named `adapter_shared` and `adapter_client` there."""
-        places = getattr(module, "adapter_places", list)()
+        places: list[tuple[Any, int]] = getattr(module, "adapter_places", list)()
         if not places:
             raise ConfigError(f"adapters.kind: {type(module).__name__} has no place for a bottleneck; allowed: lora")
         for place, width in places:

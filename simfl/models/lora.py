@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from torch import nn
 
 from simfl.errors import ConfigError, nearest
-from simfl.models.adapter import Adapter
+from simfl.models.adapters_base import Adapter
+from simfl.ranges import Amount, Count, Positive
 
 
 @dataclass(frozen=True)
 class Lora(Adapter):
     """Two thin matrices beside each chosen linear layer."""
 
-    kind: str = "lora"
-    rank: int = 6  # r
-    alpha: float = 16  # the product is scaled by alpha / rank
-    dropout: float = 0.1  # of the input of A
+    rank: Count = 6  # r
+    alpha: Positive = 16  # the product is scaled by alpha / rank
+    dropout: Amount = 0.1  # of the input of A
     targets: tuple[str, ...] = ("q", "v")  # last names of the linear layers
 
     def attach(self, module: nn.Module) -> None:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from simfl.errors import ConfigError
-from simfl.models.adapter import Adapter
+from simfl.models.adapters_base import Adapter
 from simfl.models.base import Model, default_trained, seeded
 from simfl.models.dropout import install
 from simfl.protocol import Outputs, Task
+from simfl.ranges import Count
 
 
 @dataclass(frozen=True)
 class Mlp(Model):
     """Fully connected layers with GELU."""
 
-    widths: tuple[int, ...] = (128,)  # of the hidden layers
+    widths: tuple[Count, ...] = (128,)  # of the hidden layers
     dropout: float = 0.0  # after each hidden layer
     layer_norm: bool = False  # before each GELU
     adapters: Adapter | None = None
@@ -55,17 +57,16 @@ class MlpLayer(nn.Module):
 class MlpNetwork(nn.Module):
     """Hidden layers, then a linear head; `features` are the last hidden layer's."""
 
-    def __init__(self, inputs: int, widths: tuple[int, ...], classes: int, dropout: float, layer_norm: bool) -> None:
+    def __init__(self, inputs: int, widths: tuple[Count, ...], classes: int, dropout: float, layer_norm: bool) -> None:
         super().__init__()
         sizes = (inputs, *widths)
-        self.layers = nn.ModuleList(
-            MlpLayer(a, b, dropout, layer_norm) for a, b in zip(sizes[:-1], sizes[1:], strict=True)
-        )
+        self.widths = widths
+        self.layers = nn.ModuleList(MlpLayer(a, b, dropout, layer_norm) for a, b in pairwise(sizes))
         self.head = nn.Linear(sizes[-1], classes)
 
     def adapter_places(self) -> list[tuple[nn.Module, int]]:
         """After each hidden layer."""
-        return [(layer, layer.linear.out_features) for layer in self.layers]
+        return list(zip(self.layers, self.widths, strict=True))
 
     def forward(self, x: Tensor) -> Outputs:
         """`x` [B, ...], floats or uint8 images (scaled to [0, 1])."""

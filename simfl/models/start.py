@@ -1,8 +1,8 @@
-"""Where a model's weights lie, and how they are read and written: a folder with `model.safetensors`, `config.json`, a tokenizer.
+"""Where a model's weights lie, and how they are read and written.
 
-Three layouts are read: our own names; those of the competition's published checkpoint (`language_backbone.…`, listed in
-`checkpoint_names/`); and a plain T5, which leaves the rest as it was drawn. Weights may be stored in half precision; the model
-holds float32.
+A start is a folder with `model.safetensors`, `config.json` and a tokenizer. Three layouts are read: our own names; those
+of the competition's published checkpoint (`language_backbone.…`, listed in `checkpoint_names/`); and a plain T5, which
+leaves the rest as it was drawn. Weights may be stored in half precision; the model holds float32.
 """
 
 from __future__ import annotations
@@ -44,14 +44,16 @@ PLAIN_T5 = ((r"^(shared|encoder|decoder|lm_head)\.", r"t5.\1."),)
 
 
 def locate(weights: str) -> Path:
-    """The folder of a bundled start, a path or a hub id (downloaded once by huggingface_hub). ConfigError if there is none."""
+    """The folder of a bundled start, a path, or a hub id (downloaded once). ConfigError if there is none."""
     bundled = sorted(folder.name for folder in BUNDLED.iterdir() if folder.is_dir()) if BUNDLED.is_dir() else []
     if weights in bundled:
         return BUNDLED / weights
     if Path(weights).is_dir():
         return Path(weights)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", weights) is None:
-        raise ConfigError(f"model.weights: {weights!r} is no folder, hub id or bundled start; {nearest(weights, bundled)}")
+        raise ConfigError(
+            f"model.weights: {weights!r} is no folder, hub id or bundled start; {nearest(weights, bundled)}"
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -97,11 +99,11 @@ def rename(names: Iterable[str]) -> dict[str, str]:
 
 
 def load(network: nn.Module, folder: Path) -> None:
-    """Fill `network` in place. ConfigError names tensors that are missing, unknown, of another shape, or aliases that differ."""
+    """Fill `network` in place. ConfigError names tensors that are missing, unknown or of another shape."""
     stored = read(folder)
     found = {ours: stored[name] for name, ours in rename(stored).items()}
     own = dict(network.named_parameters())
-    whole = not ("shared.weight" in stored)  # a plain T5 brings no page reader and no box tables
+    whole = "shared.weight" not in stored  # a plain T5 brings no page reader and no box tables
     head, shared = "t5.lm_head.weight", "t5.shared.weight"
     if head in own and head not in found and shared in found:
         found[head] = found[shared]  # stored tied, wanted untied
@@ -112,7 +114,9 @@ def load(network: nn.Module, folder: Path) -> None:
     missing = [name for name in own if name not in found and (whole or name.startswith("t5."))]
     unknown = [name for name in found if name not in own]
     if missing or unknown:
-        raise ConfigError(f"model.weights: {folder}: missing {missing[:8] or 'nothing'}, unknown {unknown[:8] or 'nothing'}")
+        raise ConfigError(
+            f"model.weights: {folder}: missing {missing[:8] or 'nothing'}, unknown {unknown[:8] or 'nothing'}"
+        )
     for name, tensor in found.items():
         if tensor.shape != own[name].shape:
             raise ConfigError(
@@ -131,7 +135,7 @@ def save(network: Any, folder: Path, dtype: torch.dtype = torch.float16) -> None
     facts["head"] = "untied" if "t5.lm_head.weight" in tensors else "tied"
     facts["vision"] = {key: getattr(vision, key) for key in VISION_KEYS}
     (folder / "config.json").write_text(json.dumps(facts, indent=1) + "\n")
-    network.tokenizer.text.save(str(folder / "tokenizer.json"))
+    network.text.text.save(str(folder / "tokenizer.json"))
 
 
 VISION_KEYS = (

@@ -40,7 +40,7 @@ class Tokenizer:
 
 
 def read(folder: Path) -> tokenizers.Tokenizer:
-    """The tokenizer of a folder: `tokenizer.json`, or a T5 `spiece.model` through transformers. ConfigError if there is none."""
+    """The tokenizer of a folder: `tokenizer.json`, or a T5 `spiece.model`. ConfigError if there is none."""
     if (folder / "tokenizer.json").is_file():
         text = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     elif (folder / "spiece.model").is_file():
@@ -59,14 +59,21 @@ def read(folder: Path) -> tokenizers.Tokenizer:
 def train(lines: Iterable[str], size: int, *, public: bool, leak: bool = False) -> tokenizers.Tokenizer:
     """A byte-pair vocabulary of at most `size` pieces, the same for the same lines in the same order.
 
-    A vocabulary travels to every client and can be read by all: trained on private text it gives away words. So `public=False` is
-    refused with ConfigError unless `leak=True`.
+    A vocabulary travels to every client and can be read by all: trained on private text it gives away words. So
+    `public=False` is refused with ConfigError unless `leak=True`.
     """
     if not public and not leak:
-        raise ConfigError("tokenizer: a vocabulary trained on the clients' text shows their words to everybody; train on public text")
+        raise ConfigError(
+            "tokenizer: a vocabulary trained on the clients' text shows their words to everybody; train on public text"
+        )
     text = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
     text.normalizer = normalizers.Sequence(
-        [normalizers.NFKC(), normalizers.Lowercase(), normalizers.Replace(tokenizers.Regex(r"\s+"), " "), normalizers.Strip()]
+        [
+            normalizers.NFKC(),
+            normalizers.Lowercase(),
+            normalizers.Replace(tokenizers.Regex(r"\s+"), " "),
+            normalizers.Strip(),
+        ]
     )
     text.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Metaspace(), pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.Punctuation()]
@@ -81,10 +88,10 @@ def train(lines: Iterable[str], size: int, *, public: bool, leak: bool = False) 
 
 ALPHABET = [chr(code) for code in range(33, 127) if not chr(code).isupper()] + ["▁", "€", "£"]
 PUBLIC_LINES = (  # words of forms, enough for a model built from nothing
-    "invoice number date due total subtotal tax vat amount balance paid payment terms bank account iban bic order customer",
+    "invoice number date due total subtotal tax vat amount balance paid payment terms bank account iban bic order",
     "what is the on this page who when how much many which where question context answer yes no none",
     "company address street road city postcode country phone fax email website seller buyer supplier bill ship to from",
-    "quantity price unit description item discount rate net gross currency usd eur gbp cash change card rounding receipt",
+    "quantity price unit description item discount rate net gross currency usd eur gbp cash change card receipt customer",
     "january february march april may june july august september october november december monday friday",
     "north south east west limited ltd inc gmbh corp group holdings trading services international and sons",
 )

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from simfl.errors import ConfigError, nearest
+from simfl.errors import ConfigError
 from simfl.models import start
-from simfl.models.adapter import Adapter
+from simfl.models.adapters_base import Adapter
 from simfl.models.base import Model, default_trained, seeded
 from simfl.models.dropout import install
 from simfl.models.tokenizer import Tokenizer, read, small
 from simfl.protocol import Task
+from simfl.ranges import Count
 
 if TYPE_CHECKING:
     from simfl.models.vt5_network import VT5Network
 
-# T5's own names; `vision` in BEiT's. DiT-base is BEiT with absolute positions; its training mode has stochastic depth and no other dropout.
+# T5's own names; `vision` in BEiT's. DiT-base is BEiT with absolute positions. Its configuration drops paths, nothing else.
 DIT = {
     "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
     "image_size": 224, "patch_size": 16, "drop_path_rate": 0.1, "use_absolute_position_embeddings": True,
@@ -37,30 +38,36 @@ T5_VOCABULARY = 32128  # rows of T5's embedding; its tokenizer has 32,100 pieces
 class VT5(Model):
     """T5 that reads question, words with their places, and the page image."""
 
-    size: str | None = None  # tiny | small | base; None: the weights' own, or tiny
-    weights: str | None = None  # a folder, a Hugging Face hub id, or a bundled start; None: drawn from the seed
-    head: str | None = None  # tied | untied output projection; None: as the weights are, or untied
-    box_scale: int = 1000  # boxes in [0, 1] times this are rows of the box tables; 1: as the published weights were trained
-    frozen_dropout: bool = False  # stochastic depth inside the frozen page reader while training, as the published code does
+    size: Literal["tiny", "small", "base"] | None = None  # null: the weights' own, or tiny
+    weights: str | None = None  # a folder, a Hugging Face hub id, or a bundled start; null: drawn from the seed
+    head: Literal["tied", "untied"] | None = None  # output projection; null: as the weights are, or untied
+    box_scale: Literal[1, 1000] = (
+        1000  # boxes in [0, 1] times this are rows of the box tables; 1: as the published weights were trained
+    )
+    frozen_dropout: bool = (
+        False  # stochastic depth inside the frozen page reader while training, as the published code does
+    )
     dropout: float = 0.1  # of T5
     adapters: Adapter | None = None
-    precision: str = "float32"  # float32 | bf16 (autocast; weights stay float32)
-    d_model: int | None = None  # width, if not the size's
-    d_ff: int | None = None  # width of the feed-forward, if not the size's
-    num_layers: int | None = None  # of the encoder and of the decoder, if not the size's
-    num_heads: int | None = None  # of every attention, if not the size's
-    vocab_size: int | None = None  # rows of the embedding; None: the weights' or the tokenizer's
+    precision: Literal["float32", "bf16"] = "float32"  # bf16: autocast; weights stay float32
+    d_model: Count | None = None  # width, if not the size's
+    d_ff: Count | None = None  # width of the feed-forward, if not the size's
+    num_layers: Count | None = None  # of the encoder and of the decoder, if not the size's
+    num_heads: Count | None = None  # of every attention, if not the size's
+    vocab_size: Count | None = None  # rows of the embedding; null: the weights' or the tokenizer's
 
     def build(self, task: Task) -> VT5Network:
-        """The network with its weights, adapters and tokenizer; ConfigError for settings that do not fit the weights."""
+        """The network with weights, adapters and tokenizer; ConfigError for settings that do not fit the weights."""
         with seeded(task.seed):
             network = self.network()
             if self._folder is not None:
                 start.load(network, self._folder)
             if self.adapters is not None:
                 self.adapters.attach(network)
-        network.tokenizer = self.tokenizer()
-        return default_trained(self, install(network).eval())
+        network.text = self.tokenizer()
+        install(network)
+        default_trained(self, network)
+        return network.eval()
 
     def network(self) -> VT5Network:
         """The bare network on the default device, without weights or adapters."""
@@ -97,18 +104,12 @@ class VT5(Model):
 
     @cached_property
     def _dims(self) -> dict[str, Any]:
-        for where, given, allowed in (
-            ("size", self.size, (None, *SIZES)),
-            ("head", self.head, (None, "tied", "untied")),
-            ("box_scale", self.box_scale, (1, 1000)),
-            ("precision", self.precision, ("float32", "bf16")),
-        ):
-            if given not in allowed:
-                raise ConfigError(f"model.{where}: {given!r}; {nearest(str(given), [str(a) for a in allowed if a])}")
         found = start.config(self._folder) if self._folder is not None else {}
         dims = SIZES[self.size or "tiny"] | {"head": "untied"} | found
         if self.size and dims["d_model"] != SIZES[self.size]["d_model"]:
-            raise ConfigError(f"model.size: {self.size!r} is not the size of {self.weights}, whose d_model is {dims['d_model']}")
+            raise ConfigError(
+                f"model.size: {self.size!r} is not the size of {self.weights}, whose d_model is {dims['d_model']}"
+            )
         own = {key: getattr(self, key) for key in ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "head")}
         dims |= {key: value for key, value in own.items() if value is not None}
         if "vocab_size" not in dims:

@@ -3,8 +3,10 @@
     token   = T5 embedding + spatial embedding of its box          page = frozen DiT patches, one linear layer
     encoder reads [tokens, padding, patches], decoder writes the answer
 
-Shapes: B examples, L text tokens, P = patches + 1, S = L + P, T answer tokens, d = d_model, V pieces. Nothing in `forward` looks at values, so it
-runs under `torch.func`, for clients side by side (`models.grouped`), and in a captured graph.
+Shapes: B examples, L text tokens, P = patches + 1, S = L + P, T answer tokens, d = d_model, V pieces. Nothing in
+`forward` looks at values, so it runs under `torch.func`, for clients side by side (`models.grouped`), and in a
+captured graph. Padding stands between text and patches, so relative distances across it depend on L, as they depend
+on the batch in the published code; from 128 tokens on T5 does not tell distances apart.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from transformers import BeitConfig, BeitModel, T5Config, T5ForConditionalGenera
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
 
-import simfl.models.attention  # registers "simfl", which keys the dropout of attention
+import simfl.models.attention  # noqa: F401  (registers "simfl", which keys the dropout of attention)
 from simfl.models.drop_path import KeyedDropPath
+from simfl.models.tokenizer import Tokenizer
 from simfl.protocol import Outputs
 
 TABLE_ROWS = 1024  # of each box table
@@ -55,9 +58,12 @@ class VT5Network(nn.Module):
         self.vision = BeitModel(vision, add_pooling_layer=False)
         for layer in self.vision.layers:
             layer.drop_path = KeyedDropPath(getattr(layer.drop_path, "drop_prob", 0.0))
-        self.encoder_dropout = nn.Dropout(t5.dropout_rate)  # T5 applies one module twice, which keyed dropout would not tell apart
+        self.encoder_dropout = nn.Dropout(
+            t5.dropout_rate
+        )  # T5 applies one module twice, which keyed dropout would not tell apart
         self.decoder_dropout = nn.Dropout(t5.dropout_rate)
         self.frozen_dropout, self.bf16 = frozen_dropout, bf16
+        self.text: Tokenizer | None = None  # set by the component that builds it; turns pieces into answers
 
     def train(self, mode: bool = True) -> VT5Network:
         """Training mode; the frozen page reader follows only with `frozen_dropout`."""
@@ -72,12 +78,18 @@ class VT5Network(nn.Module):
         return [(block.layer[-1], self.t5.config.d_model) for block in blocks]
 
     def forward(
-        self, input_ids: Tensor, boxes: Tensor, attention_mask: Tensor, labels: Tensor, pixel_values: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        boxes: Tensor,
+        attention_mask: Tensor,
+        labels: Tensor,
+        pixel_values: Tensor | None = None,
     ) -> Outputs:
         """Teacher-forced pass.
 
-        `input_ids`, `attention_mask` [B, L], `boxes` [B, L, 4], `labels` [B, T] (−100 is padding), `pixel_values` uint8 [B, 3, H, W] or None
-        for text alone. Gives logits [B, T, V] in float32, `features` the mean encoder state [B, d], `hidden` the decoder's states [B, T, d].
+        `input_ids`, `attention_mask` [B, L], `boxes` [B, L, 4], `labels` [B, T] (−100 is padding), `pixel_values` uint8
+        [B, 3, H, W] or None for text alone. Gives logits [B, T, V] in float32, `features` the mean encoder state
+        [B, d], `hidden` the decoder's states [B, T, d].
         """
         with torch.autocast(input_ids.device.type, torch.bfloat16, enabled=self.bf16):
             memory, mask = self.encode(input_ids, boxes, attention_mask, pixel_values)
@@ -133,9 +145,14 @@ class VT5Network(nn.Module):
 
     @torch.no_grad()
     def generate(
-        self, input_ids: Tensor, boxes: Tensor, attention_mask: Tensor, pixel_values: Tensor | None = None, max_tokens: int = 19
+        self,
+        input_ids: Tensor,
+        boxes: Tensor,
+        attention_mask: Tensor,
+        pixel_values: Tensor | None = None,
+        max_tokens: int = 19,
     ) -> tuple[Tensor, Tensor]:
-        """Greedy answers: pieces [B, n] (0 after the end, n ≤ max_tokens) and the probability of each step's choice [B, n].
+        """Greedy answers: pieces [B, n] (0 after the end, n ≤ max_tokens), and the chance of each step's choice [B, n].
 
         Stops when every answer has ended. Steps after an answer's end feed padding, as transformers' `generate` does.
         """
@@ -169,7 +186,7 @@ def causal(length: int, device: torch.device) -> Tensor:
 
 
 def position_bias(stack: T5Stack, queries: int, keys: int, past: int = 0) -> Tensor:
-    """T5's relative position bias [1, H, queries, keys]; [g·B, …] is served from a table stacked by client, [g, buckets, H]."""
+    """T5's relative position bias [1, H, queries, keys]."""
     attention: T5Attention = stack.block[0].layer[0].SelfAttention
     table = attention.relative_attention_bias.weight
     position = torch.arange(keys, device=table.device)

@@ -43,7 +43,9 @@ class Classification(Objective):
             size = None if self.image_size is None else (self.image_size, self.image_size)
             names = [f"example {row}" for row in range(examples.num_rows)]
             return table(examples["image"].to_pylist(), "L" if self.grey else "RGB", size, names)
-        raise DataError(f"classification: the examples have neither 'features' nor 'image', but {examples.column_names}")
+        raise DataError(
+            f"classification: the examples have neither 'features' nor 'image', but {examples.column_names}"
+        )
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cross-entropy of logits [B, classes], and 1 for each real example."""

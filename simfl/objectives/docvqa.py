@@ -1,24 +1,25 @@
 """Questions about a page: prompt and words in, answer out (VT5, as in the PFL-DocVQA competition, 2023).
 
-    question: <question>  context: <word> <word> … </s>        every piece of a word has the word's box
+question: <question>  context: <word> <word> … </s>        every piece of a word has the word's box
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from simfl.errors import ConfigError, DataError, nearest
+from simfl.errors import DataError
 from simfl.objectives.base import Objective
 from simfl.objectives.images import table
-from simfl.objectives.metrics import RULES, accuracy, anls
+from simfl.objectives.metrics import accuracy, anls
 from simfl.protocol import Batch, Examples, Outputs
+from simfl.ranges import Count
 from simfl.seeds import seed_for
 
 END, PAD, NO_LABEL = 1, 0, -100
@@ -30,30 +31,23 @@ PROMPT_BOX = (0, 0, 1000, 1000)
 class DocVqa(Objective):
     """Generate the answer to a question about a page; scored by ANLS and accuracy."""
 
-    max_tokens: int = 512  # of prompt, words and end; what lies beyond is cut
-    max_answer: int = 20  # pieces of an answer with its end, in training; and of what is generated
-    answer: str = "first"  # first | drawn: which of several right answers is learnt; drawn by the question's id
-    anls_threshold: str = "ge"  # ge | gt: whether a similarity of exactly ½ counts
-    confidence: str = "answer"  # answer | batch: product of the chances up to the answer's end, or over the batch's steps but its last
+    max_tokens: Count = 512  # of prompt, words and end; what lies beyond is cut
+    max_answer: Count = 20  # pieces of an answer with its end, in training; and of what is generated
+    answer: Literal["first", "drawn"] = "first"  # which of several right answers is learnt; drawn by the question's id
+    anls_threshold: Literal["ge", "gt"] = "ge"  # whether a similarity of exactly ½ counts
+    confidence: Literal["answer", "batch"] = (
+        "answer"  # chances multiplied up to the answer's end, or over the batch's steps but its last
+    )
 
     reduction: ClassVar[str] = "token"
     inputs: ClassVar[tuple[str, ...]] = ("input_ids", "boxes", "attention_mask", "labels", "pixel_values")
     metric: ClassVar[str] = "anls"
 
-    def __post_init__(self) -> None:
-        for where, given, allowed in (
-            ("answer", self.answer, ("first", "drawn")),
-            ("anls_threshold", self.anls_threshold, tuple(RULES)),
-            ("confidence", self.confidence, ("answer", "batch")),
-        ):
-            if given not in allowed:
-                raise ConfigError(f"objective.{where}: {given!r} is unknown; {nearest(given, allowed)}")
-
     def encode(self, split: Any, tokenizer: Any) -> Examples:
-        """Rows `input_ids` int32 [N, L], `boxes` int16 [N, L, 4], `attention_mask` bool [N, L], `labels` int64 [N, T], `document`.
+        """Rows `input_ids` int32 [N, L], `boxes` int16 [N, L, 4], `attention_mask` bool [N, L], `labels` int64 [N, T].
 
-        L and T are the split's longest, rounded up to 16 and 4. Shared: `pixel_values` uint8 [documents, 3, S, S]. DataError if the
-        split has no documents.
+        L and T are the split's longest, rounded up to 16 and 4. Shared: `pixel_values` uint8 [documents, 3, S, S].
+        DataError if the split has no documents.
         """
         if split.documents is None or tokenizer is None:
             raise DataError("docvqa: needs documents and a model that reads text; the data or the model have none")
@@ -61,7 +55,9 @@ class DocVqa(Objective):
         document = examples["document"].to_numpy()
         words = _Words(split.documents, tokenizer)
         prompts = tokenizer.encode([f"question: {q}  context: " for q in examples["question"].to_pylist()])
-        lengths = np.minimum([len(p) + words.length(d) + 1 for p, d in zip(prompts, document, strict=True)], self.max_tokens)
+        lengths = np.minimum(
+            [len(p) + words.length(d) + 1 for p, d in zip(prompts, document, strict=True)], self.max_tokens
+        )
         ids = np.full((len(prompts), _round_up(int(lengths.max(initial=1)), 16, self.max_tokens)), PAD, np.int32)
         boxes = np.zeros((*ids.shape, 4), np.int16)
         for row, (prompt, page, length) in enumerate(zip(prompts, document, lengths, strict=True)):
@@ -83,8 +79,10 @@ class DocVqa(Objective):
         for name, answers in zip(examples["id"].to_pylist(), examples["answers"].to_pylist(), strict=True):
             pick = seed_for("answer", name) % len(answers) if self.answer == "drawn" and answers else 0
             texts.append(answers[pick].lower() if answers else "")
-        pieces = [found[: self.max_answer - 1] + [END] for found in tokenizer.encode(texts)]
-        labels = np.full((len(pieces), _round_up(max(map(len, pieces), default=1), 4, self.max_answer)), NO_LABEL, np.int64)
+        pieces = [[*found[: self.max_answer - 1], END] for found in tokenizer.encode(texts)]
+        labels = np.full(
+            (len(pieces), _round_up(max(map(len, pieces), default=1), 4, self.max_answer)), NO_LABEL, np.int64
+        )
         for row, found in enumerate(pieces):
             labels[row, : len(found)] = found
         return torch.from_numpy(labels)
@@ -98,10 +96,10 @@ class DocVqa(Objective):
         return -(picked * real).sum(-1), real.sum(-1)
 
     def predict(self, module: Any, batch: Batch) -> dict[str, Any]:
-        """`answer` (text) and `confidence` of each example; `module` has VT5's `generate` and `tokenizer`."""
+        """`answer` (text) and `confidence` of each example; `module` has VT5's `generate` and `text`."""
         given = {name: batch[name] for name in self.inputs if name != "labels"}
         pieces, chances = module.generate(**given, max_tokens=self.max_answer - 1)
-        answers = module.tokenizer.decode(pieces.tolist())
+        answers = module.text.decode(pieces.tolist())
         return {"answer": answers, "confidence": confidence(pieces, chances, self.confidence).tolist()}
 
     def score(self, predictions: dict[str, Any], split: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
@@ -117,8 +115,8 @@ class DocVqa(Objective):
 def confidence(pieces: Tensor, chances: Tensor, rule: str) -> Tensor:
     """The product of the chances [B, n] of each answer's pieces [B, n], the end left out; [B].
 
-    `batch` is the published code's: the last step of the batch is left out, and steps after a shorter answer's end count, so the
-    number depends on which examples stand beside it. The two agree for a batch of one.
+    `batch` is the published code's: the last step of the batch is left out, and steps after a shorter answer's end
+    count, so the number depends on which examples stand beside it. The two agree for a batch of one that ended.
     """
     if rule == "batch":
         return chances[:, :-1].prod(-1)

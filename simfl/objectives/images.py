@@ -18,7 +18,7 @@ WHITE = 255
 
 
 def decode(image: bytes | str | None, mode: str, size: tuple[int, int] | None, where: str) -> np.ndarray:
-    """Pixels uint8 [C, H, W] of an encoded image or of a file; a missing image is a white page. DataError names `where`.
+    """Pixels uint8 [C, H, W] of an encoded image or of a file; none is a white page. DataError names `where`.
 
     `mode` is Pillow's: RGB or L. `size` is (width, height), bilinear, proportions not kept, as DiT's reader does.
     """
@@ -37,7 +37,9 @@ def decode(image: bytes | str | None, mode: str, size: tuple[int, int] | None, w
     return array[None] if array.ndim == 2 else np.ascontiguousarray(array.transpose(2, 0, 1))
 
 
-def table(images: Sequence[bytes | str | None], mode: str, size: tuple[int, int] | None, names: Sequence[str]) -> Tensor:
+def table(
+    images: Sequence[bytes | str | None], mode: str, size: tuple[int, int] | None, names: Sequence[str]
+) -> Tensor:
     """All images as uint8 [N, C, H, W]; DataError if their sizes differ where none is asked for."""
     ImageFile.LOAD_TRUNCATED_IMAGES = True  # the official release of PFL-DocVQA has pages that end early
     with ThreadPoolExecutor(2) as threads:

@@ -12,8 +12,6 @@ from torch import nn
 class Adapter(ABC):
     """Settings that change a built module in place; the names of its own tensors stay as they are."""
 
-    kind: str
-
     @abstractmethod
     def attach(self, module: nn.Module) -> None:
         """Hang the adapters into `module`. Draws from torch's generator, which the caller has seeded."""
