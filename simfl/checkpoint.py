@@ -46,25 +46,13 @@ def commit(
     Facts and notes are JSON (string keys; NaN allowed). Nothing is written if this very state is there already; another
     commit of the same step is replaced.
     """
-    target = _path(folder, step)
-    temp = files.temp_beside(target)
-    digest = {STATE: sha256(tensors), FACTS: _sha256(_json(facts)), NOTES: _sha256(_json(notes or {}))}
-    if _holds(folder, step, _state_sha256(digest)):
-        return _state_sha256(digest)
-    try:
-        temp.mkdir(parents=True)
-        files.write_synced(temp / STATE, lambda file: write_safetensors(tensors, file))
-        files.write_synced(temp / FACTS, lambda file: file.write(_json(facts)))
-        files.write_synced(temp / NOTES, lambda file: file.write(_json(notes or {})))
-        files.write_synced(temp / DIGEST, lambda file: file.write(_json(digest)))
-        files.sync_folder(temp)
-        if target.exists():
-            _discard(target)
-        os.replace(temp, target)
-        files.sync_folder(folder)
+    tensors = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+    texts = {FACTS: _json(facts), NOTES: _json(notes or {})}
+    digest = {STATE: sha256(tensors)} | {name: _sha256(text) for name, text in texts.items()}
+    if not _holds(folder, step, _state_sha256(digest)):
+        files.make_folder(folder)
+        _write(_path(folder, step), tensors, {**texts, DIGEST: _json(digest)})
         _prune(folder, step)
-    except OSError as error:
-        raise files.disk_error(target, error) from error
     return _state_sha256(digest)
 
 
@@ -117,6 +105,27 @@ def _holds(folder: Path, step: int, state_sha256: str) -> bool:
         return step in steps(folder) and read(folder, step).state_sha256 == state_sha256
     except RunError:
         return False  # a damaged commit is replaced
+
+
+def _write(target: Path, tensors: Weights, texts: Mapping[str, bytes]) -> None:
+    temp = files.temp_beside(target)
+    try:
+        temp.mkdir()
+        files.write_synced(temp / STATE, lambda file: write_safetensors(tensors, file))
+        for name, text in texts.items():
+            _write_text(temp / name, text)
+        files.sync_folder(temp)
+        if target.exists():
+            _discard(target)
+        os.replace(temp, target)
+        files.sync_folder(target.parent)
+    except OSError as error:
+        shutil.rmtree(temp, ignore_errors=True)
+        raise files.disk_error(target, error) from error
+
+
+def _write_text(path: Path, text: bytes) -> None:
+    files.write_synced(path, lambda file: file.write(text))
 
 
 def _prune(folder: Path, newest: int) -> None:

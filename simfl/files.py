@@ -18,6 +18,18 @@ def temp_beside(path: Path) -> Path:
     return path.with_name(f"{TEMP}{path.name}-{uuid.uuid4().hex}")
 
 
+def make_folder(path: Path) -> None:
+    """A folder and those above it, on the disk when this returns; RunError if the disk refuses."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    try:
+        path.mkdir(exist_ok=True)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise disk_error(path, error) from error
+
+
 def sync_folder(path: Path) -> None:
     """Returns when the entries of a folder are on the disk."""
     handle = os.open(path, os.O_RDONLY)

@@ -27,10 +27,7 @@ class Store:
         self.folder, self.cache_bytes = Path(folder), cache_bytes
         self._cache: OrderedDict[str, State] = OrderedDict()
         self._cached_bytes = 0
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise files.disk_error(self.folder, error) from error
+        files.make_folder(self.folder)
 
     def put(self, state: State) -> str:
         """The digest of a state, which is on the disk when this returns."""
@@ -74,7 +71,7 @@ class Store:
         return self.folder / f"{digest}.safetensors"
 
     def _write(self, state: State) -> str:
-        flat = flatten(state)
+        flat = {name: tensor.detach().cpu() for name, tensor in flatten(state).items()}
         digest = sha256(flat)
         if digest != EMPTY and not self._path(digest).exists():
             files.write(self._path(digest), lambda file: write_safetensors(flat, file))

@@ -30,7 +30,7 @@ def table(rows: Iterable[Row]) -> pa.Table:
 def write_part(folder: Path, name: str, index: int, rows: Iterable[Row]) -> None:
     """Part `index` of the table `name`, whole and on the disk when this returns; an older one is replaced."""
     path = _part(folder, name, index)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    files.make_folder(path.parent)
     files.write(path, lambda file: pq.write_table(table(rows), file))
     files.sync_folder(path.parent)
 

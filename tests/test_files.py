@@ -40,3 +40,12 @@ def test_the_content_is_synced_before_it_takes_its_name(tmp_path, monkeypatch):
     files.write(tmp_path / "a", lambda file: file.write(b"x"))
     files.sync_folder(tmp_path)
     assert calls == ["fsync", "replace", "fsync"]
+
+
+def test_a_folder_is_made_with_those_above_it_and_each_is_synced(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(files, "sync_folder", synced.append)
+    files.make_folder(tmp_path / "a" / "b")
+    files.make_folder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    assert synced == [tmp_path, tmp_path / "a"]
