@@ -1,4 +1,4 @@
-"""YAML to `simfl.experiment`, or one line that says where, what was given and what is allowed; nothing else reads YAML."""
+"""YAML to `simfl.experiment`, or one line: where, what was given, what is allowed. Nothing else reads YAML."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _yaml() -> YAML:
     yaml = YAML(typ="safe", pure=True)  # the pure reader follows YAML 1.2: 2e-4 is a number, `on` is a word
     yaml.default_flow_style = None  # innermost mappings and lists on one line
     yaml.width = 120
-    yaml.sort_base_mapping_type_on_output = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # its hint is its default, None
     return yaml
 
 
@@ -105,6 +105,7 @@ def _parsed(text: str, where: str) -> object:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise ConfigError(f"{where}{place}: {error.problem or error.context}") from None
+        what = ", ".join(part for part in (error.context, error.problem) if part)
+        raise ConfigError(f"{where}{place}: {what}") from None
     except YAMLError as error:
         raise ConfigError(f"{where}: {str(error).splitlines()[0]}") from None

@@ -26,7 +26,7 @@ def read(hint: Any, value: Any, path: str) -> Any:
     hint = PLAIN.get(hint, hint)
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return _limited(*arguments, value, path)
+        return _limited(arguments[0], arguments[1], value, path)
     if _is_union(origin):
         return _either(hint, value, path)
     if origin is Literal:
@@ -42,7 +42,7 @@ def read(hint: Any, value: Any, path: str) -> Any:
         return _local_optimizer(value, path)
     if isinstance(hint, type) and (shelf := shelf_of(hint)):
         return _component(shelf, value, path)
-    if is_dataclass(hint):
+    if isinstance(hint, type) and is_dataclass(hint):
         return value if isinstance(value, hint) else build(hint, _mapping(value, path), path)
     return value  # `object` and `Any` take anything
 
@@ -60,7 +60,9 @@ def build(cls: Any, given: Mapping[str, Any], path: str, name: str = "simfl") ->
     try:
         return cls(**values)
     except (ConfigError, ValueError) as error:
-        raise ConfigError(f"{path or 'experiment'}: {error}") from error
+        where, _, rest = str(error).partition(": ")
+        key = where.rpartition(".")[2]  # a component's own check names the field first: `block: 3 is …`
+        raise ConfigError(f"{_join(path, key)}: {rest}" if key in known else f"{path}: {error}") from error
 
 
 def _limited(kind: type, limit: Limit, value: Any, path: str) -> Any:
@@ -127,7 +129,7 @@ def _local_optimizer(value: Any, path: str) -> LocalOptimizer:
     for key, setting in given.items():
         if key not in allowed:
             _unknown_key(key, setting, path, name, allowed)
-    settings = {key: read(_without_tensors(hints[key]), item, _join(path, key)) for key, item in given.items()}
+    settings = {key: read(without_tensors(hints[key]), item, _join(path, key)) for key, item in given.items()}
     optimizer = LocalOptimizer(name, settings)
     try:
         optimizer.build([], learning_rate=1.0)
@@ -137,9 +139,9 @@ def _local_optimizer(value: Any, path: str) -> LocalOptimizer:
     return optimizer
 
 
-def _without_tensors(hint: Any) -> Any:
+def without_tensors(hint: Any) -> Any:
     """A hint of torch's for plain YAML: no tensors, and numbers of either sign."""
-    arguments = tuple(_without_tensors(one) for one in get_args(hint) if one is not torch.Tensor)
+    arguments = tuple(without_tensors(one) for one in get_args(hint) if one is not torch.Tensor)
     if _is_union(get_origin(hint)):
         return Union[arguments]  # noqa: UP007  (a computed union)
     if get_origin(hint) is tuple:
@@ -151,9 +153,10 @@ def written(value: Any, path: str = "") -> Any:
     """The plain mappings, lists and values that `read` makes an equal value of."""
     if isinstance(value, LocalOptimizer):
         return {"name": value.name} | written(value.settings, path)
-    if is_dataclass(value):
-        shelf = next((shelf for kind in type(value).__mro__ if (shelf := shelf_of(kind))), None)
-        name = {shelf.key: shelf.name_of(type(value))} if shelf else {}
+    kind = type(value)
+    if is_dataclass(kind):
+        shelf = next((shelf for base in kind.__mro__ if (shelf := shelf_of(base))), None)
+        name = {shelf.key: shelf.name_of(kind)} if shelf else {}
         return name | {f.name: written(getattr(value, f.name), _join(path, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
         return {key: written(item, _join(path, key)) for key, item in value.items()}

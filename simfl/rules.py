@@ -23,7 +23,7 @@ def complaints(experiment: Experiment) -> Complaints:
     if not experiment.phases:
         yield "phases: at least one is needed"
     for i, phase in enumerate(experiment.phases):
-        for rule in (_sampling, _local, _plain_sgd, _names, _silence, _codecs, _weighting):
+        for rule in (_sampling, _local, _plain_sgd, _names, _silence, _weighting):
             yield from (f"phases.{i}.{line}" for line in rule(phase, experiment))
         yield from (f"phases.{i}.{line}" for line in _keep(phase, experiment.phases[i - 1] if i else None))
     yield from _privacy(experiment)
@@ -76,13 +76,6 @@ def _silence(phase: Phase, experiment: Experiment) -> Complaints:
     for key, usual in silent.items():
         if getattr(phase, key) != usual:
             yield f"{key}: has no effect with communicate: false, when nothing travels"
-
-
-def _codecs(phase: Phase, experiment: Experiment) -> Complaints:
-    for direction in ("download", "upload"):
-        codec = getattr(phase.codec, direction)
-        if codec.error_feedback and codec.lossless:
-            yield f"codec.{direction}.error_feedback: true has no effect with a codec that loses nothing"
 
 
 def _keep(phase: Phase, before: Phase | None) -> Complaints:

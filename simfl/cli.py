@@ -1,0 +1,149 @@
+"""The command line. Errors that a user can cause are one line and exit code 2; everything heavy is imported late."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from simfl import __version__
+from simfl.errors import ClientError, ConfigError, SimflError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from simfl.catalogue import Entry
+
+USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code."""
+    sys.path.append(os.getcwd())  # components may live in a module beside the experiment
+    try:
+        return commands.main(arguments, prog_name="simfl", standalone_mode=False) or 0
+    except click.ClickException as error:
+        return _say(error.format_message(), USER_ERROR)
+    except click.Abort:
+        return INTERRUPTED
+    except ClientError as error:
+        _say(str(error), FAILED)
+        if error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
+        return FAILED
+    except SimflError as error:
+        return _say(str(error), USER_ERROR)
+
+
+def _say(text: str, code: int) -> int:
+    print(f"simfl: {text}", file=sys.stderr)
+    return code
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="simfl %(version)s")
+@click.pass_context
+def commands(context: click.Context) -> None:
+    """simfl simulates federated learning at scale, on Ray."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@commands.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), help="Folder of the run.  [default: runs/NAME]")
+@click.option(
+    "--backend",
+    type=click.Choice(["inline", "ray"]),
+    default="ray",
+    show_default=True,
+    help="inline: this process, without Ray.",
+)
+@click.option("--workers", help="Number of Ray workers.  [default: auto]")
+@click.option("--address", help="Of a running Ray cluster.  [default: start one here]")
+@click.option("--resume", is_flag=True, help="Go on from the last commit in the folder of the run.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Override a setting, e.g. phases.0.rounds=2."
+)
+def run(
+    file: Path,
+    out: Path | None,
+    backend: str,
+    workers: str | None,
+    address: str | None,
+    resume: bool,
+    overrides: tuple[str, ...],
+) -> int:
+    """Run the experiment in FILE."""
+    if backend == "inline" and (workers or address):
+        raise ConfigError(f"--{'workers' if workers else 'address'}: has no effect with --backend inline")
+    number = _workers(workers)
+    from simfl import config
+
+    experiment = config.load(file, overrides)
+    from simfl import simulation
+
+    out = out or Path("runs") / experiment.name
+    summary = simulation.run(experiment, out, backend, number, address, resume, display=True)
+    return {"completed": 0, "interrupted": INTERRUPTED}.get(summary["status"], FAILED)
+
+
+def _workers(given: str | None) -> int | str:
+    if given is None or given == "auto":
+        return "auto"
+    if not given.isdecimal() or int(given) < 1:
+        raise ConfigError(f"--workers: {given!r} is not a whole number of at least 1 or auto")
+    return int(given)
+
+
+@commands.command("list")
+@click.argument("shelf", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_(shelf: str | None, as_json: bool) -> None:
+    """Show what there is to choose from; with a SHELF, every setting too."""
+    from simfl import catalogue
+
+    found = {name: catalogue.entries(name) for name in ([shelf] if shelf else catalogue.NAMES)}
+    if as_json:
+        click.echo(json.dumps({name: [asdict(e) for e in entries] for name, entries in found.items()}, indent=2))
+    elif shelf:
+        _print_settings(found[shelf])
+    else:
+        _print_names(found)
+
+
+def _print_names(found: dict[str, list[Entry]]) -> None:
+    from rich.table import Table
+
+    table = Table("shelf", "name", "what it is", box=None, padding=(0, 2, 0, 0))
+    for shelf, entries in found.items():
+        for i, entry in enumerate(entries):
+            table.add_row("" if i else shelf, entry.name, entry.summary)
+    _console().print(table)
+
+
+def _print_settings(entries: list[Entry]) -> None:
+    from rich.table import Table
+
+    console = _console()
+    for entry in entries:
+        console.print(f"{entry.name}: {entry.summary}", highlight=False, markup=False, style="bold")
+        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+        for setting in entry.settings:
+            value = "required" if setting.required else json.dumps(setting.default)
+            table.add_row(f"  {setting.name}", value, setting.type, setting.meaning)
+        console.print(table)
+
+
+def _console() -> Console:
+    """As wide as the terminal; wide enough for a line per setting elsewhere."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 160)
