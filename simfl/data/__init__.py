@@ -1,0 +1,8 @@
+"""The shelf of data sets. A component elsewhere is named `package.module:Class` in an experiment file."""
+
+from simfl.data.base import Data
+from simfl.data.sroie import Sroie
+
+DATA: dict[str, type[Data]] = {
+    "sroie": Sroie,
+}

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -146,7 +147,7 @@ def _write_rows(order: np.ndarray, starts: np.ndarray) -> list[str]:
     last = np.append(first[1:], len(order)) - 1
     runs = [str(a) if a == b else f"{a}-{b}" for a, b in zip(order[first].tolist(), order[last].tolist(), strict=True)]
     cuts = np.searchsorted(first, starts).tolist()
-    return [",".join(runs[a:b]) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+    return [",".join(runs[a:b]) for a, b in pairwise(cuts)]
 
 
 def _read_rows(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -164,7 +165,7 @@ def _write_groups(partition: Partition) -> list[list[list[Any]]]:
     sizes = np.diff(partition.group_starts).tolist()
     named = [[name, size] for name, size in zip(partition.group_names.to_pylist(), sizes, strict=True)]
     cuts = partition.group_clients.tolist()
-    return [named[a:b] for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+    return [named[a:b] for a, b in pairwise(cuts)]
 
 
 def _read_groups(groups: list[list[list[Any]]] | None, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, pa.Array]:

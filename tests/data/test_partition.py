@@ -65,7 +65,7 @@ def test_provider_refuses_more_clients_than_groups():
 
 
 def test_provider_needs_a_number_of_clients():
-    with pytest.raises(ConfigError, match="partition.clients: not given"):
+    with pytest.raises(ConfigError, match=r"partition\.clients: not given"):
         Provider().split(FIVE, seed=0)
 
 
