@@ -43,26 +43,35 @@ class Forward:
 
 @dataclass(frozen=True)
 class MicroStep:
-    """One optimizer step: run these passes, take the gradient of this loss, step these tensors (globs)."""
+    """One optimizer step: run these passes, take the gradient of this loss, step these tensors (globs) but not those."""
 
     runs: tuple[str, ...]
     loss: Callable[..., Loss]
     trains: tuple[str, ...] = ("*",)
+    spares: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a pass returns. `sums` and `weights` (both [B]) are the objective's task loss, filled in by the engine."""
+    """What a pass returns. `sums` and `weights` (both [B]) are the objective's task loss, filled in by the engine.
+
+    `mask` [B, T] is 1 where a position of `logits` [B, T, V] counts; None for `logits` [B, V].
+    """
 
     logits: Tensor
     features: Tensor | None = None
     hidden: Tensor | None = None
+    mask: Tensor | None = None
     sums: Tensor | None = None
     weights: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """The fields that are present, by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+
+    def detach(self) -> Outputs:
+        """The same values without their graph."""
+        return Outputs(**{name: tensor.detach() for name, tensor in self.tensors().items()})
 
 
 class Visit(NamedTuple):
@@ -92,6 +101,10 @@ class Loss:
     examples: Tensor | None = None
     batch: Tensor | None = None
     client: Tensor | None = None
+
+    def parts(self) -> tuple[Tensor, Tensor]:
+        """Sum and weight of the task loss over the batch."""
+        return self.sums.sum(), self.weights.sum()
 
     def task(self) -> Tensor:
         """Mean task loss; 0 for a batch without weight."""

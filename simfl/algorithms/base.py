@@ -21,6 +21,7 @@ class Algorithm:
 
     # how each uploaded part becomes a mean: "weighting" (the phase's), "clients" (uniform), or "gather" (all uploads, unsummed)
     reduce: ClassVar[Mapping[str, str]] = {"weights": "weighting"}
+    private: ClassVar[tuple[str, ...]] = ()  # globs of trained tensors that this algorithm keeps on the client
     plain_sgd: ClassVar[bool] = False  # correct only with plain SGD as local optimizer
     needs_features: ClassVar[bool] = False  # its loss reads Outputs.features
 
@@ -67,6 +68,9 @@ class Algorithm:
         """The pseudo-gradient for the server optimizer, and new server memory."""
         return means.parts["weights"], server.state
 
-    def models(self, server: Server, state: State) -> dict[str, Weights]:
-        """The models that can be evaluated. `generic` needs only the server; others read a client's memory."""
-        return {"generic": server.weights}
+    def models(self, weights: Weights, state: State) -> dict[str, Weights]:
+        """The models that can be evaluated, from the global weights and one client's memory ({} for `generic`).
+
+        The engine adds a client's private tensors to all but `generic`.
+        """
+        return {"generic": weights, "personal": weights}

@@ -1,0 +1,52 @@
+"""Ditto: Li et al. 2021, "Ditto: fair and robust federated learning through personalization"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from simfl.algorithms.base import Algorithm
+from simfl.protocol import EXTRA, Batch, Forward, Loss, MicroStep, Outputs, Parts, State, Visit, Weights
+
+OWN = f"{EXTRA}/personal/"
+
+
+@dataclass(frozen=True)
+class Ditto(Algorithm):
+    """FedAvg, and beside it a personal model per client, pulled to the received one by (strength/2)·‖v − w‖².
+
+    Each batch steps both models, each with an optimizer of its own. With strength 0 the personal models are those of clients
+    that train alone.
+    """
+
+    strength: float = 0.1  # lambda in the paper: how close personal models stay
+
+    def forwards(self) -> dict[str, Forward]:
+        return {"student": Forward(), "personal": Forward(sources=(("*", "extra:personal"),))}
+
+    def micro_steps(self) -> tuple[MicroStep, ...]:
+        return (
+            MicroStep(runs=("student",), loss=self.loss, spares=(OWN + "*",)),
+            MicroStep(runs=("personal",), loss=self.personal_loss, trains=(OWN + "*",)),
+        )
+
+    def init_client(self, received: Parts, visit: Visit) -> State:
+        return {"personal": dict(received["weights"])}
+
+    def extra(self, module: nn.Module, received: Parts, state: State, visit: Visit) -> dict[str, Weights]:
+        return {"personal": state["personal"]}
+
+    def personal_loss(
+        self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
+    ) -> Loss:
+        """The task's loss of the personal model, and its pull."""
+        own = outputs["personal"]
+        pull = sum((trained[OWN + name] - w).square().sum() for name, w in received["weights"].items())
+        return Loss(own.sums, own.weights, client=0.5 * self.strength * pull)
+
+    def remember(self, sent: Parts, trained: Weights, received: Parts, state: State, visit: Visit) -> State:
+        return {"personal": {name: trained[OWN + name] for name in received["weights"]}}
+
+    def models(self, weights: Weights, state: State) -> dict[str, Weights]:
+        return {"generic": weights, "personal": {**weights, **state.get("personal", {})}}

@@ -1,0 +1,23 @@
+"""FedProx: Li et al. 2020, "Federated optimization in heterogeneous networks"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simfl.algorithms.base import Algorithm
+from simfl.protocol import Batch, Loss, Outputs, Parts, State, Visit, Weights
+
+
+@dataclass(frozen=True)
+class FedProx(Algorithm):
+    """FedAvg with a pull of (mu/2)·‖w − w_received‖² towards the received model; mu = 0 is FedAvg."""
+
+    mu: float = 0.01  # strength of the pull
+
+    def loss(
+        self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
+    ) -> Loss:
+        student = outputs["student"]
+        # a squared norm: the gradient of norm(x)**2 is NaN at zero, where every round starts
+        pull = sum((trained[name] - w).square().sum() for name, w in received["weights"].items())
+        return Loss(student.sums, student.weights, client=0.5 * self.mu * pull)

@@ -1,0 +1,50 @@
+"""MOON: Li, He and Song 2021, "Model-contrastive federated learning".
+
+    z, z_w, z_prev   features of the trained, the received and the client's previous model      tau   temperature
+    contrast = −log( e^{cos(z, z_w)/tau} / (e^{cos(z, z_w)/tau} + e^{cos(z, z_prev)/tau}) )
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch.nn.functional import cosine_similarity, softplus
+
+from simfl.algorithms.base import Algorithm
+from simfl.protocol import Batch, Forward, Loss, Outputs, Parts, State, Visit, Weights
+
+
+@dataclass(frozen=True)
+class Moon(Algorithm):
+    """Pulls features towards those of the received model, away from the client's previous one; mu = 0 is FedAvg.
+
+    At a first visit the previous model is the received one: the term is log 2 and has no gradient.
+    """
+
+    mu: float = 1.0  # strength of the contrast
+    tau: float = 0.5  # temperature
+    needs_features: ClassVar[bool] = True
+
+    def forwards(self) -> dict[str, Forward]:
+        frozen = {"train": False, "grad": False}
+        return {
+            "student": Forward(),
+            "received": Forward(sources=(("*", "received"),), **frozen),
+            "previous": Forward(sources=(("*", "state:previous"),), **frozen),
+        }
+
+    def init_client(self, received: Parts, visit: Visit) -> State:
+        return {"previous": dict(received["weights"])}
+
+    def loss(
+        self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
+    ) -> Loss:
+        student, z = outputs["student"], {name: out.features for name, out in outputs.items()}
+        towards = cosine_similarity(z["student"], z["received"], dim=-1) / self.tau
+        away = cosine_similarity(z["student"], z["previous"], dim=-1) / self.tau
+        return Loss(student.sums, student.weights, examples=self.mu * softplus(away - towards))
+
+    def remember(self, sent: Parts, trained: Weights, received: Parts, state: State, visit: Visit) -> State:
+        return {"previous": {name: torch.clone(trained[name]) for name in received["weights"]}}

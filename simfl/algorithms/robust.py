@@ -1,0 +1,51 @@
+"""Robust aggregation: the coordinate-wise median (Yin et al. 2018) and Krum (Blanchard et al. 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from simfl.algorithms.base import Algorithm
+from simfl.protocol import Means, Server, State, Weights
+
+
+@dataclass(frozen=True)
+class Median(Algorithm):
+    """FedAvg with the coordinate-wise median of the deltas in place of their mean; of an even number, the mean of the middle two."""
+
+    reduce: ClassVar[Mapping[str, str]] = {"weights": "gather"}
+
+    def aggregate(self, server: Server, means: Means) -> tuple[Weights, State]:
+        uploads = means.gathered["weights"]
+        middle = {name: _median(torch.stack([u[name] for u in uploads])) for name in uploads[0]}
+        return middle, server.state
+
+
+def _median(rows: torch.Tensor) -> torch.Tensor:
+    ordered, n = rows.sort(0).values, len(rows)
+    return 0.5 * (ordered[(n - 1) // 2] + ordered[n // 2])
+
+
+@dataclass(frozen=True)
+class Krum(Algorithm):
+    """FedAvg with one delta in place of the mean: the one closest to its n − f − 2 nearest others.
+
+    With `keep` above 1, the mean of that many best ones (multi-Krum).
+    """
+
+    attackers: int = 1  # f: how many uploads may be arbitrary
+    keep: int = 1  # deltas averaged
+    reduce: ClassVar[Mapping[str, str]] = {"weights": "gather"}
+
+    def aggregate(self, server: Server, means: Means) -> tuple[Weights, State]:
+        uploads = means.gathered["weights"]
+        flat = torch.stack([torch.cat([t.flatten() for t in u.values()]) for u in uploads]).double()
+        distances = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
+        neighbours = max(1, len(uploads) - self.attackers - 2)
+        scores = distances.sort(1).values[:, 1 : neighbours + 1].sum(1)
+        best = scores.argsort(stable=True)[: self.keep].tolist()
+        chosen = [uploads[i] for i in sorted(best)]
+        return {name: torch.stack([u[name] for u in chosen]).mean(0) for name in chosen[0]}, server.state

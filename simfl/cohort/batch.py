@@ -1,0 +1,124 @@
+"""A cohort as one program: n clients side by side, a step of all of them at once.
+
+Two programs, chosen by what is trained. `stacked`: the whole local step under `torch.func.vmap` over stacked weights; for small
+models. `grouped`: one pass of the shared frozen base over all clients' examples, with stacked weights only in the layers that
+are trained (see `models.grouped`), and plain autograd; since every client's loss reads only its own rows, the gradient of the
+sum is each client's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from simfl.cohort.stage import Item, Stage, Trained, call, inputs_of, step_key, tensors_for, with_task
+from simfl.cohort.stepper import Stepper
+from simfl.models.grouped import grouped, ungroupable
+from simfl.protocol import Batch, MicroStep, Outputs, Parts, State, Visit, Weights
+
+Carried = dict[str, dict[str, Tensor]]  # outputs of passes by name and field, [n, …]
+
+
+def is_grouped(stage: Stage) -> bool:
+    """Whether a frozen base is shared and every trained layer has a grouped form."""
+    frozen = sum(1 for _ in stage.module.parameters()) > len(stage.roles.trained)
+    return frozen and not ungroupable(stage.module, stage.roles.trained)
+
+
+def train(
+    stage: Stage, items: list[Item], start: Weights, buffers: Weights, received: Parts, state: State, visit: Visit,
+    steppers: list[tuple[MicroStep, Stepper]],
+) -> Trained:
+    """Train all items; `start` is stepped in place by `steppers`."""
+    n, most = len(items), max(item.steps for item in items)
+    keys = torch.tensor([item.key for item in items], device=stage.device)
+    batches = torch.stack([_padded(item, most) for item in items], 1).to(stage.device)  # [steps, n, B]
+    sums = counts = torch.zeros(n, device=stage.device)
+    use_groups = is_grouped(stage)
+    gradients_of = _grouped_gradients if use_groups else _stacked_gradients
+    base = {name: t[0] for name, t in buffers.items()} if use_groups else buffers
+    with grouped(stage.module, stage.roles.trained if use_groups else ()):
+        for step in range(most):
+            batch = stage.examples.take(batches[step])
+            active = [step < item.steps for item in items]
+            held = {} if all(active) else {name: t.clone() for name, t in buffers.items()}
+            carried: Carried = {}
+            for number, (micro, stepper) in enumerate(steppers):
+                gradients, task, carried = gradients_of(
+                    stage, micro, stepper.weights, start, base, received, state, batch,
+                    visit._replace(step=visit.step + step), step_key(keys, step), carried,
+                )
+                stepper.step(gradients, active)
+                if number == 0:
+                    sums, counts = sums + task[0], counts + task[1]
+            for name, before in held.items():  # running statistics of clients that have finished stay
+                mask = torch.tensor(active, device=stage.device).reshape(-1, *[1] * (before.dim() - 1))
+                buffers[name].copy_(torch.where(mask, buffers[name], before))
+    optimizer = _optimizer_states(steppers, n) if stage.phase.local.keep_optimizer else []
+    return Trained(start, buffers, sums, counts, optimizer)
+
+
+def _padded(item: Item, steps: int) -> Tensor:
+    batches = torch.full((steps, item.batches.shape[1]), -1, dtype=torch.int64)
+    batches[: item.steps] = torch.from_numpy(item.batches)
+    return batches
+
+
+def _optimizer_states(steppers: list[tuple[MicroStep, Stepper]], n: int) -> list[State]:
+    return [s for _, stepper in steppers for s in stepper.states()]
+
+
+def _stacked_gradients(
+    stage: Stage, micro: MicroStep, stepped: Weights, start: Weights, buffers: Weights, received: Parts, state: State,
+    batch: Batch, visit: Visit, keys: Tensor, carried: Carried,
+) -> tuple[Weights, tuple[Tensor, Tensor], Carried]:
+    forwards = stage.phase.algorithm.forwards()
+
+    def client(
+        mine: Weights, rest: Weights, own: Weights, state: State, batch: Batch, visit: Visit, key: Tensor, carried: Carried
+    ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], Carried]]:
+        trained = {**rest, **mine}
+        outputs = {name: Outputs(**fields) for name, fields in carried.items()}
+        with stage.binding.swapped(own):
+            for name in micro.runs:
+                weights = tensors_for(stage.sources[name], trained, received, state)
+                outputs[name] = with_task(stage, call(stage, forwards[name], weights, inputs_of(stage, batch), key), batch)
+        loss = micro.loss(outputs, batch, trained, received, state, visit)
+        kept = {name: out.detach().tensors() for name, out in outputs.items()}
+        return loss.total(batch["mask"]), (loss.parts(), kept)
+
+    rest = {name: t for name, t in start.items() if name not in stepped}
+    step = torch.func.vmap(torch.func.grad(client, has_aux=True), randomness="error")
+    gradients, (task, kept) = step(stepped, rest, buffers, state, batch, visit, keys, carried)
+    return gradients, (task[0].detach(), task[1].detach()), kept
+
+
+def _grouped_gradients(
+    stage: Stage, micro: MicroStep, stepped: Weights, start: Weights, buffers: Weights, received: Parts, state: State,
+    batch: Batch, visit: Visit, keys: Tensor, carried: Carried,
+) -> tuple[Weights, tuple[Tensor, Tensor], Carried]:
+    forwards, n = stage.phase.algorithm.forwards(), len(keys)
+    leaves = {name: t.detach().requires_grad_() for name, t in stepped.items()}
+    trained = {name: leaves.get(name, t) for name, t in start.items()}
+    flat = {name: t.flatten(0, 1) for name, t in inputs_of(stage, batch).items()}
+    fields = dict(carried)
+    with stage.binding.swapped(buffers):
+        for name in micro.runs:
+            weights = tensors_for(stage.sources[name], trained, received, state)
+            out = call(stage, forwards[name], weights, flat, keys, groups=n)
+            fields[name] = {key: t.unflatten(0, (n, -1)) for key, t in out.tensors().items()}
+
+    def client(fields: Carried, batch: Batch, trained: Weights, state: State, visit: Visit) -> tuple[Tensor, Tensor, Tensor]:
+        outputs = {name: with_task(stage, Outputs(**tensors), batch) for name, tensors in fields.items()}
+        loss = micro.loss(outputs, batch, trained, received, state, visit)
+        return loss.total(batch["mask"]), *loss.parts()
+
+    totals, sums, counts = torch.func.vmap(client)(fields, batch, trained, state, visit)
+    gradients = torch.autograd.grad(totals.sum(), list(leaves.values()), materialize_grads=True)
+    kept = {name: {key: t.detach() for key, t in tensors.items()} for name, tensors in fields.items()}
+    return dict(zip(leaves, gradients, strict=True)), (sums.detach(), counts.detach()), kept
+
+
+Way = Callable[..., Trained]

@@ -1,0 +1,59 @@
+"""One client at a time, eager: the reference that the other ways are held to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from simfl.cohort.stage import Item, Stage, Trained, call, inputs_of, step_key, tensors_for, with_task
+from simfl.cohort.stepper import Stepper
+from simfl.protocol import Batch, MicroStep, Outputs, Parts, State, Visit, Weights
+
+
+def train(
+    stage: Stage, items: list[Item], start: Weights, buffers: Weights, received: Parts, state: State, visit: Visit,
+    steppers: list[tuple[MicroStep, Stepper]],
+) -> Trained:
+    """Train one item. All stacked arguments have n = 1; `start` is stepped in place by `steppers`."""
+    (item,) = items
+    own = {name: t[0] for name, t in buffers.items()}
+    mine = {key: {name: t[0] for name, t in group.items()} for key, group in state.items()}
+    keys = torch.tensor(item.key, device=stage.device)
+    sums = counts = torch.zeros((), device=stage.device)
+    batches = torch.from_numpy(item.batches).to(stage.device)
+    real = (item.batches >= 0).sum(1)
+    with stage.binding.swapped(own):
+        for step in range(item.steps):
+            batch = stage.examples.take(batches[step, : real[step]])
+            now = Visit(*(t[0] for t in visit))._replace(step=visit.step[0] + step)
+            carried: dict[str, Outputs] = {}
+            for number, (micro, stepper) in enumerate(steppers):
+                trained, leaves = _leaves(start, stepper.weights)
+                task, total = _loss(stage, micro, carried, batch, trained, received, mine, now, step_key(keys, step))
+                gradients = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
+                stepper.step({n: g[None] for n, g in zip(leaves, gradients, strict=True)}, [True])
+                carried = {name: outputs.detach() for name, outputs in carried.items()}
+                if number == 0:
+                    sums, counts = sums + task[0].detach(), counts + task[1].detach()
+    optimizer = [state for _, stepper in steppers for state in stepper.states()] if stage.phase.local.keep_optimizer else []
+    return Trained(start, {n: t[None] for n, t in own.items()}, sums[None], counts[None], optimizer)
+
+
+def _leaves(start: Weights, stepped: Weights) -> tuple[Weights, Weights]:
+    """All tensors of the client, and those of them that this step differentiates."""
+    leaves = {name: t[0].detach().requires_grad_() for name, t in stepped.items()}
+    return {name: leaves.get(name, t[0]) for name, t in start.items()}, leaves
+
+
+def _loss(
+    stage: Stage, micro: MicroStep, carried: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts,
+    state: State, visit: Visit, key: Tensor,
+) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """Run the passes of a micro-step and its loss; outputs stay in `carried` for the next one."""
+    forwards = stage.phase.algorithm.forwards()
+    for name in micro.runs:
+        weights = tensors_for(stage.sources[name], trained, received, state)
+        outputs = call(stage, forwards[name], weights, inputs_of(stage, batch), key)
+        carried[name] = with_task(stage, outputs, batch)
+    loss = micro.loss(carried, batch, trained, received, state, visit)
+    return loss.parts(), loss.total(batch["mask"])

@@ -1,0 +1,74 @@
+"""A round as a list of cohorts: who visits, in which order, with which batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simfl.experiment import Local
+from simfl.seeds import rng
+
+
+@dataclass(frozen=True)
+class VisitPlan:
+    """One client in one round. `units` are the rows of the split that are trained separately, one array each."""
+
+    client: int
+    weight: float
+    units: tuple[np.ndarray, ...]
+    memory: str  # digest of what the client remembers
+
+    @property
+    def examples(self) -> int:
+        return sum(len(rows) for rows in self.units)
+
+
+@dataclass(frozen=True)
+class CohortPlan:
+    """Visits at neighbouring canonical positions of a round, trained on one worker."""
+
+    phase: int
+    round: int
+    index: int  # place among the round's cohorts
+    num_sampled: int
+    visits: tuple[VisitPlan, ...]
+
+    def cost(self, local: Local) -> int:
+        """Local steps in all: what to dispatch first."""
+        return sum(num_steps(len(rows), local) for visit in self.visits for rows in visit.units)
+
+
+def num_steps(examples: int, local: Local) -> int:
+    """Local steps of a unit with this many examples."""
+    if examples == 0:
+        return 0
+    return local.steps if local.steps is not None else local.epochs * -(-examples // local.batch_size)
+
+
+def cohorts(visits: list[VisitPlan], local: Local, width: int, phase: int, round_number: int) -> list[CohortPlan]:
+    """Sort visits canonically (steps, then client) and cut them into aligned blocks of `width`."""
+
+    def place(visit: VisitPlan) -> tuple[int, int]:
+        return sum(num_steps(len(rows), local) for rows in visit.units), visit.client
+
+    ordered = sorted(visits, key=place)
+    blocks = [tuple(ordered[i : i + width]) for i in range(0, len(ordered), width)]
+    return [CohortPlan(phase, round_number, i, len(visits), block) for i, block in enumerate(blocks)]
+
+
+def batches(rows: np.ndarray, local: Local, *name: str | int) -> np.ndarray:
+    """The rows of each local step: int64 [steps, B], padded by −1 where an epoch's last batch is partial.
+
+    Every epoch visits every row once, in an order of its own named by `name` and the epoch.
+    """
+    steps = num_steps(len(rows), local)
+    per_epoch = -(-len(rows) // local.batch_size) if len(rows) else 0
+    table = np.full((steps, local.batch_size), -1, dtype=np.int64)
+    for epoch in range(-(-steps // per_epoch) if per_epoch else 0):
+        order = rng(*name, "order", epoch).permutation(rows) if local.shuffle else rows
+        padded = np.full(per_epoch * local.batch_size, -1, dtype=np.int64)
+        padded[: len(rows)] = order
+        first = epoch * per_epoch
+        table[first : first + per_epoch] = padded.reshape(per_epoch, -1)[: steps - first]
+    return table

@@ -1,0 +1,144 @@
+"""What a worker holds during a phase, and the one function every way of training shares: a declared pass of the model.
+
+Shapes: n items (a client's unit each) lie along the first axis of every stacked tensor; B is the batch size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from simfl.cohort.binding import Binding
+from simfl.experiment import Phase, Privacy
+from simfl.passing import Pass, passing
+from simfl.protocol import EXTRA, Batch, Examples, Forward, Outputs, Parts, State, Visit, Weights
+from simfl.roles import Roles
+
+
+@dataclass(frozen=True)
+class Item:
+    """One unit of a visit: its batches as rows of the split (int64 [steps, B], −1 is padding) and its dropout key."""
+
+    client: int
+    unit: int
+    batches: np.ndarray
+    key: int
+    examples: int
+
+    @property
+    def steps(self) -> int:
+        return len(self.batches)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Items after their last local step, stacked: [n, …]."""
+
+    weights: Weights  # model tensors and extras
+    buffers: Weights
+    sums: Tensor  # task loss summed over the visit, [n]
+    counts: Tensor  # and its weights, [n]
+    optimizer: list[State]  # one per item
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A phase on a worker: resident model and data, and what each tensor is."""
+
+    phase: Phase
+    index: int
+    seed: int
+    module: nn.Module
+    roles: Roles
+    examples: Examples
+    device: torch.device
+    num_clients: int
+    privacy: Privacy | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    alias_rule: str = "once"
+
+    @cached_property
+    def binding(self) -> Binding:
+        return Binding(self.module)
+
+    @cached_property
+    def sources(self) -> dict[str, dict[str, str]]:
+        """For each declared pass, where each trained tensor is read."""
+        table = {}
+        for name, forward in self.phase.algorithm.forwards().items():
+            table[name] = {tensor: _source(forward, tensor) for tensor in self.roles.trained}
+        return table
+
+
+def _source(forward: Forward, name: str) -> str:
+    return next((source for glob, source in forward.sources if fnmatchcase(name, glob)), "trained")
+
+
+def tensors_for(sources: Mapping[str, str], trained: Weights, received: Parts, state: State) -> Weights:
+    """The model tensors of a pass; a source that lacks one borrows the client's own, detached."""
+    found = {}
+    for name, source in sources.items():
+        kind, _, key = source.partition(":")
+        if kind == "trained":
+            found[name] = trained[name]
+            continue
+        if kind == "received":
+            tensor = received["weights"].get(name)
+        elif kind == "state":
+            tensor = state[key].get(name)
+        else:
+            tensor = trained.get(f"{EXTRA}/{key}/{name}")
+        found[name] = trained[name].detach() if tensor is None else tensor
+    return found
+
+
+def call(stage: Stage, forward: Forward, weights: Weights, inputs: Batch, key: Tensor, groups: int = 1) -> Outputs:
+    """Run the module with these tensors in place of its own."""
+    if stage.module.training != forward.train:
+        stage.module.train(forward.train)
+    step = Pass(key if forward.train else None, groups, forward.branch)
+    with passing(step), stage.binding.swapped(weights), torch.set_grad_enabled(forward.grad and torch.is_grad_enabled()):
+        out = stage.module(**inputs)
+    return out if isinstance(out, Outputs) else Outputs(out)
+
+
+def with_task(stage: Stage, outputs: Outputs, batch: Batch) -> Outputs:
+    """`outputs` with the objective's per-example loss."""
+    sums, weights = stage.phase.objective.loss(outputs, batch)
+    return replace(outputs, sums=sums, weights=weights)
+
+
+def inputs_of(stage: Stage, batch: Batch) -> Batch:
+    """What of the batch the model takes."""
+    return {name: batch[name] for name in stage.phase.objective.inputs if name in batch}
+
+
+def step_key(keys: Tensor, step: int) -> Tensor:
+    """The dropout key of a local step: an odd multiple apart for each step of an item."""
+    return keys + (2 * step + 1) * 0x5851F42D4C957F2D % (1 << 62)
+
+
+def visits(stage: Stage, items: list[Item], round_number: int, weights: list[float], num_sampled: int) -> Visit:
+    """The numbers of these items' visits as stacked tensors [n], at step 0."""
+
+    def tensor(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=stage.device)
+
+    n = len(items)
+    return Visit(
+        client=torch.tensor([i.client for i in items], device=stage.device),
+        round=torch.full((n,), round_number, device=stage.device),
+        step=torch.zeros(n, dtype=torch.int64, device=stage.device),
+        steps=tensor([i.steps for i in items]),
+        examples=tensor([i.examples for i in items]),
+        weight=tensor(weights),
+        num_clients=tensor([stage.num_clients] * n),
+        num_sampled=tensor([num_sampled] * n),
+        learning_rate=tensor([stage.phase.local.learning_rate] * n),
+    )

@@ -1,0 +1,235 @@
+"""A cohort from start to end on a worker: remember, train, clip, encode, decode, remember, and one sum per part.
+
+The ways of training differ in how many items they take at once, and in nothing else of what follows.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from simfl import ledger
+from simfl.cohort import batch, loop
+from simfl.cohort.fold import Fold
+from simfl.cohort.plan import CohortPlan, VisitPlan, batches
+from simfl.cohort.stage import Item, Stage, Trained, visits
+from simfl.cohort.stacking import mapped, namespace, row, stack
+from simfl.cohort.stepper import Stepper
+from simfl.cohort.wire import Wire
+from simfl.errors import ClientError
+from simfl.memory import Store
+from simfl.privacy import clip_update
+from simfl.protocol import EXTRA, MicroStep, Parts, State, Visit, Weights
+from simfl.seeds import seed_for
+from simfl.weights import scale, select, tree_sum
+
+WAYS: dict[str, Callable[..., Trained]] = {"loop": loop.train, "batch": batch.train}
+
+
+@dataclass
+class CohortResult:
+    """What a worker returns for a cohort: sums and rows, never single uploads (but for gathered parts)."""
+
+    index: int
+    sums: Parts = field(default_factory=dict)
+    gathered: dict[str, list[Weights]] = field(default_factory=dict)
+    memory: dict[int, str] = field(default_factory=dict)  # client -> digest of what it now remembers
+    ledger: list[ledger.Row] = field(default_factory=list)
+    clients: list[dict[str, Any]] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Done:
+    """A visit after its last local step, unstacked."""
+
+    plan: VisitPlan
+    visit: Visit
+    upload: Parts
+    trained: Weights
+    buffers: Weights
+    state: State
+    optimizer: list[State]
+    loss: float
+
+
+def train_cohort(stage: Stage, store: Store, plan: CohortPlan, received: Parts, way: str, on_error: str) -> CohortResult:
+    """Every visit of the cohort; ClientError names the client that failed, unless failures are skipped."""
+    result, started = CohortResult(plan.index), time.perf_counter()
+    memories = {v.client: store.get(v.memory) for v in plan.visits}
+    done: list[Done | None] = []
+    width = len(plan.visits) if way == "batch" else 1
+    if stage.privacy is not None and way == "batch":
+        width = 1  # the units of one client fill the program
+    for first in range(0, len(plan.visits), width):
+        group = plan.visits[first : first + width]
+        done += _attempt(stage, plan, group, memories, received, way, on_error)
+    result.seconds["train"] = time.perf_counter() - started
+    started = time.perf_counter()
+    wire, states = Wire(stage, plan.phase, plan.round), []
+    folds: dict[str, Fold] = {}
+    for position, (visit, outcome) in enumerate(zip(plan.visits, done, strict=True)):
+        if outcome is None:
+            result.skipped.append(visit.client)
+            for fold in folds.values():
+                fold.push(None)
+            continue
+        sent, residual = wire.send(visit.client, outcome.upload, received, memories[visit.client], result.ledger)
+        states.append((visit.client, _remember(stage, outcome, sent, received, residual)))
+        _fold(stage, folds, result, outcome, sent, position)
+        result.clients.append(_client_row(plan, outcome))
+    result.sums = {part: total for part, fold in folds.items() if (total := fold.total()) is not None}
+    result.seconds["encode"] = time.perf_counter() - started
+    digests = store.put_all([state for _, state in states])
+    result.memory = {client: digest for (client, _), digest in zip(states, digests, strict=True)}
+    return result
+
+
+def _attempt(
+    stage: Stage, plan: CohortPlan, group: tuple[VisitPlan, ...], memories: dict[int, State], received: Parts, way: str,
+    on_error: str,
+) -> list[Done | None]:
+    """The visits of a group; if they fail together they are tried one by one, to name the client at fault."""
+    try:
+        return list(_train_group(stage, plan, group, memories, received, way))
+    except Exception as error:
+        if len(group) > 1:
+            return [o for v in group for o in _attempt(stage, plan, (v,), memories, received, way, on_error)]
+        if on_error == "skip":
+            return [None]
+        client = group[0].client
+        seed = seed_for(stage.seed, "visit", plan.phase, plan.round, client, 0)
+        where = f"client {client}, phase {plan.phase}, round {plan.round}, seed {seed}"
+        text = str(error) if isinstance(error, ClientError) else traceback.format_exc()
+        raise ClientError(f"{where} failed:\n{text}") from error
+
+
+def _train_group(
+    stage: Stage, plan: CohortPlan, group: tuple[VisitPlan, ...], memories: dict[int, State], received: Parts, way: str
+) -> list[Done]:
+    items, owners = [], []
+    for visit in group:
+        for unit, rows in enumerate(visit.units):
+            name = (stage.seed, "visit", plan.phase, plan.round, visit.client, unit)
+            schedule = batches(rows, stage.phase.local, *name)
+            items.append(Item(visit.client, unit, schedule, seed_for(*name) >> 1, visit.examples))
+            owners.append(visit)
+    size = len(items) if way == "batch" else 1
+    outcomes: list[Done] = []
+    for first in range(0, len(items), size):
+        chunk, chunk_owners = items[first : first + size], owners[first : first + size]
+        outcomes += _train_items(stage, plan, chunk, chunk_owners, memories, received, way)
+    if stage.privacy is None:
+        return outcomes
+    return [_one_upload(stage, v, [o for o in outcomes if o.plan.client == v.client], received) for v in group]
+
+
+def _train_items(
+    stage: Stage, plan: CohortPlan, items: list[Item], owners: list[VisitPlan], memories: dict[int, State],
+    received: Parts, way: str,
+) -> list[Done]:
+    algorithm, n = stage.phase.algorithm, len(items)
+    visit = visits(stage, items, plan.round, [o.weight for o in owners], plan.num_sampled)
+    each = [Visit(*(t[k] for t in visit)) for k in range(n)]
+    kept = [_on_device(memories[item.client], stage.device) for item in items]
+    states = [
+        namespace(memory, "algorithm") or algorithm.init_client(received, one)
+        for memory, one in zip(kept, each, strict=True)
+    ]
+    starts = [_start(stage, memory, received, state, one) for memory, state, one in zip(kept, states, each, strict=True)]
+    start, state = stack(starts), {key: stack([s[key] for s in states]) for key in states[0]}
+    buffers = stack([_buffers(stage, memory, received) for memory in kept])
+    steppers = _steppers(stage, start, kept)
+    trained = WAYS[way](stage, items, start, buffers, received, state, visit, steppers)
+    uploads = mapped(lambda t, s, v: algorithm.upload(t, received, s, v), n)(trained.weights, state, visit)
+    losses = (trained.sums / trained.counts.clamp_min(1e-12)).tolist()
+    micro = len(steppers)
+    return [
+        Done(
+            owners[k], each[k], {part: row(tensors, k) for part, tensors in uploads.items()}, row(trained.weights, k),
+            row(trained.buffers, k), states[k], [trained.optimizer[m * n + k] for m in range(micro)] if trained.optimizer else [],
+            losses[k],
+        )
+        for k in range(n)
+    ]
+
+
+def _one_upload(stage: Stage, plan: VisitPlan, units: list[Done], received: Parts) -> Done:
+    """Each unit's whole update clipped, summed, and divided by the number of units (Track 2 of PFL-DocVQA, Tito et al. 2024)."""
+    assert stage.privacy is not None
+    limit, count = stage.privacy.clip, stage.privacy.groups_per_client or len(units)
+    clipped = [clip_update(unit.upload["weights"], limit) if limit is not None else unit.upload["weights"] for unit in units]
+    total = tree_sum(clipped)
+    assert total is not None
+    mean = scale(total, 1.0 / count)
+    first = units[0]
+    trained = {**first.trained, **{name: received["weights"][name] + delta for name, delta in mean.items()}}
+    loss = sum(unit.loss for unit in units) / len(units)
+    return Done(plan, first.visit, {"weights": mean}, trained, first.buffers, first.state, [], loss)
+
+
+def _start(stage: Stage, memory: State, received: Parts, state: State, visit: Visit) -> Weights:
+    private = namespace(memory, "private").get("weights") or stage.binding.values(stage.roles.private)
+    start = {name: received["weights"].get(name, private.get(name)) for name in stage.roles.trained}
+    extras = stage.phase.algorithm.extra(stage.module, received, state, visit)
+    for group, tensors in extras.items():
+        start |= {f"{EXTRA}/{group}/{name}": tensor for name, tensor in tensors.items()}
+    return start
+
+
+def _buffers(stage: Stage, memory: State, received: Parts) -> Weights:
+    mine = namespace(memory, "buffers").get("weights") or received.get("buffers") or {}
+    return {name: t.clone() for name, t in (mine or stage.binding.values(stage.roles.buffers)).items()}
+
+
+def _steppers(stage: Stage, start: Weights, kept: list[State]) -> list[tuple[MicroStep, Stepper]]:
+    steppers = []
+    for number, micro in enumerate(stage.phase.algorithm.micro_steps()):
+        names = select(start, micro.trains, micro.spares, where="algorithm")
+        before = [namespace(memory, f"optimizer{number}") for memory in kept]
+        steppers.append((micro, Stepper(stage.phase.local, {name: start[name] for name in names}, before)))
+    return steppers
+
+
+def _remember(stage: Stage, done: Done, sent: Parts, received: Parts, residual: State) -> State:
+    """Everything this client will find at its next visit, by namespace."""
+    new = stage.phase.algorithm.remember(sent, done.trained, received, done.state, done.visit)
+    memory = {f"algorithm:{key}": tensors for key, tensors in new.items()}
+    memory |= {f"codec:{part}": tensors for part, tensors in residual.items()}
+    if stage.roles.private:
+        memory["private:weights"] = {name: done.trained[name] for name in stage.roles.private}
+    if stage.roles.buffers and stage.phase.buffers == "local":
+        memory["buffers:weights"] = done.buffers
+    for number, state in enumerate(done.optimizer):
+        memory |= {f"optimizer{number}:{key}": tensors for key, tensors in state.items()}
+    return {group: {n: t.detach().cpu().contiguous() for n, t in tensors.items()} for group, tensors in memory.items()}
+
+
+def _fold(
+    stage: Stage, folds: dict[str, Fold], result: CohortResult, done: Done, sent: Parts, position: int
+) -> None:
+    for part, tensors in sent.items():
+        rule = stage.phase.algorithm.reduce.get(part, "weighting")
+        if rule == "gather":
+            result.gathered.setdefault(part, []).append(tensors)
+            continue
+        weighted = scale(tensors, done.plan.weight) if rule == "weighting" else tensors
+        folds.setdefault(part, Fold(empty=position)).push(weighted)
+
+
+def _client_row(plan: CohortPlan, done: Done) -> dict[str, Any]:
+    visit = done.plan
+    return {
+        "phase": plan.phase, "round": plan.round, "client": visit.client, "examples": visit.examples,
+        "units": len(visit.units), "steps": int(done.visit.steps), "weight": visit.weight, "loss": done.loss,
+    }
+
+
+def _on_device(memory: State, device: torch.device) -> State:
+    return {group: {name: t.to(device) for name, t in tensors.items()} for group, tensors in memory.items()}

@@ -1,0 +1,132 @@
+"""Scores of generic and personal models: per split, client, provider; sharded over the workers, summed in row order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from simfl.cohort.stacking import namespace
+from simfl.cohort.stage import Stage
+from simfl.data.holdings import Partition
+from simfl.data.partitioner import column
+from simfl.memory import Store
+from simfl.passing import Pass, passing
+from simfl.protocol import Parts
+from simfl.setting import Setting
+
+GROUPS = ("provider", "field", "group")  # columns by which scores are also averaged, where the data has them
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """A shard: these rows of a split under one model. `client` and `memory` belong to personal models."""
+
+    index: int
+    split: str
+    model: str
+    rows: np.ndarray
+    client: int | None = None
+    memory: str = ""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One value per example and metric, in the order of `rows`."""
+
+    plan: EvaluationPlan
+    columns: dict[str, np.ndarray]
+
+
+def shards(split: str, model: str, rows: np.ndarray, size: int, client: int | None = None, memory: str = "") -> list[EvaluationPlan]:
+    """Cut rows into shards of a fixed size, so that results do not depend on the number of workers."""
+    return [EvaluationPlan(0, split, model, rows[i : i + size], client, memory) for i in range(0, len(rows), size)]
+
+
+def evaluate(setting: Setting, stage: Stage, store: Store, plan: EvaluationPlan, received: Parts, batch_size: int) -> Scores:
+    """Score one shard."""
+    objective, algorithm = stage.phase.objective, stage.phase.algorithm
+    memory = store.get(plan.memory) if plan.memory else {}
+    weights = algorithm.models(received["weights"], namespace(memory, "algorithm"))[plan.model]
+    private = namespace(memory, "private").get("weights", {}) if plan.client is not None else {}
+    weights = {**weights, **received.get("buffers", {}), **namespace(memory, "buffers").get("weights", {}), **private}
+    examples, split = setting.examples(objective, plan.split), setting.split(plan.split)
+    stage.module.eval()
+    pieces = []
+    with torch.no_grad(), passing(Pass()), stage.binding.swapped({n: t.to(stage.device) for n, t in weights.items()}):
+        for first in range(0, len(plan.rows), batch_size):
+            rows = plan.rows[first : first + batch_size]
+            batch = examples.take(torch.from_numpy(rows).to(stage.device))
+            pieces.append(objective.score(objective.predict(stage.module, batch), split, rows))
+    return Scores(plan, {name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]})
+
+
+def summarise(setting: Setting, scores: Iterable[Scores], facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows for `evaluations.parquet`: each metric's mean by split and model, and by every group column and client.
+
+    `two_step` is the mean of the group means, as paper 000 averages over data sets.
+    """
+    joined: dict[tuple[str, str, int | None], list[Scores]] = {}
+    for part in scores:
+        joined.setdefault((part.plan.split, part.plan.model, part.plan.client), []).append(part)
+    out: list[dict[str, Any]] = []
+    for (split, model, client), parts in joined.items():
+        rows = np.concatenate([p.plan.rows for p in parts])
+        columns = {name: np.concatenate([p.columns[name] for p in parts]) for name in parts[0].columns}
+        base = {**facts, "split": split, "model": model}
+        by = "all" if client is None else "client"
+        for metric, values in columns.items():
+            out.append({**base, "by": by, "group": "" if client is None else str(client), "metric": metric, **_mean(values)})
+            for kind, names in _groups(setting, split, rows) if client is None else ():
+                means = {g: _mean(values[names == g]) for g in sorted(set(names))}
+                out += [{**base, "by": kind, "group": g, "metric": metric, **mean} for g, mean in means.items()]
+                two_step = {"value": float(np.mean([mean["value"] for mean in means.values()])), "count": len(means)}
+                out.append({**base, "by": f"{kind}:two_step", "group": "", "metric": metric, **two_step})
+    return out
+
+
+def _mean(values: np.ndarray) -> dict[str, Any]:
+    return {"value": float(np.mean(values, dtype=np.float64)), "count": len(values)}
+
+
+def _groups(setting: Setting, split: str, rows: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    found = setting.split(split)
+    tables = [found.examples] + ([found.documents] if found.documents is not None else [])
+    present = [name for name in GROUPS if any(name in table.column_names for table in tables)]
+    coded = {name: column(found, name) for name in present}
+    return [(name, np.asarray(names.to_pylist(), dtype=object)[codes][rows]) for name, (codes, names) in coded.items()]
+
+
+def headline(rows: list[dict[str, Any]], metric: str, split: str, model: str) -> float | None:
+    """The overall value of a metric, or None where it was not evaluated."""
+    wanted = {"metric": metric, "split": split, "model": model, "by": "all"}
+    return next((r["value"] for r in rows if all(r[k] == v for k, v in wanted.items())), None)
+
+
+def headlines(rows: list[dict[str, Any]], first: str) -> dict[str, float]:
+    """Overall values by name: `anls` of the generic model on the first split, else `split.anls`, `personal.anls`, …
+
+    Of personal models, which are scored client by client, the mean over clients.
+    """
+    found: dict[str, list[float]] = {}
+    for r in rows:
+        if r["by"] in ("all", "client"):
+            path = [r["split"]] if r["split"] != first else []
+            path += [r["model"]] if r["model"] != "generic" else []
+            found.setdefault(".".join([*path, r["metric"]]), []).append(r["value"])
+    return {name: float(np.mean(values)) for name, values in found.items()}
+
+
+def rows_of_clients(setting: Setting, partition: Partition, split: str, rows: np.ndarray) -> list[np.ndarray]:
+    """Which of these rows are each client's own: those of its groups; all of them where it has no groups."""
+    if split == "train":
+        return [np.intersect1d(rows, partition.rows(k)) for k in range(len(partition))]
+    groups = [{name for name, _ in partition.groups(k)} for k in range(len(partition))]
+    column_names = {name: values for name, values in _groups(setting, split, rows)}
+    values = next((column_names[c] for c in ("provider", "group") if c in column_names), None)
+    if values is None or not any(groups):
+        return [rows for _ in range(len(partition))]
+    return [rows[np.array([value in own for value in values], dtype=bool)] for own in groups]

@@ -1,0 +1,93 @@
+"""Layers for several clients side by side: one frozen base, and stacked weights where clients differ.
+
+A module that owns trained tensors computes, for activations [g·B, …], with weights [g, …]. A tensor that is not stacked (its
+usual number of axes) is shared by all, and the layer computes as it always does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.models.t5.modeling_t5 import T5LayerNorm
+
+from simfl.passing import current
+
+
+def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    if layer.weight.dim() == 2:
+        return functional.linear(x, layer.weight, layer.bias)
+    groups = current().groups
+    flat = x.reshape(groups, -1, x.shape[-1])
+    if layer.bias is None:
+        out = torch.bmm(flat, layer.weight.transpose(1, 2))
+    else:
+        out = torch.baddbmm(layer.bias[:, None], flat, layer.weight.transpose(1, 2))
+    return out.reshape(*x.shape[:-1], -1)
+
+
+def _embedding(layer: nn.Embedding, index: Tensor) -> Tensor:
+    if layer.weight.dim() == 2:
+        return functional.embedding(index, layer.weight, layer.padding_idx)
+    groups, rows, width = layer.weight.shape
+    offset = torch.arange(groups, device=index.device) * rows
+    flat = index.reshape(groups, -1) + offset[:, None]
+    return functional.embedding(flat, layer.weight.reshape(groups * rows, width)).reshape(*index.shape, width)
+
+
+def _per_group(weight: Tensor, x: Tensor) -> Tensor:
+    """[g, D] laid out to multiply [g·B, …, D]."""
+    return weight.repeat_interleave(x.shape[0] // weight.shape[0], 0).reshape(
+        x.shape[0], *[1] * (x.dim() - 2), weight.shape[-1]
+    )
+
+
+def _layer_norm(layer: nn.LayerNorm, x: Tensor) -> Tensor:
+    if layer.weight.dim() == len(layer.normalized_shape):
+        return functional.layer_norm(x, layer.normalized_shape, layer.weight, layer.bias, layer.eps)
+    normal = functional.layer_norm(x, layer.normalized_shape, eps=layer.eps)
+    scaled = normal * _per_group(layer.weight, x)
+    return scaled if layer.bias is None else scaled + _per_group(layer.bias, x)
+
+
+def _t5_layer_norm(layer: T5LayerNorm, x: Tensor) -> Tensor:
+    variance = x.to(torch.float32).pow(2).mean(-1, keepdim=True)
+    normal = (x * torch.rsqrt(variance + layer.variance_epsilon)).to(x.dtype)
+    return normal * (layer.weight if layer.weight.dim() == 1 else _per_group(layer.weight, x).to(x.dtype))
+
+
+GROUPED: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
+    nn.Linear: _linear,
+    nn.Embedding: _embedding,
+    nn.LayerNorm: _layer_norm,
+    T5LayerNorm: _t5_layer_norm,
+}
+
+
+def ungroupable(module: nn.Module, trained: tuple[str, ...]) -> list[str]:
+    """The trained tensors whose layer has no grouped form."""
+    owners = {name: module.get_submodule(name.rpartition(".")[0]) for name in trained}
+    return [name for name, owner in owners.items() if type(owner) not in GROUPED]
+
+
+@contextmanager
+def grouped(module: nn.Module, trained: tuple[str, ...]) -> Iterator[None]:
+    """Inside the block, the layers that own `trained` tensors compute in groups."""
+    tied = {id(p) for name, p in module.named_parameters() if name in set(trained)}
+    layers = [
+        layer
+        for layer in module.modules()
+        if type(layer) in GROUPED and any(id(p) in tied for p in layer._parameters.values() if p is not None)
+    ]
+    for layer in layers:
+        form = GROUPED[type(layer)]
+        layer.forward = lambda x, *, _layer=layer, _form=form: _form(_layer, x)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward

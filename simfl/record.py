@@ -1,0 +1,165 @@
+"""What a run leaves on the disk: its experiment, manifest, tables, log, commits and summary."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from simfl import __version__, checkpoint, files, ledger, tables
+from simfl.errors import RunError
+from simfl.experiment import Checkpoint
+from simfl.memory import Store
+from simfl.snapshot import Snapshot
+
+TABLES = ("rounds", "ledger", "clients", "evaluations")
+LIBRARIES = ("torch", "numpy", "ray", "transformers", "peft", "pyarrow", "tokenizers")
+Rows = dict[str, list[dict[str, Any]]]
+
+
+@dataclass
+class Record:
+    """The folder of one run. Rows wait in memory until the commit that covers their rounds."""
+
+    folder: Path
+    policy: Checkpoint
+    pending: Rows = field(default_factory=lambda: {name: [] for name in TABLES})
+    resumed_at: list[int] = field(default_factory=list)
+    seconds: float = 0.0  # spent in earlier sittings, up to their last commit
+    state_sha256: str = ""
+    _started: float = field(default_factory=time.monotonic)
+    _committed: tuple[int, float] = (0, 0.0)  # step and clock of the last commit
+    _held: tuple[set[str], ...] = ()  # memory digests of the newest commits
+
+    @staticmethod
+    def open(folder: Path, experiment_yaml: str, manifest: Mapping[str, Any], policy: Checkpoint, resume: bool) -> Record:
+        """A fresh folder, or one to go on in. RunError where it holds another run, or lacks the one to resume."""
+        stored = folder / "experiment.yaml"
+        if stored.exists() and not resume:
+            raise RunError(f"{folder}: holds a run already; go on with --resume, or give another --out")
+        if resume and not stored.exists():
+            raise RunError(f"{folder}: no run to resume here")
+        record = Record(folder, policy)
+        if resume:
+            record._check(experiment_yaml, manifest)
+            return record
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            record._write("manifest.json", dict(manifest))
+            files.write(stored, lambda file: file.write(experiment_yaml.encode()))
+            files.sync_folder(folder)
+        except OSError as error:
+            raise files.disk_error(folder, error) from error
+        return record
+
+    def _check(self, experiment_yaml: str, manifest: Mapping[str, Any]) -> None:
+        before, now = (self.folder / "experiment.yaml").read_text().splitlines(), experiment_yaml.splitlines()
+        for a, b in zip(before + [""] * len(now), now + [""] * len(before), strict=False):
+            if a != b:
+                raise RunError(f"{self.folder}: the run on disk has {a.strip()!r} where this experiment has {b.strip()!r}")
+        stored = json.loads((self.folder / "manifest.json").read_text())
+        for key in ("data_sha256", "partition_sha256", "identity"):
+            if stored[key] != manifest[key]:
+                raise RunError(f"{self.folder}: {key} was {stored[key]!r} when the run began, now {manifest[key]!r}")
+
+    def restore(self) -> tuple[Snapshot | None, str]:
+        """The newest whole commit, and a warning if newer ones were damaged; None where none was made."""
+        found = checkpoint.latest(self.folder / "checkpoints")
+        last = found.step if found else -1
+        checkpoint.drop_after(self.folder / "checkpoints", last)
+        for name in TABLES:
+            tables.drop_after(self.folder / "tables", name, last)
+        if found is None:
+            return None, ""
+        snapshot = Snapshot.restore(found.tensors, found.facts)
+        self.resumed_at = [*found.notes.get("resumed_at", []), snapshot.step]
+        self.seconds = float(found.notes.get("seconds", 0.0))
+        self.state_sha256 = found.state_sha256
+        self._committed = (snapshot.step, time.monotonic())
+        self._held = (set(snapshot.memory.values()),)
+        return snapshot, found.warning
+
+    def add(self, rows: Mapping[str, list[dict[str, Any]]]) -> None:
+        """Rows of a finished round."""
+        for name, more in rows.items():
+            self.pending[name] += more
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """All rows of a table so far, committed or not."""
+        folder = self.folder / "tables"
+        return [row for part in tables.parts(folder, name) for row in tables.read(part).to_pylist()] + self.pending[name]
+
+    def due(self, step: int) -> bool:
+        """Whether a commit is due: enough rounds and enough seconds since the last."""
+        last, when = self._committed
+        return step - last >= self.policy.rounds and time.monotonic() - when >= self.policy.seconds
+
+    def commit(self, snapshot: Snapshot, store: Store) -> None:
+        """Tables first, then the commit that makes them count."""
+        for name, rows in self.pending.items():
+            if rows:
+                tables.write_part(self.folder / "tables", name, snapshot.step, rows)
+        notes = {"resumed_at": self.resumed_at, "seconds": self.elapsed}
+        folder = self.folder / "checkpoints"
+        self.state_sha256 = checkpoint.commit(folder, snapshot.step, snapshot.tensors(), snapshot.facts(), notes)
+        self.pending = {name: [] for name in TABLES}
+        self._committed = (snapshot.step, time.monotonic())
+        self._held = (*self._held, set(snapshot.memory.values()))[-checkpoint.KEPT :]
+        store.collect(set().union(*self._held))
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of this and earlier sittings."""
+        return self.seconds + time.monotonic() - self._started
+
+    def log(self, event: str, **facts: Any) -> None:
+        """One line in `log.jsonl`."""
+        with open(self.folder / "log.jsonl", "a") as file:
+            file.write(json.dumps({"time": time.time(), "event": event, **facts}) + "\n")
+
+    def finish(self, snapshot: Snapshot, status: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Join the tables, write `summary.json` and return it."""
+        for name in TABLES:
+            tables.join(self.folder / "tables", name, self.folder / f"{name}.parquet")
+        rows = tables.read(self.folder / "ledger.parquet").to_pylist()
+        totals = ledger.totals(rows)
+        summary = {
+            "status": status,
+            "rounds": snapshot.step,
+            "resumed_at": self.resumed_at,
+            **facts,
+            "bytes": {way: count["B"] for way, count in totals["payload"].items()},
+            "charged": {way: count["B"] for way, count in totals["charged"].items()},
+            "weights_sha256": snapshot.weights_sha256,
+            "state_sha256": self.state_sha256,
+        }
+        self._write("summary.json", summary)
+        return summary
+
+    def _write(self, name: str, content: Mapping[str, Any]) -> None:
+        data = json.dumps(content, indent=2).encode()
+        files.write(self.folder / name, lambda file: file.write(data))
+
+
+def manifest(identity: Mapping[str, Any], data_sha256: str, partition_sha256: str) -> dict[str, Any]:
+    """What the run was made of: versions, hashes, hardware, and what is part of its identity."""
+    return {
+        "simfl": __version__,
+        "python": platform.python_version(),
+        "libraries": {name: metadata.version(name) for name in LIBRARIES},
+        "machine": {"system": platform.platform(), "processor": platform.machine(), "gpus": _gpus()},
+        "data_sha256": data_sha256,
+        "partition_sha256": partition_sha256,
+        "identity": dict(identity),
+    }
+
+
+def _gpus() -> list[str]:
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

@@ -1,0 +1,91 @@
+"""What an experiment is made of, as one process holds it: data, partition, model, encoded examples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from simfl.cohort.stage import Stage
+from simfl.data.base import Dataset, Split
+from simfl.errors import ConfigError, nearest
+from simfl.experiment import Experiment
+from simfl.models.base import aliases
+from simfl.objectives.base import Objective
+from simfl.protocol import Examples, Task
+from simfl.roles import Roles, roles
+from simfl.seeds import rng
+
+
+@dataclass
+class Setting:
+    """Built from the experiment alone, so that every process builds the same."""
+
+    experiment: Experiment
+    cache: Path
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        return self.experiment.data.load(self.cache)
+
+    @cached_property
+    def module(self) -> nn.Module:
+        return self.experiment.model.build(self.task).to(self.device)
+
+    @cached_property
+    def task(self) -> Task:
+        card = self.dataset.card
+        shape = card.get("shape")
+        return Task(self.experiment.seed, card.get("num_classes"), tuple(shape) if shape else None)
+
+    @cached_property
+    def aliases(self) -> dict[str, str]:
+        return aliases(self.module)
+
+    def split(self, name: str) -> Split:
+        """A split by name; ConfigError if the data set has none of that name."""
+        if name not in self.dataset.splits:
+            raise ConfigError(
+                f"evaluate.splits: {self.dataset.name} has no split {name!r}; {nearest(name, self.dataset.splits)}"
+            )
+        return self.dataset.splits[name]
+
+    def examples(self, objective: Objective, split: str) -> Examples:
+        """The split as the objective encodes it, on the device; encoded once."""
+        key = (repr(objective), split)
+        if key not in self._encoded:
+            encoded = objective.encode(self.split(split), self.experiment.model.tokenizer())
+            self._encoded[key] = encoded.to(self.device)
+        return self._encoded[key]
+
+    @cached_property
+    def _encoded(self) -> dict[tuple[str, str], Examples]:
+        return {}
+
+    def roles(self, phase: int) -> Roles:
+        """The role of each tensor in a phase."""
+        found = roles(self.experiment.model, self.module, self.experiment.phases[phase], f"phases.{phase}")
+        if found.buffers and self.experiment.phases[phase].buffers == "refuse":
+            raise ConfigError(f"phases.{phase}.buffers: refuse, but the model keeps running statistics ({found.buffers[0]}, …)")
+        return found
+
+    def stage(self, phase: int, num_clients: int) -> Stage:
+        """All that training in a phase needs."""
+        experiment = self.experiment
+        return Stage(
+            phase=experiment.phases[phase], index=phase, seed=experiment.seed, module=self.module, roles=self.roles(phase),
+            examples=self.examples(experiment.phases[phase].objective, "train"), device=self.device, num_clients=num_clients,
+            privacy=experiment.privacy, aliases=self.aliases, alias_rule=experiment.ledger.aliases,
+        )
+
+    def choose_rows(self, split: str, limit: int | None) -> np.ndarray:
+        """The evaluated rows of a split: all, or `limit` of them drawn once, in file order."""
+        count = len(self.split(split))
+        if limit is None or limit >= count:
+            return np.arange(count)
+        return np.sort(rng(self.experiment.seed, "evaluate", split).choice(count, size=limit, replace=False))

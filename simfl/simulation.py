@@ -1,0 +1,112 @@
+"""A run is a list of phases; a phase is T rounds. READ THIS FIRST.
+
+A round sends parts down to the sampled clients, lets each client train as a pure function of what it received, what it remembers
+and a seed, and folds what comes back into the server. Rounds are committed whole or not at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from simfl.cohort.fold import Fold
+from simfl.cohort.plan import VisitPlan, cohorts
+from simfl.cohort.stage import Stage
+from simfl.cohort.visit import CohortResult
+from simfl.cohort.wire import STATISTICS
+from simfl.driver import Driver, round_rows
+from simfl.experiment import Experiment
+from simfl.protocol import Means, Weights
+from simfl.record import Rows
+from simfl.sampling import sample_clients, sample_groups
+from simfl.signals import Interrupted
+from simfl.snapshot import Snapshot
+from simfl.weights import add
+
+
+def run(
+    experiment: Experiment,
+    out: Path,
+    backend: str = "ray",
+    workers: int | str = "auto",
+    address: str | None = None,
+    resume: bool = False,
+    display: Any = None,
+) -> dict[str, Any]:
+    """Run an experiment to its end, from its beginning or from its last commit; returns what `summary.json` holds."""
+    with Driver.open(experiment, out, backend, workers, address, resume, display) as driver:
+        try:
+            while driver.snapshot.phase < len(experiment.phases):
+                stage = driver.enter_phase()
+                while driver.snapshot.round < stage.phase.rounds:
+                    driver.finish_round(*one_round(driver, stage, driver.snapshot))
+                driver.leave_phase()
+            return driver.finish("completed")
+        except Interrupted:
+            return driver.finish("interrupted")
+
+
+def one_round(driver: Driver, stage: Stage, before: Snapshot) -> tuple[Snapshot, Rows]:
+    """Sample, send down, train, fold, step: the snapshot after the round, and its rows for the tables."""
+    phase, algorithm, server, number = stage.phase, stage.phase.algorithm, before.server, before.round
+    clients = sample_clients(phase, stage.num_clients, stage.seed, stage.index, number)
+    parts = algorithm.download(server) | ({STATISTICS: before.buffers} if before.buffers else {})
+    received, downloads, broadcast = before.broadcast.send(stage, number, parts, clients)
+
+    visits = [visit(driver, stage, before, client) for client in clients]
+    plans = cohorts(visits, phase.local, driver.width, stage.index, number)
+    results = driver.pool.train(plans, received, [plan.cost(phase.local) for plan in plans])
+
+    buffers = before.buffers
+    means = mean(stage, results, driver.width)
+    if means is not None:  # a round may have nobody
+        delta, state = algorithm.aggregate(server, means)
+        weights, optimizer = phase.server.step(server.weights, delta, server.optimizer)
+        server = replace(server, weights=weights, state=state, optimizer=optimizer)
+        buffers = add(buffers, means.parts[STATISTICS]) if buffers else buffers
+
+    memory = dict(before.memory)
+    for result in results:
+        memory |= result.memory
+    after = replace(before, server=server, buffers=buffers, memory=memory, broadcast=broadcast)
+    after = replace(after, round=number + 1, step=before.step + 1)
+    return after, round_rows(stage, after, clients, downloads, results)
+
+
+def visit(driver: Driver, stage: Stage, before: Snapshot, client: int) -> VisitPlan:
+    """A client's visit: its rows (by sampled group, if groups are the unit), its weight, what it remembers."""
+    rows = driver.partition.rows(client)
+    units: tuple[Any, ...] = (rows,)
+    if stage.privacy is not None and stage.privacy.unit == "group":
+        groups = driver.partition.groups(client)
+        units = sample_groups(groups, stage.privacy, stage.seed, stage.index, before.round, client)
+    weight = float(len(rows)) if stage.phase.weighting == "examples" else 1.0
+    return VisitPlan(client, weight, units, before.remembered(client))
+
+
+def mean(stage: Stage, results: Sequence[CohortResult], width: int) -> Means | None:
+    """What the cohorts returned as one mean per part; None if nobody came back or nobody has weight.
+
+    The cohorts' sums are nodes of one binary tree over the round's positions, so their total does not depend on who trained what.
+    """
+    rows = [row for result in results for row in result.clients]
+    weight = math.fsum(row["weight"] for row in rows)
+    if weight == 0.0:
+        return None
+    parts: dict[str, Weights] = {}
+    for part in dict.fromkeys(part for result in results for part in result.sums):
+        fold = Fold()
+        for result in results:
+            fold.push(result.sums.get(part), width)
+        total = fold.total()
+        assert total is not None
+        divisor = float(len(rows)) if stage.phase.algorithm.reduce.get(part) == "clients" else weight
+        parts[part] = {name: t / divisor for name, t in total.items()}
+    gathered: dict[str, list[Weights]] = {}
+    for result in results:
+        for part, uploads in result.gathered.items():
+            gathered.setdefault(part, []).extend(uploads)
+    return Means(parts, gathered, stage.num_clients, len(rows), weight)

@@ -1,0 +1,100 @@
+"""Everything a run's future depends on, after a whole number of rounds: what a commit holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from simfl.broadcast import Broadcast
+from simfl.cohort.stage import Stage
+from simfl.experiment import Phase
+from simfl.memory import EMPTY
+from simfl.protocol import Server, Weights
+from simfl.roles import pick
+from simfl.weights import State, flatten, sha256, unflatten
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """State between two rounds. Client memory is held by its digests."""
+
+    phase: int = 0
+    round: int = 0  # finished rounds of the phase
+    step: int = 0  # finished rounds of the run
+    base: Weights = field(default_factory=dict)  # tensors as earlier phases left them
+    server: Server = field(default_factory=lambda: Server({}))
+    buffers: Weights = field(default_factory=dict)  # running statistics of the global model
+    memory: Mapping[int, str] = field(default_factory=dict)  # client -> digest
+    broadcast: Broadcast = field(default_factory=Broadcast)
+
+    def remembered(self, client: int) -> str:
+        """The digest of a client's memory."""
+        return self.memory.get(client, EMPTY)
+
+    @property
+    def model(self) -> Weights:
+        """The global model: every tensor that training has moved or will move."""
+        return {**self.base, **self.server.weights, **self.buffers}
+
+    @property
+    def weights_sha256(self) -> str:
+        return sha256(self.model)
+
+    def begin(self, stage: Stage) -> Snapshot:
+        """Enter a phase: its own trained set, algorithm and optimizer, starting from the model so far."""
+        values = {**stage.binding.values(stage.roles.shared + stage.roles.buffers), **self.base}
+        weights = pick(values, stage.roles.shared)
+        server = Server({n: t.detach().clone().cpu() for n, t in weights.items()})
+        server = replace(server, state=stage.phase.algorithm.init_server(server.weights))
+        averaged = stage.roles.buffers if stage.phase.buffers == "average" else ()
+        buffers = {n: t.clone().cpu() for n, t in pick(values, averaged).items()}
+        return replace(self, server=server, buffers=buffers, broadcast=Broadcast())
+
+    def end(self, memory: Mapping[int, str]) -> Snapshot:
+        """Leave a phase: what it trained becomes the base of the next; `memory` is what clients keep."""
+        return replace(self, phase=self.phase + 1, round=0, base=self.model, server=Server({}), buffers={}, memory=memory)
+
+    def tensors(self) -> Weights:
+        """All tensors under one level of names, for a commit."""
+        groups: State = {"base": self.base, "weights": self.server.weights, "buffers": self.buffers}
+        groups |= {f"state:{key}": group for key, group in self.server.state.items()}
+        groups |= {f"optimizer:{key}": group for key, group in self.server.optimizer.items()}
+        groups |= {f"public:{part}": group for part, group in self.broadcast.public.items()}
+        return flatten(groups)
+
+    def facts(self) -> dict[str, Any]:
+        """All that is not a tensor, as JSON."""
+        return {
+            "phase": self.phase,
+            "round": self.round,
+            "step": self.step,
+            "memory": {str(client): digest for client, digest in sorted(self.memory.items())},
+            "sizes": list(self.broadcast.sizes),
+            "held": {str(client): version for client, version in sorted(self.broadcast.held.items())},
+        }
+
+    @staticmethod
+    def restore(tensors: Weights, facts: Mapping[str, Any]) -> Snapshot:
+        """The snapshot that a commit was made from, to the bit."""
+        groups = unflatten(tensors)
+
+        def under(prefix: str) -> State:
+            return {key.partition(":")[2]: group for key, group in groups.items() if key.startswith(f"{prefix}:")}
+
+        held = {int(client): version for client, version in facts["held"].items()}
+        return Snapshot(
+            facts["phase"],
+            facts["round"],
+            facts["step"],
+            groups.get("base", {}),
+            Server(groups.get("weights", {}), under("state"), under("optimizer")),
+            groups.get("buffers", {}),
+            {int(client): digest for client, digest in facts["memory"].items()},
+            Broadcast(under("public"), tuple(facts["sizes"]), held),
+        )
+
+
+def kept(phase: Phase, names: list[str]) -> list[str]:
+    """Of a client's memory groups, those that the next phase keeps."""
+    return [name for name in names if name.partition(":")[0].rstrip("0123456789") in phase.keep]
