@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simfl.codecs.nf4 import LEVELS, MIDPOINTS, Nf4
+from simfl.codecs.nf4 import LEVELS, MIDPOINTS, Nf4, _nearest
 from simfl.errors import ConfigError
 
 
@@ -85,3 +85,8 @@ def test_a_block_has_at_least_one_value(block):
 def test_blocks_of_one_value_lose_nothing():
     x = torch.randn(9, generator=torch.Generator().manual_seed(3))
     assert torch.equal(through(x, block=1), x)
+
+
+def test_codes_are_those_of_a_search_among_the_midpoints():
+    x = torch.cat([torch.linspace(-1, 1, 10_001), torch.tensor(MIDPOINTS)])
+    assert torch.equal(_nearest(x).to(torch.int64), torch.bucketize(x, torch.tensor(MIDPOINTS)))
