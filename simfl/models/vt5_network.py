@@ -112,7 +112,7 @@ class VT5Network(nn.Module):
         mask = (1.0 - visible)[:, None, None, :] * MASKED
         stack = self.t5.encoder
         length = tokens.shape[1]
-        bias = position_bias(stack, length, length) + mask
+        bias = position_bias(stack, length, length, batch=len(tokens)) + mask
         hidden = stack.dropout(tokens)
         for block in stack.block:
             hidden = block(hidden, None, bias)[0]
@@ -135,7 +135,7 @@ class VT5Network(nn.Module):
     ) -> Tensor:
         stack = self.t5.decoder
         length = tokens.shape[1]
-        bias = position_bias(stack, length, past + length, past)
+        bias = position_bias(stack, length, past + length, past, batch=len(tokens))
         if cache is None:
             bias = bias + causal(length, tokens.device)
         hidden = stack.dropout(self.t5.shared(tokens))
@@ -185,8 +185,8 @@ def causal(length: int, device: torch.device) -> Tensor:
     return torch.full((length, length), MASKED, device=device).triu(1)
 
 
-def position_bias(stack: T5Stack, queries: int, keys: int, past: int = 0) -> Tensor:
-    """T5's relative position bias [1, H, queries, keys]."""
+def position_bias(stack: T5Stack, queries: int, keys: int, past: int = 0, *, batch: int = 1) -> Tensor:
+    """T5's relative position bias [1, H, queries, keys]; [batch, …] where each client has a table of its own."""
     attention: T5Attention = stack.block[0].layer[0].SelfAttention
     table = attention.relative_attention_bias.weight
     position = torch.arange(keys, device=table.device)
@@ -198,4 +198,4 @@ def position_bias(stack: T5Stack, queries: int, keys: int, past: int = 0) -> Ten
     )
     if table.dim() == 2:
         return functional.embedding(buckets, table).permute(2, 0, 1)[None]
-    return table[:, buckets].permute(0, 3, 1, 2)
+    return table[:, buckets].permute(0, 3, 1, 2).repeat_interleave(batch // len(table), 0)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
@@ -35,7 +34,7 @@ class Classification(Objective):
         label = torch.from_numpy(examples["label"].to_numpy().astype(np.int64))
         return Examples({"x": self._inputs(examples), "label": label})
 
-    def _inputs(self, examples: pa.Table) -> Tensor:
+    def _inputs(self, examples: Any) -> Tensor:
         if "features" in examples.column_names:
             flat = examples["features"].combine_chunks().flatten().to_numpy().astype(np.float32)
             return torch.from_numpy(flat.reshape(examples.num_rows, -1))

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
@@ -74,7 +72,7 @@ class DocVqa(Objective):
         }
         return Examples(rows, {"pixel_values": ("document", _pages(split.documents, tokenizer.image_size))})
 
-    def _labels(self, examples: pa.Table, tokenizer: Any) -> Tensor:
+    def _labels(self, examples: Any, tokenizer: Any) -> Tensor:
         texts = []
         for name, answers in zip(examples["id"].to_pylist(), examples["answers"].to_pylist(), strict=True):
             pick = seed_for("answer", name) % len(answers) if self.answer == "drawn" and answers else 0
@@ -104,7 +102,7 @@ class DocVqa(Objective):
 
     def score(self, predictions: dict[str, Any], split: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
         """`anls` and `accuracy` of each row."""
-        answers = split.examples["answers"].take(pa.array(rows)).to_pylist()
+        answers = split.examples["answers"].take(rows).to_pylist()
         pairs = list(zip(predictions["answer"], answers, strict=True))
         return {
             "anls": np.array([anls(given, right, self.anls_threshold) for given, right in pairs], np.float64),
@@ -127,10 +125,10 @@ def confidence(pieces: Tensor, chances: Tensor, rule: str) -> Tensor:
 class _Words:
     """The pieces and boxes of every document, each different word tokenised once."""
 
-    def __init__(self, documents: pa.Table, tokenizer: Any) -> None:
+    def __init__(self, documents: Any, tokenizer: Any) -> None:
         column = documents["words"].combine_chunks()
-        flat = pc.utf8_lower(column.flatten()).dictionary_encode()
-        pieces = tokenizer.encode(flat.dictionary.to_pylist())
+        flat = column.flatten().dictionary_encode()
+        pieces = tokenizer.encode([word.lower() for word in flat.dictionary.to_pylist()])
         sizes = np.array([len(p) for p in pieces], np.int64)
         starts = np.concatenate([[0], np.cumsum(sizes)])[:-1]
         table = np.array([piece for p in pieces for piece in p], np.int32)
@@ -146,7 +144,7 @@ class _Words:
         if len(cut) != len(word):
             raise DataError(f"docvqa: {len(word)} words have {len(cut)} boxes")
         self._boxes = np.repeat(cut, counts, axis=0)
-        lengths = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+        lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
         self._bounds = np.concatenate([[0], ends])[np.concatenate([[0], np.cumsum(lengths)])]
 
     def length(self, document: int) -> int:
@@ -158,7 +156,7 @@ class _Words:
         return self._ids[first : first + count], self._boxes[first : first + count]
 
 
-def _pages(documents: pa.Table, size: int) -> Tensor:
+def _pages(documents: Any, size: int) -> Tensor:
     column = "image" if "image" in documents.column_names else "image_path"
     if column not in documents.column_names:
         raise DataError(f"docvqa: the documents have neither 'image' nor 'image_path', but {documents.column_names}")

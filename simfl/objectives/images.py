@@ -27,7 +27,6 @@ def decode(image: bytes | str | None, mode: str, size: tuple[int, int] | None, w
         return np.full((len(mode), size[1], size[0]), WHITE, np.uint8)
     try:
         with Image.open(Path(image) if isinstance(image, str) else io.BytesIO(image)) as opened:
-            opened.draft(mode, size)  # lets JPEG decode near the size that is wanted
             pixels = opened.convert(mode)
     except OSError as error:
         raise DataError(f"{where}: the image cannot be read: {error}") from error
