@@ -1,8 +1,12 @@
 """The shelf of data sets. A component elsewhere is named `package.module:Class` in an experiment file."""
 
 from simfl.data.base import Data
+from simfl.data.digits import Digits
+from simfl.data.prototypes import Prototypes
 from simfl.data.sroie import Sroie
 
 DATA: dict[str, type[Data]] = {
+    "digits": Digits,
+    "prototypes": Prototypes,
     "sroie": Sroie,
 }
