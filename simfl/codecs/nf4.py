@@ -81,7 +81,7 @@ class Nf4(Codec):
 
 
 def _nearest(scaled: Tensor) -> Tensor:
-    """The code of the nearest level: the number of midpoints below. Five times as fast on a CPU as `torch.bucketize`."""
+    """The code of the nearest level: the number of midpoints below. Five times as fast on a CPU as a search."""
     codes = torch.zeros(scaled.shape, dtype=torch.uint8, device=scaled.device)
     for midpoint in MIDPOINTS:
         codes += (scaled > midpoint).view(torch.uint8)
