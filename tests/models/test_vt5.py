@@ -119,7 +119,9 @@ def test_a_message_with_aliases_is_299_682_048_floats() -> None:
     names = aliases(base)
     assert names == {f"t5.{side}.embed_tokens.weight": "t5.shared.weight" for side in ("encoder", "decoder")}
     sizes = dict(base.named_parameters())
-    sent = count(base, "t5.", "spatial_embedding.", "visual_projection.") + sum(sizes[o].numel() for o in names.values())
+    sent = count(base, "t5.", "spatial_embedding.", "visual_projection.") + sum(
+        sizes[o].numel() for o in names.values()
+    )
     assert sent == 299_682_048
 
 

@@ -1,0 +1,96 @@
+"""One client at a time, under vmap, and as groups over one frozen base: the same logits and gradients, dropout on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+from vt5_small import batch, small_vt5
+
+from simfl.models.base import Model
+from simfl.models.bottleneck import Bottleneck
+from simfl.models.cnn import Cnn
+from simfl.models.grouped import grouped
+from simfl.models.lora import Lora
+from simfl.models.mlp import Mlp
+from simfl.passing import Pass, passing
+from simfl.protocol import Batch, Task, Weights
+
+CLIENTS = 3
+KEYS = torch.tensor([11, 222, 3333])
+IMAGES = Task(seed=1, num_classes=5, shape=(1, 12, 12))
+VT5_BATCHES = {name: torch.stack([batch(2, k)[name] for k in range(CLIENTS)]) for name in batch(1)}
+IMAGE_BATCHES = {
+    "x": torch.randint(0, 256, (CLIENTS, 4, 1, 12, 12), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+}
+CASES: dict[str, tuple[Model, Task, Batch]] = {
+    "cnn": (Cnn(channels=(2, 3), hidden=8, dropout=0.2), IMAGES, IMAGE_BATCHES),
+    "mlp": (Mlp(widths=(8, 8), dropout=0.2, layer_norm=True), IMAGES, IMAGE_BATCHES),
+    "mlp with bottlenecks": (Mlp(widths=(32,), adapters=Bottleneck()), IMAGES, IMAGE_BATCHES),
+    "vt5 with lora": (small_vt5(adapters=Lora(rank=2)), Task(1), VT5_BATCHES),
+    "vt5 with bottlenecks": (small_vt5(adapters=Bottleneck()), Task(1), VT5_BATCHES),
+    "vt5 in full": (small_vt5(frozen_dropout=True), Task(1), VT5_BATCHES),
+}
+
+
+def built(name: str) -> tuple[nn.Module, Weights, Batch]:
+    """The module in training mode, its trained tensors stacked and made different for each client, and the batches."""
+    model, task, batches = CASES[name]
+    module = model.build(task).train()
+    draw = torch.Generator().manual_seed(9)
+    trained = {
+        name: p.detach() + 0.1 * torch.randn(CLIENTS, *p.shape, generator=draw)
+        for name, p in module.named_parameters()
+        if p.requires_grad
+    }
+    return module, trained, batches
+
+
+def total(module: nn.Module, weights: Weights, given: Batch, key: torch.Tensor, groups: int = 1) -> torch.Tensor:
+    with passing(Pass(key=key, groups=groups, branch="dual" if has_bottlenecks(module) else "")):
+        out = functional_call(module, weights, kwargs=given)
+    return out.logits.square().mean((-1, -2) if out.logits.dim() == 3 else -1).reshape(groups, -1).mean(-1).sum()
+
+
+def has_bottlenecks(module: nn.Module) -> bool:
+    return any("adapter_shared" in name for name, _ in module.named_parameters())
+
+
+def alone(module: nn.Module, trained: Weights, batches: Batch) -> list[Weights]:
+    one = torch.func.grad(lambda w, given, key: total(module, w, given, key))
+    return [
+        one({n: t[k] for n, t in trained.items()}, {n: t[k] for n, t in batches.items()}, KEYS[k])
+        for k in range(CLIENTS)
+    ]
+
+
+def near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    return bool((found - wanted).norm() <= 1e-5 * wanted.norm() + 1e-7)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # fused attention has no vmap rule on the CPU
+@pytest.mark.parametrize("name", CASES)
+def test_stacked_gradients_are_those_of_each_client_alone(name: str) -> None:
+    module, trained, batches = built(name)
+    expected = alone(module, trained, batches)
+    stacked = torch.func.vmap(torch.func.grad(lambda w, given, key: total(module, w, given, key)))(
+        trained, batches, KEYS
+    )
+    for tensor in trained:
+        wanted = torch.stack([e[tensor] for e in expected])
+        assert near(stacked[tensor], wanted), tensor
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("vt5") or name.endswith("bottlenecks")])
+def test_grouped_gradients_are_those_of_each_client_alone(name: str) -> None:
+    module, trained, batches = built(name)
+    expected = alone(module, trained, batches)
+    leaves = {n: t.clone().requires_grad_() for n, t in trained.items()}
+    flat = {n: t.flatten(0, 1) for n, t in batches.items()}
+    with grouped(module, tuple(trained)):
+        loss = total(module, leaves, flat, KEYS, CLIENTS)
+    found = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True), strict=True))
+    for tensor in trained:
+        wanted = torch.stack([e[tensor] for e in expected])
+        assert near(found[tensor], wanted), tensor
