@@ -11,7 +11,7 @@ DUTCH = Language(
         due: Vervaldatum; Betalen voor; Uiterste datum / Vervalt op; Te voldoen voor; Termijn
         customer: Klant; Factuur aan; Geadresseerde / Koper; Afnemer; Aan
         item: Omschrijving; Artikel; Product / Goederen; Levering
-        quantity: Aantal; Hoeveelheid / Stuks; St.
+        quantity: Aantal; Aant. / Stuks; St.
         price: Prijs; Stukprijs; Eenheidsprijs / Per stuk; Tarief
         amount: Bedrag; Totaal / Som; Waarde
         net: Subtotaal; Totaal excl.; Netto / Goederenwaarde; Voor btw

@@ -11,6 +11,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 from PIL import ImageFont
 
 from simfl.errors import DataError
@@ -70,9 +71,7 @@ def face(family: str, bold: bool) -> Path:
     return path
 
 
-@lru_cache(maxsize=None)
-def sized(family: str, bold: bool, pixels: float) -> ImageFont.FreeTypeFont:
-    """The font ready to draw."""
+def _sized(family: str, bold: bool, pixels: float) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(str(face(family, bold)), pixels, layout_engine=ImageFont.Layout.BASIC)
 
 
@@ -81,7 +80,7 @@ class Widths(dict[str, float]):
 
     def __init__(self, family: str, bold: bool) -> None:
         super().__init__()
-        self._font = sized(family, bold, EM)
+        self._font = _sized(family, bold, EM)
         self._advance: dict[str, int] = {}
 
     def __missing__(self, text: str) -> float:
@@ -99,3 +98,26 @@ class Widths(dict[str, float]):
 def widths(family: str, bold: bool) -> Widths:
     """The widths of one font."""
     return Widths(family, bold)
+
+
+Glyph = tuple[np.ndarray, int, int, float]  # ink uint8 [h, w]; its left and top from the pen in pixels; advance in ems
+
+
+class Glyphs(dict[str, Glyph]):
+    """Letters of one font at one size, remembered."""
+
+    def __init__(self, family: str, bold: bool, pixels: float) -> None:
+        super().__init__()
+        self._font, self._widths = _sized(family, bold, pixels), widths(family, bold)
+
+    def __missing__(self, char: str) -> Glyph:
+        mask, (left, top) = self._font.getmask2(char, anchor="ls")
+        ink = np.array(mask, np.uint8).reshape(mask.size[::-1])
+        self[char] = (ink, round(left), round(top), self._widths[char])
+        return self[char]
+
+
+@lru_cache(maxsize=None)
+def glyphs(family: str, bold: bool, pixels: float) -> Glyphs:
+    """The letters of one font at this size."""
+    return Glyphs(family, bold, pixels)

@@ -10,7 +10,8 @@ from simfl.data.provider_invoices.invoice import Invoice
 from simfl.data.provider_invoices.provider import Provider, Style
 
 LEADING = 1.35  # line distance over text size
-SHARE = {"position": 0.07, "quantity": 0.15, "price": 0.21, "amount": 0.2}  # of the table's width; the item has the rest
+SPACE = 0.32  # between words, in ems: wide enough to be seen in a small picture
+SHARE = {"position": 0.07, "quantity": 0.17, "price": 0.2, "amount": 0.2}  # of the table's width; the item has the rest
 LEFT, RIGHT, CENTRE = 0.0, 1.0, 0.5  # how much of a text lies left of its x
 
 
@@ -69,7 +70,7 @@ class Pen:
     def text(self, x: float, baseline: float, text: str, align: float = LEFT, scale: float = 1.0, bold: bool = False, ink: int = 0) -> None:
         """One line of text; its words are kept apart."""
         size = self.style.size * scale * self._scale
-        em, add, space = self._widths[bold], self.words.append, self._widths[bold][" "] * size
+        em, add, space = self._widths[bold], self.words.append, SPACE * size
         parts = text.split(" ")
         lengths = [em[part] * size for part in parts]
         if align:
@@ -185,7 +186,7 @@ def _cell(pen: Pen, name: str, left: float, right: float, y: float, text: str, b
     if name in ("price", "amount"):
         pen.text(right - 6, y, text, RIGHT, bold=bold, ink=ink)
     else:
-        pen.text(left + 6, y, text, LEFT, bold=bold, ink=ink)
+        pen.text(left + (24 if name == "quantity" else 6), y, text, LEFT, bold=bold, ink=ink)
 
 
 def _table_shapes(pen: Pen, table: str, top: float, step: float, rows: int, inner: list[float]) -> None:

@@ -1,0 +1,127 @@
+"""Blind baselines: how well a question can be answered without looking at the page.
+
+`majority` gives the most frequent training answer of each kind of question. `question_only` is trained: a linear classifier
+over the words and word pairs of the question, with the most frequent training answers as classes (the question-only baseline
+of Goyal et al. 2017, with a linear model). A data set on which either does well can be solved without documents.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from rapidfuzz.distance import Levenshtein
+
+from simfl.data.base import Split
+from simfl.seeds import rng
+
+CLASSES, FEATURES = 512, 4096  # at most; the most frequent in training
+STEPS, BATCH, LEARNING_RATE = 200, 256, 0.05
+
+Predict = Callable[[Sequence[str], Sequence[str]], list[str]]  # questions and their fields -> answers
+
+
+def blind_baselines(train: Split, valid: Split, seed: int) -> dict[str, dict[str, float]]:
+    """`anls` and `accuracy` on `valid` of each baseline fitted on `train`."""
+    return score_baselines(fit_baselines(train, seed), valid)
+
+
+def fit_baselines(train: Split, seed: int) -> dict[str, Predict]:
+    """The baselines by name, fitted on a question answering split."""
+    return {"majority": _majority(train), "question_only": _question_only(train, seed)}
+
+
+def score_baselines(baselines: dict[str, Predict], split: Split) -> dict[str, dict[str, float]]:
+    """Mean `anls` and `accuracy` of each baseline on a split."""
+    questions, fields = split.examples["question"].to_pylist(), split.examples["field"].to_pylist()
+    answers = split.examples["answers"].to_pylist()
+    scores = {}
+    for name, predict in baselines.items():
+        guesses = predict(questions, fields)
+        scores[name] = {
+            "anls": float(np.mean([similarity(g, a) for g, a in zip(guesses, answers, strict=True)])),
+            "accuracy": float(np.mean([_norm(g) in map(_norm, a) for g, a in zip(guesses, answers, strict=True)])),
+        }
+    return scores
+
+
+def similarity(guess: str, answers: Sequence[str], threshold: float = 0.5) -> float:
+    """ANLS of one guess (Biten et al. 2019): 1 - edits / length for the nearest answer, 0 below the threshold."""
+    guess = _norm(guess)
+    best = max((Levenshtein.normalized_similarity(guess, _norm(a)) for a in answers), default=0.0)
+    return best if guess and best >= threshold else 0.0
+
+
+def _norm(text: str) -> str:
+    return text.strip().lower()
+
+
+def _first_answers(split: Split) -> list[str]:
+    return [answers[0] for answers in split.examples["answers"].to_pylist()]
+
+
+def _frequent(items: Counter[str], most: int) -> list[str]:
+    return sorted(items, key=lambda item: (-items[item], item))[:most]
+
+
+def _majority(train: Split) -> Predict:
+    by_field: dict[str, Counter[str]] = {}
+    answers = _first_answers(train)
+    for field, answer in zip(train.examples["field"].to_pylist(), answers, strict=True):
+        by_field.setdefault(field, Counter())[answer] += 1
+    best = {field: _frequent(counts, 1)[0] for field, counts in by_field.items()}
+    overall = _frequent(Counter(answers), 1)[0]
+    return lambda questions, fields: [best.get(field, overall) for field in fields]
+
+
+def _terms(question: str) -> list[str]:
+    words = re.findall(r"\w+", question.lower())
+    return [*words, *(f"{a} {b}" for a, b in zip(words, words[1:], strict=False))]
+
+
+def _question_only(train: Split, seed: int) -> Predict:
+    """Multinomial logistic regression on bags of words and word pairs, by Adam."""
+    import torch  # here: processes that only draw pages need not wait for it
+
+    questions = train.examples["question"].to_pylist()
+    terms = Counter(term for question in questions for term in set(_terms(question)))
+    vocabulary = {term: i for i, term in enumerate(_frequent(terms, FEATURES))}
+    answers = _first_answers(train)
+    classes = _frequent(Counter(answers), CLASSES)
+    number = {answer: i for i, answer in enumerate(classes)}
+    rows = [i for i, answer in enumerate(answers) if answer in number]
+    bags = torch.from_numpy(_bags([questions[i] for i in rows], vocabulary))
+    labels = torch.tensor([number[answers[i]] for i in rows])
+
+    table = torch.zeros(len(vocabulary) + 2, len(classes), requires_grad=True)  # then the bias, then padding
+    optimizer = torch.optim.Adam([table], lr=LEARNING_RATE)
+
+    def logits(batch: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.embedding_bag(batch, table, mode="sum", padding_idx=len(vocabulary) + 1)
+
+    random = rng(seed, "question only")
+    for _ in range(STEPS):
+        chosen = torch.from_numpy(random.integers(len(rows), size=BATCH))
+        loss = torch.nn.functional.cross_entropy(logits(bags[chosen]), labels[chosen])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    def predict(questions: Sequence[str], fields: Sequence[str]) -> list[str]:
+        with torch.no_grad():
+            best = logits(torch.from_numpy(_bags(questions, vocabulary))).argmax(1)
+        return [classes[i] for i in best.tolist()]
+
+    return predict
+
+
+def _bags(questions: Sequence[str], vocabulary: dict[str, int]) -> np.ndarray:
+    """Rows of term numbers, int64 [N, longest]: known terms, the bias, then padding."""
+    bias, padding = len(vocabulary), len(vocabulary) + 1
+    bags = [[*(vocabulary[t] for t in _terms(q) if t in vocabulary), bias] for q in questions]
+    filled = np.full((len(bags), max(map(len, bags), default=1)), padding, np.int64)
+    for row, bag in zip(filled, bags, strict=True):
+        row[: len(bag)] = bag
+    return filled

@@ -1,0 +1,67 @@
+"""Documents as Arrow tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from simfl.data.base import DOCUMENTS, QUESTIONS, Split
+from simfl.data.provider_invoices.documents import GRID, Document
+
+EXAMPLES = QUESTIONS.append(pa.field("client", pa.int32()))  # the client whose scanner read the page
+
+
+def to_split(documents: Sequence[Document]) -> Split:
+    """The documents and their questions, one row each."""
+    asked = [(row, i, d, q) for row, d in enumerate(documents) for i, q in enumerate(d.questions)]
+    examples = {
+        "id": [f"{d.id}-{i}" for _, i, d, _ in asked],
+        "document": [row for row, _, _, _ in asked],
+        "question": [q.question for _, _, _, q in asked],
+        "answers": [list(q.answers) for _, _, _, q in asked],
+        "field": [q.field for _, _, _, q in asked],
+        "client": [d.group for _, _, d, _ in asked],
+    }
+    pages = {
+        "id": [d.id for d in documents],
+        "provider": [d.provider for d in documents],
+        "words": [d.words for d in documents],
+        "boxes": _boxes(documents),
+        "image": [d.image for d in documents],
+        "width": [d.width for d in documents],
+        "height": [d.height for d in documents],
+    }
+    return Split(pa.table(examples, schema=EXAMPLES), pa.table(pages, schema=DOCUMENTS))
+
+
+def _boxes(documents: Sequence[Document]) -> pa.Array:
+    ends = np.cumsum([0] + [len(d.boxes) for d in documents]).astype(np.int32)
+    flat = np.fromiter((v for d in documents for v in d.boxes), np.float32, ends[-1]) / np.float32(GRID)
+    return pa.ListArray.from_arrays(pa.array(ends), pa.array(flat))
+
+
+def join(parts: Sequence[Split]) -> Split:
+    """Splits one after the other as one."""
+    first = np.cumsum([0] + [p.documents.num_rows for p in parts])
+    examples = [_shifted(p.examples, int(start)) for p, start in zip(parts, first, strict=False)]
+    documents = pa.concat_tables([p.documents for p in parts])
+    return Split(pa.concat_tables(examples).combine_chunks(), documents.combine_chunks())
+
+
+def cut(whole: Split, counts: Sequence[int]) -> list[Split]:
+    """The opposite: splits of so many documents each."""
+    bounds = np.cumsum([0, *counts])
+    lines = np.searchsorted(whole.examples["document"].to_numpy(), bounds)
+    return [
+        Split(_shifted(whole.examples[a:b], -int(first)), whole.documents[first:last])
+        for a, b, first, last in zip(lines, lines[1:], bounds, bounds[1:], strict=False)
+    ]
+
+
+def _shifted(examples: pa.Table, by: int) -> pa.Table:
+    """The examples with `by` added to the row of their document."""
+    column = examples.schema.get_field_index("document")
+    rows = pa.array(examples["document"].to_numpy() + by, pa.int32())
+    return examples.set_column(column, examples.schema.field(column), rows)
