@@ -18,9 +18,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-Weights = dict[str, Tensor]
+from simfl.weights import State, Weights
+
 Parts = dict[str, Weights]
-State = dict[str, Weights]
 Batch = dict[str, Tensor]
 
 EXTRA = "extra"  # trained tensors beside the model's own are named "extra/<group>/<name>"
