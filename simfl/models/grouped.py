@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers.models.t5.modeling_t5 import T5LayerNorm
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from simfl.passing import current
 
@@ -54,24 +54,31 @@ def _layer_norm(layer: nn.LayerNorm, x: Tensor) -> Tensor:
     return scaled if layer.bias is None else scaled + _per_group(layer.bias, x)
 
 
-def _t5_layer_norm(layer: T5LayerNorm, x: Tensor) -> Tensor:
+def _t5_layer_norm(layer: Any, x: Tensor) -> Tensor:
     variance = x.to(torch.float32).pow(2).mean(-1, keepdim=True)
     normal = (x * torch.rsqrt(variance + layer.variance_epsilon)).to(x.dtype)
     return normal * (layer.weight if layer.weight.dim() == 1 else _per_group(layer.weight, x).to(x.dtype))
 
 
-GROUPED: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
-    nn.Linear: _linear,
-    nn.Embedding: _embedding,
-    nn.LayerNorm: _layer_norm,
-    T5LayerNorm: _t5_layer_norm,
+GROUPED: dict[str, Callable[[Any, Tensor], Tensor]] = {  # by class name, so that no model library need be loaded
+    "Linear": _linear,
+    "Embedding": _embedding,
+    "LayerNorm": _layer_norm,
+    "T5LayerNorm": _t5_layer_norm,
 }
 
 
+def form_of(layer: nn.Module) -> Callable[[Any, Tensor], Tensor] | None:
+    """The grouped form of a layer, if there is one."""
+    return GROUPED.get(type(layer).__name__)
+
+
 def ungroupable(module: nn.Module, trained: tuple[str, ...]) -> list[str]:
-    """The trained tensors whose layer has no grouped form."""
+    """The trained tensors whose layer has no grouped form; all of them where batch statistics would mix the clients."""
+    if any(isinstance(layer, _BatchNorm) for layer in module.modules()):
+        return list(trained)
     owners = {name: module.get_submodule(name.rpartition(".")[0]) for name in trained}
-    return [name for name, owner in owners.items() if type(owner) not in GROUPED]
+    return [name for name, owner in owners.items() if form_of(owner) is None]
 
 
 @contextmanager
@@ -81,10 +88,10 @@ def grouped(module: nn.Module, trained: tuple[str, ...]) -> Iterator[None]:
     layers = [
         layer
         for layer in module.modules()
-        if type(layer) in GROUPED and any(id(p) in tied for p in layer._parameters.values() if p is not None)
+        if form_of(layer) and any(id(p) in tied for p in layer._parameters.values() if p is not None)
     ]
     for layer in layers:
-        form = GROUPED[type(layer)]
+        form = form_of(layer)
         layer.forward = lambda x, *, _layer=layer, _form=form: _form(_layer, x)
     try:
         yield
