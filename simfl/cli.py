@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -34,10 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.Abort:
         return INTERRUPTED
     except ClientError as error:
-        _say(str(error), FAILED)
-        if error.__cause__ is not None:
-            traceback.print_exception(error.__cause__)
-        return FAILED
+        return _say(str(error), FAILED)  # it ends with the client's own traceback
     except SimflError as error:
         return _say(str(error), USER_ERROR)
 
@@ -89,9 +85,11 @@ def run(
 
     experiment = config.load(file, overrides)
     from simfl import simulation
+    from simfl.progress import Progress
 
     out = out or Path("runs") / experiment.name
-    summary = simulation.run(experiment, out, backend, number, address, resume, display=True)
+    with Progress() as display:
+        summary = simulation.run(experiment, out, backend, number, address, resume, display)
     return {"completed": 0, "interrupted": INTERRUPTED}.get(summary["status"], FAILED)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -13,56 +15,96 @@ from rich.progress import Progress as Bar
 SPARSE = 10.0  # seconds between two plain lines about rounds
 
 
+@dataclass
+class Status:
+    """The running numbers of the line. Bytes, clients and time count from this start of the run."""
+
+    rounds: int = 0  # in all
+    first: int = 0  # rounds of earlier starts
+    began: float = 0.0
+    done: int = 0
+    loss: float | None = None
+    score: str = ""
+    clients: int = 0
+    download: int = 0
+    upload: int = 0
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Count a finished round."""
+        self.done = row["step"]
+        self.loss = self.loss if row["loss"] is None else row["loss"]
+        self.clients += row["sampled"]
+        self.download += row["download_bytes"]
+        self.upload += row["upload_bytes"]
+
+    def line(self, now: float) -> str:
+        """Loss, score, bytes, clients per second, time left."""
+        seconds = max(now - self.began, 1e-9)
+        left = seconds / max(self.done - self.first, 1) * (self.rounds - self.done)
+        parts = (
+            "" if self.loss is None else f"loss {self.loss:.4f}",
+            self.score,
+            f"down {size(self.download)}, up {size(self.upload)}",
+            f"{self.clients / seconds:.1f} clients/s",
+            f"{duration(left)} left" if left else "",
+        )
+        return "  ".join(part for part in parts if part)
+
+
 class Progress:
     """Told of everything by the engine; it shows what helps and changes nothing.
 
-    Progress goes to standard error, the result to standard output. `show=False` is silent.
+    Progress goes to standard error, the result to standard output. Used in a `with` block, it gives the terminal back
+    however the run ends.
     """
 
     def __init__(
         self,
-        show: bool = True,
         progress: Console | None = None,
         result: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.progress = progress or Console(stderr=True, quiet=not show)
-        self.result = result or Console(quiet=not show)
-        self.clock = clock
-        self.plan: Mapping[str, Any] = {}
-        self.status = Status()
-        self.bar: Bar | None = None
-        self.task = TaskID(0)
-        self.printed = -SPARSE
+        self.progress, self.result, self.clock = progress or Console(stderr=True), result or Console(), clock
+        self.status, self.bar, self.task, self.printed = Status(), _bar(self.progress), TaskID(0), -SPARSE
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
 
     def started(self, plan: Mapping[str, Any]) -> None:
-        """`plan`: name, rounds (in all), done (rounds of an earlier start), clients, workers, backend, out (folder)."""
-        self.plan, self.status = plan, Status(rounds=plan["rounds"], done=plan.get("done", 0), began=self.clock())
-        self.status.first = self.status.done
-        resumed = f", from round {self.status.done}" if self.status.done else ""
-        places = "this process" if plan["backend"] == "inline" else f"{plan['workers']} Ray workers"
-        self.message(f"{plan['name']}: {plan['clients']} clients, {plan['rounds']} rounds{resumed}, {places}")
-        if self.progress.is_terminal and not self.progress.quiet:
-            self.bar = _bar(self.progress)
-            self.task = self.bar.add_task("", total=plan["rounds"], completed=self.status.done, line="")
+        """`plan`: name, rounds (in all), clients, workers, resumed_at (rounds already done, or None)."""
+        first = plan["resumed_at"] or 0
+        self.status = Status(plan["rounds"], first, self.clock(), done=first)
+        resumed = f", going on after round {first}" if first else ""
+        workers = f"{plan['workers']} worker{'s' if plan['workers'] > 1 else ''}"
+        self.message(f"{plan['name']}: {plan['clients']} clients, {plan['rounds']} rounds{resumed}, {workers}")
+        if self.progress.is_terminal:
+            self.task = self.bar.add_task("", total=plan["rounds"], completed=first, line="")
             self.bar.start()
 
     def round_done(self, row: Mapping[str, Any]) -> None:
-        """`row`: round (counted over all phases), loss (None if nobody trained), clients, download, upload (bytes)."""
+        """`row`: step (rounds done over all phases), loss (None if nobody trained), sampled (clients), *_bytes."""
         self.status.add(row)
-        if self.bar:
-            self.bar.update(self.task, completed=row["round"], line=self.status.line(self.clock()))
-        elif self.clock() - self.printed >= SPARSE or row["round"] == self.status.rounds:
+        line = self.status.line(self.clock())
+        if self.progress.is_terminal:
+            self.bar.update(self.task, completed=row["step"], line=line)
+        elif self.clock() - self.printed >= SPARSE or row["step"] == self.status.rounds:
             self.printed = self.clock()
-            self.message(f"round {row['round']}/{self.status.rounds}  {self.status.line(self.clock())}")
+            self.message(f"round {row['step']}/{self.status.rounds}  {line}")
 
     def evaluated(self, row: Mapping[str, Any]) -> None:
-        """`row`: round, split, model, metric, value."""
-        self.status.score = f"{row['split']} {row['metric']} {row['value']:.4f}"
-        model = "" if row["model"] == "generic" else f" {row['model']}"
-        if self.bar:
+        """`row`: step, split, model, metric, value (None where nothing was scored)."""
+        if row["value"] is None:
+            return
+        model = "" if row["model"] == "generic" else f" ({row['model']})"
+        self.status.score = f"{row['split']} {row['metric']} {row['value']:.4f}{model}"
+        if self.progress.is_terminal:
             self.bar.update(self.task, line=self.status.line(self.clock()))
-        self.message(f"round {row['round']}{model}  {self.status.score}")
+        self.message(f"after round {row['step']}: {self.status.score}")
 
     def message(self, text: str) -> None:
         """One line, as it is."""
@@ -70,47 +112,13 @@ class Progress:
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         """`summary`: the content of summary.json."""
-        self.close()
-        for line in report(summary, str(self.plan.get("out", ""))):
+        self._stop()
+        for line in report(summary):
             self.result.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    def close(self) -> None:
-        """Give the terminal back; called by `finished`, and by the engine when a run fails."""
-        if self.bar:
+    def _stop(self) -> None:
+        if self.bar.live.is_started:
             self.bar.stop()
-            self.bar = None
-
-
-class Status:
-    """The running numbers of the line."""
-
-    def __init__(self, rounds: int = 0, done: int = 0, began: float = 0.0) -> None:
-        self.rounds, self.done, self.began = rounds, done, began
-        self.first = done
-        self.loss: float | None = None
-        self.score = ""
-        self.clients = self.download = self.upload = 0
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        """Count a finished round."""
-        self.done = row["round"]
-        self.loss = row["loss"] if row["loss"] is not None else self.loss
-        self.clients += row["clients"]
-        self.download += row["download"]
-        self.upload += row["upload"]
-
-    def line(self, now: float) -> str:
-        """Loss, score, bytes since this start, clients per second, time left."""
-        seconds = max(now - self.began, 1e-9)
-        left = seconds / max(self.done - self.first, 1) * (self.rounds - self.done)
-        parts = [
-            "" if self.loss is None else f"loss {self.loss:.4f}",
-            self.score,
-            f"down {size(self.download)}, up {size(self.upload)}",
-            f"{self.clients / seconds:.1f} clients/s",
-            f"{duration(left)} left" if left else "",
-        ]
-        return "  ".join(part for part in parts if part)
 
 
 def _bar(console: Console) -> Bar:
@@ -118,24 +126,30 @@ def _bar(console: Console) -> Bar:
     return Bar(*columns, console=console, refresh_per_second=4)
 
 
-def report(summary: Mapping[str, Any], out: str) -> list[str]:
+def report(summary: Mapping[str, Any]) -> list[str]:
     """The result in a few lines: status, scores beside baselines, bytes of each direction, where everything lies."""
-    seconds, sent = summary["seconds"], summary["bytes"]
-    lines = [f"{summary['name']}: {summary['status']} after {summary['rounds']} rounds, {duration(seconds['total'])}"]
-    rows = [(f"final {name}", f"{value:.4f}") for name, value in summary["final"].items()]
+    rows = []
+    for metric, value in summary["final"].items():
+        before = summary["initial"].get(metric)
+        rows.append((metric, f"{value:.4f}" + ("" if before is None else f" (before the first round {before:.4f})")))
     rows += [(f"baseline {name}", f"{value:.4f}") for name, value in summary["baselines"].items()]
-    rows += [(way, size(sent[way])) for way in ("download", "upload", "total")]
-    if summary.get("charged", sent) != sent:
-        rows.append(("charged", size(summary["charged"]["total"])))
-    rows.append(("weights", summary["weights_sha256"][:16]))
-    if out:
-        rows.append(("everything is in", out))
+    rows += [(way, _bytes(summary, way)) for way in ("download", "upload", "total")]
+    rows.append(("everything is in", summary["folder"]))
+    if summary["status"] == "interrupted":
+        rows.append(("to go on", "the same command with --resume"))
     width = max(len(name) for name, _ in rows)
-    return lines + [f"  {name:<{width}}  {value}" for name, value in rows]
+    seconds = duration(summary["seconds"]["total"])
+    title = f"{summary['name']}: {summary['status']} after {summary['rounds']} rounds in {seconds}"
+    return [title, *(f"  {name:<{width}}  {value}" for name, value in rows)]
+
+
+def _bytes(summary: Mapping[str, Any], way: str) -> str:
+    sent, charged = summary["bytes"][way], summary["charged"][way]
+    return size(sent) + ("" if sent == charged else f" (charged {size(charged)})")
 
 
 def size(count: float) -> str:
-    """Bytes for people: B, kB and MB are powers of 1000, GiB and TiB of 1024."""
+    """Bytes for people: kB and MB are powers of 1000, GiB and TiB of 1024."""
     for unit, factor, digits in (("TiB", 2**40, 2), ("GiB", 2**30, 2), ("MB", 10**6, 1), ("kB", 10**3, 1)):
         if count >= factor:
             return f"{count / factor:.{digits}f} {unit}"
@@ -144,7 +158,7 @@ def size(count: float) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds for people: 4.2 s, 3 min 05 s, 2 h 07 min."""
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
