@@ -98,7 +98,7 @@ def _comments(cls: type) -> dict[str, str]:
     statement = ast.parse(source).body[0]
     assert isinstance(statement, ast.ClassDef)
     return {
-        line.target.id: comments.get(line.end_lineno or 0, "")
+        line.target.id: " ".join(c for n, c in comments.items() if line.lineno <= n <= (line.end_lineno or 0))
         for line in statement.body
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
     }
