@@ -36,7 +36,7 @@ OWNERS = {
 
 
 def imports() -> Iterator[tuple[Path, str, str]]:
-    """File, its place in the picture (`simfl/codecs/nf4.py` is `codecs`), and a module it imports, types alone left out."""
+    """File, its place in the picture (`simfl/codecs/nf4.py` is `codecs`), a module it imports; not those for types."""
     for path in sorted(ROOT.rglob("*.py")):
         tree = ast.parse(path.read_text())
         guarded = [
@@ -53,7 +53,8 @@ def imports() -> Iterator[tuple[Path, str, str]]:
                 yield path, path.relative_to(ROOT).parts[0].removesuffix(".py"), name
 
 
-INSIDE = [(path, here, name.split(".")[1]) for path, here, name in imports() if name.startswith("simfl.")]
+IMPORTS = list(imports())
+INSIDE = [(path, here, name.split(".")[1]) for path, here, name in IMPORTS if name.startswith("simfl.")]
 INSIDE = [(path, here, there) for path, here, there in INSIDE if there not in (here, "__version__")]
 
 
@@ -81,5 +82,5 @@ def test_shelves_do_not_import_one_another() -> None:
 
 @pytest.mark.parametrize("library", OWNERS)
 def test_an_outside_library_has_one_owner(library: str) -> None:
-    users = {here for _, here, name in imports() if name.split(".")[0] == library}
+    users = {here for _, here, name in IMPORTS if name.split(".")[0] == library}
     assert users <= set(OWNERS[library])
