@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
-from vt5_small import batch, small_vt5
+from vt5_small import batch, near, small_vt5
 
 from simfl.models.base import Model
 from simfl.models.bottleneck import Bottleneck
@@ -63,10 +63,6 @@ def alone(module: nn.Module, trained: Weights, batches: Batch) -> list[Weights]:
         one({n: t[k] for n, t in trained.items()}, {n: t[k] for n, t in batches.items()}, KEYS[k])
         for k in range(CLIENTS)
     ]
-
-
-def near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    return bool((found - wanted).norm() <= 1e-5 * wanted.norm() + 1e-7)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # fused attention has no vmap rule on the CPU

@@ -1,0 +1,141 @@
+"""LoRA and bottleneck adapters: what they add, what they name, and what they leave alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from vt5_small import batch, near, small_vt5
+
+from simfl.errors import ConfigError
+from simfl.models.bottleneck import Bottleneck, BottleneckAdapter
+from simfl.models.cnn import Cnn
+from simfl.models.lora import Lora, merge
+from simfl.models.mlp import Mlp
+from simfl.passing import Pass, passing
+from simfl.protocol import Task
+
+TASK = Task(seed=3)
+FEATURES = Task(seed=3, num_classes=3, shape=(6,))
+
+
+def shaken(module: nn.Module) -> nn.Module:
+    """The module with adapters that are not at their start, where LoRA is the identity."""
+    draw = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, p in module.named_parameters():
+            if ".lora_" in name or ".adapter_" in name:
+                p.copy_(torch.randn(p.shape, generator=draw))
+    return module
+
+
+def on_branch(module: nn.Module, branch: str, x: torch.Tensor) -> torch.Tensor:
+    with passing(Pass(branch=branch)):
+        return module(x)
+
+
+def test_names_keep_no_prefix_and_other_tensors_keep_their_values() -> None:
+    plain, adapted = small_vt5().build(TASK), small_vt5(adapters=Lora()).build(TASK)
+    names = [name for name, _ in adapted.named_parameters()]
+    assert "t5.encoder.block.0.layer.0.SelfAttention.q.lora_A.default.weight" in names
+    assert "t5.decoder.block.1.layer.1.EncDecAttention.v.lora_B.default.weight" in names
+    base = {name.replace("base_layer.", ""): p for name, p in adapted.named_parameters() if ".lora_" not in name}
+    assert list(base) == [name for name, _ in plain.named_parameters()]
+    assert all(torch.equal(p, base[name]) for name, p in plain.named_parameters())
+
+
+def test_lora_starts_as_the_identity() -> None:
+    given = batch(2)
+    assert near(small_vt5(adapters=Lora()).build(TASK)(**given).logits, small_vt5().build(TASK)(**given).logits)
+
+
+def test_merged_lora_computes_what_unmerged_computes() -> None:
+    network, given = shaken(small_vt5(adapters=Lora(rank=2)).build(TASK)), batch(2)
+    before = network(**given).logits
+    merge(network)
+    after = network(**given).logits
+    assert near(after, before, 1e-4)  # the random products are large
+    assert not near(before, small_vt5().build(TASK)(**given).logits, 0.1)
+
+
+def test_lora_by_hand() -> None:
+    network = shaken(Mlp(widths=(4,), adapters=Lora(rank=1, alpha=3, targets=("linear",))).build(FEATURES))
+    layer, x = network.layers[0].linear, torch.arange(6.0)[None]
+    a, b = layer.lora_A.default.weight, layer.lora_B.default.weight
+    expected = x @ layer.base_layer.weight.T + layer.base_layer.bias + 3 / 1 * (x @ a.T) @ b.T
+    assert torch.allclose(layer(x), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("adapters", [Lora(rank=2), Bottleneck()])
+def test_only_adapters_are_trained_by_default(adapters: Lora | Bottleneck) -> None:
+    network = small_vt5(adapters=adapters).build(TASK)
+    trained = [name for name, p in network.named_parameters() if p.requires_grad]
+    assert trained == [name for name, _ in network.named_parameters() if ".lora_" in name or ".adapter_" in name]
+    assert trained
+
+
+def test_a_target_that_names_no_layer_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no linear layer is named 'qq'; did you mean 'q'"):
+        small_vt5(adapters=Lora(targets=("qq",))).build(TASK)
+    with pytest.raises(ConfigError, match="'q_proj'"):  # inside the frozen page reader
+        small_vt5(adapters=Lora(targets=("q_proj",))).build(TASK)
+
+
+def test_bottleneck_branches_by_hand() -> None:
+    network = shaken(Mlp(widths=(32,), adapters=Bottleneck(reduction=16)).build(FEATURES))
+    x, place = torch.arange(6.0)[None] / 6, network.layers[0]
+    h = nn.functional.gelu(place.linear(x))
+    shared, client = place.adapter_shared(h), place.adapter_client(h)
+    expected = {"": h + shared, "shared": h + shared, "client": h + client, "dual": h + shared / 2 + client / 2}
+    for branch, features in expected.items():
+        assert torch.allclose(on_branch(network, branch, x).features, features, atol=1e-6), branch
+
+
+def test_bottleneck_equals_relu_between_two_linear_layers() -> None:
+    adapter = BottleneckAdapter(width=32, reduction=16)
+    h = torch.arange(32.0)[None]
+    down = (h @ adapter.down.weight.T + adapter.down.bias).clamp_min(0)
+    assert torch.allclose(adapter(h), down @ adapter.up.weight.T + adapter.up.bias)
+    assert adapter.down.weight.shape == (2, 32)
+
+
+def test_bottleneck_of_768_has_the_published_74_544_parameters() -> None:
+    with torch.device("meta"):
+        adapter = BottleneckAdapter(width=768, reduction=16)
+    assert sum(p.numel() for p in adapter.parameters()) == 768 * 48 * 2 + 48 + 768 == 74_544
+
+
+def test_a_bottleneck_whose_upper_half_is_zero_changes_nothing() -> None:
+    network, given = small_vt5(adapters=Bottleneck()).build(TASK), batch(2)
+    with torch.no_grad():
+        for name, p in network.named_parameters():
+            if ".adapter_" in name and ".up." in name:
+                p.zero_()
+    expected = small_vt5().build(TASK)(**given).logits
+    for branch in ("", "client", "dual"):
+        with passing(Pass(branch=branch)):
+            assert near(network(**given).logits, expected)
+
+
+def test_equal_adapters_make_dual_equal_shared() -> None:
+    network, given = shaken(small_vt5(adapters=Bottleneck()).build(TASK)), batch(2)
+    with torch.no_grad():
+        for name, p in network.named_parameters():
+            if ".adapter_client." in name:
+                p.copy_(network.get_parameter(name.replace("adapter_client", "adapter_shared")))
+    with passing(Pass(branch="dual")):
+        dual = network(**given).logits
+    assert torch.allclose(dual, network(**given).logits, atol=1e-4)
+
+
+def test_every_block_of_t5_has_both_adapters() -> None:
+    network = small_vt5(adapters=Bottleneck()).build(TASK)
+    names = {name.rpartition(".adapter_")[0] for name, _ in network.named_parameters() if ".adapter_" in name}
+    assert names == {f"t5.encoder.block.{i}.layer.1" for i in (0, 1)} | {
+        f"t5.decoder.block.{i}.layer.2" for i in (0, 1)
+    }
+
+
+def test_a_model_without_a_place_refuses_bottlenecks() -> None:
+    with pytest.raises(ConfigError, match="no place for a bottleneck"):
+        Cnn(adapters=Bottleneck()).build(Task(seed=0, num_classes=2, shape=(1, 12, 12)))

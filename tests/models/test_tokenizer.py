@@ -1,0 +1,59 @@
+"""Pieces, their order, and what a vocabulary must not be made of."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tokenizers
+from tokenizers import models
+
+from simfl.errors import ConfigError
+from simfl.models.tokenizer import END, PAD, PUBLIC_LINES, UNKNOWN, Tokenizer, read, small, train
+
+
+def test_special_pieces_stand_where_t5_has_them() -> None:
+    assert [small().token_to_id(piece) for piece in ("<pad>", "</s>", "<unk>")] == [PAD, END, UNKNOWN] == [0, 1, 2]
+
+
+def test_text_comes_back_in_lower_case_up_to_the_end() -> None:
+    text = Tokenizer(small())
+    pieces = text.encode(["Total due: 12.50 EUR", "a  b"])
+    assert text.decode([[*pieces[0], END, 7, 8], [*pieces[1], PAD]]) == ["total due: 12.50 eur", "a b"]
+
+
+def test_the_same_lines_give_the_same_vocabulary_in_another_process() -> None:
+    script = "from simfl.models.tokenizer import small; print(small().to_str())"
+    other = {**os.environ, "PYTHONHASHSEED": "7"}
+    done = subprocess.run([sys.executable, "-c", script], env=other, check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == small().to_str()
+
+
+def test_private_text_is_refused_unless_the_leak_is_wanted() -> None:
+    with pytest.raises(ConfigError, match="train on public text"):
+        train(["alice owes bob"], 50, public=False)
+    assert train(["alice owes bob"], 200, public=False, leak=True).token_to_id("▁alice") is not None
+
+
+def test_a_frequent_word_is_one_piece() -> None:
+    assert len(Tokenizer(train(PUBLIC_LINES * 2, 600, public=True)).encode(["total"])[0]) == 1
+
+
+def test_a_folder_is_read_back(tmp_path: Path) -> None:
+    small().save(str(tmp_path / "tokenizer.json"))
+    assert Tokenizer(read(tmp_path)).encode(["invoice"]) == Tokenizer(small()).encode(["invoice"])
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"neither tokenizer.json nor spiece.model"):
+        read(tmp_path)
+
+
+def test_a_tokenizer_with_other_special_pieces_is_refused(tmp_path: Path) -> None:
+    other = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    other.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ConfigError, match="<pad> must be 0"):
+        read(tmp_path)
