@@ -2,7 +2,7 @@
 
 A pickle is a program that may call whatever it names. Here the names are a closed table, and none of them leads to code
 of NumPy: arrays, scalars and types are rebuilt by the functions below from checked parts, as plain lists, numbers and
-strings. Everything else in the file is refused by its name. Memory is not guarded: a hostile file can ask for all of it.
+strings. Everything else in the file is refused by its name. Memory is not guarded: a hostile file can ask for it all.
 """
 
 from __future__ import annotations
