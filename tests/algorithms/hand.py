@@ -1,0 +1,42 @@
+"""Scalars by hand: visits, outputs and one-tensor weights for formulas worked out on paper."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from simfl.protocol import Outputs, Visit
+
+
+def visit(steps: float = 1, learning_rate: float = 0.1, weight: float = 1.0, round: int = 0, step: int = 0) -> Visit:
+    """A client's visit as scalar tensors."""
+    return Visit(
+        client=torch.tensor(0),
+        round=torch.tensor(round),
+        step=torch.tensor(step),
+        steps=torch.tensor(float(steps)),
+        examples=torch.tensor(4.0),
+        weight=torch.tensor(weight),
+        num_clients=torch.tensor(10.0),
+        num_sampled=torch.tensor(2.0),
+        learning_rate=torch.tensor(learning_rate),
+    )
+
+
+def outputs(logits: list[list[float]], features: list[list[float]] | None = None, sums: float = 0.0) -> Outputs:
+    """A pass over as many examples as there are rows, each with this task loss."""
+    rows = len(logits)
+    return Outputs(
+        torch.tensor(logits),
+        features=None if features is None else torch.tensor(features),
+        sums=torch.full((rows,), sums),
+        weights=torch.ones(rows),
+    )
+
+
+def w(*values: float) -> dict[str, Tensor]:
+    """Weights of one tensor named `w`."""
+    return {"w": torch.tensor(values)}
+
+
+MASK = {"mask": torch.ones(1)}
