@@ -18,7 +18,7 @@ from simfl.ranges import Count
 if TYPE_CHECKING:
     from simfl.models.vt5_network import VT5Network
 
-# T5's own names; `vision` in BEiT's. DiT-base is BEiT with absolute positions. Its configuration drops paths, nothing else.
+# T5's own names; `vision` in BEiT's. DiT-base is BEiT with absolute positions, whose only dropout is of whole paths.
 DIT = {
     "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
     "image_size": 224, "patch_size": 16, "drop_path_rate": 0.1, "use_absolute_position_embeddings": True,

@@ -89,7 +89,7 @@ class VT5Network(nn.Module):
 
         `input_ids`, `attention_mask` [B, L], `boxes` [B, L, 4], `labels` [B, T] (−100 is padding), `pixel_values` uint8
         [B, 3, H, W] or None for text alone. Gives logits [B, T, V] in float32, `features` the mean encoder state
-        [B, d], `hidden` the decoder's states [B, T, d].
+        [B, d], `hidden` the decoder's states [B, T, d], `mask` 1 for real pieces of the answer [B, T].
         """
         with torch.autocast(input_ids.device.type, torch.bfloat16, enabled=self.bf16):
             memory, mask = self.encode(input_ids, boxes, attention_mask, pixel_values)
@@ -97,7 +97,7 @@ class VT5Network(nn.Module):
             logits = self.head(hidden)
         keep = (mask[:, 0, 0, :, None] == 0).to(torch.float32)
         features = (memory.float() * keep).sum(1) / keep.sum(1).clamp_min(1.0)
-        return Outputs(logits.float(), features, hidden.float())
+        return Outputs(logits.float(), features, hidden.float(), mask=(labels >= 0).to(torch.float32))
 
     def encode(
         self, input_ids: Tensor, boxes: Tensor, attention_mask: Tensor, pixel_values: Tensor | None

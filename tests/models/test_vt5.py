@@ -43,6 +43,7 @@ def test_logits_equal_those_of_transformers_t5_on_the_same_embeddings() -> None:
     expected = network.t5(inputs_embeds=embeddings, attention_mask=mask.long(), labels=given["labels"])
     out = network(**given)
     assert torch.allclose(out.logits, expected.logits, atol=1e-5)
+    assert out.mask.tolist() == [[1, 1, 1, 0, 0], [1] * 5, [1] * 5]
     assert torch.allclose(out.features[0], expected.encoder_last_hidden_state[0][mask[0]].mean(0), atol=1e-5)
 
 

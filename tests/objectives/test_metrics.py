@@ -1,0 +1,43 @@
+"""ANLS and accuracy by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from simfl.objectives.metrics import accuracy, anls, group_means, two_step_mean
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answers", "score"),
+    [
+        ("Total", ["total "], 1.0),
+        ("12.50", ["12.60"], 0.8),  # one edit in five
+        ("abcd", ["wxyz", "abcx"], 0.75),  # the nearest answer counts
+        ("kitten", ["sitting"], 4 / 7),  # three edits in seven
+        ("abc", ["xyz"], 0.0),
+        ("abcde", ["abxyz"], 0.0),  # 0.4 is below one half
+        ("", ["a"], 0.0),
+        ("None", ["none"], 0.0),
+        ("a", [], 0.0),
+    ],
+)
+def test_anls(prediction: str, answers: list[str], score: float) -> None:
+    assert anls(prediction, answers) == pytest.approx(score)
+
+
+def test_a_similarity_of_exactly_one_half_depends_on_the_rule() -> None:
+    assert anls("ab", ["ac"], "ge") == 0.5
+    assert anls("ab", ["ac"], "gt") == 0.0
+
+
+def test_accuracy_compares_without_case_and_outer_space() -> None:
+    assert accuracy(" Yes", ["no", "YES"]) == 1
+    assert accuracy("yes!", ["yes"]) == 0
+    assert accuracy("none", ["None"]) == 0
+
+
+def test_a_two_step_mean_gives_each_group_one_vote() -> None:
+    values, groups = np.array([1.0, 1.0, 1.0, 0.0]), ["a", "a", "a", "b"]
+    assert group_means(values, groups) == {"a": 1.0, "b": 0.0}
+    assert two_step_mean(values, groups) == 0.5
