@@ -1,0 +1,153 @@
+"""Small experiments that run in a second: a toy data set, tiny models, and faults to order.
+
+Workers import this module by name, so everything an experiment is made of has to live here.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import json
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor, nn
+
+from simfl import simulation, tables
+from simfl.algorithms import ALGORITHMS
+from simfl.algorithms.base import Algorithm
+from simfl.data.base import Data, Dataset, Split
+from simfl.data.labelled import labelled
+from simfl.data.partition import Official
+from simfl.data.stored import content_sha256
+from simfl.experiment import Checkpoint, Cohort, Evaluate, Experiment, Local, Phase
+from simfl.models.base import Model, seeded
+from simfl.models.mlp import Mlp, shape_and_classes
+from simfl.objectives.classification import Classification
+from simfl.optimizers.local import LocalOptimizer
+from simfl.protocol import Outputs, Task
+from simfl.record import TABLES
+
+SIZES = (
+    1,
+    40,
+    5,
+    8,
+    27,
+    13,
+    2,
+    21,
+    9,
+    16,
+)  # examples of each client: one alone, full, partial and several batches of 8
+
+
+@dataclass(frozen=True)
+class Toy(Data):
+    """Five classes around random centres; client k holds the next `sizes[k]` examples, in at most `groups` groups."""
+
+    sizes: tuple[int, ...] = SIZES
+    groups: int = 3  # of each client, named g<client>.<number>
+    valid: int = 60
+    shape: tuple[int, ...] = (12,)
+    seed: int = 0
+
+    def load(self, cache: Path) -> Dataset:
+        splits = {"train": self._split(1, list(self.sizes)), "valid": self._split(2, [self.valid])}
+        return Dataset("toy", splits, content_sha256(splits), {"shape": list(self.shape), "num_classes": 5})
+
+    def _split(self, stream: int, sizes: list[int]) -> Split:
+        width, count = int(np.prod(self.shape)), sum(sizes)
+        centres = np.random.default_rng([self.seed, 0]).normal(size=(5, width))
+        rng = np.random.default_rng([self.seed, stream])
+        labels = rng.integers(0, 5, count)
+        features = centres[labels] + rng.normal(size=(count, width))
+        client = np.repeat(np.arange(len(sizes)), sizes)
+        number = np.concatenate([np.arange(n) for n in sizes]) % self.groups
+        names = pa.array([f"g{c}.{n}" for c, n in zip(client, number, strict=True)])
+        return labelled(features, labels, client=pa.array(client, pa.int32()), group=names)
+
+
+def toy(**settings: Any) -> Toy:
+    """The toy data set with these fields."""
+    return Toy(**settings)
+
+
+def experiment(
+    algorithm: Algorithm | str = "fedavg", way: str = "loop", width: int | str = 2, rounds: int = 3, **settings: Any
+) -> Experiment:
+    """A small experiment, 7 of 10 clients a round: by default 4 cohorts of uneven clients, with dropout.
+
+    `settings` are fields of `Local`, `Phase` or `Experiment`, each going where it belongs.
+    """
+    local = {"optimizer": LocalOptimizer("sgd"), "learning_rate": 0.1, "batch_size": 8} | _taken(Local, settings)
+    local["optimizer"] = _optimizer(local["optimizer"])
+    phase = {"objective": Classification(), "local": Local(**local), "rounds": rounds} | _taken(Phase, settings)
+    phase["algorithm"] = ALGORITHMS[algorithm]() if isinstance(algorithm, str) else algorithm
+    if not {"participation", "clients_per_round", "poisson"} & phase.keys():
+        phase["participation"] = 0.7
+    whole: dict[str, Any] = {
+        "name": "toy",
+        "data": Toy(),
+        "partition": Official(groups="group"),
+        "model": Mlp(widths=(16,), dropout=0.2),
+        "phases": (Phase(**phase),),
+        "cohort": Cohort(way=way, width=width),
+        "checkpoint": Checkpoint(rounds=1, seconds=0.0),
+    }
+    return Experiment(**whole | settings)
+
+
+def _taken(kind: type, settings: dict[str, Any]) -> dict[str, Any]:
+    names = [f.name for f in fields(kind) if f.name in settings and f.name != "name"]
+    return {name: settings.pop(name) for name in names}
+
+
+def _optimizer(given: LocalOptimizer | str) -> LocalOptimizer:
+    return LocalOptimizer(given) if isinstance(given, str) else given
+
+
+def then(first: Experiment, second: Experiment) -> Experiment:
+    """Both experiments' phases, one after the other."""
+    return replace(first, phases=first.phases + second.phases)
+
+
+def run(experiment: Experiment, folder: Path, **settings: Any) -> dict[str, Any]:
+    """The summary; inline unless `backend` or `workers` say otherwise."""
+    backend = "ray" if "workers" in settings else "inline"
+    return simulation.run(experiment, folder, **{"backend": backend} | settings)
+
+
+def traces(folder: Path) -> dict[str, str]:
+    """What two equal runs have in common: the hash of each table, and both hashes of the summary."""
+    summary = json.loads((folder / "summary.json").read_text())
+    hashes = {name: tables.sha256(tables.read(folder / f"{name}.parquet")) for name in TABLES}
+    return hashes | {key: summary[key] for key in ("weights_sha256", "state_sha256")}
+
+
+@dataclass(frozen=True)
+class Normalised(Model):
+    """A layer, batch normalisation with running statistics, a head."""
+
+    width: int = 8
+
+    def build(self, task: Task) -> nn.Module:
+        shape, classes = shape_and_classes(task, "normalised")
+        with seeded(task.seed):
+            return NormalisedNetwork(int(np.prod(shape)), self.width, classes).eval()
+
+
+class NormalisedNetwork(nn.Module):
+    """Written by hand, since torch's own counts batches in an integer that `vmap` cannot step in place."""
+
+    def __init__(self, inputs: int, width: int, classes: int) -> None:
+        super().__init__()
+        self.body, self.norm, self.head = nn.Linear(inputs, width), nn.BatchNorm1d(width), nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Outputs:
+        h = torch.tanh(self.norm(self.body(x)))
+        return Outputs(self.head(h), h)
