@@ -1,4 +1,4 @@
-"""Invoices of made-up providers: a benchmark that builds itself, and an endless stream of further ones for pretraining."""
+"""Invoices of made-up providers: a benchmark that builds itself, and an endless stream for pretraining."""
 
 from simfl.data.provider_invoices.benchmark import ProviderInvoices
 from simfl.data.provider_invoices.documents import Document, Recipe, draw_documents

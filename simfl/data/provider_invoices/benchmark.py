@@ -1,7 +1,7 @@
 """The bundled benchmark: invoice questions on documents that this machine draws, with nothing to download.
 
-The task is that of PFL-DocVQA (Tito et al. 2023): each provider's invoices look alike, clients hold different providers, and some
-providers are never seen in training. Everything on the pages is made up; the fonts are real and come from packages.
+The task is that of PFL-DocVQA (Tito et al. 2023): each provider's invoices look alike, clients hold different
+providers, and some providers are never seen in training. What stands on the pages is made up; the fonts are real.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from simfl.data.base import Data, Dataset, Split
@@ -16,7 +17,7 @@ from simfl.data.baselines import fit_baselines, score_baselines
 from simfl.data.provider_invoices.documents import Recipe, benchmark_providers
 from simfl.data.provider_invoices.fonts import FAMILIES, face
 from simfl.data.provider_invoices.plan import Place, plan
-from simfl.data.provider_invoices.tables import cut, join
+from simfl.data.provider_invoices.tables import cut, join, pages
 from simfl.data.provider_invoices.worker import Job, make_all
 from simfl.data.stored import content_sha256, stored
 from simfl.errors import ConfigError
@@ -51,7 +52,7 @@ class ProviderInvoices(Data):
         return stored(cache, "provider_invoices", EDITION, self, faces, self.build)
 
     def build(self, processes: int | None = None) -> Dataset:
-        """The benchmark, made now; the same with any number of processes (None: as many as this machine has, if worth it)."""
+        """The benchmark, made now; the same with any number of processes (None: one a core, if worth it)."""
         sizes = {"train": self.train, "valid": self.valid, "test": self.test, "unseen": self.unseen_documents}
         places = plan(self.seed, self.providers, self.unseen, sizes)
         if processes is None:
@@ -64,10 +65,7 @@ class ProviderInvoices(Data):
     def _jobs(self, places: list[Place], count: int) -> list[Job]:
         recipe = Recipe(self.seed, self.clients, self.questions, self.max_lines, self.noise, self.image_width)
         bounds = [i * len(places) // count for i in range(count + 1)]
-        return [
-            Job(self.providers, self.unseen, recipe, tuple(places[a:b]))
-            for a, b in zip(bounds, bounds[1:], strict=False)
-        ]
+        return [Job(self.providers, self.unseen, recipe, tuple(places[a:b])) for a, b in pairwise(bounds)]
 
     def _check(self) -> None:
         if self.providers < self.clients:
@@ -87,7 +85,7 @@ class ProviderInvoices(Data):
         return {
             "licence": "made by this project's code, Apache-2.0; fonts under the SIL Open Font License 1.1",
             "sources": [f"{package} {version}" for package, version, _ in FAMILIES.values()],
-            "documents": {name: split.documents.num_rows for name, split in splits.items()},
+            "documents": {name: pages(split).num_rows for name, split in splits.items()},
             "questions": {name: split.examples.num_rows for name, split in splits.items()},
             "languages": {
                 "seen": dict(sorted(Counter(p.language.code for p in seen).items())),
@@ -96,4 +94,3 @@ class ProviderInvoices(Data):
             "dropped": {},
             "baselines": {name: score_baselines(blind, splits[name]) for name in SPLITS[1:]},
         }
-

@@ -1,4 +1,4 @@
-"""Invoices as documents: words with boxes as a scanner reads them, questions with answers, and the picture if wanted."""
+"""Invoices as documents: words with boxes as a scanner reads them, questions with answers, a picture if wanted."""
 
 from __future__ import annotations
 
@@ -43,11 +43,13 @@ class Document:
     height: int = 0
 
 
-def draw_documents(name: str, count: int, start: int = 0, per_provider: int = 4, recipe: Recipe | None = None) -> Iterator[Document]:
+def draw_documents(
+    name: str, count: int, start: int = 0, per_provider: int = 4, recipe: Recipe | None = None
+) -> Iterator[Document]:
     """Documents `start` to `start + count` of an endless, repeatable stream called `name`, for pretraining.
 
-    No provider, company, person or printed label is one of the benchmark's: they come from the other half of the surnames and
-    wordings. A new provider comes every `per_provider` documents; without a recipe there are no pictures.
+    No provider, company, person or printed label is one of the benchmark's: they come from the other half of the
+    surnames and wordings. A new provider comes every `per_provider` documents; without a recipe there are no pictures.
     """
     recipe = recipe or Recipe(image_width=0)
     provider = None

@@ -1,13 +1,13 @@
 """The fonts invoices are set in, and how wide a text is in them.
 
-Widths come from the advances in the font file, read at 1,000 pixels an em: whole numbers that no hinting or FreeType version
-changes at that size. Positions on the page are thus the same on every machine, which the hash of the annotations needs.
+Widths come from the advances in the font file, read at 1,000 pixels an em: whole numbers that no hinting or FreeType
+version changes at that size. Positions on the page are thus the same on every machine, and so is the data set's hash.
 """
 
 from __future__ import annotations
 
 import hashlib
-from functools import lru_cache
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,7 +16,8 @@ from PIL import ImageFont
 
 from simfl.errors import DataError
 
-# family: package (all under the SIL Open Font License 1.1), its version, and (file, first 16 digits of its SHA-256) of regular and bold
+# family: package (all under the SIL Open Font License 1.1), its version, and (file, first 16 digits of its SHA-256) of
+# regular and bold
 Faces = tuple[tuple[str, str], tuple[str, str]]
 FAMILIES: dict[str, tuple[str, str, Faces]] = {
     "Oxygen": (
@@ -50,11 +51,18 @@ FAMILIES: dict[str, tuple[str, str, Faces]] = {
         (("SpaceMono-Regular.ttf", "95837e182baeeada"), ("SpaceMono-Bold.ttf", "405e73d41afb7e59")),
     ),
 }
-SIZE = {"Oxygen": 0.94, "PT Serif": 0.96, "PT Sans Narrow": 1.06, "Play": 0.96, "Crimson Text": 1.06, "Space Mono": 0.82}
+SIZE = {
+    "Oxygen": 0.94,
+    "PT Serif": 0.96,
+    "PT Sans Narrow": 1.06,
+    "Play": 0.96,
+    "Crimson Text": 1.06,
+    "Space Mono": 0.82,
+}
 EM = 1000
 
 
-@lru_cache(maxsize=None)
+@cache
 def face(family: str, bold: bool) -> Path:
     """The font file. DataError if its package is missing or holds another file than this benchmark was made with."""
     package, version, faces = FAMILIES[family]
@@ -66,7 +74,8 @@ def face(family: str, bold: bool) -> Path:
     found = hashlib.sha256(path.read_bytes()).hexdigest()[: len(expected)]
     if found != expected:
         raise DataError(
-            f"provider_invoices: {name} hashes to {found}, expected {expected}; install it with: pip install {package}=={version}"
+            f"provider_invoices: {name} hashes to {found}, expected {expected}; "
+            f"install it with: pip install {package}=={version}"
         )
     return path
 
@@ -94,7 +103,7 @@ class Widths(dict[str, float]):
         return width
 
 
-@lru_cache(maxsize=None)
+@cache
 def widths(family: str, bold: bool) -> Widths:
     """The widths of one font."""
     return Widths(family, bold)
@@ -117,7 +126,7 @@ class Glyphs(dict[str, Glyph]):
         return self[char]
 
 
-@lru_cache(maxsize=None)
+@cache
 def glyphs(family: str, bold: bool, pixels: float) -> Glyphs:
     """The letters of one font at this size."""
     return Glyphs(family, bold, pixels)

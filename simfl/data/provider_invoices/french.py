@@ -26,25 +26,39 @@ FRENCH = Language(
     separators=(",", ".,", ","),
     currencies=("EUR €", "EUR €", "CHF CHF"),
     tax_rates=(200, 200, 55, 100, 0),
-    first_names=phrases("""Alain, Brigitte, Camille, Denis, Élise, François, Gilles, Hélène, Isabelle, Julien, Karine, Laurent,
-        Marie, Nicolas, Odile, Pascal, Renée, Sophie, Thierry, Valérie, Yves, Zoé, Benoît, Claire"""),
-    surnames=phrases("""Aubry, Bellanger, Berger, Besson, Blanchet, Bouvier, Carpentier, Chauvin, Colin, Cordier, Delmas, Descamps,
-        Dumont, Fabre, Ferrand, Fontaine, Gaillard, Garnier, Guichard, Hamel, Humbert, Jacquet, Joly, Lacroix, Lambert,
-        Leclerc, Lemoine, Mallet, Marchand, Meunier, Morel, Navarro, Noël, Olivier, Paquet, Perrin, Picard, Poirier, Renard,
-        Rivière, Roussel, Sabatier, Tessier, Thibault, Vasseur, Vidal, Weber, Verdier"""),
-    trades=phrases("""Fournitures, Négoce, Outillage, Épicerie, Papeterie, Quincaillerie, Textiles, Électricité, Jardins,
-        Mobilier, Emballages, Plomberie, Cuisines, Sports, Jouets, Librairie, Optique, Boulangerie, Menuiserie, Boissons"""),
+    first_names=phrases("""
+        Alain, Brigitte, Camille, Denis, Élise, François, Gilles, Hélène, Isabelle, Julien, Karine, Laurent, Marie,
+        Nicolas, Odile, Pascal, Renée, Sophie, Thierry, Valérie, Yves, Zoé, Benoît, Claire
+    """),
+    surnames=phrases("""
+        Aubry, Bellanger, Berger, Besson, Blanchet, Bouvier, Carpentier, Chauvin, Colin, Cordier, Delmas, Descamps,
+        Dumont, Fabre, Ferrand, Fontaine, Gaillard, Garnier, Guichard, Hamel, Humbert, Jacquet, Joly, Lacroix,
+        Lambert, Leclerc, Lemoine, Mallet, Marchand, Meunier, Morel, Navarro, Noël, Olivier, Paquet, Perrin, Picard,
+        Poirier, Renard, Rivière, Roussel, Sabatier, Tessier, Thibault, Vasseur, Vidal, Weber, Verdier
+    """),
+    trades=phrases("""
+        Fournitures, Négoce, Outillage, Épicerie, Papeterie, Quincaillerie, Textiles, Électricité, Jardins,
+        Mobilier, Emballages, Plomberie, Cuisines, Sports, Jouets, Librairie, Optique, Boulangerie, Menuiserie,
+        Boissons
+    """),
     legal_forms=("SARL", "SA", "SAS", "EURL", "et Fils"),
-    streets=phrases("""{} rue de la Gare, {} rue du Moulin, {} avenue de la République, {} place du Marché, {} rue des Lilas,
-        {} boulevard Voltaire, {} rue de l'Église, {} chemin des Vignes, {} quai du Port, {} rue Pasteur, {} allée des Tilleuls,
-        {} rue Victor Hugo, {} impasse du Lac, {} rue Neuve"""),
-    cities=phrases("""Angers, Beaune, Castres, Dreux, Évreux, Foix, Gap, Laval, Mâcon, Niort, Orange, Pau, Rodez, Saumur, Tulle,
-        Vannes, Vichy, Albi"""),
-    nouns=phrases("""Agrafes, Ampoules, Assiettes, Balais, Bancs, Beurre, Boîtes, Bols, Bougies, Bouteilles, Boutons, Brosses, Cadres,
-        Café, Cahiers, Câbles, Carreaux, Cartons, Casques, Casseroles, Chaises, Chapeaux, Chemises, Ciseaux, Citrons, Clés,
-        Clous, Colle, Cordes, Couteaux, Couvertures, Crayons, Crochets, Cuillères, Draps, Échelles, Enveloppes, Étagères,
-        Farine, Fenêtres, Feutres, Fils, Fourchettes, Fromage, Gants, Gommes, Horloges, Huile, Lampes, Limes, Lunettes,
-        Manteaux, Marteaux, Miel, Miroirs, Nappes, Oignons, Oreillers, Outils, Paniers, Papier, Peinture, Pelles, Pinceaux,
-        Piles, Plateaux, Poêles, Poires, Pommes, Pompes, Règles, Rideaux, Roues, Rubans, Sacs, Savon, Scies, Seaux, Sel,
-        Serrures, Serviettes, Sucre, Tables, Tapis, Tasses, Tentes, Thé, Tuyaux, Vannes, Vases, Verres, Vis"""),
+    streets=phrases("""
+        {} rue de la Gare, {} rue du Moulin, {} avenue de la République, {} place du Marché, {} rue des Lilas,
+        {} boulevard Voltaire, {} rue de l'Église, {} chemin des Vignes, {} quai du Port, {} rue Pasteur,
+        {} allée des Tilleuls, {} rue Victor Hugo, {} impasse du Lac, {} rue Neuve
+    """),
+    cities=phrases("""
+        Angers, Beaune, Castres, Dreux, Évreux, Foix, Gap, Laval, Mâcon, Niort, Orange, Pau, Rodez, Saumur, Tulle,
+        Vannes, Vichy, Albi
+    """),
+    nouns=phrases("""
+        Agrafes, Ampoules, Assiettes, Balais, Bancs, Beurre, Boîtes, Bols, Bougies, Bouteilles, Boutons, Brosses,
+        Cadres, Café, Cahiers, Câbles, Carreaux, Cartons, Casques, Casseroles, Chaises, Chapeaux, Chemises, Ciseaux,
+        Citrons, Clés, Clous, Colle, Cordes, Couteaux, Couvertures, Crayons, Crochets, Cuillères, Draps, Échelles,
+        Enveloppes, Étagères, Farine, Fenêtres, Feutres, Fils, Fourchettes, Fromage, Gants, Gommes, Horloges, Huile,
+        Lampes, Limes, Lunettes, Manteaux, Marteaux, Miel, Miroirs, Nappes, Oignons, Oreillers, Outils, Paniers,
+        Papier, Peinture, Pelles, Pinceaux, Piles, Plateaux, Poêles, Poires, Pommes, Pompes, Règles, Rideaux, Roues,
+        Rubans, Sacs, Savon, Scies, Seaux, Sel, Serrures, Serviettes, Sucre, Tables, Tapis, Tasses, Tentes, Thé,
+        Tuyaux, Vannes, Vases, Verres, Vis
+    """),
 )

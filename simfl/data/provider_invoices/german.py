@@ -17,7 +17,7 @@ GERMAN = Language(
         net: Nettobetrag; Zwischensumme; Summe netto / Warenwert; Netto
         tax: MwSt.; USt.; Umsatzsteuer / Steuer; Steuerbetrag
         total: Gesamtbetrag; Rechnungsbetrag; Zu zahlen / Endbetrag; Bruttosumme; Endsumme
-        thanks: Vielen Dank für Ihren Auftrag; Zahlbar ohne Abzug / Wir danken für Ihr Vertrauen; Ware bleibt unser Eigentum
+        thanks: Vielen Dank für Ihren Auftrag; Zahlbar ohne Abzug / Wir danken Ihnen; Ware bleibt unser Eigentum
         phone: Telefon; Tel. / Ruf; Fon
         tax_id: USt-IdNr.; Steuernummer / St.-Nr.; HRB
     """),
@@ -26,23 +26,36 @@ GERMAN = Language(
     separators=(".,", ".,", "'.", ","),
     currencies=("EUR €", "EUR €", "CHF CHF"),
     tax_rates=(190, 190, 70, 77, 0),
-    first_names=phrases("""Anna, Bernd, Clara, Dieter, Elke, Fritz, Greta, Hans, Ilse, Jonas, Karin, Lukas, Monika, Norbert,
-        Olga, Paul, Ruth, Stefan, Tanja, Uwe, Vera, Walter, Heike, Jürgen"""),
-    surnames=phrases("""Ackermann, Adler, Baumgart, Brandt, Clausen, Decker, Dörfler, Ebert, Eichhorn, Falk, Feldmann, Gerlach,
-        Grothe, Haller, Hoffmeier, Imhof, Jansen, Jordan, Keller, Kirchner, Lindner, Lorenz, Mertens, Möller, Neubauer,
-        Nolte, Oswald, Otten, Pfeifer, Probst, Quandt, Reimers, Rössler, Sander, Steinbach, Thiele, Tillmann, Ulrich,
-        Unger, Vogt, Voss, Weidner, Winter, Zander, Ziegler, Zimmer, Kolb, Krüger"""),
-    trades=phrases("""Werkzeuge, Handel, Büromarkt, Feinkost, Möbel, Elektro, Gartenbau, Textil, Haustechnik, Verpackung, Sport,
-        Spielwaren, Buchhandel, Optik, Backwaren, Holzbau, Farben, Küchen, Getränke, Fahrzeuge"""),
+    first_names=phrases("""
+        Anna, Bernd, Clara, Dieter, Elke, Fritz, Greta, Hans, Ilse, Jonas, Karin, Lukas, Monika, Norbert, Olga,
+        Paul, Ruth, Stefan, Tanja, Uwe, Vera, Walter, Heike, Jürgen
+    """),
+    surnames=phrases("""
+        Ackermann, Adler, Baumgart, Brandt, Clausen, Decker, Dörfler, Ebert, Eichhorn, Falk, Feldmann, Gerlach,
+        Grothe, Haller, Hoffmeier, Imhof, Jansen, Jordan, Keller, Kirchner, Lindner, Lorenz, Mertens, Möller,
+        Neubauer, Nolte, Oswald, Otten, Pfeifer, Probst, Quandt, Reimers, Rössler, Sander, Steinbach, Thiele,
+        Tillmann, Ulrich, Unger, Vogt, Voss, Weidner, Winter, Zander, Ziegler, Zimmer, Kolb, Krüger
+    """),
+    trades=phrases("""
+        Werkzeuge, Handel, Büromarkt, Feinkost, Möbel, Elektro, Gartenbau, Textil, Haustechnik, Verpackung, Sport,
+        Spielwaren, Buchhandel, Optik, Backwaren, Holzbau, Farben, Küchen, Getränke, Fahrzeuge
+    """),
     legal_forms=("GmbH", "AG", "KG", "e.K.", "OHG"),
-    streets=phrases("""Hauptstraße {}, Bahnhofstraße {}, Gartenweg {}, Schulstraße {}, Lindenallee {}, Mühlenweg {}, Marktplatz {},
-        Bergstraße {}, Kirchgasse {}, Wiesenweg {}, Ringstraße {}, Hafenstraße {}, Birkenweg {}, Am Anger {}"""),
-    cities=phrases("""Neustadt, Altdorf, Bergheim, Lindau, Rosenheim, Steinfurt, Waldkirch, Kirchberg, Hagen, Fulda, Celle,
-        Marburg, Erlangen, Weimar, Detmold, Husum, Passau, Landshut"""),
-    nouns=phrases("""Äpfel, Batterien, Becher, Besen, Bleistifte, Blumentöpfe, Bohrer, Bretter, Briefumschläge, Butter, Decken,
-        Dosen, Dübel, Eimer, Fahnen, Farbe, Feilen, Fliesen, Flaschen, Gabeln, Gläser, Glühbirnen, Haken, Hammer, Handschuhe,
-        Handtücher, Hefte, Helme, Hemden, Honig, Hosen, Kabel, Kaffee, Kannen, Kartons, Käse, Kerzen, Kissen, Klammern,
-        Kleber, Knöpfe, Koffer, Körbe, Kugelschreiber, Lampen, Leitern, Leuchten, Löffel, Mehl, Messer, Mützen, Nägel,
-        Ordner, Papier, Pfannen, Pinsel, Pumpen, Regale, Reifen, Sägen, Salz, Schalter, Schaufeln, Scheren, Schrauben,
-        Seife, Seile, Spiegel, Stifte, Stühle, Tassen, Teller, Teppiche, Tische, Töpfe, Uhren, Vasen, Ventile, Zangen, Zucker"""),
+    streets=phrases("""
+        Hauptstraße {}, Bahnhofstraße {}, Gartenweg {}, Schulstraße {}, Lindenallee {}, Mühlenweg {}, Marktplatz {},
+        Bergstraße {}, Kirchgasse {}, Wiesenweg {}, Ringstraße {}, Hafenstraße {}, Birkenweg {}, Am Anger {}
+    """),
+    cities=phrases("""
+        Neustadt, Altdorf, Bergheim, Lindau, Rosenheim, Steinfurt, Waldkirch, Kirchberg, Hagen, Fulda, Celle,
+        Marburg, Erlangen, Weimar, Detmold, Husum, Passau, Landshut
+    """),
+    nouns=phrases("""
+        Äpfel, Batterien, Becher, Besen, Bleistifte, Blumentöpfe, Bohrer, Bretter, Briefumschläge, Butter, Decken,
+        Dosen, Dübel, Eimer, Fahnen, Farbe, Feilen, Fliesen, Flaschen, Gabeln, Gläser, Glühbirnen, Haken, Hammer,
+        Handschuhe, Handtücher, Hefte, Helme, Hemden, Honig, Hosen, Kabel, Kaffee, Kannen, Kartons, Käse, Kerzen,
+        Kissen, Klammern, Kleber, Knöpfe, Koffer, Körbe, Kugelschreiber, Lampen, Leitern, Leuchten, Löffel, Mehl,
+        Messer, Mützen, Nägel, Ordner, Papier, Pfannen, Pinsel, Pumpen, Regale, Reifen, Sägen, Salz, Schalter,
+        Schaufeln, Scheren, Schrauben, Seife, Seile, Spiegel, Stifte, Stühle, Tassen, Teller, Teppiche, Tische,
+        Töpfe, Uhren, Vasen, Ventile, Zangen, Zucker
+    """),
 )

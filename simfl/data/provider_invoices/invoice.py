@@ -10,7 +10,11 @@ from simfl.data.provider_invoices.dice import Dice
 from simfl.data.provider_invoices.provider import Provider, make_address, make_company
 
 QUESTIONS = {
-    "number": ("What is the invoice number?", "Which number does this invoice have?", "Which number identifies this invoice?"),
+    "number": (
+        "What is the invoice number?",
+        "Which number does this invoice have?",
+        "Which number identifies this invoice?",
+    ),
     "date": ("What is the invoice date?", "When was this invoice issued?", "On which date was this invoice written?"),
     "due": ("What is the due date?", "When must this invoice be paid?", "By which date is the payment due?"),
     "total": ("What is the total amount?", "How much has to be paid in total?", "What does this invoice come to?"),
@@ -89,8 +93,13 @@ def make_invoice(provider: Provider, index: int, dice: Dice, half: int, max_line
         address=make_address(dice, language),
         lines=lines,
         net=net,
-        tax=(net * provider.tax_rate + 500) // 1000,
+        tax=tax_of(net, provider.tax_rate),
     )
+
+
+def tax_of(net: int, rate: int) -> int:
+    """The tax on an amount at a rate per mille, rounded half up."""
+    return (net * rate + 500) // 1000
 
 
 def _write(day: date, provider: Provider) -> str:

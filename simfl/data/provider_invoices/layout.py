@@ -30,7 +30,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Shape:
-    """A figure: `kind` is box, frame, line, disc, ring, triangle or diamond; `shade` is 0 black, 1 accent, 2 light grey."""
+    """A figure. `kind`: box, square, line, disc, ring, triangle, diamond, bars; `shade`: 0 black, 1 accent, 2 grey."""
 
     kind: str
     left: float
@@ -67,7 +67,16 @@ class Pen:
         """Width of a text at `scale` times the body size."""
         return self._widths[bold][text] * self.style.size * scale * self._scale
 
-    def text(self, x: float, baseline: float, text: str, align: float = LEFT, scale: float = 1.0, bold: bool = False, ink: int = 0) -> None:
+    def text(
+        self,
+        x: float,
+        baseline: float,
+        text: str,
+        align: float = LEFT,
+        scale: float = 1.0,
+        bold: bool = False,
+        ink: int = 0,
+    ) -> None:
         """One line of text; its words are kept apart."""
         size = self.style.size * scale * self._scale
         em, add, space = self._widths[bold], self.words.append, SPACE * size
@@ -182,7 +191,9 @@ def _table(pen: Pen, invoice: Invoice, y: float) -> float:
     return y + (rows + 1) * step
 
 
-def _cell(pen: Pen, name: str, left: float, right: float, y: float, text: str, bold: bool = False, ink: int = 0) -> None:
+def _cell(
+    pen: Pen, name: str, left: float, right: float, y: float, text: str, bold: bool = False, ink: int = 0
+) -> None:
     if name in ("price", "amount"):
         pen.text(right - 6, y, text, RIGHT, bold=bold, ink=ink)
     else:

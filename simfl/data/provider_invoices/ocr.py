@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -10,18 +10,18 @@ from simfl.data.provider_invoices.dice import Dice
 
 CONFUSIONS = {
     "0": "O8D", "1": "lI7", "2": "Z7", "3": "8B", "4": "A9", "5": "S6", "6": "b8", "7": "1T", "8": "B3", "9": "g4",
-    "a": "oe", "b": "h6", "c": "eo", "d": "cl", "e": "co", "f": "t", "g": "q9", "h": "b", "i": "l1", "k": "h", "l": "1I",
-    "m": "rn", "n": "ru", "o": "0c", "p": "q", "r": "n", "s": "5", "t": "f", "u": "v", "v": "y", "y": "v",
+    "a": "oe", "b": "h6", "c": "eo", "d": "cl", "e": "co", "f": "t", "g": "q9", "h": "b", "i": "l1", "k": "h",
+    "l": "1I", "m": "rn", "n": "ru", "o": "0c", "p": "q", "r": "n", "s": "5", "t": "f", "u": "v", "v": "y", "y": "v",
     "B": "8", "D": "O", "E": "F", "G": "6", "I": "l", "O": "0", "S": "5", "T": "7", "Z": "2", ".": ",", ",": ".",
 }  # fmt: skip
 
 
 def noise_rate(group: int, groups: int, most: float) -> float:
-    """The share of characters that the scanner of a group misreads: 0 for the first, growing as the square to `most`."""
+    """The share of characters that a group's scanner misreads: 0 for the first, growing as the square to `most`."""
     return most * (group / max(1, groups - 1)) ** 2
 
 
-@lru_cache(maxsize=None)
+@cache
 def habits(namespace: str, seed: int, group: int) -> dict[str, str]:
     """What each character is misread as by one group's scanner, always the same."""
     dice = Dice(namespace, seed, "scanner", group)

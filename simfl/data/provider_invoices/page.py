@@ -40,7 +40,10 @@ def draw(page: Page, width: int) -> Image.Image:
 
 
 def _coverage(words: list[Word], family: str, scale: float, size: tuple[int, int]) -> Image.Image:
-    """How much ink each pixel gets, as a grey picture. Letter by letter from remembered ones: Pillow's own text takes 15 times as long."""
+    """How much ink each pixel gets, as a grey picture.
+
+    Letter by letter from remembered ones: on pages this small Pillow's own text takes some 15 times as long.
+    """
     ink = np.zeros((size[1], size[0]), np.uint8)
     for word in words:
         letters = glyphs(family, word.bold, round(word.size * scale * 2) / 2)

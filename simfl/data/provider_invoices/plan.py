@@ -16,7 +16,7 @@ class Place(NamedTuple):
 
     split: str
     provider: int
-    index: int  # among all documents of the provider
+    page: int  # among all documents of the provider
 
 
 def plan(seed: int, providers: int, unseen: int, sizes: dict[str, int]) -> list[Place]:
@@ -35,8 +35,10 @@ def plan(seed: int, providers: int, unseen: int, sizes: dict[str, int]) -> list[
 
 
 def zipf(total: int, ranks: list[int]) -> list[int]:
-    """`total` dealt by Zipf's law to as many as have a rank (0 gets most), each between 3/8 and 5/2 of the mean, and at least 1
-    where there is enough for all."""
+    """`total` dealt by Zipf's law to as many as have a rank (0 gets most).
+
+    Each gets between 3/8 and 5/2 of the mean, and at least 1 where there is enough for all.
+    """
     count = len(ranks)
     if not count:
         return []

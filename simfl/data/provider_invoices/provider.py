@@ -17,7 +17,16 @@ BY_GROUP = ("en", "en", "de", "en", "fr", "en", "de", "en", "nl", "en")  # six o
 
 BENCHMARK, OTHERS = 0, 1  # halves of the surnames and wordings: the benchmark's providers, and everybody else's
 
-NUMBER_FORMATS = ("{p}{n:05}", "{p}-{n:04}", "{p}-{y}-{n:04}", "{y}{n:05}", "{n:06}", "{p}/{n:04}/{yy}", "{n:04}-{p}", "{yy}{n:06}")
+NUMBER_FORMATS = (
+    "{p}{n:05}",
+    "{p}-{n:04}",
+    "{p}-{y}-{n:04}",
+    "{y}{n:05}",
+    "{n:06}",
+    "{p}/{n:04}/{yy}",
+    "{n:04}-{p}",
+    "{yy}{n:06}",
+)
 MONEY_STYLES = ("plain", "symbol before", "symbol attached", "code after", "plain")
 COLUMNS = (
     ("item", "quantity", "price", "amount"),
@@ -101,7 +110,9 @@ class Provider:
     style: Style
 
 
-def make_provider(namespace: str, seed: int, index: int, group: int, half: int, taken: frozenset[str] | set[str] = frozenset()) -> Provider:
+def make_provider(
+    namespace: str, seed: int, index: int, group: int, half: int, taken: frozenset[str] | set[str] = frozenset()
+) -> Provider:
     """Provider `index` of a namespace; its company is none of `taken`."""
     dice = Dice(namespace, seed, "provider", index)
     language = LANGUAGES[BY_GROUP[group % len(BY_GROUP)]]

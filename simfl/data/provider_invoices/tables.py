@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +25,7 @@ def to_split(documents: Sequence[Document]) -> Split:
         "field": [q.field for _, _, _, q in asked],
         "client": [d.group for _, _, d, _ in asked],
     }
-    pages = {
+    columns = {
         "id": [d.id for d in documents],
         "provider": [d.provider for d in documents],
         "words": [d.words for d in documents],
@@ -33,7 +34,7 @@ def to_split(documents: Sequence[Document]) -> Split:
         "width": [d.width for d in documents],
         "height": [d.height for d in documents],
     }
-    return Split(pa.table(examples, schema=EXAMPLES), pa.table(pages, schema=DOCUMENTS))
+    return Split(pa.table(examples, schema=EXAMPLES), pa.table(columns, schema=DOCUMENTS))
 
 
 def _boxes(documents: Sequence[Document]) -> pa.Array:
@@ -42,11 +43,17 @@ def _boxes(documents: Sequence[Document]) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(ends), pa.array(flat))
 
 
+def pages(split: Split) -> pa.Table:
+    """The documents of a split that has some."""
+    assert split.documents is not None
+    return split.documents
+
+
 def join(parts: Sequence[Split]) -> Split:
     """Splits one after the other as one."""
-    first = np.cumsum([0] + [p.documents.num_rows for p in parts])
-    examples = [_shifted(p.examples, int(start)) for p, start in zip(parts, first, strict=False)]
-    documents = pa.concat_tables([p.documents for p in parts])
+    first = accumulate((pages(p).num_rows for p in parts), initial=0)
+    examples = [_shifted(p.examples, start) for p, start in zip(parts, first, strict=False)]
+    documents = pa.concat_tables([pages(p) for p in parts])
     return Split(pa.concat_tables(examples).combine_chunks(), documents.combine_chunks())
 
 
@@ -55,8 +62,8 @@ def cut(whole: Split, counts: Sequence[int]) -> list[Split]:
     bounds = np.cumsum([0, *counts])
     lines = np.searchsorted(whole.examples["document"].to_numpy(), bounds)
     return [
-        Split(_shifted(whole.examples[a:b], -int(first)), whole.documents[first:last])
-        for a, b, first, last in zip(lines, lines[1:], bounds, bounds[1:], strict=False)
+        Split(_shifted(whole.examples[a:b], -int(first)), pages(whole)[first:last])
+        for a, b, first, last in zip(lines[:-1], lines[1:], bounds[:-1], bounds[1:], strict=True)
     ]
 
 

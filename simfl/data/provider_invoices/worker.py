@@ -1,5 +1,6 @@
-"""Pages made by other Python processes, started as commands: nothing is imported from the caller's main module, so a script,
-a notebook and an actor can all build the benchmark.
+"""Pages made by other Python processes, started as commands.
+
+Nothing is imported from the caller's main module, so a script, a notebook and an actor can all build the benchmark.
 
     python -m simfl.data.provider_invoices.worker < job (JSON) > documents (two Arrow streams)
 """
@@ -20,9 +21,8 @@ from simfl.data.base import Split
 from simfl.data.provider_invoices.documents import NAMESPACE, Recipe, benchmark_providers, make_document
 from simfl.data.provider_invoices.plan import Place
 from simfl.data.provider_invoices.provider import BENCHMARK
-from simfl.data.provider_invoices.tables import to_split
+from simfl.data.provider_invoices.tables import pages, to_split
 from simfl.errors import DataError
-
 
 MODULE = "simfl.data.provider_invoices.worker"
 
@@ -42,7 +42,7 @@ def make(job: Job) -> Split:
     seen, unseen = benchmark_providers(job.recipe.seed, job.providers, job.unseen, job.recipe.groups)
     providers = seen + unseen
     return to_split(
-        [make_document(providers[p.provider], p.index, NAMESPACE, BENCHMARK, job.recipe) for p in job.places]
+        [make_document(providers[p.provider], p.page, NAMESPACE, BENCHMARK, job.recipe) for p in job.places]
     )
 
 
@@ -74,7 +74,7 @@ def main() -> None:
     body = json.load(sys.stdin)
     places = tuple(Place(*place) for place in body["places"])
     split = make(Job(body["providers"], body["unseen"], Recipe(**body["recipe"]), places))
-    for table in (split.examples, split.documents):
+    for table in (split.examples, pages(split)):
         with pa.ipc.new_stream(sys.stdout.buffer, table.schema) as stream:
             stream.write_table(table)
 
