@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +79,7 @@ class Setting:
         experiment = self.experiment
         return Stage(
             phase=experiment.phases[phase], index=phase, seed=experiment.seed, module=self.module, roles=self.roles(phase),
-            examples=self.examples(experiment.phases[phase].objective, "train"), device=self.device, num_clients=num_clients,
+            load=partial(self.examples, experiment.phases[phase].objective, "train"), device=self.device, num_clients=num_clients,
             privacy=experiment.privacy, aliases=self.aliases, alias_rule=experiment.ledger.aliases,
         )
 

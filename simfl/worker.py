@@ -54,7 +54,8 @@ class Worker:
         experiment = self.setup.experiment
         parts = self._here(received)
         result = train_cohort(self.stages[plan.phase], self.store, plan, parts, self.setup.way, experiment.on_error)
-        result.sums = {part: {n: t.cpu() for n, t in tensors.items()} for part, tensors in result.sums.items()}
+        result.sums = {part: _on_cpu(tensors) for part, tensors in result.sums.items()}
+        result.gathered = {part: [_on_cpu(t) for t in uploads] for part, uploads in result.gathered.items()}
         return result
 
     def evaluate(self, plan: EvaluationPlan, received: Parts) -> Scores:
@@ -65,3 +66,7 @@ class Worker:
     def _here(self, received: Parts) -> Parts:
         device = self.setting.device
         return {part: {name: t.to(device) for name, t in tensors.items()} for part, tensors in received.items()}
+
+
+def _on_cpu(weights: Weights) -> Weights:
+    return {name: tensor.cpu() for name, tensor in weights.items()}

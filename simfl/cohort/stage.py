@@ -5,7 +5,7 @@ Shapes: n items (a client's unit each) lie along the first axis of every stacked
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -56,12 +56,16 @@ class Stage:
     seed: int
     module: nn.Module
     roles: Roles
-    examples: Examples
+    load: Callable[[], Examples]  # the training split as the objective encodes it
     device: torch.device
     num_clients: int
     privacy: Privacy | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
     alias_rule: str = "once"
+
+    @cached_property
+    def examples(self) -> Examples:
+        return self.load()
 
     @cached_property
     def binding(self) -> Binding:
