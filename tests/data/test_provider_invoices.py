@@ -167,7 +167,7 @@ def test_every_answer_stands_on_a_page_that_was_read_without_error(small: Datase
 def test_noise_spoils_words_but_no_answers(small: Dataset) -> None:
     rows = clean(small.splits["train"], client=9)
     assert 0.4 < np.mean([found(row["answers"][0], words) for row, words in rows]) < 0.95
-    clear = replace(SMALL, noise=1e-9).build(processes=1).splits["train"]
+    clear = replace(SMALL, noise=0.0).build(processes=1).splits["train"]
     assert clear.examples.equals(small.splits["train"].examples)
     assert all(found(row["answers"][0], words) for row, words in clean(clear, client=9))
 
@@ -278,7 +278,8 @@ def test_a_font_that_is_missing_or_another_version_is_named(monkeypatch: pytest.
         ({"providers": 5}, "data.providers: 5 for 10 clients"),
         ({"train": 50}, "data.train: 50 documents for 100 providers"),
         ({"unseen_documents": 5}, "data.unseen_documents: 5 documents for 20 providers"),
-        ({"max_lines": 30}, "data.max_lines: 30 given"),
+        ({"max_lines": 30}, "data.max_lines: 30 given, at most 20"),
+        ({"questions": 10}, "data.questions: 10 given, at most 9"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(settings: dict[str, int], words: str, tmp_path: Path) -> None:

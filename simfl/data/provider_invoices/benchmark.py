@@ -16,12 +16,13 @@ from simfl.data.base import Data, Dataset, Split
 from simfl.data.baselines import fit_baselines, score_baselines
 from simfl.data.provider_invoices.documents import Recipe, benchmark_providers
 from simfl.data.provider_invoices.fonts import FAMILIES, face
+from simfl.data.provider_invoices.invoice import QUESTIONS
 from simfl.data.provider_invoices.plan import Place, plan
 from simfl.data.provider_invoices.tables import cut, join, pages
 from simfl.data.provider_invoices.worker import Job, make_all
 from simfl.data.stored import content_sha256, stored
 from simfl.errors import ConfigError
-from simfl.ranges import Count, Fraction
+from simfl.ranges import Amount, Count
 
 EDITION = 1  # raised whenever the same settings give other documents
 WORTH = 400  # documents; more are made by several processes
@@ -41,7 +42,7 @@ class ProviderInvoices(Data):
     clients: Count = 10  # official clients, each with its own providers, main language and scanner
     questions: Count = 6  # asked of a document, at most 9
     max_lines: Count = 5  # goods on an invoice, 1 to this many
-    noise: Fraction = 0.06  # share of characters that the last client's scanner misreads; the first reads all well
+    noise: Amount = 0.06  # share of characters that the last client's scanner misreads; the first reads all well
     image_width: Count = 224  # pixels
     seed: int = 1
 
@@ -76,8 +77,13 @@ class ProviderInvoices(Data):
         ):
             if documents < providers:
                 raise ConfigError(f"data.{name}: {documents} documents for {providers} providers, at least one each")
-        if self.max_lines > 20:
-            raise ConfigError(f"data.max_lines: {self.max_lines} given, allowed are 1 to 20")
+        for name, value, most in (
+            ("max_lines", self.max_lines, 20),
+            ("questions", self.questions, len(QUESTIONS)),
+            ("noise", self.noise, 1),
+        ):
+            if value > most:
+                raise ConfigError(f"data.{name}: {value} given, at most {most}")
 
     def _card(self, splits: dict[str, Split]) -> dict[str, object]:
         seen, unseen = benchmark_providers(self.seed, self.providers, self.unseen, self.clients)
