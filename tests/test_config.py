@@ -45,7 +45,7 @@ checkpoint: {rounds: 1, seconds: 30}
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "experiment.yaml"
-    path.write_text(DESIGN)
+    path.write_text(DESIGN.replace("pfl_docvqa", "prototypes"))
     return path
 
 
@@ -58,6 +58,7 @@ def complaint(file: Path, *overrides: str) -> str:
 
 
 def test_the_sample_of_the_design_is_read_in_full(file: Path) -> None:
+    file.write_text(DESIGN)
     experiment = config.load(file)
     phase = experiment.phases[0]
     assert (experiment.name, experiment.seed, experiment.partition.clients) == ("track1_lora", 42, 10)
