@@ -2,12 +2,14 @@
 
 from simfl.data.base import Data
 from simfl.data.digits import Digits
+from simfl.data.pfl_docvqa import PflDocvqa
 from simfl.data.prototypes import Prototypes
 from simfl.data.provider_invoices import ProviderInvoices
 from simfl.data.sroie import Sroie
 
 DATA: dict[str, type[Data]] = {
     "digits": Digits,
+    "pfl_docvqa": PflDocvqa,
     "prototypes": Prototypes,
     "provider_invoices": ProviderInvoices,
     "sroie": Sroie,

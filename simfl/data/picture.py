@@ -23,7 +23,7 @@ def shrink(path: Path, size: int, mode: str, format: str) -> bytes:
     try:
         with Image.open(path) as image:
             image.draft(mode, (size, size))
-            image.convert(mode).resize((size, size), Image.Resampling.BICUBIC).save(out, format=format)
+            image.convert(mode).resize((size, size), Image.Resampling.BICUBIC).save(out, format=format, quality=90)
     except UNREADABLE as error:
         raise DataError(f"{path}: not a readable picture ({error})") from error
     return out.getvalue()
@@ -39,9 +39,9 @@ def size_of(path: Path) -> tuple[int, int]:
 
 
 @contextmanager
-def truncated_files() -> Iterator[None]:
-    """While this holds, files that end too early are read, their missing part grey. It holds for the whole process."""
-    before, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, True
+def truncated_files(read: bool) -> Iterator[None]:
+    """While this holds, in the whole process: files that end too early are read, what is missing grey, or refused."""
+    before, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, read
     try:
         yield
     finally:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from simfl.data import receipts
 from simfl.data.base import DOCUMENTS, QUESTIONS, Data, Dataset, Split
-from simfl.data.picture import shrink
+from simfl.data.picture import shrink, truncated_files
 from simfl.data.receipts import FIELDS, Receipt, letters
 from simfl.data.stored import content_sha256, stored
 from simfl.errors import ConfigError, DataError
@@ -82,7 +82,8 @@ class Sroie(Data):
             raise DataError(f"data.path: {self.path} holds no receipt")
         every = [receipts.read(name, dict(parts)) for name, parts in found.items()]
         same = duplicates(every)
-        splits = {name: self._split(name, held) for name, held in self._assign(same).items()}
+        with truncated_files(read=False):
+            splits = {name: self._split(name, held) for name, held in self._assign(same).items()}
         pictures = hashlib.sha256(b"".join(r.image.read_bytes() for r in every)).hexdigest()
         digest = content_sha256(splits, also=f"{pictures} {self.image_size}")
         return Dataset("sroie", splits, digest, self._card(every, same, splits))
