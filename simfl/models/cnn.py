@@ -54,7 +54,7 @@ class CnnNetwork(nn.Module):
 
     def __init__(self, settings: Cnn, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
-        first, second = settings.channels
+        self.shape, (first, second) = tuple(shape), settings.channels
         self.conv1 = nn.Conv2d(shape[0], first, 3)
         self.conv2 = nn.Conv2d(first, second, 3)
         self.activation = ACTIVATIONS[settings.activation]()
@@ -65,8 +65,8 @@ class CnnNetwork(nn.Module):
         self.head = nn.Linear(settings.hidden, classes)
 
     def forward(self, x: Tensor) -> Outputs:
-        """`x` [B, C, H, W], floats or uint8 (scaled to [0, 1])."""
-        h = self.activation(self.conv1(as_float(x)))
+        """`x` [B, C, H, W] or flat [B, C·H·W], floats or uint8 (scaled to [0, 1])."""
+        h = self.activation(self.conv1(as_float(x).reshape(len(x), *self.shape)))
         h = self.pool(self.activation(self.conv2(h)))
         h = self.activation(self.dense(self.dropout1(h).flatten(1)))
         return Outputs(self.head(self.dropout2(h)), h)

@@ -1,4 +1,4 @@
-"""Stochastic depth (Huang et al. 2016), keyed like the rest of our dropout: an example loses a whole residual branch."""
+"""Stochastic depth (Huang et al. 2016), keyed like our dropout: an example loses a whole residual branch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _RANGE = 1 << 31
 
 
 class KeyedDropPath(nn.Module):
-    """Drops an example's branch `x` [g·B, …] with probability `p` while training; identity where the pass has no key."""
+    """Drops an example's branch `x` [g·B, …] with probability `p` while training, if the pass has a key."""
 
     def __init__(self, p: float) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Where a model's weights lie, and how they are read and written.
 
-A start is a folder with `model.safetensors`, `config.json` and a tokenizer. Three layouts are read: our own names; those
-of the competition's published checkpoint (`language_backbone.…`, listed in `checkpoint_names/`); and a plain T5, which
-leaves the rest as it was drawn. Weights may be stored in half precision; the model holds float32.
+A start is a folder with `model.safetensors`, `config.json` and a tokenizer. Three layouts are read: our own names;
+those of the competition's published checkpoint (`language_backbone.…`, listed in `checkpoint_names/`); and a plain T5,
+which leaves the rest as it was drawn. Weights may be stored in half precision; the model holds float32.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from simfl.errors import ConfigError
 
 PAD, END, UNKNOWN = 0, 1, 2
+SENTINELS = 100  # of T5's pretraining, behind the pieces
 
 
 @dataclass(frozen=True)
@@ -44,15 +45,29 @@ def read(folder: Path) -> tokenizers.Tokenizer:
     if (folder / "tokenizer.json").is_file():
         text = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     elif (folder / "spiece.model").is_file():
-        from transformers import T5Tokenizer
-
-        text = T5Tokenizer.from_pretrained(str(folder))._tokenizer
+        text = from_sentencepiece((folder / "spiece.model").read_bytes())
     else:
         raise ConfigError(f"model.weights: {folder} holds neither tokenizer.json nor spiece.model")
     text.no_padding()
     text.no_truncation()
     if text.token_to_id("<pad>") != PAD or text.token_to_id("</s>") != END:
         raise ConfigError(f"model.weights: the tokenizer in {folder} is not T5's: <pad> must be 0 and </s> must be 1")
+    return text
+
+
+def from_sentencepiece(model: bytes) -> tokenizers.Tokenizer:
+    """T5's tokenizer from its SentencePiece model: the pieces, then the 100 sentinels in falling order."""
+    from transformers.utils import sentencepiece_model_pb2_new as sentencepiece  # the format's definition
+
+    proto = sentencepiece.ModelProto.FromString(model)
+    sentinels = [f"<extra_id_{number}>" for number in range(SENTINELS - 1, -1, -1)]
+    pieces = [(piece.piece, piece.score) for piece in proto.pieces] + [(name, 0.0) for name in sentinels]
+    text = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=proto.trainer_spec.unk_id, byte_fallback=False))
+    if proto.normalizer_spec.precompiled_charsmap:
+        text.normalizer = normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap)
+    text.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    text.decoder = decoders.Metaspace()
+    text.add_special_tokens(["<pad>", "</s>", "<unk>", *sentinels])
     return text
 
 
@@ -89,9 +104,9 @@ def train(lines: Iterable[str], size: int, *, public: bool, leak: bool = False) 
 ALPHABET = [chr(code) for code in range(33, 127) if not chr(code).isupper()] + ["▁", "€", "£"]
 PUBLIC_LINES = (  # words of forms, enough for a model built from nothing
     "invoice number date due total subtotal tax vat amount balance paid payment terms bank account iban bic order",
-    "what is the on this page who when how much many which where question context answer yes no none",
+    "what is the on this page who when how much many which where question context answer yes no none customer",
     "company address street road city postcode country phone fax email website seller buyer supplier bill ship to from",
-    "quantity price unit description item discount rate net gross currency usd eur gbp cash change card receipt customer",
+    "quantity price unit description item discount rate net gross currency usd eur gbp cash change card receipt",
     "january february march april may june july august september october november december monday friday",
     "north south east west limited ltd inc gmbh corp group holdings trading services international and sons",
 )

@@ -96,6 +96,10 @@ class VT5(Model):
     def tokenizer(self) -> Tokenizer:
         """The weights' own; without weights, a small public one."""
         text = small() if self._folder is None else read(self._folder)
+        if text.get_vocab_size() > self._dims["vocab_size"]:
+            raise ConfigError(
+                f"model.vocab_size: {self._dims['vocab_size']} rows are too few for {text.get_vocab_size()} pieces"
+            )
         return Tokenizer(text, self._dims["vision"]["image_size"], self.box_scale)
 
     @cached_property

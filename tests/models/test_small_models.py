@@ -46,6 +46,11 @@ def test_bytes_are_read_as_fractions_of_255(model: Model) -> None:
     assert out.logits.shape == (1, 62)
 
 
+def test_flat_images_are_given_their_shape() -> None:
+    module, image = Cnn().build(CIFAR), torch.rand(2, 3, 32, 32)
+    assert torch.equal(module(image.flatten(1)).logits, module(image).logits)
+
+
 def test_the_same_seed_gives_the_same_bits() -> None:
     one, two = (Cnn(dropout=0.1).build(FEMNIST).state_dict() for _ in range(2))
     assert all(torch.equal(one[name], two[name]) for name in one)

@@ -57,3 +57,21 @@ def test_a_tokenizer_with_other_special_pieces_is_refused(tmp_path: Path) -> Non
     other.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ConfigError, match="<pad> must be 0"):
         read(tmp_path)
+
+
+def test_a_sentencepiece_model_of_t5_is_read(tmp_path: Path) -> None:
+    from transformers.utils import sentencepiece_model_pb2_new as sentencepiece
+
+    proto = sentencepiece.ModelProto()
+    normal, control, unknown = 1, 3, 2
+    words = [("▁", -2), ("▁total", -1), ("t", -5), ("o", -5), ("a", -5), ("l", -5), ("1", -4), (":", -3)]
+    special = [("<pad>", 0, control), ("</s>", 0, control), ("<unk>", 0, unknown)]
+    for piece, score, kind in [*special, *((word, score, normal) for word, score in words)]:
+        proto.pieces.add(piece=piece, score=score, type=kind)
+    proto.trainer_spec.unk_id = 2
+    (tmp_path / "spiece.model").write_bytes(proto.SerializeToString())
+    text = Tokenizer(read(tmp_path))
+    assert len(text) == 11 + 100
+    assert text.encode(["total:  1", "to"]) == [[4, 10, 3, 9], [3, 5, 6]]
+    assert text.text.token_to_id("<extra_id_0>") == 110  # the last, as in T5, where it is 32,099
+    assert text.decode([[4, 10, 3, 9, 110, 1, 5]]) == ["total: 1"]

@@ -216,3 +216,8 @@ def test_transformers_own_model_is_not_needed_to_copy_the_network() -> None:
     network, given = small_vt5().build(TASK), batch(2)
     assert torch.equal(copy.deepcopy(network)(**given).logits, network(**given).logits)
     assert isinstance(network.t5, T5ForConditionalGeneration)
+
+
+def test_a_vocabulary_larger_than_the_embedding_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"10 rows are too few for \d+ pieces"):
+        small_vt5(vocab_size=10).build(TASK)
