@@ -15,6 +15,7 @@ from simfl.data.base import Data, Dataset
 from simfl.data.labelled import labelled
 from simfl.data.stored import content_sha256
 from simfl.errors import ConfigError, DataError
+from simfl.ranges import Fraction
 from simfl.seeds import rng
 
 SHAPE = (1, 8, 8)
@@ -24,8 +25,8 @@ SHAPE = (1, 8, 8)
 class Digits(Data):
     """Handwritten digits, 8x8 grey in [0, 1], ten classes; needs scikit-learn."""
 
-    valid: float = 0.1  # share of the 1,797 pictures
-    test: float = 0.2  # likewise
+    valid: Fraction = 0.1  # share of the 1,797 pictures
+    test: Fraction = 0.2  # likewise
 
     def load(self, cache: Path) -> Dataset:
         """The whole set, from scikit-learn's own files; nothing is kept in the cache."""

@@ -18,6 +18,7 @@ from simfl.data.holdings import Partition, hold
 from simfl.data.partitioner import Partitioner, column, documents, refuse_shared, units
 from simfl.data.skew import Dirichlet, Quantity, Shards
 from simfl.errors import ConfigError, DataError
+from simfl.ranges import Count
 from simfl.seeds import rng
 
 __all__ = ["META", "PARTITIONERS", "Iid", "Natural", "Official", "Partition", "Partitioner", "Provider"]
@@ -47,7 +48,7 @@ class Provider(Partitioner):
     """
 
     column: str = "provider"  # of the examples or their documents
-    min_groups: int = 1  # every client gets at least this many
+    min_groups: Count = 1  # every client gets at least this many
 
     def split(self, split: Split, seed: int) -> Partition:
         codes, names = column(split, self.column)
@@ -82,7 +83,7 @@ def _greedy(sizes: np.ndarray, clients: int, min_groups: int) -> np.ndarray:
 class Official(Partitioner):
     """The clients that the data's authors made, from the column `client` of the examples."""
 
-    groups: str | None = None  # column of the named groups; None: provider where the data has it
+    groups: str | None = None  # column of the named groups; null: provider where the data has it
     shared_groups: bool = False  # true: a group may be in several clients, and no group-level guarantee holds
 
     def split(self, split: Split, seed: int) -> Partition:

@@ -12,13 +12,14 @@ import pyarrow.compute as pc
 from simfl.data.base import Split
 from simfl.data.holdings import Partition
 from simfl.errors import ConfigError, DataError, nearest
+from simfl.ranges import Count
 
 
 @dataclass(frozen=True)
 class Partitioner(ABC):
     """A rule by which clients come to own the examples of a split."""
 
-    clients: int | None = None  # K
+    clients: Count | None = None  # K; null where the data says how many
 
     @abstractmethod
     def split(self, split: Split, seed: int) -> Partition:

@@ -16,6 +16,7 @@ from simfl.data.base import Data, Dataset, Split
 from simfl.data.labelled import labelled
 from simfl.data.stored import content_sha256, stored
 from simfl.errors import ConfigError
+from simfl.ranges import Count, Positive
 from simfl.seeds import rng
 
 EDITION = 1
@@ -26,12 +27,12 @@ BLOCK = 4096  # examples drawn from one stream, so that memory and order of draw
 class Prototypes(Data):
     """Random pictures for benchmarks: a fixed prototype for each class plus Gaussian noise."""
 
-    examples: int = 10_000  # of training; valid and test have a tenth each, at least one of each class
-    classes: int = 10
+    examples: Count = 10_000  # of training; valid and test have a tenth each, at least one of each class
+    classes: Count = 10
     shape: tuple[int, ...] = (3, 32, 32)  # of one example
-    groups: int = 100  # values of the column `group`: equal stretches of the examples
-    margin: float = 4.0  # length of a prototype, where the noise has standard deviation 1 in every entry
-    seed: int = 0
+    groups: Count = 100  # values of the column `group`: equal stretches of the examples
+    margin: Positive = 4.0  # length of a prototype, where the noise has standard deviation 1 in every entry
+    seed: int = 0  # of prototypes, labels and noise
 
     def load(self, cache: Path) -> Dataset:
         for name in ("examples", "classes", "groups", "margin"):

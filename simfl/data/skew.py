@@ -15,6 +15,7 @@ from simfl.data.base import Split
 from simfl.data.holdings import Partition, hold
 from simfl.data.partitioner import Partitioner, column, units, value_of_unit
 from simfl.errors import ConfigError
+from simfl.ranges import Count, Positive
 from simfl.seeds import rng
 
 TRIES = 1000
@@ -25,7 +26,7 @@ class Dirichlet(Partitioner):
     """Each value of a column is dealt to the clients by shares drawn from Dir(alpha)."""
 
     column: str = "label"  # of the examples or their documents
-    alpha: float = 0.5  # small: each client sees few values; large: all alike
+    alpha: Positive = 0.5  # small: each client sees few values; large: all alike
     min_size: int = 1  # drawn again until every client has this many examples (documents where they are kept whole)
     split_documents: bool = False  # true: the questions of one document may go to several clients
 
@@ -59,7 +60,7 @@ class Shards(Partitioner):
     """Examples sorted by a column are cut into equal shards, and each client gets a few at random."""
 
     column: str = "label"  # of the examples or their documents
-    shards: int = 2  # per client
+    shards: Count = 2  # per client
     split_documents: bool = False  # true: the questions of one document may go to several clients
 
     def split(self, split: Split, seed: int) -> Partition:
@@ -79,7 +80,7 @@ class Shards(Partitioner):
 class Quantity(Partitioner):
     """Clients hold unlike amounts of like data: sizes drawn from Dir(alpha)."""
 
-    alpha: float = 0.5  # small: few clients hold nearly everything
+    alpha: Positive = 0.5  # small: few clients hold nearly everything
     min_size: int = 1  # given to every client before the rest is dealt; documents where they are kept whole
     split_documents: bool = False  # true: the questions of one document may go to several clients
 

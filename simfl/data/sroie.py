@@ -21,6 +21,7 @@ from simfl.data.picture import shrink, truncated_files
 from simfl.data.receipts import FIELDS, Receipt, letters
 from simfl.data.stored import content_sha256, stored
 from simfl.errors import ConfigError, DataError
+from simfl.ranges import Count, Fraction
 from simfl.seeds import rng
 
 EDITION = 1
@@ -58,11 +59,11 @@ class Sroie(Data):
     """Receipts of the ICDAR 2019 challenge: company, date, address and total; companies are providers."""
 
     path: str  # a folder with img/, box/ and key/; ~ and $VARIABLES are followed
-    image_size: int = 224  # pages are stored grey, squeezed to this many pixels square
-    min_receipts: int = 5  # a company with fewer is not a provider and goes to `unseen`
-    valid: float = 0.1  # share of a provider's receipts, at least one
-    test: float = 0.2  # likewise
-    wordings: int = 1  # questions on each field of a training receipt, each worded differently; other splits have one
+    image_size: Count = 224  # pages are stored grey, squeezed to this many pixels square
+    min_receipts: Count = 5  # a company with fewer is not a provider and goes to `unseen`
+    valid: Fraction = 0.1  # share of a provider's receipts, at least one
+    test: Fraction = 0.2  # likewise
+    wordings: Count = 1  # questions on each field of a training receipt, each worded differently; other splits have one
 
     def load(self, cache: Path) -> Dataset:
         self._check()
