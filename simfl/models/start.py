@@ -40,7 +40,10 @@ PUBLISHED = (  # names of the published checkpoint (transformers 4.27) -> ours; 
     (r"\.intermediate\.dense\.", ".mlp.fc1."),
     (r"\.output\.dense\.", ".mlp.fc2."),
 )
-PLAIN_T5 = ((r"^(shared|encoder|decoder|lm_head)\.", r"t5.\1."),)
+PLAIN_T5 = (
+    (r"^.*\.EncDecAttention\.relative_attention_bias\.weight$", ""),  # Google's old files hold one, and T5 has none
+    (r"^(shared|encoder|decoder|lm_head)\.", r"t5.\1."),
+)
 
 
 def locate(weights: str) -> Path:
@@ -65,11 +68,13 @@ def locate(weights: str) -> Path:
 
 
 def config(folder: Path) -> dict[str, Any]:
-    """The dimensions in `config.json`, with T5's names; `vision` and `head` where it has them."""
+    """The dimensions in `config.json`, with T5's names, `vision` and `head`. ConfigError for a gated T5."""
     path = folder / "config.json"
     if not path.is_file():
         raise ConfigError(f"model.weights: {folder} has no config.json")
     found = json.loads(path.read_text())
+    if found.get("feed_forward_proj", "relu") != "relu":
+        raise ConfigError(f"model.weights: {folder} is a T5 with {found['feed_forward_proj']}; VT5 is built on relu")
     return {key: found[key] for key in (*T5_KEYS, "vision", "head") if key in found}
 
 

@@ -13,7 +13,7 @@ from simfl.models.base import Model, default_trained, seeded
 from simfl.models.dropout import install
 from simfl.models.tokenizer import Tokenizer, read, small
 from simfl.protocol import Task
-from simfl.ranges import Count
+from simfl.ranges import Amount, Count
 
 if TYPE_CHECKING:
     from simfl.models.vt5_network import VT5Network
@@ -47,7 +47,7 @@ class VT5(Model):
     frozen_dropout: bool = (
         False  # stochastic depth inside the frozen page reader while training, as the published code does
     )
-    dropout: float = 0.1  # of T5
+    dropout: Amount = 0.1  # of T5 and of the spatial embedding
     adapters: Adapter | None = None
     precision: Literal["float32", "bf16"] = "float32"  # bf16: autocast; weights stay float32
     d_model: Count | None = None  # width, if not the size's

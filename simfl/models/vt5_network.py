@@ -30,7 +30,7 @@ MASKED = -1e9  # added to the score of a padded key: e^−1e9 is 0 in every prec
 class SpatialEmbedding(nn.Module):
     """The place of a token on its page: rows of X for left and right, of Y for top and bottom, summed."""
 
-    def __init__(self, width: int, dropout: float = 0.1) -> None:
+    def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
         self.x = nn.Embedding(TABLE_ROWS, width)
         self.y = nn.Embedding(TABLE_ROWS, width)
@@ -53,7 +53,7 @@ class VT5Network(nn.Module):
         self.t5 = T5ForConditionalGeneration(t5)
         if not tied:
             self.t5.lm_head.weight = nn.Parameter(self.t5.lm_head.weight.detach().clone())
-        self.spatial_embedding = SpatialEmbedding(t5.d_model)
+        self.spatial_embedding = SpatialEmbedding(t5.d_model, t5.dropout_rate)
         self.visual_projection = nn.Linear(vision.hidden_size, t5.d_model)
         self.vision = BeitModel(vision, add_pooling_layer=False)
         for layer in self.vision.layers:

@@ -134,7 +134,8 @@ def test_an_alias_that_is_no_copy_is_refused(tmp_path: Path) -> None:
 def test_a_plain_t5_fills_the_language_half(tmp_path: Path) -> None:
     tensors = parameters(small_vt5(head="tied"))
     plain = {name.removeprefix("t5."): t for name, t in tensors.items() if name.startswith("t5.")}
-    network = VT5(weights=folder(tmp_path / "w", plain)).build(Task(2))
+    old = {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": torch.zeros(32, 2)}
+    network = VT5(weights=folder(tmp_path / "w", plain | old)).build(Task(2))
     own = dict(network.named_parameters())
     assert all(torch.equal(own[f"t5.{name}"], t) for name, t in plain.items())
     assert torch.equal(own["t5.lm_head.weight"], plain["shared.weight"])  # untied from a tied T5
@@ -174,6 +175,11 @@ def test_untied_weights_are_not_tied_by_a_setting(tmp_path: Path) -> None:
     start.save(network, tmp_path / "s")
     with pytest.raises(ConfigError, match=r"t5\.lm_head\.weight differs from t5\.shared"):
         VT5(head="tied", weights=str(tmp_path / "s")).build(Task(1))
+
+
+def test_a_gated_t5_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a T5 with gated-gelu"):
+        VT5(weights=folder(tmp_path / "w", {}, feed_forward_proj="gated-gelu")).build(Task(1))
 
 
 def test_a_folder_without_weights_says_what_it_lacks(tmp_path: Path) -> None:
