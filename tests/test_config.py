@@ -59,7 +59,8 @@ def complaint(file: Path, *overrides: str) -> str:
 
 def test_the_sample_of_the_design_is_read_in_full(file: Path) -> None:
     file.write_text(DESIGN)
-    experiment = config.load(file)
+    experiment = config.load(file, ["data.path=/a/download"])
+    assert experiment.data.path == "/a/download"
     phase = experiment.phases[0]
     assert (experiment.name, experiment.seed, experiment.partition.clients) == ("track1_lora", 42, 10)
     assert phase.local.learning_rate == 2e-4
