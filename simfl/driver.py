@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -17,7 +17,7 @@ from simfl.cohort.stage import Stage
 from simfl.cohort.visit import CohortResult
 from simfl.cohort.wire import STATISTICS
 from simfl.data.holdings import Partition, manifest_sha256
-from simfl.errors import ConfigError, nearest
+from simfl.errors import ConfigError, SimflError, nearest
 from simfl.experiment import Experiment
 from simfl.memory import EMPTY, Store
 from simfl.pool import Pool, open_pool
@@ -67,7 +67,6 @@ class Driver:
     snapshot: Snapshot
     startup: float
     stage: Stage | None = None
-    scores: dict[str, float] = field(default_factory=dict)
     durations: list[float] = field(default_factory=list)
     _round_began: float = 0.0
 
@@ -85,8 +84,7 @@ class Driver:
         check(experiment, setting, partition)
         identity = identity_of(experiment, setting, len(partition), device)
         facts = manifest(identity, setting.dataset.sha256, manifest_sha256(text))
-        record = Record.open(Path(out), config.dump(experiment), facts, experiment.checkpoint, resume)
-        (record.folder / "partition.json").write_bytes(text)
+        record = Record.open(Path(out), config.dump(experiment), facts, text, experiment.checkpoint, resume)
         found, warning = record.restore()
         if warning:
             display.message(warning)
@@ -94,13 +92,19 @@ class Driver:
         with ExitStack() as stack:
             stack.enter_context(signals.caught())
             pool = stack.enter_context(open_pool(backend, setup, setting, workers, address, display.message))
+            stack.enter_context(signals.caught())  # once more: a Ray started here has taken SIGTERM for itself
             store = Store(record.folder / "memory")
             this = Driver(
                 experiment, setting, partition, record, store, pool, signals, display, identity["width"],
                 found or Snapshot(), time.monotonic() - began,
             )
             this._announce(resumed=found is not None)
-            yield this
+            try:
+                yield this
+            except Exception:
+                with suppress(SimflError, OSError):  # the disk may be what failed; the error that matters is on its way
+                    this.finish("failed")
+                raise
 
     def _announce(self, resumed: bool) -> None:
         phases, done = self.experiment.phases, self.snapshot.step
@@ -176,7 +180,6 @@ class Driver:
         facts = {"phase": snapshot.phase, "round": snapshot.round, "step": snapshot.step}
         rows = evaluation.summarise(self.setting, self.pool.evaluate(plans, received), facts)
         metric = stage.phase.objective.metric
-        self.scores = evaluation.headlines(rows, asked.splits[0])
         for split in asked.splits:
             for model in asked.models:
                 value = evaluation.headline(rows, metric, split, model)
@@ -199,26 +202,26 @@ class Driver:
 
     def finish(self, status: str) -> dict[str, Any]:
         """Commit where the run stands and write the summary."""
-        with self.signals.held():
-            self.record.commit(self.snapshot, self.store)
-            facts = {
-                "name": self.experiment.name, "clients": len(self.partition), "final": self.scores,
-                "baselines": baselines(self.setting, self.experiment),
-                "initial": self._initial(),
-                "seconds": {
-                    "total": self.record.elapsed, "startup": self.startup,
-                    "per_round_median": median(self.durations) if self.durations else None,
-                },
-                "folder": str(self.record.folder),
-            }
-            summary = self.record.finish(self.snapshot, status, facts)
+        self.signals.close()
+        self.record.commit(self.snapshot, self.store)
+        scores = self.record.rows("evaluations")
+        facts = {
+            "name": self.experiment.name, "clients": len(self.partition),
+            "initial": self._scores(scores, 0), "final": self._scores(scores, max((r["step"] for r in scores), default=0)),
+            "baselines": baselines(self.setting, self.experiment),
+            "seconds": {
+                "total": self.record.elapsed, "startup": self.startup,
+                "per_round_median": median(self.durations) if self.durations else None,
+            },
+            "folder": str(self.record.folder),
+        }
+        summary = self.record.finish(self.snapshot, status, facts)
         self.record.log("finished", status=status)
         self.display.finished(summary)
         return summary
 
-    def _initial(self) -> dict[str, float]:
-        rows = [r for r in self.record.rows("evaluations") if r["step"] == 0]
-        return evaluation.headlines(rows, self.experiment.evaluate.splits[0])
+    def _scores(self, rows: list[dict[str, Any]], step: int) -> dict[str, float]:
+        return evaluation.headlines([r for r in rows if r["step"] == step], self.experiment.evaluate.splits[0])
 
 
 def partition_of(setting: Setting) -> tuple[Partition, bytes]:
@@ -231,9 +234,13 @@ def partition_of(setting: Setting) -> tuple[Partition, bytes]:
 
 def identity_of(experiment: Experiment, setting: Setting, clients: int, device: str) -> dict[str, Any]:
     """What numbers depend on besides the experiment: the way, the width, the threads, the kind of device; chosen once."""
-    way = experiment.cohort.way
+    way, statistics = experiment.cohort.way, setting.roles(0).buffers
+    if way == "batch" and statistics:
+        raise ConfigError(
+            f"cohort.way: batch, but the model keeps running statistics ({statistics[0]}) that padding would enter; allowed: loop"
+        )
     if way == "auto":
-        way = "batch" if device == "cuda" else "loop"
+        way = "batch" if device == "cuda" and not statistics else "loop"
     expected = max(float(num_sampled(p, clients) or (p.poisson or 0) * clients) for p in experiment.phases)
     width = experiment.cohort.width if isinstance(experiment.cohort.width, int) else auto_width(way, expected)
     return {"way": way, "width": width, "threads": experiment.cohort.threads, "device": device}

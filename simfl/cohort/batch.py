@@ -4,11 +4,11 @@ Two programs, chosen by what is trained. `stacked`: the whole local step under `
 models. `grouped`: one pass of the shared frozen base over all clients' examples, with stacked weights only in the layers that
 are trained (see `models.grouped`), and plain autograd; since every client's loss reads only its own rows, the gradient of the
 sum is each client's own.
+
+Batches are padded here, and padding would enter the statistics of normalisation over a batch: such models are trained one by one.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -38,24 +38,19 @@ def train(
     sums = counts = torch.zeros(n, device=stage.device)
     use_groups = is_grouped(stage)
     gradients_of = _grouped_gradients if use_groups else _stacked_gradients
-    base = {name: t[0] for name, t in buffers.items()} if use_groups else buffers
     with grouped(stage.module, stage.roles.trained if use_groups else ()):
         for step in range(most):
             batch = stage.examples.take(batches[step])
             active = [step < item.steps for item in items]
-            held = {} if all(active) else {name: t.clone() for name, t in buffers.items()}
             carried: Carried = {}
             for number, (micro, stepper) in enumerate(steppers):
                 gradients, task, carried = gradients_of(
-                    stage, micro, stepper.weights, start, base, received, state, batch,
+                    stage, micro, stepper.weights, start, received, state, batch,
                     visit._replace(step=visit.step + step), step_key(keys, step), carried,
                 )
                 stepper.step(gradients, active)
                 if number == 0:
                     sums, counts = sums + task[0], counts + task[1]
-            for name, before in held.items():  # running statistics of clients that have finished stay
-                mask = torch.tensor(active, device=stage.device).reshape(-1, *[1] * (before.dim() - 1))
-                buffers[name].copy_(torch.where(mask, buffers[name], before))
     optimizer = _optimizer_states(steppers, n) if stage.phase.local.keep_optimizer else []
     return Trained(start, buffers, sums, counts, optimizer)
 
@@ -71,44 +66,42 @@ def _optimizer_states(steppers: list[tuple[MicroStep, Stepper]], n: int) -> list
 
 
 def _stacked_gradients(
-    stage: Stage, micro: MicroStep, stepped: Weights, start: Weights, buffers: Weights, received: Parts, state: State,
-    batch: Batch, visit: Visit, keys: Tensor, carried: Carried,
+    stage: Stage, micro: MicroStep, stepped: Weights, start: Weights, received: Parts, state: State, batch: Batch,
+    visit: Visit, keys: Tensor, carried: Carried,
 ) -> tuple[Weights, tuple[Tensor, Tensor], Carried]:
     forwards = stage.phase.algorithm.forwards()
 
     def client(
-        mine: Weights, rest: Weights, own: Weights, state: State, batch: Batch, visit: Visit, key: Tensor, carried: Carried
+        mine: Weights, rest: Weights, state: State, batch: Batch, visit: Visit, key: Tensor, carried: Carried
     ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], Carried]]:
         trained = {**rest, **mine}
         outputs = {name: Outputs(**fields) for name, fields in carried.items()}
-        with stage.binding.swapped(own):
-            for name in micro.runs:
-                weights = tensors_for(stage.sources[name], trained, received, state)
-                outputs[name] = with_task(stage, call(stage, forwards[name], weights, inputs_of(stage, batch), key), batch)
+        for name in micro.runs:
+            weights = tensors_for(stage.sources[name], trained, received, state)
+            outputs[name] = with_task(stage, call(stage, forwards[name], weights, inputs_of(stage, batch), key), batch)
         loss = micro.loss(outputs, batch, trained, received, state, visit)
         kept = {name: out.detach().tensors() for name, out in outputs.items()}
         return loss.total(batch["mask"]), (loss.parts(), kept)
 
     rest = {name: t for name, t in start.items() if name not in stepped}
     step = torch.func.vmap(torch.func.grad(client, has_aux=True), randomness="error")
-    gradients, (task, kept) = step(stepped, rest, buffers, state, batch, visit, keys, carried)
+    gradients, (task, kept) = step(stepped, rest, state, batch, visit, keys, carried)
     return gradients, (task[0].detach(), task[1].detach()), kept
 
 
 def _grouped_gradients(
-    stage: Stage, micro: MicroStep, stepped: Weights, start: Weights, buffers: Weights, received: Parts, state: State,
-    batch: Batch, visit: Visit, keys: Tensor, carried: Carried,
+    stage: Stage, micro: MicroStep, stepped: Weights, start: Weights, received: Parts, state: State, batch: Batch,
+    visit: Visit, keys: Tensor, carried: Carried,
 ) -> tuple[Weights, tuple[Tensor, Tensor], Carried]:
     forwards, n = stage.phase.algorithm.forwards(), len(keys)
     leaves = {name: t.detach().requires_grad_() for name, t in stepped.items()}
     trained = {name: leaves.get(name, t) for name, t in start.items()}
     flat = {name: t.flatten(0, 1) for name, t in inputs_of(stage, batch).items()}
     fields = dict(carried)
-    with stage.binding.swapped(buffers):
-        for name in micro.runs:
-            weights = tensors_for(stage.sources[name], trained, received, state)
-            out = call(stage, forwards[name], weights, flat, keys, groups=n)
-            fields[name] = {key: t.unflatten(0, (n, -1)) for key, t in out.tensors().items()}
+    for name in micro.runs:
+        weights = tensors_for(stage.sources[name], trained, received, state)
+        out = call(stage, forwards[name], weights, flat, keys, groups=n)
+        fields[name] = {key: t.unflatten(0, (n, -1)) for key, t in out.tensors().items()}
 
     def client(fields: Carried, batch: Batch, trained: Weights, state: State, visit: Visit) -> tuple[Tensor, Tensor, Tensor]:
         outputs = {name: with_task(stage, Outputs(**tensors), batch) for name, tensors in fields.items()}
@@ -120,5 +113,3 @@ def _grouped_gradients(
     kept = {name: {key: t.detach() for key, t in tensors.items()} for name, tensors in fields.items()}
     return dict(zip(leaves, gradients, strict=True)), (sums.detach(), counts.detach()), kept
 
-
-Way = Callable[..., Trained]

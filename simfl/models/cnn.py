@@ -31,7 +31,7 @@ class Cnn(Model):
     pool: Literal["avg", "max"] = "avg"  # 2×2
     activation: Literal["gelu", "relu"] = "gelu"  # after every layer but the head
     dropout: float = 0.0  # after pooling, and twice that after the dense layer
-    adapters: Adapter | None = None
+    adapters: Adapter | None = None  # trained in place of the rest
 
     def build(self, task: Task) -> nn.Module:
         """The module; ConfigError for a task without images."""

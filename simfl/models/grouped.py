@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from simfl.passing import current
 
@@ -74,9 +73,7 @@ def form_of(layer: nn.Module) -> Callable[[Any, Tensor], Tensor] | None:
 
 
 def ungroupable(module: nn.Module, trained: tuple[str, ...]) -> list[str]:
-    """The trained tensors whose layer has no grouped form; all of them where batch statistics would mix the clients."""
-    if any(isinstance(layer, _BatchNorm) for layer in module.modules()):
-        return list(trained)
+    """The trained tensors whose layer has no grouped form."""
     owners = {name: module.get_submodule(name.rpartition(".")[0]) for name in trained}
     return [name for name, owner in owners.items() if form_of(owner) is None]
 

@@ -1,0 +1,45 @@
+"""A handful of pages with numbers on them, for tests of document models."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+
+from simfl.data.base import DOCUMENTS, QUESTIONS, Data, Dataset, Split
+from simfl.data.stored import content_sha256
+
+
+@dataclass(frozen=True)
+class Pages(Data):
+    """Six numbers on a noisy page, issued by one of a few providers; asked for is the first."""
+
+    train: int = 20
+    valid: int = 8
+    providers: int = 8
+
+    def load(self, cache: Path) -> Dataset:
+        splits = {"train": self._split(1, self.train), "valid": self._split(2, self.valid)}
+        return Dataset("pages", splits, content_sha256(splits))
+
+    def _split(self, stream: int, count: int) -> Split:
+        rng = np.random.default_rng(stream)
+        pages = [_page(rng, f"{stream}.{i}", f"provider {i % self.providers}") for i in range(count)]
+        asked = [
+            {"id": f"q{page['id']}", "document": i, "question": "what number?", "answers": page["words"][:1], "field": "first"}
+            for i, page in enumerate(pages)
+        ]
+        return Split(pa.Table.from_pylist(asked, QUESTIONS), pa.Table.from_pylist(pages, DOCUMENTS))
+
+
+def _page(rng: np.random.Generator, name: str, provider: str) -> dict:
+    words, image = [str(n) for n in rng.integers(0, 1000, 6)], io.BytesIO()
+    Image.fromarray(rng.integers(0, 255, (32, 32)).astype(np.uint8)).save(image, "PNG")
+    boxes = rng.random(24).astype(np.float32).tolist()
+    return {
+        "id": name, "provider": provider, "words": words, "boxes": boxes, "image": image.getvalue(), "width": 32, "height": 32,
+    }  # fmt: skip
