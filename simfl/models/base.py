@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import nn
 
 from simfl.protocol import Task
+from simfl.ranges import Limit
+
+Dropout = Annotated[float, Limit("a number of at least 0 and below 1", lambda p: 0 <= p < 1)]
 
 
 @dataclass(frozen=True)

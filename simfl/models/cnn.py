@@ -6,7 +6,7 @@ Two 3×3 convolutions, one pooling, one dense layer: 1,206,590 parameters on 28�
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor, nn
 
@@ -16,10 +16,12 @@ from simfl.models.base import Model, default_trained, seeded
 from simfl.models.dropout import install
 from simfl.models.mlp import as_float, shape_and_classes
 from simfl.protocol import Outputs, Task
-from simfl.ranges import Count
+from simfl.ranges import Count, Limit
 
 POOLS: dict[str, type[nn.Module]] = {"avg": nn.AvgPool2d, "max": nn.MaxPool2d}
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
+
+Half = Annotated[float, Limit("a number of at least 0 and below 0.5", lambda p: 0 <= p < 0.5)]
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Cnn(Model):
     hidden: Count = 128  # width of the dense layer
     pool: Literal["avg", "max"] = "avg"  # 2×2
     activation: Literal["gelu", "relu"] = "gelu"  # after every layer but the head
-    dropout: float = 0.0  # after pooling, and twice that after the dense layer
+    dropout: Half = 0.0  # after pooling, and twice that after the dense layer
     adapters: Adapter | None = None  # trained in place of the rest
 
     def build(self, task: Task) -> nn.Module:

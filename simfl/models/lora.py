@@ -8,7 +8,8 @@ from torch import nn
 
 from simfl.errors import ConfigError, nearest
 from simfl.models.adapters_base import Adapter
-from simfl.ranges import Amount, Count, Positive
+from simfl.models.base import Dropout
+from simfl.ranges import Count, Positive
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Lora(Adapter):
 
     rank: Count = 6  # r
     alpha: Positive = 16  # the product is scaled by alpha / rank
-    dropout: Amount = 0.1  # of the input of A
+    dropout: Dropout = 0.1  # of the input of A
     targets: tuple[str, ...] = ("q", "v")  # last names of the linear layers
 
     def attach(self, module: nn.Module) -> None:

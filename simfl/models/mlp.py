@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from simfl.errors import ConfigError
 from simfl.models.adapters_base import Adapter
-from simfl.models.base import Model, default_trained, seeded
+from simfl.models.base import Dropout, Model, default_trained, seeded
 from simfl.models.dropout import install
 from simfl.protocol import Outputs, Task
 from simfl.ranges import Count
@@ -22,9 +22,9 @@ class Mlp(Model):
     """Fully connected layers with GELU."""
 
     widths: tuple[Count, ...] = (128,)  # of the hidden layers
-    dropout: float = 0.0  # after each hidden layer
+    dropout: Dropout = 0.0  # after each hidden layer
     layer_norm: bool = False  # before each GELU
-    adapters: Adapter | None = None
+    adapters: Adapter | None = None  # trained in place of the rest
 
     def build(self, task: Task) -> nn.Module:
         """The module; ConfigError where the task lacks a shape or classes."""

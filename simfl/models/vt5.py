@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from simfl.errors import ConfigError
 from simfl.models import start
 from simfl.models.adapters_base import Adapter
-from simfl.models.base import Model, default_trained, seeded
+from simfl.models.base import Dropout, Model, default_trained, seeded
 from simfl.models.dropout import install
 from simfl.models.tokenizer import Tokenizer, read, small
 from simfl.protocol import Task
-from simfl.ranges import Amount, Count
+from simfl.ranges import Count
 
 if TYPE_CHECKING:
     from simfl.models.vt5_network import VT5Network
@@ -41,14 +41,10 @@ class VT5(Model):
     size: Literal["tiny", "small", "base"] | None = None  # null: the weights' own, or tiny
     weights: str | None = None  # a folder, a Hugging Face hub id, or a bundled start; null: drawn from the seed
     head: Literal["tied", "untied"] | None = None  # output projection; null: as the weights are, or untied
-    box_scale: Literal[1, 1000] = (
-        1000  # boxes in [0, 1] times this are rows of the box tables; 1: as the published weights were trained
-    )
-    frozen_dropout: bool = (
-        False  # stochastic depth inside the frozen page reader while training, as the published code does
-    )
-    dropout: Amount = 0.1  # of T5 and of the spatial embedding
-    adapters: Adapter | None = None
+    box_scale: Literal[1, 1000] = 1000  # of boxes in [0, 1]; 1: all but zero, as the published weights were trained
+    frozen_dropout: bool = False  # drop paths of the frozen page reader in training, as the published code does
+    dropout: Dropout = 0.1  # of T5 and of the spatial embedding
+    adapters: Adapter | None = None  # trained in place of the rest
     precision: Literal["float32", "bf16"] = "float32"  # bf16: autocast; weights stay float32
     d_model: Count | None = None  # width, if not the size's
     d_ff: Count | None = None  # width of the feed-forward, if not the size's

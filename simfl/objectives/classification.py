@@ -13,13 +13,14 @@ from simfl.errors import DataError
 from simfl.objectives.base import Objective
 from simfl.objectives.images import table
 from simfl.protocol import Batch, Examples, Outputs
+from simfl.ranges import Count
 
 
 @dataclass(frozen=True)
 class Classification(Objective):
     """Cross-entropy of the label; scored by accuracy."""
 
-    image_size: int | None = None  # height and width of the images; None: as they are
+    image_size: Count | None = None  # height and width of the images; null: as they are
     grey: bool = False  # images as one channel
 
     reduction: ClassVar[str] = "example"

@@ -33,9 +33,7 @@ class DocVqa(Objective):
     max_answer: Count = 20  # pieces of an answer with its end, in training; and of what is generated
     answer: Literal["first", "drawn"] = "first"  # which of several right answers is learnt; drawn by the question's id
     anls_threshold: Literal["ge", "gt"] = "ge"  # whether a similarity of exactly ½ counts
-    confidence: Literal["answer", "batch"] = (
-        "answer"  # chances multiplied up to the answer's end, or over the batch's steps but its last
-    )
+    confidence: Literal["answer", "batch"] = "answer"  # chances multiplied to the answer's end, or the batch's
 
     reduction: ClassVar[str] = "token"
     inputs: ClassVar[tuple[str, ...]] = ("input_ids", "boxes", "attention_mask", "labels", "pixel_values")
