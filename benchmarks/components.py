@@ -1,0 +1,149 @@
+"""What the works need beside simfl's own shelves: client sizes, token sequences, a plain T5."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor, nn
+
+from simfl.data.base import Data, Dataset, Split
+from simfl.data.holdings import Partition, hold
+from simfl.data.partitioner import Partitioner
+from simfl.data.stored import content_sha256, stored
+from simfl.models.adapters_base import Adapter
+from simfl.models.base import Model, default_trained, seeded
+from simfl.models.dropout import install
+from simfl.objectives.base import Objective
+from simfl.objectives.classification import Classification
+from simfl.protocol import Batch, Examples, Outputs, Task
+from simfl.seeds import rng
+
+
+@dataclass(frozen=True)
+class LogNormal(Partitioner):
+    """Examples dealt at random; sizes are log-normal, at least 1, and together all examples."""
+
+    sigma: float = 0.5  # of the logarithm of the sizes; 0: all alike
+
+    def split(self, split: Split, seed: int) -> Partition:
+        count, random = len(split), rng(seed, "partition", "lognormal")
+        clients = self.count(count, f"{count} examples")
+        shares = random.lognormal(sigma=self.sigma, size=clients)
+        ends = np.floor(np.cumsum(shares / shares.sum()) * (count - clients)).astype(np.int64)
+        ends[-1] = count - clients
+        owner = np.empty(count, np.int64)
+        owner[random.permutation(count)] = np.searchsorted(ends + np.arange(1, clients + 1), np.arange(count), "right")
+        return hold(owner, clients)
+
+
+@dataclass(frozen=True)
+class Pictures(Classification):
+    """Classification of features that are laid out as pictures."""
+
+    shape: tuple[int, ...] = (1, 28, 28)
+
+    def encode(self, split: Any, tokenizer: Any) -> Examples:
+        """Rows `x` [N, *shape] and `label` [N]."""
+        rows = super().encode(split, tokenizer).rows
+        return Examples({**rows, "x": rows["x"].reshape(-1, *self.shape)})
+
+
+@dataclass(frozen=True)
+class Sequences(Data):
+    """Random tokens, and their first ones in another order as the answer."""
+
+    examples: int = 640
+    vocabulary: int = 16_384
+    length: int = 128
+    answer: int = 32
+
+    def load(self, cache: Path) -> Dataset:
+        return stored(cache, "sequences", 1, self, (), self._build)
+
+    def _build(self) -> Dataset:
+        splits = {name: self._split(name, n) for name, n in (("train", self.examples), ("valid", 10))}
+        return Dataset("sequences", splits, content_sha256(splits), {"num_classes": self.vocabulary})
+
+    def _split(self, name: str, count: int) -> Split:
+        tokens = rng("sequences", name).integers(2, self.vocabulary, (count, self.length), np.int32)
+        answers = tokens[:, : self.answer][:, ::-1].reshape(-1)
+        columns = {
+            "tokens": pa.FixedSizeListArray.from_arrays(pa.array(tokens.reshape(-1)), self.length),
+            "answer": pa.FixedSizeListArray.from_arrays(pa.array(answers), self.answer),
+        }
+        return Split(pa.table(columns))
+
+
+@dataclass(frozen=True)
+class SequenceToSequence(Objective):
+    """Cross-entropy of the answer's tokens."""
+
+    reduction: ClassVar[str] = "token"
+    inputs: ClassVar[tuple[str, ...]] = ("tokens", "answer")
+    metric: ClassVar[str] = "accuracy"
+
+    def encode(self, split: Any, tokenizer: Any) -> Examples:
+        """Rows `tokens` [N, L] and `answer` [N, T], int64."""
+        columns = {name: split.examples[name].combine_chunks() for name in ("tokens", "answer")}
+        arrays = {name: c.flatten().to_numpy().reshape(len(split), -1) for name, c in columns.items()}
+        return Examples({name: torch.from_numpy(a.astype(np.int64)) for name, a in arrays.items()})
+
+    def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Sums over tokens and their numbers."""
+        chances = outputs.logits.log_softmax(-1)
+        picked = chances.gather(-1, batch["answer"][..., None]).squeeze(-1)
+        return -picked.sum(-1) * batch["mask"], batch["mask"] * picked.shape[-1]
+
+    def predict(self, module: nn.Module, batch: Batch) -> dict[str, Any]:
+        """Whether each token is right, given those before it."""
+        best = module(batch["tokens"], batch["answer"]).logits.argmax(-1)
+        return {"right": (best == batch["answer"]).float().mean(-1).tolist()}
+
+    def score(self, predictions: dict[str, Any], split: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """`accuracy` over tokens."""
+        return {"accuracy": np.asarray(predictions["right"], np.float64)}
+
+
+@dataclass(frozen=True)
+class T5(Model):
+    """T5 of transformers, 15 M parameters."""
+
+    width: int = 256
+    layers: int = 6
+    adapters: Adapter | None = None
+
+    def build(self, task: Task) -> nn.Module:
+        from transformers import T5Config
+
+        config = T5Config(
+            vocab_size=task.num_classes, d_model=self.width, d_kv=32, num_heads=8, d_ff=4 * self.width,
+            num_layers=self.layers, feed_forward_proj="gelu", dropout_rate=0.0,
+        )  # fmt: skip
+        with seeded(task.seed):
+            module = T5Network(config)
+            if self.adapters is not None:
+                self.adapters.attach(module)
+        return default_trained(self, install(module).eval())
+
+    def trains(self, module: nn.Module) -> tuple[str, ...]:
+        return ("*",) if self.adapters is None else self.adapters.trains()
+
+
+class T5Network(nn.Module):
+    """Teacher-forced pass of transformers' T5."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        from transformers import T5ForConditionalGeneration
+
+        self.t5 = T5ForConditionalGeneration(config)
+
+    def forward(self, tokens: Tensor, answer: Tensor) -> Outputs:
+        """`tokens` [B, L], `answer` [B, T]: logits [B, T, V]."""
+        before = nn.functional.pad(answer[:, :-1], (1, 0))
+        return Outputs(self.t5(input_ids=tokens, decoder_input_ids=before, use_cache=False).logits)
