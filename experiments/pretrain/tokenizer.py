@@ -1,0 +1,61 @@
+"""Train the start's tokenizer (BPE, T5's conventions) on public words and made numbers: one command, the same bytes each time.
+
+    python experiments/pretrain/tokenizer.py [simfl/starts/vt5_tiny/tokenizer.json]
+
+Text is lower-cased. Digits come in pairs counted from the left, punctuation stands alone, and a piece never mixes letters with
+digits: so a value has the same pieces wherever it stands, and an amount costs few of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from words import business, everyday, invoice_words
+
+SIZE, SENTINELS = 3072, 100
+SPECIAL = ["<pad>", "</s>", "<unk>"]  # ids 0, 1, 2 as in T5; its sentinels close the vocabulary
+WEIGHTS = {"lorem": 8, "company": 4, "job": 4, "color": 4, "address": 2, "person": 2}
+SYMBOLS = "".join(chr(c) for c in (*range(33, 127), *range(161, 256)) if c != 173) + "€–—’“”„•…œ▁"
+PIECE = Regex(r"▁?\d{1,2}|▁?[^\W\d_]+|▁?.")
+DEFAULT = Path(__file__).resolve().parents[2] / "simfl/starts/vt5_tiny/tokenizer.json"
+
+
+def corpus() -> Iterator[str]:
+    """Every word as often as its table weighs, all pairs of digits at a word's start and inside it, and the words of made invoices."""
+    for word in business():
+        yield from [word] * 40
+    for table, words in everyday().items():
+        for word in words:
+            yield from [word] * WEIGHTS[table]
+    for pair in range(100):
+        yield from [f"{pair:02d} {pair % 10} 00{pair:02d}"] * 400
+    for word, count in invoice_words():
+        yield from [word] * count
+
+
+def train() -> Tokenizer:
+    """The tokenizer; encoding appends `</s>` unless told not to add special tokens."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Lowercase(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(), pre_tokenizers.Split(PIECE, behavior="isolated")]
+    )
+    tokenizer.decoder = decoders.Metaspace()
+    alphabet = sorted(set(SYMBOLS.lower()))
+    trainer = trainers.BpeTrainer(
+        vocab_size=SIZE - SENTINELS, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(corpus(), trainer)
+    tokenizer.add_special_tokens([f"<extra_id_{number}>" for number in range(SENTINELS)])
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    assert tokenizer.get_vocab_size() == SIZE
+    return tokenizer
+
+
+if __name__ == "__main__":
+    train().save(sys.argv[1] if len(sys.argv) > 1 else str(DEFAULT))
