@@ -9,25 +9,26 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-class Interrupted(BaseException):
+class Interrupted(KeyboardInterrupt):
     """The user or the system asked the run to stop."""
 
 
 class Signals:
-    """Turns signals into `Interrupted`, except inside `held` blocks, at whose end it rises."""
+    """Turns the first signal into `Interrupted`, inside a `held` block at its end; further ones change nothing."""
 
     def __init__(self) -> None:
         self._holding = False
-        self._pending = False
+        self._received = ""  # the first signal
+        self._closed = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._pending = True
-        if not self._holding:
-            raise Interrupted(signal.Signals(number).name)
+        first, self._received = not self._received, self._received or signal.Signals(number).name
+        if first and not (self._holding or self._closed):
+            raise Interrupted(self._received)
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Inside the block, signals rise as `Interrupted`. Outside the main thread signals cannot be caught, and are not."""
+        """Inside the block, signals rise as `Interrupted`. Only the main thread can catch them."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -40,12 +41,18 @@ class Signals:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """A block that no signal may cut in two."""
+        """A block that no signal may cut in two.
+
+        A signal whose exception was lost, since it rose where all is swallowed (in a finaliser), rises here once more.
+        """
         self._holding = True
         try:
             yield
         finally:
             self._holding = False
-        if self._pending:
-            self._pending = False
-            raise Interrupted("held")
+        if self._received and not self._closed:
+            raise Interrupted(self._received)
+
+    def close(self) -> None:
+        """From now on the run is being ended, and signals add nothing."""
+        self._closed = True
