@@ -6,6 +6,7 @@ import json
 import platform
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -30,44 +31,56 @@ class Record:
 
     folder: Path
     policy: Checkpoint
+    manifest: dict[str, Any] = field(default_factory=dict)
     pending: Rows = field(default_factory=lambda: {name: [] for name in TABLES})
-    resumed_at: list[int] = field(default_factory=list)
     seconds: float = 0.0  # spent in earlier sittings, up to their last commit
     state_sha256: str = ""
     _started: float = field(default_factory=time.monotonic)
     _committed: tuple[int, float] = (0, 0.0)  # step and clock of the last commit
-    _held: tuple[set[str], ...] = ()  # memory digests of the newest commits
+    _held: dict[int, set[str]] = field(default_factory=dict)  # memory digests of each commit on the disk
 
     @staticmethod
-    def open(folder: Path, experiment_yaml: str, manifest: Mapping[str, Any], policy: Checkpoint, resume: bool) -> Record:
+    def open(
+        folder: Path,
+        experiment_yaml: str,
+        manifest: Mapping[str, Any],
+        partition: bytes,
+        policy: Checkpoint,
+        resume: bool,
+    ) -> Record:
         """A fresh folder, or one to go on in. RunError where it holds another run, or lacks the one to resume."""
         stored = folder / "experiment.yaml"
         if stored.exists() and not resume:
             raise RunError(f"{folder}: holds a run already; go on with --resume, or give another --out")
         if resume and not stored.exists():
             raise RunError(f"{folder}: no run to resume here")
-        record = Record(folder, policy)
+        record = Record(folder, policy, {**manifest, "resumes": []})
         if resume:
-            record._check(experiment_yaml, manifest)
+            record._check(experiment_yaml)
             return record
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            record._write("manifest.json", dict(manifest))
+            record._write("manifest.json", record.manifest)
+            files.write(folder / "partition.json", lambda file: file.write(partition))
             files.write(stored, lambda file: file.write(experiment_yaml.encode()))
             files.sync_folder(folder)
         except OSError as error:
             raise files.disk_error(folder, error) from error
         return record
 
-    def _check(self, experiment_yaml: str, manifest: Mapping[str, Any]) -> None:
+    def _check(self, experiment_yaml: str) -> None:
         before, now = (self.folder / "experiment.yaml").read_text().splitlines(), experiment_yaml.splitlines()
         for a, b in zip(before + [""] * len(now), now + [""] * len(before), strict=False):
             if a != b:
-                raise RunError(f"{self.folder}: the run on disk has {a.strip()!r} where this experiment has {b.strip()!r}")
+                raise RunError(
+                    f"{self.folder}: the run there has {a.strip()!r} where this experiment has {b.strip()!r}"
+                )
         stored = json.loads((self.folder / "manifest.json").read_text())
         for key in ("data_sha256", "partition_sha256", "identity"):
-            if stored[key] != manifest[key]:
-                raise RunError(f"{self.folder}: {key} was {stored[key]!r} when the run began, now {manifest[key]!r}")
+            if stored[key] != self.manifest[key]:
+                raise RunError(f"{self.folder}: {key} was {stored[key]!r} at the start, now {self.manifest[key]!r}")
+        sitting = {key: self.manifest[key] for key in ("simfl", "python", "libraries", "machine")}
+        self.manifest = {**stored, "resumes": [*stored["resumes"], sitting]}
 
     def restore(self) -> tuple[Snapshot | None, str]:
         """The newest whole commit, and a warning if newer ones were damaged; None where none was made."""
@@ -76,14 +89,20 @@ class Record:
         checkpoint.drop_after(self.folder / "checkpoints", last)
         for name in TABLES:
             tables.drop_after(self.folder / "tables", name, last)
+        if self.manifest["resumes"]:
+            self.manifest["resumes"][-1]["step"] = max(0, last)
+            self._write("manifest.json", self.manifest)
         if found is None:
             return None, ""
         snapshot = Snapshot.restore(found.tensors, found.facts)
-        self.resumed_at = [*found.notes.get("resumed_at", []), snapshot.step]
-        self.seconds = float(found.notes.get("seconds", 0.0))
+        self.seconds = float(str(found.notes.get("seconds", 0.0)))
         self.state_sha256 = found.state_sha256
         self._committed = (snapshot.step, time.monotonic())
-        self._held = (set(snapshot.memory.values()),)
+        self._held = {snapshot.step: set(snapshot.memory.values())}
+        for step in checkpoint.steps(self.folder / "checkpoints")[:-1]:
+            with suppress(RunError):  # an older commit that is damaged will not be gone back to
+                facts: dict[str, Any] = checkpoint.read(self.folder / "checkpoints", step).facts
+                self._held[step] = set(facts["memory"].values())
         return snapshot, found.warning
 
     def add(self, rows: Mapping[str, list[dict[str, Any]]]) -> None:
@@ -94,7 +113,9 @@ class Record:
     def rows(self, name: str) -> list[dict[str, Any]]:
         """All rows of a table so far, committed or not."""
         folder = self.folder / "tables"
-        return [row for part in tables.parts(folder, name) for row in tables.read(part).to_pylist()] + self.pending[name]
+        return [row for part in tables.parts(folder, name) for row in tables.read(part).to_pylist()] + self.pending[
+            name
+        ]
 
     def due(self, step: int) -> bool:
         """Whether a commit is due: enough rounds and enough seconds since the last."""
@@ -106,13 +127,14 @@ class Record:
         for name, rows in self.pending.items():
             if rows:
                 tables.write_part(self.folder / "tables", name, snapshot.step, rows)
-        notes = {"resumed_at": self.resumed_at, "seconds": self.elapsed}
+        notes = {"seconds": self.elapsed}
         folder = self.folder / "checkpoints"
         self.state_sha256 = checkpoint.commit(folder, snapshot.step, snapshot.tensors(), snapshot.facts(), notes)
         self.pending = {name: [] for name in TABLES}
         self._committed = (snapshot.step, time.monotonic())
-        self._held = (*self._held, set(snapshot.memory.values()))[-checkpoint.KEPT :]
-        store.collect(set().union(*self._held))
+        self._held[snapshot.step] = set(snapshot.memory.values())
+        self._held = {step: self._held[step] for step in checkpoint.steps(folder) if step in self._held}
+        store.collect(set().union(*self._held.values()))
 
     @property
     def elapsed(self) -> float:
@@ -121,8 +143,12 @@ class Record:
 
     def log(self, event: str, **facts: Any) -> None:
         """One line in `log.jsonl`."""
-        with open(self.folder / "log.jsonl", "a") as file:
-            file.write(json.dumps({"time": time.time(), "event": event, **facts}) + "\n")
+        path = self.folder / "log.jsonl"
+        try:
+            with open(path, "a") as file:
+                file.write(json.dumps({"time": time.time(), "event": event, **facts}) + "\n")
+        except OSError as error:
+            raise files.disk_error(path, error) from error
 
     def finish(self, snapshot: Snapshot, status: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Join the tables, write `summary.json` and return it."""
@@ -133,7 +159,7 @@ class Record:
         summary = {
             "status": status,
             "rounds": snapshot.step,
-            "resumed_at": self.resumed_at,
+            "resumed_at": [resume["step"] for resume in self.manifest["resumes"]],
             **facts,
             "bytes": {way: count["B"] for way, count in totals["payload"].items()},
             "charged": {way: count["B"] for way, count in totals["charged"].items()},
