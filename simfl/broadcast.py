@@ -52,7 +52,9 @@ class Broadcast:
             public[part] = {name: before[name] + t for name, t in arrived.items()}
         sizes = (*self.sizes, packet)
         whole = {part: {name: PLAIN.size(tuple(t.shape)) for name, t in ts.items()} for part, ts in parts.items()}
-        charged = {client: _cheapest(sizes[self.held.get(client, 0) :], whole, client in self.held) for client in clients}
+        charged = {
+            client: _cheapest(sizes[self.held.get(client, 0) :], whole, client in self.held) for client in clients
+        }
         after = Broadcast(public, sizes, {**self.held, **dict.fromkeys(clients, len(sizes))})
         return public, _rows(stage, round_number, parts, charged), after
 
@@ -76,4 +78,3 @@ def _rows(
         for client in payload
         for part, tensors in parts.items()
     ]
-

@@ -73,7 +73,13 @@ class Driver:
     @staticmethod
     @contextmanager
     def open(
-        experiment: Experiment, out: Path, backend: str, workers: int | str, address: str | None, resume: bool, display: Any
+        experiment: Experiment,
+        out: Path,
+        backend: str,
+        workers: int | str,
+        address: str | None,
+        resume: bool,
+        display: Any,
     ) -> Iterator[Driver]:
         """Everything before the first round; errors here are the user's, and come before Ray starts."""
         began, display, signals = time.monotonic(), display or Silent(), Signals()
@@ -95,8 +101,17 @@ class Driver:
             stack.enter_context(signals.caught())  # once more: a Ray started here has taken SIGTERM for itself
             store = Store(record.folder / "memory")
             this = Driver(
-                experiment, setting, partition, record, store, pool, signals, display, identity["width"],
-                found or Snapshot(), time.monotonic() - began,
+                experiment,
+                setting,
+                partition,
+                record,
+                store,
+                pool,
+                signals,
+                display,
+                identity["width"],
+                found or Snapshot(),
+                time.monotonic() - began,
             )
             this._announce(resumed=found is not None)
             try:
@@ -109,8 +124,12 @@ class Driver:
     def _announce(self, resumed: bool) -> None:
         phases, done = self.experiment.phases, self.snapshot.step
         plan = {
-            "name": self.experiment.name, "folder": str(self.record.folder), "rounds": sum(p.rounds for p in phases),
-            "clients": len(self.partition), "workers": self.pool.num_workers, "resumed_at": done if resumed else None,
+            "name": self.experiment.name,
+            "folder": str(self.record.folder),
+            "rounds": sum(p.rounds for p in phases),
+            "clients": len(self.partition),
+            "workers": self.pool.num_workers,
+            "resumed_at": done if resumed else None,
             "metric": phases[0].objective.metric,
         }
         self.display.started(plan)
@@ -172,7 +191,9 @@ class Driver:
         """Score the asked models on the asked splits, sharded over the workers."""
         asked, stage = self.experiment.evaluate, self.stage
         assert stage is not None
-        plans = [plan for split in asked.splits for model in asked.models for plan in self._shards(snapshot, split, model)]
+        plans = [
+            plan for split in asked.splits for model in asked.models for plan in self._shards(snapshot, split, model)
+        ]
         plans = [replace(plan, index=i) for i, plan in enumerate(plans)]
         received: Parts = {"weights": snapshot.server.weights} | (
             {STATISTICS: snapshot.buffers} if snapshot.buffers else {}
@@ -206,11 +227,14 @@ class Driver:
         self.record.commit(self.snapshot, self.store)
         scores = self.record.rows("evaluations")
         facts = {
-            "name": self.experiment.name, "clients": len(self.partition),
-            "initial": self._scores(scores, 0), "final": self._scores(scores, max((r["step"] for r in scores), default=0)),
+            "name": self.experiment.name,
+            "clients": len(self.partition),
+            "initial": self._scores(scores, 0),
+            "final": self._scores(scores, max((r["step"] for r in scores), default=0)),
             "baselines": baselines(self.setting, self.experiment),
             "seconds": {
-                "total": self.record.elapsed, "startup": self.startup,
+                "total": self.record.elapsed,
+                "startup": self.startup,
                 "per_round_median": median(self.durations) if self.durations else None,
             },
             "folder": str(self.record.folder),
@@ -256,11 +280,13 @@ def check(experiment: Experiment, setting: Setting, partition: Partition) -> Non
         if sampled is not None and sampled > len(partition):
             raise ConfigError(f"phases.{index}.clients_per_round: {sampled} asked, there are {len(partition)} clients")
         for model in experiment.evaluate.models:
-            offered = phase.algorithm.models({}, phase.algorithm.init_client({"weights": {}}, None))
-            if model not in offered:
-                raise ConfigError(f"evaluate.models: {phase.algorithm} has no model {model!r}; {nearest(model, offered)}")
+            offers, name = phase.algorithm.offers, type(phase.algorithm).__name__
+            if model not in offers:
+                raise ConfigError(f"evaluate.models: {name} offers no model {model!r}; {nearest(model, offers)}")
     if experiment.privacy is not None and experiment.privacy.unit == "group" and not partition.num_groups.all():
-        raise ConfigError("privacy.unit: group, but the partition knows no groups; use partition.by: provider or official")
+        raise ConfigError(
+            "privacy.unit: group, but the partition knows no groups; use partition.by: provider or official"
+        )
 
 
 def baselines(setting: Setting, experiment: Experiment) -> dict[str, Any]:
@@ -283,8 +309,14 @@ def round_rows(
     totals = ledger.totals(rows)
     loss = sum(row["loss"] * row["examples"] for row in trained) / examples if examples else None
     facts: dict[str, Any] = {
-        "phase": stage.index, "round": after.round, "step": after.step, "sampled": len(clients), "skipped": len(skipped),
-        "examples": examples, "local_steps": sum(row["steps"] for row in trained), "loss": loss,
+        "phase": stage.index,
+        "round": after.round,
+        "step": after.step,
+        "sampled": len(clients),
+        "skipped": len(skipped),
+        "examples": examples,
+        "local_steps": sum(row["steps"] for row in trained),
+        "loss": loss,
     }
     facts |= {f"{way}_bytes": int(count["B"]) for way, count in totals["payload"].items()}
     facts |= {f"charged_{way}_bytes": int(count["B"]) for way, count in totals["charged"].items()}

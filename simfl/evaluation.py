@@ -41,12 +41,16 @@ class Scores:
     columns: dict[str, np.ndarray]
 
 
-def shards(split: str, model: str, rows: np.ndarray, size: int, client: int | None = None, memory: str = "") -> list[EvaluationPlan]:
+def shards(
+    split: str, model: str, rows: np.ndarray, size: int, client: int | None = None, memory: str = ""
+) -> list[EvaluationPlan]:
     """Cut rows into shards of a fixed size, so that results do not depend on the number of workers."""
     return [EvaluationPlan(0, split, model, rows[i : i + size], client, memory) for i in range(0, len(rows), size)]
 
 
-def evaluate(setting: Setting, stage: Stage, store: Store, plan: EvaluationPlan, received: Parts, batch_size: int) -> Scores:
+def evaluate(
+    setting: Setting, stage: Stage, store: Store, plan: EvaluationPlan, received: Parts, batch_size: int
+) -> Scores:
     """Score one shard."""
     objective, algorithm = stage.phase.objective, stage.phase.algorithm
     memory = store.get(plan.memory) if plan.memory else {}
@@ -79,7 +83,9 @@ def summarise(setting: Setting, scores: Iterable[Scores], facts: dict[str, Any])
         base = {**facts, "split": split, "model": model}
         by = "all" if client is None else "client"
         for metric, values in columns.items():
-            out.append({**base, "by": by, "group": "" if client is None else str(client), "metric": metric, **_mean(values)})
+            out.append(
+                {**base, "by": by, "group": "" if client is None else str(client), "metric": metric, **_mean(values)}
+            )
             for kind, names in _groups(setting, split, rows) if client is None else ():
                 means = {g: _mean(values[names == g]) for g in sorted(set(names))}
                 out += [{**base, "by": kind, "group": g, "metric": metric, **mean} for g, mean in means.items()]

@@ -76,7 +76,9 @@ class Cohort:
 
     width: PowerOfTwo | Literal["auto"] = "auto"  # part of the run's identity
     way: Literal["auto", "loop", "batch"] = "auto"  # loop: one after the other; batch: as one program
-    threads: Count = 1  # CPU threads of a worker; sums on the CPU depend on them, so they too are part of the run's identity
+    threads: Count = (
+        1  # CPU threads of a worker; sums on the CPU depend on them, so they too are part of the run's identity
+    )
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def charge(
 
 
 def row(
-    phase: str, round: int, client: int, direction: str, part: str, floats: int, payload_bytes: int, charged_bytes: int
+    phase: int, round: int, client: int, direction: str, part: str, floats: int, payload_bytes: int, charged_bytes: int
 ) -> Row:
     """One row. `floats`: values sent, aliases left out; `client` counts from 0, `round` as the run does."""
     assert direction in DIRECTIONS, direction

@@ -69,6 +69,12 @@ class Outputs:
         """The fields that are present, by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
 
+    def need(self, field: str) -> Tensor:
+        """A field that the algorithm cannot do without."""
+        tensor: Tensor | None = getattr(self, field)
+        assert tensor is not None, f"the model gives no {field}"
+        return tensor
+
     def detach(self) -> Outputs:
         """The same values without their graph."""
         return Outputs(**{name: tensor.detach() for name, tensor in self.tensors().items()})
@@ -101,6 +107,13 @@ class Loss:
     examples: Tensor | None = None
     batch: Tensor | None = None
     client: Tensor | None = None
+
+    @staticmethod
+    def of(
+        outputs: Outputs, examples: Tensor | None = None, batch: Tensor | None = None, client: Tensor | None = None
+    ) -> Loss:
+        """The task loss of a pass, and further terms."""
+        return Loss(outputs.need("sums"), outputs.need("weights"), examples, batch, client)
 
     def parts(self) -> tuple[Tensor, Tensor]:
         """Sum and weight of the task loss over the batch."""

@@ -1,7 +1,7 @@
 """What each tensor of a model is in a phase: trained or not, travelling or private.
 
-    trained = (adapters + `train:` globs, by default everything) − what the model freezes − `frozen:` globs
-    private ⊆ trained: never travels, lives in client memory          shared = trained − private
+trained = (adapters + `train:` globs, by default everything) − what the model freezes − `frozen:` globs
+private ⊆ trained: never travels, lives in client memory          shared = trained − private
 """
 
 from __future__ import annotations

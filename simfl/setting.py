@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,7 +41,7 @@ class Setting:
 
     @cached_property
     def task(self) -> Task:
-        card = self.dataset.card
+        card: Mapping[str, Any] = self.dataset.card
         shape = card.get("shape")
         return Task(self.experiment.seed, card.get("num_classes"), tuple(shape) if shape else None)
 
@@ -71,16 +73,26 @@ class Setting:
         """The role of each tensor in a phase."""
         found = roles(self.experiment.model, self.module, self.experiment.phases[phase], f"phases.{phase}")
         if found.buffers and self.experiment.phases[phase].buffers == "refuse":
-            raise ConfigError(f"phases.{phase}.buffers: refuse, but the model keeps running statistics ({found.buffers[0]}, …)")
+            raise ConfigError(
+                f"phases.{phase}.buffers: refuse, but the model keeps running statistics ({found.buffers[0]}, …)"
+            )
         return found
 
     def stage(self, phase: int, num_clients: int) -> Stage:
         """All that training in a phase needs."""
         experiment = self.experiment
         return Stage(
-            phase=experiment.phases[phase], index=phase, seed=experiment.seed, module=self.module, roles=self.roles(phase),
-            load=partial(self.examples, experiment.phases[phase].objective, "train"), device=self.device, num_clients=num_clients,
-            privacy=experiment.privacy, aliases=self.aliases, alias_rule=experiment.ledger.aliases,
+            phase=experiment.phases[phase],
+            index=phase,
+            seed=experiment.seed,
+            module=self.module,
+            roles=self.roles(phase),
+            load=partial(self.examples, experiment.phases[phase].objective, "train"),
+            device=self.device,
+            num_clients=num_clients,
+            privacy=experiment.privacy,
+            aliases=self.aliases,
+            alias_rule=experiment.ledger.aliases,
         )
 
     def choose_rows(self, split: str, limit: int | None) -> np.ndarray:

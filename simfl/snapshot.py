@@ -53,7 +53,9 @@ class Snapshot:
 
     def end(self, memory: Mapping[int, str]) -> Snapshot:
         """Leave a phase: what it trained becomes the base of the next; `memory` is what clients keep."""
-        return replace(self, phase=self.phase + 1, round=0, base=self.model, server=Server({}), buffers={}, memory=memory)
+        return replace(
+            self, phase=self.phase + 1, round=0, base=self.model, server=Server({}), buffers={}, memory=memory
+        )
 
     def tensors(self) -> Weights:
         """All tensors under one level of names, for a commit."""

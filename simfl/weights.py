@@ -62,6 +62,12 @@ def squared_norm(a: Weights) -> Tensor:
     return torch.stack(squares).sum() if squares else torch.zeros(())
 
 
+def dot(a: Weights, b: Weights) -> Tensor:
+    """The inner product over the tensors that b names, a scalar."""
+    products = [(a[name] * x).sum() for name, x in b.items()]
+    return torch.stack(products).sum() if products else torch.zeros(())
+
+
 def norm(a: Weights) -> Tensor:
     """The Euclidean norm over all tensors, a scalar."""
     return squared_norm(a).sqrt()

@@ -30,7 +30,13 @@ class Pages(Data):
         rng = np.random.default_rng(stream)
         pages = [_page(rng, f"{stream}.{i}", f"provider {i % self.providers}") for i in range(count)]
         asked = [
-            {"id": f"q{page['id']}", "document": i, "question": "what number?", "answers": page["words"][:1], "field": "first"}
+            {
+                "id": f"q{page['id']}",
+                "document": i,
+                "question": "what number?",
+                "answers": page["words"][:1],
+                "field": "first",
+            }
             for i, page in enumerate(pages)
         ]
         return Split(pa.Table.from_pylist(asked, QUESTIONS), pa.Table.from_pylist(pages, DOCUMENTS))

@@ -22,6 +22,7 @@ class Algorithm:
     # how each uploaded part becomes a mean: "weighting" (the phase's), "clients" (uniform), or "gather" (all uploads, unsummed)
     reduce: ClassVar[Mapping[str, str]] = {"weights": "weighting"}
     private: ClassVar[tuple[str, ...]] = ()  # globs of trained tensors that this algorithm keeps on the client
+    offers: ClassVar[tuple[str, ...]] = ("generic", "personal")  # the names of what `models` gives
     plain_sgd: ClassVar[bool] = False  # correct only with plain SGD as local optimizer
     needs_features: ClassVar[bool] = False  # its loss reads Outputs.features
 
@@ -53,8 +54,7 @@ class Algorithm:
         self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
     ) -> Loss:
         """The loss of one client's batch."""
-        student = outputs["student"]
-        return Loss(student.sums, student.weights)
+        return Loss.of(outputs["student"])
 
     def upload(self, trained: Weights, received: Parts, state: State, visit: Visit) -> Parts:
         """What the client sends after its last step: by default the delta of every communicated tensor."""

@@ -8,6 +8,7 @@ from torch import nn
 
 from simfl.algorithms.base import Algorithm
 from simfl.protocol import EXTRA, Batch, Forward, Loss, MicroStep, Outputs, Parts, State, Visit, Weights
+from simfl.weights import squared_norm
 
 OWN = f"{EXTRA}/personal/"
 
@@ -41,9 +42,8 @@ class Ditto(Algorithm):
         self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
     ) -> Loss:
         """The task's loss of the personal model, and its pull."""
-        own = outputs["personal"]
-        pull = sum((trained[OWN + name] - w).square().sum() for name, w in received["weights"].items())
-        return Loss(own.sums, own.weights, client=0.5 * self.strength * pull)
+        pull = squared_norm({name: trained[OWN + name] - w for name, w in received["weights"].items()})
+        return Loss.of(outputs["personal"], client=0.5 * self.strength * pull)
 
     def remember(self, sent: Parts, trained: Weights, received: Parts, state: State, visit: Visit) -> State:
         return {"personal": {name: trained[OWN + name] for name in received["weights"]}}

@@ -1,8 +1,8 @@
 """FedDAT: Chen et al. 2024, "FedDAT: an approach for foundation model finetuning in multi-modal heterogeneous federated learning".
 
-    A_s   the shared adapter, averaged by the server      A_c   the client's adapter, never sent
-    Â_s   A_s as received, frozen for the round           DAT   the dual teacher h + ½Â_s(h) + ½A_c(h)
-    L_s = CE_s + alpha·KL(DAT ‖ s)                        L_DAT = CE_DAT + beta·KL(s ‖ DAT)
+A_s   the shared adapter, averaged by the server      A_c   the client's adapter, never sent
+Â_s   A_s as received, frozen for the round           DAT   the dual teacher h + ½Â_s(h) + ½A_c(h)
+L_s = CE_s + alpha·KL(DAT ‖ s)                        L_DAT = CE_DAT + beta·KL(s ‖ DAT)
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class FedDat(Algorithm):
 
     def _side(self, student: Outputs, teacher: Outputs, weight: Tensor) -> Loss:
         taught = weight * divergence(teacher, student, self.temperature)
-        return Loss(self.scale * student.sums, student.weights, examples=self.scale * taught)
+        return Loss(self.scale * student.need("sums"), student.need("weights"), examples=self.scale * taught)
 
     def _ramp(self, visit: Visit) -> Tensor:
         """alpha(t)/alpha: 1, or the exponential ramp-up of Laine and Aila 2017, with t from 0 to 1 over `ramp_rounds`."""

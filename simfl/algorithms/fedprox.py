@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from simfl.algorithms.base import Algorithm
 from simfl.protocol import Batch, Loss, Outputs, Parts, State, Visit, Weights
+from simfl.weights import squared_norm
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,6 @@ class FedProx(Algorithm):
     def loss(
         self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
     ) -> Loss:
-        student = outputs["student"]
         # a squared norm: the gradient of norm(x)**2 is NaN at zero, where every round starts
-        pull = sum((trained[name] - w).square().sum() for name, w in received["weights"].items())
-        return Loss(student.sums, student.weights, client=0.5 * self.mu * pull)
+        pull = squared_norm({name: trained[name] - w for name, w in received["weights"].items()})
+        return Loss.of(outputs["student"], client=0.5 * self.mu * pull)

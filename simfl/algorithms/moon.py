@@ -1,7 +1,7 @@
 """MOON: Li, He and Song 2021, "Model-contrastive federated learning".
 
-    z, z_w, z_prev   features of the trained, the received and the client's previous model      tau   temperature
-    contrast = −log( e^{cos(z, z_w)/tau} / (e^{cos(z, z_w)/tau} + e^{cos(z, z_prev)/tau}) )
+z, z_w, z_prev   features of the trained, the received and the client's previous model      tau   temperature
+contrast = −log( e^{cos(z, z_w)/tau} / (e^{cos(z, z_w)/tau} + e^{cos(z, z_prev)/tau}) )
 """
 
 from __future__ import annotations
@@ -28,12 +28,9 @@ class Moon(Algorithm):
     needs_features: ClassVar[bool] = True
 
     def forwards(self) -> dict[str, Forward]:
-        frozen = {"train": False, "grad": False}
-        return {
-            "student": Forward(),
-            "received": Forward(sources=(("*", "received"),), **frozen),
-            "previous": Forward(sources=(("*", "state:previous"),), **frozen),
-        }
+        received = Forward(sources=(("*", "received"),), train=False, grad=False)
+        previous = Forward(sources=(("*", "state:previous"),), train=False, grad=False)
+        return {"student": Forward(), "received": received, "previous": previous}
 
     def init_client(self, received: Parts, visit: Visit) -> State:
         return {"previous": dict(received["weights"])}
@@ -41,10 +38,10 @@ class Moon(Algorithm):
     def loss(
         self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
     ) -> Loss:
-        student, z = outputs["student"], {name: out.features for name, out in outputs.items()}
+        z = {name: out.need("features") for name, out in outputs.items()}
         towards = cosine_similarity(z["student"], z["received"], dim=-1) / self.tau
         away = cosine_similarity(z["student"], z["previous"], dim=-1) / self.tau
-        return Loss(student.sums, student.weights, examples=self.mu * softplus(away - towards))
+        return Loss.of(outputs["student"], examples=self.mu * softplus(away - towards))
 
     def remember(self, sent: Parts, trained: Weights, received: Parts, state: State, visit: Visit) -> State:
         return {"previous": {name: torch.clone(trained[name]) for name in received["weights"]}}

@@ -1,9 +1,9 @@
 """SCAFFOLD: Karimireddy et al. 2020, "SCAFFOLD: stochastic controlled averaging for federated learning", option II.
 
-    c, c_k   control of the server and of the client, zero at first       tau_k   the client's local steps
-    local step    w ← w − eta·(g − c_k + c)                               eta     local learning rate
-    c_k⁺ = c_k − c + (w_received − w_k)/(tau_k·eta)                       N, S    clients in all, in the round
-    server        w ← w + mean_S(w_k − w),   c ← c + (S/N)·mean_S(c_k⁺ − c_k)
+c, c_k   control of the server and of the client, zero at first       tau_k   the client's local steps
+local step    w ← w − eta·(g − c_k + c)                               eta     local learning rate
+c_k⁺ = c_k − c + (w_received − w_k)/(tau_k·eta)                       N, S    clients in all, in the round
+server        w ← w + mean_S(w_k − w),   c ← c + (S/N)·mean_S(c_k⁺ − c_k)
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 
 from simfl.algorithms.base import Algorithm
 from simfl.protocol import Batch, Loss, Means, Outputs, Parts, Server, State, Visit, Weights
+from simfl.weights import dot
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,9 @@ class Scaffold(Algorithm):
     def loss(
         self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
     ) -> Loss:
-        student = outputs["student"]
         # the gradient of ⟨w, c − c_k⟩ is the correction itself
         drift = {name: c - state["control"][name] for name, c in received["control"].items()}
-        return Loss(student.sums, student.weights, client=sum((trained[n] * d).sum() for n, d in drift.items()))
+        return Loss.of(outputs["student"], client=dot(trained, drift))
 
     def upload(self, trained: Weights, received: Parts, state: State, visit: Visit) -> Parts:
         delta = {name: trained[name] - w for name, w in received["weights"].items()}

@@ -28,7 +28,13 @@ def is_grouped(stage: Stage) -> bool:
 
 
 def train(
-    stage: Stage, items: list[Item], start: Weights, buffers: Weights, received: Parts, state: State, visit: Visit,
+    stage: Stage,
+    items: list[Item],
+    start: Weights,
+    buffers: Weights,
+    received: Parts,
+    state: State,
+    visit: Visit,
     steppers: list[tuple[MicroStep, Stepper]],
 ) -> Trained:
     """Train all items; `start` is stepped in place by `steppers`."""
@@ -45,8 +51,16 @@ def train(
             carried: Carried = {}
             for number, (micro, stepper) in enumerate(steppers):
                 gradients, task, carried = gradients_of(
-                    stage, micro, stepper.weights, start, received, state, batch,
-                    visit._replace(step=visit.step + step), step_key(keys, step), carried,
+                    stage,
+                    micro,
+                    stepper.weights,
+                    start,
+                    received,
+                    state,
+                    batch,
+                    visit._replace(step=visit.step + step),
+                    step_key(keys, step),
+                    carried,
                 )
                 stepper.step(gradients, active)
                 if number == 0:
@@ -66,8 +80,16 @@ def _optimizer_states(steppers: list[tuple[MicroStep, Stepper]], n: int) -> list
 
 
 def _stacked_gradients(
-    stage: Stage, micro: MicroStep, stepped: Weights, start: Weights, received: Parts, state: State, batch: Batch,
-    visit: Visit, keys: Tensor, carried: Carried,
+    stage: Stage,
+    micro: MicroStep,
+    stepped: Weights,
+    start: Weights,
+    received: Parts,
+    state: State,
+    batch: Batch,
+    visit: Visit,
+    keys: Tensor,
+    carried: Carried,
 ) -> tuple[Weights, tuple[Tensor, Tensor], Carried]:
     forwards = stage.phase.algorithm.forwards()
 
@@ -90,8 +112,16 @@ def _stacked_gradients(
 
 
 def _grouped_gradients(
-    stage: Stage, micro: MicroStep, stepped: Weights, start: Weights, received: Parts, state: State, batch: Batch,
-    visit: Visit, keys: Tensor, carried: Carried,
+    stage: Stage,
+    micro: MicroStep,
+    stepped: Weights,
+    start: Weights,
+    received: Parts,
+    state: State,
+    batch: Batch,
+    visit: Visit,
+    keys: Tensor,
+    carried: Carried,
 ) -> tuple[Weights, tuple[Tensor, Tensor], Carried]:
     forwards, n = stage.phase.algorithm.forwards(), len(keys)
     leaves = {name: t.detach().requires_grad_() for name, t in stepped.items()}
@@ -103,7 +133,9 @@ def _grouped_gradients(
         out = call(stage, forwards[name], weights, flat, keys, groups=n)
         fields[name] = {key: t.unflatten(0, (n, -1)) for key, t in out.tensors().items()}
 
-    def client(fields: Carried, batch: Batch, trained: Weights, state: State, visit: Visit) -> tuple[Tensor, Tensor, Tensor]:
+    def client(
+        fields: Carried, batch: Batch, trained: Weights, state: State, visit: Visit
+    ) -> tuple[Tensor, Tensor, Tensor]:
         outputs = {name: with_task(stage, Outputs(**tensors), batch) for name, tensors in fields.items()}
         loss = micro.loss(outputs, batch, trained, received, state, visit)
         return loss.total(batch["mask"]), *loss.parts()
@@ -112,4 +144,3 @@ def _grouped_gradients(
     gradients = torch.autograd.grad(totals.sum(), list(leaves.values()), materialize_grads=True)
     kept = {name: {key: t.detach() for key, t in tensors.items()} for name, tensors in fields.items()}
     return dict(zip(leaves, gradients, strict=True)), (sums.detach(), counts.detach()), kept
-

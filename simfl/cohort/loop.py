@@ -11,7 +11,13 @@ from simfl.protocol import Batch, MicroStep, Outputs, Parts, State, Visit, Weigh
 
 
 def train(
-    stage: Stage, items: list[Item], start: Weights, buffers: Weights, received: Parts, state: State, visit: Visit,
+    stage: Stage,
+    items: list[Item],
+    start: Weights,
+    buffers: Weights,
+    received: Parts,
+    state: State,
+    visit: Visit,
     steppers: list[tuple[MicroStep, Stepper]],
 ) -> Trained:
     """Train one item. All stacked arguments have n = 1; `start` is stepped in place by `steppers`."""
@@ -35,7 +41,9 @@ def train(
                 carried = {name: outputs.detach() for name, outputs in carried.items()}
                 if number == 0:
                     sums, counts = sums + task[0].detach(), counts + task[1].detach()
-    optimizer = [state for _, stepper in steppers for state in stepper.states()] if stage.phase.local.keep_optimizer else []
+    optimizer = (
+        [state for _, stepper in steppers for state in stepper.states()] if stage.phase.local.keep_optimizer else []
+    )
     return Trained(start, {n: t[None] for n, t in own.items()}, sums[None], counts[None], optimizer)
 
 
@@ -46,8 +54,15 @@ def _leaves(start: Weights, stepped: Weights) -> tuple[Weights, Weights]:
 
 
 def _loss(
-    stage: Stage, micro: MicroStep, carried: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts,
-    state: State, visit: Visit, key: Tensor,
+    stage: Stage,
+    micro: MicroStep,
+    carried: dict[str, Outputs],
+    batch: Batch,
+    trained: Weights,
+    received: Parts,
+    state: State,
+    visit: Visit,
+    key: Tensor,
 ) -> tuple[tuple[Tensor, Tensor], Tensor]:
     """Run the passes of a micro-step and its loss; outputs stay in `carried` for the next one."""
     forwards = stage.phase.algorithm.forwards()

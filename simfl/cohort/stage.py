@@ -107,7 +107,11 @@ def call(stage: Stage, forward: Forward, weights: Weights, inputs: Batch, key: T
     if stage.module.training != forward.train:
         stage.module.train(forward.train)
     step = Pass(key if forward.train else None, groups, forward.branch)
-    with passing(step), stage.binding.swapped(weights), torch.set_grad_enabled(forward.grad and torch.is_grad_enabled()):
+    with (
+        passing(step),
+        stage.binding.swapped(weights),
+        torch.set_grad_enabled(forward.grad and torch.is_grad_enabled()),
+    ):
         out = stage.module(**inputs)
     return out if isinstance(out, Outputs) else Outputs(out)
 

@@ -47,9 +47,9 @@ class Stepper:
         gradients = clip(gradients, self.local)
         self.taken += torch.tensor(active, dtype=torch.int64)
         if not self.stacked:
-            rows = [g[k] if active[k] else None for k in range(self.n) for g in gradients.values()]
-            for tensor, gradient in zip(self.tensors, rows, strict=True):
-                tensor.grad = gradient
+            own = [g[k] if active[k] else None for k in range(self.n) for g in gradients.values()]
+            for tensor, one in zip(self.tensors, own, strict=True):
+                tensor.grad = one
             self.optimizer.step()
             return
         for tensor, gradient in zip(self.tensors, gradients.values(), strict=True):
@@ -64,7 +64,9 @@ class Stepper:
             tensor[held] = rows
 
     def _moments(self) -> list[Tensor]:
-        return [t for state in self.optimizer.state.values() for t in state.values() if torch.is_tensor(t) and t.dim() > 0]
+        return [
+            t for state in self.optimizer.state.values() for t in state.values() if torch.is_tensor(t) and t.dim() > 0
+        ]
 
     def states(self) -> list[State]:
         """Each client's optimizer state, to be kept: {moment: {tensor: value}}."""

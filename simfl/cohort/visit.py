@@ -59,7 +59,9 @@ class Done:
     loss: float
 
 
-def train_cohort(stage: Stage, store: Store, plan: CohortPlan, received: Parts, way: str, on_error: str) -> CohortResult:
+def train_cohort(
+    stage: Stage, store: Store, plan: CohortPlan, received: Parts, way: str, on_error: str
+) -> CohortResult:
     """Every visit of the cohort; ClientError names the client that failed, unless failures are skipped."""
     result, started = CohortResult(plan.index), time.perf_counter()
     memories = {v.client: store.get(v.memory) for v in plan.visits}
@@ -92,7 +94,12 @@ def train_cohort(stage: Stage, store: Store, plan: CohortPlan, received: Parts, 
 
 
 def _attempt(
-    stage: Stage, plan: CohortPlan, group: tuple[VisitPlan, ...], memories: dict[int, State], received: Parts, way: str,
+    stage: Stage,
+    plan: CohortPlan,
+    group: tuple[VisitPlan, ...],
+    memories: dict[int, State],
+    received: Parts,
+    way: str,
     on_error: str,
 ) -> list[Done | None]:
     """The visits of a group; if they fail together they are tried one by one, to name the client at fault."""
@@ -131,8 +138,13 @@ def _train_group(
 
 
 def _train_items(
-    stage: Stage, plan: CohortPlan, items: list[Item], owners: list[VisitPlan], memories: dict[int, State],
-    received: Parts, way: str,
+    stage: Stage,
+    plan: CohortPlan,
+    items: list[Item],
+    owners: list[VisitPlan],
+    memories: dict[int, State],
+    received: Parts,
+    way: str,
 ) -> list[Done]:
     algorithm, n = stage.phase.algorithm, len(items)
     visit = visits(stage, items, plan.round, [o.weight for o in owners], plan.num_sampled)
@@ -142,7 +154,9 @@ def _train_items(
         namespace(memory, "algorithm") or algorithm.init_client(received, one)
         for memory, one in zip(kept, each, strict=True)
     ]
-    starts = [_start(stage, memory, received, state, one) for memory, state, one in zip(kept, states, each, strict=True)]
+    starts = [
+        _start(stage, memory, received, state, one) for memory, state, one in zip(kept, states, each, strict=True)
+    ]
     start, state = stack(starts), {key: stack([s[key] for s in states]) for key in states[0]}
     buffers = stack([_buffers(stage, memory, received) for memory in kept])
     steppers = _steppers(stage, start, kept)
@@ -152,8 +166,13 @@ def _train_items(
     micro = len(steppers)
     return [
         Done(
-            owners[k], each[k], {part: row(tensors, k) for part, tensors in uploads.items()}, row(trained.weights, k),
-            row(trained.buffers, k), states[k], [trained.optimizer[m * n + k] for m in range(micro)] if trained.optimizer else [],
+            owners[k],
+            each[k],
+            {part: row(tensors, k) for part, tensors in uploads.items()},
+            row(trained.weights, k),
+            row(trained.buffers, k),
+            states[k],
+            [trained.optimizer[m * n + k] for m in range(micro)] if trained.optimizer else [],
             losses[k],
         )
         for k in range(n)
@@ -164,7 +183,9 @@ def _one_upload(stage: Stage, plan: VisitPlan, units: list[Done], received: Part
     """Each unit's whole update clipped, summed, and divided by the number of units (Track 2 of PFL-DocVQA, Tito et al. 2024)."""
     assert stage.privacy is not None
     limit, count = stage.privacy.clip, stage.privacy.groups_per_client or len(units)
-    clipped = [clip_update(unit.upload["weights"], limit) if limit is not None else unit.upload["weights"] for unit in units]
+    clipped = [
+        clip_update(unit.upload["weights"], limit) if limit is not None else unit.upload["weights"] for unit in units
+    ]
     total = tree_sum(clipped)
     assert total is not None
     mean = scale(total, 1.0 / count)
@@ -176,7 +197,8 @@ def _one_upload(stage: Stage, plan: VisitPlan, units: list[Done], received: Part
 
 def _start(stage: Stage, memory: State, received: Parts, state: State, visit: Visit) -> Weights:
     private = namespace(memory, "private").get("weights") or stage.binding.values(stage.roles.private)
-    start = {name: received["weights"].get(name, private.get(name)) for name in stage.roles.trained}
+    known = {**private, **received["weights"]}
+    start = {name: known[name] for name in stage.roles.trained}
     extras = stage.phase.algorithm.extra(stage.module, received, state, visit)
     for group, tensors in extras.items():
         start |= {f"{EXTRA}/{group}/{name}": tensor for name, tensor in tensors.items()}
@@ -211,9 +233,7 @@ def _remember(stage: Stage, done: Done, sent: Parts, received: Parts, residual: 
     return {group: {n: t.detach().cpu().contiguous() for n, t in tensors.items()} for group, tensors in memory.items()}
 
 
-def _fold(
-    stage: Stage, folds: dict[str, Fold], result: CohortResult, done: Done, sent: Parts, position: int
-) -> None:
+def _fold(stage: Stage, folds: dict[str, Fold], result: CohortResult, done: Done, sent: Parts, position: int) -> None:
     for part, tensors in sent.items():
         rule = stage.phase.algorithm.reduce.get(part, "weighting")
         if rule == "gather":
@@ -226,8 +246,14 @@ def _fold(
 def _client_row(plan: CohortPlan, done: Done) -> dict[str, Any]:
     visit = done.plan
     return {
-        "phase": plan.phase, "round": plan.round, "client": visit.client, "examples": visit.examples,
-        "units": len(visit.units), "steps": int(done.visit.steps), "weight": visit.weight, "loss": done.loss,
+        "phase": plan.phase,
+        "round": plan.round,
+        "client": visit.client,
+        "examples": visit.examples,
+        "units": len(visit.units),
+        "steps": int(done.visit.steps),
+        "weight": visit.weight,
+        "loss": done.loss,
     }
 
 

@@ -62,7 +62,13 @@ def transmit(codec: Codec, tensors: Weights, base: Weights) -> tuple[Weights, di
 
 
 def message(
-    stage: Stage, phase: int, round_number: int, client: int, direction: str, part: str, tensors: Weights,
+    stage: Stage,
+    phase: int,
+    round_number: int,
+    client: int,
+    direction: str,
+    part: str,
+    tensors: Weights,
     payload: dict[str, int],
 ) -> ledger.Row:
     """The ledger's row for one part of one message."""

@@ -17,7 +17,7 @@ from simfl.passing import current
 
 
 def keyed_attention(
-    module: nn.Module,
+    module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -37,7 +37,7 @@ def keyed_attention(
         return mixed.transpose(1, 2).contiguous(), None
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
     weights = nn.functional.softmax(scores if bias is None else scores + bias, dim=-1)
-    weights = keyed_dropout(weights, dropout, module.dropout_layer)
+    weights = keyed_dropout(weights, dropout, int(module.dropout_layer))
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
 
 

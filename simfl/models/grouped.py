@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.nn import functional
 from simfl.passing import current
 
 
-def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
+def _linear(layer: Any, x: Tensor) -> Tensor:
     if layer.weight.dim() == 2:
         return functional.linear(x, layer.weight, layer.bias)
     groups = current().groups
@@ -29,7 +30,7 @@ def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
     return out.reshape(*x.shape[:-1], -1)
 
 
-def _embedding(layer: nn.Embedding, index: Tensor) -> Tensor:
+def _embedding(layer: Any, index: Tensor) -> Tensor:
     if layer.weight.dim() == 2:
         return functional.embedding(index, layer.weight, layer.padding_idx)
     groups, rows, width = layer.weight.shape
@@ -45,7 +46,7 @@ def _per_group(weight: Tensor, x: Tensor) -> Tensor:
     )
 
 
-def _layer_norm(layer: nn.LayerNorm, x: Tensor) -> Tensor:
+def _layer_norm(layer: Any, x: Tensor) -> Tensor:
     if layer.weight.dim() == len(layer.normalized_shape):
         return functional.layer_norm(x, layer.normalized_shape, layer.weight, layer.bias, layer.eps)
     normal = functional.layer_norm(x, layer.normalized_shape, eps=layer.eps)
@@ -82,16 +83,12 @@ def ungroupable(module: nn.Module, trained: tuple[str, ...]) -> list[str]:
 def grouped(module: nn.Module, trained: tuple[str, ...]) -> Iterator[None]:
     """Inside the block, the layers that own `trained` tensors compute in groups."""
     tied = {id(p) for name, p in module.named_parameters() if name in set(trained)}
-    layers = [
-        layer
-        for layer in module.modules()
-        if form_of(layer) and any(id(p) in tied for p in layer._parameters.values() if p is not None)
-    ]
-    for layer in layers:
-        form = form_of(layer)
-        layer.forward = lambda x, *, _layer=layer, _form=form: _form(_layer, x)
+    owners = [layer for layer in module.modules() if any(id(p) in tied for p in layer._parameters.values())]
+    layers = [(layer, form) for layer in owners if (form := form_of(layer)) is not None]
+    for layer, form in layers:
+        layer.__dict__["forward"] = partial(form, layer)  # found before the class's own
     try:
         yield
     finally:
-        for layer in layers:
-            del layer.forward
+        for layer, _ in layers:
+            del layer.__dict__["forward"]
