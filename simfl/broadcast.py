@@ -1,9 +1,9 @@
 """The way down: what every sampled client receives, encoded once, and what each of them is charged for it.
 
-With `of: weights` (and with a codec that loses nothing) the whole parts travel. With `of: delta` the server sends the encoded
-change since the version it last made public; a client that missed rounds downloads the packets in between, or the
-whole in float32 where that is cheaper, as at its first visit. Since each change is taken against what was decoded, what one
-encoding lost is part of the next.
+With `of: weights` (and with a codec that loses nothing) the whole parts travel. With `of: delta` the server sends the
+encoded change since the version it last made public; a client that missed rounds downloads the packets in between, or
+the whole in float32 where that is cheaper, as at its first visit. Since each change is taken against what was decoded,
+what one encoding lost is part of the next.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Broadcast:
         payload: dict[str, dict[str, int]] = {}
         for part, tensors in parts.items():
             arrived[part], payload[part] = transmit(PLAIN if part == STATISTICS else codec, tensors, {})
-        return arrived, _rows(stage, round_number, parts, {client: payload for client in clients}), self
+        return arrived, _rows(stage, round_number, parts, dict.fromkeys(clients, payload)), self
 
     def _send_changes(
         self, stage: Stage, round_number: int, parts: Parts, clients: list[int]

@@ -1,4 +1,7 @@
-"""The driver of one run: what it is made of, where its work is done, what it leaves and shows. No arithmetic of learning here."""
+"""The driver of one run: what it is made of, where its work is done, what it leaves and shows.
+
+No arithmetic of learning here.
+"""
 
 from __future__ import annotations
 
@@ -257,11 +260,11 @@ def partition_of(setting: Setting) -> tuple[Partition, bytes]:
 
 
 def identity_of(experiment: Experiment, setting: Setting, clients: int, device: str) -> dict[str, Any]:
-    """What numbers depend on besides the experiment: the way, the width, the threads, the kind of device; chosen once."""
+    """What numbers depend on besides the experiment (way, width, threads, kind of device), chosen once."""
     way, statistics = experiment.cohort.way, setting.roles(0).buffers
     if way == "batch" and statistics:
         raise ConfigError(
-            f"cohort.way: batch, but the model keeps running statistics ({statistics[0]}) that padding would enter; allowed: loop"
+            f"cohort.way: batch, but padding would enter the model's running statistics ({statistics[0]}); allowed: loop"
         )
     if way == "auto":
         way = "batch" if device == "cuda" and not statistics else "loop"

@@ -131,7 +131,7 @@ def rows_of_clients(setting: Setting, partition: Partition, split: str, rows: np
     if split == "train":
         return [np.intersect1d(rows, partition.rows(k)) for k in range(len(partition))]
     groups = [{name for name, _ in partition.groups(k)} for k in range(len(partition))]
-    column_names = {name: values for name, values in _groups(setting, split, rows)}
+    column_names = dict(_groups(setting, split, rows))
     values = next((column_names[c] for c in ("provider", "group") if c in column_names), None)
     if values is None or not any(groups):
         return [rows for _ in range(len(partition))]

@@ -1,7 +1,8 @@
 """The pass under way: what layers must know beyond their input, without threading it through every model's `forward`.
 
-The engine enters a `Pass` around each call of a model. Keyed dropout reads `key`, adapters read `branch`, grouped layers read
-`groups`. Outside of any pass (a user calling the model by hand) layers see the default: no dropout, one group.
+The engine enters a `Pass` around each call of a model. Keyed dropout reads `key`, adapters read `branch`, grouped
+layers read `groups`. Outside of any pass (a user calling the model by hand) layers see the default: no dropout, one
+group.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class Pass:
     branch: str = ""  # the path through adapters that have several
 
 
-_CURRENT: ContextVar[Pass] = ContextVar("simfl_pass", default=Pass())
+_OUTSIDE = Pass()
+_CURRENT: ContextVar[Pass] = ContextVar("simfl_pass", default=_OUTSIDE)
 
 
 def current() -> Pass:

@@ -30,9 +30,9 @@ EXTRA = "extra"  # trained tensors beside the model's own are named "extra/<grou
 class Forward:
     """One pass of the model over the batch.
 
-    `sources` maps globs of tensor names to where they are read: `trained`, `received`, `state:<key>` or `extra:<group>`;
-    the first match holds, and a source that lacks a tensor falls back to the trained one, detached. `branch` selects the path through
-    adapters that have several; `train` switches dropout; `grad` keeps the graph.
+    `sources` maps globs of tensor names to where they are read: `trained`, `received`, `state:<key>` or
+    `extra:<group>`; the first match holds, and a source that lacks a tensor falls back to the trained one, detached.
+    `branch` selects the path through adapters that have several; `train` switches dropout; `grad` keeps the graph.
     """
 
     sources: tuple[tuple[str, str], ...] = (("*", "trained"),)
@@ -43,7 +43,7 @@ class Forward:
 
 @dataclass(frozen=True)
 class MicroStep:
-    """One optimizer step: run these passes, take the gradient of this loss, step these tensors (globs) but not those."""
+    """One optimizer step: run these passes, differentiate this loss, step these tensors (globs) but spare those."""
 
     runs: tuple[str, ...]
     loss: Callable[..., Loss]
@@ -136,7 +136,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Means:
-    """What came back from a round: means of the summed parts, and every upload of the gathered ones in canonical order."""
+    """What came back from a round: means of the summed parts, every upload of the gathered ones in canonical order."""
 
     parts: Parts
     gathered: dict[str, list[Weights]]

@@ -55,7 +55,7 @@ def roles(model: Model, module: nn.Module, phase: Phase, where: str) -> Roles:
 
 
 def running_statistics(module: nn.Module) -> tuple[str, ...]:
-    """Buffers that normalisation layers change while they train; integer counters are left out, they mean nothing averaged."""
+    """Buffers that normalisation layers change while they train, without counters, which mean nothing averaged."""
     layers = ((path, layer) for path, layer in module.named_modules() if isinstance(layer, _NormBase))
     return tuple(
         f"{path}.{name}" if path else name

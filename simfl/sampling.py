@@ -1,4 +1,7 @@
-"""Who takes part in a round, and with which of its groups. The algorithm's name is not part of any seed, so methods are compared on equal cohorts."""
+"""Who takes part in a round, and with which of its groups.
+
+The algorithm's name is not part of any seed, so methods are compared on equal cohorts.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def sample_clients(phase: Phase, clients: int, seed: int, phase_index: int, roun
 def sample_groups(
     groups: list[tuple[str, np.ndarray]], privacy: Privacy, seed: int, phase_index: int, round_number: int, client: int
 ) -> tuple[np.ndarray, ...]:
-    """The rows of each sampled group of a client, in the order of the groups; all of them unless the experiment says how many."""
+    """The rows of each sampled group of a client, in the order of the groups; all, unless the experiment says how many."""
     count = privacy.groups_per_client
     if count is None or count >= len(groups):
         return tuple(rows for _, rows in groups)
@@ -50,7 +53,8 @@ def sample_groups(
 def auto_width(way: str, expected: float) -> int:
     """Visits per cohort, a power of two, when the experiment leaves it open.
 
-    One at a time the width does not touch the result: wide enough that a round is at most some thirty calls. As one program: 16.
+    One at a time the width does not touch the result: wide enough that a round is at most some thirty calls. As one
+    program: 16.
     """
     if way == "batch":
         return min(16, 1 << max(0, math.ceil(math.log2(max(1.0, expected)))))

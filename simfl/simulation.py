@@ -1,7 +1,7 @@
 """A run is a list of phases; a phase is T rounds. READ THIS FIRST.
 
-A round sends parts down to the sampled clients, lets each client train as a pure function of what it received, what it remembers
-and a seed, and folds what comes back into the server. Rounds are committed whole or not at all.
+A round sends parts down to the sampled clients, lets each client train as a pure function of what it received, what
+it remembers and a seed, and folds what comes back into the server. Rounds are committed whole or not at all.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def visit(driver: Driver, stage: Stage, before: Snapshot, client: int) -> VisitP
 def mean(stage: Stage, results: Sequence[CohortResult], width: int) -> Means | None:
     """What the cohorts returned as one mean per part; None if nobody came back or nobody has weight.
 
-    The cohorts' sums are nodes of one binary tree over the round's positions, so their total does not depend on who trained what.
+    The cohorts' sums are nodes of one binary tree over the round's positions, so their total does not depend on who
+    trained what.
     """
     rows = [row for result in results for row in result.clients]
     weight = math.fsum(row["weight"] for row in rows)

@@ -47,5 +47,6 @@ def _page(rng: np.random.Generator, name: str, provider: str) -> dict:
     Image.fromarray(rng.integers(0, 255, (32, 32)).astype(np.uint8)).save(image, "PNG")
     boxes = rng.random(24).astype(np.float32).tolist()
     return {
-        "id": name, "provider": provider, "words": words, "boxes": boxes, "image": image.getvalue(), "width": 32, "height": 32,
+        "id": name, "provider": provider, "words": words, "boxes": boxes, "image": image.getvalue(), "width": 32,
+        "height": 32,
     }  # fmt: skip

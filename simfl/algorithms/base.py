@@ -1,7 +1,7 @@
 """The base of all federated algorithms: both halves, as small pure functions. Its defaults are FedAvg.
 
-An algorithm is a frozen dataclass; its fields are its settings. It never sees Ray, files, bytes or other clients' uploads, and
-never keeps anything in `self`: what is to be remembered is returned.
+An algorithm is a frozen dataclass; its fields are its settings. It never sees Ray, files, bytes or other clients'
+uploads, and never keeps anything in `self`: what is to be remembered is returned.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from simfl.protocol import Batch, Forward, Loss, Means, MicroStep, Outputs, Part
 class Algorithm:
     """Federated averaging, in parts that can be replaced one by one."""
 
-    # how each uploaded part becomes a mean: "weighting" (the phase's), "clients" (uniform), or "gather" (all uploads, unsummed)
+    # how each uploaded part becomes a mean: "weighting" (the phase's), "clients" (uniform), or "gather" (every upload)
     reduce: ClassVar[Mapping[str, str]] = {"weights": "weighting"}
     private: ClassVar[tuple[str, ...]] = ()  # globs of trained tensors that this algorithm keeps on the client
     offers: ClassVar[tuple[str, ...]] = ("generic", "personal")  # the names of what `models` gives

@@ -17,8 +17,8 @@ OWN = f"{EXTRA}/personal/"
 class Ditto(Algorithm):
     """FedAvg, and beside it a personal model per client, pulled to the received one by (strength/2)·‖v − w‖².
 
-    Each batch steps both models, each with an optimizer of its own. With strength 0 the personal models are those of clients
-    that train alone.
+    Each batch steps both models, each with an optimizer of its own. With strength 0 the personal models are those of
+    clients that train alone.
     """
 
     strength: float = 0.1  # lambda in the paper: how close personal models stay

@@ -1,4 +1,4 @@
-"""FedDAT: Chen et al. 2024, "FedDAT: an approach for foundation model finetuning in multi-modal heterogeneous federated learning".
+"""FedDAT: Chen et al. 2024, "FedDAT: an approach for foundation model finetuning in multi-modal federated learning".
 
 A_s   the shared adapter, averaged by the server      A_c   the client's adapter, never sent
 Â_s   A_s as received, frozen for the round           DAT   the dual teacher h + ½Â_s(h) + ½A_c(h)
@@ -26,8 +26,8 @@ DUAL = Forward(sources=((SHARED, "received"), ("*", "trained")), branch="dual")
 class FedDat(Algorithm):
     """Shared and client adapters that teach each other (needs `adapters: {kind: bottleneck}`). Travels: A_s alone.
 
-    `form: micro` is the published code's step (A_s and head, then A_c and head, against the logits from before the first);
-    `joint` takes both gradients at once. With alpha = beta = 0 and frozen heads, A_s moves as under FedAvg.
+    `form: micro` is the published code's step (A_s and head, then A_c and head, against the logits from before the
+    first); `joint` takes both gradients at once. With alpha = beta = 0 and frozen heads, A_s moves as under FedAvg.
     """
 
     alpha: float = 1.0  # weight of what the shared adapter learns from the dual teacher
@@ -74,7 +74,7 @@ class FedDat(Algorithm):
         return Loss(self.scale * student.need("sums"), student.need("weights"), examples=self.scale * taught)
 
     def _ramp(self, visit: Visit) -> Tensor:
-        """alpha(t)/alpha: 1, or the exponential ramp-up of Laine and Aila 2017, with t from 0 to 1 over `ramp_rounds`."""
+        """alpha(t)/alpha: 1, or the exponential ramp-up of Laine and Aila 2017, t from 0 to 1 over `ramp_rounds`."""
         if self.ramp_rounds == 0.0:
             return torch.ones_like(visit.steps)
         done = (visit.round + visit.step / visit.steps.clamp_min(1.0)) / self.ramp_rounds

@@ -14,7 +14,10 @@ from simfl.protocol import Means, Server, State, Weights
 
 @dataclass(frozen=True)
 class Median(Algorithm):
-    """FedAvg with the coordinate-wise median of the deltas in place of their mean; of an even number, the mean of the middle two."""
+    """FedAvg with the coordinate-wise median of the deltas in place of their mean.
+
+    Of an even number, the mean of the middle two.
+    """
 
     reduce: ClassVar[Mapping[str, str]] = {"weights": "gather"}
 

@@ -1,11 +1,12 @@
 """A cohort as one program: n clients side by side, a step of all of them at once.
 
-Two programs, chosen by what is trained. `stacked`: the whole local step under `torch.func.vmap` over stacked weights; for small
-models. `grouped`: one pass of the shared frozen base over all clients' examples, with stacked weights only in the layers that
-are trained (see `models.grouped`), and plain autograd; since every client's loss reads only its own rows, the gradient of the
-sum is each client's own.
+Two programs, chosen by what is trained. `stacked`: the whole local step under `torch.func.vmap` over stacked weights;
+for small models. `grouped`: one pass of the shared frozen base over all clients' examples, with stacked weights only
+in the layers that are trained (see `models.grouped`), and plain autograd; since every client's loss reads only its
+own rows, the gradient of the sum is each client's own.
 
-Batches are padded here, and padding would enter the statistics of normalisation over a batch: such models are trained one by one.
+Batches are padded here, and padding would enter the statistics of normalisation over a batch: such models are trained
+one by one.
 """
 
 from __future__ import annotations

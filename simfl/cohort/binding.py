@@ -1,4 +1,7 @@
-"""Tensors put in the place of a module's own for the length of a pass: `torch.func.functional_call`, without its search at each call."""
+"""Tensors put in the place of a module's own for the length of a pass.
+
+What `torch.func.functional_call` does, without its search at each call.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums that come out the same however the work is split: a fixed binary tree over the canonical positions of a round."""
+"""Sums that come out the same however the work is split: one binary tree over the canonical positions of a round."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from simfl.weights import add
 class Fold:
     """A running `weights.tree_sum` that keeps at most one partial sum per level.
 
-    Blocks are pushed in order; a block of 2^k positions starts at a multiple of 2^k, and only the last may be smaller. None
-    is a block of empty positions.
+    Blocks are pushed in order; a block of 2^k positions starts at a multiple of 2^k, and only the last may be
+    smaller. None is a block of empty positions.
     """
 
     def __init__(self, empty: int = 0) -> None:

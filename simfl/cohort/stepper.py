@@ -1,7 +1,7 @@
 """Optimizer steps on stacked tensors.
 
-An element-wise optimizer of torch steps all clients at once; any other, or clients whose kept state is at different steps, is
-stepped on each client's rows, with the same result. Clients that have finished neither decay nor drift.
+An element-wise optimizer of torch steps all clients at once; any other, or clients whose kept state is at different
+steps, is stepped on each client's rows, with the same result. Clients that have finished neither decay nor drift.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from simfl import ledger
 from simfl.cohort import batch, loop
 from simfl.cohort.fold import Fold
 from simfl.cohort.plan import CohortPlan, VisitPlan, batches
-from simfl.cohort.stage import Item, Stage, Trained, visits
 from simfl.cohort.stacking import mapped, namespace, row, stack
+from simfl.cohort.stage import Item, Stage, Trained, visits
 from simfl.cohort.stepper import Stepper
 from simfl.cohort.wire import Wire
 from simfl.errors import ClientError
@@ -180,7 +180,7 @@ def _train_items(
 
 
 def _one_upload(stage: Stage, plan: VisitPlan, units: list[Done], received: Parts) -> Done:
-    """Each unit's whole update clipped, summed, and divided by the number of units (Track 2 of PFL-DocVQA, Tito et al. 2024)."""
+    """Each unit's whole update clipped, summed, and divided by the number of units (PFL-DocVQA's Track 2, 2024)."""
     assert stage.privacy is not None
     limit, count = stage.privacy.clip, stage.privacy.groups_per_client or len(units)
     clipped = [

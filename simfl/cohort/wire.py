@@ -1,6 +1,7 @@
 """The border: every upload is encoded, counted and decoded, and the server gets what was decoded.
 
-A codec that loses nothing needs only be counted: its payload has a known length, which tests hold to be that of its encoding.
+A codec that loses nothing needs only be counted: its payload has a known length, which tests hold to be that of its
+encoding.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ import torch
 from torch import Tensor
 
 from simfl import ledger
-from simfl.cohort.stacking import namespace
-from simfl.cohort.stage import Stage
 from simfl.codecs.base import Codec
 from simfl.codecs.identity import Float32
+from simfl.cohort.stacking import namespace
+from simfl.cohort.stage import Stage
 from simfl.errors import ClientError
 from simfl.protocol import Parts, State, Weights
 
@@ -48,7 +49,10 @@ class Wire:
 
 
 def transmit(codec: Codec, tensors: Weights, base: Weights) -> tuple[Weights, dict[str, int]]:
-    """Encode and decode: what arrives, and the length of each payload. With a `base`, base + tensor is what is encoded."""
+    """Encode and decode: what arrives, and the length of each payload.
+
+    With a `base`, base + tensor is what is encoded.
+    """
     if codec.lossless and not base:
         return tensors, {name: codec.size(tuple(t.shape)) for name, t in tensors.items()}
     arrived, sizes = {}, {}

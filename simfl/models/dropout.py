@@ -1,8 +1,8 @@
 """Dropout as a stateless function of (seed, client, step, layer, position).
 
-torch's own dropout draws from a generator, so its masks depend on what ran before and on how clients are stacked. Ours hashes
-the position of each element within its client's activation together with the pass's key, and gives the same mask one client at
-a time, under `vmap`, grouped along the batch, on the CPU and on a GPU.
+torch's own dropout draws from a generator, so its masks depend on what ran before and on how clients are stacked.
+Ours hashes the position of each element within its client's activation together with the pass's key, and gives the
+same mask one client at a time, under `vmap`, grouped along the batch, on the CPU and on a GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LOW = 0x7FFFFFFF
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A 32-bit finaliser (xor-shift-multiply, constants by C. Wellons, 'lowbias32'); int32 wraps, shifts are made logical."""
+    """A 32-bit finaliser (xor-shift-multiply, Wellons' 'lowbias32'); int32 wraps, shifts are made logical."""
     x = x ^ ((x >> 16) & 0xFFFF)
     x = x * 0x7FEB352D
     x = x ^ ((x >> 15) & 0x1FFFF)

@@ -1,7 +1,7 @@
 """Layers for several clients side by side: one frozen base, and stacked weights where clients differ.
 
-A module that owns trained tensors computes, for activations [g·B, …], with weights [g, …]. A tensor that is not stacked (its
-usual number of axes) is shared by all, and the layer computes as it always does.
+A module that owns trained tensors computes, for activations [g·B, …], with weights [g, …]. A tensor that is not
+stacked (its usual number of axes) is shared by all, and the layer computes as it always does.
 """
 
 from __future__ import annotations
