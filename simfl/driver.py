@@ -264,7 +264,7 @@ def identity_of(experiment: Experiment, setting: Setting, clients: int, device: 
     way, statistics = experiment.cohort.way, setting.roles(0).buffers
     if way == "batch" and statistics:
         raise ConfigError(
-            f"cohort.way: batch, but padding would enter the model's running statistics ({statistics[0]}); allowed: loop"
+            f"cohort.way: batch, but padding would enter the running statistics ({statistics[0]}); allowed: loop"
         )
     if way == "auto":
         way = "batch" if device == "cuda" and not statistics else "loop"

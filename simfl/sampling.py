@@ -42,7 +42,7 @@ def sample_clients(phase: Phase, clients: int, seed: int, phase_index: int, roun
 def sample_groups(
     groups: list[tuple[str, np.ndarray]], privacy: Privacy, seed: int, phase_index: int, round_number: int, client: int
 ) -> tuple[np.ndarray, ...]:
-    """The rows of each sampled group of a client, in the order of the groups; all, unless the experiment says how many."""
+    """The rows of each sampled group of a client in the order of the groups; all, unless the experiment limits them."""
     count = privacy.groups_per_client
     if count is None or count >= len(groups):
         return tuple(rows for _, rows in groups)

@@ -29,7 +29,8 @@ def test_fedprox_has_a_zero_gradient_where_a_round_starts() -> None:
     start = w(1.0, 2.0)
     trained = {"w": start["w"].clone().requires_grad_()}
     total("fedprox", trained, {"weights": start}).backward()
-    assert trained["w"].grad is not None and trained["w"].grad.tolist() == [0.0, 0.0]
+    assert trained["w"].grad is not None
+    assert trained["w"].grad.tolist() == [0.0, 0.0]
 
 
 def test_scaffold_corrects_the_gradient_by_the_difference_of_the_controls() -> None:
