@@ -22,6 +22,13 @@ class Pass:
     key: Tensor | None = None  # int64 scalar, or [groups]: the dropout key of this client and step; None: no dropout
     groups: int = 1  # clients side by side along the first axis of every activation
     branch: str = ""  # the path through adapters that have several
+    stacked: bool = False  # under `vmap`, where fused kernels have no rule
+
+    @property
+    def keys(self) -> Tensor:
+        """The dropout key of each group: [groups], or a scalar for one."""
+        assert self.key is not None
+        return self.key.reshape(self.groups) if self.groups > 1 else self.key.reshape(())
 
 
 _OUTSIDE = Pass()

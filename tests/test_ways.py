@@ -72,7 +72,6 @@ def apart(given: Experiment, folder: Path) -> float:
     return float((gap / path).sqrt().detach())
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # fused attention has no vmap rule on the CPU
 @pytest.mark.parametrize(("model", "name"), sorted(PAIRS))
 def test_both_ways_take_the_same_path(model: str, name: str, tmp_path: Path) -> None:
     assert apart(small(model, name), tmp_path) < 1e-5

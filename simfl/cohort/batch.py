@@ -101,7 +101,8 @@ def _stacked_gradients(
         outputs = {name: Outputs(**fields) for name, fields in carried.items()}
         for name in micro.runs:
             weights = tensors_for(stage.sources[name], trained, received, state)
-            outputs[name] = with_task(stage, call(stage, forwards[name], weights, inputs_of(stage, batch), key), batch)
+            out = call(stage, forwards[name], weights, inputs_of(stage, batch), key, stacked=True)
+            outputs[name] = with_task(stage, out, batch)
         loss = micro.loss(outputs, batch, trained, received, state, visit)
         kept = {name: out.detach().tensors() for name, out in outputs.items()}
         return loss.total(batch["mask"]), (loss.parts(), kept)

@@ -102,11 +102,13 @@ def tensors_for(sources: Mapping[str, str], trained: Weights, received: Parts, s
     return found
 
 
-def call(stage: Stage, forward: Forward, weights: Weights, inputs: Batch, key: Tensor, groups: int = 1) -> Outputs:
+def call(
+    stage: Stage, forward: Forward, weights: Weights, inputs: Batch, key: Tensor, groups: int = 1, stacked: bool = False
+) -> Outputs:
     """Run the module with these tensors in place of its own."""
     if stage.module.training != forward.train:
         stage.module.train(forward.train)
-    step = Pass(key if forward.train else None, groups, forward.branch)
+    step = Pass(key if forward.train else None, groups, forward.branch, stacked)
     with (
         passing(step),
         stage.binding.swapped(weights),

@@ -32,7 +32,7 @@ def keyed_attention(
     bias = position_bias
     if attention_mask is not None:
         bias = attention_mask if bias is None else bias + attention_mask
-    if dropout == 0.0 or current().key is None:
+    if (dropout == 0.0 or current().key is None) and not current().stacked:
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
         return mixed.transpose(1, 2).contiguous(), None
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from simfl.models.dropout import keyed_uniform
+from simfl.models.dropout import keyed_keep
 from simfl.passing import current
-
-_RANGE = 1 << 31
 
 
 class KeyedDropPath(nn.Module):
@@ -23,9 +21,8 @@ class KeyedDropPath(nn.Module):
         step = current()
         if not self.training or self.p == 0.0 or step.key is None:
             return x
-        keys = step.key.reshape(step.groups) if step.groups > 1 else step.key.reshape(())
-        keep = keyed_uniform(keys, self.dropout_layer, x.shape[0] // step.groups) >= int(self.p * _RANGE)
-        return x * (keep.reshape(-1, *[1] * (x.dim() - 1)).to(x.dtype) / (1.0 - self.p))
+        keep, share = keyed_keep(step.keys, self.dropout_layer, x.shape[0] // step.groups, self.p)
+        return x * (keep.reshape(-1, *[1] * (x.dim() - 1)).to(x.dtype) / share)
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

@@ -12,24 +12,35 @@ from torch import Tensor, nn
 
 from simfl.passing import current
 
-_LOW = 0x7FFFFFFF
+_HALF = 1 << 16
 
 
-def _mix(x: Tensor) -> Tensor:
-    """A 32-bit finaliser (xor-shift-multiply, Wellons' 'lowbias32'); int32 wraps, shifts are made logical."""
-    x = x ^ ((x >> 16) & 0xFFFF)
-    x = x * 0x7FEB352D
-    x = x ^ ((x >> 15) & 0x1FFFF)
-    x = x * -0x7B935975  # 0x846ca68b as a signed 32-bit number
-    return x ^ ((x >> 16) & 0xFFFF)
+def keyed_bits(key: Tensor, layer: int, count: int) -> Tensor:
+    """16 random bits for each position 0 … count−1 under `key` (int64, any shape): int16 [*key.shape, count].
 
-
-def keyed_uniform(key: Tensor, layer: int, count: int) -> Tensor:
-    """31-bit hashes of positions 0 … count−1 under `key` (int64, any shape): int32 [*key.shape, count]."""
+    A 32-bit finaliser (xor-shift-multiply, Wellons' 'lowbias32') over a counter, keyed before and within; each word
+    serves two positions. int32 arithmetic wraps, and shifts are made logical by a mask.
+    """
     low, high = (key & 0xFFFFFFFF).to(torch.int32), (key >> 32).to(torch.int32)
-    position = torch.arange(count, dtype=torch.int32, device=key.device)
-    salt = _mix(low ^ (layer * 0x632BE5AB & _LOW))[..., None]
-    return _mix(_mix(position ^ salt) + high[..., None]) & _LOW
+    salt = (low * 0x3C6EF35F) ^ (layer * 0x632BE5AB & 0x7FFFFFFF)
+    x = (
+        torch.arange(-(-count // 2), dtype=torch.int32, device=key.device)
+        ^ (salt ^ ((salt >> 13) & 0x7FFFF))[..., None]
+    )
+    x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
+    x = x ^ high[..., None]
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * -0x7B935975  # 0x846ca68b as a signed 32-bit number
+    x = x ^ ((x >> 16) & 0xFFFF)
+    return x.view(torch.int16)[..., :count]
+
+
+def keyed_keep(key: Tensor, layer: int, count: int, p: float) -> tuple[Tensor, float]:
+    """Which of `count` positions stay if each is dropped with probability `p`, and the share expected to stay.
+
+    `p` is taken in steps of 2⁻¹⁶, and the share is exact for the step taken.
+    """
+    dropped = round(p * _HALF)
+    return keyed_bits(key, layer, count) >= dropped - _HALF // 2, 1.0 - dropped / _HALF
 
 
 def keyed_dropout(x: Tensor, p: float, layer: int) -> Tensor:
@@ -40,9 +51,8 @@ def keyed_dropout(x: Tensor, p: float, layer: int) -> Tensor:
     step = current()
     if step.key is None or p == 0.0:
         return x
-    keys = step.key.reshape(step.groups) if step.groups > 1 else step.key.reshape(())
-    keep = keyed_uniform(keys, layer, x.numel() // step.groups) >= int(p * (_LOW + 1))
-    return x * (keep.reshape(x.shape).to(x.dtype) / (1.0 - p))
+    keep, share = keyed_keep(step.keys, layer, x.numel() // step.groups, p)
+    return x * (keep.reshape(x.shape).to(x.dtype) / share)
 
 
 class KeyedDropout(nn.Module):

@@ -1,0 +1,56 @@
+"""Keyed dropout: the share it keeps, the independence of its masks, the same mask in every way of training."""
+
+from __future__ import annotations
+
+import torch
+
+from simfl.models.dropout import keyed_bits, keyed_dropout, keyed_keep
+from simfl.passing import Pass, passing
+
+
+def test_bits_are_uniform() -> None:
+    bits = keyed_bits(torch.tensor(11), 3, 1 << 18)
+    counts = torch.histc((bits.double() + 32768) // 256, 256, 0, 255)
+    chi_square = ((counts - 1024) ** 2 / 1024).sum().item()
+    assert 170 < chi_square < 350  # 255 degrees of freedom: mean 255, deviation 22.6
+
+
+def test_masks_of_neighbouring_keys_layers_and_positions_are_unrelated() -> None:
+    keys = torch.arange(40) * 2 + 1
+    rows = torch.cat([keyed_bits(keys, layer, 20_000).double() for layer in range(5)])
+    among = torch.corrcoef(rows).fill_diagonal_(0).abs().max().item()
+    shifted = torch.corrcoef(torch.stack([rows[0, :-1], rows[0, 1:]]))[0, 1].abs().item()
+    assert among < 0.04  # 19,900 pairs of deviation 0.007: the largest is about 0.03
+    assert shifted < 0.03
+
+
+def test_the_share_kept_is_what_is_said_and_scales_the_rest() -> None:
+    keep, share = keyed_keep(torch.tensor(5), 1, 1_000_000, 0.1)
+    assert abs(share - 0.9) < 1e-5
+    assert abs(keep.double().mean().item() - share) < 0.0015  # five deviations
+    with passing(Pass(torch.tensor(5))):
+        dropped = keyed_dropout(torch.ones(1000), 0.1, 1)
+    assert torch.allclose(dropped.unique(), torch.tensor([0.0, 1.0 / share]))
+
+
+def test_a_group_has_the_mask_of_its_client_alone_and_under_vmap() -> None:
+    keys, x = torch.tensor([7, 8 << 40, 9]), torch.ones(3 * 2, 5)
+    with passing(Pass(keys, groups=3)):
+        together = keyed_dropout(x, 0.5, 2)
+
+    def one(key: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        with passing(Pass(key)):
+            return keyed_dropout(rows, 0.5, 2)
+
+    alone = torch.cat([one(keys[k], x[2 * k : 2 * k + 2]) for k in range(3)])
+    assert torch.equal(together, alone)
+    assert torch.equal(torch.vmap(one)(keys, x.reshape(3, 2, 5)).reshape(6, 5), alone)
+
+
+def test_the_mask_of_the_first_examples_does_not_depend_on_how_many_follow() -> None:
+    with passing(Pass(torch.tensor(3))):
+        assert torch.equal(keyed_dropout(torch.ones(8, 6), 0.5, 1)[:5], keyed_dropout(torch.ones(5, 6), 0.5, 1))
+
+
+def test_outside_a_pass_nothing_is_dropped() -> None:
+    assert torch.equal(keyed_dropout(torch.ones(9), 0.9, 1), torch.ones(9))
