@@ -5,6 +5,7 @@ No arithmetic of learning here.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -32,7 +33,7 @@ from simfl.signals import Signals
 from simfl.snapshot import Snapshot, kept
 from simfl.worker import Setup
 
-CACHE = Path.home() / ".cache" / "simfl"
+CACHE = Path(os.environ.get("SIMFL_CACHE") or Path.home() / ".cache" / "simfl")  # data sets, built or read once
 
 
 class Silent:
