@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -54,7 +55,11 @@ def commands(context: click.Context) -> None:
 
 @commands.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), help="Folder of the run.  [default: runs/NAME]")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder of the run.  [default: runs/NAME, or the first free of NAME-2, NAME-3, …]",
+)
 @click.option(
     "--backend",
     type=click.Choice(["inline", "ray"]),
@@ -87,10 +92,22 @@ def run(
     from simfl import simulation
     from simfl.progress import Progress
 
-    out = out or Path("runs") / experiment.name
+    out = out or _folder(experiment.name, resume)
     with Progress() as display:
         summary = simulation.run(experiment, out, backend, number, address, resume, display)
     return {"completed": 0, "interrupted": INTERRUPTED}.get(summary["status"], FAILED)
+
+
+def _folder(name: str, resume: bool) -> Path:
+    """A folder under runs/ that holds no run yet; to resume, the newest one of this name."""
+    first = Path("runs") / name
+    numbered = (Path("runs") / f"{name}-{number}" for number in itertools.count(2))
+    taken = list(
+        itertools.takewhile(lambda path: (path / "experiment.yaml").exists(), itertools.chain([first], numbered))
+    )
+    if resume:
+        return taken[-1] if taken else first
+    return Path("runs") / f"{name}-{len(taken) + 1}" if taken else first
 
 
 def _workers(given: str | None) -> int | str:
