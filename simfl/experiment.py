@@ -106,6 +106,7 @@ class Evaluate:
     models: tuple[str, ...] = ("generic",)  # what the algorithm offers: generic, personal
     batch_size: Count = 64  # examples side by side
     limit: Count | None = None  # examples of each split, drawn once
+    samples: Whole = 8  # predictions of the generic model kept at each evaluation, of rows drawn once for each split
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,26 @@ class Checkpoint:
 
     rounds: Count = 1  # rounds since the last commit
     seconds: Amount = 30.0  # seconds since the last commit
+
+
+@dataclass(frozen=True)
+class Wandb:
+    """One run of Weights & Biases for the whole experiment, from the driver alone."""
+
+    project: str = "simfl"  # shown on the site
+    entity: str | None = None  # user or team; null: the account's default
+    group: str | None = None  # shown together, such as the seeds of one setting
+    tags: tuple[str, ...] = ()  # to search by
+    mode: Literal["online", "offline"] | None = None  # null: what WANDB_MODE says, else online where a key is known
+    artifacts: bool = True  # keep the partition manifest and the final checkpoint
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """Where else the numbers go. Nothing is imported unless it is asked for."""
+
+    wandb: Wandb | None = None  # null: no Weights & Biases
+    tensorboard: bool = False  # event files in the run's folder
 
 
 @dataclass(frozen=True)
@@ -132,4 +153,6 @@ class Experiment:
     privacy: Privacy | None = None  # null: nothing is clipped
     evaluate: Evaluate = field(default_factory=Evaluate)  # what is scored
     checkpoint: Checkpoint = field(default_factory=Checkpoint)  # what a crash can lose
-    on_error: Literal["stop", "skip"] = "stop"  # what a client's exception does
+    on_error: Literal["stop", "skip", "retry"] = "stop"  # what a client's exception does; retry: thrice more, then stop
+    watchdog_seconds: Positive | None = 3600.0  # no result for so long ends the run with the workers' stacks; null: never
+    tracking: Tracking = field(default_factory=Tracking)  # where else the numbers go
