@@ -1,0 +1,107 @@
+"""Units: the groups of a client are trained separately from the same start, clipped as a whole, and summed into one upload."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch.testing import assert_close
+
+from simfl import checkpoint
+from simfl.data.partition import Official
+from simfl.experiment import Experiment, Privacy
+from simfl.models.mlp import Mlp
+from simfl.privacy import clip_update
+from simfl.protocol import Weights
+from simfl.setting import Setting
+from simfl.snapshot import Snapshot
+from simfl.weights import norm, subtract
+from tests.fakes import Toy, experiment, run, traces
+
+SIZES = (12, 9, 6)
+
+
+def grouped(way: str = "loop", **privacy: object) -> Experiment:
+    """Three clients of three groups each, all sampled, uniform weights, one full batch a group."""
+    made = experiment(
+        "fedavg",
+        way=way,
+        width=4,
+        rounds=1,
+        participation=1.0,
+        weighting="uniform",
+        batch_size=16,
+        data=Toy(sizes=SIZES),
+    )
+    return replace(made, model=Mlp(widths=(8,)), privacy=Privacy(**privacy))
+
+
+def moved(given: Experiment, folder: Path) -> Weights:
+    """What the round added to the global model."""
+    run(given, folder)
+    found = checkpoint.latest(folder / "checkpoints")
+    assert found is not None
+    after = Snapshot.restore(found.tensors, found.facts).server.weights
+    start = {n: p.detach() for n, p in Setting(given, folder / "cache").module.named_parameters()}
+    return subtract(after, start)
+
+
+def by_hand(given: Experiment, folder: Path, clip: float, divisor: int | None = None) -> Weights:
+    """One SGD step for each group from the start, clipped, summed, divided by the groups; then the mean over clients."""
+    setting = Setting(given, folder / "cache")
+    partition = Official(groups="group").split(setting.split("train"), given.seed)
+    examples, module = setting.stage(0, 3).examples, setting.module.train()
+    total: Weights = {}
+    for client in range(3):
+        groups = partition.groups(client)
+        for _, rows in groups:
+            batch = examples.take(torch.from_numpy(rows))
+            loss = torch.nn.functional.cross_entropy(module(batch["x"]).logits, batch["label"])
+            gradients = torch.autograd.grad(loss, list(module.parameters()))
+            step = {n: -0.1 * g for (n, _), g in zip(module.named_parameters(), gradients, strict=True)}
+            factor = min(1.0, clip / float(norm(step)))
+            for name, t in step.items():
+                total[name] = total.get(name, 0) + factor * t / (divisor or len(groups)) / 3
+    return total
+
+
+def test_a_round_of_groups_by_hand(tmp_path: Path) -> None:
+    given = grouped(clip=0.05)
+    assert_close(moved(given, tmp_path), by_hand(given, tmp_path, clip=0.05), rtol=1e-4, atol=1e-7)
+
+
+def test_without_a_clip_the_upload_is_the_mean_of_the_groups(tmp_path: Path) -> None:
+    given = grouped()
+    assert_close(moved(given, tmp_path), by_hand(given, tmp_path, clip=1e9), rtol=1e-4, atol=1e-7)
+
+
+def test_the_denominator_is_the_number_asked_for_even_where_a_client_has_fewer(tmp_path: Path) -> None:
+    given = grouped(clip=0.05, groups_per_client=5)
+    assert_close(moved(given, tmp_path), by_hand(given, tmp_path, clip=0.05, divisor=5), rtol=1e-4, atol=1e-7)
+
+
+def test_both_ways_train_groups_alike(tmp_path: Path) -> None:
+    one, all_at_once = (moved(grouped(way, clip=0.05), tmp_path / way) for way in ("loop", "batch"))
+    assert_close(one, all_at_once, rtol=1e-4, atol=1e-7)
+
+
+def test_sampled_groups_are_fewer_and_the_same_each_time(tmp_path: Path) -> None:
+    given = grouped(clip=0.05, groups_per_client=2)
+    first, second = (run(given, tmp_path / name) for name in ("a", "b"))
+    assert first["weights_sha256"] == second["weights_sha256"]
+    assert traces(tmp_path / "a") == traces(tmp_path / "b")
+    assert first["weights_sha256"] != run(grouped(clip=0.05), tmp_path / "c")["weights_sha256"]
+
+
+def test_a_client_as_unit_is_clipped_whole(tmp_path: Path) -> None:
+    given = grouped(unit="client", clip=1e-3)
+    alone = replace(given, phases=(replace(given.phases[0], participation=0.4),))  # one of three
+    assert_close(norm(moved(alone, tmp_path)), torch.tensor(1e-3), rtol=1e-3, atol=0.0)
+
+
+def test_clipping_leaves_what_is_short_enough_and_a_zero_update_alone() -> None:
+    update = {"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}  # norm 5
+    assert_close(clip_update(update, 1.0), {"a": torch.tensor([0.6]), "b": torch.tensor([0.8])})
+    assert clip_update(update, 5.5) == update
+    assert clip_update({"a": torch.zeros(2)}, 1.0)["a"].tolist() == [0.0, 0.0]
