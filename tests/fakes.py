@@ -5,9 +5,10 @@ Workers import this module by name, so everything an experiment is made of has t
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-import json
+import time
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,15 @@ from simfl.data.base import Data, Dataset, Split
 from simfl.data.labelled import labelled
 from simfl.data.partition import Official
 from simfl.data.stored import content_sha256
-from simfl.experiment import Checkpoint, Cohort, Evaluate, Experiment, Local, Phase
+from simfl.driver import Silent
+from simfl.experiment import Checkpoint, Cohort, Experiment, Local, Phase
 from simfl.models.base import Model, seeded
 from simfl.models.mlp import Mlp, shape_and_classes
 from simfl.objectives.classification import Classification
 from simfl.optimizers.local import LocalOptimizer
-from simfl.protocol import Outputs, Task
+from simfl.protocol import Outputs, Parts, State, Task, Visit, Weights
 from simfl.record import TABLES
+from simfl.signals import Interrupted
 
 SIZES = (
     1,
@@ -52,12 +55,13 @@ class Toy(Data):
 
     sizes: tuple[int, ...] = SIZES
     groups: int = 3  # of each client, named g<client>.<number>
-    valid: int = 60
+    valid: int = 60  # in the same groups
     shape: tuple[int, ...] = (12,)
     seed: int = 0
 
     def load(self, cache: Path) -> Dataset:
-        splits = {"train": self._split(1, list(self.sizes)), "valid": self._split(2, [self.valid])}
+        even = [-(-(self.valid - k) // len(self.sizes)) for k in range(len(self.sizes))]
+        splits = {"train": self._split(1, list(self.sizes)), "valid": self._split(2, even)}
         return Dataset("toy", splits, content_sha256(splits), {"shape": list(self.shape), "num_classes": 5})
 
     def _split(self, stream: int, sizes: list[int]) -> Split:
@@ -151,3 +155,64 @@ class NormalisedNetwork(nn.Module):
     def forward(self, x: Tensor) -> Outputs:
         h = torch.tanh(self.norm(self.body(x)))
         return Outputs(self.head(h), h)
+
+
+@dataclass(frozen=True)
+class Faulty(Algorithm):
+    """FedAvg in which one client meets a fault when it visits in one round."""
+
+    fault: str = "raise"  # raise | nan | die | sleep
+    client: int = 3
+    round: int = 1
+    folder: str = ""  # where workers leave a file named by their pid each time the fault is met
+    times: int = 1000  # how often it is met
+
+    def init_client(self, received: Parts, visit: Visit) -> State:
+        if self.fault == "nan" or (int(visit.client), int(visit.round)) != (self.client, self.round):
+            return {}
+        met = len(list(Path(self.folder).iterdir())) if self.folder else 0
+        if met < self.times:
+            if self.folder:
+                (Path(self.folder) / f"{os.getpid()}.{met}").touch()
+            FAULTS[self.fault]()
+        return {}
+
+    def upload(self, trained: Weights, received: Parts, state: State, visit: Visit) -> Parts:
+        delta = {name: trained[name] - w for name, w in received["weights"].items()}
+        if self.fault == "nan":
+            hit = (visit.client == self.client) & (visit.round == self.round)
+            delta["head.bias"] = torch.where(hit, torch.nan, delta["head.bias"])
+        return {"weights": delta}
+
+
+def _raise() -> None:
+    raise ZeroDivisionError("the client's own words")
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+FAULTS = {"raise": _raise, "die": _die, "sleep": lambda: time.sleep(60)}
+
+
+class Stopping(Silent):
+    """A display that stops the run after some rounds, or while their model is scored: before they count."""
+
+    def __init__(self, *steps: int, scoring: bool = False, error: type[BaseException] = Interrupted) -> None:
+        self.steps, self.scoring, self.error, self.messages = steps, scoring, error, list[str]()
+
+    def round_done(self, row: dict[str, Any]) -> None:
+        if not self.scoring and row["step"] in self.steps:
+            raise self.error
+
+    def evaluated(self, row: dict[str, Any]) -> None:
+        if self.scoring and row["step"] in self.steps:
+            raise self.error
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+
+class Killed(BaseException):
+    """The process is gone: nothing after this runs."""
