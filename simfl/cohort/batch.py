@@ -64,6 +64,7 @@ def train(
                     carried,
                 )
                 stepper.step(gradients, active)
+                stage.observer.stepped(items, step, number, *task, gradients, stepper.weights)
                 if number == 0:
                     sums, counts = sums + task[0], counts + task[1]
     optimizer = _optimizer_states(steppers, n) if stage.phase.local.keep_optimizer else []

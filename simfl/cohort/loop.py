@@ -37,7 +37,9 @@ def train(
                 trained, leaves = _leaves(start, stepper.weights)
                 task, total = _loss(stage, micro, carried, batch, trained, received, mine, now, step_key(keys, step))
                 gradients = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
-                stepper.step({n: g[None] for n, g in zip(leaves, gradients, strict=True)}, [True])
+                stacked = {n: g[None] for n, g in zip(leaves, gradients, strict=True)}
+                stepper.step(stacked, [True])
+                stage.observer.stepped(items, step, number, task[0][None], task[1][None], stacked, stepper.weights)
                 carried = {name: outputs.detach() for name, outputs in carried.items()}
                 if number == 0:
                     sums, counts = sums + task[0].detach(), counts + task[1].detach()

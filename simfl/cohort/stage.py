@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from simfl.cohort.binding import Binding
+from simfl.cohort.observer import Observer
 from simfl.experiment import Phase, Privacy
 from simfl.passing import Pass, passing
 from simfl.protocol import EXTRA, Batch, Examples, Forward, Outputs, Parts, State, Visit, Weights
@@ -62,6 +63,7 @@ class Stage:
     privacy: Privacy | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
     alias_rule: str = "once"
+    observer: Observer = field(default_factory=Observer)
 
     @cached_property
     def examples(self) -> Examples:

@@ -5,27 +5,27 @@ The ways of training differ in how many items they take at once, and in nothing 
 
 from __future__ import annotations
 
-import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from simfl import ledger
 from simfl.cohort import batch, loop
+from simfl.cohort.attempts import attempt
 from simfl.cohort.fold import Fold
 from simfl.cohort.plan import CohortPlan, VisitPlan, batches
 from simfl.cohort.stacking import mapped, namespace, row, stack
 from simfl.cohort.stage import Item, Stage, Trained, visits
 from simfl.cohort.stepper import Stepper
 from simfl.cohort.wire import Wire
-from simfl.errors import ClientError
 from simfl.memory import Store
 from simfl.privacy import clip_update
 from simfl.protocol import EXTRA, MicroStep, Parts, State, Visit, Weights
 from simfl.seeds import seed_for
+from simfl.timing import Clock, measured, timed
 from simfl.weights import scale, select, tree_sum
 
 WAYS: dict[str, Callable[..., Trained]] = {"loop": loop.train, "batch": batch.train}
@@ -42,7 +42,8 @@ class CohortResult:
     ledger: list[ledger.Row] = field(default_factory=list)
     clients: list[dict[str, Any]] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
+    said: list[str] = field(default_factory=list)  # about visits that failed and were tried again or left out
+    clock: Clock = field(default_factory=Clock)
 
 
 @dataclass(frozen=True)
@@ -63,62 +64,55 @@ def train_cohort(
     stage: Stage, store: Store, plan: CohortPlan, received: Parts, way: str, on_error: str
 ) -> CohortResult:
     """Every visit of the cohort; ClientError names the client that failed, unless failures are skipped."""
-    result, started = CohortResult(plan.index), time.perf_counter()
-    memories = {v.client: store.get(v.memory) for v in plan.visits}
+    result = CohortResult(plan.index)
+    with measured("load"):
+        memories = {v.client: store.get(v.memory) for v in plan.visits}
     done: list[Done | None] = []
     width = len(plan.visits) if way == "batch" else 1
     if stage.privacy is not None and way == "batch":
         width = 1  # the units of one client fill the program
     for first in range(0, len(plan.visits), width):
         group = plan.visits[first : first + width]
-        done += _attempt(stage, plan, group, memories, received, way, on_error)
-    result.seconds["train"] = time.perf_counter() - started
-    started = time.perf_counter()
+        train = partial(_train_group, stage, plan, memories=memories, received=received, way=way)
+        done += attempt(stage, plan, group, train, on_error, result.said)
     wire, states = Wire(stage, plan.phase, plan.round), []
     folds: dict[str, Fold] = {}
     for position, (visit, outcome) in enumerate(zip(plan.visits, done, strict=True)):
-        if outcome is None:
+        released = None
+        if outcome is not None:
+            release = partial(_release, stage, wire, outcome, received, memories[visit.client])
+            (released,) = attempt(stage, plan, (visit,), release, on_error, result.said)
+        if outcome is None or released is None:
             result.skipped.append(visit.client)
             for fold in folds.values():
                 fold.push(None)
             continue
-        sent, residual = wire.send(visit.client, outcome.upload, received, memories[visit.client], result.ledger)
-        states.append((visit.client, _remember(stage, outcome, sent, received, residual)))
+        sent, memory, rows = released
+        states.append((visit.client, memory))
         _fold(stage, folds, result, outcome, sent, position)
+        result.ledger += rows
         result.clients.append(_client_row(plan, outcome))
     result.sums = {part: total for part, fold in folds.items() if (total := fold.total()) is not None}
-    result.seconds["encode"] = time.perf_counter() - started
-    digests = store.put_all([state for _, state in states])
+    with measured("commit"):
+        digests = store.put_all([state for _, state in states])
     result.memory = {client: digest for (client, _), digest in zip(states, digests, strict=True)}
     return result
 
 
-def _attempt(
-    stage: Stage,
-    plan: CohortPlan,
-    group: tuple[VisitPlan, ...],
-    memories: dict[int, State],
-    received: Parts,
-    way: str,
-    on_error: str,
-) -> list[Done | None]:
-    """The visits of a group; if they fail together they are tried one by one, to name the client at fault."""
-    try:
-        return list(_train_group(stage, plan, group, memories, received, way))
-    except Exception as error:
-        if len(group) > 1:
-            return [o for v in group for o in _attempt(stage, plan, (v,), memories, received, way, on_error)]
-        if on_error == "skip":
-            return [None]
-        client = group[0].client
-        seed = seed_for(stage.seed, "visit", plan.phase, plan.round, client, 0)
-        where = f"client {client}, phase {plan.phase}, round {plan.round}, seed {seed}"
-        text = str(error) if isinstance(error, ClientError) else traceback.format_exc()
-        raise ClientError(f"{where} failed:\n{text}") from error
+@timed("encode")
+def _release(
+    stage: Stage, wire: Wire, done: Done, received: Parts, memory: State, visits: Sequence[VisitPlan]
+) -> list[tuple[Parts, State, list[ledger.Row]]]:
+    """What the server gets of a visit, what its client remembers, and the ledger's rows."""
+    rows: list[ledger.Row] = []
+    sent, residual = wire.send(done.plan.client, done.upload, received, memory, rows)
+    stage.observer.sent(done.plan.client, done.upload, sent)
+    return [(sent, _remember(stage, done, sent, received, residual), rows)]
 
 
+@timed("train")
 def _train_group(
-    stage: Stage, plan: CohortPlan, group: tuple[VisitPlan, ...], memories: dict[int, State], received: Parts, way: str
+    stage: Stage, plan: CohortPlan, group: Sequence[VisitPlan], memories: dict[int, State], received: Parts, way: str
 ) -> list[Done]:
     items, owners = [], []
     for visit in group:
@@ -233,6 +227,7 @@ def _remember(stage: Stage, done: Done, sent: Parts, received: Parts, residual: 
     return {group: {n: t.detach().cpu().contiguous() for n, t in tensors.items()} for group, tensors in memory.items()}
 
 
+@timed("sum")
 def _fold(stage: Stage, folds: dict[str, Fold], result: CohortResult, done: Done, sent: Parts, position: int) -> None:
     for part, tensors in sent.items():
         rule = stage.phase.algorithm.reduce.get(part, "weighting")
