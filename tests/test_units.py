@@ -1,4 +1,4 @@
-"""Units: the groups of a client are trained separately from the same start, clipped as a whole, and summed into one upload."""
+"""Units: groups of a client, trained separately from one start, clipped as a whole and summed into one upload."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def moved(given: Experiment, folder: Path) -> Weights:
 
 
 def by_hand(given: Experiment, folder: Path, clip: float, divisor: int | None = None) -> Weights:
-    """One SGD step for each group from the start, clipped, summed, divided by the groups; then the mean over clients."""
+    """One SGD step for each group, clipped, summed, divided by the number of groups; then the mean over clients."""
     setting = Setting(given, folder / "cache")
     partition = Official(groups="group").split(setting.split("train"), given.seed)
     examples, module = setting.stage(0, 3).examples, setting.module.train()
