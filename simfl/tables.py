@@ -49,11 +49,16 @@ def parts(folder: Path, name: str) -> list[Path]:
 
 
 def join(folder: Path, name: str, target: Path) -> None:
-    """All parts as one Parquet file. A column that a part lacks is null there; one of ints and floats is of floats."""
-    tables = [read(path) for path in parts(folder, name)]
-    joined = pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
-    files.write(target, lambda file: pq.write_table(joined, file))
+    """All parts as one Parquet file."""
+    whole = joined(folder, name)
+    files.write(target, lambda file: pq.write_table(whole, file))
     files.sync_folder(target.parent)
+
+
+def joined(folder: Path, name: str) -> pa.Table:
+    """All parts as one table. A column that a part lacks is null there; one of ints and floats is of floats."""
+    found = [read(path) for path in parts(folder, name)]
+    return pa.concat_tables(found, promote_options="permissive") if found else pa.table({})
 
 
 def read(path: Path) -> pa.Table:
