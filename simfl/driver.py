@@ -23,7 +23,7 @@ from simfl.cohort.wire import STATISTICS
 from simfl.data.holdings import Partition, manifest_sha256
 from simfl.errors import ConfigError, SimflError, nearest
 from simfl.experiment import Experiment
-from simfl.memory import EMPTY, Store
+from simfl.memory import Store
 from simfl.pool import Pool, open_pool
 from simfl.protocol import Parts
 from simfl.record import Record, Rows, manifest
@@ -170,19 +170,11 @@ class Driver:
     def leave_phase(self) -> None:
         """The phase's model becomes the base of the next; clients keep what the next phase names."""
         phases, index = self.experiment.phases, self.snapshot.phase
-        memory = self._kept(index + 1) if index + 1 < len(phases) else dict(self.snapshot.memory)
         if index + 1 == len(phases):
             self._settle(replace(self.snapshot, phase=index + 1), {}, commit=True)
         else:
+            memory = kept(self.snapshot.memory, phases[index + 1], self.store)
             self._settle(self.snapshot.end(memory), {}, commit=False)
-
-    def _kept(self, phase: int) -> dict[int, str]:
-        out = {}
-        for client, digest in sorted(self.snapshot.memory.items()):
-            memory = self.store.get(digest)
-            names = kept(self.experiment.phases[phase], list(memory))
-            out[client] = self.store.put({name: memory[name] for name in names}) if names else EMPTY
-        return out
 
     def _settle(self, after: Snapshot, rows: Rows, commit: bool) -> None:
         with self.signals.held():

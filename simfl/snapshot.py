@@ -9,7 +9,7 @@ from typing import Any
 from simfl.broadcast import Broadcast
 from simfl.cohort.stage import Stage
 from simfl.experiment import Phase
-from simfl.memory import EMPTY
+from simfl.memory import EMPTY, Store
 from simfl.protocol import Server, Weights
 from simfl.roles import pick
 from simfl.weights import State, flatten, sha256, unflatten
@@ -97,6 +97,15 @@ class Snapshot:
         )
 
 
-def kept(phase: Phase, names: list[str]) -> list[str]:
-    """Of a client's memory groups, those that the next phase keeps."""
+def kept(memory: Mapping[int, str], phase: Phase, store: Store) -> dict[int, str]:
+    """The digests of what clients keep of their memory when they enter a phase."""
+    out = {}
+    for client, digest in sorted(memory.items()):
+        groups = store.get(digest)
+        names = _kept_names(phase, list(groups))
+        out[client] = store.put({name: groups[name] for name in names}) if names else EMPTY
+    return out
+
+
+def _kept_names(phase: Phase, names: list[str]) -> list[str]:
     return [name for name in names if name.partition(":")[0].rstrip("0123456789") in phase.keep]
