@@ -9,16 +9,19 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 import torch
 from torch import Tensor, nn
 
-from simfl import simulation, tables
+from simfl import checkpoint, driver, simulation, tables
 from simfl.algorithms import ALGORITHMS
 from simfl.algorithms.base import Algorithm
 from simfl.data.base import Data, Dataset, Split
@@ -33,7 +36,10 @@ from simfl.objectives.classification import Classification
 from simfl.optimizers.local import LocalOptimizer
 from simfl.protocol import Outputs, Parts, State, Task, Visit, Weights
 from simfl.record import TABLES
+from simfl.setting import Setting
 from simfl.signals import Interrupted
+from simfl.snapshot import Snapshot
+from simfl.worker import Setup, Worker
 
 SIZES = (
     1,
@@ -216,3 +222,46 @@ class Stopping(Silent):
 
 class Killed(BaseException):
     """The process is gone: nothing after this runs."""
+
+
+class Scattered:
+    """Three workers in one process, each with a model and data of its own; they take cohorts in random order."""
+
+    num_workers = 3
+
+    def __init__(self, setup: Setup) -> None:
+        self.workers = [Worker(setup, Setting(setup.experiment, setup.cache)) for _ in range(3)]
+        self.chance = np.random.default_rng(7)
+
+    def begin(self, phase: int, base: Weights) -> None:
+        for worker in self.workers:
+            worker.begin(phase, base)
+
+    def train(self, plans: Sequence[Any], received: Parts, costs: Sequence[float]) -> list[Any]:
+        return self._scatter("train", plans, received)
+
+    def evaluate(self, plans: Sequence[Any], received: Parts) -> list[Any]:
+        return self._scatter("evaluate", plans, received)
+
+    def _scatter(self, method: str, plans: Sequence[Any], received: Parts) -> list[Any]:
+        results = {}
+        for place in self.chance.permutation(len(plans)):
+            results[place] = getattr(self.workers[self.chance.integers(3)], method)(plans[place], received)
+        return [results[place] for place in range(len(plans))]
+
+
+def scatter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on inline work is scattered over three workers."""
+
+    @contextmanager
+    def opened(backend: str, setup: Setup, *rest: Any) -> Iterator[Scattered]:
+        yield Scattered(setup)
+
+    monkeypatch.setattr(driver, "open_pool", opened)
+
+
+def model(folder: Path) -> Weights:
+    """The global model of the newest commit."""
+    found = checkpoint.latest(folder / "checkpoints")
+    assert found is not None
+    return Snapshot.restore(found.tensors, found.facts).model

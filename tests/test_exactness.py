@@ -1,14 +1,13 @@
 """Bit for bit the same, whoever does the work and however often it stops."""
 
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from fakes import SIZES, Killed, Normalised, Stopping, Toy, experiment, run, then, traces
+from fakes import SIZES, Killed, Normalised, Stopping, Toy, experiment, run, scatter, then, traces
 
-from simfl import driver
 from simfl.algorithms.feddat import FedDat
 from simfl.codecs.nf4 import Nf4
 from simfl.experiment import Codecs, Evaluate, Privacy
@@ -16,8 +15,6 @@ from simfl.models.bottleneck import Bottleneck
 from simfl.models.lora import Lora
 from simfl.models.mlp import Mlp
 from simfl.optimizers.server import Adam
-from simfl.setting import Setting
-from simfl.worker import Worker
 
 LOSSY = Codecs(download=Nf4(of="delta"), upload=Nf4(error_feedback=True))
 PERSONAL = Evaluate(models=("generic", "personal"))
@@ -75,43 +72,6 @@ def whole(tmp_path_factory):
     return traces_of
 
 
-class Scattered:
-    """Three workers in one process, each with a model and data of its own; they take cohorts in random order."""
-
-    num_workers = 3
-
-    def __init__(self, setup):
-        self.workers = [Worker(setup, Setting(setup.experiment, setup.cache)) for _ in range(3)]
-        self.chance = np.random.default_rng(7)
-
-    def begin(self, phase, base):
-        for worker in self.workers:
-            worker.begin(phase, base)
-
-    def train(self, plans, received, costs):
-        return self._scatter("train", plans, received)
-
-    def evaluate(self, plans, received):
-        return self._scatter("evaluate", plans, received)
-
-    def _scatter(self, method, plans, received):
-        results = {}
-        for place in self.chance.permutation(len(plans)):
-            results[place] = getattr(self.workers[self.chance.integers(3)], method)(plans[place], received)
-        return [results[place] for place in range(len(plans))]
-
-
-@pytest.fixture
-def scattered(monkeypatch):
-    """Work is scattered over three workers."""
-
-    @contextmanager
-    def opened(backend, setup, *rest):
-        yield Scattered(setup)
-
-    monkeypatch.setattr(driver, "open_pool", opened)
-
-
 def sittings(case, folder, *stops, **settings):
     """Run, stopped as each display says, and go on to the end."""
     for display in stops:
@@ -121,7 +81,8 @@ def sittings(case, folder, *stops, **settings):
 
 
 @every_case
-def test_scattered_stopped_killed_and_resumed_is_the_same(name, whole, tmp_path, scattered):
+def test_scattered_stopped_killed_and_resumed_is_the_same(name, whole, tmp_path, monkeypatch):
+    scatter(monkeypatch)
     stops = [
         Stopping(0, scoring=True),  # at once
         Stopping(1),
@@ -134,7 +95,8 @@ def test_scattered_stopped_killed_and_resumed_is_the_same(name, whole, tmp_path,
 
 
 @pytest.mark.parametrize("name", ["scaffold, loop", "everything, batch"])
-def test_who_trains_what_in_which_order_changes_no_bit(name, whole, tmp_path, scattered):
+def test_who_trains_what_in_which_order_changes_no_bit(name, whole, tmp_path, monkeypatch):
+    scatter(monkeypatch)
     run(CASES[name], tmp_path)
     assert traces(tmp_path) == whole(name)
 
@@ -153,12 +115,12 @@ def test_rounds_since_the_last_commit_are_repeated(whole, tmp_path):
     assert traces(tmp_path) == whole("scaffold, loop")
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_inline_is_ray(workers, whole, tmp_path, ray_session):
-    run(CASES["scaffold, loop"], tmp_path, workers=workers)
+def test_inline_is_ray(whole, tmp_path, ray_session):
+    run(CASES["scaffold, loop"], tmp_path, workers=3)
     assert traces(tmp_path) == whole("scaffold, loop")
 
 
+@pytest.mark.slow
 def test_inline_is_ray_interrupted_and_resumed_with_another_number_of_workers(whole, tmp_path, ray_session):
     case = CASES["everything, batch"]
     assert run(case, tmp_path, workers=1, display=Stopping(1))["status"] == "interrupted"
