@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from simfl import files
@@ -74,6 +75,15 @@ def read(path: Path) -> pa.Table:
 def rows(path: Path) -> list[dict[str, object]]:
     """The rows of a Parquet file."""
     return read(path).to_pylist()
+
+
+def where(content: pa.Table, **values: object) -> pa.Table:
+    """The rows that have these values in these columns; none of a table without such columns."""
+    for name, value in values.items():
+        if name not in content.column_names:
+            return content.slice(0, 0)
+        content = content.filter(pc.equal(content[name], value))
+    return content
 
 
 def sha256(content: pa.Table, exclude: Collection[str] = ()) -> str:
