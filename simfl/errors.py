@@ -26,6 +26,10 @@ class ClientError(SimflError):
     """A client's own computation failed; the message names client, round and seed."""
 
 
+class OutOfMemory(SimflError):
+    """Work did not fit into the memory of a GPU or a machine, also alone on a fresh worker."""
+
+
 def nearest(given: str, allowed: Iterable[str]) -> str:
     """A hint that ends an error line: the nearest allowed name, or all of them."""
     names = sorted(allowed)

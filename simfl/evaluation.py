@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,11 @@ from simfl.data.partitioner import column
 from simfl.memory import Store
 from simfl.passing import Pass, passing
 from simfl.protocol import Parts
+from simfl.seeds import rng
 from simfl.setting import Setting
+from simfl.timing import Clock, measured
 
+TRUTH = ("id", "question", "answers", "label", "text")  # columns shown beside a prediction, where the data has them
 GROUPS = ("provider", "field", "group")  # columns by which scores are also averaged, where the data has them
 
 
@@ -31,6 +34,7 @@ class EvaluationPlan:
     rows: np.ndarray
     client: int | None = None
     memory: str = ""
+    samples: tuple[int, ...] = ()  # of the rows, those whose predictions are kept
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class Scores:
 
     plan: EvaluationPlan
     columns: dict[str, np.ndarray]
+    samples: tuple[dict[str, Any], ...] = ()  # predictions of the plan's sample rows
+    clock: Clock = field(default_factory=Clock)
 
 
 def shards(
@@ -53,19 +59,52 @@ def evaluate(
 ) -> Scores:
     """Score one shard."""
     objective, algorithm = stage.phase.objective, stage.phase.algorithm
-    memory = store.get(plan.memory) if plan.memory else {}
+    with measured("load"):
+        memory = store.get(plan.memory) if plan.memory else {}
     weights = algorithm.models(received["weights"], namespace(memory, "algorithm"))[plan.model]
     private = namespace(memory, "private").get("weights", {}) if plan.client is not None else {}
     weights = {**weights, **received.get("buffers", {}), **namespace(memory, "buffers").get("weights", {}), **private}
     examples, split = setting.examples(objective, plan.split), setting.split(plan.split)
     stage.module.eval()
-    pieces = []
+    pieces, samples = [], []
     with torch.no_grad(), passing(Pass()), stage.binding.swapped({n: t.to(stage.device) for n, t in weights.items()}):
         for first in range(0, len(plan.rows), batch_size):
             rows = plan.rows[first : first + batch_size]
             batch = examples.take(torch.from_numpy(rows).to(stage.device))
-            pieces.append(objective.score(objective.predict(stage.module, batch), split, rows))
-    return Scores(plan, {name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]})
+            predictions = objective.predict(stage.module, batch)
+            pieces.append(objective.score(predictions, split, rows))
+            samples += [_sample(predictions, row, i) for i, row in enumerate(rows.tolist()) if row in plan.samples]
+    return Scores(plan, {name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]}, tuple(samples))
+
+
+def _sample(predictions: dict[str, Any], row: int, place: int) -> dict[str, Any]:
+    return {"row": row} | {f"predicted_{name}": plain(values[place]) for name, values in predictions.items()}
+
+
+def plain(value: Any) -> Any:
+    """A prediction as a table holds it: a number, a text, or the text of anything else."""
+    value = value.tolist() if isinstance(value, (torch.Tensor, np.ndarray, np.generic)) else value
+    return value if isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def sample_rows(setting: Setting, split: str, rows: np.ndarray, count: int) -> tuple[int, ...]:
+    """The rows whose predictions are kept: drawn once for each split, in file order."""
+    if count >= len(rows):
+        return tuple(rows.tolist())
+    drawn = rng(setting.experiment.seed, "samples", split).choice(rows, size=count, replace=False)
+    return tuple(sorted(drawn.tolist()))
+
+
+def samples(setting: Setting, scores: Iterable[Scores], facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows for `samples.parquet`: what was asked, what is true, what was predicted."""
+    out = []
+    for part in scores:
+        split = setting.split(part.plan.split)
+        known = [name for name in TRUTH if name in split.examples.column_names]
+        for sample in part.samples:
+            example = split.examples.select(known).slice(sample["row"], 1).to_pylist()[0]
+            out.append({**facts, "split": part.plan.split, "model": part.plan.model, **example, **sample})
+    return out
 
 
 def summarise(setting: Setting, scores: Iterable[Scores], facts: dict[str, Any]) -> list[dict[str, Any]]:
@@ -127,12 +166,11 @@ def headlines(rows: list[dict[str, Any]], first: str) -> dict[str, float]:
 
 
 def rows_of_clients(setting: Setting, partition: Partition, split: str, rows: np.ndarray) -> list[np.ndarray]:
-    """Which of these rows are each client's own: those of its groups; all of them where it has no groups."""
+    """Which of these rows each client is scored on: those of its groups; all, where no row is of anybody's group."""
     if split == "train":
         return [np.intersect1d(rows, partition.rows(k)) for k in range(len(partition))]
     groups = [{name for name, _ in partition.groups(k)} for k in range(len(partition))]
     column_names = dict(_groups(setting, split, rows))
     values = next((column_names[c] for c in ("provider", "group") if c in column_names), None)
-    if values is None or not any(groups):
-        return [rows for _ in range(len(partition))]
-    return [rows[np.array([value in own for value in values], dtype=bool)] for own in groups]
+    own = [rows[[value in names for value in values]] for names in groups] if values is not None else []
+    return own if any(map(len, own)) else [rows] * len(partition)

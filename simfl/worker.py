@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from simfl.cohort.attempts import brief, starved
 from simfl.cohort.plan import CohortPlan
 from simfl.cohort.stage import Stage
 from simfl.cohort.visit import CohortResult, train_cohort
+from simfl.errors import OutOfMemory
 from simfl.evaluation import EvaluationPlan, Scores, evaluate
 from simfl.experiment import Experiment
 from simfl.memory import Store
-from simfl.protocol import Parts, Weights
+from simfl.protocol import Examples, Parts, Weights
 from simfl.setting import Setting
+from simfl.timing import Clock, clocked, timed
+from simfl.watchdog import Watch
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,8 @@ class Setup:
     way: str
     num_clients: int
     device: str = "cpu"
+    stacks: Path | None = None  # folder for the stacks of workers that hang
+    traced: bool = False  # keep spans for a trace
 
 
 class Worker:
@@ -38,6 +47,7 @@ class Worker:
         self.setting = setting or Setting(setup.experiment, setup.cache, torch.device(setup.device))
         self.store = Store(setup.memory)
         self.stages: dict[int, Stage] = {}
+        self.watch = Watch(setup.stacks, setup.experiment.watchdog_seconds)
         self.phase = -1
 
     def begin(self, phase: int, base: Weights) -> None:
@@ -47,25 +57,65 @@ class Worker:
             for name, tensor in base.items():
                 own[name].copy_(tensor)
         self.phase = phase
-        self.stages[phase] = self.setting.stage(phase, self.setup.num_clients)
+        self.stages[phase] = _timed_reads(self.setting.stage(phase, self.setup.num_clients))
 
     def train(self, plan: CohortPlan, received: Parts) -> CohortResult:
         """Train a cohort."""
-        experiment = self.setup.experiment
-        parts = self._here(received)
-        result = train_cohort(self.stages[plan.phase], self.store, plan, parts, self.setup.way, experiment.on_error)
-        result.sums = {part: _on_cpu(tensors) for part, tensors in result.sums.items()}
-        result.gathered = {part: [_on_cpu(t) for t in uploads] for part, uploads in result.gathered.items()}
+        experiment, stage = self.setup.experiment, self.stages[plan.phase]
+        with self._at_work("train", f"clients {', '.join(str(v.client) for v in plan.visits)}") as clock:
+            parts = self._here(received)
+            result = train_cohort(stage, self.store, plan, parts, self.setup.way, experiment.on_error)
+            result.sums = {part: _on_cpu(tensors) for part, tensors in result.sums.items()}
+            result.gathered = {part: [_on_cpu(t) for t in uploads] for part, uploads in result.gathered.items()}
+        result.clock = clock
         return result
 
     def evaluate(self, plan: EvaluationPlan, received: Parts) -> Scores:
         """Score a shard."""
-        size = self.setup.experiment.evaluate.batch_size
-        return evaluate(self.setting, self.stages[self.phase], self.store, plan, self._here(received), size)
+        size, stage = self.setup.experiment.evaluate.batch_size, self.stages[self.phase]
+        with self._at_work("evaluate", f"{len(plan.rows)} examples of {plan.split}") as clock:
+            scores = evaluate(self.setting, stage, self.store, plan, self._here(received), size)
+        return replace(scores, clock=clock)
 
+    def spare(self) -> None:
+        """Give back the memory that torch keeps for later."""
+        gc.collect()
+        if self.setting.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    @contextmanager
+    def _at_work(self, name: str, about: str) -> Iterator[Clock]:
+        """A piece of work: watched, timed, and if it wants memory, OutOfMemory."""
+        clock = Clock(traced=self.setup.traced)
+        try:
+            with self.watch.over(), clocked(clock), clock.measure(name, about):
+                yield clock
+        except Exception as error:
+            if starved(error):
+                raise OutOfMemory(str(error) if isinstance(error, OutOfMemory) else brief(error)) from None
+            raise
+
+    @timed("decode")
     def _here(self, received: Parts) -> Parts:
         device = self.setting.device
         return {part: {name: t.to(device) for name, t in tensors.items()} for part, tensors in received.items()}
+
+
+def _timed_reads(stage: Stage) -> Stage:
+    """The stage with the reading of its examples timed."""
+    load = timed("load")(stage.load)
+
+    def timed_examples() -> Examples:
+        examples = load()
+        return TimedExamples(examples.rows, examples.shared)
+
+    return replace(stage, load=timed_examples)
+
+
+class TimedExamples(Examples):
+    """Examples whose batches are timed."""
+
+    take = timed("load")(Examples.take)
 
 
 def _on_cpu(weights: Weights) -> Weights:

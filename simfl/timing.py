@@ -1,0 +1,135 @@
+"""Where the time goes: seconds by name, and spans for a trace. Clock times never touch a result.
+
+Functions say with `@timed("encode")` what their time is called; the clock that runs where they are called counts it. A
+name counts its own time alone: reading examples inside of training is `load`, not `train`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+NAMES = ("queue", "transfer", "decode", "load", "train", "encode", "sum", "server", "evaluate", "commit")
+BRIEF = ("load",)  # counted at every local step, and left out of traces
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Span(NamedTuple):
+    """Something that lasted: its name, when it began (seconds since 1970), its length in seconds, what it was about."""
+
+    name: str
+    began: float
+    seconds: float
+    about: str = ""
+
+
+@dataclass
+class Clock:
+    """Seconds by name; with `traced`, spans too."""
+
+    traced: bool = False
+    seconds: dict[str, float] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    _inner: float = 0.0  # seconds already counted inside the measure that is open
+
+    @property
+    def busy(self) -> float:
+        """All seconds counted."""
+        return sum(self.seconds.values())
+
+    def add(self, name: str, seconds: float) -> None:
+        """Count seconds that were measured elsewhere."""
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+
+    @contextmanager
+    def measure(self, name: str, about: str = "") -> Iterator[None]:
+        """Count the block's own seconds, without those of measures inside it."""
+        outer, self._inner, began, start = self._inner, 0.0, time.time(), time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - start
+            self.add(name, seconds - self._inner)
+            self._inner = outer + seconds
+            if self.traced and name not in BRIEF:
+                self.spans.append(Span(name, began, seconds, about))
+
+
+_CURRENT: ContextVar[Clock | None] = ContextVar("simfl_clock", default=None)
+
+
+@contextmanager
+def clocked(clock: Clock) -> Iterator[Clock]:
+    """Inside the block, timed functions count on this clock."""
+    token = _CURRENT.set(clock)
+    try:
+        yield clock
+    finally:
+        _CURRENT.reset(token)
+
+
+@contextmanager
+def measured(name: str, about: str = "") -> Iterator[None]:
+    """A block whose time has a name; where no clock runs, it is run as it is."""
+    clock = _CURRENT.get()
+    if clock is None:
+        yield
+        return
+    with clock.measure(name, about):
+        yield
+
+
+def timed(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A function whose time has a name."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            clock = _CURRENT.get()
+            if clock is None:
+                return function(*args, **kwargs)
+            with clock.measure(name):
+                return function(*args, **kwargs)
+
+        return called
+
+    return decorate
+
+
+class Trace:
+    """A Chrome trace (chrome://tracing, Perfetto): one row for the driver, one for each worker. Whole after `close`."""
+
+    def __init__(self, path: Path) -> None:
+        """A file that is there is replaced; each event is on its line, so a cut-off trace can still be read."""
+        self._file = open(path, "w")  # noqa: SIM115  (closed by `close`)
+        self._file.write("[")
+        self._rows: set[int] = set()
+        self._comma = ""
+
+    def add(self, row: int, spans: list[Span]) -> None:
+        """Spans of the driver (row 0) or of worker `row - 1`."""
+        if row not in self._rows:
+            self._rows.add(row)
+            name = f"worker {row - 1}" if row else "driver"
+            self._event({"name": "process_name", "ph": "M", "pid": row, "tid": 0, "args": {"name": name}})
+        for span in spans:
+            times = {"ts": round(span.began * 1e6), "dur": round(span.seconds * 1e6)}
+            self._event({"name": span.name, "ph": "X", "pid": row, "tid": 0, **times, "args": {"about": span.about}})
+
+    def _event(self, event: dict[str, Any]) -> None:
+        self._file.write(f"{self._comma}\n{json.dumps(event)}")
+        self._comma = ","
+
+    def close(self) -> None:
+        """End the file."""
+        self._file.write("\n]\n")
+        self._file.close()
