@@ -2,6 +2,7 @@
 
 from simfl.data.base import Data
 from simfl.data.digits import Digits
+from simfl.data.due import Due
 from simfl.data.pfl_docvqa import PflDocvqa
 from simfl.data.prototypes import Prototypes
 from simfl.data.provider_invoices import ProviderInvoices
@@ -9,6 +10,7 @@ from simfl.data.sroie import Sroie
 
 DATA: dict[str, type[Data]] = {
     "digits": Digits,
+    "due": Due,
     "pfl_docvqa": PflDocvqa,
     "prototypes": Prototypes,
     "provider_invoices": ProviderInvoices,
