@@ -19,6 +19,7 @@ LAYERS = (  # low to high; what stands in one line may import within the line, u
     ("privacy", "roles", "sampling", "cohort", "setting", "evaluation", "checkpoint", "tracking"),
     ("broadcast", "snapshot", "record", "worker", "pool"),
     ("driver", "simulation", "plan", "sweep", "report", "submit", "progress"),
+    ("results", "rerun", "replay", "diff", "watch", "doctor", "templates", "api"),
     ("cli", "__main__"),
 )
 LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
@@ -28,7 +29,7 @@ OWNERS = {
     "peft": ("models",),
     "pyarrow": ("tables", "data"),
     "ray": ("pool", "submit"),
-    "rich": ("cli", "progress"),
+    "rich": ("cli", "progress", "watch"),
     "ruamel": ("config",),
     "transformers": ("models",),
     "wandb": ("tracking",),
