@@ -3,6 +3,7 @@
 from simfl.data.base import Data
 from simfl.data.digits import Digits
 from simfl.data.due import Due
+from simfl.data.joined import Joined
 from simfl.data.pfl_docvqa import PflDocvqa
 from simfl.data.prototypes import Prototypes
 from simfl.data.provider_invoices import ProviderInvoices
@@ -11,6 +12,7 @@ from simfl.data.sroie import Sroie
 DATA: dict[str, type[Data]] = {
     "digits": Digits,
     "due": Due,
+    "joined": Joined,
     "pfl_docvqa": PflDocvqa,
     "prototypes": Prototypes,
     "provider_invoices": ProviderInvoices,

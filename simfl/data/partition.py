@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from simfl.data.base import Split
+from simfl.data.by_data_set import DataSets
 from simfl.data.holdings import Partition, hold
 from simfl.data.partitioner import Partitioner, column, documents, refuse_shared, units
 from simfl.data.skew import Dirichlet, Quantity, Shards
@@ -137,6 +138,7 @@ def _refuse_shared_documents(split: Split, owner: np.ndarray) -> None:
 
 PARTITIONERS: dict[str, type[Partitioner]] = {
     "iid": Iid,
+    "data_sets": DataSets,
     "provider": Provider,
     "official": Official,
     "natural": Natural,

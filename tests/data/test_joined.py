@@ -1,0 +1,89 @@
+"""Several data sets as one."""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pytest
+from made import lines, picture
+
+from simfl.data.base import Data, Dataset, Split
+from simfl.data.by_data_set import DataSets
+from simfl.data.joined import Joined
+from simfl.errors import ConfigError, DataError
+from simfl.fields import read, written
+
+
+@dataclass(frozen=True)
+class Pages(Data):
+    name: str
+    count: int
+    column: str = "image"
+
+    def load(self, cache):
+        examples = pa.table(
+            {"id": [f"{i}" for i in range(self.count)], "document": pa.array(range(self.count), pa.int32())}
+        )
+        documents = pa.table({"id": [f"{self.name}{i}" for i in range(self.count)], self.column: ["x"] * self.count})
+        return Dataset(self.name, {"train": Split(examples, documents)}, self.name, {"count": self.count})
+
+
+@dataclass(frozen=True)
+class Labels(Data):
+    def load(self, cache):
+        return Dataset(
+            "labels", {"train": Split(pa.table({"label": [1]})), "test": Split(pa.table({"label": [2]}))}, "l", {}
+        )
+
+
+def test_rows_of_documents_move_and_examples_tell_their_set(tmp_path):
+    data = Joined({"a": Pages("a", 2), "b": Pages("b", 3)}).load(tmp_path)
+    examples, documents = data.splits["train"].examples, data.splits["train"].documents
+    assert examples["dataset"].to_pylist() == ["a", "a", "b", "b", "b"]
+    assert examples["id"].to_pylist() == ["a/0", "a/1", "b/0", "b/1", "b/2"]
+    assert examples["document"].to_pylist() == [0, 1, 2, 3, 4]
+    assert documents["id"].to_pylist() == ["a0", "a1", "b0", "b1", "b2"]
+    assert data.card["parts"]["b"] == {"count": 3}
+    partition = DataSets(clients=2).split(data.splits["train"], seed=0)
+    assert partition.sizes.tolist() == [2, 3]
+
+
+def test_the_hash_is_of_all_parts_and_their_names(tmp_path):
+    hashes = {
+        Joined(parts).load(tmp_path).sha256
+        for parts in ({"a": Pages("a", 2)}, {"b": Pages("a", 2)}, {"a": Pages("a", 2), "b": Pages("b", 1)})
+    }
+    assert len(hashes) == 3
+
+
+def test_a_split_is_there_if_any_part_has_it_and_parts_without_documents_join(tmp_path):
+    data = Joined({"a": Labels(), "b": Labels()}).load(tmp_path)
+    assert data.splits["test"].examples.to_pylist() == [{"label": 2, "dataset": "a"}, {"label": 2, "dataset": "b"}]
+
+
+def test_what_does_not_fit_together_is_refused(tmp_path):
+    with pytest.raises(DataError, match="some have documents and some have none"):
+        Joined({"a": Labels(), "b": Pages("b", 1)}).load(tmp_path)
+    with pytest.raises(DataError, match="give all the same image_size"):
+        Joined({"a": Pages("a", 1), "b": Pages("b", 1, "image_path")}).load(tmp_path)
+    with pytest.raises(ConfigError, match="at least one data set"):
+        Joined({}).load(tmp_path)
+
+
+def test_an_experiment_file_names_the_parts_as_it_names_data_sets(tmp_path):
+    for name in ("wtq", "docvqa"):
+        lines(
+            tmp_path / name / "train" / "document.jsonl",
+            [{"name": "p", "annotations": [{"key": "?", "values": [{"value": "x"}]}]}],
+        )
+        blank = {"tool_name": "t", "tokens_layer": {"tokens": [" "], "positions": [[0, 0, 0, 0]]}}
+        lines(tmp_path / name / "train" / "documents_content.jsonl", [{"name": "p", "contents": [blank]}])
+        picture(tmp_path / name / "png" / "p" / "0.png")
+    given = {
+        "name": "joined",
+        "parts": {n: {"name": "due", "path": str(tmp_path / n), "image_size": 8} for n in ("wtq", "docvqa")},
+    }
+    data = read(Data, given, "data")
+    assert read(Data, written(data), "data") == data
+    assert data.load(tmp_path / "cache").splits["train"].examples["dataset"].to_pylist() == ["wtq", "docvqa"]
+    with pytest.raises(ConfigError, match=r"data\.parts\.wtq: unknown 'duo'"):
+        read(Data, {"name": "joined", "parts": {"wtq": "duo"}}, "data")
