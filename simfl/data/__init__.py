@@ -2,6 +2,7 @@
 
 from simfl.data.base import Data
 from simfl.data.digits import Digits
+from simfl.data.docvqa_imdb import MpDocvqa, SpDocvqa
 from simfl.data.due import Due
 from simfl.data.joined import Joined
 from simfl.data.pfl_docvqa import PflDocvqa
@@ -13,8 +14,10 @@ DATA: dict[str, type[Data]] = {
     "digits": Digits,
     "due": Due,
     "joined": Joined,
+    "mp_docvqa": MpDocvqa,
     "pfl_docvqa": PflDocvqa,
     "prototypes": Prototypes,
     "provider_invoices": ProviderInvoices,
+    "sp_docvqa": SpDocvqa,
     "sroie": Sroie,
 }

@@ -1,0 +1,106 @@
+"""SP- and MP-DocVQA as imdb files: answers as a list, one text or none; headers; pages as lists."""
+
+import numpy as np
+import pytest
+from made import npy, picture
+
+from simfl.data.docvqa_imdb import MpDocvqa, SpDocvqa
+from simfl.errors import DataError
+
+HEADER = {"dataset_name": "docvqa", "version": 1}
+
+
+def single(id, answers, name="page_1", **more):
+    record = {"question_id": id, "question": f"what {id}?", "image_name": name, "answers": answers}
+    record |= {"ocr_tokens": ["a", "b"], "ocr_normalized_boxes": np.array([[0, 0, 0.5, 0.5], [0.5, 0.5, 1.1, 1]])}
+    return {k: v for k, v in (record | more).items() if v is not None}
+
+
+def many(id, told, pages=("p0", "p1"), **more):
+    record = {"question_id": id, "question": "?", "image_name": list(pages), "answers": ["x"], "answer_page_idx": told}
+    record |= {
+        "ocr_tokens": [["a"], ["b", "c"]],
+        "ocr_normalized_boxes": [[[0, 0, 1, 1]], [[0, 0, 1, 1], [0, 0, 0.5, 1]]],
+    }
+    return {k: v for k, v in (record | more).items() if v is not None}
+
+
+def load(kind, tmp_path, splits, images=("page_1.png",), **settings):
+    root = tmp_path / "data"
+    for split, entries in splits.items():
+        npy(root / "imdb" / f"{'new_' if kind is SpDocvqa else ''}imdb_{split}.npy", entries)
+    for name in images:
+        picture(root / "images" / name)
+    return kind(str(root), **{"image_size": 8} | settings).load(tmp_path / "cache")
+
+
+def test_answers_are_a_list_one_text_or_withheld(tmp_path):
+    train = [HEADER, single(1, ["x", "y"]), single(2, "z"), single(3, [])]
+    data = load(SpDocvqa, tmp_path, {"train": train, "test": [HEADER, single(4, None)]})
+    assert data.splits["train"].examples["answers"].to_pylist() == [["x", "y"], ["z"]]
+    assert data.splits["test"].examples["answers"].to_pylist() == [[]]
+    assert data.card["dropped"]["train"] == {"no answer": 1}
+    assert data.card["pages"] == {"train": 1, "test": 1}
+
+
+def test_boxes_are_cut_and_words_are_kept_once_a_page(tmp_path):
+    page = load(SpDocvqa, tmp_path, {"train": [HEADER, single(1, "x"), single(2, "x")]}).splits["train"].documents
+    assert page.num_rows == 1
+    np.testing.assert_allclose(page["boxes"][0].as_py(), [0, 0, 0.5, 0.5, 0.5, 0.5, 1, 1])
+
+
+def test_a_file_without_a_header_loses_no_question_and_rows_stand_for_missing_ids(tmp_path):
+    data = load(SpDocvqa, tmp_path, {"train": [single(None, "x"), single(None, "y")]})
+    assert data.splits["train"].examples["id"].to_pylist() == ["new_imdb_train.npy row 0", "new_imdb_train.npy row 1"]
+
+
+def test_the_page_with_the_answer_is_shown(tmp_path):
+    data = load(MpDocvqa, tmp_path, {"train": [HEADER, many(1, 1), many(2, 0)]}, ["p0.jpg", "p1.jpg"])
+    assert data.splits["train"].documents["words"].to_pylist() == [["b", "c"], ["a"]]
+    assert data.splits["train"].examples["answer_page"].to_pylist() == [1, 0]
+
+
+def test_first_page_or_all_words_do_not_need_to_know_where_the_answer_is(tmp_path):
+    splits = {"train": [HEADER, many(1, 1)], "test": [HEADER, many(2, None, answers=None)]}
+    first = load(MpDocvqa, tmp_path, splits, ["p0.jpg", "p1.jpg"], pages="first")
+    assert first.splits["test"].documents["words"].to_pylist() == [["a"]]
+    both = load(MpDocvqa, tmp_path, splits, pages="all")
+    assert both.splits["test"].documents["words"].to_pylist() == [["a", "b", "c"]]
+    oracle = load(MpDocvqa, tmp_path, splits)
+    assert "test" not in oracle.splits
+    assert oracle.card["dropped"]["test"] == {"page of the answer withheld": 1}
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (single(1, "x", question=""), r"new_imdb_train.npy row 1: question is '', text is needed"),
+        (single(1, 5), "row 1: answers is 5, a list of texts is needed"),
+        (single(1, "x", ocr_tokens="ab"), "row 1: ocr_tokens is 'ab', a list of texts"),
+        (single(1, "x", ocr_tokens=["a"]), "row 1: ocr_normalized_boxes are not 4 numbers for each of 1 words"),
+        (single(1, "x", ocr_normalized_boxes=[[0, 0, 1, float("nan")]] * 2), "ocr_normalized_boxes hold nan"),
+        ("text", "row 1: str, a mapping is needed"),
+        (single(1, "x", "absent"), r"row 1: the picture .*absent\.png is not there"),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_file_row_and_field(tmp_path, record, message):
+    with pytest.raises(DataError, match=message):
+        load(SpDocvqa, tmp_path, {"train": [HEADER, record]})
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (many(1, 2), "row 1: answer_page_idx is 2, the question has 2 pages"),
+        (many(1, 0, ocr_tokens=[["a"]]), "row 1: ocr_tokens does not have one entry for each of 2 pages"),
+        (many(1, 0, image_name="p0"), "row 1: image_name is 'p0', a list of texts"),
+    ],
+)
+def test_many_pages_that_do_not_fit_together_are_refused(tmp_path, record, message):
+    with pytest.raises(DataError, match=message):
+        load(MpDocvqa, tmp_path, {"train": [HEADER, record]}, ["p0.jpg", "p1.jpg"])
+
+
+def test_a_folder_without_files_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"new_imdb_train\.npy is missing"):
+        SpDocvqa(str(tmp_path)).load(tmp_path / "cache")
