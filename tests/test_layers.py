@@ -19,12 +19,12 @@ LAYERS = (  # low to high; what stands in one line may import within the line, u
     ("privacy", "roles", "sampling", "cohort", "setting", "evaluation", "checkpoint", "tracking"),
     ("broadcast", "snapshot", "record", "worker", "pool"),
     ("driver", "simulation", "plan", "sweep", "report", "submit", "progress"),
-    ("results", "rerun", "replay", "diff", "watch", "doctor", "templates", "api"),
+    ("results", "rerun", "replay", "divergence", "diff", "watch", "doctor", "templates", "api", "inspection"),
     ("cli", "__main__"),
 )
 LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
 OWNERS = {
-    "click": ("cli",),
+    "click": ("cli", "inspection"),
     "opacus": ("privacy",),
     "peft": ("models",),
     "pyarrow": ("tables", "data"),
