@@ -96,8 +96,12 @@ class Run:
     @cached_property
     def partition(self) -> Partition:
         """Who holds which training rows; refused if the data are not those of the run."""
-        text = (self.folder / "partition.json").read_bytes()
-        return Partition.read(text, self.setting.dataset.sha256)
+        return Partition.read(self.partition_manifest, self.setting.dataset.sha256)
+
+    @property
+    def partition_manifest(self) -> bytes:
+        """The partition as the run wrote it down."""
+        return (self.folder / "partition.json").read_bytes()
 
     @cached_property
     def setting(self) -> Setting:

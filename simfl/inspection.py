@@ -1,0 +1,84 @@
+"""Commands beside `run`: look at runs (replay, diff, watch), and what helps to start one (new, doctor)."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from simfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from simfl.results import Run
+
+DIFFERENT = 1  # exit code: not as recorded, not equal, something would break a run
+
+given = click.option(
+    "--experiment",
+    "experiment",
+    metavar="MODULE:NAME",
+    help="Of a run that was given Python objects: where the mapping or Experiment is that it was started with.",
+)
+folder = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("run", type=folder)
+@click.option("--round", "round_", type=int, required=True, help="As in clients.parquet and in errors: the first is 0.")
+@click.option("--client", type=int, required=True, help="Its number.")
+@click.option("--phase", type=int, help="Needed if the run has several.")
+@click.option("--pdb", "debug", is_flag=True, help="Stop in the debugger where the loss begins and where it fails.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with every step.")
+@given
+def replay(
+    run: Path, round_: int, client: int, phase: int | None, debug: bool, as_json: bool, experiment: str | None
+) -> int:
+    """Run one client's visit of RUN again, alone, and hold it to the record."""
+    from simfl import replay
+
+    done = replay.replay(_run(run, experiment), round_, client, phase, debug, _say)
+    if as_json:
+        click.echo(json.dumps(asdict(done) | {"equal": done.equal}, indent=1))
+    else:
+        click.echo("\n".join(replay.lines(done)))
+    return 0 if done.equal else DIFFERENT
+
+
+@click.command()
+@click.argument("a", type=folder)
+@click.argument("b", type=folder)
+@click.option("--again/--no-again", default=True, help="Run both again to find the first step and tensor that differ.")
+def diff(a: Path, b: Path, again: bool) -> int:
+    """Compare two runs: settings, tables, commits, and where they first part."""
+    from simfl import diff
+
+    found = diff.compare(_run(a), _run(b), again, _say)
+    click.echo("\n".join(diff.lines(found)))
+    return 0 if found.equal else DIFFERENT
+
+
+def _run(folder: Path, experiment: str | None = None) -> Run:
+    from simfl.results import Run
+
+    if experiment is None:
+        return Run(folder)
+    module, _, name = experiment.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"--experiment: {experiment!r} cannot be imported: {error}") from None
+    from simfl import config
+
+    return Run(folder, config.parse(found))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+COMMANDS = (replay, diff)
