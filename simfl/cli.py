@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from simfl import __version__
+from simfl import __version__, inspection
 from simfl.errors import ClientError, ConfigError, SimflError
 
 if TYPE_CHECKING:
@@ -51,6 +51,10 @@ def commands(context: click.Context) -> None:
     """simfl simulates federated learning at scale, on Ray."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
+
+
+for command in inspection.COMMANDS:
+    commands.add_command(command)
 
 
 @commands.command()
