@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
@@ -135,6 +136,13 @@ def raw_bytes(tensor: Tensor) -> np.ndarray:
     flat = tensor.detach().reshape(-1).contiguous()
     dense = flat.as_strided((flat.numel(),), (1,))  # a tensor of one value or none may have any stride
     return dense.view(torch.uint8).cpu().numpy()
+
+
+def from_raw_bytes(values: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """The tensor whose `raw_bytes` these are, where they lie: not to be written to if they are not."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(values).view(dtype).reshape(shape)
 
 
 def sha256(weights: Weights) -> str:

@@ -178,3 +178,15 @@ def test_a_cut_file_is_a_value_error(tmp_path, cut):
     (tmp_path / "w").write_bytes(file.getvalue()[:cut])
     with pytest.raises(ValueError, match="not a whole safetensors file"):
         W.load(tmp_path / "w")
+
+
+@pytest.mark.parametrize("dtype", list(W.DTYPES))
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
+def test_raw_bytes_make_the_tensor_again_without_a_copy(dtype, shape):
+    tensor = torch.ones(shape).to(dtype)
+    values = W.raw_bytes(tensor)
+    values.setflags(write=False)
+    again = W.from_raw_bytes(values, tensor.dtype, tuple(tensor.shape))
+    assert bits({"w": again}) == bits({"w": tensor})
+    assert again.shape == tensor.shape
+    assert again.data_ptr() == values.ctypes.data or not again.numel()
