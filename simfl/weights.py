@@ -142,7 +142,8 @@ def from_raw_bytes(values: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...
     """The tensor whose `raw_bytes` these are, where they lie: not to be written to if they are not."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        return torch.from_numpy(values).view(dtype).reshape(shape)
+        flat = torch.from_numpy(values)
+    return flat.as_strided((len(values),), (1,)).view(dtype).reshape(shape)  # no values may have any stride
 
 
 def sha256(weights: Weights) -> str:
