@@ -19,6 +19,7 @@ from simfl.data.partition import Partitioner
 from simfl.models.base import Model
 from simfl.objectives.base import Objective
 from simfl.optimizers.local import LocalOptimizer
+from simfl.optimizers.schedules import Constant, Schedule
 from simfl.optimizers.server import ServerOptimizer, Sgd
 from simfl.ranges import Amount, Count, FileName, Fraction, Positive, PowerOfTwo, Whole
 
@@ -29,6 +30,7 @@ class Local:
 
     optimizer: LocalOptimizer  # a name of torch.optim in lower case, or a name with its settings
     learning_rate: Amount  # eta
+    schedule: Schedule = field(default_factory=Constant)  # of the learning rate
     epochs: Count = 1  # E: passes over the client's examples
     steps: Count | None = None  # local steps instead of epochs
     batch_size: Count = 16  # B
@@ -154,5 +156,7 @@ class Experiment:
     evaluate: Evaluate = field(default_factory=Evaluate)  # what is scored
     checkpoint: Checkpoint = field(default_factory=Checkpoint)  # what a crash can lose
     on_error: Literal["stop", "skip", "retry"] = "stop"  # what a client's exception does; retry: thrice more, then stop
-    watchdog_seconds: Positive | None = 3600.0  # no result for so long ends the run with the workers' stacks; null: never
+    watchdog_seconds: Positive | None = (
+        3600.0  # no result for so long ends the run with the workers' stacks; null: never
+    )
     tracking: Tracking = field(default_factory=Tracking)  # where else the numbers go

@@ -43,19 +43,24 @@ class Forward:
 
 @dataclass(frozen=True)
 class MicroStep:
-    """One optimizer step: run these passes, differentiate this loss, step these tensors (globs) but spare those."""
+    """One optimizer step: run these passes, differentiate this loss, step these tensors (globs) but spare those.
+
+    With `steps` false nothing moves: the gradient is there for `Algorithm.observe` to see.
+    """
 
     runs: tuple[str, ...]
     loss: Callable[..., Loss]
     trains: tuple[str, ...] = ("*",)
     spares: tuple[str, ...] = ()
+    steps: bool = True
 
 
 @dataclass(frozen=True)
 class Outputs:
     """What a pass returns. `sums` and `weights` (both [B]) are the objective's task loss, filled in by the engine.
 
-    `mask` [B, T] is 1 where a position of `logits` [B, T, V] counts; None for `logits` [B, V].
+    `mask` [B, T] is 1 where a position of `logits` [B, T, V] counts; None for `logits` [B, V]. `targets`, of shape
+    [B] or [B, T], are the right classes or pieces, where the objective has such; filled in by the engine too.
     """
 
     logits: Tensor
@@ -64,6 +69,7 @@ class Outputs:
     mask: Tensor | None = None
     sums: Tensor | None = None
     weights: Tensor | None = None
+    targets: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """The fields that are present, by name."""
@@ -88,10 +94,11 @@ class Visit(NamedTuple):
     step: Tensor  # local steps taken so far
     steps: Tensor  # local steps in all of this visit
     examples: Tensor
-    weight: Tensor  # the client's weight in the mean
+    weight: Tensor  # the client's weight in a mean, 1 on average over all clients
     num_clients: Tensor  # K, clients in all
     num_sampled: Tensor  # clients in this round
-    learning_rate: Tensor
+    learning_rate: Tensor  # eta, before any schedule
+    length: Tensor  # how far its local steps go in all along a constant gradient of 1; with plain SGD the sum of rates
 
 
 @dataclass(frozen=True)

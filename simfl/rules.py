@@ -49,16 +49,17 @@ def _local(phase: Phase, experiment: Experiment) -> Complaints:
 
 
 def _plain_sgd(phase: Phase, experiment: Experiment) -> Complaints:
-    if not phase.algorithm.plain_sgd:
+    allowed = phase.algorithm.sgd_with()
+    if allowed is None:
         return
     algorithm, local = SHELVES["algorithms"].name_of(type(phase.algorithm)), phase.local
     if local.optimizer.name != "sgd":
         yield f"local.optimizer: {local.optimizer.name!r} given; {algorithm} is right only with plain sgd"
     for key, value in local.optimizer.settings.items():
-        if value and local.optimizer.name == "sgd":
+        if value and local.optimizer.name == "sgd" and key not in allowed:
             yield f"local.optimizer.{key}: {value!r} given; {algorithm} is right only with plain sgd"
     for key in ("clip_norm", "clip_value"):
-        if getattr(local, key) is not None:
+        if getattr(local, key) is not None and key not in allowed:
             yield f"local.{key}: {getattr(local, key)} given; {algorithm} is right only with plain sgd, unclipped"
 
 

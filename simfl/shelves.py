@@ -54,6 +54,7 @@ SHELVES: dict[str, Shelf] = {
     "models": Shelf("simfl.models.base:Model", "simfl.models:MODELS"),
     "objectives": Shelf("simfl.objectives.base:Objective", "simfl.objectives:OBJECTIVES"),
     "partitioners": Shelf("simfl.data.partition:Partitioner", "simfl.data.partition:PARTITIONERS", key="by"),
+    "schedules": Shelf("simfl.optimizers.schedules:Schedule", "simfl.optimizers:SCHEDULES"),
     "server_optimizers": Shelf(
         "simfl.optimizers.server:ServerOptimizer", "simfl.optimizers:SERVER_OPTIMIZERS", key="optimizer"
     ),

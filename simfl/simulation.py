@@ -64,7 +64,7 @@ def one_round(driver: Driver, stage: Stage, before: Snapshot) -> tuple[Snapshot,
     means = mean(stage, results, driver.width)
     if means is not None:  # a round may have nobody
         delta, state = algorithm.aggregate(server, means)
-        weights, optimizer = phase.server.step(server.weights, delta, server.optimizer)
+        weights, optimizer = phase.server.at(number, phase.rounds).step(server.weights, delta, server.optimizer)
         server = replace(server, weights=weights, state=state, optimizer=optimizer)
         buffers = add(buffers, means.parts[STATISTICS]) if buffers else buffers
 
@@ -83,8 +83,10 @@ def visit(driver: Driver, stage: Stage, before: Snapshot, client: int) -> VisitP
     if stage.privacy is not None and stage.privacy.unit == "group":
         groups = driver.partition.groups(client)
         units = sample_groups(groups, stage.privacy, stage.seed, stage.index, before.round, client)
-    weight = float(len(rows)) if stage.phase.weighting == "examples" else 1.0
-    return VisitPlan(client, weight, units, before.remembered(client))
+    if stage.phase.weighting == "uniform":
+        return VisitPlan(client, 1.0, units, before.remembered(client))
+    relative = len(rows) / float(driver.partition.sizes.mean())
+    return VisitPlan(client, float(len(rows)), units, before.remembered(client), relative)
 
 
 def mean(stage: Stage, results: Sequence[CohortResult], width: int) -> Means | None:

@@ -167,7 +167,7 @@ def test_settings_that_contradict_each_other_or_do_nothing_are_refused(
 
 def test_scaffold_with_plain_sgd_is_accepted(file: Path) -> None:
     overrides = ["phases.0.algorithm=scaffold", "phases.0.local.optimizer={name: sgd, momentum: 0}"]
-    assert config.load(file, overrides).phases[0].algorithm.plain_sgd
+    assert config.load(file, overrides).phases[0].algorithm.sgd_with() == ()
 
 
 def test_privacy_refuses_weights_that_tell_sizes(file: Path) -> None:

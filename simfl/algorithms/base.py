@@ -23,12 +23,16 @@ class Algorithm:
     reduce: ClassVar[Mapping[str, str]] = {"weights": "weighting"}
     private: ClassVar[tuple[str, ...]] = ()  # globs of trained tensors that this algorithm keeps on the client
     offers: ClassVar[tuple[str, ...]] = ("generic", "personal")  # the names of what `models` gives
-    plain_sgd: ClassVar[bool] = False  # correct only with plain SGD as local optimizer
     needs_features: ClassVar[bool] = False  # its loss reads Outputs.features
+    needs_places: ClassVar[bool] = False  # reads batch["place"], an example's place among the client's own, int64 [B]
 
     def forwards(self) -> dict[str, Forward]:
         """The passes a local step can run, by name."""
         return {"student": Forward()}
+
+    def sgd_with(self) -> tuple[str, ...] | None:
+        """The settings of SGD that it is right with, if it needs SGD; None where any local optimizer is right."""
+        return None
 
     def micro_steps(self) -> tuple[MicroStep, ...]:
         """The optimizer steps of one local step, in order."""
@@ -41,6 +45,10 @@ class Algorithm:
     def init_client(self, received: Parts, visit: Visit) -> State:
         """Client memory at its first visit, from what it received."""
         return {}
+
+    def prepare(self, received: Parts, state: State, visit: Visit) -> State:
+        """What a visit works with, from what the client remembers; the functions below are given this."""
+        return state
 
     def extra(self, module: nn.Module, received: Parts, state: State, visit: Visit) -> dict[str, Weights]:
         """Further trainable tensors by group: a second model, a projection head. They start here at each visit."""
@@ -55,6 +63,22 @@ class Algorithm:
     ) -> Loss:
         """The loss of one client's batch."""
         return Loss.of(outputs["student"])
+
+    def observe(
+        self,
+        outputs: dict[str, Outputs],
+        gradients: tuple[Weights, ...],
+        batch: Batch,
+        trained: Weights,
+        received: Parts,
+        state: State,
+        visit: Visit,
+    ) -> State:
+        """`state` after a local step, for what changes while a client trains; same keys, shapes and dtypes.
+
+        `gradients`: of each micro-step, unclipped. `trained`: after the step.
+        """
+        return state
 
     def upload(self, trained: Weights, received: Parts, state: State, visit: Visit) -> Parts:
         """What the client sends after its last step: by default the delta of every communicated tensor."""

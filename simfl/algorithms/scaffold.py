@@ -1,8 +1,8 @@
 """SCAFFOLD: Karimireddy et al. 2020, "SCAFFOLD: stochastic controlled averaging for federated learning", option II.
 
-c, c_k   control of the server and of the client, zero at first       tau_k   the client's local steps
+c, c_k   control of the server and of the client, zero at first       L_k     the sum of its local steps' rates
 local step    w ← w − eta·(g − c_k + c)                               eta     local learning rate
-c_k⁺ = c_k − c + (w_received − w_k)/(tau_k·eta)                       N, S    clients in all, in the round
+c_k⁺ = c_k − c + (w_received − w_k)/L_k                                N, S    clients in all, in the round
 server        w ← w + mean_S(w_k − w),   c ← c + (S/N)·mean_S(c_k⁺ − c_k)
 """
 
@@ -25,7 +25,10 @@ class Scaffold(Algorithm):
 
     # deltas by the phase's weighting, controls over clients: the sum of all c_k stays N·c
     reduce: ClassVar[Mapping[str, str]] = {"weights": "weighting", "control": "clients"}
-    plain_sgd: ClassVar[bool] = True
+
+    def sgd_with(self) -> tuple[str, ...]:
+        """Plain steps alone: the control is their mean gradient."""
+        return ()
 
     def init_server(self, weights: Weights) -> State:
         return {"control": {name: torch.zeros_like(w) for name, w in weights.items()}}
@@ -45,7 +48,7 @@ class Scaffold(Algorithm):
 
     def upload(self, trained: Weights, received: Parts, state: State, visit: Visit) -> Parts:
         delta = {name: trained[name] - w for name, w in received["weights"].items()}
-        length = (visit.steps * visit.learning_rate).clamp_min(1e-12)
+        length = visit.length.clamp_min(1e-12)
         moved = (visit.steps > 0).float()  # a client without examples has nothing to say
         change = {name: -moved * (d / length + received["control"][name]) for name, d in delta.items()}
         return {"weights": delta, "control": change}

@@ -11,6 +11,7 @@ one by one.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,15 +42,19 @@ def train(
     """Train all items; `start` is stepped in place by `steppers`."""
     n, most = len(items), max(item.steps for item in items)
     keys = torch.tensor([item.key for item in items], device=stage.device)
-    batches = torch.stack([_padded(item, most) for item in items], 1).to(stage.device)  # [steps, n, B]
+    batches = torch.stack([_padded(item.batches, most, -1) for item in items], 1).to(stage.device)  # [steps, n, B]
+    places = _places(items, most, stage.device)
+    rates = np.stack([np.pad(item.rates, (0, most - item.steps)) for item in items], 1)  # [steps, n]
     sums = counts = torch.zeros(n, device=stage.device)
     use_groups = is_grouped(stage)
     gradients_of = _grouped_gradients if use_groups else _stacked_gradients
     with grouped(stage.module, stage.roles.trained if use_groups else ()):
         for step in range(most):
-            batch = stage.examples.take(batches[step])
+            batch = stage.batch(batches[step], None if places is None else places[step])
             active = [step < item.steps for item in items]
+            now = visit._replace(step=visit.step + step)
             carried: Carried = {}
+            seen: list[Weights] = []
             for number, (micro, stepper) in enumerate(steppers):
                 gradients, task, carried = gradients_of(
                     stage,
@@ -59,22 +64,60 @@ def train(
                     received,
                     state,
                     batch,
-                    visit._replace(step=visit.step + step),
+                    now,
                     step_key(keys, step),
                     carried,
                 )
-                stepper.step(gradients, active)
+                if micro.steps:
+                    stepper.step(gradients, active, rates[step])
+                seen.append(gradients)
                 stage.observer.stepped(items, step, number, *task, gradients, stepper.weights)
                 if number == 0:
                     sums, counts = sums + task[0], counts + task[1]
+            if stage.observes:
+                state = _observed(stage, carried, tuple(seen), batch, start, received, state, now, active)
     optimizer = _optimizer_states(steppers, n) if stage.phase.local.keep_optimizer else []
-    return Trained(start, buffers, sums, counts, optimizer)
+    return Trained(start, buffers, sums, counts, state, optimizer)
 
 
-def _padded(item: Item, steps: int) -> Tensor:
-    batches = torch.full((steps, item.batches.shape[1]), -1, dtype=torch.int64)
-    batches[: item.steps] = torch.from_numpy(item.batches)
-    return batches
+def _padded(table: np.ndarray, steps: int, value: int) -> Tensor:
+    padded = torch.full((steps, table.shape[1]), value, dtype=torch.int64)
+    padded[: len(table)] = torch.from_numpy(table)
+    return padded
+
+
+def _places(items: list[Item], steps: int, device: torch.device) -> Tensor | None:
+    """[steps, n, B], if the algorithm asks."""
+    tables = [item.places for item in items if item.places is not None]
+    return torch.stack([_padded(table, steps, 0) for table in tables], 1).to(device) if tables else None
+
+
+def _observed(
+    stage: Stage,
+    carried: Carried,
+    gradients: tuple[Weights, ...],
+    batch: Batch,
+    trained: Weights,
+    received: Parts,
+    state: State,
+    visit: Visit,
+    active: list[bool],
+) -> State:
+    """The algorithm's state after a step of each client that is still at work."""
+
+    def client(
+        fields: Carried, gradients: tuple[Weights, ...], batch: Batch, trained: Weights, state: State, visit: Visit
+    ) -> State:
+        outputs = {name: with_task(stage, Outputs(**tensors), batch) for name, tensors in fields.items()}
+        return stage.phase.algorithm.observe(outputs, gradients, batch, trained, received, state, visit)
+
+    after = torch.func.vmap(client)(carried, gradients, batch, trained, state, visit)
+    working = torch.tensor(active, device=stage.device)
+
+    def kept(new: Tensor, old: Tensor) -> Tensor:
+        return torch.where(working.reshape(-1, *[1] * (old.dim() - 1)), new, old)
+
+    return {key: {name: kept(after[key][name], t) for name, t in group.items()} for key, group in state.items()}
 
 
 def _optimizer_states(steppers: list[tuple[MicroStep, Stepper]], n: int) -> list[State]:

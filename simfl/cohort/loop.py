@@ -27,26 +27,35 @@ def train(
     keys = torch.tensor(item.key, device=stage.device)
     sums = counts = torch.zeros((), device=stage.device)
     batches = torch.from_numpy(item.batches).to(stage.device)
-    real = (item.batches >= 0).sum(1)
+    places = None if item.places is None else torch.from_numpy(item.places).to(stage.device)
+    real, algorithm = (item.batches >= 0).sum(1), stage.phase.algorithm
     with stage.binding.swapped(own):
         for step in range(item.steps):
-            batch = stage.examples.take(batches[step, : real[step]])
+            here = slice(0, int(real[step]))
+            batch = stage.batch(batches[step, here], None if places is None else places[step, here])
             now = Visit(*(t[0] for t in visit))._replace(step=visit.step[0] + step)
             carried: dict[str, Outputs] = {}
+            seen: list[Weights] = []
             for number, (micro, stepper) in enumerate(steppers):
                 trained, leaves = _leaves(start, stepper.weights)
                 task, total = _loss(stage, micro, carried, batch, trained, received, mine, now, step_key(keys, step))
                 gradients = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
-                stacked = {n: g[None] for n, g in zip(leaves, gradients, strict=True)}
-                stepper.step(stacked, [True])
+                seen.append(dict(zip(leaves, gradients, strict=True)))
+                stacked = {n: g[None] for n, g in seen[-1].items()}
+                if micro.steps:
+                    stepper.step(stacked, [True], [item.rates[step]])
                 stage.observer.stepped(items, step, number, task[0][None], task[1][None], stacked, stepper.weights)
                 carried = {name: outputs.detach() for name, outputs in carried.items()}
                 if number == 0:
                     sums, counts = sums + task[0].detach(), counts + task[1].detach()
+            if stage.observes:
+                now_trained = {name: t[0] for name, t in start.items()}
+                mine = algorithm.observe(carried, tuple(seen), batch, now_trained, received, mine, now)
     optimizer = (
         [state for _, stepper in steppers for state in stepper.states()] if stage.phase.local.keep_optimizer else []
     )
-    return Trained(start, {n: t[None] for n, t in own.items()}, sums[None], counts[None], optimizer)
+    after = {key: {name: t[None] for name, t in group.items()} for key, group in mine.items()}
+    return Trained(start, {n: t[None] for n, t in own.items()}, sums[None], counts[None], after, optimizer)
 
 
 def _leaves(start: Weights, stepped: Weights) -> tuple[Weights, Weights]:

@@ -18,6 +18,7 @@ class VisitPlan:
     weight: float
     units: tuple[np.ndarray, ...]
     memory: str  # digest of what the client remembers
+    relative: float = 1.0  # its weight over the mean weight of all clients
 
     @property
     def examples(self) -> int:
@@ -55,6 +56,18 @@ def cohorts(visits: list[VisitPlan], local: Local, width: int, phase: int, round
     ordered = sorted(visits, key=place)
     blocks = [tuple(ordered[i : i + width]) for i in range(0, len(ordered), width)]
     return [CohortPlan(phase, round_number, i, len(visits), block) for i, block in enumerate(blocks)]
+
+
+def rates(local: Local, rounds: int, round_number: int, steps: int) -> np.ndarray:
+    """The learning rate of each local step of a visit, float64 [steps]."""
+    return local.learning_rate * local.schedule.factors(rounds, round_number, steps)
+
+
+def places(rows: np.ndarray, schedule: np.ndarray) -> np.ndarray:
+    """Where among the client's `rows` each row of its batches stands, int64 like `schedule`; 0 for padding."""
+    order = np.argsort(rows, kind="stable")
+    found = np.searchsorted(rows[order], np.maximum(schedule, rows.min(initial=0)))
+    return np.where(schedule >= 0, order[np.minimum(found, len(rows) - 1)], 0) if len(rows) else schedule
 
 
 def batches(rows: np.ndarray, local: Local, *name: str | int) -> np.ndarray:

@@ -6,19 +6,31 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map
 
 from simfl.protocol import State, Weights
 
 
 def stack(rows: list[Weights]) -> Weights:
-    """[n, …] from n named tensors of equal names and shapes."""
-    return {name: torch.stack([r[name] for r in rows]) for name in rows[0]} if rows else {}
+    """[n, …] from n named tensors of equal names and shapes; a first axis that differs is padded with zeros."""
+    return {name: _stacked([r[name] for r in rows]) for name in rows[0]} if rows else {}
+
+
+def _stacked(tensors: list[Tensor]) -> Tensor:
+    lengths = {t.shape[:1] for t in tensors}
+    return torch.stack(tensors) if len(lengths) == 1 else pad_sequence(tensors, batch_first=True)
 
 
 def row(tensors: Weights, k: int) -> Weights:
     """Item k of stacked tensors."""
     return {name: t[k] for name, t in tensors.items()}
+
+
+def row_like(tensors: Weights, k: int, like: Weights) -> Weights:
+    """Item k of stacked tensors, without the padding that `like` had not."""
+    return {name: t[k][tuple(slice(size) for size in like[name].shape[:1])] for name, t in tensors.items()}
 
 
 def mapped(function: Callable[..., Any], n: int) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from simfl.algorithms.base import Algorithm
 from simfl.cohort.binding import Binding
 from simfl.cohort.observer import Observer
 from simfl.experiment import Phase, Privacy
@@ -29,8 +30,10 @@ class Item:
     client: int
     unit: int
     batches: np.ndarray
+    rates: np.ndarray  # learning rate of each local step, float64 [steps]
     key: int
     examples: int
+    places: np.ndarray | None = None  # of each row among the client's own, like `batches`, for algorithms that ask
 
     @property
     def steps(self) -> int:
@@ -45,6 +48,7 @@ class Trained:
     buffers: Weights
     sums: Tensor  # task loss summed over the visit, [n]
     counts: Tensor  # and its weights, [n]
+    state: State  # as the algorithm's `observe` left it
     optimizer: list[State]  # one per item
 
 
@@ -68,6 +72,16 @@ class Stage:
     @cached_property
     def examples(self) -> Examples:
         return self.load()
+
+    @cached_property
+    def observes(self) -> bool:
+        """Whether the algorithm looks at every local step."""
+        return type(self.phase.algorithm).observe is not Algorithm.observe
+
+    def batch(self, rows: Tensor, places: Tensor | None = None) -> Batch:
+        """The examples at these rows of the split (any shape; −1 is padding)."""
+        batch = self.examples.take(rows)
+        return batch if places is None else batch | {"place": places}
 
     @cached_property
     def binding(self) -> Binding:
@@ -121,9 +135,10 @@ def call(
 
 
 def with_task(stage: Stage, outputs: Outputs, batch: Batch) -> Outputs:
-    """`outputs` with the objective's per-example loss."""
-    sums, weights = stage.phase.objective.loss(outputs, batch)
-    return replace(outputs, sums=sums, weights=weights)
+    """`outputs` with the objective's per-example loss, and what was to be predicted."""
+    objective = stage.phase.objective
+    sums, weights = objective.loss(outputs, batch)
+    return replace(outputs, sums=sums, weights=weights, targets=batch.get(objective.target))
 
 
 def inputs_of(stage: Stage, batch: Batch) -> Batch:
@@ -153,4 +168,5 @@ def visits(stage: Stage, items: list[Item], round_number: int, weights: list[flo
         num_clients=tensor([stage.num_clients] * n),
         num_sampled=tensor([num_sampled] * n),
         learning_rate=tensor([stage.phase.local.learning_rate] * n),
+        length=tensor([stage.phase.local.optimizer.length(i.rates) for i in items]),
     )

@@ -1,10 +1,12 @@
 """Optimizer steps on stacked tensors.
 
-An element-wise optimizer of torch steps all clients at once; any other, or clients whose kept state is at different
-steps, is stepped on each client's rows, with the same result. Clients that have finished neither decay nor drift.
+A stackable optimizer steps all clients at once; any other, or clients whose kept state is at different steps, is
+stepped on each client's rows, with the same result. Clients that have finished neither decay nor drift.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -20,9 +22,9 @@ class Stepper:
         self.local, self.weights, self.n = local, weights, len(kept)
         counts = {_count(state) for state in kept}
         self.stacked = local.optimizer.stackable and len(counts) == 1
-        tensors = list(weights.values()) if self.stacked else [t[k] for k in range(self.n) for t in weights.values()]
-        self.tensors = tensors
-        self.optimizer = local.optimizer.build(tensors, local.learning_rate)
+        owners = [list(weights.values())] if self.stacked else [[t[k] for t in weights.values()] for k in range(self.n)]
+        self.tensors = [tensor for own in owners for tensor in own]
+        self.optimizer = local.optimizer.build([{"params": own} for own in owners], local.learning_rate, self.stacked)
         self.taken = torch.zeros(self.n, dtype=torch.int64)  # steps of each client in this visit
         self.before = [_count(state) for state in kept]
         if any(kept):
@@ -42,11 +44,13 @@ class Stepper:
                 if row:
                     self.optimizer.state[self.tensors[k * len(names) + j]] = {key: t.clone() for key, t in row.items()}
 
-    def step(self, gradients: Weights, active: list[bool]) -> None:
-        """Clip each client's gradient ([n, …]) and step the clients that are still at work."""
+    def step(self, gradients: Weights, active: list[bool], rates: Sequence[float]) -> None:
+        """Clip each client's gradient ([n, …]) and step the clients still at work, each at its own learning rate."""
         gradients = clip(gradients, self.local)
         self.taken += torch.tensor(active, dtype=torch.int64)
         if not self.stacked:
+            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                group["lr"] = float(rate)
             own = [g[k] if active[k] else None for k in range(self.n) for g in gradients.values()]
             for tensor, one in zip(self.tensors, own, strict=True):
                 tensor.grad = one
@@ -54,14 +58,25 @@ class Stepper:
             return
         for tensor, gradient in zip(self.tensors, gradients.values(), strict=True):
             tensor.grad = gradient
-        if all(active):
-            self.optimizer.step()
-            return
         held = [k for k, on in enumerate(active) if not on]
-        saved = [(t, t[held].clone()) for t in [*self.tensors, *self._moments()]]
-        self.optimizer.step()
+        saved = [(t, t[held].clone()) for t in [*self.tensors, *self._moments()]] if held else []
+        self._step_at([float(rate) for rate, on in zip(rates, active, strict=True) if on], active)
         for tensor, rows in saved:
             tensor[held] = rows
+
+    def _step_at(self, rates: list[float], active: list[bool]) -> None:
+        """One step of all; where rates differ, each client goes its share of the longest, as steps are linear in it."""
+        longest = max(rates)
+        self.optimizer.param_groups[0]["lr"] = longest
+        if min(rates) == longest:
+            self.optimizer.step()
+            return
+        before = [tensor.clone() for tensor in self.tensors]
+        self.optimizer.step()
+        left = iter(rates)
+        shares = torch.tensor([next(left) / longest if on else 0.0 for on in active], device=before[0].device)
+        for tensor, old in zip(self.tensors, before, strict=True):
+            tensor.copy_(torch.lerp(old, tensor, shares.reshape(-1, *[1] * (tensor.dim() - 1)).to(tensor.dtype)))
 
     def _moments(self) -> list[Tensor]:
         return [

@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from simfl import ledger
 from simfl.cohort import batch, loop
 from simfl.cohort.attempts import attempt
 from simfl.cohort.fold import Fold
-from simfl.cohort.plan import CohortPlan, VisitPlan, batches
-from simfl.cohort.stacking import mapped, namespace, row, stack
+from simfl.cohort.plan import CohortPlan, VisitPlan, batches, places, rates
+from simfl.cohort.stacking import mapped, namespace, row, row_like, stack
 from simfl.cohort.stage import Item, Stage, Trained, visits
 from simfl.cohort.stepper import Stepper
 from simfl.cohort.wire import Wire
@@ -74,7 +75,8 @@ def train_cohort(
     for first in range(0, len(plan.visits), width):
         group = plan.visits[first : first + width]
         train = partial(_train_group, stage, plan, memories=memories, received=received, way=way)
-        done += attempt(stage, plan, group, train, on_error, result.said)
+        outcomes = attempt(stage, plan, group, train, on_error, result.said)
+        done += outcomes
     wire, states = Wire(stage, plan.phase, plan.round), []
     folds: dict[str, Fold] = {}
     for position, (visit, outcome) in enumerate(zip(plan.visits, done, strict=True)):
@@ -117,9 +119,7 @@ def _train_group(
     items, owners = [], []
     for visit in group:
         for unit, rows in enumerate(visit.units):
-            name = (stage.seed, "visit", plan.phase, plan.round, visit.client, unit)
-            schedule = batches(rows, stage.phase.local, *name)
-            items.append(Item(visit.client, unit, schedule, seed_for(*name) >> 1, visit.examples))
+            items.append(_item(stage, plan, visit, unit, rows))
             owners.append(visit)
     size = len(items) if way == "batch" else 1
     outcomes: list[Done] = []
@@ -129,6 +129,14 @@ def _train_group(
     if stage.privacy is None:
         return outcomes
     return [_one_upload(stage, v, [o for o in outcomes if o.plan.client == v.client], received) for v in group]
+
+
+def _item(stage: Stage, plan: CohortPlan, visit: VisitPlan, unit: int, rows: np.ndarray) -> Item:
+    phase, name = stage.phase, (stage.seed, "visit", plan.phase, plan.round, visit.client, unit)
+    table = batches(rows, phase.local, *name)
+    speed = rates(phase.local, phase.rounds, plan.round, len(table))
+    place = places(rows, table) if phase.algorithm.needs_places else None
+    return Item(visit.client, unit, table, speed, seed_for(*name) >> 1, visit.examples, place)
 
 
 def _train_items(
@@ -141,13 +149,14 @@ def _train_items(
     way: str,
 ) -> list[Done]:
     algorithm, n = stage.phase.algorithm, len(items)
-    visit = visits(stage, items, plan.round, [o.weight for o in owners], plan.num_sampled)
+    visit = visits(stage, items, plan.round, [o.relative for o in owners], plan.num_sampled)
     each = [Visit(*(t[k] for t in visit)) for k in range(n)]
     kept = [_on_device(memories[item.client], stage.device) for item in items]
     states = [
         namespace(memory, "algorithm") or algorithm.init_client(received, one)
         for memory, one in zip(kept, each, strict=True)
     ]
+    states = [algorithm.prepare(received, state, one) for state, one in zip(states, each, strict=True)]
     starts = [
         _start(stage, memory, received, state, one) for memory, state, one in zip(kept, states, each, strict=True)
     ]
@@ -155,7 +164,8 @@ def _train_items(
     buffers = stack([_buffers(stage, memory, received) for memory in kept])
     steppers = _steppers(stage, start, kept)
     trained = WAYS[way](stage, items, start, buffers, received, state, visit, steppers)
-    uploads = mapped(lambda t, s, v: algorithm.upload(t, received, s, v), n)(trained.weights, state, visit)
+    uploads = mapped(lambda t, s, v: algorithm.upload(t, received, s, v), n)(trained.weights, trained.state, visit)
+    after = [{key: row_like(trained.state[key], k, group) for key, group in states[k].items()} for k in range(n)]
     losses = (trained.sums / trained.counts.clamp_min(1e-12)).tolist()
     micro = len(steppers)
     return [
@@ -165,7 +175,7 @@ def _train_items(
             {part: row(tensors, k) for part, tensors in uploads.items()},
             row(trained.weights, k),
             row(trained.buffers, k),
-            states[k],
+            after[k],
             [trained.optimizer[m * n + k] for m in range(micro)] if trained.optimizer else [],
             losses[k],
         )

@@ -26,6 +26,7 @@ class Classification(Objective):
     reduction: ClassVar[str] = "example"
     inputs: ClassVar[tuple[str, ...]] = ("x",)
     metric: ClassVar[str] = "accuracy"
+    target: ClassVar[str] = "label"
 
     def encode(self, split: Any, tokenizer: Any) -> Examples:
         """Rows `x` (float32 features or uint8 images [C, H, W]) and `label` int64. DataError without either column."""

@@ -38,6 +38,7 @@ class DocVqa(Objective):
     reduction: ClassVar[str] = "token"
     inputs: ClassVar[tuple[str, ...]] = ("input_ids", "boxes", "attention_mask", "labels", "pixel_values")
     metric: ClassVar[str] = "anls"
+    target: ClassVar[str] = "labels"
 
     def encode(self, split: Any, tokenizer: Any) -> Examples:
         """Rows `input_ids` int32 [N, L], `boxes` int16 [N, L, 4], `attention_mask` bool [N, L], `labels` int64 [N, T].

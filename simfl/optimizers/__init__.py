@@ -1,6 +1,7 @@
 """Optimizers: those of the server, and those a client steps with. To add one, write it and a line here."""
 
 from simfl.optimizers.local import TORCH_OPTIMIZERS, LocalOptimizer
+from simfl.optimizers.schedules import SCHEDULES, Schedule
 from simfl.optimizers.server import Adagrad, Adam, Momentum, ServerOptimizer, Sgd, Yogi
 
 SERVER_OPTIMIZERS: dict[str, type[ServerOptimizer]] = {
@@ -13,4 +14,4 @@ SERVER_OPTIMIZERS: dict[str, type[ServerOptimizer]] = {
 
 LOCAL_OPTIMIZERS = TORCH_OPTIMIZERS
 
-__all__ = ["LOCAL_OPTIMIZERS", "SERVER_OPTIMIZERS", "LocalOptimizer", "ServerOptimizer"]
+__all__ = ["LOCAL_OPTIMIZERS", "SCHEDULES", "SERVER_OPTIMIZERS", "LocalOptimizer", "Schedule", "ServerOptimizer"]

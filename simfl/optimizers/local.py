@@ -6,9 +6,11 @@ Any optimizer of `torch.optim` by its name in lower case; its constructor's argu
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,9 +24,9 @@ TORCH_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     and cls.__name__ not in ("Optimizer", "SparseAdam", "LBFGS")
 }
 
-# Updates that treat every entry alike, so several clients' tensors can be stacked. The others (a norm, a factored
-# moment, a matrix root) mix entries and are stepped client by client.
-ELEMENTWISE = ("sgd", "adam", "adamw", "adamax", "nadam", "radam", "adagrad", "adadelta", "rmsprop", "rprop", "asgd")
+# Updates that treat every entry alike and are proportional to the rate, with no state but moments and a count of
+# steps, so several clients' tensors can be stacked. The others (a norm, a factored moment) are stepped one by one.
+ELEMENTWISE = ("sgd", "adam", "adamw", "adamax", "radam", "adagrad", "adadelta", "rmsprop")
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class LocalOptimizer:
     """An optimizer of torch.optim with its settings."""
 
     name: str = "sgd"
-    settings: Mapping[str, object] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.name not in TORCH_OPTIMIZERS:
@@ -52,7 +54,22 @@ class LocalOptimizer:
         """Whether one instance may step the stacked tensors of several clients."""
         return self.name in ELEMENTWISE
 
-    def build(self, tensors: list[Tensor], learning_rate: float) -> torch.optim.Optimizer:
-        """The torch optimizer over these leaf tensors."""
+    def length(self, rates: np.ndarray) -> float:
+        """How far steps at these rates go along a constant gradient of 1: of SGD exactly (FedNova's a times eta).
+
+        Other optimizers are taken to step by their rate.
+        """
+        if self.name != "sgd" or not self.settings.get("momentum"):
+            return float(rates.sum())
+        momentum, dampening = (float(self.settings.get(key, 0.0)) for key in ("momentum", "dampening"))
+        kept = momentum ** np.arange(len(rates))
+        velocity = kept + (1.0 - dampening) * (1.0 - kept) / (1.0 - momentum)
+        steps = 1.0 + momentum * velocity if self.settings.get("nesterov") else velocity
+        return float((rates * steps).sum())
+
+    def build(
+        self, tensors: Sequence[Tensor | dict[str, Any]], learning_rate: float, stacked: bool = False
+    ) -> torch.optim.Optimizer:
+        """The optimizer over these leaf tensors, or groups of them; `stacked`: their first axis is clients."""
         constructor: Callable[..., torch.optim.Optimizer] = TORCH_OPTIMIZERS[self.name]
         return constructor(tensors, lr=learning_rate, **self.settings)

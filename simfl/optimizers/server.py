@@ -10,12 +10,14 @@ FedAvg: McMahan et al. 2017. FedAvgM: Hsu et al. 2019. FedAdam, FedYogi, FedAdag
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from simfl.errors import ConfigError, nearest
+from simfl.optimizers.schedules import Constant, Schedule
 from simfl.protocol import State, Weights
 
 
@@ -24,6 +26,12 @@ class ServerOptimizer:
     """State in, state out. `delta` points downhill (trained − received), so a step adds it."""
 
     learning_rate: float = 1.0  # eta
+    schedule: Schedule = field(default_factory=Constant)  # of the learning rate, over rounds
+
+    def at(self, round: int, rounds: int) -> Self:
+        """This optimizer with the learning rate of a round (counted from 0) of so many."""
+        factor = float(self.schedule.factors(rounds, round, 1)[0])
+        return self if factor == 1.0 else replace(self, learning_rate=self.learning_rate * factor, schedule=Constant())
 
     def step(self, weights: Weights, delta: Weights, state: State) -> tuple[Weights, State]:
         """New weights and new state; `state` is empty before the first step.

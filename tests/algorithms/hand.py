@@ -20,6 +20,7 @@ def visit(steps: float = 1, learning_rate: float = 0.1, weight: float = 1.0, rou
         num_clients=torch.tensor(10.0),
         num_sampled=torch.tensor(2.0),
         learning_rate=torch.tensor(learning_rate),
+        length=torch.tensor(steps * learning_rate),
     )
 
 
