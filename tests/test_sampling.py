@@ -1,0 +1,148 @@
+"""Who takes part: C·K in decimals, without replacement or one by one, groups within a client."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fakes import Toy, experiment, run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simfl import tables
+from simfl.algorithms.scaffold import Scaffold
+from simfl.experiment import Privacy
+from simfl.sampling import auto_width, num_sampled, sample_clients, sample_groups
+
+
+def phase(**settings):
+    return experiment(**settings).phases[0]
+
+
+@pytest.mark.parametrize(
+    ("participation", "clients", "floor", "half", "ceil"),
+    [
+        (0.7, 10, 7, 7, 7),  # 6.999… in binary
+        (0.29, 100, 29, 29, 29),  # 28.999…
+        (0.57, 100, 57, 57, 57),  # 56.99…
+        (0.1, 35, 3, 4, 4),  # 3.5
+        (0.1, 25, 2, 3, 3),  # 2.5: a half goes up
+        (0.2, 12, 2, 2, 3),  # 2.4
+        (0.35, 10, 3, 4, 4),  # 3.5
+        (0.01, 10, 1, 1, 1),  # 0.1, but never nobody
+        (1e-9, 10, 1, 1, 1),
+        (1.0, 10, 10, 10, 10),
+        (0.999, 10, 9, 10, 10),  # 9.99, never more than there are
+        (0.5, 1, 1, 1, 1),
+        (0.3, 3, 1, 1, 1),  # 0.9: one at least
+    ],
+)
+def test_the_number_of_clients_is_exact_and_rounded_as_asked(participation, clients, floor, half, ceil):
+    for rounding, number in [("floor", floor), ("round", half), ("ceil", ceil)]:
+        asked = phase(participation=participation, rounding=rounding)
+        assert num_sampled(asked, clients) == number, rounding
+        assert len(set(sample_clients(asked, clients, 42, 0, 0))) == number
+
+
+def test_a_fixed_number_is_taken_as_it_is():
+    assert num_sampled(phase(clients_per_round=3, participation=None), 10) == 3
+
+
+def test_everybody_is_everybody_in_order():
+    assert sample_clients(phase(participation=1.0), 10, 42, 0, 3) == list(range(10))
+
+
+@given(st.integers(0, 2**31), st.integers(0, 9), st.integers(0, 999))
+def test_a_sample_is_named_by_seed_phase_and_round(seed, index, number):
+    asked = phase(participation=0.3)
+    sample = sample_clients(asked, 50, seed, index, number)
+    assert sample == sorted(set(sample))
+    assert len(sample) == 15
+    assert set(sample) <= set(range(50))
+    assert sample == sample_clients(asked, 50, seed, index, number)
+    assert sample == sample_clients(replace(asked, algorithm=Scaffold()), 50, seed, index, number)
+    others = [(seed + 1, index, number), (seed, index + 1, number), (seed, index, number + 1)]
+    assert any(sample != sample_clients(asked, 50, *other) for other in others)
+
+
+def test_every_client_is_sampled_as_often_as_any_other():
+    """3 of 10 in 4,000 rounds: 1,200 visits each, standard deviation sqrt(4000 · 0.3 · 0.7) = 29; 5 of them allowed."""
+    counts = np.zeros(10)
+    for number in range(4000):
+        counts[sample_clients(phase(participation=0.3), 10, 42, 0, number)] += 1
+    assert counts.sum() == 12_000
+    assert abs(counts - 1200).max() < 5 * 29
+
+
+def test_poisson_sampling_takes_each_client_on_its_own():
+    """q = 0.25 of 8 clients in 4,000 rounds: binomial numbers of mean 2 and variance 1.5; nobody in 0.75^8 = 10 %."""
+    sizes = np.array([len(sample_clients(phase(poisson=0.25), 8, 42, 0, number)) for number in range(4000)])
+    assert num_sampled(phase(poisson=0.25), 8) is None
+    assert sizes.mean() == pytest.approx(2.0, abs=5 * (1.5 / 4000) ** 0.5)
+    assert sizes.var() == pytest.approx(1.5, abs=0.2)
+    assert (sizes == 0).mean() == pytest.approx(0.75**8, abs=0.025)
+    assert sample_clients(phase(poisson=1.0), 8, 42, 0, 0) == list(range(8))
+
+
+def test_a_round_with_nobody_counts_and_commits_and_changes_nothing(tmp_path):
+    case = experiment("scaffold", poisson=0.01, rounds=3)
+    assert [sample_clients(case.phases[0], 10, 42, 0, number) for number in range(3)] == [[], [], []]
+    summary = run(case, tmp_path)
+    assert (summary["status"], summary["rounds"], summary["bytes"]["total"]) == ("completed", 3, 0)
+    assert summary["final"] == summary["initial"]
+    rows = tables.rows(tmp_path / "rounds.parquet")
+    assert [(row["step"], row["sampled"], row["examples"], row["loss"]) for row in rows] == [
+        (1, 0, 0, None),
+        (2, 0, 0, None),
+        (3, 0, 0, None),
+    ]
+    assert run(case, tmp_path, resume=True)["state_sha256"] == summary["state_sha256"]
+
+
+@pytest.mark.parametrize("way", ["loop", "batch"])
+def test_one_client_a_round_and_one_client_in_all(way, tmp_path):
+    assert run(experiment(way=way, clients_per_round=1), tmp_path / "of many")["status"] == "completed"
+    alone = experiment(way=way, participation=1.0, data=Toy(sizes=(30,)))
+    summary = run(alone, tmp_path / "alone")
+    assert summary["final"]["accuracy"] > summary["initial"]["accuracy"]
+    assert [row["sampled"] for row in tables.rows(tmp_path / "alone" / "rounds.parquet")] == [1, 1, 1]
+
+
+# groups
+
+GROUPS = [(f"g{n}", np.arange(10 * n, 10 * n + n + 1)) for n in range(6)]
+
+
+def names(sampled):
+    """Which groups these rows are, by their first row."""
+    return [int(rows[0]) // 10 for rows in sampled]
+
+
+def test_without_a_number_all_groups_take_part_in_their_order():
+    assert names(sample_groups(GROUPS, Privacy(), 42, 0, 0, 3)) == [0, 1, 2, 3, 4, 5]
+    assert names(sample_groups(GROUPS, Privacy(groups_per_client=9), 42, 0, 0, 3)) == [0, 1, 2, 3, 4, 5]
+
+
+@given(st.integers(1, 5), st.integers(0, 99), st.integers(0, 99))
+def test_sampled_groups_are_whole_distinct_and_in_order(count, number, client):
+    sampled = sample_groups(GROUPS, Privacy(groups_per_client=count), 42, 0, number, client)
+    assert names(sampled) == sorted(set(names(sampled)))
+    assert len(sampled) == count
+    for rows, group in zip(sampled, names(sampled), strict=True):
+        assert rows is GROUPS[group][1]
+
+
+def test_groups_are_sampled_anew_for_each_client_and_round():
+    privacy = Privacy(groups_per_client=2)
+    by_round = {tuple(names(sample_groups(GROUPS, privacy, 42, 0, number, 3))) for number in range(40)}
+    by_client = {tuple(names(sample_groups(GROUPS, privacy, 42, 0, 1, client))) for client in range(40)}
+    assert len(by_round) > 10  # of 15 pairs
+    assert len(by_client) > 10
+
+
+@pytest.mark.parametrize(("way", "expected", "width"), [
+    ("batch", 1, 1), ("batch", 2, 2), ("batch", 7, 8), ("batch", 50, 16),
+    ("loop", 1, 1), ("loop", 32, 1), ("loop", 33, 2), ("loop", 1000, 32), ("loop", 0.3, 1),
+])  # fmt: skip
+def test_the_width_left_open_is_a_power_of_two(way, expected, width):
+    """Side by side all at once up to 16; one by one at most some 32 calls a round."""
+    assert auto_width(way, expected) == width
