@@ -18,4 +18,14 @@ class Adapter(ABC):
 
     @abstractmethod
     def trains(self) -> tuple[str, ...]:
-        """Globs of the adapters' tensors."""
+        """Globs of the adapters' own tensors."""
+
+    def trained(self, module: nn.Module) -> tuple[str, ...]:
+        """Globs of all that is trained: the adapters' own tensors, and what of the module itself this kind trains."""
+        return self.trains()
+
+
+def beside_heads(adapters: Adapter, module: nn.Module) -> tuple[str, ...]:
+    """Globs of what the adapters train and of the heads, for models whose heads are always trained."""
+    heads: tuple[str, ...] = getattr(module, "heads", ())
+    return tuple(dict.fromkeys((*adapters.trained(module), *heads)))

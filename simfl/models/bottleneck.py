@@ -2,8 +2,8 @@
 
     A(h) = W_up relu(W_down h)          shared: h + A_s(h)     client: h + A_c(h)     dual: h + ½ A_s(h) + ½ A_c(h)
 
-The path is the `branch` of the pass under way; "" is "shared". In FedDAT's dual pass the engine puts the received,
-frozen weights of A_s in the place of the trained ones.
+The path is the `branch` of the pass under way: a name, "dual" for the mean of all, or "" for the first. One name makes
+the plain adapter. In FedDAT's dual pass the engine puts the received, frozen A_s in the place of the trained.
 """
 
 from __future__ import annotations
@@ -37,32 +37,31 @@ class BottleneckAdapter(nn.Module):
 
 @dataclass(frozen=True)
 class Bottleneck(Adapter):
-    """Two small bottlenecks after each feed-forward's residual, one shared and one the client's own."""
+    """Small bottlenecks after each feed-forward's residual, by default one shared and one the client's own."""
 
     reduction: Count = 16  # width of the layer over width of the bottleneck
+    names: tuple[str, ...] = ("shared", "client")  # the paths; the first is taken where a pass names none
 
     def attach(self, module: nn.Module) -> None:
-        """Hang the adapters at `module.adapter_places()`, named `adapter_shared` and `adapter_client` there."""
+        """Hang the adapters at `module.adapter_places()`, named `adapter_<path>` there."""
         places: list[tuple[Any, int]] = getattr(module, "adapter_places", list)()
         if not places:
             raise ConfigError(f"adapters.kind: {type(module).__name__} has no place for a bottleneck; allowed: lora")
+        if not self.names or len(set(self.names)) < len(self.names) or not all(map(str.isidentifier, self.names)):
+            raise ConfigError(f"adapters.names: {list(self.names)} given; allowed: different words, at least one")
         for place, width in places:
-            place.adapter_shared = BottleneckAdapter(width, self.reduction)
-            place.adapter_client = BottleneckAdapter(width, self.reduction)
+            for name in self.names:
+                setattr(place, f"adapter_{name}", BottleneckAdapter(width, self.reduction))
+            place.adapter_names = self.names
             place.register_forward_hook(_adapt)
 
     def trains(self) -> tuple[str, ...]:
-        """Both paths."""
+        """All paths."""
         return ("*.adapter_*",)
 
 
 def _adapt(place: Any, inputs: tuple[Tensor, ...], h: Tensor) -> Tensor:
-    return PATHS[current().branch](place, h)
-
-
-PATHS = {
-    "": lambda place, h: h + place.adapter_shared(h),
-    "shared": lambda place, h: h + place.adapter_shared(h),
-    "client": lambda place, h: h + place.adapter_client(h),
-    "dual": lambda place, h: h + 0.5 * place.adapter_shared(h) + 0.5 * place.adapter_client(h),
-}
+    branch = current().branch
+    names = place.adapter_names if branch == "dual" else (branch or place.adapter_names[0],)
+    paths = [place.get_submodule(f"adapter_{name}") for name in names]
+    return h + sum(path(h) for path in paths) / len(paths)

@@ -48,7 +48,7 @@ class Cnn(Model):
 
     def trains(self, module: nn.Module) -> tuple[str, ...]:
         """The adapters, if there are any."""
-        return ("*",) if self.adapters is None else self.adapters.trains()
+        return ("*",) if self.adapters is None else self.adapters.trained(module)
 
 
 class CnnNetwork(nn.Module):

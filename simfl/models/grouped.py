@@ -19,14 +19,16 @@ from simfl.passing import current
 
 
 def _linear(layer: Any, x: Tensor) -> Tensor:
-    if layer.weight.dim() == 2:
+    if layer.weight.dim() == 2 and (layer.bias is None or layer.bias.dim() == 1):
         return functional.linear(x, layer.weight, layer.bias)
+    if layer.weight.dim() == 2:
+        return _plus(functional.linear(x, layer.weight), layer.bias)
     groups = current().groups
     flat = x.reshape(groups, -1, x.shape[-1])
     if layer.bias is None:
         out = torch.bmm(flat, layer.weight.transpose(1, 2))
     else:
-        out = torch.baddbmm(layer.bias[:, None], flat, layer.weight.transpose(1, 2))
+        out = torch.baddbmm(layer.bias[..., None, :], flat, layer.weight.transpose(1, 2))
     return out.reshape(*x.shape[:-1], -1)
 
 
@@ -39,6 +41,22 @@ def _embedding(layer: Any, index: Tensor) -> Tensor:
     return functional.embedding(flat, layer.weight.reshape(groups * rows, width)).reshape(*index.shape, width)
 
 
+def _conv2d(layer: Any, x: Tensor) -> Tensor:
+    shape = (layer.stride, layer.padding, layer.dilation)
+    if layer.weight.dim() == 4:
+        out = functional.conv2d(x, layer.weight, None, *shape, layer.groups)
+    else:
+        groups = current().groups
+        beside = x.unflatten(0, (groups, -1)).transpose(0, 1).flatten(1, 2)  # [B, g·C, H, W]
+        out = functional.conv2d(beside, layer.weight.flatten(0, 1), None, *shape, groups * layer.groups)
+        out = out.unflatten(1, (groups, -1)).transpose(0, 1).flatten(0, 1)
+    if layer.bias is None:
+        return out
+    if layer.bias.dim() == 1:
+        return out + layer.bias[:, None, None]
+    return out + layer.bias.repeat_interleave(len(x) // len(layer.bias), 0)[:, :, None, None]
+
+
 def _per_group(weight: Tensor, x: Tensor) -> Tensor:
     """[g, D] laid out to multiply [g·B, …, D]."""
     return weight.repeat_interleave(x.shape[0] // weight.shape[0], 0).reshape(
@@ -46,12 +64,18 @@ def _per_group(weight: Tensor, x: Tensor) -> Tensor:
     )
 
 
+def _plus(x: Tensor, bias: Tensor) -> Tensor:
+    return x + (bias if bias.dim() == 1 else _per_group(bias, x))
+
+
 def _layer_norm(layer: Any, x: Tensor) -> Tensor:
-    if layer.weight.dim() == len(layer.normalized_shape):
+    usual, stacked = len(layer.normalized_shape), layer.weight.dim() > len(layer.normalized_shape)
+    if not stacked and (layer.bias is None or layer.bias.dim() == usual):
         return functional.layer_norm(x, layer.normalized_shape, layer.weight, layer.bias, layer.eps)
-    normal = functional.layer_norm(x, layer.normalized_shape, eps=layer.eps)
-    scaled = normal * _per_group(layer.weight, x)
-    return scaled if layer.bias is None else scaled + _per_group(layer.bias, x)
+    if not stacked:
+        return _plus(functional.layer_norm(x, layer.normalized_shape, layer.weight, eps=layer.eps), layer.bias)
+    scaled = functional.layer_norm(x, layer.normalized_shape, eps=layer.eps) * _per_group(layer.weight, x)
+    return scaled if layer.bias is None else _plus(scaled, layer.bias)
 
 
 def _t5_layer_norm(layer: Any, x: Tensor) -> Tensor:
@@ -62,6 +86,7 @@ def _t5_layer_norm(layer: Any, x: Tensor) -> Tensor:
 
 GROUPED: dict[str, Callable[[Any, Tensor], Tensor]] = {  # by class name, so that no model library need be loaded
     "Linear": _linear,
+    "Conv2d": _conv2d,
     "Embedding": _embedding,
     "LayerNorm": _layer_norm,
     "T5LayerNorm": _t5_layer_norm,
@@ -69,7 +94,7 @@ GROUPED: dict[str, Callable[[Any, Tensor], Tensor]] = {  # by class name, so tha
 
 
 def form_of(layer: nn.Module) -> Callable[[Any, Tensor], Tensor] | None:
-    """The grouped form of a layer, if there is one."""
+    """The grouped form of a layer, if there is one. Normalisation over a batch has none: padding would enter it."""
     return GROUPED.get(type(layer).__name__)
 
 

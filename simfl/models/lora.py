@@ -19,16 +19,18 @@ class Lora(Adapter):
     rank: Count = 6  # r
     alpha: Positive = 16  # the product is scaled by alpha / rank
     dropout: Dropout = 0.1  # of the input of A
-    targets: tuple[str, ...] = ("q", "v")  # last names of the linear layers
+    targets: tuple[str, ...] = ()  # last names of the linear layers; none: those of the queries and values
+    biases: bool = False  # train the chosen layers' biases too
 
     def attach(self, module: nn.Module) -> None:
         """Inject in place; ConfigError for a target that names no linear layer outside the frozen vision tower."""
         linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear) and not n.startswith("vision.")]
         ends = {name.rpartition(".")[2] for name in linear}
-        for target in self.targets:
+        targets = self.targets or getattr(module, "queries_and_values", ("q", "v"))
+        for target in targets:
             if target not in ends:
                 raise ConfigError(f"adapters.targets: no linear layer is named {target!r}; {nearest(target, ends)}")
-        chosen = [name for name in linear if name.rpartition(".")[2] in self.targets]
+        chosen = [name for name in linear if name.rpartition(".")[2] in targets]
         from peft import LoraConfig, inject_adapter_in_model  # seconds to import, and many runs need none of it
 
         config = LoraConfig(
@@ -37,8 +39,8 @@ class Lora(Adapter):
         inject_adapter_in_model(config, module)
 
     def trains(self) -> tuple[str, ...]:
-        """A and B of every chosen layer."""
-        return ("*.lora_*",)
+        """A and B of every chosen layer, and its bias if wanted."""
+        return ("*.lora_*", "*.base_layer.bias") if self.biases else ("*.lora_*",)
 
 
 def merge(module: nn.Module) -> None:

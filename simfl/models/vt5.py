@@ -83,7 +83,7 @@ class VT5(Model):
 
     def trains(self, module: Any) -> tuple[str, ...]:
         """The adapters, if there are any."""
-        return ("*",) if self.adapters is None else self.adapters.trains()
+        return ("*",) if self.adapters is None else self.adapters.trained(module)
 
     def frozen(self, module: Any) -> tuple[str, ...]:
         """The page reader."""

@@ -1,0 +1,42 @@
+"""Any adapter of peft by its name and settings, for methods that have no file here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from simfl.errors import ConfigError, nearest
+from simfl.models.adapters_base import Adapter
+
+
+@dataclass(frozen=True)
+class PeftMethod(Adapter):
+    """A tuner of peft that hangs tensors into layers, such as ia3, vera, oft, loha, lokr, adalora."""
+
+    method: str = "ia3"  # peft's name in lower case
+    settings: Mapping[str, object] = field(default_factory=dict)  # of peft's configuration, such as target_modules
+
+    def attach(self, module: nn.Module) -> None:
+        """Inject in place; ConfigError for a method or a setting that peft does not know."""
+        from peft import inject_adapter_in_model
+        from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+
+        configs = {str(kind.value).lower(): config for kind, config in PEFT_TYPE_TO_CONFIG_MAPPING.items()}
+        self.trains()
+        settings = {"target_modules": list(getattr(module, "queries_and_values", ("q", "v")))} | dict(self.settings)
+        try:
+            inject_adapter_in_model(configs[self.method](**settings), module)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"adapters.settings: {str(error).splitlines()[0]}") from error
+
+    def trains(self) -> tuple[str, ...]:
+        """The tuner's tensors, by the prefix that peft gives them."""
+        from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
+
+        prefixes = {str(k.value).lower(): getattr(t, "prefix", "") for k, t in PEFT_TYPE_TO_TUNER_MAPPING.items()}
+        tuners = {name: prefix for name, prefix in prefixes.items() if prefix and not prefix.startswith("prompt")}
+        if self.method not in tuners:
+            raise ConfigError(f"adapters.method: peft has no {self.method!r}; {nearest(self.method, tuners)}")
+        return (f"*.{tuners[self.method]}*",)

@@ -1,0 +1,72 @@
+"""Prompt tuning: learnt tokens among the text and among the patches (`prompt` of FedDAT, Chen et al. 2024).
+
+    prompt = W_2 tanh(W_1 E)        E [tokens, D], W_1 to D/4, W_2 back to D
+
+Each place has a generator of its own; the published code makes both of ViLT's from the one for text by mistake. The
+tokens stand behind the first (the class token) of their modality.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from simfl.errors import ConfigError, nearest
+from simfl.models.adapters_base import Adapter
+from simfl.ranges import Count
+
+
+class PromptTokens(nn.Module):
+    """Makes the learnt tokens; 299,712 parameters for 5 tokens of width 768 and reduction 4."""
+
+    def __init__(self, tokens: int, width: int, reduction: int) -> None:
+        super().__init__()
+        self.tokens = tokens
+        self.embedding = nn.Embedding(tokens, width)
+        self.down = nn.Linear(width, max(width // reduction, 1))
+        self.up = nn.Linear(max(width // reduction, 1), width)
+
+    def forward(self, batch: int) -> Tensor:
+        """[batch, tokens, D]."""
+        index = torch.arange(self.tokens, device=self.embedding.weight.device).expand(batch, -1)
+        return self.up(torch.tanh(self.down(self.embedding(index))))
+
+
+@dataclass(frozen=True)
+class Prompt(Adapter):
+    """Learnt tokens in the input of the backbone, for each modality."""
+
+    tokens: Count = 5  # for each modality
+    reduction: Count = 4  # width of a token over width of the hidden layer that makes it
+    places: tuple[str, ...] = ()  # modalities, such as text and image; none: all that the model has
+
+    def attach(self, module: nn.Module) -> None:
+        """Fill `module.prompts` at its `prompt_places()`; ConfigError for a model or a modality without one."""
+        widths: dict[str, int] = getattr(module, "prompt_places", dict)()
+        if not widths:
+            raise ConfigError(f"adapters.kind: {type(module).__name__} has no place for prompts")
+        for place in self.places or widths:
+            if place not in widths:
+                raise ConfigError(f"adapters.places: no place {place!r}; {nearest(place, widths)}")
+            module.get_submodule("prompts").add_module(place, PromptTokens(self.tokens, widths[place], self.reduction))
+
+    def trains(self) -> tuple[str, ...]:
+        """The generators."""
+        return ("prompts.*",)
+
+
+def with_prompt(prompts: nn.ModuleDict, place: str, x: Tensor) -> Tensor:
+    """`x` [B, L, D] with the tokens of `place`, if it has any, behind its first."""
+    if place not in prompts:
+        return x
+    return torch.cat([x[:, :1], prompts[place](len(x)).to(x.dtype), x[:, 1:]], 1)
+
+
+def with_ones(prompts: nn.ModuleDict, place: str, mask: Tensor) -> Tensor:
+    """The mask [B, L] of what `with_prompt` makes."""
+    if place not in prompts:
+        return mask
+    ones = torch.ones_like(mask[:, :1]).expand(-1, prompts.get_parameter(f"{place}.embedding.weight").shape[-2])
+    return torch.cat([mask[:, :1], ones, mask[:, 1:]], 1)
