@@ -5,10 +5,12 @@ from __future__ import annotations
 from simfl.models.base import Model
 from simfl.models.cnn import Cnn
 from simfl.models.mlp import Mlp
+from simfl.models.vilt import Vilt
 from simfl.models.vt5 import VT5
 
 MODELS: dict[str, type[Model]] = {
     "cnn": Cnn,
     "mlp": Mlp,
+    "vilt": Vilt,
     "vt5": VT5,
 }

@@ -22,7 +22,7 @@ from simfl.models.base import aliases
 
 BUNDLED = Path(__file__).parent.parent / "starts"
 T5_KEYS = ("d_model", "d_ff", "num_layers", "num_heads", "d_kv", "vocab_size")
-FILES = ("*.json", "*.safetensors", "pytorch_model.bin", "spiece.model")
+FILES = ("*.json", "*.safetensors", "pytorch_model.bin", "spiece.model", "vocab.txt")
 
 PUBLISHED = (  # names of the published checkpoint (transformers 4.27) -> ours; "" is not needed
     (r"^language_backbone\.", "t5."),

@@ -26,6 +26,8 @@ class Tokenizer:
     text: tokenizers.Tokenizer
     image_size: int = 224  # height and width of the images the model reads
     box_scale: int = 1000  # box coordinates in [0, 1] times this, cut to integers, are the rows of the box tables
+    start: int = END  # the piece before a text, for models that read one there
+    end: int = END  # the piece behind a text
 
     def __len__(self) -> int:
         return self.text.get_vocab_size(with_added_tokens=True)
@@ -53,6 +55,24 @@ def read(folder: Path) -> tokenizers.Tokenizer:
     if text.token_to_id("<pad>") != PAD or text.token_to_id("</s>") != END:
         raise ConfigError(f"model.weights: the tokenizer in {folder} is not T5's: <pad> must be 0 and </s> must be 1")
     return text
+
+
+def wordpiece(folder: Path, image_size: int) -> Tokenizer:
+    """BERT's tokenizer of a folder: `tokenizer.json` or `vocab.txt`. ConfigError if there is none, or not BERT's."""
+    if (folder / "tokenizer.json").is_file():
+        text = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    elif (folder / "vocab.txt").is_file():
+        text = tokenizers.BertWordPieceTokenizer(str(folder / "vocab.txt"), lowercase=True)._tokenizer
+    else:
+        raise ConfigError(f"model.weights: {folder} holds neither tokenizer.json nor vocab.txt")
+    text.no_padding()
+    text.no_truncation()
+    start, end = text.token_to_id("[CLS]"), text.token_to_id("[SEP]")
+    if text.token_to_id("[PAD]") != PAD or start is None or end is None:
+        raise ConfigError(
+            f"model.weights: the tokenizer in {folder} is not BERT's: [PAD] must be 0, with [CLS] and [SEP]"
+        )
+    return Tokenizer(text, image_size, start=start, end=end)
 
 
 def from_sentencepiece(model: bytes) -> tokenizers.Tokenizer:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from simfl.objectives.base import Objective
 from simfl.objectives.classification import Classification
 from simfl.objectives.docvqa import DocVqa
+from simfl.objectives.vqa import Vqa
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "classification": Classification,
     "docvqa": DocVqa,
+    "vqa": Vqa,
 }

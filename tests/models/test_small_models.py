@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from simfl.errors import ConfigError
-from simfl.models import MODELS
 from simfl.models.base import Model
 from simfl.models.cnn import Cnn
 from simfl.models.mlp import Mlp
@@ -61,7 +60,3 @@ def test_documents_are_refused() -> None:
         Mlp().build(Task(seed=0))
     with pytest.raises(ConfigError, match="'cnn' reads images"):
         Cnn().build(Task(seed=0, num_classes=2, shape=(6,)))
-
-
-def test_the_table_names_what_there_is() -> None:
-    assert sorted(MODELS) == ["cnn", "mlp", "vt5"]

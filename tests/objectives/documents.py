@@ -17,6 +17,8 @@ class Letters:
 
     image_size: int = 4
     box_scale: int = 1000
+    start: int = 1
+    end: int = 1
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         return [[ord(c) - 87 if c.isalpha() else 9 for c in text] for text in texts]

@@ -1,0 +1,158 @@
+"""Questions about an image with an answer to choose: as classification over a list (VQA), or among given texts (VCR).
+
+The document of an example is its image; a second image is `document2`. Texts to choose from are `choices`, of which
+`label` is the right one. `task` names an example's head in a model that has several.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from simfl.errors import ConfigError, DataError, nearest
+from simfl.objectives.answers import Lists, Targets, read_lists, targets
+from simfl.objectives.base import Objective
+from simfl.objectives.images import table
+from simfl.protocol import Batch, Examples, Outputs
+from simfl.ranges import Count
+
+ALL, NO_LABEL = 2**31 - 1, -100
+
+
+@dataclass(frozen=True)
+class Vqa(Objective):
+    """Choose the answer to a question about an image; scored by soft accuracy."""
+
+    criterion: Literal["softmax", "sigmoid"] = "softmax"  # cross-entropy of the chances; or of each answer on its own
+    answers: str | None = None  # a file of answers, a line each, or JSON by group; null: the data's labels
+    soft: Literal["vqa", "share", "any"] = "vqa"  # an answer's score by the people who gave it, with `answers`
+    tasks: tuple[str, ...] = ()  # names in the column `task`, in the order of the model's heads
+    max_tokens: Count = 40  # of the question, with its first and last piece; what lies beyond is cut
+
+    reduction: ClassVar[str] = "example"
+    inputs: ClassVar[tuple[str, ...]] = ("input_ids", "attention_mask", "pixel_values", "head", "num_answers")
+    metric: ClassVar[str] = "accuracy"
+    target: ClassVar[str] = "label"
+
+    def encode(self, split: Any, tokenizer: Any) -> Examples:
+        """Rows `input_ids` int32 and `attention_mask` bool [N, L] or [N, pairs, L], `labels`, `scores` [N, K], `label`
+        [N] (the best, −100 for none), and where there are any `num_answers`, `head` [N].
+
+        Shared: `pixel_values` uint8 [documents, 3, S, S]. DataError if the split has no documents or no answers.
+        """
+        if split.documents is None or tokenizer is None:
+            raise DataError("vqa: needs documents and a model that reads text; the data or the model have none")
+        examples = split.examples
+        right = targets(examples, self._lists, self.soft)
+        ids = self._texts(examples, tokenizer)
+        document = _documents(examples, ids.shape[1])
+        ids = ids if ids.shape[1] == document.shape[1] else np.repeat(ids, document.shape[1], 1)
+        rows = {
+            "input_ids": torch.from_numpy(ids if ids.shape[1] > 1 else ids[:, 0]),
+            "label": torch.from_numpy(_best(right)),
+            "labels": torch.from_numpy(right.labels),
+            "scores": torch.from_numpy(right.scores),
+            "document": torch.from_numpy(document if document.shape[1] > 1 else document[:, 0]),
+        }
+        rows["attention_mask"] = rows["input_ids"] != 0
+        sizes = _list_sizes(examples, right.num_answers)
+        if sizes is not None:
+            rows["num_answers"] = torch.from_numpy(sizes)
+        if self.tasks:
+            rows["head"] = self._heads(examples)
+        names = [f"document {name}" for name in split.documents["id"].to_pylist()]
+        size = (tokenizer.image_size, tokenizer.image_size)
+        pixels = table(split.documents["image"].to_pylist(), "RGB", size, names)
+        return Examples(rows, {"pixel_values": ("document", pixels)})
+
+    def _texts(self, examples: Any, tokenizer: Any) -> np.ndarray:
+        """Pieces int32 [N, texts, L], 0 behind the end; a choice stands behind its question."""
+        questions = tokenizer.encode(examples["question"].to_pylist())
+        texts = [[[tokenizer.start, *q[: self.max_tokens - 2], tokenizer.end]] for q in questions]
+        if "choices" in examples.column_names:
+            choices = [row or [] for row in examples["choices"].to_pylist()]
+            pieces = iter(tokenizer.encode([text for row in choices for text in row]))
+            texts = [
+                [_cut(q, next(pieces), self.max_tokens, tokenizer) for _ in row] or alone
+                for q, row, alone in zip(questions, choices, texts, strict=True)
+            ]
+        longest = max((len(text) for row in texts for text in row), default=1)
+        length = min(-(-longest // 8) * 8, self.max_tokens)
+        ids = np.zeros((len(texts), max(map(len, texts), default=1), length), np.int32)
+        for number, row in enumerate(texts):
+            for k, text in enumerate(row if len(row) > 1 else row * ids.shape[1]):
+                ids[number, k, : len(text)] = text
+        return ids
+
+    def _heads(self, examples: Any) -> Tensor:
+        if "task" not in examples.column_names:
+            raise DataError(f"vqa: the examples have no column 'task', but {examples.column_names}")
+        number = {name: k for k, name in enumerate(self.tasks)}
+        for name in set(examples["task"].to_pylist()) - set(number):
+            raise ConfigError(f"objective.tasks: the data have a task {name!r}; {nearest(name, number)}")
+        return torch.tensor([number[name] for name in examples["task"].to_pylist()])
+
+    def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Cross-entropy with the answers' scores, logits [B, answers], and 1 for each real example; both [B].
+
+        softmax: −Σ s log p over Σ s, 0 where no answer is in the list. sigmoid: summed over the answers (ViLT, FedDAT).
+        """
+        logits, labels = outputs.logits, batch["labels"]
+        scores = batch["scores"] * (labels >= 0)
+        at = labels.clamp_min(0)
+        if self.criterion == "sigmoid":
+            every = nn.functional.softplus(logits).sum(-1)
+            return (every - (logits.gather(-1, at) * scores).sum(-1)) * batch["mask"], batch["mask"]
+        picked = (logits.log_softmax(-1).gather(-1, at) * scores).sum(-1)
+        return -picked / scores.sum(-1).clamp_min(1e-6) * batch["mask"], batch["mask"]
+
+    def predict(self, module: nn.Module, batch: Batch) -> dict[str, Any]:
+        """`label` int64 [B] and its `confidence` [B]."""
+        out = module(**{name: batch[name] for name in self.inputs if name in batch})
+        confidence, label = out.logits.softmax(-1).max(-1)
+        return {"label": label.tolist(), "confidence": confidence.tolist()}
+
+    def score(self, predictions: dict[str, Any], split: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """`accuracy`: the score of the chosen answer, and `exact`: 1 where it is among the best."""
+        right = targets(split.examples.take(rows), self._lists, self.soft)
+        hit = right.labels == np.asarray(predictions["label"])[:, None]
+        won = (right.scores * hit).sum(-1).astype(np.float64)
+        return {"accuracy": won, "exact": ((won > 0) & (won >= right.scores.max(-1))).astype(np.float64)}
+
+    @cached_property
+    def _lists(self) -> Lists:
+        return read_lists(self.answers)
+
+
+def _best(right: Targets) -> np.ndarray:
+    rows = np.arange(len(right.labels))
+    best = right.labels[rows, right.scores.argmax(-1)]
+    return np.where(best < 0, NO_LABEL, best)
+
+
+def _cut(question: list[int], choice: list[int], most: int, tokenizer: Any) -> list[int]:
+    """First piece, question, end, choice, end; the question gives way."""
+    choice = choice[: most - 3]
+    return [tokenizer.start, *question[: most - 3 - len(choice)], tokenizer.end, *choice, tokenizer.end]
+
+
+def _list_sizes(examples: Any, own: np.ndarray | None) -> np.ndarray | None:
+    """How many answers each example has to choose from; None where all have those of the model."""
+    if "choices" not in examples.column_names:
+        return own
+    lengths = np.array([len(row or []) for row in examples["choices"].to_pylist()], np.int64)
+    return np.where(lengths > 0, lengths, ALL if own is None else own)
+
+
+def _documents(examples: Any, pairs: int) -> np.ndarray:
+    first = examples["document"].to_numpy().astype(np.int64)
+    if "document2" in examples.column_names:
+        second = examples["document2"].fill_null(-1).to_numpy().astype(np.int64)
+        columns = [first, np.where(second < 0, first, second)]
+        return np.stack(columns + [first] * (pairs - 2), 1)
+    return np.repeat(first[:, None], pairs, 1)

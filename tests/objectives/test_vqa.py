@@ -1,0 +1,140 @@
+"""Answers as labels and scores, the loss by hand, lists by group, choices and pairs."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from documents import Letters, png
+
+from simfl.data.base import Split
+from simfl.errors import ConfigError, DataError
+from simfl.objectives.answers import top_answers
+from simfl.objectives.vqa import Vqa
+from simfl.protocol import Examples, Outputs
+
+
+def split(**columns: list[object]) -> Split:
+    """Questions about one or two white pages."""
+    count = len(next(iter(columns.values())))
+    base = {"document": pa.array([0] * count, pa.int32()), "question": ["ab"] * count}
+    pages = pa.table({"id": ["d0", "d1"], "image": [png((255, 255, 255)), png((0, 0, 0))]})
+    return Split(pa.table(base | columns), pages)
+
+
+def encoded(objective: Vqa, given: Split) -> Examples:
+    return objective.encode(given, Letters())
+
+
+def test_a_question_stands_between_first_and_last_piece() -> None:
+    rows = encoded(Vqa(), split(label=[0])).rows
+    assert rows["input_ids"].tolist() == [[1, 10, 11, 1, 0, 0, 0, 0]]
+    assert rows["attention_mask"].tolist() == [[True] * 4 + [False] * 4]
+    assert encoded(Vqa(max_tokens=3), split(label=[0])).rows["input_ids"].tolist() == [[1, 10, 1]]
+
+
+def test_images_are_shared_by_their_questions() -> None:
+    examples = encoded(Vqa(), split(label=[0, 1], document=pa.array([1, 0], pa.int32())))
+    batch = examples.take(torch.tensor([0, 1, -1]))
+    assert batch["pixel_values"].shape == (3, 3, 4, 4)
+    assert batch["pixel_values"][:, 0, 0, 0].tolist() == [0, 255, 0]
+
+
+def answered(path: Path, lists: object) -> Vqa:
+    (path / "answers.json").write_text(json.dumps(lists))
+    return Vqa(answers=str(path / "answers.json"))
+
+
+def test_the_score_of_an_answer_is_by_the_people_who_gave_it(tmp_path: Path) -> None:
+    people = [["Yes"] * 4 + ["no"] * 2 + ["maybe"] * 4, ["no", " NO ", "no"], ["who knows"]]
+    rows = encoded(answered(tmp_path, ["yes", "no"]), split(answers=people)).rows
+    assert rows["labels"].tolist() == [[0, 1], [1, -1], [-1, -1]]
+    assert torch.allclose(rows["scores"], torch.tensor([[1.0, 0.6], [0.9, 0.0], [0.0, 0.0]]))
+    assert rows["label"].tolist() == [0, 1, -100]
+    assert rows["num_answers"].tolist() == [2, 2, 2]
+
+
+def test_each_group_has_its_own_list(tmp_path: Path) -> None:
+    given = split(answers=[["red"], ["no"], ["red"]], group=["art", "web", "web"])
+    rows = encoded(answered(tmp_path, {"art": ["red"], "web": ["yes", "no", "red"]}), given).rows
+    assert rows["label"].tolist() == [0, 1, 2]
+    assert rows["num_answers"].tolist() == [1, 3, 3]
+    with pytest.raises(DataError, match="no list for the group 'web'"):
+        encoded(answered(tmp_path, {"art": ["red"]}), given)
+
+
+def test_lists_are_made_of_the_most_frequent_answers() -> None:
+    given = split(answers=[["b"], ["a"], ["B"], ["c"]], group=["x", "x", "x", "y"])
+    assert top_answers(given, 2, "group") == {"x": ["b", "a"], "y": ["c"]}
+    assert top_answers(given, 1) == {"": ["b"]}
+
+
+def test_a_text_file_has_an_answer_a_line(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("red\nblue\n")
+    rows = encoded(Vqa(answers=str(tmp_path / "a.txt")), split(answers=[["Blue"]])).rows
+    assert rows["label"].tolist() == [1]
+    with pytest.raises(ConfigError, match=r"objective\.answers: .* cannot be read"):
+        encoded(Vqa(answers=str(tmp_path / "none.txt")), split(answers=[["Blue"]]))
+
+
+def test_texts_without_a_list_are_refused() -> None:
+    with pytest.raises(DataError, match=r"give a list under objective\.answers"):
+        encoded(Vqa(), split(answers=[["red"]]))
+
+
+def test_softmax_loss_by_hand() -> None:
+    logits = torch.tensor([[0.0, 0.0], [math.log(3), 0.0], [5.0, 0.0], [1.0, 2.0]])
+    batch = {
+        "labels": torch.tensor([[0, 1], [1, -1], [-1, -1], [0, -1]]),
+        "scores": torch.tensor([[1.0, 0.5], [0.6, 0.0], [0.0, 0.0], [1.0, 0.0]]),
+        "mask": torch.tensor([1.0, 1.0, 1.0, 0.0]),
+    }
+    sums, weights = Vqa().loss(Outputs(logits), batch)
+    assert torch.allclose(sums, torch.tensor([math.log(2), math.log(4), 0.0, 0.0]))
+    assert weights.tolist() == [1, 1, 1, 0]
+
+
+def test_sigmoid_loss_is_binary_cross_entropy_summed_over_answers() -> None:
+    logits, target = torch.tensor([[0.5, -1.0, 2.0]]), torch.tensor([[0.3, 0.0, 1.0]])
+    batch = {"labels": torch.tensor([[2, 0]]), "scores": torch.tensor([[1.0, 0.3]]), "mask": torch.ones(1)}
+    sums, _ = Vqa(criterion="sigmoid").loss(Outputs(logits), batch)
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(logits, target, reduction="sum")
+    assert torch.allclose(sums[0], expected)
+
+
+def test_soft_accuracy_is_the_score_of_the_chosen_answer(tmp_path: Path) -> None:
+    people = [["yes"] * 4 + ["no"] * 2, ["no"], ["maybe"]]
+    scores = answered(tmp_path, ["yes", "no"]).score({"label": [1, 1, 0]}, split(answers=people), np.arange(3))
+    assert scores["accuracy"].tolist() == pytest.approx([0.6, 0.3, 0.0])
+    assert scores["exact"].tolist() == [0, 1, 0]
+
+
+def test_choices_stand_behind_their_question() -> None:
+    rows = encoded(Vqa(), split(label=[1, 0], choices=[["a", "b", "c"], ["d", "e"]])).rows
+    assert rows["input_ids"].shape == (2, 3, 8)
+    assert rows["input_ids"][0, 1].tolist() == [1, 10, 11, 1, 11, 1, 0, 0]
+    assert rows["num_answers"].tolist() == [3, 2]
+    assert rows["document"].tolist() == [[0, 0, 0], [0, 0, 0]]
+
+
+def test_two_images_share_their_text() -> None:
+    rows = encoded(Vqa(), split(label=[1], document2=pa.array([1], pa.int32()))).rows
+    assert rows["document"].tolist() == [[0, 1]]
+    assert rows["input_ids"][0, 0].tolist() == rows["input_ids"][0, 1].tolist() == [1, 10, 11, 1, 0, 0, 0, 0]
+
+
+def test_tasks_name_heads() -> None:
+    given = split(label=[0, 1], task=["ve", "vqa"])
+    assert encoded(Vqa(tasks=("vqa", "ve")), given).rows["head"].tolist() == [1, 0]
+    with pytest.raises(ConfigError, match=r"objective\.tasks: the data have a task 've'; allowed: vqa"):
+        encoded(Vqa(tasks=("vqa",)), given)
+
+
+def test_data_without_images_are_refused() -> None:
+    with pytest.raises(DataError, match="needs documents"):
+        encoded(Vqa(), Split(split(label=[0]).examples))
