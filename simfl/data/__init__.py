@@ -9,6 +9,8 @@ from simfl.data.pfl_docvqa import PflDocvqa
 from simfl.data.prototypes import Prototypes
 from simfl.data.provider_invoices import ProviderInvoices
 from simfl.data.sroie import Sroie
+from simfl.data.tabfact import TabFact
+from simfl.data.wtq import Wtq
 
 DATA: dict[str, type[Data]] = {
     "digits": Digits,
@@ -20,4 +22,6 @@ DATA: dict[str, type[Data]] = {
     "provider_invoices": ProviderInvoices,
     "sp_docvqa": SpDocvqa,
     "sroie": Sroie,
+    "tabfact": TabFact,
+    "wtq": Wtq,
 }
