@@ -1,61 +1,33 @@
-"""Cohorts and shards onto workers: this process, or Ray actors. The only file that knows Ray.
+"""Cohorts and shards onto Ray actors. The only file that knows Ray.
 
-Both give results in the order of the plans, whoever finishes first; free workers pull, the longest work goes out first.
+Results come in the order of the plans, whoever finishes first; free workers pull, the longest work goes out first.
+Workers that start join when they are ready, workers that die are replaced, and the others go on meanwhile.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import pickle
 import sys
-from collections import deque
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Any
 
+from simfl import watchdog
 from simfl.cohort.plan import CohortPlan
 from simfl.cohort.visit import CohortResult
-from simfl.errors import ConfigError, RunError, SimflError, nearest
+from simfl.errands import RETRIES, Errands
+from simfl.errors import ConfigError, OutOfMemory, RunError, SimflError, nearest
 from simfl.evaluation import EvaluationPlan, Scores
+from simfl.inline import Inline, Pool, cohort_names, shard_names
 from simfl.protocol import Parts, Weights
 from simfl.setting import Setting
+from simfl.timing import Clock, Span
 from simfl.worker import Setup, Worker
 
-Plan = TypeVar("Plan")
-RETRIES = 3  # how often a cohort is tried again when its worker died
 PATIENCE = 30.0  # seconds without a word while workers start
-
-
-class Pool(Protocol):
-    """Where the work is done."""
-
-    num_workers: int
-
-    def begin(self, phase: int, base: Weights) -> None:
-        """Bring every worker into a phase."""
-
-    def train(self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float]) -> list[CohortResult]:
-        """Results in the order of the plans."""
-
-    def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> list[Scores]:
-        """Scores in the order of the plans."""
-
-
-class Inline:
-    """Everything in this process, one cohort after the other. Imports no Ray."""
-
-    def __init__(self, setup: Setup, setting: Setting) -> None:
-        self.worker, self.num_workers = Worker(setup, setting), 1
-
-    def begin(self, phase: int, base: Weights) -> None:
-        self.worker.begin(phase, base)
-
-    def train(self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float]) -> list[CohortResult]:
-        return [self.worker.train(plan, received) for plan in plans]
-
-    def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> list[Scores]:
-        return [self.worker.evaluate(plan, received) for plan in plans]
 
 
 class Hosted(Worker):
@@ -64,6 +36,24 @@ class Hosted(Worker):
     def __init__(self, path: list[str], setup: bytes) -> None:
         sys.path += [folder for folder in path if folder not in sys.path]
         super().__init__(pickle.loads(setup))
+
+
+@dataclass(frozen=True)
+class Call:
+    """A piece of work under way."""
+
+    place: int  # of the worker
+    work: int
+    since: float = field(default_factory=time.perf_counter)
+    clock: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class Start:
+    """A worker on its way into the phase."""
+
+    place: int
+    tries: int = 0  # workers that died here on the way
 
 
 class RayPool:
@@ -76,29 +66,131 @@ class RayPool:
         found = self.ray.exceptions
         self.lost = (found.RayActorError, found.ObjectLostError, found.OutOfMemoryError)  # work that can be done again
         self.gpus = setup.device == "cuda"
+        self.limit = setup.experiment.watchdog_seconds or float("inf")
         self.num_workers = _count(self._machines(), workers)
         self.arguments = [os.path.abspath(folder) for folder in sys.path], self.ray.cloudpickle.dumps(setup)
         self.phase: tuple[int, Any] = (-1, None)  # its number, and a reference to its base
+        self.clocks: list[tuple[int, Clock]] = []
         self.actors = [self._actor() for _ in range(self.num_workers)]
+        self.starting: dict[Any, Start] = {}
 
     def _actor(self) -> Any:
         actor = self.ray.remote(num_cpus=1, num_gpus=1 if self.gpus else 0, max_restarts=0)(Hosted)
         return actor.remote(*self.arguments)
 
     def begin(self, phase: int, base: Weights) -> None:
+        """Returns when the first worker is in the phase; the others join the work when they are."""
         self.phase = (phase, self.ray.put(base))
-        started = [actor.begin.remote(*self.phase) for actor in self.actors]
-        self._wait_for_start(started)
-        for place, ref in enumerate(started):
-            self._begun(place, ref)
+        self.starting = {actor.begin.remote(*self.phase): Start(place) for place, actor in enumerate(self.actors)}
+        while len(self.starting) == self.num_workers:
+            self._started(self._first({}, ()))
 
-    def _wait_for_start(self, started: list[Any]) -> None:
-        """Say so while workers are not there: the cluster may be full."""
-        waiting = started
-        while waiting:
-            _, waiting = self.ray.wait(waiting, num_returns=len(waiting), timeout=PATIENCE, fetch_local=False)
-            if waiting:
-                self.say(f"{len(waiting)} of {self.num_workers} workers are not ready; Ray has free: {self._free()}")
+    def train(self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float]) -> list[CohortResult]:
+        return self._map("train", plans, received, Errands(cohort_names(plans), costs))
+
+    def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> list[Scores]:
+        return self._map("evaluate", plans, received, Errands(shard_names(plans), [len(plan.rows) for plan in plans]))
+
+    def _map(self, method: str, plans: Sequence[Any], received: Parts, errands: Errands) -> list[Any]:
+        shared, began = self.ray.put(received), time.perf_counter()
+        results: list[Any] = [None] * len(plans)
+        running: dict[Any, Call] = {}
+        absent = {start.place for start in self.starting.values()}
+        idle = [place for place in range(self.num_workers) if place not in absent]
+        while True:
+            while idle and (work := self._next(errands, len(running), idle)) is not None:
+                place = idle.pop()
+                running[getattr(self.actors[place], method).remote(plans[work], shared)] = Call(place, work)
+            if not running and errands.empty:
+                return results
+            ready = self._first(running, errands.names)
+            if ready in self.starting:
+                idle += self._started(ready)
+                continue
+            call = running.pop(ready)
+            result = self._result(ready, call, errands)
+            if result is not None:
+                results[call.work] = result
+                self._clock(result.clock, call, began)
+                idle.append(call.place)
+
+    def _next(self, errands: Errands, num_running: int, idle: list[int]) -> int | None:
+        """What to send out; what has to be alone waits for the fresh worker, and for memory that others spare."""
+        if errands.solitary:
+            if num_running or self.starting:
+                return None
+            self.ray.wait(
+                [self.actors[place].spare.remote() for place in idle], num_returns=len(idle), timeout=PATIENCE
+            )
+        return errands.next()
+
+    def _result(self, ready: Any, call: Call, errands: Errands) -> Any:
+        """What the work returned, or None if it has to be done again and its worker is being replaced."""
+        try:
+            result = self._get(ready)
+        except (*self.lost, OutOfMemory) as error:
+            self._replace(call.place)
+            starved = isinstance(error, (OutOfMemory, self.ray.exceptions.OutOfMemoryError))
+            self.say((errands.starved if starved else errands.died)(call.work, _cause(error)))
+            return None
+        errands.done()
+        return result
+
+    def _clock(self, clock: Clock, call: Call, began: float) -> None:
+        """What the worker cannot know: how long its work waited to be sent out, and how long it was under way."""
+        now, busy = time.perf_counter(), clock.busy
+        clock.add("queue", call.since - began)
+        clock.add("transfer", max(0.0, now - call.since - busy))
+        if clock.traced:
+            first = min(span.began for span in clock.spans)
+            clock.spans.append(Span("dispatch", call.clock, max(0.0, first - call.clock)))
+        self.clocks.append((call.place, clock))
+
+    def _first(self, running: dict[Any, Call], names: Sequence[str]) -> Any:
+        """The first call that is ready. While workers alone are waited for, says so: the cluster may be full."""
+        waited = 0.0
+        while waited < self.limit:
+            step = min(PATIENCE, self.limit - waited)
+            ready, _ = self.ray.wait([*running, *self.starting], num_returns=1, timeout=step)
+            if ready:
+                return ready[0]
+            waited += step
+            if not running:
+                self.say(
+                    f"{len(self.starting)} of {self.num_workers} workers are not ready; Ray has free: {self._free()}"
+                )
+        if not running:
+            raise RunError(f"no worker was ready after {self.limit:g} s; Ray has free: {self._free()}")
+        silent = "; ".join(f"worker {call.place} on {names[call.work]}" for call in running.values())
+        raise RunError(
+            f"no result for {self.limit:g} s from {silent}; where they stand is in {self.setup.stacks}; the run can"
+            " go on with --resume, and if a cohort may take so long, with a larger watchdog_seconds"
+        )
+
+    def _replace(self, place: int, tries: int = 0) -> None:
+        """A new worker in the place of one that died, or is out of reach and yet alive."""
+        self.ray.kill(self.actors[place])
+        self.actors[place] = self._actor()
+        self.starting[self.actors[place].begin.remote(*self.phase)] = Start(place, tries)
+
+    def _started(self, ready: Any) -> list[int]:
+        """The place of a worker that is now in the phase; none if it died on the way and another takes its place."""
+        start = self.starting.pop(ready)
+        try:
+            self._get(ready)
+        except self.lost as error:
+            if getattr(error, "actor_init_failed", False) or start.tries == RETRIES:
+                raise self._cannot_start(error) from None
+            self.say(f"a worker died while it started ({_cause(error)}); it is replaced")
+            self._replace(start.place, start.tries + 1)
+            return []
+        except self.ray.exceptions.RayTaskError as error:
+            raise self._cannot_start(error) from None
+        return [start.place]
+
+    def _cannot_start(self, error: Exception) -> RunError:
+        self.say(str(error).strip())
+        return RunError(f"a worker cannot start: {_cause(error)}; --backend inline shows it in this process")
 
     def _free(self) -> str:
         free = self.ray.available_resources()
@@ -107,57 +199,6 @@ class RayPool:
     def _machines(self) -> dict[str, float]:
         cluster = self.ray.cluster_resources()
         return {kind: cluster.get(kind, 0) for kind in (["GPU", "CPU"] if self.gpus else ["CPU"])}
-
-    def _begun(self, place: int, ref: Any) -> None:
-        """Wait until the worker at this place is in the phase; another takes its place if it dies on the way."""
-        for tries in itertools.count():
-            try:
-                self._get(ref)
-                break
-            except self.lost as error:
-                if getattr(error, "actor_init_failed", False) or tries == RETRIES:
-                    raise RunError(f"a worker cannot start: {_cause(error)}") from error
-                self.say(f"a worker died while it started ({_cause(error)}); it is replaced")
-                ref = self._new_actor(place).begin.remote(*self.phase)
-
-    def train(self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float]) -> list[CohortResult]:
-        names = [f"clients {', '.join(str(visit.client) for visit in plan.visits)}" for plan in plans]
-        return self._map("train", plans, received, costs, names)
-
-    def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> list[Scores]:
-        names = [f"{len(plan.rows)} examples of split {plan.split}" for plan in plans]
-        return self._map("evaluate", plans, received, [len(plan.rows) for plan in plans], names)
-
-    def _map(
-        self, method: str, plans: Sequence[Any], received: Parts, costs: Sequence[float], names: Sequence[str]
-    ) -> list[Any]:
-        shared = self.ray.put(received)
-        waiting = deque(sorted(range(len(plans)), key=lambda i: (-costs[i], i)))
-        results: list[Any] = [None] * len(plans)
-        tries, idle = [0] * len(plans), list(range(self.num_workers))
-        running: dict[Any, tuple[int, int]] = {}  # what each call works on, and where
-        while waiting or running:
-            while waiting and idle:
-                plan, place = waiting.popleft(), idle.pop()
-                running[getattr(self.actors[place], method).remote(plans[plan], shared)] = (plan, place)
-            (ready,), _ = self.ray.wait(list(running), num_returns=1)
-            plan, place = running.pop(ready)
-            try:
-                results[plan] = self._get(ready)
-            except self.lost as error:
-                tries[plan] += 1
-                if tries[plan] > RETRIES:
-                    raise RunError(f"a worker died {tries[plan]} times on {names[plan]}: {_cause(error)}") from error
-                self.say(f"a worker died on {names[plan]} ({_cause(error)}); it is replaced and they are tried again")
-                self._begun(place, self._new_actor(place).begin.remote(*self.phase))
-                waiting.appendleft(plan)
-            idle.append(place)
-        return results
-
-    def _new_actor(self, place: int) -> Any:
-        self.ray.kill(self.actors[place])  # it may be out of reach and yet alive
-        self.actors[place] = self._actor()
-        return self.actors[place]
 
     def _get(self, refs: Any) -> Any:
         """Results; an error inside a worker rises as what it was there."""
@@ -172,6 +213,7 @@ class RayPool:
         """End the actors."""
         for actor in self.actors:
             self.ray.kill(actor)
+        self.clocks, self.starting, self.phase = [], {}, (-1, None)
 
 
 def _start_ray(address: str | None) -> Any:
@@ -214,8 +256,14 @@ def open_pool(
     on_message: Callable[[str], None],
 ) -> Iterator[Pool]:
     """The pool of this backend; its workers end with the block, and so does Ray if it was started here."""
+    pool: Pool
     if backend == "inline":
-        yield Inline(setup, setting)
+        pool = Inline(setup, setting)
+        try:
+            yield pool
+        finally:
+            pool.close()
+            watchdog.tidy(setup.stacks)
     elif backend == "ray":
         import ray
 
@@ -229,5 +277,6 @@ def open_pool(
         finally:
             if not was_running:
                 ray.shutdown()
+            watchdog.tidy(setup.stacks)
     else:
         raise ConfigError(f"--backend: unknown {backend!r}; {nearest(backend, ['inline', 'ray'])}")

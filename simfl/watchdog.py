@@ -11,6 +11,7 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from simfl import files
 
@@ -23,7 +24,7 @@ class Watch:
     def __init__(self, folder: Path | None, seconds: float | None) -> None:
         """Nothing is watched without a folder and seconds."""
         self.seconds = seconds
-        self._file = None
+        self._file: TextIO | None = None
         if folder is not None and seconds is not None:
             files.make_folder(folder)
             self._file = open(folder / f"{platform.node()}-{os.getpid()}.txt", "w")  # noqa: SIM115  (open for life)
@@ -40,15 +41,16 @@ class Watch:
         finally:
             faulthandler.cancel_dump_traceback_later()
 
+    def close(self) -> None:
+        """Nothing is watched from now on."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
-def stacks(folder: Path) -> list[Path]:
-    """The files that hold stacks."""
-    return sorted(path for path in folder.glob("*.txt") if path.stat().st_size)
 
-
-def tidy(folder: Path) -> None:
+def tidy(folder: Path | None) -> None:
     """Removes the files of workers that had nothing to say, and the folder if none had."""
-    if not folder.is_dir():
+    if folder is None or not folder.is_dir():
         return
     for path in folder.glob("*.txt"):
         if not path.stat().st_size:

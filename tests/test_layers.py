@@ -17,7 +17,7 @@ LAYERS = (  # low to high; what stands in one line may import within the line, u
     SHELVES,
     ("shelves", "experiment", "fields", "rules", "catalogue", "config"),
     ("privacy", "roles", "sampling", "cohort", "setting", "evaluation", "checkpoint", "tracking"),
-    ("broadcast", "snapshot", "record", "worker", "pool"),
+    ("broadcast", "snapshot", "record", "worker", "errands", "inline", "pool"),
     ("driver", "simulation", "plan", "sweep", "report", "submit", "progress"),
     ("results", "rerun", "replay", "divergence", "diff", "watch", "doctor", "templates", "api", "inspection"),
     ("cli", "__main__"),
