@@ -68,5 +68,7 @@ def with_ones(prompts: nn.ModuleDict, place: str, mask: Tensor) -> Tensor:
     """The mask [B, L] of what `with_prompt` makes."""
     if place not in prompts:
         return mask
-    ones = torch.ones_like(mask[:, :1]).expand(-1, prompts.get_parameter(f"{place}.embedding.weight").shape[-2])
+    generator = prompts[place]
+    assert isinstance(generator, PromptTokens)
+    ones = torch.ones_like(mask[:, :1]).expand(-1, generator.tokens)
     return torch.cat([mask[:, :1], ones, mask[:, 1:]], 1)
