@@ -15,14 +15,16 @@ from simfl.cohort.stage import Stage
 from simfl.cohort.wire import PLAIN, STATISTICS, message, transmit
 from simfl.protocol import Parts
 
+Sizes = dict[str, dict[str, int]]  # part -> tensor -> payload in bytes
+
 
 @dataclass(frozen=True)
 class Broadcast:
     """What the server made public so far in this phase; empty unless changes are sent."""
 
     public: Parts = field(default_factory=dict)
-    sizes: tuple[dict[str, dict[str, int]], ...] = ()  # of each version: part -> tensor -> payload
-    held: dict[int, int] = field(default_factory=dict)  # client -> number of versions it has
+    packets: tuple[Sizes, ...] = ()  # the newest, as far back as they are together shorter than the whole
+    missed: dict[int, int] = field(default_factory=dict)  # client -> packets since its visit; others take the whole
 
     def send(
         self, stage: Stage, round_number: int, parts: Parts, clients: list[int]
@@ -32,7 +34,7 @@ class Broadcast:
         if codec.of == "delta" and not codec.lossless:
             return self._send_changes(stage, round_number, parts, clients)
         arrived: Parts = {}
-        payload: dict[str, dict[str, int]] = {}
+        payload: Sizes = {}
         for part, tensors in parts.items():
             arrived[part], payload[part] = transmit(PLAIN if part == STATISTICS else codec, tensors, {})
         return arrived, _rows(stage, round_number, parts, dict.fromkeys(clients, payload)), self
@@ -41,7 +43,7 @@ class Broadcast:
         self, stage: Stage, round_number: int, parts: Parts, clients: list[int]
     ) -> tuple[Parts, list[ledger.Row], Broadcast]:
         public: Parts = {}
-        packet: dict[str, dict[str, int]] = {}
+        packet: Sizes = {}
         for part, tensors in parts.items():
             before = self.public.get(part)
             if before is None or part == STATISTICS:
@@ -50,29 +52,41 @@ class Broadcast:
             change = {name: t - before[name] for name, t in tensors.items()}
             arrived, packet[part] = transmit(stage.phase.codec.download, change, {})
             public[part] = {name: before[name] + t for name, t in arrived.items()}
-        sizes = (*self.sizes, packet)
+        packets = (*self.packets, packet)
         whole = {part: {name: PLAIN.size(tuple(t.shape)) for name, t in ts.items()} for part, ts in parts.items()}
-        charged = {
-            client: _cheapest(sizes[self.held.get(client, 0) :], whole, client in self.held) for client in clients
-        }
-        after = Broadcast(public, sizes, {**self.held, **dict.fromkeys(clients, len(sizes))})
-        return public, _rows(stage, round_number, parts, charged), after
+        charged = {client: _cheapest(packets, self.missed.get(client), whole) for client in clients}
+        packets = _worthwhile(packets, whole)
+        missed = {client: count + 1 for client, count in self.missed.items()} | dict.fromkeys(clients, 0)
+        missed = {client: count for client, count in missed.items() if count <= len(packets)}
+        return public, _rows(stage, round_number, parts, charged), Broadcast(public, packets, missed)
 
 
-def _cheapest(
-    packets: tuple[dict[str, dict[str, int]], ...], whole: dict[str, dict[str, int]], known: bool
-) -> dict[str, dict[str, int]]:
-    """For each part, the missed packets or the whole, whichever is shorter."""
-    out = {}
-    for part, full in whole.items():
-        missed = {name: sum(packet[part][name] for packet in packets) for name in full}
-        out[part] = missed if known and sum(missed.values()) < sum(full.values()) else full
-    return out
+def _cheapest(packets: tuple[Sizes, ...], missed: int | None, whole: Sizes) -> Sizes:
+    """For each part, the packets missed before this one and this one, or the whole, whichever is shorter."""
+    if missed is None:
+        return whole
+    needed = _summed(packets[-1 - missed :], whole)
+    return {part: needed[part] if _total(needed[part]) < _total(full) else full for part, full in whole.items()}
 
 
-def _rows(
-    stage: Stage, round_number: int, parts: Parts, payload: dict[int, dict[str, dict[str, int]]]
-) -> list[ledger.Row]:
+def _worthwhile(packets: tuple[Sizes, ...], whole: Sizes) -> tuple[Sizes, ...]:
+    """Without the oldest ones, as long as all that are left are no shorter than the whole, for every part."""
+    while packets and all(_total(sizes) >= _total(whole[part]) for part, sizes in _summed(packets, whole).items()):
+        packets = packets[1:]
+    return packets
+
+
+def _summed(packets: tuple[Sizes, ...], whole: Sizes) -> Sizes:
+    return {
+        part: {name: sum(packet[part][name] for packet in packets) for name in full} for part, full in whole.items()
+    }
+
+
+def _total(sizes: dict[str, int]) -> int:
+    return sum(sizes.values())
+
+
+def _rows(stage: Stage, round_number: int, parts: Parts, payload: dict[int, Sizes]) -> list[ledger.Row]:
     return [
         message(stage, stage.index, round_number, client, "download", part, tensors, payload[client][part])
         for client in payload

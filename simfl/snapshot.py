@@ -72,8 +72,8 @@ class Snapshot:
             "round": self.round,
             "step": self.step,
             "memory": {str(client): digest for client, digest in sorted(self.memory.items())},
-            "sizes": list(self.broadcast.sizes),
-            "held": {str(client): version for client, version in sorted(self.broadcast.held.items())},
+            "packets": list(self.broadcast.packets),
+            "missed": {str(client): count for client, count in sorted(self.broadcast.missed.items())},
         }
 
     @staticmethod
@@ -84,7 +84,7 @@ class Snapshot:
         def under(prefix: str) -> State:
             return {key.partition(":")[2]: group for key, group in groups.items() if key.startswith(f"{prefix}:")}
 
-        held = {int(client): version for client, version in facts["held"].items()}
+        missed = {int(client): count for client, count in facts["missed"].items()}
         return Snapshot(
             facts["phase"],
             facts["round"],
@@ -93,7 +93,7 @@ class Snapshot:
             Server(groups.get("weights", {}), under("state"), under("optimizer")),
             groups.get("buffers", {}),
             {int(client): digest for client, digest in facts["memory"].items()},
-            Broadcast(under("public"), tuple(facts["sizes"]), held),
+            Broadcast(under("public"), tuple(facts["packets"]), missed),
         )
 
 
