@@ -1,7 +1,7 @@
 """Made invoices as arrays: drawn with text alone, carried to the device, asked about there.
 
-The invoices come from `provider_invoices.draw_documents`: another half of the surnames and label wordings than the benchmark's, and so
-no company, person or label of any client.
+The invoices come from `provider_invoices.draw_documents`: another half of the surnames and label wordings than the
+benchmark's, and so no company, person or label of any client.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ LETTERS = re.compile(r"[^\W\d_]+")
 
 
 def pack(count: int = COUNT) -> dict[str, np.ndarray]:
-    """`text` (the distinct words, as bytes, by line), and flat rows of it with their ends: `words` by document, `question` and `answer` by question;
-    `boxes` [words, 4]; `document` of each question.
+    """`text` (the distinct words, as bytes, by line); flat rows of it with their ends: `words` by document, `question`
+    and `answer` by question; `boxes` [words, 4]; `document` of each question.
     """
     index: dict[str, int] = {}
     flat: dict[str, list[int]] = {part: [] for part in PARTS}
@@ -90,9 +90,8 @@ class Corpus:
 
 
 def count_words(count: int = 4000) -> str:
-    """Lines `word count` for the words of `count` invoices without misreadings, and of their questions; made of letters, found twice or more."""
+    """Lines `word count`: words of letters found twice or more in `count` well read invoices and their questions."""
     found: Counter[str] = Counter()
     for page in draw_documents("words", count, per_provider=1, recipe=Recipe(image_width=0, noise=0.0)):
         found.update(LETTERS.findall(" ".join([*page.words, *(asked.question for asked in page.questions)]).lower()))
     return "".join(f"{word} {times}\n" for word, times in sorted(found.items()) if times > 1)
-

@@ -1,4 +1,4 @@
-"""Documents drawn on the device: key-value lines, tables and noise as words with boxes, one question each, in the `docvqa` format.
+"""Documents drawn on the device: key-value lines, tables and noise as words with boxes, and one question each.
 
 A document is a grid of R rows x 4 cells x 4 words. Every row is one of
 
@@ -6,14 +6,17 @@ A document is a grid of R rows x 4 cells x 4 words. Every row is one of
     two     label value label value           cells   value value value …
     noise   words nobody asks for
 
-The question names a label (and, in a table of several rows, the row's first cell); the answer is the value's words. Reading order is by
-rows, in some documents by columns. All is vectorised over the batch; nothing leaves the device.
+The question names a label (and, in a table of several rows, the row's first cell); the answer is the value's words.
+Reading order is by rows, in some documents by columns. All is vectorised over the batch; nothing leaves the device.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from encoding import Asked, Encoded, encode
+from questions import split, templates
 from tables import Table
 from torch import Tensor
 
@@ -21,42 +24,12 @@ ONE, TWO, NOISE, HEAD, CELLS = range(5)
 COLUMNS, WORDS = 4, 4  # cells a row, words a cell
 PROMPT = 34  # pieces kept free for the question when a value is chosen
 VALUES = (  # how likely, and the kinds of a value's words
-    (20, "amount"), (4, "currency amount"), (4, "amount currency"), (14, "date"), (3, "day month year"), (16, "code"), (3, "code code"), (4, "count"),
-    (3, "percent"), (6, "name name"), (3, "name name name"), (6, "word"), (6, "word word"), (3, "common word"), (3, "common common common"),
-    (5, "nonce"), (4, "nonce nonce"), (3, "name count"), (2, "mail"), (4, "group group group group"), (4, "count common"),
+    (20, "amount"), (4, "currency amount"), (4, "amount currency"), (14, "date"), (3, "day month year"), (16, "code"),
+    (3, "code code"), (4, "count"), (3, "percent"), (6, "name name"), (3, "name name name"), (6, "word"),
+    (6, "word word"), (3, "common word"), (3, "common common common"), (5, "nonce"), (4, "nonce nonce"),
+    (3, "name count"), (2, "mail"), (4, "group group group group"), (4, "count common"),
 )  # fmt: skip
 LABELS = ((6, "common"), (3, "word"), (1, "nonce"), (1, "name"))
-ASK = """what is the {label}?|{label}?|what is {label}?|what does it say under {label}?|find the {label}|what is the value of {label}?|give the {label} shown on the page|
-which value stands next to {label}?|how much is the {label}?|when is the {label}?|who is the {label}?|read the field {label}|{label}|
-was ist {label}?|wie lautet {label}?|was steht unter {label}?|wie lautet die {label} auf der rechnung?|welcher wert steht bei {label}?|wie hoch ist {label}?|
-quel est le {label}?|quelle est la {label} de cette page?|quel est {label} ?|que vaut {label}?|
-wat is de {label}?|wat is het {label}?|welke waarde staat bij {label}?|hoe hoog is {label}?"""
-ASK_ROW = """what is the {label} of {key}?|{label} of {key}?|what is the {label} for {key}?|how much is the {label} of {key}?|{key}: {label}?|
-was ist {label} von {key}?|wie lautet {label} für {key}?|welcher wert steht bei {key} unter {label}?|quel est le {label} de {key}?|
-quelle est la {label} pour {key}?|wat is de {label} van {key}?|wat is {label} voor {key}?"""
-
-
-def _split(template: str) -> tuple[list[str], list[str], list[str], bool, str]:
-    """Words before, between and after the slots; whether the key comes first; the mark glued to the last slot."""
-    swapped = "{key}" in template and template.index("{key}") < template.index("{label}")
-    first, second = ("{key}", "{label}") if swapped else ("{label}", "{key}")
-    before, _, rest = template.partition(first)
-    between, _, after = rest.partition(second) if second in template else ("", "", rest)
-    mark = after[:1] if after[:1] in ("?", ":") else ""
-    glued = between[:1] if between[:1] == ":" else ""
-    return before.split(), between[len(glued) :].split(), after[len(mark) :].split(), swapped, glued + "|" + mark
-
-
-def templates() -> tuple[list[str], list[str]]:
-    """The wordings of plain questions, and of those about a table's row."""
-    tidy = [text.replace("\n", "").split("|") for text in (ASK, ASK_ROW)]
-    return tidy[0], tidy[1]
-
-
-def prompt_words() -> list[str]:
-    """Every word a prompt is made of, besides labels and keys."""
-    parts = [part for bank in templates() for text in bank for part in _split(text)[:3]]
-    return ["question:", "context:", *(word for part in parts for word in part)]
 
 
 class Drawer:
@@ -67,8 +40,10 @@ class Drawer:
         self.table, self.marks = table, mark_ids
         self.device = table.pieces.device
         self.generator = torch.Generator(self.device).manual_seed(seed)
-        index = {word: row + table.kinds["prompt"][0] for row, word in enumerate(table.words[slice(*table.kinds["prompt"])])}
-        banks = [[_split(text) for text in bank] for bank in templates()]
+        index = {
+            word: row + table.kinds["prompt"][0] for row, word in enumerate(table.words[slice(*table.kinds["prompt"])])
+        }
+        banks = [[split(text) for text in bank] for bank in templates()]
         rows = [part for bank in banks for part in bank]
         self.plain = len(banks[0])  # templates below this number ask without a row
         self.before = self._ragged([["question:", *row[0]] for row in rows], index)
@@ -82,7 +57,9 @@ class Drawer:
 
     def _ragged(self, rows: list[list[str]], index: dict[str, int]) -> Tensor:
         width = max(map(len, rows))
-        return torch.tensor([[index[word] for word in row] + [-1] * (width - len(row)) for row in rows], device=self.device)
+        return torch.tensor(
+            [[index[word] for word in row] + [-1] * (width - len(row)) for row in rows], device=self.device
+        )
 
     def _kinds(self, spec: tuple[tuple[int, str], ...]) -> tuple[Tensor, Tensor]:
         """Weights [V] and word ranges [V, 4, 2] (start, size; size 0 is no word)."""
@@ -101,11 +78,15 @@ class Drawer:
         """Integers in [low, high)."""
         return torch.randint(low, high, shape, generator=self.generator, device=self.device)
 
+    def _pick(self, weights: Tensor, count: int) -> Tensor:
+        """`count` positions drawn by weight."""
+        return torch.bucketize(self.uniform(count), weights.cumsum(0) / weights.sum()).clamp_max(len(weights) - 1)
+
     def _some(self, kinds: tuple[Tensor, Tensor], *shape: int) -> Tensor:
         """Words [*shape, 4] of kinds drawn by weight."""
         weights, spans = kinds
-        count = int(torch.tensor(shape).prod())
-        span = spans[torch.multinomial(weights, count, True, generator=self.generator)].reshape(*shape, WORDS, 2)
+        count = math.prod(shape)
+        span = spans[self._pick(weights, count)].reshape(*shape, WORDS, 2)
         words = span[..., 0] + (self.uniform(*shape, WORDS) * span[..., 1]).long()
         return torch.where(span[..., 1] > 0, words, -1)
 
@@ -138,7 +119,9 @@ class Drawer:
         label_words = self._labels(batch, rows)
         value_words = self._some(self.value_kinds, batch, rows, COLUMNS)
         is_label = (((kind == ONE) | (kind == TWO))[..., None] & (place % 2 == 0)) | (kind == HEAD)[..., None]
-        used = torch.where(kind == ONE, 2, torch.where(kind == TWO, 4, torch.where(kind == NOISE, 1 + columns % 2, columns)))
+        used = torch.where(
+            kind == ONE, 2, torch.where(kind == TWO, 4, torch.where(kind == NOISE, 1 + columns % 2, columns))
+        )
         present = place < used[..., None]
         words = torch.where(is_label[..., None], label_words, value_words)
         words = torch.where(present[..., None], words, -1)
@@ -162,7 +145,7 @@ class Drawer:
     def _labels(self, batch: int, rows: int) -> Tensor:
         """Label words [B, R, 4, 4]: one to three words, some of them shared within a document."""
         weights, spans = self.label_kinds
-        span = spans[torch.multinomial(weights, batch * rows * COLUMNS * 3, True, generator=self.generator)][:, 0]
+        span = spans[self._pick(weights, batch * rows * COLUMNS * 3)][:, 0]
         words = (span[:, 0] + (self.uniform(len(span)) * span[:, 1]).long()).reshape(batch, rows, COLUMNS, 3)
         pool = words[:, 0, 0, :2].reshape(batch, 1, 1, 2)
         shared = torch.where(self.uniform(batch, rows, COLUMNS) < 0.5, pool[..., 0], pool[..., 1])
@@ -199,8 +182,16 @@ class Drawer:
         kinds = kind[..., None]
         x = torch.where(kinds >= HEAD, grid, torch.where(kinds == NOISE, loose, left))
         inherited = head[..., None].expand_as(x)
-        x = torch.where((kinds == CELLS) & (look.gather(1, head[..., None].expand_as(look))[..., :1] >= 0.35), grid.gather(1, inherited), x)
-        x = torch.where((kinds == CELLS) & (look.gather(1, head[..., None].expand_as(look))[..., :1] < 0.35), 30 + (place + 1) * pitch - width - 15, x)
+        x = torch.where(
+            (kinds == CELLS) & (look.gather(1, head[..., None].expand_as(look))[..., :1] >= 0.35),
+            grid.gather(1, inherited),
+            x,
+        )
+        x = torch.where(
+            (kinds == CELLS) & (look.gather(1, head[..., None].expand_as(look))[..., :1] < 0.35),
+            30 + (place + 1) * pitch - width - 15,
+            x,
+        )
         after_label = x[..., 0] + width[..., 0] + advance[..., 0, 0]
         x = torch.where((kinds == ONE) & (place == 1), torch.maximum(x, after_label[..., None]), x)
         height = 10 + 12 * self.uniform(batch, 1)
@@ -220,7 +211,15 @@ class Drawer:
         return torch.where(self.uniform(batch, 1, 1) < 1 / 7, by_halves, by_rows)
 
     def _target(
-        self, kind: Tensor, several: Tensor, present: Tensor, is_label: Tensor, words: Tensor, marks: Tensor, order: Tensor, length: int
+        self,
+        kind: Tensor,
+        several: Tensor,
+        present: Tensor,
+        is_label: Tensor,
+        words: Tensor,
+        marks: Tensor,
+        order: Tensor,
+        length: int,
     ) -> Tensor:
         """The cell asked for, [B] as row·4 + column: a value that has one name and whose last piece is read."""
         place = torch.arange(COLUMNS, device=self.device)
@@ -230,7 +229,11 @@ class Drawer:
         pieces = (self.table.length[words.clamp_min(0)] * (words >= 0) + (marks > 0)).sum(-1).flatten(1)
         rank = order.flatten(1).argsort(1)
         reach = pieces.gather(1, rank).cumsum(1).gather(1, rank.argsort(1))
-        score = self.uniform(*allowed.flatten(1).shape) + allowed.flatten(1).float() + (reach <= length - PROMPT).float() * allowed.flatten(1)
+        score = (
+            self.uniform(*allowed.flatten(1).shape)
+            + allowed.flatten(1).float()
+            + (reach <= length - PROMPT).float() * allowed.flatten(1)
+        )
         return score.argmax(1)
 
     def _question(
@@ -240,7 +243,9 @@ class Drawer:
         batch = torch.arange(len(target), device=self.device)
         row, column = target // COLUMNS, target % COLUMNS
         in_table = kind[batch, row] == CELLS
-        label = torch.where(in_table[:, None], words[batch, head[batch, row], column], words[batch, row, (column - 1).clamp_min(0)])
+        label = torch.where(
+            in_table[:, None], words[batch, head[batch, row], column], words[batch, row, (column - 1).clamp_min(0)]
+        )
         keyed = in_table & several[batch, row]
         number = torch.where(
             keyed, self.integers(self.plain, len(self.swapped), len(target)), self.integers(0, self.plain, len(target))

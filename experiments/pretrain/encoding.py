@@ -1,6 +1,6 @@
 """From words on the device to what the model reads: the `docvqa` objective's format, vectorised.
 
-    question words, page words  ->  pieces … </s> padding          boxes: the whole page for the question, 0 for the end
+question words, page words  ->  pieces … </s> padding          boxes: the whole page for the question, 0 for the end
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import torch
 from tables import Table
 from torch import Tensor
 
-ANSWER = 24  # pieces of an answer, its end included
+ANSWER = 16  # pieces of an answer, its end included
 END = 1
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Documents with a question each, as rows of a table (−1 is absent): `question` [B, Q], `words` [B, W], `answer` [B, A]; `marks` are pieces glued to
-    a word's end (0 is none); `boxes` [B, W, 4] in thousandths. The question runs from "question:" to "context:".
+    """Documents with a question each, as rows of a table (−1 none): `question` [B, Q], `words` [B, W], `answer` [B, A].
+
+    `marks` are pieces glued to a word's end (0 is none); `boxes` [B, W, 4] in thousandths. The question runs from
+    "question:" to "context:".
     """
 
     question: Tensor
@@ -31,7 +33,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Encoded:
-    """`input_ids`, `attention_mask` [B, L], `boxes` [B, L, 4], `labels` [B, ANSWER] (−100 is padding); and what they were made of."""
+    """`input_ids`, `attention_mask` [B, L], `boxes` [B, L, 4], `labels` [B, ANSWER] (−100 is padding); their source."""
 
     input_ids: Tensor
     attention_mask: Tensor

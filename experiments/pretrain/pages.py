@@ -1,4 +1,4 @@
-"""Page images from boxes, and the page reader's own pretraining: restore hidden patches (as BEiT and DiT do, on pixels)."""
+"""Page images from boxes, and the page reader's own pretraining: restore the page, hidden patches too, as DiT does."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ def page_images(boxes: Tensor, present: Tensor, ink: Tensor, size: int) -> Tenso
     across = (torch.minimum(right, edge + 1.0) - torch.maximum(left, edge.float())).clamp(0, 1)
     down = (torch.minimum(bottom, edge + 1.0) - torch.maximum(top, edge.float())).clamp(0, 1) * present[..., None]
     shade = torch.matmul(down.transpose(1, 2), across).clamp(0, 1) * ink
-    return (255.0 * (1.0 - shade)).to(torch.uint8)[:, None].expand(-1, 3, -1, -1)
+    return (255.0 * (1.0 - shade)).round().to(torch.uint8)[:, None].expand(-1, 3, -1, -1)
 
 
-def train_reader(network: VT5Network, draw_pages: Callable[[], Tensor], steps: int, learning_rate: float, dice: Drawer) -> list[float]:
+def train_reader(
+    network: VT5Network, draw_pages: Callable[[], Tensor], steps: int, learning_rate: float, dice: Drawer
+) -> list[float]:
     """Train `network.vision` alone: one patch of five is greyed out, a linear layer (thrown away) restores all of them.
 
-    `draw_pages()` gives a batch of pages, `dice` hides patches. Returns the mean squared error in units of the pages' variance, every 50 steps.
+    `draw_pages()` gives a batch of pages, `dice` hides patches. Returns the mean squared error over the variance of the
+    pages, every 50 steps.
     """
     vision = network.vision
     patch = vision.config.patch_size

@@ -1,7 +1,7 @@
-"""Everything that training needs, made on any machine in two minutes of one core and carried to the GPU as one file (about 35 MB).
+"""Everything that training needs, made in two minutes of one core and carried to the GPU as one file of 32 MB.
 
-    python experiments/pretrain/prepare.py OUT.npz [COUNT]                         words and COUNT invoices (48,000)
-    python experiments/pretrain/prepare.py experiments/pretrain/invoice_words.txt  before the tokenizer: see words.py
+python experiments/pretrain/prepare.py OUT.npz [COUNT]                         words and COUNT invoices (48,000)
+python experiments/pretrain/prepare.py experiments/pretrain/invoice_words.txt  before the tokenizer: see words.py
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 from corpus import COUNT, count_words, pack, texts
-from drawer import prompt_words
+from questions import prompt_words
 from tables import build, kinds
 
 from simfl.models.start import BUNDLED

@@ -1,4 +1,7 @@
-"""One training step, captured once per shape as a CUDA graph: the tiny model is bound by kernel launches otherwise."""
+"""One training step in bfloat16 with float32 masters, captured once per shape as a CUDA graph.
+
+The tiny model is bound by kernel launches and by memory traffic, not by arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,21 @@ from torch import Tensor, nn
 
 
 class Step:
-    """Forward, backward, clipping and AdamW; the same arithmetic captured or not."""
+    """Forward and backward on the network's tensors, clipping and AdamW on their float32 masters."""
 
-    def __init__(self, trained: list[nn.Parameter], loss: Callable[[dict[str, Tensor]], Tensor], decay: float, clip: float) -> None:
+    def __init__(
+        self, trained: list[nn.Parameter], loss: Callable[[dict[str, Tensor]], Tensor], decay: float, clip: float
+    ) -> None:
+        """`trained` become bfloat16 on CUDA; `masters` hold what is learnt, in the same order."""
         self.trained, self.loss, self.clip = trained, loss, clip
         self.cuda = trained[0].is_cuda
+        self.masters = [parameter.detach().clone().float() for parameter in trained]
+        for parameter, master in zip(trained, self.masters, strict=True):
+            parameter.data = parameter.data.to(torch.bfloat16 if self.cuda else torch.float32)
+            master.grad = torch.zeros_like(master)
         self.rate = torch.zeros((), device=trained[0].device)
         self.optimizer = torch.optim.AdamW(
-            trained, lr=self.rate if self.cuda else 0.0, weight_decay=decay, fused=self.cuda, capturable=self.cuda
+            self.masters, lr=self.rate if self.cuda else 0.0, weight_decay=decay, fused=self.cuda, capturable=self.cuda
         )
         self.graph: torch.cuda.CUDAGraph | None = None
         self.inputs: dict[str, Tensor] = {}
@@ -32,33 +42,42 @@ class Step:
     def shape(self, inputs: dict[str, Tensor]) -> None:
         """Make ready for inputs of these shapes; on CUDA this takes three steps on them."""
         self.graph, self.inputs = None, {name: tensor.clone() for name, tensor in inputs.items()}
-        self.optimizer.zero_grad(set_to_none=True)
         if not self.cuda:
             return
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(3):
-                self._eager()
+                self._take(self.inputs)
         torch.cuda.current_stream().wait_stream(side)
-        self.optimizer.zero_grad(set_to_none=True)
+        self._forget()
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            self.value = self._eager()
+            self.value = self._take(self.inputs)
 
     def __call__(self, inputs: dict[str, Tensor]) -> Tensor:
         """Take a step; the loss before it (overwritten by the next step)."""
         if self.graph is None:
-            return self._eager(inputs)
+            return self._take(inputs)
         for name, tensor in inputs.items():
             self.inputs[name].copy_(tensor)
         self.graph.replay()
         return self.value
 
-    def _eager(self, inputs: dict[str, Tensor] | None = None) -> Tensor:
-        self.optimizer.zero_grad(set_to_none=True)
-        loss = self.loss(self.inputs if inputs is None else inputs)
+    def _forget(self) -> None:
+        for parameter in self.trained:
+            parameter.grad = None
+
+    def _take(self, inputs: dict[str, Tensor]) -> Tensor:
+        self._forget()
+        loss = self.loss(inputs)
         loss.backward()
-        nn.utils.clip_grad_norm_(self.trained, self.clip, foreach=True)
+        for parameter, master in zip(self.trained, self.masters, strict=True):
+            if parameter.grad is not None:
+                master.grad.copy_(parameter.grad)
+        nn.utils.clip_grad_norm_(self.masters, self.clip, foreach=True)
         self.optimizer.step()
+        with torch.no_grad():
+            for parameter, master in zip(self.trained, self.masters, strict=True):
+                parameter.copy_(master)
         return loss.detach()

@@ -1,7 +1,7 @@
 """Word tables for the drawer: every OCR word it can print, with its pieces, as arrays that live on the device.
 
-A word's pieces never depend on its neighbours (see tokenizer.py), so a drawn sequence of words is exactly what the `docvqa` objective
-would have encoded. Numbers, dates, codes and nonce words are made here from named seeds.
+A word's pieces never depend on its neighbours (see tokenizer.py), so a drawn sequence of words is exactly what the
+`docvqa` objective would have encoded. Numbers, dates, codes and nonce words are made here from named seeds.
 """
 
 from __future__ import annotations
@@ -20,14 +20,33 @@ from simfl.seeds import rng
 
 WIDTH = 16  # pieces a word may have
 CURRENCIES = ("eur", "usd", "gbp", "chf", "€", "$", "£")
-MONTHS = """january february march april may june july august september october november december jan feb mar apr jun jul aug sep oct nov dec
-januar februar märz mai juni juli oktober dezember janvier février mars avril juin juillet août septembre octobre novembre décembre
-januari februari maart mei augustus""".split()
+MONTHS = (
+    *("january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november"),
+    *(
+        "december",
+        "jan",
+        "feb",
+        "mar",
+        "apr",
+        "jun",
+        "jul",
+        "aug",
+        "sep",
+        "oct",
+        "nov",
+        "dec",
+        "januar",
+        "februar",
+        "märz",
+    ),
+    *("mai", "juni", "juli", "oktober", "dezember", "janvier", "février", "mars", "avril", "juin", "juillet", "août"),
+    *("septembre", "octobre", "novembre", "décembre", "januari", "februari", "maart", "augustus"),
+)  # english and its short forms, then what german, french and dutch write differently
 
 
 @dataclass(frozen=True)
 class Table:
-    """`pieces` [N, WIDTH] (int16, 0 beyond `length`), `length` and `chars` [N] (int64), and where each kind of word lies."""
+    """`pieces` [N, WIDTH] (int16, 0 beyond `length`), `length`, `chars` [N] (int64); where each kind of word lies."""
 
     words: tuple[str, ...]
     pieces: Tensor
@@ -73,8 +92,16 @@ def _amount(draw: np.random.Generator) -> str:
 
 def _date(draw: np.random.Generator) -> str:
     day, month, year = int(draw.integers(1, 29)), int(draw.integers(1, 13)), int(draw.integers(1990, 2036))
-    forms = (f"{year}-{month:02d}-{day:02d}", f"{day:02d}.{month:02d}.{year}", f"{day:02d}/{month:02d}/{year}", f"{day}.{month}.{year}",
-             f"{month:02d}/{day:02d}/{year}", f"{day:02d}-{month:02d}-{year}", f"{day:02d}/{month:02d}/{year % 100:02d}", f"{year}/{month:02d}/{day:02d}")
+    forms = (
+        f"{year}-{month:02d}-{day:02d}",
+        f"{day:02d}.{month:02d}.{year}",
+        f"{day:02d}/{month:02d}/{year}",
+        f"{day}.{month}.{year}",
+        f"{month:02d}/{day:02d}/{year}",
+        f"{day:02d}-{month:02d}-{year}",
+        f"{day:02d}/{month:02d}/{year % 100:02d}",
+        f"{year}/{month:02d}/{day:02d}",
+    )
     return str(draw.choice(forms))
 
 
@@ -88,15 +115,27 @@ def _digits(draw: np.random.Generator, low: int, high: int) -> str:
 
 def _code(draw: np.random.Generator) -> str:
     year = str(draw.integers(1990, 2036))
-    forms = (_digits(draw, 4, 10), _letters(draw, 1, 4) + _digits(draw, 3, 8), f"{_letters(draw, 1, 4)}-{_digits(draw, 3, 7)}", f"{year}-{_digits(draw, 3, 6)}",
-             f"{_letters(draw, 1, 4)}-{year}-{_digits(draw, 2, 5)}", f"{_letters(draw, 1, 3)}/{year[2:]}/{_digits(draw, 3, 6)}", f"{year}/{_digits(draw, 3, 6)}",
-             f"#{_digits(draw, 3, 7)}", f"{_digits(draw, 2, 5)}-{_digits(draw, 2, 5)}", f"{_digits(draw, 2, 4)}.{_digits(draw, 3, 6)}", f"+{_digits(draw, 2, 5)}")
+    forms = (
+        _digits(draw, 4, 10),
+        _letters(draw, 1, 4) + _digits(draw, 3, 8),
+        f"{_letters(draw, 1, 4)}-{_digits(draw, 3, 7)}",
+        f"{year}-{_digits(draw, 3, 6)}",
+        f"{_letters(draw, 1, 4)}-{year}-{_digits(draw, 2, 5)}",
+        f"{_letters(draw, 1, 3)}/{year[2:]}/{_digits(draw, 3, 6)}",
+        f"{year}/{_digits(draw, 3, 6)}",
+        f"#{_digits(draw, 3, 7)}",
+        f"{_digits(draw, 2, 5)}-{_digits(draw, 2, 5)}",
+        f"{_digits(draw, 2, 4)}.{_digits(draw, 3, 6)}",
+        f"+{_digits(draw, 2, 5)}",
+    )
     return str(draw.choice(forms))
 
 
 def _nonce(draw: np.random.Generator) -> str:
     vowels, consonants = "aeiouy", "bcdfghjklmnprstvwz"
-    return "".join(draw.choice(list(consonants)) + draw.choice(list(vowels)) for _ in range(draw.integers(1, 4))) + _letters(draw, 0, 3)
+    return "".join(
+        draw.choice(list(consonants)) + draw.choice(list(vowels)) for _ in range(draw.integers(1, 4))
+    ) + _letters(draw, 0, 3)
 
 
 def _mail(draw: np.random.Generator) -> str:
@@ -128,12 +167,14 @@ def kinds(scale: float = 1.0) -> dict[str, list[str]]:
         "year": [str(year) for year in range(1990, 2036)],
         "percent": [f"{rate}%" for rate in range(31)] + [f"{rate},{half}%" for rate in range(30) for half in (0, 5)],
         "currency": list(CURRENCIES),
-        "month": MONTHS,
+        "month": list(MONTHS),
     }
 
 
-def build(tokenizer: Tokenizer, words: dict[str, list[str]], prompt: Iterable[str], documents: Sequence[str] = ()) -> Table:
-    """The table of all words of each kind, of "prompt" words, and of "document" words, which are all kept and cut to WIDTH pieces."""
+def build(
+    tokenizer: Tokenizer, words: dict[str, list[str]], prompt: Iterable[str], documents: Sequence[str] = ()
+) -> Table:
+    """The table of all words of each kind, of "prompt" words, and of "document" words (all kept, cut to WIDTH)."""
     tokenizer.enable_padding(length=WIDTH, pad_id=0)
     rows: list[str] = []
     blocks: list[np.ndarray] = []

@@ -1,9 +1,9 @@
-"""Train the start's tokenizer (BPE, T5's conventions) on public words and made numbers: one command, the same bytes each time.
+"""Train the start's tokenizer on public words and made numbers: one command, the same bytes each time.
 
     python experiments/pretrain/tokenizer.py [simfl/starts/vt5_tiny/tokenizer.json]
 
-Text is lower-cased. Digits come in pairs counted from the left, punctuation stands alone, and a piece never mixes letters with
-digits: so a value has the same pieces wherever it stands, and an amount costs few of them.
+Byte pairs with T5's conventions. Text is lower-cased, digits come in pairs counted from the left, punctuation stands
+alone, and a piece never mixes letters with digits: so a value has the same pieces wherever it stands, and few of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEFAULT = Path(__file__).resolve().parents[2] / "simfl/starts/vt5_tiny/tokenizer
 
 
 def corpus() -> Iterator[str]:
-    """Every word as often as its table weighs, all pairs of digits at a word's start and inside it, and the words of made invoices."""
+    """Every word as often as its table weighs, the pairs of digits, and the words of made invoices."""
     for word in business():
         yield from [word] * 40
     for table, words in everyday().items():

@@ -1,13 +1,14 @@
-"""Pretrain the tiny VT5: first its page reader on drawn pages, then copying values out of drawn documents, then made invoices.
+"""Pretrain the tiny VT5: its page reader on drawn pages, then copying out of drawn documents, then made invoices.
 
     python experiments/pretrain/train.py OUT PREPARED.npz [--device cuda] [--scale 1.0] [--stages N]
 
-Leaves OUT/<stage>/ (a start that `simfl` loads) after the stages marked for keeping, and OUT/curve.csv.
+Leaves OUT/<stage>/ after the stages marked for keeping: a start that `simfl` loads, and the curve so far.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import csv
 import time
 from collections.abc import Callable, Iterator
@@ -32,11 +33,12 @@ from simfl.models.dropout import install
 from simfl.models.tokenizer import Tokenizer
 from simfl.models.vt5 import VT5
 from simfl.models.vt5_network import VT5Network
-from simfl.seeds import seed_for
+from simfl.seeds import rng, seed_for
 
-LEARNING_RATE, WARM_UP, DECAY, CLIP = 1e-3, 500, 0.01, 1.0
+LEARNING_RATE, WARM_UP, DECAY, CLIP = 1e-3, 400, 0.01, 1.0
+Rows = list[dict[str, float | str]]
 READER_STEPS, READER_RATE = 500, 1e-3
-EACH = 100  # steps between two rows of the curve
+EACH = 50  # steps between two rows of the curve
 CHUNK = 16  # batches drawn together
 
 
@@ -55,11 +57,11 @@ class Stage:
 
 
 STAGES = (
-    Stage("short", 1500, 1024, 79, 4, 0.0, 1.0),
-    Stage("middle", 1500, 1024, 127, 9, 0.0, 1.0),
-    Stage("page", 3000, 512, 191, 14, 0.0, 0.5, keep=True),
-    Stage("mixed", 800, 512, 191, 14, 0.5, 0.4, keep=True),
-    Stage("invoices", 2200, 512, 191, 14, 0.5, 0.02, keep=True),
+    Stage("short", 1600, 512, 79, 4, 0.0, 1.0),
+    Stage("middle", 800, 512, 127, 9, 0.0, 1.0),
+    Stage("page", 600, 512, 191, 14, 0.0, 1.0, keep=True),
+    Stage("mixed", 600, 512, 191, 14, 0.5, 0.6, keep=True),
+    Stage("invoices", 1500, 512, 191, 14, 0.5, 0.02, keep=True),
 )
 
 
@@ -78,10 +80,11 @@ class Source:
 
     def __init__(self, drawer: Drawer, corpus: Corpus, image_size: int) -> None:
         self.drawer, self.corpus, self.image_size = drawer, corpus, image_size
+        self.dice = rng("pretrain", "rows")  # on the host, so that the device is not waited for
 
     def drawn(self, count: int, stage: Stage) -> Encoded:
         """Drawn documents, all of the same number of rows."""
-        rows = int(self.drawer.integers(max(2, stage.rows // 2), stage.rows + 1, 1))
+        rows = int(self.dice.integers(max(2, stage.rows // 2), stage.rows + 1))
         return self.drawer.draw(count, rows, stage.length)
 
     def invoices(self, count: int, stage: Stage, held: bool = False) -> Encoded:
@@ -110,26 +113,29 @@ class Source:
                 yield {name: tensor[rows] for name, tensor in whole.items()}
 
 
-def task_loss(network: VT5Network, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy of the answers' pieces; which answers are right in every piece, teacher-forced [B]."""
-    labels = inputs["labels"]
-    logits = network(**inputs).logits
-    loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
-    return loss, ((logits.argmax(-1) == labels) | (labels < 0)).all(1)
+def task_loss(network: VT5Network, inputs: dict[str, Tensor]) -> Tensor:
+    """Mean cross-entropy of the answers' pieces."""
+    return nn.functional.cross_entropy(
+        network(**inputs).logits.flatten(0, 1), inputs["labels"].flatten(), ignore_index=-100
+    )
 
 
 @torch.no_grad()
 def measure(network: VT5Network, source: Source, stage: Stage) -> dict[str, float]:
-    """Share of exact answers on new drawn documents and on invoices kept apart."""
-    parts = {"drawn": source.drawn(512, stage), "invoices": source.invoices(512, stage, held=True)}
-    return {f"exact_{name}": round(float(task_loss(network, source.inputs(part))[1].float().mean()), 4) for name, part in parts.items()}
+    """Share of answers right in every piece, teacher-forced, on new drawn documents and on invoices kept apart."""
+    shares = {}
+    for name, part in (("drawn", source.drawn(512, stage)), ("invoices", source.invoices(512, stage, held=True))):
+        best = network(**source.inputs(part)).logits.argmax(-1)
+        shares[f"exact_{name}"] = round(float(((best == part.labels) | (part.labels < 0)).all(1).float().mean()), 4)
+    return shares
 
 
-def train(network: VT5Network, source: Source, stages: tuple[Stage, ...], keep: Callable[[str], None]) -> list[dict[str, float | str]]:
-    """All stages; `keep(name)` is called after those to be kept. Returns the curve."""
-    network.vision.requires_grad_(False)
-    step = Step([p for p in network.parameters() if p.requires_grad], lambda inputs: task_loss(network, inputs)[0], DECAY, CLIP)
-    curve: list[dict[str, float | str]] = []
+def train(
+    network: VT5Network, source: Source, stages: tuple[Stage, ...], keep: Callable[[str, Rows, list[Tensor]], None]
+) -> None:
+    """All stages; after those to be kept, `keep` gets the name, the curve so far and the float32 weights."""
+    step = Step(trained_parameters(network), lambda inputs: task_loss(network, inputs), DECAY, CLIP)
+    curve: Rows = []
     begun, done, seen, peak = time.perf_counter(), 0, 0, 1.0
     for stage in stages:
         batches = source.batches(stage)
@@ -142,16 +148,31 @@ def train(network: VT5Network, source: Source, stages: tuple[Stage, ...], keep: 
             done, seen, since = done + 1, seen + stage.batch, since + 1
             if done % EACH == 0 or local == stage.steps - 1:
                 row = {"stage": stage.name, "step": done, "examples": seen, "loss": round(float(total) / since, 4)}
-                row |= measure(network, source, stage) | {"seconds": round(time.perf_counter() - begun, 1)}
-                curve.append(row)
+                curve.append(row | measure(network, source, stage) | {"seconds": round(time.perf_counter() - begun, 1)})
                 total.zero_()
                 since = 0
-                if done % (5 * EACH) == 0:
-                    print(*row.values(), flush=True)
+                if done % (2 * EACH) == 0:
+                    print(*curve[-1].values(), flush=True)
         peak = stage.final_rate
         if stage.keep:
-            keep(stage.name)
-    return curve
+            keep(stage.name, curve, step.masters)
+
+
+def trained_parameters(network: VT5Network) -> list[nn.Parameter]:
+    """All but the page reader's."""
+    return [p for name, p in network.named_parameters() if not name.startswith("vision.")]
+
+
+def write(out: Path, network: VT5Network, curve: Rows, masters: list[Tensor]) -> None:
+    """The start in `out`: the page reader of `network` and these weights, in the trained ones' order; the curve."""
+    whole = copy.deepcopy(network).float()
+    for parameter, master in zip(trained_parameters(whole), masters, strict=True):
+        parameter.data.copy_(master)
+    start.save(whole, out)
+    with (out / "curve.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(curve[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(curve)
 
 
 def main() -> None:
@@ -170,25 +191,26 @@ def main() -> None:
     network = new_network(tokenizer, seed_for("pretrain", "weights"), bf16=device.type == "cuda").to(device)
     drawer = Drawer(table, {mark: tokenizer.token_to_id(mark) for mark in ":?"}, seed_for("pretrain", "drawer"))
     source = Source(drawer, Corpus(prepared, table, seed_for("pretrain", "corpus")), network.vision.config.image_size)
-    print(f"prepared {digest(prepared)}, {len(table.words)} words, loaded in {time.perf_counter() - begun:.1f} s", flush=True)
+    print(
+        f"prepared {digest(prepared)}, {len(table.words)} words, loaded in {time.perf_counter() - begun:.1f} s",
+        flush=True,
+    )
     stages = tuple(
         replace(stage, steps=max(2, round(stage.steps * given.scale)), batch=max(8, round(stage.batch * given.scale)))
         for stage in STAGES[: given.stages]
     )
     pages = source.batches(stages[-1])
-    reader = train_reader(network, lambda: next(pages)["pixel_values"], max(2, round(READER_STEPS * given.scale)), READER_RATE, drawer)
+    reader = train_reader(
+        network, lambda: next(pages)["pixel_values"], max(2, round(READER_STEPS * given.scale)), READER_RATE, drawer
+    )
     print(f"page reader after {time.perf_counter() - begun:.1f} s: {reader}", flush=True)
-    given.out.mkdir(parents=True, exist_ok=True)
+    network.vision.requires_grad_(False)
 
-    def keep(name: str) -> None:
-        start.save(network, given.out / name)
+    def keep(name: str, curve: Rows, masters: list[Tensor]) -> None:
+        write(given.out / name, network, curve, masters)
         print(f"kept {name} after {time.perf_counter() - begun:.1f} s", flush=True)
 
-    curve = train(network, source, stages, keep)
-    with (given.out / "curve.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(curve[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(curve)
+    train(network, source, stages, keep)
     print(f"done after {time.perf_counter() - begun:.1f} s", flush=True)
 
 

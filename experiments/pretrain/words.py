@@ -1,9 +1,10 @@
 """Public words for the tokenizer and the drawer: this folder's lists, and the word tables of the Faker package.
 
-    words.txt            written by hand        invoice_words.txt   how often 4,000 made invoices hold a word (prepare.py makes it)
+    words.txt           written by hand
+    invoice_words.txt   how often 4,000 made invoices hold a word; prepare.py makes it
 
-Faker ships its tables as class attributes; we read the strings and never call its random functions, so the result depends on
-the pinned version alone.
+Faker ships its tables as class attributes; we read the strings and never call its random functions, so the result
+depends on the pinned version alone.
 """
 
 from __future__ import annotations
@@ -48,7 +49,11 @@ def everyday() -> dict[str, list[str]]:
                 provider = importlib.import_module(f"faker.providers.{table}.{locale}").Provider
             except ModuleNotFoundError:
                 continue
-            texts = [text for name, value in sorted(vars(provider).items()) if name[0] != "_" for text in _strings(value)]
+            texts = [
+                text for name, value in sorted(vars(provider).items()) if name[0] != "_" for text in _strings(value)
+            ]
             words = (word.lower() for text in texts if "{{" not in text for word in _WORD.findall(text))
-            found[table].update(word for word in words if len(word) > 1 and word.isascii() | (max(map(ord, word)) < 256))
+            found[table].update(
+                word for word in words if len(word) > 1 and word.isascii() | (max(map(ord, word)) < 256)
+            )
     return {table: sorted(words) for table, words in found.items()}
