@@ -1,77 +1,67 @@
-"""The running sum is the tree sum, however the positions are cut into aligned blocks."""
+"""The running tree sum: the bits of `weights.tree_sum`, however the positions are cut; only what is its own is written."""
+
+from __future__ import annotations
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from simfl.cohort.fold import Fold
-from simfl.weights import tree_sum
+from simfl.weights import Weights, tree_sum
+
+floats = st.floats(-1e6, 1e6, width=32)
+rows = st.lists(st.one_of(st.none(), floats), min_size=1, max_size=40)
 
 
-def weights(seed):
-    """Many numbers, so that another order of adding gives other bits."""
-    return {"w": torch.randn(256, generator=torch.Generator().manual_seed(seed))}
+def item(value: float | None) -> Weights | None:
+    return None if value is None else {"w": torch.tensor([value, value / 3]), "b": torch.tensor(value)}
 
 
-def same(a, b):
-    return (a is None) == (b is None) and (a is None or torch.equal(a["w"], b["w"]))
+def bits(weights: Weights | None) -> list[bytes] | None:
+    return None if weights is None else [t.numpy().tobytes() for t in weights.values()]
 
 
-positions = st.lists(st.one_of(st.none(), st.integers(0, 10**6).map(weights)), max_size=40)
-
-
-@given(positions)
-def test_one_by_one_it_is_the_tree_sum(items):
+@given(rows, st.sampled_from([1, 2, 4, 8]), st.booleans())
+def test_cut_into_aligned_blocks_it_is_the_sum_over_the_whole_tree(values, width, own):
     fold = Fold()
-    for item in items:
-        fold.push(item)
-    assert same(fold.total(), tree_sum(items))
+    for first in range(0, len(values), width):
+        inner = Fold()
+        for value in values[first : first + width]:
+            inner.push(item(value), own=own)
+        fold.push(inner.total(), width)
+    assert bits(fold.total()) == bits(tree_sum([item(value) for value in values]))
 
 
-@given(positions, st.sampled_from([1, 2, 4, 8, 16, 32, 64]))
-def test_blocks_of_any_width_give_the_same_bits(items, width):
-    """As the driver does it: each cohort's own sum, pushed as a block; the last block may be smaller."""
+@given(rows)
+def test_values_that_are_not_its_own_are_left_as_they_were(values):
+    items = [item(value) for value in values]
     fold = Fold()
-    for first in range(0, len(items), width):
-        fold.push(tree_sum(items[first : first + width]), width)
-    assert same(fold.total(), tree_sum(items))
+    for given_item in items:
+        fold.push(given_item)
+    fold.total()
+    assert [bits(i) for i in items] == [bits(item(value)) for value in values]
 
 
-@given(positions, st.data())
-def test_blocks_of_mixed_widths_give_the_same_bits(items, data):
-    """Any aligned cut: a block of 2^k positions begins at a multiple of 2^k."""
-    fold, first = Fold(), 0
-    while first < len(items):
-        aligned = [width for width in (1, 2, 4, 8, 16) if first % width == 0 and first + width <= len(items)]
-        width = data.draw(st.sampled_from(aligned))
-        fold.push(tree_sum(items[first : first + width]), width)
-        first += width
-    assert same(fold.total(), tree_sum(items))
-
-
-@given(st.integers(0, 20), positions)
-def test_a_late_beginning_leaves_its_positions_empty(empty, items):
-    """A part that only the fifth client of a cohort sends."""
-    fold = Fold(empty=empty)
-    for item in items:
-        fold.push(item)
-    assert same(fold.total(), tree_sum([None] * empty + items))
-
-
-def test_the_order_of_adding_matters_so_these_tests_can_fail():
-    items = [weights(seed) for seed in range(5)]
-    straight = {"w": sum(item["w"] for item in items)}
-    assert not same(tree_sum(items), straight)
-    torch.testing.assert_close(tree_sum(items), straight)
-
-
-def test_at_most_one_partial_sum_is_kept_for_each_level():
+def test_values_of_its_own_are_summed_in_the_memory_of_the_first():
+    items = [item(float(value)) for value in range(4)]
+    places = [i["w"].data_ptr() for i in items if i]
     fold = Fold()
-    for seed in range(1000):
-        fold.push(weights(seed))
-    assert len(fold.blocks) <= 10
+    for given_item in items:
+        fold.push(given_item, own=True)
+    total = fold.total()
+    assert total is not None
+    assert total["w"].data_ptr() == places[0]
 
 
-def test_nothing_sums_to_nothing():
-    assert Fold().total() is None
-    assert Fold(empty=3).total() is None
+def test_positions_before_the_first_value_count_as_empty():
+    fold = Fold(empty=3)
+    fold.push(item(1.0))
+    fold.push(item(2.0))
+    assert bits(fold.total()) == bits(tree_sum([None, None, None, item(1.0), item(2.0)]))
+
+
+def test_the_sum_of_nothing_is_nothing():
+    fold = Fold()
+    fold.push({}, own=True)
+    fold.push({}, own=True)
+    assert fold.total() == {}
