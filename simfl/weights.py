@@ -46,6 +46,14 @@ def add(a: Weights, b: Weights) -> Weights:
     return {name: x + b[name] for name, x in a.items()}
 
 
+def add_into(a: Weights, b: Weights) -> Weights:
+    """a + b, bit for bit as `add`, in the memory of a; both have the same names."""
+    assert a.keys() == b.keys(), f"names differ: {sorted(a.keys() ^ b.keys())}"
+    for name, tensor in a.items():
+        tensor += b[name]
+    return a
+
+
 def subtract(a: Weights, b: Weights) -> Weights:
     """a − b, name by name; both have the same names."""
     assert a.keys() == b.keys(), f"names differ: {sorted(a.keys() ^ b.keys())}"

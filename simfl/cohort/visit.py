@@ -245,7 +245,7 @@ def _fold(stage: Stage, folds: dict[str, Fold], result: CohortResult, done: Done
             result.gathered.setdefault(part, []).append(tensors)
             continue
         weighted = scale(tensors, done.plan.weight) if rule == "weighting" else tensors
-        folds.setdefault(part, Fold(empty=position)).push(weighted)
+        folds.setdefault(part, Fold(empty=position)).push(weighted, own=weighted is not tensors)
 
 
 def _client_row(plan: CohortPlan, done: Done) -> dict[str, Any]:
