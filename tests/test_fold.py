@@ -1,4 +1,4 @@
-"""The running tree sum: the bits of `weights.tree_sum`, however the positions are cut; only what is its own is written."""
+"""The running tree sum: the bits of `weights.tree_sum`, however cut; only what is its own is written to."""
 
 from __future__ import annotations
 
