@@ -1,0 +1,58 @@
+"""FedDyn: Acar et al. 2021, "Federated learning based on dynamic regularization", Algorithm 1.
+
+w       received model      θ_k   the client's model after its last step      r_k   its weight, 1 on average
+h_k, h  linear terms of the client and of the server, zero at first           N, S  clients in all, in the round
+client   θ_k ≈ argmin f_k(θ) − ⟨θ, h_k⟩ + (α/2r_k)·‖θ − w‖²,    h_k ← h_k − (α/r_k)·(θ_k − w)
+server   h ← h − (α/N)·Σ_S(θ_k − w),    w ← mean_S θ_k − h/α
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from simfl.algorithms.base import Algorithm
+from simfl.protocol import Batch, Loss, Means, Outputs, Parts, Server, State, Visit, Weights
+from simfl.ranges import Positive
+from simfl.weights import dot, squared_norm
+
+
+@dataclass(frozen=True)
+class FedDyn(Algorithm):
+    """A linear and a proximal term per client, so that the fixed point is a minimum of the clients' summed losses.
+
+    The phase's `weighting` says which sum: its weights divide alpha (as in the published code), while models are
+    averaged over clients.
+    """
+
+    alpha: Positive = 0.01  # strength of the proximal term; the published tuning spans 0.001 to 0.1
+    reduce: ClassVar[Mapping[str, str]] = {"weights": "clients"}
+
+    def init_server(self, weights: Weights) -> State:
+        return {"gradient": {name: torch.zeros_like(w) for name, w in weights.items()}}
+
+    def init_client(self, received: Parts, visit: Visit) -> State:
+        return {"gradient": {name: torch.zeros_like(w) for name, w in received["weights"].items()}}
+
+    def loss(
+        self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
+    ) -> Loss:
+        pull = squared_norm({name: trained[name] - w for name, w in received["weights"].items()})
+        return Loss.of(outputs["student"], client=0.5 * self._alpha(visit) * pull - dot(trained, state["gradient"]))
+
+    def remember(self, sent: Parts, trained: Weights, received: Parts, state: State, visit: Visit) -> State:
+        # the released change, not the computed one: the server's h stays the mean of the h_k under a lossy codec
+        alpha = self._alpha(visit)
+        return {"gradient": {name: h - alpha * sent["weights"][name] for name, h in state["gradient"].items()}}
+
+    def aggregate(self, server: Server, means: Means) -> tuple[Weights, State]:
+        share, moved = means.num_sampled / means.num_clients, means.parts["weights"]
+        h = {name: g - self.alpha * share * moved[name] for name, g in server.state["gradient"].items()}
+        return {name: d - h[name] / self.alpha for name, d in moved.items()}, {"gradient": h}
+
+    def _alpha(self, visit: Visit) -> Tensor:
+        return self.alpha / visit.weight.clamp_min(1e-12)

@@ -1,0 +1,110 @@
+"""Rounds by hand: clients whose losses are quadratics, trained by an algorithm's own functions and plain gradient descent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from simfl.algorithms.base import Algorithm
+from simfl.protocol import Means, Outputs, Parts, Server, State, Visit, Weights
+
+
+@dataclass(frozen=True)
+class Client:
+    """f(θ) = ½·Σ curvature·(θ − centre)², with this many examples."""
+
+    curvature: Tensor
+    centre: Tensor
+    examples: float = 1.0
+
+    def outputs(self, theta: Tensor) -> Outputs:
+        value = 0.5 * (self.curvature * (theta - self.centre).square()).sum()
+        return Outputs(torch.zeros(1, 1), sums=value[None], weights=torch.ones(1, dtype=theta.dtype))
+
+
+def client(curvature: list[float], centre: list[float], examples: float = 1.0) -> Client:
+    return Client(torch.tensor(curvature, dtype=torch.float64), torch.tensor(centre, dtype=torch.float64), examples)
+
+
+def minimum(clients: Sequence[Client], weighted: bool = False) -> Tensor:
+    """Of the (weighted) sum of the clients' losses."""
+    weights = [c.examples if weighted else 1.0 for c in clients]
+    top = sum(w * c.curvature * c.centre for w, c in zip(weights, clients, strict=True))
+    return top / sum(w * c.curvature for w, c in zip(weights, clients, strict=True))
+
+
+@dataclass
+class Game:
+    """A federation of such clients, played round by round from θ = 0."""
+
+    algorithm: Algorithm
+    clients: Sequence[Client]
+    steps: int | Sequence[int] = 1  # local steps, of all or of each
+    rate: float = 0.1
+    weighting: str = "uniform"
+    memory: dict[int, State] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        zero = {"w": torch.zeros_like(self.clients[0].centre)}
+        self.server = Server(zero, self.algorithm.init_server(zero))
+
+    @property
+    def weights(self) -> Tensor:
+        return self.server.weights["w"]
+
+    def rounds(self, count: int, sampled: Sequence[int] | None = None) -> Game:
+        """Play rounds, each with these clients or all of them."""
+        for number in range(count):
+            self._round(number, range(len(self.clients)) if sampled is None else sampled)
+        return self
+
+    def _round(self, number: int, sampled: Sequence[int]) -> None:
+        received = self.algorithm.download(self.server)
+        sent = {k: self._visit(k, number, len(sampled), received) for k in sampled}
+        mass = {k: self.clients[k].examples if self.weighting == "examples" else 1.0 for k in sampled}
+        parts: Parts = {}
+        for part in sent[sampled[0]]:
+            uniform = self.algorithm.reduce.get(part, "weighting") == "clients"
+            share = {k: 1.0 if uniform else mass[k] for k in sampled}
+            parts[part] = {
+                name: sum(share[k] * sent[k][part][name] for k in sampled) / sum(share.values())
+                for name in sent[sampled[0]][part]
+            }
+        means = Means(parts, {}, len(self.clients), len(sampled), sum(mass.values()))
+        delta, state = self.algorithm.aggregate(self.server, means)
+        moved = {name: w + delta[name] for name, w in self.server.weights.items()}
+        self.server = replace(self.server, weights=moved, state=state)
+
+    def _visit(self, k: int, number: int, sampled: int, received: Parts) -> Parts:
+        algorithm, own = self.algorithm, self.clients[k]
+        steps = self.steps if isinstance(self.steps, int) else self.steps[k]
+        mean = sum(c.examples for c in self.clients) / len(self.clients)
+        relative = own.examples / mean if self.weighting == "examples" else 1.0
+        facts = [k, number, 0, steps, own.examples, relative, len(self.clients), sampled, self.rate, steps * self.rate]
+        visit = Visit(*(torch.tensor(float(fact), dtype=torch.float64) for fact in facts))
+        memory = self.memory.get(k) or algorithm.init_client(received, visit)
+        state = algorithm.prepare(received, memory, visit)
+        trained = {name: w.clone() for name, w in received["weights"].items()}
+        for step in range(steps):
+            state = self._step(own, trained, received, state, visit._replace(step=torch.tensor(step)))
+        sent = algorithm.upload(trained, received, state, visit)
+        self.memory[k] = algorithm.remember(sent, trained, received, state, visit)
+        return sent
+
+    def _step(self, own: Client, trained: Weights, received: Parts, state: State, visit: Visit) -> State:
+        outputs, seen, mask = {}, [], {"mask": torch.ones(1)}
+        for micro in self.algorithm.micro_steps():
+            leaf = {name: w.clone().requires_grad_() for name, w in trained.items()}
+            for name in micro.runs:
+                source = self.algorithm.forwards()[name].sources[0][1]
+                outputs[name] = own.outputs((received["weights"] if source == "received" else leaf)["w"])
+            total = micro.loss(outputs, mask, leaf, received, state, visit).total(mask["mask"])
+            (gradient,) = torch.autograd.grad(total, [leaf["w"]])
+            seen.append({"w": gradient})
+            if micro.steps:
+                trained["w"] -= self.rate * gradient
+            outputs = {name: out.detach() for name, out in outputs.items()}
+        return self.algorithm.observe(outputs, tuple(seen), mask, trained, received, state, visit)
