@@ -6,11 +6,13 @@ from simfl.models.base import Model
 from simfl.models.cnn import Cnn
 from simfl.models.mlp import Mlp
 from simfl.models.vilt import Vilt
+from simfl.models.vit import ViT
 from simfl.models.vt5 import VT5
 
 MODELS: dict[str, type[Model]] = {
     "cnn": Cnn,
     "mlp": Mlp,
     "vilt": Vilt,
+    "vit": ViT,
     "vt5": VT5,
 }

@@ -50,11 +50,11 @@ class Block(ViTLayer):
         return h + self.mlp_dropout(self.mlp(self.layernorm_after(h)))
 
 
-def transformer(dims: Mapping[str, Any], dropout: float) -> nn.ModuleList:
+def transformer(dims: Mapping[str, Any], dropout: float, eps: float = 1e-12) -> nn.ModuleList:
     """The stack of a backbone with these dimensions, in transformers' names."""
     keys = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "image_size", "patch_size")
     config = ViTConfig(
-        **{key: dims[key] for key in keys},
+        **{key: dims[key] for key in keys}, layer_norm_eps=eps,
         hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, attn_implementation="simfl",
     )  # fmt: skip
     return nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))

@@ -13,9 +13,10 @@ from simfl import tables
 from simfl.data.partition import Provider
 from simfl.experiment import Evaluate, Experiment
 from simfl.models.vilt import Vilt
+from simfl.models.vit import ViT
 from simfl.objectives.vqa import Vqa
 from simfl.optimizers.local import LocalOptimizer
-from tests.fakes import experiment, run
+from tests.fakes import Toy, experiment, run
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Case:
 VQA = {"data": Corners(), "partition": Provider(clients=3), "objective": Vqa()}
 CASES = {
     "vilt": Case({"model": Vilt(), "rounds": 4, "epochs": 3} | VQA, guessing=0.4),
+    "vit": Case({"model": ViT(image_size=16), "data": Toy(shape=(1, 16, 16)), "rounds": 4, "epochs": 3}, guessing=0.3),
 }
 RUNS = [(name, way) for name, case in CASES.items() for way in case.ways]
 

@@ -19,6 +19,7 @@ from simfl.models.parts import Bias, Head, LastLayers
 from simfl.models.peft_method import PeftMethod
 from simfl.models.prompt import Prompt
 from simfl.models.vilt import Vilt
+from simfl.models.vit import ViT
 from simfl.passing import Pass, passing
 from simfl.protocol import Batch, Task, Weights
 
@@ -46,6 +47,7 @@ CASES: dict[str, tuple[Model, Task, Batch]] = {
     "vilt's heads": (Vilt(adapters=Head()), ANSWERS, VILT_BATCHES),
     "vilt by peft": (Vilt(adapters=PeftMethod("ia3", {"feedforward_modules": []})), ANSWERS, VILT_BATCHES),
     "vilt in full": (Vilt(), ANSWERS, VILT_BATCHES),
+    "vit with bottlenecks": (ViT(image_size=16, adapters=Bottleneck(), dropout=0.1), IMAGES, IMAGE_BATCHES),
     "vt5 in full": (small_vt5(frozen_dropout=True), Task(1), VT5_BATCHES),
 }
 
