@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,6 +63,17 @@ def diff(a: Path, b: Path, again: bool) -> int:
     return 0 if found.equal else DIFFERENT
 
 
+@click.command()
+@click.argument("run", type=folder)
+@click.option("--once", is_flag=True, help="Show it as it stands and end.")
+def watch(run: Path, once: bool) -> None:
+    """Show RUN in the terminal until it ends. Ctrl-C ends the watching, not the run."""
+    from simfl import watch
+
+    with suppress(KeyboardInterrupt):
+        watch.watch(run, once)
+
+
 def _run(folder: Path, experiment: str | None = None) -> Run:
     from simfl.results import Run
 
@@ -81,4 +93,4 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-COMMANDS = (replay, diff)
+COMMANDS = (replay, diff, watch)
