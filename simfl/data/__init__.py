@@ -8,8 +8,10 @@ from simfl.data.joined import Joined
 from simfl.data.pfl_docvqa import PflDocvqa
 from simfl.data.prototypes import Prototypes
 from simfl.data.provider_invoices import ProviderInvoices
+from simfl.data.scene_text import SceneText
 from simfl.data.sroie import Sroie
 from simfl.data.tabfact import TabFact
+from simfl.data.word_lists import WordLists
 from simfl.data.wtq import Wtq
 
 DATA: dict[str, type[Data]] = {
@@ -20,8 +22,10 @@ DATA: dict[str, type[Data]] = {
     "pfl_docvqa": PflDocvqa,
     "prototypes": Prototypes,
     "provider_invoices": ProviderInvoices,
+    "scene_text": SceneText,
     "sp_docvqa": SpDocvqa,
     "sroie": Sroie,
     "tabfact": TabFact,
+    "word_lists": WordLists,
     "wtq": Wtq,
 }

@@ -31,14 +31,37 @@ DOCUMENTS = pa.schema(
     ]
 )
 
+PICTURES = pa.schema(
+    [
+        ("id", pa.string()),
+        ("image", pa.binary()),  # encoded PNG or JPEG
+        ("width", pa.int32()),  # of the image, in pixels
+        ("height", pa.int32()),
+        ("label", pa.int32()),  # number of the class, from 0
+        ("class", pa.string()),  # its name
+        ("domain", pa.string()),  # where such pictures come from: photo, sketch, ...
+    ]
+)
+
+WORD_PICTURES = pa.schema(
+    [
+        ("id", pa.string()),
+        ("image", pa.binary()),  # encoded PNG or JPEG of one word, as its source has it
+        ("width", pa.int32()),  # of the image, in pixels
+        ("height", pa.int32()),
+        ("text", pa.string()),  # what stands there, in the case the source gives
+        ("source", pa.string()),  # which of the sets it comes from
+    ]
+)
+
 
 @dataclass(frozen=True)
 class Split:
     """One split of a data set.
 
-    Question answering: `examples` has the columns of `QUESTIONS`, `documents` those of `DOCUMENTS`; further columns may follow.
-    Classification: `examples` has `image` (binary) or `features` (fixed-size list of float32), `label` (int32) and columns to
-    group by; `documents` is None.
+    Question answering: `examples` has the columns of `QUESTIONS`, `documents` those of `DOCUMENTS`; further columns may
+    follow. Pictures with a class: `examples` has the columns of `PICTURES`, or `features` (fixed-size list of float32)
+    in place of `image`, and columns to group by. Word recognition: `WORD_PICTURES`. `documents` is None for both.
     """
 
     examples: pa.Table

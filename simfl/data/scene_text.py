@@ -1,0 +1,128 @@
+"""Scene text as LMDB, the layout of ASTER and most recognisers: words cropped from photographs.
+
+Used by He et al. 2022 (FedOCR). Keys are `num-samples`, and from 1 on `image-%09d`, `label-%09d`, `lexicon-%09d`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from simfl.data import records
+from simfl.data.base import Data, Dataset
+from simfl.data.gather import kept
+from simfl.data.words import Alphabet, Words, finish
+from simfl.errors import DataError
+from simfl.ranges import Count
+
+EDITION = 1
+
+
+@dataclass(frozen=True)
+class SceneText(Data):
+    """Words cropped from photographs, in LMDB folders; each folder is a source, and may be a client."""
+
+    path: str  # a folder with LMDB folders; ~ and $VARIABLES are followed
+    train: tuple[str, ...] = ()  # names of LMDB folders
+    valid: tuple[str, ...] = ()  # likewise
+    test: tuple[str, ...] = ()  # likewise; without any name, folders are told apart by train, val and test in theirs
+    alphabet: Alphabet = "any"  # words with other characters are left out; printable: ASTER's 94
+    limit: Count | None = None  # at most so many of each folder, the first ones
+
+    TRAIN: ClassVar[dict[str, int]] = {
+        "Synth90k": 9_000_000,
+        "SynthText": 800_000,
+        "IC03": 1150,
+        "IC13": 848,
+        "IC15": 4426,
+        "IIIT5K": 2000,
+        "ArT": 30271,
+        "COCO-Text": 31943,
+    }
+    TEST: ClassVar[dict[str, int]] = {
+        "IIIT5K": 3000,
+        "SVT": 647,
+        "IC03": 860,
+        "IC13": 1015,
+        "IC15": 1811,
+        "SVTP": 645,
+        "CUTE": 288,
+    }
+
+    def load(self, cache: Path) -> Dataset:
+        root = records.folder(self.path)
+        chosen = self._chosen(root)
+        sources = [folder / "data.mdb" for folders in chosen.values() for folder in folders]
+        return kept(cache, "scene_text", EDITION, self, sources, lambda: self._build(chosen))
+
+    def _chosen(self, root: Path) -> dict[str, list[Path]]:
+        """The folders of each split."""
+        named = {split: list(getattr(self, split)) for split in ("train", "valid", "test")}
+        if not any(named.values()):
+            named = _guessed(root)
+        chosen = {split: [root / name for name in names] for split, names in named.items() if names}
+        for folder in (folder for folders in chosen.values() for folder in folders):
+            if not (folder / "data.mdb").is_file():
+                raise DataError(f"data.path: {folder} is no LMDB folder, it has no data.mdb")
+        return chosen
+
+    def _build(self, chosen: Mapping[str, list[Path]]) -> Dataset:
+        lexicons = any(_has_lexicon(folder) for folders in chosen.values() for folder in folders)
+        gathered = {split: Words(self.alphabet, lexicons) for split in chosen}
+        for split, folders in chosen.items():
+            for folder in folders:
+                self._read(gathered[split], folder)
+        return finish("scene_text", gathered, "each source's own: research use")
+
+    def _read(self, words: Words, folder: Path) -> None:
+        with _opened(folder) as get:
+            count = _number(folder, get(b"num-samples"))
+            for i in range(1, min(count, self.limit or count) + 1):  # from 1
+                image, label, lexicon = (get(b"%s-%09d" % (kind, i)) for kind in (b"image", b"label", b"lexicon"))
+                candidates = lexicon.decode("utf-8", "replace").split() if lexicon else ()
+                words.add(f"{folder.name}-{i}", image, label, folder.name, candidates)
+
+
+def _guessed(root: Path) -> dict[str, list[str]]:
+    names = sorted(folder.name for folder in root.iterdir() if (folder / "data.mdb").is_file())
+    if not names:
+        raise DataError(f"data.path: {root} has no folder with a data.mdb")
+    marks = {"train": "train", "valid": "val", "test": "test"}
+    found: dict[str, list[str]] = {split: [] for split in marks}
+    for name in names:
+        split = next((split for split, mark in marks.items() if mark in name.lower()), None)
+        if split is None:
+            raise DataError(f"data.path: {root / name}: neither train, val nor test is in its name; give data.train, …")
+        found[split].append(name)
+    return found
+
+
+def _number(folder: Path, value: bytes | None) -> int:
+    if value is None or not value.isdigit():
+        raise DataError(f"{folder}: num-samples is {value!r}, a number is needed")
+    return int(value)
+
+
+def _has_lexicon(folder: Path) -> bool:
+    with _opened(folder) as get:
+        return get(b"lexicon-%09d" % 1) is not None
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[Any]:
+    """What gets the value of a key, or None."""
+    try:
+        lmdb = importlib.import_module("lmdb")
+    except ImportError as error:
+        raise DataError("data: scene_text needs lmdb; pip install 'simfl[readers]'") from error
+    try:
+        environment = lmdb.open(os.fspath(folder), readonly=True, lock=False, readahead=False, meminit=False)
+    except lmdb.Error as error:
+        raise DataError(f"{folder}: not a readable LMDB ({error})") from error
+    with environment, environment.begin() as transaction:
+        yield transaction.get
