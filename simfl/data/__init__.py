@@ -4,6 +4,8 @@ from simfl.data.base import Data
 from simfl.data.digits import Digits
 from simfl.data.docvqa_imdb import MpDocvqa, SpDocvqa
 from simfl.data.due import Due
+from simfl.data.image_folder import ImageFolder
+from simfl.data.image_lists import ImageLists
 from simfl.data.joined import Joined
 from simfl.data.pfl_docvqa import PflDocvqa
 from simfl.data.prototypes import Prototypes
@@ -17,6 +19,8 @@ from simfl.data.wtq import Wtq
 DATA: dict[str, type[Data]] = {
     "digits": Digits,
     "due": Due,
+    "image_folder": ImageFolder,
+    "image_lists": ImageLists,
     "joined": Joined,
     "mp_docvqa": MpDocvqa,
     "pfl_docvqa": PflDocvqa,
