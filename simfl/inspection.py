@@ -74,6 +74,25 @@ def watch(run: Path, once: bool) -> None:
         watch.watch(run, once)
 
 
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.option("--from", "template", metavar="NAME", help="An experiment that comes with simfl.")
+@click.option("--list", "as_list", is_flag=True, help="Show their names.")
+def new(file: Path | None, template: str | None, as_list: bool) -> None:
+    """Write an experiment to FILE, to be edited and run."""
+    from simfl.templates import summary, templates, write_new
+
+    if as_list:
+        width = max(len(name) for name in templates())
+        for name, path in templates().items():
+            click.echo(f"{name:<{width}}  {summary(path)}")
+    elif file is None or template is None:
+        raise ConfigError("new: write `simfl new FILE --from NAME`; `simfl new --list` shows the names")
+    else:
+        write_new(file, template)
+        click.echo(f"{file} is written; edit it, then: simfl run {file}")
+
+
 def _run(folder: Path, experiment: str | None = None) -> Run:
     from simfl.results import Run
 
@@ -93,4 +112,4 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-COMMANDS = (replay, diff, watch)
+COMMANDS = (replay, diff, watch, new)
