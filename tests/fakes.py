@@ -231,6 +231,7 @@ class Scattered:
 
     def __init__(self, setup: Setup) -> None:
         self.workers = [Worker(setup, Setting(setup.experiment, setup.cache)) for _ in range(3)]
+        self.clocks: list[Any] = []
         self.chance = np.random.default_rng(7)
 
     def begin(self, phase: int, base: Weights) -> None:
