@@ -24,27 +24,30 @@ def train(
     (item,) = items
     own = {name: t[0] for name, t in buffers.items()}
     mine = {key: {name: t[0] for name, t in group.items()} for key, group in state.items()}
-    keys = torch.tensor(item.key, device=stage.device)
+    first = Visit(*(t[0] for t in visit))
+    key = torch.tensor(item.key, device=stage.device)
     sums = counts = torch.zeros((), device=stage.device)
     batches = torch.from_numpy(item.batches).to(stage.device)
     places = None if item.places is None else torch.from_numpy(item.places).to(stage.device)
-    real, algorithm = (item.batches >= 0).sum(1), stage.phase.algorithm
+    real, algorithm = (item.batches >= 0).sum(1).tolist(), stage.phase.algorithm
+    micro_steps = [(micro, stepper, *_leaves(start, stepper.weights)) for micro, stepper in steppers]
     with stage.binding.swapped(own):
         for step in range(item.steps):
-            here = slice(0, int(real[step]))
+            here = slice(0, real[step])
             batch = stage.batch(batches[step, here], None if places is None else places[step, here])
-            now = Visit(*(t[0] for t in visit))._replace(step=visit.step[0] + step)
+            now = first._replace(step=first.step + step)
             carried: dict[str, Outputs] = {}
             seen: list[Weights] = []
-            for number, (micro, stepper) in enumerate(steppers):
-                trained, leaves = _leaves(start, stepper.weights)
-                task, total = _loss(stage, micro, carried, batch, trained, received, mine, now, step_key(keys, step))
+            for number, (micro, stepper, trained, leaves) in enumerate(micro_steps):
+                task, total = _loss(stage, micro, carried, batch, trained, received, mine, now, step_key(key, step))
                 gradients = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
-                seen.append(dict(zip(leaves, gradients, strict=True)))
-                stacked = {n: g[None] for n, g in seen[-1].items()}
+                stacked = {n: g[None] for n, g in zip(leaves, gradients, strict=True)}
                 if micro.steps:
                     stepper.step(stacked, [True], [item.rates[step]])
                 stage.observer.stepped(items, step, number, task[0][None], task[1][None], stacked, stepper.weights)
+                if stage.observes:
+                    seen.append(dict(zip(leaves, gradients, strict=True)))
+                del gradients, stacked  # the next ones take their place in memory, and in the cache
                 carried = {name: outputs.detach() for name, outputs in carried.items()}
                 if number == 0:
                     sums, counts = sums + task[0].detach(), counts + task[1].detach()
@@ -59,7 +62,7 @@ def train(
 
 
 def _leaves(start: Weights, stepped: Weights) -> tuple[Weights, Weights]:
-    """All tensors of the client, and those of them that this step differentiates."""
+    """All tensors of the client, and those that a micro-step differentiates: views of `start`, so they follow it."""
     leaves = {name: t[0].detach().requires_grad_() for name, t in stepped.items()}
     return {name: leaves.get(name, t[0]) for name, t in start.items()}, leaves
 

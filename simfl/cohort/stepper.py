@@ -25,7 +25,7 @@ class Stepper:
         owners = [list(weights.values())] if self.stacked else [[t[k] for t in weights.values()] for k in range(self.n)]
         self.tensors = [tensor for own in owners for tensor in own]
         self.optimizer = local.optimizer.build([{"params": own} for own in owners], local.learning_rate, self.stacked)
-        self.taken = torch.zeros(self.n, dtype=torch.int64)  # steps of each client in this visit
+        self.taken = [0] * self.n  # steps of each client in this visit
         self.before = [_count(state) for state in kept]
         if any(kept):
             self._load(kept)
@@ -47,17 +47,25 @@ class Stepper:
     def step(self, gradients: Weights, active: list[bool], rates: Sequence[float]) -> None:
         """Clip each client's gradient ([n, …]) and step the clients still at work, each at its own learning rate."""
         gradients = clip(gradients, self.local)
-        self.taken += torch.tensor(active, dtype=torch.int64)
-        if not self.stacked:
+        self.taken = [count + on for count, on in zip(self.taken, active, strict=True)]
+        for tensor, gradient in zip(self.tensors, self._rows(gradients, active), strict=True):
+            tensor.grad = gradient
+        if self.stacked:
+            self._step_stacked(active, rates)
+        else:
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
                 group["lr"] = float(rate)
-            own = [g[k] if active[k] else None for k in range(self.n) for g in gradients.values()]
-            for tensor, one in zip(self.tensors, own, strict=True):
-                tensor.grad = one
             self.optimizer.step()
-            return
-        for tensor, gradient in zip(self.tensors, gradients.values(), strict=True):
-            tensor.grad = gradient
+        for tensor in self.tensors:
+            tensor.grad = None
+
+    def _rows(self, gradients: Weights, active: list[bool]) -> list[Tensor | None]:
+        """The gradient of each tensor of the optimizer; None for clients that have finished."""
+        if self.stacked:
+            return list(gradients.values())
+        return [g[k] if active[k] else None for k in range(self.n) for g in gradients.values()]
+
+    def _step_stacked(self, active: list[bool], rates: Sequence[float]) -> None:
         held = [k for k, on in enumerate(active) if not on]
         saved = [(t, t[held].clone()) for t in [*self.tensors, *self._moments()]] if held else []
         self._step_at([float(rate) for rate, on in zip(rates, active, strict=True) if on], active)
@@ -92,7 +100,7 @@ class Stepper:
                 place = j if self.stacked else k * len(names) + j
                 for key, value in self.optimizer.state.get(self.tensors[place], {}).items():
                     if key == "step":
-                        value = torch.tensor(float(self.before[k] + int(self.taken[k])))
+                        value = torch.tensor(float(self.before[k] + self.taken[k]))
                     elif self.stacked:
                         value = value[k]
                     out[k].setdefault(key, {})[name] = value.detach().clone()

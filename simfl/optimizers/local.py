@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -27,6 +27,37 @@ TORCH_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 # Updates that treat every entry alike and are proportional to the rate, with no state but moments and a count of
 # steps, so several clients' tensors can be stacked. The others (a norm, a factored moment) are stepped one by one.
 ELEMENTWISE = ("sgd", "adam", "adamw", "adamax", "radam", "adagrad", "adadelta", "rmsprop")
+
+
+class Stepping(Protocol):
+    """What the engine asks of an optimizer, as torch's answer it."""
+
+    param_groups: list[dict[str, Any]]  # tensors and learning rate
+    state: Any  # tensor -> moments by name
+
+    def step(self) -> Any:
+        """One step of every tensor that has a gradient."""
+
+
+class PlainSgd:
+    """`torch.optim.SGD` without momentum and decay, to the bit.
+
+    Torch's own step takes longer than a small model's gradient, and the first of its optimizers that a process makes
+    imports torch's compiler, for two seconds.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor | dict[str, Any]], learning_rate: float) -> None:
+        groups = [given if isinstance(given, dict) else {"params": [given]} for given in tensors]
+        self.param_groups = [{"lr": learning_rate, **group} for group in groups]
+        self.state: dict[Tensor, dict[str, Tensor]] = {}
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """w − eta·g"""
+        for group in self.param_groups:
+            moved = [tensor for tensor in group["params"] if tensor.grad is not None]
+            if moved:
+                torch._foreach_add_(moved, [tensor.grad for tensor in moved], alpha=-group["lr"])
 
 
 @dataclass(frozen=True)
@@ -69,7 +100,9 @@ class LocalOptimizer:
 
     def build(
         self, tensors: Sequence[Tensor | dict[str, Any]], learning_rate: float, stacked: bool = False
-    ) -> torch.optim.Optimizer:
+    ) -> Stepping:
         """The optimizer over these leaf tensors, or groups of them; `stacked`: their first axis is clients."""
+        if self.name == "sgd" and not any(self.settings.values()):
+            return PlainSgd(tensors, learning_rate)
         constructor: Callable[..., torch.optim.Optimizer] = TORCH_OPTIMIZERS[self.name]
         return constructor(tensors, lr=learning_rate, **self.settings)
