@@ -146,9 +146,10 @@ def _groups(setting: Setting, split: str, rows: np.ndarray) -> list[tuple[str, n
 
 
 def headline(rows: list[dict[str, Any]], metric: str, split: str, model: str) -> float | None:
-    """The overall value of a metric, or None where it was not evaluated."""
-    wanted = {"metric": metric, "split": split, "model": model, "by": "all"}
-    return next((r["value"] for r in rows if all(r[k] == v for k, v in wanted.items())), None)
+    """The overall value of a metric, of personal models the mean over clients; None where it was not evaluated."""
+    wanted = {"metric": metric, "split": split, "model": model}
+    found = [r for r in rows if r["by"] in ("all", "client") and all(r[key] == value for key, value in wanted.items())]
+    return headlines(found, split)[metric if model == "generic" else f"{model}.{metric}"] if found else None
 
 
 def headlines(rows: list[dict[str, Any]], first: str) -> dict[str, float]:

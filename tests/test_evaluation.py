@@ -1,0 +1,197 @@
+"""Scores: by hand, by group, of each client's own model, whatever the shards."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from fakes import Toy, experiment, model, run
+
+from simfl import checkpoint, tables
+from simfl.driver import CACHE, Silent
+from simfl.errors import ConfigError
+from simfl.evaluation import EvaluationPlan, Scores, headline, headlines, rows_of_clients, shards, summarise
+from simfl.experiment import Evaluate
+from simfl.memory import Store
+from simfl.setting import Setting
+
+CASE = experiment("ditto", private=("head.*",), evaluate=Evaluate(models=("generic", "personal")))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    return folder, run(CASE, folder)
+
+
+@pytest.fixture(scope="module")
+def setting():
+    return Setting(CASE, CACHE)
+
+
+def right(setting, weights, rows, split="valid"):
+    """Which of these rows the module with these weights gets right, in plain torch."""
+    module = CASE.model.build(setting.task)
+    module.load_state_dict({**module.state_dict(), **weights})
+    examples = setting.split(split).examples
+    x = torch.from_numpy(np.stack(examples["features"].to_numpy(zero_copy_only=False))[rows])
+    with torch.no_grad():
+        return module(x).logits.argmax(1).numpy() == examples["label"].to_numpy()[rows]
+
+
+def last(folder, **wanted):
+    rows = tables.rows(folder / "evaluations.parquet")
+    step = max(row["step"] for row in rows)
+    return [row for row in rows if row["step"] == step and all(row[key] == value for key, value in wanted.items())]
+
+
+def test_the_generic_score_by_hand(finished, setting):
+    folder, summary = finished
+    expected = right(setting, model(folder), np.arange(60)).mean()
+    assert summary["final"]["accuracy"] == pytest.approx(expected, abs=1e-12)
+    (row,) = last(folder, model="generic", by="all")
+    assert (row["value"], row["count"], row["metric"]) == (summary["final"]["accuracy"], 60, "accuracy")
+
+
+def test_the_score_before_the_first_round_is_that_of_the_fresh_model(finished, setting):
+    _, summary = finished
+    assert summary["initial"]["accuracy"] == pytest.approx(right(setting, {}, np.arange(60)).mean(), abs=1e-12)
+
+
+def test_personal_scores_are_of_the_clients_own_model_on_its_own_groups(finished, setting):
+    """With its own body from DITTO's memory and its own head; a client that never came has the generic model."""
+    folder, summary = finished
+    store, memory = Store(folder / "memory"), checkpoint.latest(folder / "checkpoints").facts["memory"]
+    client = setting.split("valid").examples["client"].to_numpy()
+    values = []
+    for k in range(10):
+        known = store.get(memory[str(k)]) if str(k) in memory else {}
+        own = {**model(folder), **known.get("algorithm:personal", {}), **known.get("private:weights", {})}
+        rows = np.flatnonzero(client == k)
+        names = {f"g{k}.{n}" for n in range(3) if n < Toy().sizes[k]}  # a small client has fewer groups
+        rows = rows[[name in names for name in setting.split("valid").examples["group"].take(rows).to_pylist()]]
+        (row,) = last(folder, model="personal", by="client", group=str(k))
+        assert row["count"] == len(rows)
+        assert row["value"] == pytest.approx(right(setting, own, rows).mean(), abs=1e-12)
+        values.append(row["value"])
+    assert summary["final"]["personal.accuracy"] == pytest.approx(np.mean(values), abs=1e-12)
+    assert len({round(value, 6) for value in values}) > 2
+
+
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_scores_do_not_depend_on_the_size_of_batches_and_shards(size, finished, tmp_path):
+    folder, summary = finished
+    again = run(replace(CASE, evaluate=replace(CASE.evaluate, batch_size=size)), tmp_path)
+    assert again["final"] == summary["final"]
+    assert tables.rows(tmp_path / "evaluations.parquet") == tables.rows(folder / "evaluations.parquet")
+
+
+def test_shards_cover_the_rows_in_order():
+    rows = np.array([3, 5, 8, 9, 12])
+    plans = shards("valid", "personal", rows, 2, client=4, memory="digest")
+    assert [plan.rows.tolist() for plan in plans] == [[3, 5], [8, 9], [12]]
+    assert {(plan.split, plan.model, plan.client, plan.memory) for plan in plans} == {
+        ("valid", "personal", 4, "digest")
+    }
+    assert shards("valid", "generic", rows[:0], 2) == []
+
+
+def test_means_by_group_and_their_mean_by_hand(setting):
+    """Rows 0 to 3 are client 0's, in groups g0.0, g0.1, g0.2 and g0.0 again: means ½, 1, 0, and ½ of these."""
+    plans = [EvaluationPlan(0, "valid", "generic", np.array(rows)) for rows in ([0, 1], [2, 3])]
+    scores = [Scores(plans[0], {"m": np.array([1.0, 1.0])}), Scores(plans[1], {"m": np.array([0.0, 0.0])})]
+    rows = summarise(setting, scores, {"step": 3})
+    found = {(row["by"], row["group"]): (row["value"], row["count"]) for row in rows}
+    assert found == {
+        ("all", ""): (0.5, 4),
+        ("group", "g0.0"): (0.5, 2),
+        ("group", "g0.1"): (1.0, 1),
+        ("group", "g0.2"): (0.0, 1),
+        ("group:two_step", ""): (0.5, 3),
+    }
+    assert {(row["step"], row["split"], row["model"], row["metric"]) for row in rows} == {(3, "valid", "generic", "m")}
+
+
+def entry(split, model, by, value):
+    return {"split": split, "model": model, "by": by, "metric": "anls", "value": value}
+
+
+ROWS = [
+    entry("valid", "generic", "all", 0.5),
+    entry("valid", "generic", "provider", 0.9),
+    entry("valid", "generic", "provider:two_step", 0.8),
+    entry("unseen", "generic", "all", 0.25),
+    entry("valid", "personal", "client", 0.2),
+    entry("valid", "personal", "client", 0.6),
+]
+
+
+def test_headlines_by_name():
+    assert headlines(ROWS, "valid") == {"anls": 0.5, "unseen.anls": 0.25, "personal.anls": 0.4}
+
+
+def test_one_headline():
+    assert headline(ROWS, "anls", "valid", "generic") == 0.5
+    assert headline(ROWS, "anls", "unseen", "generic") == 0.25
+    assert headline(ROWS, "anls", "valid", "personal") == 0.4
+    assert headline(ROWS, "anls", "unseen", "personal") is None
+    assert headline(ROWS, "accuracy", "valid", "generic") is None
+
+
+def test_the_display_hears_of_personal_models_too(tmp_path):
+    heard = []
+
+    class Display(Silent):
+        def evaluated(self, row):
+            heard.append((row["step"], row["model"], row["value"]))
+
+    summary = run(experiment("ditto", rounds=1, evaluate=CASE.evaluate), tmp_path, display=Display())
+    assert heard[2:] == [
+        (1, "generic", summary["final"]["accuracy"]),
+        (1, "personal", summary["final"]["personal.accuracy"]),
+    ]
+
+
+@pytest.mark.parametrize(("every", "steps"), [(1, [0, 1, 2, 3, 4, 5]), (2, [0, 2, 4, 5]), (0, [0, 5]), (9, [0, 5])])
+def test_the_model_is_scored_first_last_and_as_often_as_asked(every, steps, tmp_path):
+    run(experiment(rounds=5, evaluate=Evaluate(every=every)), tmp_path)
+    assert sorted({row["step"] for row in tables.rows(tmp_path / "evaluations.parquet")}) == steps
+
+
+def test_several_splits_and_a_limit(tmp_path):
+    """20 rows of each split, the same in every round and for every model."""
+    asked = Evaluate(splits=("train", "valid"), models=("generic", "personal"), limit=20)
+    case = experiment("ditto", evaluate=asked)
+    summary = run(case, tmp_path)
+    assert set(summary["final"]) == {"accuracy", "valid.accuracy", "personal.accuracy", "valid.personal.accuracy"}
+    assert {row["count"] for row in last(tmp_path, by="all")} == {20}
+    assert sum(row["count"] for row in last(tmp_path, by="client", split="train")) == 20
+    chosen = Setting(case, CACHE).choose_rows("train", 20)
+    assert chosen.tolist() == sorted(set(chosen.tolist()))
+    assert chosen.tolist() == Setting(case, CACHE).choose_rows("train", 20).tolist()
+    assert chosen.tolist() != list(range(20))
+    assert Setting(case, CACHE).choose_rows("valid", 1000).tolist() == list(range(60))
+
+
+def test_where_no_row_is_of_anybodys_group_every_client_is_scored_on_all(setting):
+    train = setting.split("train")
+    partition = setting.experiment.partition.split(train, 42)
+    own = rows_of_clients(setting, partition, "train", np.arange(len(train)))
+    assert [len(rows) for rows in own] == list(Toy().sizes)
+    ungrouped = replace(setting.experiment.partition, groups=None).split(train, 42)
+    own = rows_of_clients(setting, ungrouped, "valid", np.arange(60))
+    assert [len(rows) for rows in own] == [60] * 10
+
+
+def test_an_unknown_split_or_model_is_refused_with_the_nearest(tmp_path):
+    with pytest.raises(ConfigError, match=r"^evaluate\.splits: toy has no split 'vaild'; did you mean 'valid'\?$"):
+        run(experiment(evaluate=Evaluate(splits=("vaild",))), tmp_path / "a")
+    with pytest.raises(ConfigError, match=r"^evaluate\.models: .*'personnal'; did you mean 'personal'\?$"):
+        run(experiment(evaluate=Evaluate(models=("personnal",))), tmp_path / "b")
+
+
+def test_scoring_changes_nothing(tmp_path):
+    often = run(experiment("scaffold", evaluate=Evaluate(every=1)), tmp_path / "often")
+    seldom = run(experiment("scaffold", evaluate=Evaluate(every=0)), tmp_path / "seldom")
+    assert often["weights_sha256"] == seldom["weights_sha256"]
+    assert often["state_sha256"] == seldom["state_sha256"]
