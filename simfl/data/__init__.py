@@ -7,6 +7,7 @@ from simfl.data.due import Due
 from simfl.data.image_folder import ImageFolder
 from simfl.data.image_lists import ImageLists
 from simfl.data.joined import Joined
+from simfl.data.pdf_folder import PdfFolder
 from simfl.data.pfl_docvqa import PflDocvqa
 from simfl.data.prototypes import Prototypes
 from simfl.data.provider_invoices import ProviderInvoices
@@ -15,6 +16,7 @@ from simfl.data.sroie import Sroie
 from simfl.data.tabfact import TabFact
 from simfl.data.word_lists import WordLists
 from simfl.data.wtq import Wtq
+from simfl.data.zugferd import Zugferd
 
 DATA: dict[str, type[Data]] = {
     "digits": Digits,
@@ -23,6 +25,7 @@ DATA: dict[str, type[Data]] = {
     "image_lists": ImageLists,
     "joined": Joined,
     "mp_docvqa": MpDocvqa,
+    "pdf_folder": PdfFolder,
     "pfl_docvqa": PflDocvqa,
     "prototypes": Prototypes,
     "provider_invoices": ProviderInvoices,
@@ -32,4 +35,5 @@ DATA: dict[str, type[Data]] = {
     "tabfact": TabFact,
     "word_lists": WordLists,
     "wtq": Wtq,
+    "zugferd": Zugferd,
 }

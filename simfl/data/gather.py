@@ -102,7 +102,7 @@ class Gather:
         self,
         where: str,
         key: str,
-        picture: Path | Callable[[], bytes] | None,
+        picture: Path | bytes | Callable[[], bytes] | None,
         words: Sequence[str] = (),
         boxes: Sequence[float] | np.ndarray = (),
         provider: str = "",
@@ -110,7 +110,7 @@ class Gather:
     ) -> int | None:
         """The row of a page, added if it is new; None where its picture is not there and such pages are dropped.
 
-        `picture` is a file, or what draws the page (a JPEG or PNG of the size asked for). `boxes` has four numbers a
+        `picture` is a file, or a JPEG or PNG of the size asked for, or what draws one. `boxes` has four numbers a
         word in [0, 1].
         """
         if key in self._row_of or key in self._absent:
@@ -127,11 +127,11 @@ class Gather:
         self._row_of[key] = len(self._row_of)
         return self._row_of[key]
 
-    def _picture(self, picture: Path | Callable[[], bytes] | None) -> dict[str, Any]:
+    def _picture(self, picture: Path | bytes | Callable[[], bytes] | None) -> dict[str, Any]:
         size = self.pictures.size
         if size:
-            drawn = picture if picture is None or callable(picture) else _squeeze(picture, size)
-            image = None if drawn is None else self._threads.submit(drawn)
+            drawn = _squeeze(picture, size) if isinstance(picture, Path) else picture
+            image = self._threads.submit(drawn) if callable(drawn) else drawn
             return {"image": image, "width": size, "height": size}
         if isinstance(picture, Path):
             width, height = size_of(picture)
