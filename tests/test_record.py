@@ -87,7 +87,7 @@ def test_the_hashes_are_of_the_model_and_of_all_that_a_commit_holds(finished):
     assert summary["state_sha256"] == checkpoint.latest(folder / "checkpoints").state_sha256
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", TABLE_COLUMNS)
 def test_tables_have_these_columns_and_no_clock_times(name, finished):
     folder, _ = finished
     found = set(tables.read(folder / f"{name}.parquet").column_names)
