@@ -105,15 +105,22 @@ def _mapping(value: Any, path: str) -> Mapping[str, Any]:
 def _component(shelf: Shelf, value: Any, path: str) -> Any:
     if isinstance(value, shelf.kind):
         return value
+    is_kind = isinstance(value, type) and issubclass(value, shelf.kind)
+    if not isinstance(value, str) and not is_kind and not (isinstance(value, Mapping) and shelf.key in value):
+        if isinstance(value, Mapping) and "of" in value and "own" in shelf.components:
+            value = {shelf.key: "own", **value}
+        elif (wrapped := shelf.wrapped(value)) is not None:
+            return wrapped
     name, given = _named(value, path, shelf.key)
-    return build(shelf.find(name, path), given, path, name)
+    component = shelf.find(name, path)
+    return build(component, given, path, shelf.name_of(component))
 
 
-def _named(value: Any, path: str, key: str) -> tuple[str, dict[str, Any]]:
-    """The name of a component and its settings; a bare name has none."""
-    given = {key: value} if isinstance(value, str) else dict(_mapping(value, path))
+def _named(value: Any, path: str, key: str) -> tuple[str | type, dict[str, Any]]:
+    """The name of a component, or its class, and its settings; a bare name has none."""
+    given = {key: value} if isinstance(value, (str, type)) else dict(_mapping(value, path))
     name = given.pop(key, None)
-    if not isinstance(name, str):
+    if not isinstance(name, (str, type)):
         raise ConfigError(f"{_join(path, key)}: {shown(name)} is not a name; write {{{key}: NAME, setting: value}}")
     return name, given
 
@@ -123,7 +130,7 @@ def _local_optimizer(value: Any, path: str) -> LocalOptimizer:
     if isinstance(value, LocalOptimizer):
         return value
     name, given = _named(value, path, "name")
-    if name not in TORCH_OPTIMIZERS:
+    if not isinstance(name, str) or name not in TORCH_OPTIMIZERS:
         raise ConfigError(f"{path}: unknown {name!r}; {nearest(name, TORCH_OPTIMIZERS)}")
     hints, allowed = get_type_hints(TORCH_OPTIMIZERS[name].__init__), LocalOptimizer(name).allowed()
     for key, setting in given.items():
@@ -157,7 +164,9 @@ def written(value: Any, path: str = "") -> Any:
     if is_dataclass(kind):
         shelf = next((shelf for base in kind.__mro__ if (shelf := shelf_of(base))), None)
         name = {shelf.key: shelf.name_of(kind)} if shelf else {}
-        return name | {f.name: written(getattr(value, f.name), _join(path, f.name)) for f in fields(value)}
+        # a component that holds Python objects says itself what is written of it
+        plain = value.plain() if hasattr(kind, "plain") else {f.name: getattr(value, f.name) for f in fields(value)}
+        return name | {key: written(item, _join(path, key)) for key, item in plain.items()}
     if isinstance(value, Mapping):
         return {key: written(item, _join(path, key)) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
@@ -182,6 +191,7 @@ def described(hint: Any) -> str:
     if isinstance(hint, type) and (shelf := shelf_of(hint)):
         return f"one of {', '.join(shelf.components)}"
     words = {bool: "true or false", str: "text", type(None): "null", LocalOptimizer: "an optimizer of torch.optim"}
+    words |= {object: "package.module:name"}
     return words.get(hint, "a mapping of keys to values")
 
 

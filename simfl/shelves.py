@@ -6,6 +6,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
+from simfl import given
 from simfl.errors import ConfigError, nearest
 
 
@@ -16,6 +17,7 @@ class Shelf:
     base: str
     table: str
     key: str = "name"
+    wrap: str = ""  # a function that makes a component of a Python object, or None of one it does not know
 
     @property
     def kind(self) -> type:
@@ -27,11 +29,18 @@ class Shelf:
         """The literal table."""
         return imported(self.table)
 
-    def find(self, name: str, path: str) -> type:
-        """The component of this name, or of this `package.module:Class` outside simfl."""
-        found = _outside(name, path) if ":" in name else self.components.get(name)
+    def wrapped(self, value: object) -> Any:
+        """A component made of a Python object given in place of a name; None where that cannot be."""
+        return imported(self.wrap)(value) if self.wrap else None
+
+    def find(self, name: str | type, path: str) -> type:
+        """The component of this name, or of this `package.module:Class` outside simfl; a class is itself."""
+        if isinstance(name, type):
+            found: type | None = name
+        else:
+            found = given.imported(name, path) if ":" in name else self.components.get(name)
         if found is None:
-            raise ConfigError(f"{path}: unknown {name!r}; {nearest(name, self.components)}")
+            raise ConfigError(f"{path}: unknown {str(name)!r}; {nearest(name, self.components)}")
         if not (isinstance(found, type) and issubclass(found, self.kind)):
             raise ConfigError(f"{path}: {name!r} is not a {self.base}")
         if "__dataclass_fields__" not in vars(found):
@@ -47,11 +56,11 @@ class Shelf:
 
 
 SHELVES: dict[str, Shelf] = {
-    "adapters": Shelf("simfl.models.adapters_base:Adapter", "simfl.models.adapters:ADAPTERS", key="kind"),
+    "adapters": Shelf("simfl.models.adapters_base:Adapter", "simfl.models.adapters:ADAPTERS", "kind", "simfl.models.peft_method:wrap"),
     "algorithms": Shelf("simfl.algorithms.base:Algorithm", "simfl.algorithms:ALGORITHMS"),
     "codecs": Shelf("simfl.codecs.base:Codec", "simfl.codecs:CODECS"),
-    "data": Shelf("simfl.data.base:Data", "simfl.data:DATA"),
-    "models": Shelf("simfl.models.base:Model", "simfl.models:MODELS"),
+    "data": Shelf("simfl.data.base:Data", "simfl.data:DATA", wrap="simfl.data.own:wrap"),
+    "models": Shelf("simfl.models.base:Model", "simfl.models:MODELS", wrap="simfl.models.own:wrap"),
     "objectives": Shelf("simfl.objectives.base:Objective", "simfl.objectives:OBJECTIVES"),
     "partitioners": Shelf("simfl.data.partition:Partitioner", "simfl.data.partition:PARTITIONERS", key="by"),
     "schedules": Shelf("simfl.optimizers.schedules:Schedule", "simfl.optimizers:SCHEDULES"),

@@ -7,6 +7,7 @@ from simfl.data.due import Due
 from simfl.data.image_folder import ImageFolder
 from simfl.data.image_lists import ImageLists
 from simfl.data.joined import Joined
+from simfl.data.own import Own
 from simfl.data.pdf_folder import PdfFolder
 from simfl.data.pfl_docvqa import PflDocvqa
 from simfl.data.prototypes import Prototypes
@@ -25,6 +26,7 @@ DATA: dict[str, type[Data]] = {
     "image_lists": ImageLists,
     "joined": Joined,
     "mp_docvqa": MpDocvqa,
+    "own": Own,
     "pdf_folder": PdfFolder,
     "pfl_docvqa": PflDocvqa,
     "prototypes": Prototypes,

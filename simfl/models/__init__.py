@@ -5,6 +5,7 @@ from __future__ import annotations
 from simfl.models.base import Model
 from simfl.models.cnn import Cnn
 from simfl.models.mlp import Mlp
+from simfl.models.own import Own
 from simfl.models.vilt import Vilt
 from simfl.models.vit import ViT
 from simfl.models.vt5 import VT5
@@ -12,6 +13,7 @@ from simfl.models.vt5 import VT5
 MODELS: dict[str, type[Model]] = {
     "cnn": Cnn,
     "mlp": Mlp,
+    "own": Own,
     "vilt": Vilt,
     "vit": ViT,
     "vt5": VT5,
