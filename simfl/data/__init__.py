@@ -1,6 +1,8 @@
 """The shelf of data sets. A component elsewhere is named `package.module:Class` in an experiment file."""
 
+from simfl.data.aqua import Aqua
 from simfl.data.base import Data
+from simfl.data.coco_qa import CocoQa
 from simfl.data.digits import Digits
 from simfl.data.docvqa_imdb import MpDocvqa, SpDocvqa
 from simfl.data.due import Due
@@ -15,11 +17,15 @@ from simfl.data.provider_invoices import ProviderInvoices
 from simfl.data.scene_text import SceneText
 from simfl.data.sroie import Sroie
 from simfl.data.tabfact import TabFact
+from simfl.data.vizwiz import VizWiz
+from simfl.data.vqa_v2 import VqaV2
 from simfl.data.word_lists import WordLists
 from simfl.data.wtq import Wtq
 from simfl.data.zugferd import Zugferd
 
 DATA: dict[str, type[Data]] = {
+    "aqua": Aqua,
+    "coco_qa": CocoQa,
     "digits": Digits,
     "due": Due,
     "image_folder": ImageFolder,
@@ -35,6 +41,8 @@ DATA: dict[str, type[Data]] = {
     "sp_docvqa": SpDocvqa,
     "sroie": Sroie,
     "tabfact": TabFact,
+    "vizwiz": VizWiz,
+    "vqa_v2": VqaV2,
     "word_lists": WordLists,
     "wtq": Wtq,
     "zugferd": Zugferd,

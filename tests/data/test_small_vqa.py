@@ -1,0 +1,116 @@
+"""VizWiz, COCO-QA and AQUA: four rows each with the traps of each."""
+
+import pytest
+from made import dump, lines, picture
+
+from simfl.data.aqua import Aqua
+from simfl.data.coco_qa import CocoQa
+from simfl.data.vizwiz import VizWiz
+from simfl.errors import DataError
+
+
+def answers(*texts):
+    return [{"answer": text, "answer_confidence": "yes"} for text in texts]
+
+
+@pytest.fixture
+def vizwiz(tmp_path):
+    root = tmp_path / "vizwiz"
+    can = {"image": "a.jpg", "question": "what is this?", "answers": answers("can", "can", "tin")}
+    none = {"image": "b.jpg", "question": "colour?", "answers": answers("unanswerable")}
+    train = [
+        can | {"answer_type": "other", "answerable": 1},
+        none | {"answer_type": "unanswerable", "answerable": 0},
+    ]
+    dump(root / "Annotations" / "train.json", train)
+    dump(root / "Annotations" / "val.json", [train[0]])
+    dump(root / "Annotations" / "test.json", [{"image": "c.jpg", "question": "hidden?"}])
+    for name in ("train/a.jpg", "train/b.jpg", "val/a.jpg", "test/c.jpg"):
+        picture(root / name)
+    return root
+
+
+def test_vizwiz_counts_answers_and_tells_what_cannot_be_answered(vizwiz, tmp_path):
+    data = VizWiz(str(vizwiz), image_size=8).load(tmp_path / "cache")
+    first, second = data.splits["train"].examples.to_pylist()
+    assert (first["answers"], first["counts"], first["answerable"]) == (["can", "tin"], [2, 1], 1)
+    assert (second["field"], second["answerable"]) == ("unanswerable", 0)
+    assert data.splits["test"].examples.to_pylist()[0]["answers"] == []
+    fewer = VizWiz(str(vizwiz), image_size=8, unanswerable=False).load(tmp_path / "cache")
+    assert fewer.card["dropped"]["train"] == {"cannot be answered": 1}
+
+
+def test_vizwiz_names_file_row_and_field(vizwiz, tmp_path):
+    dump(vizwiz / "Annotations" / "val.json", [{"image": "a.jpg", "question": 3}])
+    with pytest.raises(DataError, match=r"val\.json row 0: question is 3, text is needed"):
+        VizWiz(str(vizwiz)).load(tmp_path / "cache")
+    dump(vizwiz / "Annotations" / "val.json", {})
+    with pytest.raises(DataError, match=r"val\.json: the content is dict, a list is needed"):
+        VizWiz(str(vizwiz)).load(tmp_path / "cache")
+
+
+@pytest.fixture
+def coco_qa(tmp_path):
+    root = tmp_path / "cocoqa"
+    for part, subset in (("train", "train2014"), ("test", "val2014")):
+        told = {
+            "questions": [f"what {i} ?" for i in range(4)],
+            "answers": list("abcd"),
+            "img_ids": list("1123"),
+            "types": list("0123"),
+        }
+        for name, entries in told.items():
+            lines(root / part / f"{name}.txt", entries)
+        for i in (1, 2, 3):
+            picture(root / "images" / f"COCO_{subset}_{i:012d}.jpg")
+    return root
+
+
+def test_coco_qa_joins_four_files_and_keeps_pictures_of_validation_apart(coco_qa, tmp_path):
+    data = CocoQa(str(coco_qa), image_size=8, valid=0.4).load(tmp_path / "cache")
+    rows = data.splits["test"].examples.to_pylist()
+    assert [(r["answers"], r["field"], r["document"]) for r in rows] == [
+        (["a"], "object", 0), (["b"], "number", 0), (["c"], "colour", 1), (["d"], "location", 2),
+    ]  # fmt: skip
+    shown = {s: set(data.splits[s].documents["id"].to_pylist()) for s in ("train", "valid") if s in data.splits}
+    assert set().union(*shown.values()) == {"1", "2", "3"}
+    assert sum(map(len, shown.values())) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "entries", "message"),
+    [
+        ("answers", ["a"], r"do not go line by line: questions\.txt 4, answers\.txt 1, img_ids\.txt 4"),
+        ("types", list("0129"), "the type is '9', allowed: 0, 1, 2, 3"),
+        ("img_ids", list("112x"), r"row 4: the picture is 'x', a number is needed"),
+    ],
+)
+def test_coco_qa_files_that_do_not_fit_are_refused(coco_qa, tmp_path, name, entries, message):
+    lines(coco_qa / "test" / f"{name}.txt", entries)
+    with pytest.raises(DataError, match=message):
+        CocoQa(str(coco_qa), image_size=8).load(tmp_path / "cache")
+
+
+@pytest.fixture
+def aqua(tmp_path):
+    root = tmp_path / "aqua"
+    told = [
+        {"image": "1-a.jpg", "question": "who?", "answer": "a man", "need_external_knowledge": False},
+        {"image": "1-a.jpg", "question": "why?", "answer": "war", "need_external_knowledge": True},
+    ]
+    for name in ("train", "val", "test"):
+        dump(root / f"{name}.json", told)
+    picture(root / "Images" / "1-a.jpg")
+    return root
+
+
+def test_aqua_tells_questions_that_need_knowledge(aqua, tmp_path):
+    data = Aqua(str(aqua), image_size=8).load(tmp_path / "cache")
+    assert [(r["field"], r["answers"], r["counts"]) for r in data.splits["train"].examples.to_pylist()] == [
+        ("visual", ["a man"], [1]), ("knowledge", ["war"], [1]),
+    ]  # fmt: skip
+    without = Aqua(str(aqua), image_size=8, knowledge=False).load(tmp_path / "cache")
+    assert without.card["dropped"]["test"] == {"needs knowledge": 1}
+    dump(aqua / "val.json", [{"image": "1-a.jpg", "question": "?", "answer": "x", "need_external_knowledge": "no"}])
+    with pytest.raises(DataError, match=r"val\.json row 0: need_external_knowledge is 'no', true or false"):
+        Aqua(str(aqua), image_size=8).load(tmp_path / "cache")
