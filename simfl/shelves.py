@@ -82,15 +82,3 @@ def imported(where: str) -> Any:
     module, _, name = where.partition(":")
     return getattr(importlib.import_module(module), name)
 
-
-def _outside(name: str, path: str) -> Any:
-    module, _, attribute = name.partition(":")
-    try:
-        found = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # a module that this one imports is missing
-        raise ConfigError(f"{path}: no module {error.name!r} for {name!r}") from None
-    if not hasattr(found, attribute):
-        raise ConfigError(f"{path}: {module} has no {attribute!r}; {nearest(attribute, vars(found))}")
-    return getattr(found, attribute)

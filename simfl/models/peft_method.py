@@ -11,6 +11,9 @@ from simfl.errors import ConfigError, nearest
 from simfl.models.adapters_base import Adapter
 
 
+FIXED = ("peft_type", "peft_version", "inference_mode")  # no settings of a method
+
+
 @dataclass(frozen=True)
 class PeftMethod(Adapter):
     """A tuner of peft that hangs tensors into layers, such as ia3, vera, oft, loha, lokr, adalora."""
@@ -40,3 +43,22 @@ class PeftMethod(Adapter):
         if self.method not in tuners:
             raise ConfigError(f"adapters.method: peft has no {self.method!r}; {nearest(self.method, tuners)}")
         return (f"*.{tuners[self.method]}*",)
+
+
+def wrap(value: object) -> Adapter | None:
+    """A configuration of peft as a component, with the settings that differ from peft's defaults; None for others."""
+    try:
+        from peft import PeftConfig
+    except ImportError:
+        return None
+    if not isinstance(value, PeftConfig):
+        return None
+    usual = type(value)()
+    given = {f.name: getattr(value, f.name) for f in fields(value)}
+    settings = {name: _listed(v) for name, v in given.items() if v != getattr(usual, name) and name not in FIXED}
+    return PeftMethod(str(value.peft_type.value).lower(), settings)
+
+
+def _listed(value: object) -> object:
+    """Sets, in which peft keeps names, as lists in the order of the alphabet."""
+    return sorted(value) if isinstance(value, (set, frozenset)) else value
