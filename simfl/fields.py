@@ -129,8 +129,9 @@ def _local_optimizer(value: Any, path: str) -> LocalOptimizer:
     """An optimizer of torch.optim; the types of its settings are torch's own hints, and torch checks their ranges."""
     if isinstance(value, LocalOptimizer):
         return value
-    name, given = _named(value, path, "name")
-    if not isinstance(name, str) or name not in TORCH_OPTIMIZERS:
+    named, given = _named(value, path, "name")
+    name = named if isinstance(named, str) else named.__name__
+    if name not in TORCH_OPTIMIZERS:
         raise ConfigError(f"{path}: unknown {name!r}; {nearest(name, TORCH_OPTIMIZERS)}")
     hints, allowed = get_type_hints(TORCH_OPTIMIZERS[name].__init__), LocalOptimizer(name).allowed()
     for key, setting in given.items():

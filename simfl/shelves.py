@@ -35,17 +35,19 @@ class Shelf:
 
     def find(self, name: str | type, path: str) -> type:
         """The component of this name, or of this `package.module:Class` outside simfl; a class is itself."""
-        if isinstance(name, type):
-            found: type | None = name
-        else:
-            found = given.imported(name, path) if ":" in name else self.components.get(name)
-        if found is None:
-            raise ConfigError(f"{path}: unknown {str(name)!r}; {nearest(name, self.components)}")
+        found = self._named(name, path) if isinstance(name, str) else name
         if not (isinstance(found, type) and issubclass(found, self.kind)):
             raise ConfigError(f"{path}: {name!r} is not a {self.base}")
         if "__dataclass_fields__" not in vars(found):
             raise ConfigError(f"{path}: {name!r} needs the decorator @dataclass(frozen=True)")
         return found
+
+    def _named(self, name: str, path: str) -> Any:
+        if ":" in name:
+            return given.imported(name, path)
+        if name not in self.components:
+            raise ConfigError(f"{path}: unknown {name!r}; {nearest(name, self.components)}")
+        return self.components[name]
 
     def name_of(self, component: type) -> str:
         """The name that `find` knows this component by."""
@@ -56,7 +58,12 @@ class Shelf:
 
 
 SHELVES: dict[str, Shelf] = {
-    "adapters": Shelf("simfl.models.adapters_base:Adapter", "simfl.models.adapters:ADAPTERS", "kind", "simfl.models.peft_method:wrap"),
+    "adapters": Shelf(
+        "simfl.models.adapters_base:Adapter",
+        "simfl.models.adapters:ADAPTERS",
+        key="kind",
+        wrap="simfl.models.peft_method:wrap",
+    ),
     "algorithms": Shelf("simfl.algorithms.base:Algorithm", "simfl.algorithms:ALGORITHMS"),
     "codecs": Shelf("simfl.codecs.base:Codec", "simfl.codecs:CODECS"),
     "data": Shelf("simfl.data.base:Data", "simfl.data:DATA", wrap="simfl.data.own:wrap"),

@@ -10,7 +10,6 @@ from torch import nn
 from simfl.errors import ConfigError, nearest
 from simfl.models.adapters_base import Adapter
 
-
 FIXED = ("peft_type", "peft_version", "inference_mode")  # no settings of a method
 
 
