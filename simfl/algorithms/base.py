@@ -64,6 +64,10 @@ class Algorithm:
         """The loss of one client's batch."""
         return Loss.of(outputs["student"])
 
+    def observes(self) -> bool:
+        """Whether `observe` is to be called."""
+        return False
+
     def observe(
         self,
         outputs: dict[str, Outputs],

@@ -1,8 +1,9 @@
-"""SCAFFOLD: Karimireddy et al. 2020, "SCAFFOLD: stochastic controlled averaging for federated learning", option II.
+"""SCAFFOLD: Karimireddy et al. 2020, "SCAFFOLD: stochastic controlled averaging for federated learning", Algorithm 1.
 
 c, c_k   control of the server and of the client, zero at first       L_k     the sum of its local steps' rates
 local step    w ← w − eta·(g − c_k + c)                               eta     local learning rate
-c_k⁺ = c_k − c + (w_received − w_k)/L_k                                N, S    clients in all, in the round
+option I      c_k⁺ = the gradient of the client's loss at w_received, without dropout, over the batches it visits
+option II     c_k⁺ = c_k − c + (w_received − w_k)/L_k                 N, S    clients in all, in the round
 server        w ← w + mean_S(w_k − w),   c ← c + (S/N)·mean_S(c_k⁺ − c_k)
 """
 
@@ -10,31 +11,72 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
+from torch import nn
 
 from simfl.algorithms.base import Algorithm
-from simfl.protocol import Batch, Loss, Means, Outputs, Parts, Server, State, Visit, Weights
+from simfl.protocol import (
+    EXTRA,
+    Batch,
+    Forward,
+    Loss,
+    Means,
+    MicroStep,
+    Outputs,
+    Parts,
+    Server,
+    State,
+    Visit,
+    Weights,
+)
 from simfl.weights import dot
+
+ANCHOR = f"{EXTRA}/anchor/"
 
 
 @dataclass(frozen=True)
 class Scaffold(Algorithm):
-    """Control variates that cancel the clients' drift. Needs plain SGD as local optimizer; travels 2·d both ways."""
+    """Control variates that cancel the clients' drift.
 
+    Option II needs plain SGD; option I takes any local optimizer, for one more pass and gradient a step.
+    """
+
+    option: Literal["i", "ii"] = "ii"  # where a client's control comes from: a gradient, or how far it went
     # deltas by the phase's weighting, controls over clients: the sum of all c_k stays N·c
     reduce: ClassVar[Mapping[str, str]] = {"weights": "weighting", "control": "clients"}
 
-    def sgd_with(self) -> tuple[str, ...]:
-        """Plain steps alone: the control is their mean gradient."""
-        return ()
+    def sgd_with(self) -> tuple[str, ...] | None:
+        """Plain steps alone, where the control is their mean gradient."""
+        return () if self.option == "ii" else None
+
+    def forwards(self) -> dict[str, Forward]:
+        if self.option == "ii":
+            return {"student": Forward()}
+        return {"student": Forward(), "anchor": Forward(sources=(("*", "extra:anchor"),), train=False)}
+
+    def micro_steps(self) -> tuple[MicroStep, ...]:
+        if self.option == "ii":
+            return (MicroStep(runs=("student",), loss=self.loss),)
+        return (
+            MicroStep(runs=("student",), loss=self.loss, spares=(ANCHOR + "*",)),
+            MicroStep(runs=("anchor",), loss=self.anchor_loss, trains=(ANCHOR + "*",), steps=False),
+        )
 
     def init_server(self, weights: Weights) -> State:
-        return {"control": {name: torch.zeros_like(w) for name, w in weights.items()}}
+        return {"control": _zeros(weights)}
 
     def init_client(self, received: Parts, visit: Visit) -> State:
-        return {"control": {name: torch.zeros_like(w) for name, w in received["weights"].items()}}
+        return {"control": _zeros(received["weights"])}
+
+    def prepare(self, received: Parts, state: State, visit: Visit) -> State:
+        if self.option == "ii":
+            return state
+        return state | {"gradient": _zeros(received["weights"]), "count": {"count": torch.zeros_like(visit.steps)}}
+
+    def extra(self, module: nn.Module, received: Parts, state: State, visit: Visit) -> dict[str, Weights]:
+        return {} if self.option == "ii" else {"anchor": dict(received["weights"])}
 
     def download(self, server: Server) -> Parts:
         return {"weights": server.weights, "control": server.state["control"]}
@@ -46,11 +88,40 @@ class Scaffold(Algorithm):
         drift = {name: c - state["control"][name] for name, c in received["control"].items()}
         return Loss.of(outputs["student"], client=dot(trained, drift))
 
+    def anchor_loss(
+        self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
+    ) -> Loss:
+        """The task's loss of the received model."""
+        return Loss.of(outputs["anchor"])
+
+    def observes(self) -> bool:
+        """Option I looks at the gradients."""
+        return self.option == "i"
+
+    def observe(
+        self,
+        outputs: dict[str, Outputs],
+        gradients: tuple[Weights, ...],
+        batch: Batch,
+        trained: Weights,
+        received: Parts,
+        state: State,
+        visit: Visit,
+    ) -> State:
+        """The sum of the batches' gradients at the received model, by what each batch weighs."""
+        weight, count = outputs["anchor"].need("weights").sum(), state["count"]["count"]
+        total = {name: g + weight * gradients[1][ANCHOR + name] for name, g in state["gradient"].items()}
+        return state | {"gradient": total, "count": {"count": count + weight}}
+
     def upload(self, trained: Weights, received: Parts, state: State, visit: Visit) -> Parts:
         delta = {name: trained[name] - w for name, w in received["weights"].items()}
-        length = visit.length.clamp_min(1e-12)
         moved = (visit.steps > 0).float()  # a client without examples has nothing to say
-        change = {name: -moved * (d / length + received["control"][name]) for name, d in delta.items()}
+        if self.option == "i":
+            count = state["count"]["count"].clamp_min(1e-12)
+            change = {name: moved * (g / count - state["control"][name]) for name, g in state["gradient"].items()}
+        else:
+            length = visit.length.clamp_min(1e-12)
+            change = {name: -moved * (d / length + received["control"][name]) for name, d in delta.items()}
         return {"weights": delta, "control": change}
 
     def remember(self, sent: Parts, trained: Weights, received: Parts, state: State, visit: Visit) -> State:
@@ -61,3 +132,7 @@ class Scaffold(Algorithm):
         share = means.num_sampled / means.num_clients
         control = {name: c + share * means.parts["control"][name] for name, c in server.state["control"].items()}
         return means.parts["weights"], {"control": control}
+
+
+def _zeros(weights: Weights) -> Weights:
+    return {name: torch.zeros_like(w) for name, w in weights.items()}

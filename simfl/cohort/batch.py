@@ -74,7 +74,7 @@ def train(
                 stage.observer.stepped(items, step, number, *task, gradients, stepper.weights)
                 if number == 0:
                     sums, counts = sums + task[0], counts + task[1]
-            if stage.observes:
+            if stage.phase.algorithm.observes():
                 state = _observed(stage, carried, tuple(seen), batch, start, received, state, now, active)
     optimizer = _optimizer_states(steppers, n) if stage.phase.local.keep_optimizer else []
     return Trained(start, buffers, sums, counts, state, optimizer)

@@ -45,13 +45,13 @@ def train(
                 if micro.steps:
                     stepper.step(stacked, [True], [item.rates[step]])
                 stage.observer.stepped(items, step, number, task[0][None], task[1][None], stacked, stepper.weights)
-                if stage.observes:
+                if algorithm.observes():
                     seen.append(dict(zip(leaves, gradients, strict=True)))
                 del gradients, stacked  # the next ones take their place in memory, and in the cache
                 carried = {name: outputs.detach() for name, outputs in carried.items()}
                 if number == 0:
                     sums, counts = sums + task[0].detach(), counts + task[1].detach()
-            if stage.observes:
+            if algorithm.observes():
                 now_trained = {name: t[0] for name, t in start.items()}
                 mine = algorithm.observe(carried, tuple(seen), batch, now_trained, received, mine, now)
     optimizer = (

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from simfl.algorithms.base import Algorithm
 from simfl.cohort.binding import Binding
 from simfl.cohort.observer import Observer
 from simfl.experiment import Phase, Privacy
@@ -72,11 +71,6 @@ class Stage:
     @cached_property
     def examples(self) -> Examples:
         return self.load()
-
-    @cached_property
-    def observes(self) -> bool:
-        """Whether the algorithm looks at every local step."""
-        return type(self.phase.algorithm).observe is not Algorithm.observe
 
     def batch(self, rows: Tensor, places: Tensor | None = None) -> Batch:
         """The examples at these rows of the split (any shape; −1 is padding)."""

@@ -1,4 +1,4 @@
-"""Rounds by hand: clients whose losses are quadratics, trained by an algorithm's own functions and plain gradient descent."""
+"""Rounds by hand: clients whose losses are quadratics, trained by an algorithm's own functions and gradient descent."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from simfl.algorithms.base import Algorithm
 from simfl.protocol import Means, Outputs, Parts, Server, State, Visit, Weights
+from simfl.weights import select
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ class Game:
         memory = self.memory.get(k) or algorithm.init_client(received, visit)
         state = algorithm.prepare(received, memory, visit)
         trained = {name: w.clone() for name, w in received["weights"].items()}
+        for group, tensors in algorithm.extra(torch.nn.Identity(), received, state, visit).items():
+            trained |= {f"extra/{group}/{name}": w.clone() for name, w in tensors.items()}
         for step in range(steps):
             state = self._step(own, trained, received, state, visit._replace(step=torch.tensor(step)))
         sent = algorithm.upload(trained, received, state, visit)
@@ -100,11 +103,15 @@ class Game:
             leaf = {name: w.clone().requires_grad_() for name, w in trained.items()}
             for name in micro.runs:
                 source = self.algorithm.forwards()[name].sources[0][1]
-                outputs[name] = own.outputs((received["weights"] if source == "received" else leaf)["w"])
+                place = {"trained": "w", "extra:anchor": "extra/anchor/w"}[source]
+                outputs[name] = own.outputs(leaf[place])
             total = micro.loss(outputs, mask, leaf, received, state, visit).total(mask["mask"])
-            (gradient,) = torch.autograd.grad(total, [leaf["w"]])
-            seen.append({"w": gradient})
-            if micro.steps:
-                trained["w"] -= self.rate * gradient
+            names = select(leaf, micro.trains, micro.spares)
+            found = torch.autograd.grad(total, [leaf[name] for name in names], materialize_grads=True)
+            seen.append(dict(zip(names, found, strict=True)))
+            for name, gradient in seen[-1].items() if micro.steps else ():
+                trained[name] -= self.rate * gradient
             outputs = {name: out.detach() for name, out in outputs.items()}
+        if not self.algorithm.observes():
+            return state
         return self.algorithm.observe(outputs, tuple(seen), mask, trained, received, state, visit)

@@ -1,0 +1,51 @@
+"""SCAFFOLD: both options, and what its controls sum to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from simfl.algorithms.scaffold import Scaffold
+from tests.algorithms.hand import visit, w
+from tests.algorithms.quadratics import Game, client, minimum
+
+EQUAL = [client([2.0, 1.0], [1.0, 0.0]), client([2.0, 1.0], [-1.0, 3.0]), client([2.0, 1.0], [3.0, -1.0])]
+UNEVEN = [client([4.0, 1.0], [1.0, 0.0]), client([1.0, 2.0], [-1.0, 3.0]), client([0.5, 1.0], [2.0, -2.0])]
+options = pytest.mark.parametrize("option", ["i", "ii"])
+
+
+@options
+def test_after_one_whole_step_the_control_is_the_gradient_at_the_received_model(option: str) -> None:
+    game = Game(Scaffold(option), UNEVEN, steps=1).rounds(1)
+    for k, one in enumerate(UNEVEN):
+        assert_close(game.memory[k]["control"]["w"], one.curvature * (0.0 - one.centre))  # f′(0)
+
+
+@options
+def test_the_controls_of_all_clients_sum_to_n_times_the_servers(option: str) -> None:
+    game = Game(Scaffold(option), UNEVEN, steps=4).rounds(2, [0, 2]).rounds(2, [1]).rounds(1, [1, 2])
+    total = sum(game.memory[k]["control"]["w"] for k in range(3))
+    assert_close(total, 3 * game.server.state["control"]["w"])
+
+
+def test_with_option_one_drift_cancels_from_the_second_round_on_for_equal_curvature() -> None:
+    # H(θ − a_k) − H(w_0 − a_k) + H(w_0 − ā) = H(θ − ā): every client follows gradient descent on the mean loss
+    game = Game(Scaffold("i"), EQUAL, steps=3, rate=0.1).rounds(1)
+    before, goal = game.weights, minimum(EQUAL)
+    # the controls are of the start 0, where round 1 began
+    assert_close(game.rounds(1).weights - goal, (1 - 0.1 * EQUAL[0].curvature) ** 3 * (before - goal))
+
+
+@options
+def test_it_reaches_the_minimum_of_the_sum(option: str) -> None:
+    assert_close(Game(Scaffold(option), UNEVEN, steps=5).rounds(80).weights, minimum(UNEVEN), rtol=0, atol=1e-4)
+
+
+def test_option_one_by_hand() -> None:
+    # two batches: gradient 1 weighing 3, gradient 5 weighing 1: (3·1 + 1·5)/4 = 2; minus c_k = 0.5
+    state = {"control": w(0.5), "gradient": w(8.0), "count": {"count": torch.tensor(4.0)}}
+    received = {"weights": w(1.0), "control": w(0.0)}
+    sent = Scaffold("i").upload(w(0.7), received, state, visit(steps=2))
+    assert_close((sent["weights"]["w"], sent["control"]["w"]), (torch.tensor([-0.3]), torch.tensor([1.5])))
+    assert set(Scaffold("i").remember(sent, w(0.7), received, state, visit())) == {"control"}
