@@ -1,0 +1,62 @@
+"""FedNova: steps are normalised, so who steps more does not count for more."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from simfl.algorithms.fedavg import FedAvg
+from simfl.algorithms.fednova import FedNova
+from simfl.optimizers.local import LocalOptimizer
+from simfl.protocol import Means, Server
+from tests.algorithms.hand import visit, w
+from tests.algorithms.quadratics import Game, client, minimum
+
+EQUAL = [client([1.0], [2.0]), client([1.0], [-1.0])]
+
+
+def test_a_round_by_hand() -> None:
+    # one client goes 0.8 in 4 steps, another 0.3 in 1: means of 0.2 and 0.3 and of 4 and 1 are 0.25 and 2.5
+    nova, received = FedNova(), {"weights": w(1.0)}
+    sent = [nova.upload(w(1.8), received, {}, visit(steps=4)), nova.upload(w(1.3), received, {}, visit(steps=1))]
+    assert [s["steps"]["steps"].item() for s in sent] == pytest.approx([4.0, 1.0])
+    parts = {part: {n: 0.5 * (sent[0][part][n] + sent[1][part][n]) for n in sent[0][part]} for part in sent[0]}
+    delta, _ = nova.aggregate(Server(w(1.0)), Means(parts, {}, 2, 2, 2.0))
+    assert delta["w"].item() == pytest.approx(0.625)
+
+
+def test_a_client_without_examples_counts_as_no_step() -> None:
+    sent = FedNova().upload(w(1.0), {"weights": w(1.0)}, {}, visit(steps=0))
+    assert (sent["weights"]["w"].item(), sent["steps"]["steps"].item()) == (0.0, 0.0)
+
+
+def test_it_goes_to_the_minimum_of_the_mean_where_fedavg_favours_who_steps_more() -> None:
+    # small steps: fixed points are where Σ p_k·a_k·f_k′ = 0 for FedAvg and Σ p_k·f_k′ = 0 for FedNova
+    settings = {"steps": [8, 1], "rate": 0.01}
+    assert_close(Game(FedNova(), EQUAL, **settings).rounds(300).weights, minimum(EQUAL), rtol=0, atol=0.05)
+    assert Game(FedAvg(), EQUAL, **settings).rounds(300).weights.item() > 1.5  # towards the first client's centre of 2
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"momentum": 0.9}, {"momentum": 0.9, "dampening": 0.5}, {"momentum": 0.9, "nesterov": True}],
+)
+def test_a_is_how_far_sgd_goes_along_a_constant_gradient(settings: dict) -> None:
+    optimizer, rates = (
+        LocalOptimizer("sgd", settings | ({"nesterov": True} if nesterov else {})),
+        np.array([0.1, 0.1, 0.05]),
+    )
+    weight = torch.zeros(1, dtype=torch.float64)
+    torch_one = optimizer.build([weight], 0.1)
+    for rate in rates:
+        torch_one.param_groups[0]["lr"], weight.grad = float(rate), torch.ones_like(weight)
+        torch_one.step()
+    assert optimizer.length(rates) == pytest.approx(-weight.item())
+
+
+def test_of_momentum_the_closed_form_of_the_paper() -> None:
+    # a = (τ − ρ(1 − ρ^τ)/(1 − ρ))/(1 − ρ) with τ = 5, ρ = .9
+    length = LocalOptimizer("sgd", {"momentum": 0.9}).length(np.full(5, 0.2))
+    assert length / 0.2 == pytest.approx((5 - 0.9 * (1 - 0.9**5) / 0.1) / 0.1)
