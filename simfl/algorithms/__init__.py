@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from simfl.algorithms.base import Algorithm
 from simfl.algorithms.ditto import Ditto
+from simfl.algorithms.dkd import Dkd
 from simfl.algorithms.fedavg import FedAvg
 from simfl.algorithms.feddat import FedDat
 from simfl.algorithms.feddc import FedDC
 from simfl.algorithms.feddyn import FedDyn
+from simfl.algorithms.fednova import FedNova
 from simfl.algorithms.fedprox import FedProx
 from simfl.algorithms.moon import Moon
 from simfl.algorithms.robust import Krum, Median
 from simfl.algorithms.scaffold import Scaffold
+from simfl.algorithms.similarity_preserving import SimilarityPreserving
+from simfl.algorithms.soft_targets import SoftTargets
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "ditto": Ditto,
+    "dkd": Dkd,
     "fedavg": FedAvg,
     "feddat": FedDat,
     "feddc": FedDC,
     "feddyn": FedDyn,
+    "fednova": FedNova,
     "fedprox": FedProx,
     "krum": Krum,
     "median": Median,
     "moon": Moon,
     "scaffold": Scaffold,
+    "similarity_preserving": SimilarityPreserving,
+    "soft_targets": SoftTargets,
 }

@@ -1,11 +1,14 @@
-"""What distilling algorithms share: divergences between the outputs of two passes."""
+"""What methods with a teacher share: the received model as teacher, when it begins, divergences of predictions."""
 
 from __future__ import annotations
 
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from simfl.protocol import Outputs
+from simfl.protocol import Forward, Outputs, Visit
+
+FLOOR = -1e4  # a log-probability; exp of it is 0
+RECEIVED = Forward(sources=(("*", "received"),), train=False, grad=False)  # private tensors are the client's own
 
 
 def divergence(teacher: Outputs, student: Outputs, temperature: float = 1.0) -> Tensor:
@@ -13,10 +16,23 @@ def divergence(teacher: Outputs, student: Outputs, temperature: float = 1.0) -> 
 
     Of sequences, the mean over the positions that count (Hinton et al. 2015 for the square).
     """
-    target = log_softmax(teacher.logits.detach() / temperature, dim=-1)
-    guess = log_softmax(student.logits / temperature, dim=-1)
-    each = (target.exp() * (target - guess)).sum(-1) * temperature**2
+    target, guess = log_chances(teacher.logits.detach() / temperature), log_chances(student.logits / temperature)
+    return per_example((target.exp() * (target - guess)).sum(-1) * temperature**2, student)
+
+
+def log_chances(logits: Tensor) -> Tensor:
+    """Log-probabilities over the last axis, all finite: classes masked with −∞ would make a divergence NaN."""
+    return log_softmax(logits, dim=-1).clamp_min(FLOOR)
+
+
+def per_example(each: Tensor, outputs: Outputs) -> Tensor:
+    """Values of predictions as values of examples [B]: of sequences [B, T], the mean over positions that count."""
     if each.dim() == 1:
         return each
-    mask = student.mask.to(each.dtype) if student.mask is not None else each.new_ones(each.shape)
+    mask = outputs.mask.to(each.dtype) if outputs.mask is not None else each.new_ones(each.shape)
     return (each * mask).sum(-1) / mask.sum(-1).clamp_min(1.0)
+
+
+def begun(visit: Visit, from_round: int) -> Tensor:
+    """1 from this round of the phase on (counted from 1), 0 before."""
+    return (visit.round + 1 >= from_round).float()

@@ -1,0 +1,31 @@
+"""Soft targets: Hinton et al. 2015, "Distilling the knowledge in a neural network", as in FedVQA (2024).
+
+loss = CE + weight·τ²·KL(p^T ‖ p^S), p = softmax(logits/τ)      T the received model, S the trained one
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simfl.algorithms.base import Algorithm
+from simfl.algorithms.distill import RECEIVED, begun, divergence
+from simfl.protocol import Batch, Forward, Loss, Outputs, Parts, State, Visit, Weights
+from simfl.ranges import Amount, Count, Positive
+
+
+@dataclass(frozen=True)
+class SoftTargets(Algorithm):
+    """FedAvg whose clients also learn the received model's softened predictions; weight 0 is FedAvg."""
+
+    weight: Amount = 1.0  # of the divergence
+    temperature: Positive = 2.0  # tau; the paper tries 1, 2 and 3, and its ST rows are those of 2
+    from_round: Count = 2  # of the phase: at first the received model has nothing to teach
+
+    def forwards(self) -> dict[str, Forward]:
+        return {"student": Forward(), "teacher": RECEIVED}
+
+    def loss(
+        self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
+    ) -> Loss:
+        taught = divergence(outputs["teacher"], outputs["student"], self.temperature)
+        return Loss.of(outputs["student"], examples=self.weight * begun(visit, self.from_round) * taught)
