@@ -44,10 +44,7 @@ def test_it_goes_to_the_minimum_of_the_mean_where_fedavg_favours_who_steps_more(
     [{}, {"momentum": 0.9}, {"momentum": 0.9, "dampening": 0.5}, {"momentum": 0.9, "nesterov": True}],
 )
 def test_a_is_how_far_sgd_goes_along_a_constant_gradient(settings: dict) -> None:
-    optimizer, rates = (
-        LocalOptimizer("sgd", settings | ({"nesterov": True} if nesterov else {})),
-        np.array([0.1, 0.1, 0.05]),
-    )
+    optimizer, rates = LocalOptimizer("sgd", settings), np.array([0.1, 0.1, 0.05])
     weight = torch.zeros(1, dtype=torch.float64)
     torch_one = optimizer.build([weight], 0.1)
     for rate in rates:
