@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import sys
@@ -94,24 +93,13 @@ def run(
 
     experiment = config.load(file, overrides)
     from simfl import simulation
+    from simfl.api import folder_of
     from simfl.progress import Progress
 
-    out = out or _folder(experiment.name, resume)
+    out = out or folder_of(experiment.name, resume)
     with Progress() as display:
         summary = simulation.run(experiment, out, backend, number, address, resume, display)
     return {"completed": 0, "interrupted": INTERRUPTED}.get(summary["status"], FAILED)
-
-
-def _folder(name: str, resume: bool) -> Path:
-    """A folder under runs/ that holds no run yet; to resume, the newest one of this name."""
-    first = Path("runs") / name
-    numbered = (Path("runs") / f"{name}-{number}" for number in itertools.count(2))
-    taken = list(
-        itertools.takewhile(lambda path: (path / "experiment.yaml").exists(), itertools.chain([first], numbered))
-    )
-    if resume:
-        return taken[-1] if taken else first
-    return Path("runs") / f"{name}-{len(taken) + 1}" if taken else first
 
 
 def _workers(given: str | None) -> int | str:
