@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 
-from simfl import simulation, tables
+from simfl import driver, simulation, tables
 from simfl.cohort.observer import Observer
 from simfl.cohort.plan import CohortPlan
 from simfl.cohort.stage import Stage
 from simfl.cohort.visit import CohortResult
 from simfl.data.holdings import Partition
-from simfl.driver import CACHE
 from simfl.errors import RunError
 from simfl.memory import EMPTY, Store
 from simfl.protocol import Parts
@@ -69,10 +68,10 @@ class Rerun:
         identity = run.manifest["identity"]
         self.width, self.way = identity["width"], identity["way"]
         torch.set_num_threads(identity["threads"])
-        self.setting = Setting(self.experiment, CACHE, self._device(identity["device"]))
+        self.setting = Setting(self.experiment, driver.CACHE, self._device(identity["device"]))
         self.partition = Partition.read(run.partition_manifest, self.setting.dataset.sha256)
         memory = scratch / "memory"
-        self.setup = Setup(self.experiment, CACHE, memory, self.way, len(self.partition), self.setting.device.type)
+        self.setup = Setup(self.experiment, driver.CACHE, memory, self.way, len(self.partition), self.setting.device.type)
         self.store, self.worker = Store(memory), Worker(self.setup, self.setting)
         self._take(Snapshot())
         self.unlike: list[str] = []  # rows that came out otherwise than the run recorded them

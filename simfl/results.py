@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from simfl import checkpoint, config, tables
+from simfl import checkpoint, config, driver, tables
 from simfl.cohort.stacking import namespace
 from simfl.data.holdings import Partition
-from simfl.driver import CACHE
 from simfl.errors import RunError
 from simfl.experiment import Experiment
 from simfl.memory import Store
@@ -106,7 +105,7 @@ class Run:
     @cached_property
     def setting(self) -> Setting:
         """Data and model as the experiment describes them, on the CPU."""
-        return Setting(self.experiment, CACHE)
+        return Setting(self.experiment, driver.CACHE)
 
     @property
     def steps(self) -> list[int]:
@@ -144,6 +143,7 @@ class Run:
         with torch.no_grad():
             for name, tensor in weights.items():
                 own[name].copy_(tensor)
+        vars(module).pop("forward", None)  # a module given from Python answers as its author wrote it
         return module.eval()
 
     def __repr__(self) -> str:
