@@ -14,6 +14,7 @@ from simfl import ledger
 from simfl.cohort.stage import Stage
 from simfl.cohort.wire import PLAIN, STATISTICS, message, transmit
 from simfl.protocol import Parts
+from simfl.timing import timed
 
 Sizes = dict[str, dict[str, int]]  # part -> tensor -> payload in bytes
 
@@ -26,6 +27,7 @@ class Broadcast:
     packets: tuple[Sizes, ...] = ()  # the newest, as far back as they are together shorter than the whole
     missed: dict[int, int] = field(default_factory=dict)  # client -> packets since its visit; others take the whole
 
+    @timed("encode")
     def send(
         self, stage: Stage, round_number: int, parts: Parts, clients: list[int]
     ) -> tuple[Parts, list[ledger.Row], Broadcast]:

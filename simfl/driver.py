@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -16,13 +16,15 @@ from typing import Any
 
 import torch
 
-from simfl import config, evaluation, ledger
+from simfl import config, evaluation, ledger, tracking
+from simfl.audience import Audience, Silent
+from simfl.cohort.plan import CohortPlan
 from simfl.cohort.stage import Stage
 from simfl.cohort.visit import CohortResult
 from simfl.cohort.wire import STATISTICS
 from simfl.data.holdings import Partition, manifest_sha256
-from simfl.errors import ConfigError, SimflError, nearest
-from simfl.experiment import Experiment
+from simfl.errors import ConfigError, OutOfMemory, SimflError, nearest
+from simfl.experiment import Experiment, Phase
 from simfl.memory import Store
 from simfl.pool import Pool, open_pool
 from simfl.protocol import Parts
@@ -31,28 +33,10 @@ from simfl.sampling import auto_width, num_sampled
 from simfl.setting import Setting
 from simfl.signals import Signals
 from simfl.snapshot import Snapshot, kept
+from simfl.timing import Stopwatch, Trace, clocked, timed
 from simfl.worker import Setup
 
 CACHE = Path(os.environ.get("SIMFL_CACHE") or Path.home() / ".cache" / "simfl")  # data sets, built or read once
-
-
-class Silent:
-    """The display of a run that shows nothing."""
-
-    def started(self, plan: dict[str, Any]) -> None:
-        """The run begins or goes on."""
-
-    def round_done(self, row: dict[str, Any]) -> None:
-        """A row of `rounds.parquet`, with seconds."""
-
-    def evaluated(self, row: dict[str, Any]) -> None:
-        """A headline score."""
-
-    def message(self, text: str) -> None:
-        """Something to be said once."""
-
-    def finished(self, summary: dict[str, Any]) -> None:
-        """The summary."""
 
 
 @dataclass
@@ -66,8 +50,8 @@ class Driver:
     store: Store
     pool: Pool
     signals: Signals
-    display: Any
-    width: int
+    audience: Audience
+    stopwatch: Stopwatch
     snapshot: Snapshot
     startup: float
     stage: Stage | None = None
@@ -84,9 +68,11 @@ class Driver:
         address: str | None,
         resume: bool,
         display: Any,
+        profile: bool = False,
     ) -> Iterator[Driver]:
         """Everything before the first round; errors here are the user's, and come before Ray starts."""
-        began, display, signals = time.monotonic(), display or Silent(), Signals()
+        began, signals = time.monotonic(), Signals()
+        tracking.check(experiment)
         torch.set_num_threads(experiment.cohort.threads)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         setting = Setting(experiment, CACHE, torch.device(device if backend == "inline" else "cpu"))
@@ -96,26 +82,24 @@ class Driver:
         facts = manifest(identity, setting.dataset.sha256, manifest_sha256(text))
         record = Record.open(Path(out), config.dump(experiment), facts, text, experiment.checkpoint, resume)
         found, warning = record.restore()
+        audience, snapshot = Audience(display or Silent(), record), found or Snapshot()
         if warning:
-            display.message(warning)
-        setup = Setup(experiment, CACHE, record.folder / "memory", identity["way"], len(partition), device)
+            audience.message(warning)
+        stacks, way = record.folder / "stacks", identity["way"]
+        setup = Setup(experiment, CACHE, record.folder / "memory", way, len(partition), device, stacks, profile)
         with ExitStack() as stack:
             stack.enter_context(signals.caught())
-            pool = stack.enter_context(open_pool(backend, setup, setting, workers, address, display.message))
+            pool = stack.enter_context(open_pool(backend, setup, setting, workers, address, audience.message))
             stack.enter_context(signals.caught())  # once more: a Ray started here has taken SIGTERM for itself
-            store = Store(record.folder / "memory")
+            audience.trackers = stack.enter_context(
+                tracking.opened(experiment, setting, record.folder, snapshot.step, audience.message)
+            )
+            trace = stack.enter_context(closing(Trace(record.folder / "trace.json"))) if profile else None
+            stopwatch, store = Stopwatch(pool.num_workers, trace), Store(record.folder / "memory")
+            stack.enter_context(clocked(stopwatch.own))
+            startup = time.monotonic() - began
             this = Driver(
-                experiment,
-                setting,
-                partition,
-                record,
-                store,
-                pool,
-                signals,
-                display,
-                identity["width"],
-                found or Snapshot(),
-                time.monotonic() - began,
+                experiment, setting, partition, record, store, pool, signals, audience, stopwatch, snapshot, startup
             )
             this._announce(resumed=found is not None)
             try:
@@ -136,8 +120,29 @@ class Driver:
             "resumed_at": done if resumed else None,
             "metric": phases[0].objective.metric,
         }
-        self.display.started(plan)
-        self.record.log("started", **plan, startup_seconds=self.startup)
+        self.audience.started(plan, self.startup)
+
+    @property
+    def width(self) -> int:
+        """Visits per cohort in the next round."""
+        return self.record.width(self.snapshot.step)
+
+    def narrow(self, error: OutOfMemory) -> None:
+        """Halve the cohorts from the next round on; raises `error` where that cannot help."""
+        width, batched = self.width, self.record.manifest["identity"]["way"] == "batch"
+        if not batched or width == 1:
+            raise OutOfMemory(f"{error}; give a smaller local.batch_size, or fewer workers a GPU or machine")
+        self.record.narrow(self.snapshot.step, width // 2)
+        self.audience.message(f"{error}; from round {self.snapshot.step + 1} on cohorts are {width // 2} clients wide")
+
+    def train(self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float]) -> list[CohortResult]:
+        """The cohorts' results in the order of the plans."""
+        results = self.pool.train(plans, received, costs)
+        self.stopwatch.count((result.clock for result in results), training=True)
+        for result in results:
+            for text in result.said:
+                self.audience.message(text)
+        return results
 
     def enter_phase(self) -> Stage:
         """Bring the workers into the snapshot's phase; score the model it starts from."""
@@ -149,7 +154,11 @@ class Driver:
                 self.snapshot = self.snapshot.begin(self.stage)
             if index == 0 and self.snapshot.step == 0:
                 rows = self._evaluate(self.snapshot)
-                self._settle(self.snapshot, {"evaluations": rows}, commit=True)
+                self._settle(self.snapshot, rows, commit=True)
+                with self.signals.held():
+                    self.audience.initial(rows)
+        self._mention_idle_workers(self.stage.phase)
+        self.stopwatch.lap()
         self._round_began = time.monotonic()
         return self.stage
 
@@ -158,14 +167,23 @@ class Driver:
         assert self.stage is not None
         every, last = self.experiment.evaluate.every, after.round == self.stage.phase.rounds
         if last or (every and after.round % every == 0):
-            rows["evaluations"] = self._evaluate(after)
-        seconds = time.monotonic() - self._round_began
-        self.durations.append(seconds)
-        self._round_began = time.monotonic()
+            rows = {**rows, **self._evaluate(after)}
         self._settle(after, rows, commit=self.record.due(after.step))
-        row = {**rows["rounds"][0], "seconds": seconds}
-        self.display.round_done(row)
-        self.record.log("round", **row)
+        now = time.monotonic()
+        seconds, self._round_began = now - self._round_began, now
+        self.durations.append(seconds)
+        with self.signals.held():
+            self.audience.round_done(rows, seconds, *self.stopwatch.lap())
+
+    def _mention_idle_workers(self, phase: Phase) -> None:
+        """A round of fewer cohorts than workers leaves some of them waiting."""
+        sampled = num_sampled(phase, len(self.partition))
+        cohorts = -(-sampled // self.width) if sampled else self.pool.num_workers
+        if cohorts < self.pool.num_workers:
+            self.audience.message(
+                f"a round has {sampled} clients in {cohorts} cohort{'s' if cohorts > 1 else ''}, fewer than the"
+                f" {self.pool.num_workers} workers: the others wait while it trains, and all of them evaluate"
+            )
 
     def leave_phase(self) -> None:
         """The phase's model becomes the base of the next; clients keep what the next phase names."""
@@ -183,7 +201,8 @@ class Driver:
             if commit:
                 self.record.commit(after, self.store)
 
-    def _evaluate(self, snapshot: Snapshot) -> list[dict[str, Any]]:
+    @timed("evaluate")
+    def _evaluate(self, snapshot: Snapshot) -> Rows:
         """Score the asked models on the asked splits, sharded over the workers."""
         asked, stage = self.experiment.evaluate, self.stage
         assert stage is not None
@@ -195,21 +214,23 @@ class Driver:
             {STATISTICS: snapshot.buffers} if snapshot.buffers else {}
         )
         facts = {"phase": snapshot.phase, "round": snapshot.round, "step": snapshot.step}
-        rows = evaluation.summarise(self.setting, self.pool.evaluate(plans, received), facts)
-        metric = stage.phase.objective.metric
+        scores = self.pool.evaluate(plans, received)
+        self.stopwatch.count((score.clock for score in scores), training=False)
+        rows = evaluation.summarise(self.setting, scores, facts)
+        metric, headlines = stage.phase.objective.metric, []
         for split in asked.splits:
             for model in asked.models:
                 value = evaluation.headline(rows, metric, split, model)
-                row = {**facts, "split": split, "model": model, "metric": metric, "value": value}
-                self.display.evaluated(row)
-                self.record.log("evaluated", **row)
-        return rows
+                headlines.append({**facts, "split": split, "model": model, "metric": metric, "value": value})
+        self.audience.evaluated(headlines)
+        return {"evaluations": rows, "samples": evaluation.samples(self.setting, scores, facts)}
 
     def _shards(self, snapshot: Snapshot, split: str, model: str) -> list[evaluation.EvaluationPlan]:
         asked = self.experiment.evaluate
         rows, size = self.setting.choose_rows(split, asked.limit), 4 * asked.batch_size
         if model == "generic":
-            return evaluation.shards(split, model, rows, size)
+            kept = evaluation.sample_rows(self.setting, split, rows, asked.samples)
+            return [replace(plan, samples=kept) for plan in evaluation.shards(split, model, rows, size)]
         per_client = evaluation.rows_of_clients(self.setting, self.partition, split, rows)
         return [
             shard
@@ -236,8 +257,7 @@ class Driver:
             "folder": str(self.record.folder),
         }
         summary = self.record.finish(self.snapshot, status, facts)
-        self.record.log("finished", status=status)
-        self.display.finished(summary)
+        self.audience.finished(summary)
         return summary
 
     def _scores(self, rows: list[dict[str, Any]], step: int) -> dict[str, float]:
@@ -316,4 +336,4 @@ def round_rows(
     }
     facts |= {f"{way}_bytes": int(count["B"]) for way, count in totals["payload"].items()}
     facts |= {f"charged_{way}_bytes": int(count["B"]) for way, count in totals["charged"].items()}
-    return {"rounds": [facts], "ledger": list(rows), "clients": trained, "evaluations": []}
+    return {"rounds": [facts], "ledger": list(rows), "clients": trained, "evaluations": [], "samples": []}

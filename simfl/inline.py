@@ -12,7 +12,6 @@ from simfl.errors import OutOfMemory
 from simfl.evaluation import EvaluationPlan, Scores
 from simfl.protocol import Parts, Weights
 from simfl.setting import Setting
-from simfl.timing import Clock
 from simfl.worker import Setup, Worker
 
 Result = TypeVar("Result", CohortResult, Scores)
@@ -22,9 +21,6 @@ class Pool(Protocol):
     """Where the work is done."""
 
     num_workers: int
-    clocks: list[
-        tuple[int, Clock]
-    ]  # worker and clock of each piece of work that is done; whoever reads them clears them
 
     def begin(self, phase: int, base: Weights) -> None:
         """Bring every worker into a phase."""
@@ -44,7 +40,6 @@ class Inline:
 
     def __init__(self, setup: Setup, setting: Setting) -> None:
         self.worker, self.num_workers = Worker(setup, setting), 1
-        self.clocks: list[tuple[int, Clock]] = []
 
     def begin(self, phase: int, base: Weights) -> None:
         self.worker.begin(phase, base)
@@ -63,7 +58,6 @@ class Inline:
             queue = time.perf_counter() - began
             result = self._twice(work, plan, received, name)
             result.clock.add("queue", queue)
-            self.clocks.append((0, result.clock))
             results.append(result)
         return results
 

@@ -74,7 +74,6 @@ class RayPool:
         self.num_workers = _count(self._machines(), workers)
         self.arguments = [os.path.abspath(folder) for folder in sys.path], self.ray.cloudpickle.dumps(setup)
         self.phase: tuple[int, Any] = (-1, None)  # its number, and a reference to its base
-        self.clocks: list[tuple[int, Clock]] = []
         self.actors = [self._actor() for _ in range(self.num_workers)]
         self.starting: dict[Any, Start] = {}
 
@@ -142,13 +141,12 @@ class RayPool:
 
     def _clock(self, clock: Clock, call: Call, began: float) -> None:
         """What the worker cannot know: how long its work waited to be sent out, and how long it was under way."""
-        now, busy = time.perf_counter(), clock.busy
+        clock.worker = call.place
         clock.add("queue", call.since - began)
-        clock.add("transfer", max(0.0, now - call.since - busy))
+        clock.add("transfer", max(0.0, time.perf_counter() - call.since - clock.busy))
         if clock.traced:
             first = min(span.began for span in clock.spans)
             clock.spans.append(Span("dispatch", call.clock, max(0.0, first - call.clock)))
-        self.clocks.append((call.place, clock))
 
     def _first(self, running: dict[Any, Call], names: Sequence[str]) -> Any:
         """The first call that is ready. While workers alone are waited for, says so: the cluster may be full."""
@@ -217,7 +215,7 @@ class RayPool:
         """End the actors."""
         for actor in self.actors:
             self.ray.kill(actor)
-        self.clocks, self.starting, self.phase = [], {}, (-1, None)
+        self.starting, self.phase = {}, (-1, None)
 
 
 def _start_ray(address: str | None) -> Any:

@@ -19,8 +19,14 @@ from simfl.errors import RunError
 from simfl.experiment import Checkpoint
 from simfl.memory import Store
 from simfl.snapshot import Snapshot
+from simfl.timing import timed
 
-TABLES = ("rounds", "ledger", "clients", "evaluations")
+TABLES = ("rounds", "ledger", "clients", "evaluations", "samples")
+FREE = (
+    "checkpoint",
+    "tracking",
+    "watchdog_seconds",
+)  # settings that change no number, so a resumed run may have others
 LIBRARIES = ("torch", "numpy", "ray", "transformers", "peft", "pyarrow", "tokenizers")
 Rows = dict[str, list[dict[str, Any]]]
 
@@ -69,7 +75,7 @@ class Record:
         return record
 
     def _check(self, experiment_yaml: str) -> None:
-        before, now = (self.folder / "experiment.yaml").read_text().splitlines(), experiment_yaml.splitlines()
+        before, now = _binding((self.folder / "experiment.yaml").read_text()), _binding(experiment_yaml)
         for a, b in zip(before + [""] * len(now), now + [""] * len(before), strict=False):
             if a != b:
                 raise RunError(
@@ -122,6 +128,18 @@ class Record:
         last, when = self._committed
         return step - last >= self.policy.rounds and time.monotonic() - when >= self.policy.seconds
 
+    def width(self, step: int) -> int:
+        """Visits per cohort in the round after so many: the run's width, or what it was narrowed to since."""
+        changes = [width for since, width in self.manifest.get("widths", []) if since <= step]
+        return int(changes[-1] if changes else self.manifest["identity"]["width"])
+
+    def narrow(self, step: int, width: int) -> None:
+        """From the round after so many on, cohorts are this wide; on the disk before the first of them is trained."""
+        self.manifest["widths"] = [*self.manifest.get("widths", []), [step, width]]
+        self._write("manifest.json", self.manifest)
+        files.sync_folder(self.folder)
+
+    @timed("commit")
     def commit(self, snapshot: Snapshot, store: Store) -> None:
         """Tables first, then the commit that makes them count."""
         for name, rows in self.pending.items():
@@ -172,6 +190,17 @@ class Record:
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         data = json.dumps(content, indent=2).encode()
         files.write(self.folder / name, lambda file: file.write(data))
+
+
+def _binding(experiment_yaml: str) -> list[str]:
+    """The lines of an experiment that a resumed run must have in common: all but those that change no number."""
+    kept, free = [], False
+    for line in experiment_yaml.splitlines():
+        if not line.startswith((" ", "-")):
+            free = line.partition(":")[0] in FREE
+        if not free:
+            kept.append(line)
+    return kept
 
 
 def manifest(identity: Mapping[str, Any], data_sha256: str, partition_sha256: str) -> dict[str, Any]:

@@ -18,12 +18,14 @@ from simfl.cohort.stage import Stage
 from simfl.cohort.visit import CohortResult
 from simfl.cohort.wire import STATISTICS
 from simfl.driver import Driver, round_rows
+from simfl.errors import OutOfMemory
 from simfl.experiment import Experiment
 from simfl.protocol import Means, Weights
 from simfl.record import Rows
 from simfl.sampling import sample_clients, sample_groups
 from simfl.signals import Interrupted
 from simfl.snapshot import Snapshot
+from simfl.timing import timed
 from simfl.weights import add
 
 
@@ -35,45 +37,60 @@ def run(
     address: str | None = None,
     resume: bool = False,
     display: Any = None,
+    profile: bool = False,
 ) -> dict[str, Any]:
     """Run an experiment to its end, from its beginning or from its last commit; returns what `summary.json` holds."""
-    with Driver.open(experiment, out, backend, workers, address, resume, display) as driver:
+    with Driver.open(experiment, out, backend, workers, address, resume, display, profile) as driver:
         try:
             while driver.snapshot.phase < len(experiment.phases):
                 stage = driver.enter_phase()
                 while driver.snapshot.round < stage.phase.rounds:
-                    driver.finish_round(*one_round(driver, stage, driver.snapshot))
+                    driver.finish_round(*round_that_fits(driver, stage))
                 driver.leave_phase()
             return driver.finish("completed")
         except Interrupted:
             return driver.finish("interrupted")
 
 
+def round_that_fits(driver: Driver, stage: Stage) -> tuple[Snapshot, Rows]:
+    """The next round; cohorts that do not fit into memory are halved until they do, from this round on."""
+    while True:
+        try:
+            return one_round(driver, stage, driver.snapshot)
+        except OutOfMemory as error:
+            driver.narrow(error)
+
+
 def one_round(driver: Driver, stage: Stage, before: Snapshot) -> tuple[Snapshot, Rows]:
     """Sample, send down, train, fold, step: the snapshot after the round, and its rows for the tables."""
-    phase, algorithm, server, number = stage.phase, stage.phase.algorithm, before.server, before.round
+    phase, number = stage.phase, before.round
     clients = sample_clients(phase, stage.num_clients, stage.seed, stage.index, number)
-    parts = algorithm.download(server) | ({STATISTICS: before.buffers} if before.buffers else {})
+    parts = phase.algorithm.download(before.server) | ({STATISTICS: before.buffers} if before.buffers else {})
     received, downloads, broadcast = before.broadcast.send(stage, number, parts, clients)
 
     visits = [visit(driver, stage, before, client) for client in clients]
     plans = cohorts(visits, phase.local, driver.width, stage.index, number)
-    results = driver.pool.train(plans, received, [plan.cost(phase.local) for plan in plans])
-
-    buffers = before.buffers
-    means = mean(stage, results, driver.width)
-    if means is not None:  # a round may have nobody
-        delta, state = algorithm.aggregate(server, means)
-        weights, optimizer = phase.server.at(number, phase.rounds).step(server.weights, delta, server.optimizer)
-        server = replace(server, weights=weights, state=state, optimizer=optimizer)
-        buffers = add(buffers, means.parts[STATISTICS]) if buffers else buffers
+    results = driver.train(plans, received, [plan.cost(phase.local) for plan in plans])
 
     memory = dict(before.memory)
     for result in results:
         memory |= result.memory
-    after = replace(before, server=server, buffers=buffers, memory=memory, broadcast=broadcast)
-    after = replace(after, round=number + 1, step=before.step + 1)
+    after = step(stage, before, mean(stage, results, driver.width))
+    after = replace(after, memory=memory, broadcast=broadcast, round=number + 1, step=before.step + 1)
     return after, round_rows(stage, after, clients, downloads, results)
+
+
+@timed("server")
+def step(stage: Stage, before: Snapshot, means: Means | None) -> Snapshot:
+    """The server after the mean of what came back; a round may have nobody."""
+    if means is None:
+        return before
+    phase, server, buffers = stage.phase, before.server, before.buffers
+    delta, state = phase.algorithm.aggregate(server, means)
+    optimizer = phase.server.at(before.round, phase.rounds)
+    weights, moments = optimizer.step(server.weights, delta, server.optimizer)
+    server = replace(server, weights=weights, state=state, optimizer=moments)
+    return replace(before, server=server, buffers=add(buffers, means.parts[STATISTICS]) if buffers else buffers)
 
 
 def visit(driver: Driver, stage: Stage, before: Snapshot, client: int) -> VisitPlan:
@@ -89,6 +106,7 @@ def visit(driver: Driver, stage: Stage, before: Snapshot, client: int) -> VisitP
     return VisitPlan(client, float(len(rows)), units, before.remembered(client), relative)
 
 
+@timed("sum")
 def mean(stage: Stage, results: Sequence[CohortResult], width: int) -> Means | None:
     """What the cohorts returned as one mean per part; None if nobody came back or nobody has weight.
 

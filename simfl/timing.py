@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 NAMES = ("queue", "transfer", "decode", "load", "train", "encode", "sum", "server", "evaluate", "commit")
+AROUND = ("queue", "transfer")  # what a piece of work waits for outside of its worker
 BRIEF = ("load",)  # counted at every local step, and left out of traces
 
 P = ParamSpec("P")
@@ -34,17 +35,18 @@ class Span(NamedTuple):
 
 @dataclass
 class Clock:
-    """Seconds by name; with `traced`, spans too."""
+    """Seconds by name; with `traced`, spans too. `worker` is where the work was done."""
 
     traced: bool = False
+    worker: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     _inner: float = 0.0  # seconds already counted inside the measure that is open
 
     @property
     def busy(self) -> float:
-        """All seconds counted."""
-        return sum(self.seconds.values())
+        """Seconds at work, without those around it."""
+        return sum(seconds for name, seconds in self.seconds.items() if name not in AROUND)
 
     def add(self, name: str, seconds: float) -> None:
         """Count seconds that were measured elsewhere."""
@@ -133,3 +135,31 @@ class Trace:
         """End the file."""
         self._file.write("\n]\n")
         self._file.close()
+
+
+class Stopwatch:
+    """The time of a round: the driver's own clock, and those of its workers."""
+
+    def __init__(self, num_workers: int, trace: Trace | None) -> None:
+        """With a trace, spans go there."""
+        self.own, self.trace = Clock(traced=trace is not None), trace
+        self._seconds, self._busy = dict.fromkeys(NAMES, 0.0), [0.0] * num_workers
+
+    def count(self, clocks: Iterable[Clock], training: bool) -> None:
+        """Clocks of finished work. Of evaluation only the workers' hours count, since `evaluate` is its whole time."""
+        for clock in clocks:
+            self._busy[clock.worker] += clock.busy
+            for name, seconds in clock.seconds.items() if training else ():
+                self._seconds[name] += seconds
+            if self.trace is not None:
+                self.trace.add(1 + clock.worker, clock.spans)
+
+    def lap(self) -> tuple[dict[str, float], tuple[float, ...]]:
+        """Seconds by name and seconds of each worker since the last lap."""
+        if self.trace is not None:
+            self.trace.add(0, self.own.spans)
+        seconds = {name: self._seconds[name] + self.own.seconds.get(name, 0.0) for name in NAMES}
+        busy = tuple(self._busy)
+        self.own.seconds, self.own.spans = {}, []
+        self._seconds, self._busy = dict.fromkeys(NAMES, 0.0), [0.0] * len(busy)
+        return seconds, busy

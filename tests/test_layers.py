@@ -16,9 +16,9 @@ LAYERS = (  # low to high; what stands in one line may import within the line, u
     ("protocol", "ledger", "memory", "tables"),
     SHELVES,
     ("shelves", "experiment", "fields", "rules", "catalogue", "config"),
-    ("privacy", "roles", "sampling", "cohort", "setting", "evaluation", "checkpoint", "tracking"),
+    ("privacy", "roles", "sampling", "cohort", "setting", "evaluation", "checkpoint", "pictures", "tracking"),
     ("broadcast", "snapshot", "record", "worker", "errands", "inline", "pool"),
-    ("driver", "simulation", "plan", "sweep", "report", "submit", "progress"),
+    ("audience", "driver", "simulation", "plan", "sweep", "report", "submit", "progress"),
     ("results", "rerun", "replay", "divergence", "diff", "watch", "doctor", "templates", "api", "inspection"),
     ("cli", "__main__"),
 )
@@ -31,6 +31,7 @@ OWNERS = {
     "ray": ("pool", "submit"),
     "rich": ("cli", "progress", "watch"),
     "ruamel": ("config",),
+    "tensorboard": ("tracking",),
     "transformers": ("models",),
     "wandb": ("tracking",),
 }

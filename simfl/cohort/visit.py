@@ -21,7 +21,7 @@ from simfl.cohort.plan import CohortPlan, VisitPlan, batches, places, rates
 from simfl.cohort.stacking import mapped, namespace, row, row_like, stack
 from simfl.cohort.stage import Item, Stage, Trained, visits
 from simfl.cohort.stepper import Stepper
-from simfl.cohort.wire import Wire
+from simfl.cohort.wire import STATISTICS, Wire
 from simfl.memory import Store
 from simfl.privacy import clip_update
 from simfl.protocol import EXTRA, MicroStep, Parts, State, Visit, Weights
@@ -107,8 +107,11 @@ def _release(
 ) -> list[tuple[Parts, State, list[ledger.Row]]]:
     """What the server gets of a visit, what its client remembers, and the ledger's rows."""
     rows: list[ledger.Row] = []
-    sent, residual = wire.send(done.plan.client, done.upload, received, memory, rows)
-    stage.observer.sent(done.plan.client, done.upload, sent)
+    upload = {**done.upload}
+    if STATISTICS in received:
+        upload[STATISTICS] = {name: done.buffers[name] - t for name, t in received[STATISTICS].items()}
+    sent, residual = wire.send(done.plan.client, upload, received, memory, rows)
+    stage.observer.sent(done.plan.client, upload, sent)
     return [(sent, _remember(stage, done, sent, received, residual), rows)]
 
 
