@@ -301,8 +301,9 @@ def test_components_may_stand_in_the_mapping_as_objects(file: Path) -> None:
 @pytest.mark.parametrize("shelf", SHELVES)
 def test_every_component_reads_back_from_its_own_settings(shelf: str) -> None:
     for name, component in SHELVES[shelf].components.items():
-        required = {"path": "somewhere"}.items() & {f.name: "somewhere" for f in fields(component)}.items()
-        made = build(component, dict(required), shelf, name)
+        places = {"path": "somewhere", "of": "some.where:it"}
+        required = {f.name: places[f.name] for f in fields(component) if f.name in places}
+        made = build(component, required, shelf, name)
         settings = written(made)
         assert settings.pop(SHELVES[shelf].key) == name
         assert build(component, settings, shelf, name) == made, name
