@@ -73,6 +73,7 @@ for command in inspection.COMMANDS:
 @click.option("--workers", help="Number of Ray workers.  [default: auto]")
 @click.option("--address", help="Of a running Ray cluster.  [default: start one here]")
 @click.option("--resume", is_flag=True, help="Go on from the last commit in the folder of the run.")
+@click.option("--profile", is_flag=True, help="Write trace.json, which chrome://tracing and Perfetto show.")
 @click.option(
     "--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Override a setting, e.g. phases.0.rounds=2."
 )
@@ -83,6 +84,7 @@ def run(
     workers: str | None,
     address: str | None,
     resume: bool,
+    profile: bool,
     overrides: tuple[str, ...],
 ) -> int:
     """Run the experiment in FILE."""
@@ -98,7 +100,7 @@ def run(
 
     out = out or folder_of(experiment.name, resume)
     with Progress() as display:
-        summary = simulation.run(experiment, out, backend, number, address, resume, display)
+        summary = simulation.run(experiment, out, backend, number, address, resume, display, profile)
     return {"completed": 0, "interrupted": INTERRUPTED}.get(summary["status"], FAILED)
 
 
