@@ -2,10 +2,12 @@
 
 from simfl.data.aqua import Aqua
 from simfl.data.base import Data
+from simfl.data.clove import Clove
 from simfl.data.coco_qa import CocoQa
 from simfl.data.digits import Digits
 from simfl.data.docvqa_imdb import MpDocvqa, SpDocvqa
 from simfl.data.due import Due
+from simfl.data.gqa import Gqa
 from simfl.data.image_folder import ImageFolder
 from simfl.data.image_lists import ImageLists
 from simfl.data.joined import Joined
@@ -25,9 +27,11 @@ from simfl.data.zugferd import Zugferd
 
 DATA: dict[str, type[Data]] = {
     "aqua": Aqua,
+    "clove": Clove,
     "coco_qa": CocoQa,
     "digits": Digits,
     "due": Due,
+    "gqa": Gqa,
     "image_folder": ImageFolder,
     "image_lists": ImageLists,
     "joined": Joined,

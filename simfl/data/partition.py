@@ -18,7 +18,7 @@ from simfl.data.by_data_set import DataSets
 from simfl.data.holdings import Partition, hold
 from simfl.data.partitioner import Partitioner, column, documents, refuse_shared, units
 from simfl.data.skew import Dirichlet, Quantity, Shards
-from simfl.errors import ConfigError, DataError
+from simfl.errors import ConfigError, DataError, nearest
 from simfl.ranges import Count
 from simfl.seeds import rng
 
@@ -123,12 +123,21 @@ class Natural(Partitioner):
     """One client for each value of a column, in the order of the values."""
 
     column: str = "provider"  # of the examples or their documents
+    values: tuple[str, ...] = ()  # the clients and their order; examples with other values are nobody's; none: all
+    shared_documents: bool = False  # true: questions on one document may be of several clients
 
     def split(self, split: Split, seed: int) -> Partition:
         codes, names = column(split, self.column)
-        clients = self.count_is(len(names))
-        _refuse_shared_documents(split, codes)
-        return hold(codes, clients, (codes, names))
+        known = names.to_pylist()
+        for value in self.values:
+            if value not in known:
+                raise ConfigError(f"partition.values: column {self.column!r} has no {value!r}; {nearest(value, known)}")
+        chosen = self.values or tuple(known)
+        client_of = np.array([chosen.index(name) if name in chosen else -1 for name in known], np.int64)
+        owner = client_of[codes] if len(codes) else codes
+        if not self.shared_documents:
+            _refuse_shared_documents(split, owner)
+        return hold(owner, self.count_is(len(chosen)), (codes, names))
 
 
 def _refuse_shared_documents(split: Split, owner: np.ndarray) -> None:

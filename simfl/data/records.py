@@ -24,6 +24,14 @@ def folder(path: str) -> Path:
     return root
 
 
+def file(path: str) -> Path:
+    """A file that a setting names; `~` and `$VARIABLES` are followed. DataError if it is none."""
+    found = Path(os.path.expandvars(path)).expanduser()
+    if not found.is_file():
+        raise DataError(f"data: {found} is not a file")
+    return found
+
+
 def found(root: Path, *names: str) -> Path | None:
     """The first of these files or folders that is there, or None."""
     return next((root / name for name in names if (root / name).exists()), None)

@@ -157,6 +157,22 @@ def test_natural_makes_one_client_of_each_value():
     assert partition.groups(0)[0][0] == "a"
 
 
+def test_natural_may_name_its_clients_and_leave_the_others_to_nobody():
+    split = labelled([0] * 5, who=["b", "a", "b", "c", "a"])
+    partition = Natural(column="who", values=("c", "a")).split(split, seed=0)
+    assert by_client(partition) == [[3], [1, 4]]
+    assert [name for name, _ in partition.groups(1)] == ["a"]
+    with pytest.raises(ConfigError, match="column 'who' has no 'd'; allowed: a, b, c"):
+        Natural(column="who", values=("d",)).split(split, seed=0)
+
+
+def test_natural_divides_a_document_only_where_the_spec_says_so():
+    split = paged([(0, 2)], ["A"], task=["count", "read"])
+    with pytest.raises(DataError, match="document 'd0' is in client"):
+        Natural(column="task").split(split, seed=0)
+    assert by_client(Natural(column="task", shared_documents=True).split(split, seed=0)) == [[0], [1]]
+
+
 def test_dirichlet_with_tiny_alpha_is_nearly_one_class_a_client_and_with_huge_alpha_even():
     split = labelled([i % 4 for i in range(4000)])
     labels = np.arange(4000) % 4
