@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ from simfl.setting import Setting
 from simfl.timing import Clock, clocked, timed
 from simfl.watchdog import Watch
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -43,6 +46,7 @@ class Worker:
 
     def __init__(self, setup: Setup, setting: Setting | None = None) -> None:
         torch.set_num_threads(setup.experiment.cohort.threads)
+        _keep_memory()
         self.setup = setup
         self.setting = setting or Setting(setup.experiment, setup.cache, torch.device(setup.device))
         self.store = Store(setup.memory)
@@ -99,6 +103,17 @@ class Worker:
     def _here(self, received: Parts) -> Parts:
         device = self.setting.device
         return {part: {name: t.to(device) for name, t in tensors.items()} for part, tensors in received.items()}
+
+
+def _keep_memory() -> None:
+    """Have glibc keep freed blocks up to 32 MiB: every local step asks for the same again.
+
+    Page faults took 6 % of a small CNN's time, and more of a stacked MLP's. Other C libraries lack the switch.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(M_TRIM_THRESHOLD, 256 << 20)
 
 
 def _timed_reads(stage: Stage) -> Stage:

@@ -40,7 +40,7 @@ def train(
     steppers: list[tuple[MicroStep, Stepper]],
 ) -> Trained:
     """Train all items; `start` is stepped in place by `steppers`."""
-    n, most = len(items), max(item.steps for item in items)
+    algorithm, n, most = stage.phase.algorithm, len(items), max(item.steps for item in items)
     keys = torch.tensor([item.key for item in items], device=stage.device)
     batches = torch.stack([_padded(item.batches, most, -1) for item in items], 1).to(stage.device)  # [steps, n, B]
     places = _places(items, most, stage.device)
@@ -70,11 +70,13 @@ def train(
                 )
                 if micro.steps:
                     stepper.step(gradients, active, rates[step])
-                seen.append(gradients)
                 stage.observer.stepped(items, step, number, *task, gradients, stepper.weights)
+                if algorithm.observes():
+                    seen.append(gradients)
+                del gradients  # the next ones take their place in memory, and in the cache
                 if number == 0:
                     sums, counts = sums + task[0], counts + task[1]
-            if stage.phase.algorithm.observes():
+            if algorithm.observes():
                 state = _observed(stage, carried, tuple(seen), batch, start, received, state, now, active)
     optimizer = _optimizer_states(steppers, n) if stage.phase.local.keep_optimizer else []
     return Trained(start, buffers, sums, counts, state, optimizer)
