@@ -54,14 +54,15 @@ class Stage:
     invoices: float  # share of made invoices in a batch
     final_rate: float  # the learning rate moves to this share of the peak, linearly over the stage
     keep: bool = False
+    until: float = 2.0  # the stage ends early once this share of new drawn documents is answered exactly
 
 
 STAGES = (
-    Stage("short", 1600, 512, 79, 4, 0.0, 1.0),
-    Stage("middle", 800, 512, 127, 9, 0.0, 1.0),
-    Stage("page", 600, 512, 191, 14, 0.0, 1.0, keep=True),
+    Stage("short", 3000, 1024, 79, 4, 0.0, 1.0, until=0.85),
+    Stage("middle", 500, 512, 127, 9, 0.0, 1.0),
+    Stage("page", 400, 512, 191, 14, 0.0, 1.0, keep=True),
     Stage("mixed", 600, 512, 191, 14, 0.5, 0.6, keep=True),
-    Stage("invoices", 1500, 512, 191, 14, 0.5, 0.02, keep=True),
+    Stage("invoices", 1300, 512, 191, 14, 0.5, 0.02, keep=True),
 )
 
 
@@ -153,6 +154,8 @@ def train(
                 since = 0
                 if done % (2 * EACH) == 0:
                     print(*curve[-1].values(), flush=True)
+                if float(curve[-1]["exact_drawn"]) >= stage.until:
+                    break
         peak = stage.final_rate
         if stage.keep:
             keep(stage.name, curve, step.masters)
