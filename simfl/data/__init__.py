@@ -11,14 +11,17 @@ from simfl.data.gqa import Gqa
 from simfl.data.image_folder import ImageFolder
 from simfl.data.image_lists import ImageLists
 from simfl.data.joined import Joined
+from simfl.data.nlvr2 import Nlvr2
 from simfl.data.own import Own
 from simfl.data.pdf_folder import PdfFolder
 from simfl.data.pfl_docvqa import PflDocvqa
 from simfl.data.prototypes import Prototypes
 from simfl.data.provider_invoices import ProviderInvoices
 from simfl.data.scene_text import SceneText
+from simfl.data.snli_ve import SnliVe
 from simfl.data.sroie import Sroie
 from simfl.data.tabfact import TabFact
+from simfl.data.vcr import Vcr
 from simfl.data.vizwiz import VizWiz
 from simfl.data.vqa_v2 import VqaV2
 from simfl.data.word_lists import WordLists
@@ -36,15 +39,18 @@ DATA: dict[str, type[Data]] = {
     "image_lists": ImageLists,
     "joined": Joined,
     "mp_docvqa": MpDocvqa,
+    "nlvr2": Nlvr2,
     "own": Own,
     "pdf_folder": PdfFolder,
     "pfl_docvqa": PflDocvqa,
     "prototypes": Prototypes,
     "provider_invoices": ProviderInvoices,
     "scene_text": SceneText,
+    "snli_ve": SnliVe,
     "sp_docvqa": SpDocvqa,
     "sroie": Sroie,
     "tabfact": TabFact,
+    "vcr": Vcr,
     "vizwiz": VizWiz,
     "vqa_v2": VqaV2,
     "word_lists": WordLists,
