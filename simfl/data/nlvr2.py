@@ -26,7 +26,7 @@ MORE = (("second", pa.int32()), ("label", pa.int32()), ("synset", pa.string()))
 
 @dataclass(frozen=True)
 class Nlvr2(Data):
-    """Sentences that are true or false of two photographs; `document` is the row of the left one, `second` of the other."""
+    """Sentences that are true or false of two photographs; `document` is the left one's row, `second` the right's."""
 
     path: str  # a folder with {train,dev,test1}.json (or data/) and images/; ~ and $VARIABLES are followed
     image_size: Whole = 224  # pictures are stored in colour, squeezed to this many pixels square; 0: paths only
