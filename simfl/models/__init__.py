@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simfl.models.aster import Aster
 from simfl.models.base import Model
 from simfl.models.cnn import Cnn
 from simfl.models.mlp import Mlp
@@ -11,6 +12,7 @@ from simfl.models.vit import ViT
 from simfl.models.vt5 import VT5
 
 MODELS: dict[str, type[Model]] = {
+    "aster": Aster,
     "cnn": Cnn,
     "mlp": Mlp,
     "own": Own,

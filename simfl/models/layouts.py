@@ -44,14 +44,15 @@ def renamed(names: Iterable[str], rules: Rules) -> dict[str, str]:
 
 
 def fill(network: nn.Module, found: Mapping[str, Tensor], where: str, optional: Iterable[str] = ()) -> None:
-    """Copy tensors by our names into `network`; its buffers may be among them.
+    """Copy tensors by our names into `network`, running statistics included.
 
     ConfigError names what is missing (but for the globs of `optional`, which stay as drawn), unknown or of another
     shape.
     """
-    own = dict(network.named_parameters())
-    known = own | dict(network.named_buffers())
-    missing = [n for n in own if n not in found and not any(fnmatchcase(n, glob) for glob in optional)]
+    own, buffers = dict(network.named_parameters()), dict(network.named_buffers())
+    known = own | buffers
+    kept = [n for n in network.state_dict() if n in own or (n in buffers and buffers[n].is_floating_point())]
+    missing = [n for n in kept if n not in found and not any(fnmatchcase(n, glob) for glob in optional)]
     unknown = [name for name in found if name not in known]
     if missing or unknown:
         raise ConfigError(

@@ -83,9 +83,11 @@ def read(folder: Path) -> dict[str, Tensor]:
     files = sorted(folder.glob("*.safetensors"))
     if files:
         return {name: tensor for file in files for name, tensor in load_file(file).items()}
-    if (folder / "pytorch_model.bin").is_file():
-        return torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
-    raise ConfigError(f"model.weights: {folder} has neither model.safetensors nor pytorch_model.bin")
+    for pattern in ("pytorch_model.bin", "*.pth", "*.pth.tar"):
+        for file in sorted(folder.glob(pattern)):
+            found = torch.load(file, map_location="cpu", weights_only=True)
+            return next((found[key] for key in ("state_dict", "model") if key in found), found)
+    raise ConfigError(f"model.weights: {folder} has neither model.safetensors nor pytorch_model.bin nor a .pth file")
 
 
 def rename(names: Iterable[str]) -> dict[str, str]:

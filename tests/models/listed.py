@@ -16,7 +16,7 @@ def listed(name: str) -> dict[str, tuple[int, ...]]:
     """Tensors of a list, by name, with their shapes."""
     lines = [line for line in (NAMES / f"{name}.txt").read_text().splitlines() if not line.startswith("#")]
     pairs = [line.split("\t") for line in lines]
-    return {name: tuple(int(n) for n in shape.split("x") if n) for name, shape in pairs}
+    return {name: tuple(int(n) for n in shape.split("x") if n != "scalar") for name, shape in pairs}
 
 
 def shapes(module: nn.Module, *without: str) -> dict[str, tuple[int, ...]]:

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 from toy_vqa import Corners
+from toy_words import Bars
 
 from simfl import tables
-from simfl.data.partition import Provider
+from simfl.data.partition import Official, Provider
 from simfl.experiment import Evaluate, Experiment
+from simfl.models.aster import Aster
 from simfl.models.vilt import Vilt
 from simfl.models.vit import ViT
+from simfl.objectives.recognition import Recognition
 from simfl.objectives.vqa import Vqa
 from simfl.optimizers.local import LocalOptimizer
 from tests.fakes import Toy, experiment, run
@@ -29,7 +32,16 @@ class Case:
 
 
 VQA = {"data": Corners(), "partition": Provider(clients=3), "objective": Vqa()}
+WORDS = {
+    "data": Bars(), "partition": Official(), "objective": Recognition(height=32, width=64, max_letters=4, beams=2),
+    "rounds": 3, "epochs": 4, "learning_rate": 5e-3, "batch_size": 8,
+}  # fmt: skip
+ASTER = {"size": "tiny", "context": False}  # a BiLSTM of 100 steps takes ten times as long to learn
 CASES = {
+    # running statistics keep ASTER from `batch`; with norms over groups of channels it goes there
+    "aster": Case({"model": Aster(**ASTER)} | WORDS, guessing=0.35, ways=("loop",)),
+    "aster with group norms": Case({"model": Aster(norm="group", **ASTER)} | WORDS, guessing=0.35, ways=("batch",)),
+    "aster with shufflenet": Case({"model": Aster(encoder="shufflenet", **ASTER)} | WORDS, 0.35, ways=("loop",)),
     "vilt": Case({"model": Vilt(), "rounds": 4, "epochs": 3} | VQA, guessing=0.4),
     "vit": Case({"model": ViT(image_size=16), "data": Toy(shape=(1, 16, 16)), "rounds": 4, "epochs": 3}, guessing=0.3),
 }
