@@ -19,7 +19,7 @@ import torch
 from simfl import config, evaluation, ledger, tracking
 from simfl.audience import Audience, Silent
 from simfl.cohort.plan import CohortPlan
-from simfl.cohort.stage import Stage
+from simfl.cohort.stage import LAST_LOCAL, Stage
 from simfl.cohort.visit import CohortResult
 from simfl.cohort.wire import STATISTICS
 from simfl.data.holdings import Partition, manifest_sha256
@@ -296,7 +296,7 @@ def check(experiment: Experiment, setting: Setting, partition: Partition) -> Non
         if sampled is not None and sampled > len(partition):
             raise ConfigError(f"phases.{index}.clients_per_round: {sampled} asked, there are {len(partition)} clients")
         for model in experiment.evaluate.models:
-            offers, name = phase.algorithm.offers, type(phase.algorithm).__name__
+            offers, name = [*phase.algorithm.offers, LAST_LOCAL], type(phase.algorithm).__name__
             if model not in offers:
                 raise ConfigError(f"evaluate.models: {name} offers no model {model!r}; {nearest(model, offers)}")
     if experiment.privacy is not None and experiment.privacy.unit == "group" and not partition.num_groups.all():

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from simfl.cohort.stacking import namespace
-from simfl.cohort.stage import Stage
+from simfl.cohort.stage import LAST_LOCAL, Stage
 from simfl.data.holdings import Partition
 from simfl.data.partitioner import column
 from simfl.memory import Store
 from simfl.passing import Pass, passing
-from simfl.protocol import Parts
+from simfl.protocol import Forward, Parts, State, Weights
 from simfl.seeds import rng
 from simfl.setting import Setting
 from simfl.timing import Clock, measured
@@ -61,20 +61,31 @@ def evaluate(
     objective, algorithm = stage.phase.objective, stage.phase.algorithm
     with measured("load"):
         memory = store.get(plan.memory) if plan.memory else {}
-    weights = algorithm.models(received["weights"], namespace(memory, "algorithm"))[plan.model]
-    private = namespace(memory, "private").get("weights", {}) if plan.client is not None else {}
-    weights = {**weights, **received.get("buffers", {}), **namespace(memory, "buffers").get("weights", {}), **private}
+    view = algorithm.offers.get(plan.model, Forward())
+    network, weights = stage.runs_on(view), weights_of(stage, plan, received, memory)
     examples, split = setting.examples(objective, plan.split), setting.split(plan.split)
-    stage.module.eval()
+    network.module.eval()
     pieces, samples = [], []
-    with torch.no_grad(), passing(Pass()), stage.binding.swapped({n: t.to(stage.device) for n, t in weights.items()}):
+    own = {name: tensor.to(stage.device) for name, tensor in weights.items()}
+    with torch.no_grad(), passing(Pass(branch=view.branch)), network.binding.swapped(own):
         for first in range(0, len(plan.rows), batch_size):
             rows = plan.rows[first : first + batch_size]
             batch = examples.take(torch.from_numpy(rows).to(stage.device))
-            predictions = objective.predict(stage.module, batch)
+            predictions = objective.predict(network.module, batch)
             pieces.append(objective.score(predictions, split, rows))
             samples += [_sample(predictions, row, i) for i, row in enumerate(rows.tolist()) if row in plan.samples]
     return Scores(plan, {name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]}, tuple(samples))
+
+
+def weights_of(stage: Stage, plan: EvaluationPlan, received: Parts, memory: State) -> Weights:
+    """The tensors of the evaluated model: the algorithm's offer, and what else a client has of its own."""
+    offered = stage.phase.algorithm.models(received["weights"], namespace(memory, "algorithm"))
+    offered |= {LAST_LOCAL: {**received["weights"], **namespace(memory, "local").get("weights", {})}}
+    weights = offered[plan.model]
+    if stage.runs_on(stage.phase.algorithm.offers.get(plan.model, Forward())) is not stage.network:
+        return weights
+    private = namespace(memory, "private").get("weights", {}) if plan.client is not None else {}
+    return {**weights, **received.get("buffers", {}), **namespace(memory, "buffers").get("weights", {}), **private}
 
 
 def _sample(predictions: dict[str, Any], row: int, place: int) -> dict[str, Any]:

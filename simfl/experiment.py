@@ -105,7 +105,7 @@ class Evaluate:
 
     every: Whole = 1  # rounds; 0: only before the first and after the last
     splits: tuple[str, ...] = ("valid",)  # of the data set
-    models: tuple[str, ...] = ("generic",)  # what the algorithm offers: generic, personal
+    models: tuple[str, ...] = ("generic",)  # generic, last_local, and what the algorithm offers: personal
     batch_size: Count = 64  # examples side by side
     limit: Count | None = None  # examples of each split, drawn once
     samples: Whole = 8  # predictions of the generic model kept at each evaluation, of rows drawn once for each split
@@ -149,6 +149,7 @@ class Experiment:
     model: Model  # a backbone with its adapters
     phases: tuple[Phase, ...]  # one after the other
     seed: Whole = 42  # of every random choice
+    mentor: Model | None = None  # a second network, each client's own, for algorithms with two; null: another `model`
     cohort: Cohort = field(default_factory=Cohort)  # clients side by side
     exactness: Literal["fast", "strict"] = "fast"  # strict forbids what makes two machines of a kind differ
     ledger: LedgerRule = field(default_factory=LedgerRule)  # how bytes are charged

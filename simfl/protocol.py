@@ -32,13 +32,15 @@ class Forward:
 
     `sources` maps globs of tensor names to where they are read: `trained`, `received`, `state:<key>` or
     `extra:<group>`; the first match holds, and a source that lacks a tensor falls back to the trained one, detached.
-    `branch` selects the path through adapters that have several; `train` switches dropout; `grad` keeps the graph.
+    `branch` selects the path through adapters that have several; `train` switches dropout; `grad` keeps the graph;
+    `mentor` runs the second network, if the experiment has one (every source must then be an `extra:<group>`).
     """
 
     sources: tuple[tuple[str, str], ...] = (("*", "trained"),)
     branch: str = ""
     train: bool = True
     grad: bool = True
+    mentor: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,10 +88,23 @@ class Outputs:
         return Outputs(**{name: tensor.detach() for name, tensor in self.tensors().items()})
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What an algorithm may know of the networks before a visit.
+
+    `sample`: what the model gives for one example, if the algorithm needs features. `mentor`: where a second network
+    starts, by trained tensor; without a network of its own, where the client's model starts.
+    """
+
+    sample: Outputs | None
+    mentor: Weights
+
+
 class Visit(NamedTuple):
     """A client at work, as scalar tensors, so that a batched or captured step can read them."""
 
     client: Tensor
+    key: Tensor  # random bits of this visit, int64
     round: Tensor
     step: Tensor  # local steps taken so far
     steps: Tensor  # local steps in all of this visit

@@ -12,15 +12,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from simfl.cohort.stage import Stage
+from simfl.cohort.stage import LAST_LOCAL, Network, Stage
 from simfl.data.base import Dataset, Split
 from simfl.errors import ConfigError, nearest
 from simfl.experiment import Experiment
 from simfl.models.base import aliases
 from simfl.objectives.base import Objective
 from simfl.protocol import Examples, Task
-from simfl.roles import Roles, roles
+from simfl.roles import Roles, roles, running_statistics
 from simfl.seeds import rng
+from simfl.weights import select
 
 
 @dataclass
@@ -38,6 +39,20 @@ class Setting:
     @cached_property
     def module(self) -> nn.Module:
         return self.experiment.model.build(self.task).to(self.device)
+
+    @cached_property
+    def mentor(self) -> Network | None:
+        """The second network, if the experiment names one."""
+        model = self.experiment.mentor
+        if model is None:
+            return None
+        module = model.build(self.task).to(self.device)
+        if running_statistics(module):
+            raise ConfigError("mentor: it keeps running statistics, which clients would share; allowed: layers without")
+        names = [name for name, _ in module.named_parameters()]
+        frozen = set(select(names, model.frozen(module), where="mentor"))
+        trained = [name for name in select(names, model.trains(module), where="mentor") if name not in frozen]
+        return Network(module, tuple(trained))
 
     @cached_property
     def task(self) -> Task:
@@ -87,6 +102,8 @@ class Setting:
             seed=experiment.seed,
             module=self.module,
             roles=self.roles(phase),
+            mentor=self.mentor,
+            keep_local=LAST_LOCAL in experiment.evaluate.models,
             load=partial(self.examples, experiment.phases[phase].objective, "train"),
             device=self.device,
             num_clients=num_clients,

@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import nn
-
-from simfl.protocol import Batch, Forward, Loss, Means, MicroStep, Outputs, Parts, Server, State, Visit, Weights
+from simfl.protocol import Batch, Facts, Forward, Loss, Means, MicroStep, Outputs, Parts, Server, State, Visit, Weights
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,8 @@ class Algorithm:
     # how each uploaded part becomes a mean: "weighting" (the phase's), "clients" (uniform), or "gather" (every upload)
     reduce: ClassVar[Mapping[str, str]] = {"weights": "weighting"}
     private: ClassVar[tuple[str, ...]] = ()  # globs of trained tensors that this algorithm keeps on the client
-    offers: ClassVar[tuple[str, ...]] = ("generic", "personal")  # the names of what `models` gives
+    # what `models` gives, by name, and how each is run; the engine itself offers `last_local` of every algorithm
+    offers: ClassVar[Mapping[str, Forward]] = {"generic": Forward(), "personal": Forward()}
     needs_features: ClassVar[bool] = False  # its loss reads Outputs.features
     needs_places: ClassVar[bool] = False  # reads batch["place"], an example's place among the client's own, int64 [B]
 
@@ -50,7 +49,7 @@ class Algorithm:
         """What a visit works with, from what the client remembers; the functions below are given this."""
         return state
 
-    def extra(self, module: nn.Module, received: Parts, state: State, visit: Visit) -> dict[str, Weights]:
+    def extra(self, facts: Facts, received: Parts, state: State, visit: Visit) -> dict[str, Weights]:
         """Further trainable tensors by group: a second model, a projection head. They start here at each visit."""
         return {}
 

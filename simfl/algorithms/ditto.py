@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import nn
-
 from simfl.algorithms.base import Algorithm
-from simfl.protocol import EXTRA, Batch, Forward, Loss, MicroStep, Outputs, Parts, State, Visit, Weights
+from simfl.protocol import EXTRA, Batch, Facts, Forward, Loss, MicroStep, Outputs, Parts, State, Visit, Weights
 from simfl.weights import squared_norm
 
 OWN = f"{EXTRA}/personal/"
@@ -35,7 +33,7 @@ class Ditto(Algorithm):
     def init_client(self, received: Parts, visit: Visit) -> State:
         return {"personal": dict(received["weights"])}
 
-    def extra(self, module: nn.Module, received: Parts, state: State, visit: Visit) -> dict[str, Weights]:
+    def extra(self, facts: Facts, received: Parts, state: State, visit: Visit) -> dict[str, Weights]:
         return {"personal": state["personal"]}
 
     def personal_loss(

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import nn
 
 from simfl.algorithms.base import Algorithm
 from simfl.protocol import (
     EXTRA,
     Batch,
+    Facts,
     Forward,
     Loss,
     Means,
@@ -75,7 +75,7 @@ class Scaffold(Algorithm):
             return state
         return state | {"gradient": _zeros(received["weights"]), "count": {"count": torch.zeros_like(visit.steps)}}
 
-    def extra(self, module: nn.Module, received: Parts, state: State, visit: Visit) -> dict[str, Weights]:
+    def extra(self, facts: Facts, received: Parts, state: State, visit: Visit) -> dict[str, Weights]:
         return {} if self.option == "ii" else {"anchor": dict(received["weights"])}
 
     def download(self, server: Server) -> Parts:

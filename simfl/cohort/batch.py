@@ -11,6 +11,8 @@ one by one.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -25,8 +27,9 @@ Carried = dict[str, dict[str, Tensor]]  # outputs of passes by name and field, [
 
 def is_grouped(stage: Stage) -> bool:
     """Whether a frozen base is shared and every trained layer has a grouped form."""
-    frozen = sum(1 for _ in stage.module.parameters()) > len(stage.roles.trained)
-    return frozen and not ungroupable(stage.module, stage.roles.trained)
+    networks = [stage.network] + ([stage.mentor] if stage.mentor is not None else [])
+    frozen = any(sum(1 for _ in net.module.parameters()) > len(net.trained) for net in networks)
+    return frozen and not any(ungroupable(net.module, net.trained) for net in networks)
 
 
 def train(
@@ -48,7 +51,10 @@ def train(
     sums = counts = torch.zeros(n, device=stage.device)
     use_groups = is_grouped(stage)
     gradients_of = _grouped_gradients if use_groups else _stacked_gradients
-    with grouped(stage.module, stage.roles.trained if use_groups else ()):
+    with ExitStack() as stack:
+        for network in [stage.network, stage.mentor] if use_groups else []:
+            if network is not None:
+                stack.enter_context(grouped(network.module, network.trained))
         for step in range(most):
             batch = stage.batch(batches[step], None if places is None else places[step])
             active = [step < item.steps for item in items]

@@ -16,10 +16,13 @@ from torch import Tensor, nn
 
 from simfl.cohort.binding import Binding
 from simfl.cohort.observer import Observer
+from simfl.errors import ConfigError
 from simfl.experiment import Phase, Privacy
 from simfl.passing import Pass, passing
 from simfl.protocol import EXTRA, Batch, Examples, Forward, Outputs, Parts, State, Visit, Weights
 from simfl.roles import Roles
+
+LAST_LOCAL = "last_local"  # a client's model as it was before its last upload, which every algorithm can offer
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,18 @@ class Trained:
 
 
 @dataclass(frozen=True)
+class Network:
+    """A module, and which of its tensors are trained."""
+
+    module: nn.Module
+    trained: tuple[str, ...]
+
+    @cached_property
+    def binding(self) -> Binding:
+        return Binding(self.module)
+
+
+@dataclass(frozen=True)
 class Stage:
     """A phase on a worker: resident model and data, and what each tensor is."""
 
@@ -64,6 +79,8 @@ class Stage:
     device: torch.device
     num_clients: int
     privacy: Privacy | None = None
+    mentor: Network | None = None  # the second network, if there is one
+    keep_local: bool = False  # clients remember their last local model, to be scored
     aliases: Mapping[str, str] = field(default_factory=dict)
     alias_rule: str = "once"
     observer: Observer = field(default_factory=Observer)
@@ -78,15 +95,34 @@ class Stage:
         return batch if places is None else batch | {"place": places}
 
     @cached_property
+    def network(self) -> Network:
+        return Network(self.module, self.roles.trained)
+
+    @property
     def binding(self) -> Binding:
-        return Binding(self.module)
+        return self.network.binding
+
+    def runs_on(self, forward: Forward) -> Network:
+        """The network of a pass."""
+        return self.mentor if forward.mentor and self.mentor is not None else self.network
+
+    @cached_property
+    def sample(self) -> Outputs:
+        """What the model gives for the first training example; ConfigError if features are wanted and it has none."""
+        inputs = inputs_of(self, self.examples.take(torch.zeros(1, dtype=torch.int64, device=self.device)))
+        with torch.no_grad():
+            outputs = call(self, Forward(train=False), {}, inputs, torch.tensor(0))
+        if outputs.features is None:
+            name = type(self.phase.algorithm).__name__
+            raise ConfigError(f"phases.{self.index}.algorithm: {name} needs features, of which the model has none")
+        return outputs
 
     @cached_property
     def sources(self) -> dict[str, dict[str, str]]:
         """For each declared pass, where each trained tensor is read."""
         table = {}
         for name, forward in self.phase.algorithm.forwards().items():
-            table[name] = {tensor: _source(forward, tensor) for tensor in self.roles.trained}
+            table[name] = {tensor: _source(forward, tensor) for tensor in self.runs_on(forward).trained}
         return table
 
 
@@ -116,15 +152,16 @@ def call(
     stage: Stage, forward: Forward, weights: Weights, inputs: Batch, key: Tensor, groups: int = 1, stacked: bool = False
 ) -> Outputs:
     """Run the module with these tensors in place of its own."""
-    if stage.module.training != forward.train:
-        stage.module.train(forward.train)
+    network = stage.runs_on(forward)
+    if network.module.training != forward.train:
+        network.module.train(forward.train)
     step = Pass(key if forward.train else None, groups, forward.branch, stacked)
     with (
         passing(step),
-        stage.binding.swapped(weights),
+        network.binding.swapped(weights),
         torch.set_grad_enabled(forward.grad and torch.is_grad_enabled()),
     ):
-        out = stage.module(**inputs)
+        out = network.module(**inputs)
     return out if isinstance(out, Outputs) else Outputs(out)
 
 
@@ -154,6 +191,7 @@ def visits(stage: Stage, items: list[Item], round_number: int, weights: list[flo
     n = len(items)
     return Visit(
         client=torch.tensor([i.client for i in items], device=stage.device),
+        key=torch.tensor([i.key for i in items], device=stage.device),
         round=torch.full((n,), round_number, device=stage.device),
         step=torch.zeros(n, dtype=torch.int64, device=stage.device),
         steps=tensor([i.steps for i in items]),

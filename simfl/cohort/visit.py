@@ -24,7 +24,7 @@ from simfl.cohort.stepper import Stepper
 from simfl.cohort.wire import STATISTICS, Wire
 from simfl.memory import Store
 from simfl.privacy import clip_update
-from simfl.protocol import EXTRA, MicroStep, Parts, State, Visit, Weights
+from simfl.protocol import EXTRA, Facts, MicroStep, Parts, State, Visit, Weights
 from simfl.seeds import seed_for
 from simfl.timing import Clock, measured, timed
 from simfl.weights import scale, select, tree_sum
@@ -206,7 +206,9 @@ def _start(stage: Stage, memory: State, received: Parts, state: State, visit: Vi
     private = namespace(memory, "private").get("weights") or stage.binding.values(stage.roles.private)
     known = {**private, **received["weights"]}
     start = {name: known[name] for name in stage.roles.trained}
-    extras = stage.phase.algorithm.extra(stage.module, received, state, visit)
+    mentor = start if stage.mentor is None else stage.mentor.binding.values(stage.mentor.trained)
+    facts = Facts(stage.sample if stage.phase.algorithm.needs_features else None, mentor)
+    extras = stage.phase.algorithm.extra(facts, received, state, visit)
     for group, tensors in extras.items():
         start |= {f"{EXTRA}/{group}/{name}": tensor for name, tensor in tensors.items()}
     return start
@@ -233,6 +235,8 @@ def _remember(stage: Stage, done: Done, sent: Parts, received: Parts, residual: 
     memory |= {f"codec:{part}": tensors for part, tensors in residual.items()}
     if stage.roles.private:
         memory["private:weights"] = {name: done.trained[name] for name in stage.roles.private}
+    if stage.keep_local:
+        memory["local:weights"] = {name: done.trained[name] for name in stage.roles.shared}
     if stage.roles.buffers and stage.phase.buffers == "local":
         memory["buffers:weights"] = done.buffers
     for number, state in enumerate(done.optimizer):

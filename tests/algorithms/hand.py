@@ -12,6 +12,7 @@ def visit(steps: float = 1, learning_rate: float = 0.1, weight: float = 1.0, rou
     """A client's visit as scalar tensors."""
     return Visit(
         client=torch.tensor(0),
+        key=torch.tensor(0),
         round=torch.tensor(round),
         step=torch.tensor(step),
         steps=torch.tensor(float(steps)),

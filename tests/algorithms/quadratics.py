@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from simfl.algorithms.base import Algorithm
-from simfl.protocol import Means, Outputs, Parts, Server, State, Visit, Weights
+from simfl.protocol import Facts, Means, Outputs, Parts, Server, State, Visit, Weights
 from simfl.weights import select
 
 
@@ -84,12 +84,24 @@ class Game:
         steps = self.steps if isinstance(self.steps, int) else self.steps[k]
         mean = sum(c.examples for c in self.clients) / len(self.clients)
         relative = own.examples / mean if self.weighting == "examples" else 1.0
-        facts = [k, number, 0, steps, own.examples, relative, len(self.clients), sampled, self.rate, steps * self.rate]
+        facts = [
+            k,
+            0,
+            number,
+            0,
+            steps,
+            own.examples,
+            relative,
+            len(self.clients),
+            sampled,
+            self.rate,
+            steps * self.rate,
+        ]
         visit = Visit(*(torch.tensor(float(fact), dtype=torch.float64) for fact in facts))
         memory = self.memory.get(k) or algorithm.init_client(received, visit)
         state = algorithm.prepare(received, memory, visit)
         trained = {name: w.clone() for name, w in received["weights"].items()}
-        for group, tensors in algorithm.extra(torch.nn.Identity(), received, state, visit).items():
+        for group, tensors in algorithm.extra(Facts(None, {}), received, state, visit).items():
             trained |= {f"extra/{group}/{name}": w.clone() for name, w in tensors.items()}
         for step in range(steps):
             state = self._step(own, trained, received, state, visit._replace(step=torch.tensor(step)))
