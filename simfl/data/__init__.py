@@ -8,6 +8,7 @@ from simfl.data.digits import Digits
 from simfl.data.docvqa_imdb import MpDocvqa, SpDocvqa
 from simfl.data.due import Due
 from simfl.data.gqa import Gqa
+from simfl.data.hf_disk import HfDisk
 from simfl.data.image_folder import ImageFolder
 from simfl.data.image_lists import ImageLists
 from simfl.data.joined import Joined
@@ -35,6 +36,7 @@ DATA: dict[str, type[Data]] = {
     "digits": Digits,
     "due": Due,
     "gqa": Gqa,
+    "hf_disk": HfDisk,
     "image_folder": ImageFolder,
     "image_lists": ImageLists,
     "joined": Joined,

@@ -14,18 +14,19 @@ from simfl.errors import DataError
 UNREADABLE = (OSError, SyntaxError, ValueError)  # what Pillow raises for files that are no pictures, or broken ones
 
 
-def shrink(path: Path, size: int, mode: str, format: str) -> bytes:
+def shrink(picture: Path | bytes, size: int, mode: str, format: str, where: str = "") -> bytes:
     """The picture squeezed to `size` x `size` pixels, in Pillow's `mode` (L, RGB) and `format` (PNG, JPEG).
 
-    Width and height are squeezed apart, as VT5's image processor does. DataError if the file is broken.
+    Width and height are squeezed apart, as VT5's image processor does. DataError if it is broken: it names the file, or
+    `where` encoded bytes come from.
     """
     out = io.BytesIO()
     try:
-        with Image.open(path) as image:
+        with Image.open(picture if isinstance(picture, Path) else io.BytesIO(picture)) as image:
             image.draft(mode, (size, size))
             image.convert(mode).resize((size, size), Image.Resampling.BICUBIC).save(out, format=format, quality=90)
     except UNREADABLE as error:
-        raise DataError(f"{path}: not a readable picture ({error})") from error
+        raise DataError(f"{where or picture!s}: not a readable picture ({error})") from error
     return out.getvalue()
 
 
