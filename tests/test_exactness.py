@@ -128,9 +128,11 @@ def test_inline_is_ray_interrupted_and_resumed_with_another_number_of_workers(wh
     assert traces(tmp_path) == whole("everything, batch")
 
 
+ON_RAY = [(name, 2) for name in CASES] + [(name, n) for name in ("scaffold, loop", "everything, batch") for n in (1, 3)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@every_case
+@pytest.mark.parametrize(("name", "workers"), ON_RAY)
 def test_every_case_is_the_same_on_ray(name, workers, whole, tmp_path, ray_session):
     run(CASES[name], tmp_path, workers=workers)
     assert traces(tmp_path) == whole(name)
