@@ -31,6 +31,7 @@ from simfl.weights import from_raw_bytes, raw_bytes
 from simfl.worker import Setup, Worker
 
 PATIENCE = 30.0  # seconds without a word while workers start
+START = 600.0  # seconds that the first worker has to start, if the watchdog has no more
 
 
 class Hosted(Worker):
@@ -150,9 +151,9 @@ class RayPool:
 
     def _first(self, running: dict[Any, Call], names: Sequence[str]) -> Any:
         """The first call that is ready. While workers alone are waited for, says so: the cluster may be full."""
-        waited = 0.0
-        while waited < self.limit:
-            step = min(PATIENCE, self.limit - waited)
+        waited, limit = 0.0, self.limit if running else max(self.limit, START)
+        while waited < limit:
+            step = min(PATIENCE, limit - waited)
             ready, _ = self.ray.wait([*running, *self.starting], num_returns=1, timeout=step)
             if ready:
                 return ready[0]
@@ -162,7 +163,7 @@ class RayPool:
                     f"{len(self.starting)} of {self.num_workers} workers are not ready; Ray has free: {self._free()}"
                 )
         if not running:
-            raise RunError(f"no worker was ready after {self.limit:g} s; Ray has free: {self._free()}")
+            raise RunError(f"no worker was ready after {limit:g} s; Ray has free: {self._free()}")
         silent = "; ".join(f"worker {call.place} on {names[call.work]}" for call in running.values())
         raise RunError(
             f"no result for {self.limit:g} s from {silent}; where they stand is in {self.setup.stacks}; the run can"

@@ -1,0 +1,87 @@
+"""Faults to order: an algorithm whose clients meet what a folder says, in whatever process they are trained."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from simfl.algorithms.scaffold import Scaffold
+from simfl.protocol import Parts, State, Visit
+
+
+@dataclass(frozen=True)
+class Troubled(Scaffold):
+    """SCAFFOLD whose clients meet the faults listed in a folder; without a list it is SCAFFOLD."""
+
+    folder: str = ""
+
+    def prepare(self, received: Parts, state: State, visit: Visit) -> State:
+        path = Path(self.folder) / "faults.json"
+        for number, fault in enumerate(json.loads(path.read_text()) if path.exists() else []):
+            wanted = fault["client"] in (int(visit.client), None) and fault["round"] in (int(visit.round), None)
+            if wanted and met(self.folder, number) < fault["times"]:
+                (Path(self.folder) / f"met-{number}-{time.monotonic_ns()}-{os.getpid()}").touch()
+                FAULTS[fault["kind"]]()
+        return state
+
+
+def order(folder: Path, kind: str, client: int | None = 3, round: int | None = 1, times: int = 1000) -> str:
+    """List one more fault in the folder, for an algorithm with this folder; None is any client, any round."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "faults.json"
+    faults: list[Any] = json.loads(path.read_text()) if path.exists() else []
+    faults.append({"kind": kind, "client": client, "round": round, "times": times})
+    path.write_text(json.dumps(faults))
+    return str(folder)
+
+
+def met(folder: Path | str, number: int = 0) -> int:
+    """How often a fault was met."""
+    return len(list(Path(folder).glob(f"met-{number}-*")))
+
+
+def processes(folder: Path | str, number: int = 0) -> list[int]:
+    """The processes that met a fault, in order."""
+    return [int(path.name.rpartition("-")[2]) for path in sorted(Path(folder).glob(f"met-{number}-*"))]
+
+
+def _flaky() -> None:
+    raise ConnectionError("the reader lost its connection")
+
+
+def _broken() -> None:
+    raise ZeroDivisionError("the client's own words")
+
+
+def _no_gpu_memory() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+
+def _no_memory() -> None:
+    torch.empty(1 << 60, dtype=torch.uint8)  # torch's own words: a RuntimeError
+
+
+def _hang() -> None:
+    time.sleep(3600)
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    "flaky": _flaky,
+    "broken": _broken,
+    "no GPU memory": _no_gpu_memory,
+    "no memory": _no_memory,
+    "hang": _hang,
+    "die": _die,
+}
