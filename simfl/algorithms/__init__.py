@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simfl.algorithms.base import Algorithm
+from simfl.algorithms.crd import Crd
 from simfl.algorithms.ditto import Ditto
 from simfl.algorithms.dkd import Dkd
 from simfl.algorithms.fedavg import FedAvg
@@ -18,6 +19,7 @@ from simfl.algorithms.similarity_preserving import SimilarityPreserving
 from simfl.algorithms.soft_targets import SoftTargets
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
+    "crd": Crd,
     "ditto": Ditto,
     "dkd": Dkd,
     "fedavg": FedAvg,
