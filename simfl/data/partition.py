@@ -16,29 +16,16 @@ import pyarrow as pa
 from simfl.data.base import Split
 from simfl.data.by_data_set import DataSets
 from simfl.data.holdings import Partition, hold
-from simfl.data.partitioner import Partitioner, column, documents, refuse_shared, units
+from simfl.data.iid import Iid
+from simfl.data.nested import AnswerLists, Nested, Subsample
+from simfl.data.partitioner import Partitioner, column, refuse_shared, refuse_shared_documents, values_of
 from simfl.data.skew import Dirichlet, Quantity, Shards
-from simfl.errors import ConfigError, DataError, nearest
+from simfl.errors import ConfigError, DataError
 from simfl.ranges import Count
-from simfl.seeds import rng
 
 __all__ = ["META", "PARTITIONERS", "Iid", "Natural", "Official", "Partition", "Partitioner", "Provider"]
 
 META = b"simfl.clients"  # key of the examples' schema metadata: a JSON list of one mapping per official client
-
-
-@dataclass(frozen=True)
-class Iid(Partitioner):
-    """Documents (or single examples) dealt at random in equal numbers."""
-
-    split_documents: bool = False  # true: the questions of one document may go to several clients
-
-    def split(self, split: Split, seed: int) -> Partition:
-        unit, count = units(split, self.split_documents)
-        clients = self.count(count, f"{count} units")
-        owner = np.empty(count, np.int64)
-        owner[rng(seed, "partition", "iid").permutation(count)] = np.arange(count) * clients // count
-        return hold(owner[unit], clients)
 
 
 @dataclass(frozen=True)
@@ -57,7 +44,7 @@ class Provider(Partitioner):
             raise ConfigError(f"partition.min_groups: {self.min_groups} given, it must be at least 1")
         clients = self.count(len(names) // self.min_groups, f"{len(names)} groups, min_groups {self.min_groups}")
         owner = _greedy(np.bincount(codes, minlength=len(names)), clients, self.min_groups)[codes]
-        _refuse_shared_documents(split, owner)
+        refuse_shared_documents(split, owner)
         return hold(owner, clients, (codes, names))
 
 
@@ -100,7 +87,7 @@ class Official(Partitioner):
         groups = self._groups(split)
         if groups is not None and not self.shared_groups:
             refuse_shared(owner, *groups, what="group")
-        _refuse_shared_documents(split, owner)
+        refuse_shared_documents(split, owner)
         return hold(owner, clients, groups, _metas(split, clients))
 
     def _groups(self, split: Split) -> tuple[np.ndarray, pa.Array] | None:
@@ -128,21 +115,13 @@ class Natural(Partitioner):
 
     def split(self, split: Split, seed: int) -> Partition:
         codes, names = column(split, self.column)
-        known = names.to_pylist()
-        for value in self.values:
-            if value not in known:
-                raise ConfigError(f"partition.values: column {self.column!r} has no {value!r}; {nearest(value, known)}")
-        chosen = self.values or tuple(known)
-        client_of = np.array([chosen.index(name) if name in chosen else -1 for name in known], np.int64)
+        chosen = values_of(self.column, names, self.values)
+        place = {value: client for client, value in enumerate(chosen)}
+        client_of = np.array([place.get(name, -1) for name in names.to_pylist()], np.int64)
         owner = client_of[codes] if len(codes) else codes
         if not self.shared_documents:
-            _refuse_shared_documents(split, owner)
+            refuse_shared_documents(split, owner)
         return hold(owner, self.count_is(len(chosen)), (codes, names))
-
-
-def _refuse_shared_documents(split: Split, owner: np.ndarray) -> None:
-    if split.documents is not None:
-        refuse_shared(owner, documents(split), split.documents["id"].combine_chunks(), what="document")
 
 
 PARTITIONERS: dict[str, type[Partitioner]] = {
@@ -154,4 +133,7 @@ PARTITIONERS: dict[str, type[Partitioner]] = {
     "dirichlet": Dirichlet,
     "shards": Shards,
     "quantity": Quantity,
+    "nested": Nested,
+    "subsample": Subsample,
+    "answer_lists": AnswerLists,
 }

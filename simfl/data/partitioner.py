@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,3 +110,18 @@ def refuse_shared(owner: np.ndarray, codes: np.ndarray, names: pa.Array | None, 
         row = leaks[0]
         name = names[int(codes[row])].as_py() if names is not None else int(codes[row])
         raise DataError(f"partition: {what} {name!r} is in client {owner[row]} and client {one[codes[row]]}")
+
+
+def refuse_shared_documents(split: Split, owner: np.ndarray) -> None:
+    """Raises if the examples of a document have several owners; nothing to do where there are no documents."""
+    if split.documents is not None:
+        refuse_shared(owner, documents(split), split.documents["id"].combine_chunks(), what="document")
+
+
+def values_of(column: str, names: pa.Array, chosen: Sequence[str]) -> list[str]:
+    """The values of a column that were chosen, all of them if none was. ConfigError if the column has no such value."""
+    known = names.to_pylist()
+    for value in chosen:
+        if value not in known:
+            raise ConfigError(f"partition.values: column {column!r} has no {value!r}; {nearest(value, known)}")
+    return list(chosen) or known

@@ -50,8 +50,11 @@ class Dirichlet(Partitioner):
         for v in range(num_values):
             members = random.permutation(np.flatnonzero(value == v))
             shares = random.dirichlet(np.full(clients, self.alpha))
-            cuts = np.floor(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
-            owner[members] = np.searchsorted(cuts, np.arange(len(members)), side="right")
+            ends = np.cumsum(shares)[:-1]
+            places = (np.arange(len(members)) + random.random()) / max(
+                1, len(members)
+            )  # so that rare values go to anyone
+            owner[members] = np.searchsorted(ends, places, side="right")
         return owner
 
 
