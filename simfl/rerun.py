@@ -23,6 +23,7 @@ from simfl.data.holdings import Partition
 from simfl.errors import RunError
 from simfl.memory import EMPTY, Store
 from simfl.protocol import Parts
+from simfl.record import Record
 from simfl.results import Run
 from simfl.setting import Setting
 from simfl.snapshot import Snapshot, kept
@@ -66,12 +67,14 @@ class Rerun:
         """
         self.run, self.say, self.commits, self.experiment = run, say, commits, run.experiment
         identity = run.manifest["identity"]
-        self.width, self.way = identity["width"], identity["way"]
+        self.record, self.way = Record(scratch, self.experiment.checkpoint, run.manifest), identity["way"]
         torch.set_num_threads(identity["threads"])
         self.setting = Setting(self.experiment, driver.CACHE, self._device(identity["device"]))
         self.partition = Partition.read(run.partition_manifest, self.setting.dataset.sha256)
         memory = scratch / "memory"
-        self.setup = Setup(self.experiment, driver.CACHE, memory, self.way, len(self.partition), self.setting.device.type)
+        self.setup = Setup(
+            self.experiment, driver.CACHE, memory, self.way, len(self.partition), self.setting.device.type
+        )
         self.store, self.worker = Store(memory), Worker(self.setup, self.setting)
         self._take(Snapshot())
         self.unlike: list[str] = []  # rows that came out otherwise than the run recorded them
@@ -150,7 +153,7 @@ class Rerun:
     def one_round(self) -> None:
         """The next round of the phase, held to what the run recorded of it."""
         before = self.snapshot
-        self.snapshot, rows = simulation.one_round(self._sitting(_Here(self.worker)), self._enter(), before)
+        self.snapshot, rows = simulation.one_round(self._sitting(self.worker), self._enter(), before)
         self.store.collect(set(self.snapshot.memory.values()))
         for name in ("clients", "ledger"):
             recorded = self.recorded(name, before.phase, before.round)
@@ -165,13 +168,14 @@ class Rerun:
     def _outgoing(self) -> Outgoing:
         stage = self._enter()
         try:
-            simulation.one_round(self._sitting(_Gate()), stage, self.snapshot)
+            simulation.one_round(self._sitting(None), stage, self.snapshot)
         except _Opened as opened:
             return Outgoing(self.snapshot, *opened.args)
         raise AssertionError("a round that asks nobody to train")
 
-    def _sitting(self, pool: Any) -> Any:
-        return _Sitting(self.partition, self.width, pool)
+    def _sitting(self, worker: Worker | None) -> Any:
+        """What stands in for the driver; without a worker, the round stops where its clients' work begins."""
+        return _Sitting(self.partition, self.record.width(self.snapshot.step), worker)
 
     def train(self, plan: CohortPlan, received: Parts, observer: Observer) -> CohortResult:
         """The visits of a cohort, listened to. A client's exception rises, whatever the run was told to do with it."""
@@ -189,34 +193,22 @@ class Rerun:
         return replace(plan, visits=tuple(visit for visit in plan.visits if visit.client == client))
 
 
-@dataclass(frozen=True)
-class _Sitting:
-    """What a round needs of a driver."""
-
-    partition: Any
-    width: int
-    pool: Any
-
-
-@dataclass(frozen=True)
-class _Here:
-    """A pool of this process alone."""
-
-    worker: Worker
-
-    def train(self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float]) -> list[CohortResult]:
-        return [self.worker.train(plan, received) for plan in plans]
-
-
 class _Opened(Exception):
     """A round has come to where its clients' work begins; it carries the plans and what they receive."""
 
 
-class _Gate:
-    """A pool at which a round stops."""
+@dataclass(frozen=True)
+class _Sitting:
+    """A driver, as far as a round needs one, whose work is done in this process."""
+
+    partition: Partition
+    width: int
+    worker: Worker | None = None
 
     def train(self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float]) -> list[CohortResult]:
-        raise _Opened(plans, received)
+        if self.worker is None:
+            raise _Opened(plans, received)
+        return [self.worker.train(plan, received) for plan in plans]
 
 
 KEYS = {"clients": ("phase", "round", "client"), "ledger": ("phase", "round", "client", "direction", "part")}

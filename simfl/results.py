@@ -87,6 +87,10 @@ class Run:
         """One row for each score: split, model, group, metric, value."""
         return self.table("evaluations")
 
+    def samples(self) -> pa.Table:
+        """One row for each prediction that was kept: what was asked, what is true, what was said."""
+        return self.table("samples")
+
     def table(self, name: str) -> pa.Table:
         """A table by name, with the rows that are committed so far."""
         assert name in TABLES, name

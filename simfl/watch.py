@@ -22,6 +22,7 @@ from simfl.progress import Status, duration, report
 SILENT = 60.0  # seconds without a word after which a run may be dead
 EVERY = 0.5  # seconds between two looks at the log
 BARS = "▁▂▃▄▅▆▇█"
+SHORT = 0.001  # seconds of a round that are not worth a word
 SAID = 5  # messages shown
 NUMBERS = ("round", "started", "evaluated", "finished")  # events that are not messages
 
@@ -49,7 +50,7 @@ class View:
             case "round":
                 self.status.add(line)
                 self.phase = line["phase"]
-                self.times = line.get("times") or {}
+                self.times = {name: s for name, s in line.get("timings", {}).items() if s >= SHORT}
                 if line["loss"] is not None:
                     self.losses[line["step"]] = line["loss"]
             case "evaluated" if line["value"] is not None:

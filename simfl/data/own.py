@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ class Own(Data):
         folder = _folder(cache, dataset.sha256)
         if not (folder / "card.json").exists():
             write(folder, dataset)
-        object.__setattr__(self, "_known_sha256", dataset.sha256)
+        vars(self)["_sha256"] = dataset.sha256
         return read(folder)
 
     def _dataset(self) -> Dataset:
@@ -59,12 +60,15 @@ class Own(Data):
     def plain(self) -> dict[str, object]:
         """The settings as an experiment file holds them."""
         of = given.written(self.of)
-        sha256 = self.sha256 or (vars(self).get("_known_sha256") if of.startswith(given.OBJECT) else None)
-        return {"of": of, "settings": self.settings, "sha256": sha256}
+        return {"of": of, "settings": self.settings, "sha256": self._sha256 if of.startswith(given.OBJECT) else None}
+
+    @cached_property
+    def _sha256(self) -> str:
+        return self.sha256 or self._dataset().sha256
 
     def __getstate__(self) -> dict[str, object]:
         """What another process gets: the hash under which the data lie in the cache, never the data."""
-        known = vars(self).get("_known_sha256") or self.sha256
+        known = vars(self).get("_sha256") or self.sha256
         return {"of": given.written(self.of), "settings": self.settings, "sha256": known} if known else dict(vars(self))
 
 
