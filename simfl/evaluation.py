@@ -79,13 +79,14 @@ def evaluate(
 
 def weights_of(stage: Stage, plan: EvaluationPlan, received: Parts, memory: State) -> Weights:
     """The tensors of the evaluated model: the algorithm's offer, and what else a client has of its own."""
-    offered = stage.phase.algorithm.models(received["weights"], namespace(memory, "algorithm"))
+    algorithm, state = stage.phase.algorithm, namespace(memory, "algorithm")
+    if stage.runs_on(algorithm.offers.get(plan.model, Forward())) is not stage.network:
+        return algorithm.models({}, state)[plan.model]  # a second network shares no tensor with the global model
+    offered = algorithm.models(received["weights"], state)
     offered |= {LAST_LOCAL: {**received["weights"], **namespace(memory, "local").get("weights", {})}}
-    weights = offered[plan.model]
-    if stage.runs_on(stage.phase.algorithm.offers.get(plan.model, Forward())) is not stage.network:
-        return weights
     private = namespace(memory, "private").get("weights", {}) if plan.client is not None else {}
-    return {**weights, **received.get("buffers", {}), **namespace(memory, "buffers").get("weights", {}), **private}
+    buffers = {**received.get("buffers", {}), **namespace(memory, "buffers").get("weights", {})}
+    return {**offered[plan.model], **buffers, **private}
 
 
 def _sample(predictions: dict[str, Any], row: int, place: int) -> dict[str, Any]:

@@ -92,12 +92,13 @@ class Outputs:
 class Facts:
     """What an algorithm may know of the networks before a visit.
 
-    `sample`: what the model gives for one example, if the algorithm needs features. `mentor`: where a second network
-    starts, by trained tensor; without a network of its own, where the client's model starts.
+    `sample` and `mentor_sample`: what model and second network give for one example, if the algorithm needs features.
+    `mentor`: where the second network starts, by trained tensor. Without a second network it is a copy of the model.
     """
 
     sample: Outputs | None
     mentor: Weights
+    mentor_sample: Outputs | None = None
 
 
 class Visit(NamedTuple):

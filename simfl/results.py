@@ -16,6 +16,7 @@ from simfl.data.holdings import Partition
 from simfl.errors import RunError
 from simfl.experiment import Experiment
 from simfl.memory import Store
+from simfl.models.base import Model
 from simfl.progress import report
 from simfl.protocol import Weights
 from simfl.record import TABLES
@@ -136,13 +137,15 @@ class Run:
         phases = self.experiment.phases
         algorithm = phases[min(snapshot.phase, len(phases) - 1)].algorithm
         memory = Store(self.folder / "memory").get(snapshot.remembered(client))
-        weights = algorithm.models(snapshot.server.weights, namespace(memory, "algorithm"))["personal"]
+        state = namespace(memory, "algorithm")
+        if algorithm.offers["personal"].mentor and self.experiment.mentor is not None:
+            return self._built(algorithm.models({}, state)["personal"], self.experiment.mentor)
+        weights = algorithm.models(snapshot.server.weights, state)["personal"]
         own = (namespace(memory, kind).get("weights", {}) for kind in ("buffers", "private"))
         return self._built({**snapshot.model, **weights, **{n: t for group in own for n, t in group.items()}})
 
-    def _built(self, weights: Weights) -> nn.Module:
-        setting = self.setting
-        module = self.experiment.model.build(setting.task)
+    def _built(self, weights: Weights, model: Model | None = None) -> nn.Module:
+        module = (model or self.experiment.model).build(self.setting.task)
         own = dict(module.named_parameters()) | dict(module.named_buffers())
         with torch.no_grad():
             for name, tensor in weights.items():

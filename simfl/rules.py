@@ -26,7 +26,14 @@ def complaints(experiment: Experiment) -> Complaints:
         for rule in (_sampling, _local, _plain_sgd, _names, _silence, _weighting):
             yield from (f"phases.{i}.{line}" for line in rule(phase, experiment))
         yield from (f"phases.{i}.{line}" for line in _keep(phase, experiment.phases[i - 1] if i else None))
+    yield from _mentor(experiment)
     yield from _privacy(experiment)
+
+
+def _mentor(experiment: Experiment) -> Complaints:
+    passes = [forward for phase in experiment.phases for forward in phase.algorithm.forwards().values()]
+    if experiment.mentor is not None and not any(forward.mentor for forward in passes):
+        yield "mentor: has no effect, as no phase's algorithm has a second network; allowed with: fedkd"
 
 
 def _sampling(phase: Phase, experiment: Experiment) -> Complaints:

@@ -10,6 +10,7 @@ from simfl.algorithms.fedavg import FedAvg
 from simfl.algorithms.feddat import FedDat
 from simfl.algorithms.feddc import FedDC
 from simfl.algorithms.feddyn import FedDyn
+from simfl.algorithms.fedkd import FedKD
 from simfl.algorithms.fednova import FedNova
 from simfl.algorithms.fedprox import FedProx
 from simfl.algorithms.moon import Moon
@@ -26,6 +27,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "feddat": FedDat,
     "feddc": FedDC,
     "feddyn": FedDyn,
+    "fedkd": FedKD,
     "fednova": FedNova,
     "fedprox": FedProx,
     "krum": Krum,

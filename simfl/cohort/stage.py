@@ -107,15 +107,18 @@ class Stage:
         return self.mentor if forward.mentor and self.mentor is not None else self.network
 
     @cached_property
-    def sample(self) -> Outputs:
-        """What the model gives for the first training example; ConfigError if features are wanted and it has none."""
+    def samples(self) -> tuple[Outputs | None, Outputs | None]:
+        """What model and mentor give for the first training example, if features are needed; ConfigError without."""
+        algorithm = self.phase.algorithm
+        if not algorithm.needs_features:
+            return None, None
         inputs = inputs_of(self, self.examples.take(torch.zeros(1, dtype=torch.int64, device=self.device)))
         with torch.no_grad():
-            outputs = call(self, Forward(train=False), {}, inputs, torch.tensor(0))
-        if outputs.features is None:
-            name = type(self.phase.algorithm).__name__
+            given = [call(self, Forward(train=False, mentor=on), {}, inputs, torch.tensor(0)) for on in (False, True)]
+        if any(outputs.features is None for outputs in given):
+            name = type(algorithm).__name__
             raise ConfigError(f"phases.{self.index}.algorithm: {name} needs features, of which the model has none")
-        return outputs
+        return given[0], given[1]
 
     @cached_property
     def sources(self) -> dict[str, dict[str, str]]:

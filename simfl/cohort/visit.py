@@ -207,7 +207,8 @@ def _start(stage: Stage, memory: State, received: Parts, state: State, visit: Vi
     known = {**private, **received["weights"]}
     start = {name: known[name] for name in stage.roles.trained}
     mentor = start if stage.mentor is None else stage.mentor.binding.values(stage.mentor.trained)
-    facts = Facts(stage.sample if stage.phase.algorithm.needs_features else None, mentor)
+    sample, mentor_sample = stage.samples
+    facts = Facts(sample, dict(mentor), mentor_sample)
     extras = stage.phase.algorithm.extra(facts, received, state, visit)
     for group, tensors in extras.items():
         start |= {f"{EXTRA}/{group}/{name}": tensor for name, tensor in tensors.items()}

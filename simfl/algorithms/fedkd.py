@@ -1,0 +1,91 @@
+"""FedKD: Wu et al. 2022, "Communication-efficient federated learning via knowledge distillation".
+
+s, t   mentee (shared, small) and mentor (the client's own)       CE, p, h   task loss, predictions, features
+D      CE_s + CE_t of the example, not differentiated             W          a projection of features, the client's own
+L_s = CE_s + ( KL(p_t ‖ p_s) + MSE(h_t, W·h_s) )/D                a side's gradient stops at the other side
+L_t = CE_t + ( KL(p_s ‖ p_t) + MSE(h_t, W·h_s) )/D
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from simfl.algorithms.base import Algorithm
+from simfl.algorithms.chance import uniform
+from simfl.algorithms.distill import divergence
+from simfl.protocol import EXTRA, Batch, Facts, Forward, Loss, Outputs, Parts, State, Visit, Weights
+from simfl.ranges import Amount, Positive
+
+MENTOR = Forward(sources=(("*", "extra:mentor"),), mentor=True)
+PROJECTION = f"{EXTRA}/projection/weight"
+
+
+@dataclass(frozen=True)
+class FedKD(Algorithm):
+    """Each client keeps a mentor; mentor and shared mentee teach each other, and the mentee alone travels.
+
+    The paper also sends the mentee's changes at low rank, both ways, which is the codec's business. The mentor is the
+    experiment's `mentor:` network if it names one, else a personal copy of the model. With distill = hidden = 0 the
+    mentee is FedAvg's model. Attention maps, which the paper compares too, are left out.
+    """
+
+    distill: Amount = 1.0  # weight of the divergence of predictions
+    hidden: Amount = 1.0  # weight of the distance of features
+    temperature: Positive = 1.0  # softens both sides
+    adaptive: bool = True  # divide by the losses of both, so that unsure teachers teach less; false: as they are
+    floor: Positive = 0.01  # least sum of losses to divide by (the paper has none)
+    needs_features: ClassVar[bool] = True
+    offers: ClassVar[Mapping[str, Forward]] = {"generic": Forward(), "personal": Forward(mentor=True)}
+
+    def forwards(self) -> dict[str, Forward]:
+        return {"student": Forward(), "mentor": MENTOR}
+
+    def extra(self, facts: Facts, received: Parts, state: State, visit: Visit) -> dict[str, Weights]:
+        if state:
+            return {"mentor": state["mentor"], "projection": state["projection"]}
+        assert facts.sample is not None
+        assert facts.mentor_sample is not None
+        narrow, wide = (out.need("features").flatten(1).shape[1] for out in (facts.sample, facts.mentor_sample))
+        if narrow == wide:
+            weight = torch.eye(wide, device=visit.key.device)  # the copy begins as what it is a copy of
+        else:
+            weight = (2.0 * uniform(visit, torch.arange(wide, device=visit.key.device), narrow) - 1.0) * narrow**-0.5
+        return {"mentor": facts.mentor, "projection": {"weight": weight}}
+
+    def loss(
+        self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
+    ) -> Loss:
+        student, mentor = outputs["student"], outputs["mentor"]
+        close = self.hidden * (
+            _distance(student, mentor.detach(), trained) + _distance(student.detach(), mentor, trained)
+        )
+        agree = divergence(mentor, student, self.temperature) + divergence(student, mentor, self.temperature)
+        taught = (self.distill * agree + close) / self._doubt(student, mentor)
+        own = Loss.of(mentor).task()
+        return Loss.of(student, examples=taught, client=own)
+
+    def remember(self, sent: Parts, trained: Weights, received: Parts, state: State, visit: Visit) -> State:
+        prefix = f"{EXTRA}/mentor/"
+        mentor = {name.removeprefix(prefix): t for name, t in trained.items() if name.startswith(prefix)}
+        return {"mentor": mentor, "projection": {"weight": trained[PROJECTION]}}
+
+    def models(self, weights: Weights, state: State) -> dict[str, Weights]:
+        return {"generic": weights, "personal": {**weights, **state.get("mentor", {})}}
+
+    def _doubt(self, student: Outputs, mentor: Outputs) -> Tensor:
+        """D of each example [B], or ones."""
+        each = [out.need("sums").detach() / out.need("weights").clamp_min(1e-12) for out in (student, mentor)]
+        both = (each[0] + each[1]).clamp_min(self.floor)
+        return both if self.adaptive else torch.ones_like(both)
+
+
+def _distance(student: Outputs, mentor: Outputs, trained: Weights) -> Tensor:
+    """MSE(h_t, W·h_s) of each example [B]."""
+    guess = linear(student.need("features").flatten(1), trained[PROJECTION])
+    return (mentor.need("features").flatten(1) - guess).square().mean(1)

@@ -1,0 +1,73 @@
+"""FedKD: the losses of mentor and mentee by hand, a mentor of its own size, and what never travels."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from simfl.algorithms.fedkd import PROJECTION, FedKD
+from simfl.experiment import Evaluate
+from simfl.models.mlp import Mlp
+from simfl.protocol import Facts, Outputs
+from simfl.results import Run
+from tests.algorithms.hand import MASK, visit, w
+from tests.fakes import experiment, run
+
+KL = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)  # (.75, .25) to (.5, .5)
+KL_BACK = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(2.0)
+
+
+def side(logits: list[float], feature: float, loss: float) -> Outputs:
+    return Outputs(torch.tensor([logits]), torch.tensor([[feature]]), sums=torch.tensor([loss]), weights=torch.ones(1))
+
+
+def both() -> dict[str, Outputs]:
+    return {"student": side([0.0, 0.0], 1.0, 3.0), "mentor": side([math.log(3.0), 0.0], 5.0, 1.0)}
+
+
+@pytest.mark.parametrize(("adaptive", "doubt"), [(True, 4.0), (False, 1.0)])
+def test_the_losses_by_hand(adaptive: bool, doubt: float) -> None:
+    # CE_s + CE_t = 3 + 1; W = 2: (5 − 2·1)² = 9, once for each side
+    fedkd, trained = FedKD(adaptive=adaptive), {PROJECTION: torch.tensor([[2.0]])}
+    loss = fedkd.loss(both(), MASK, trained, {}, {}, visit())
+    assert loss.total(torch.ones(1)).item() == pytest.approx(4.0 + (KL + KL_BACK + 18.0) / doubt, rel=1e-5)
+    assert loss.task().item() == 3.0  # the mentee's is reported
+
+
+def test_each_side_learns_from_the_other_and_moves_it_not() -> None:
+    outputs = both()
+    for out in outputs.values():
+        out.logits.requires_grad_()
+        out.features.requires_grad_()
+    loss = FedKD(adaptive=False).loss(outputs, MASK, {PROJECTION: torch.tensor([[2.0]])}, {}, {}, visit())
+    loss.total(torch.ones(1)).backward()
+    student, mentor = outputs["student"], outputs["mentor"]
+    assert_close(student.logits.grad, student.logits.softmax(-1).detach() - mentor.logits.softmax(-1).detach())
+    assert_close(mentor.logits.grad, mentor.logits.softmax(-1).detach() - student.logits.softmax(-1).detach())
+    assert_close(student.features.grad, torch.tensor([[-12.0]]))  # d(5 − 2h)²/dh at 1
+    assert_close(mentor.features.grad, torch.tensor([[6.0]]))  # d(h − 2)²/dh at 5
+
+
+def test_a_copy_begins_where_the_client_does_and_a_visit_is_remembered() -> None:
+    sample = side([0.0, 0.0], 1.0, 0.0)
+    extra = FedKD().extra(Facts(sample, w(1.0), sample), {}, {}, visit())
+    assert torch.equal(extra["mentor"]["w"], torch.tensor([1.0]))
+    trained = {"w": torch.tensor([0.0]), "extra/mentor/w": torch.tensor([7.0]), PROJECTION: torch.eye(1)}
+    state = FedKD().remember({}, trained, {}, {}, visit())
+    assert FedKD().extra(Facts(sample, w(1.0), sample), {}, state, visit())["mentor"]["w"].item() == 7.0
+    assert FedKD().models(w(1.0), state)["personal"]["w"].item() == 7.0
+
+
+@pytest.mark.parametrize("way", ["loop", "batch"])
+def test_a_mentor_of_its_own_size_teaches_and_is_scored(tmp_path: Path, way: str) -> None:
+    scored = Evaluate(models=("generic", "personal"), every=0)
+    given = experiment("fedkd", way, mentor=Mlp(widths=(24, 8)), evaluate=scored, participation=1.0, learning_rate=0.3)
+    summary = run(given, tmp_path / way)
+    assert summary["final"]["personal.accuracy"] > 0.4  # chance is 0.2
+    assert Run(tmp_path / way).client_model(3).layers[0].linear.weight.shape == (24, 12)
+    sent = {row["part"]: row["floats"] for row in Run(tmp_path / way).ledger().to_pylist()}
+    assert sent == {"weights": 12 * 16 + 16 + 16 * 5 + 5}  # the mentee alone
