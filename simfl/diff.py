@@ -23,11 +23,7 @@ KEYS = {
     "evaluations": ("phase", "round", "split", "model", "by", "group", "metric"),
     "samples": ("phase", "round", "split", "model", "row"),
 }
-FINISHED = (
-    "rounds",
-    "evaluations",
-    "samples",
-)  # tables whose `round` counts finished rounds; the others number them from 0
+FINISHED = ("rounds", "evaluations", "samples")  # their `round` counts finished rounds, that of the others from 0
 SHOWN = 3  # rows of each table
 NOT_AGAIN = "run again here, both are equal and as recorded up to there: what differs was not made by the settings"
 UNLIKE = ("resumes",)  # of the manifest: says how a run went, not what it is

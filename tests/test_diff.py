@@ -12,13 +12,13 @@ from simfl import checkpoint, tables
 from simfl.algorithms.fedprox import FedProx
 from simfl.cli import main
 from simfl.diff import Comparison, Place, compare, lines, paths_apart
-from simfl.experiment import Experiment
+from simfl.experiment import Evaluate, Experiment
 from simfl.optimizers.server import Sgd
 from simfl.protocol import Loss
 from simfl.results import Run
 from tests.fakes import Stopping, experiment, run
 
-BASE = experiment("fedprox", participation=0.5)
+BASE = experiment("fedprox", participation=0.5, evaluate=Evaluate(samples=0))
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,12 @@ def test_commits_are_compared_by_tensor(tmp_path: Path) -> None:
     assert compared.commits[0] == "after round 3:"
     assert compared.commits[1].startswith("  weights/head.bias: max |A − B| 0.5 at [3], 1 of 5 values differ")
     assert lines(compared)[-1] == "the runs differ"
+
+
+def test_predictions_are_compared_too(tmp_path: Path) -> None:
+    kept = replace(BASE, evaluate=Evaluate(samples=2))
+    found = both(tmp_path, kept, replace(kept, phases=(replace(BASE.phases[0], server=Sgd(learning_rate=0.5)),)), False)
+    assert "samples: 6 rows differ, of 8 | 8" in found.rows  # two after each of three rounds
 
 
 def test_nested_values_are_compared_leaf_by_leaf() -> None:
