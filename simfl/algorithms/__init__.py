@@ -12,6 +12,7 @@ from simfl.algorithms.feddc import FedDC
 from simfl.algorithms.feddyn import FedDyn
 from simfl.algorithms.fedkd import FedKD
 from simfl.algorithms.fednova import FedNova
+from simfl.algorithms.fedp3 import FedP3
 from simfl.algorithms.fedprox import FedProx
 from simfl.algorithms.moon import Moon
 from simfl.algorithms.robust import Krum, Median
@@ -29,6 +30,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "feddyn": FedDyn,
     "fedkd": FedKD,
     "fednova": FedNova,
+    "fedp3": FedP3,
     "fedprox": FedProx,
     "krum": Krum,
     "median": Median,
