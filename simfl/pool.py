@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from simfl import watchdog
+from simfl import limits, watchdog
 from simfl.cohort.plan import CohortPlan
 from simfl.cohort.visit import CohortResult
 from simfl.errands import RETRIES, Errands
@@ -30,6 +30,7 @@ from simfl.timing import Clock, Span
 from simfl.weights import from_raw_bytes, raw_bytes
 from simfl.worker import Setup, Worker
 
+Seen = TypeVar("Seen")
 PATIENCE = 30.0  # seconds without a word while workers start
 START = 600.0  # seconds that the first worker has to start, if the watchdog has no more
 
@@ -226,13 +227,29 @@ def _start_ray(address: str | None) -> Any:
     import ray
 
     if not ray.is_initialized():
-        local = {} if address else {"include_dashboard": False}
+        local = {} if address else {"include_dashboard": False, "num_cpus": limits.cpus()}
         try:
             ray.init(address=address, log_to_driver=False, configure_logging=False, **local)
         except ConnectionError as error:
             raise ConfigError(f"--address: no Ray cluster answers at {address!r}: {_cause(error)}") from None
     _share_tensors()
     return ray
+
+
+def survey(address: str | None, look: Callable[[], Seen]) -> tuple[dict[str, float], Seen]:
+    """What a Ray started or joined as for a run has, and what `look` sees on a worker that has a GPU if there are any."""
+    import ray
+
+    was_running = ray.is_initialized()
+    try:
+        _start_ray(address)
+        resources = {kind: float(number) for kind, number in ray.cluster_resources().items()}
+        remote = ray.remote(num_cpus=1, num_gpus=1 if resources.get("GPU") else 0, max_retries=0)(look)
+        seen: Seen = ray.get(remote.remote(), timeout=PATIENCE)
+        return resources, seen
+    finally:
+        if not was_running:
+            ray.shutdown()
 
 
 def _share_tensors() -> None:

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "simfl"
 SHELVES = ("algorithms", "codecs", "data", "models", "objectives", "optimizers")
 LAYERS = (  # low to high; what stands in one line may import within the line, unless it is a shelf
-    ("__init__", "errors", "given", "seeds", "ranges", "files", "weights", "passing", "signals", "timing", "watchdog"),
+    ("__init__", "errors", "given", "limits", "seeds", "ranges", "files", "weights", "passing", "signals", "timing", "watchdog"),
     ("protocol", "ledger", "memory", "tables"),
     SHELVES,
     ("shelves", "experiment", "fields", "rules", "catalogue", "config"),
