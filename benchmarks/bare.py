@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.result import write_result
+from benchmarks.result import Stopwatch, write_result
 from benchmarks.works import WORKS
 from simfl.cohort.plan import batches
 from simfl.driver import CACHE
@@ -122,8 +121,8 @@ def shares(
     return out
 
 
-def run(this: Program, processes: int) -> tuple[float, list[float]]:
-    """All rounds: when the first began (Unix time), and the seconds of each. Parameters end as the final weights."""
+def run(this: Program, processes: int) -> Stopwatch:
+    """All rounds. The parameters end as the final weights."""
     flat = torch.cat([p.detach().flatten() for p in this.parameters]).share_memory_()
     sums = torch.zeros(processes, len(flat)).share_memory_()
     pieces = flat.split([p.numel() for p in this.parameters])
@@ -131,9 +130,9 @@ def run(this: Program, processes: int) -> tuple[float, list[float]]:
     this.optimizer(this.parameters)  # the first one imports for a second: once, before the fork
     parts = [shares(visits, processes) for visits in this.rounds]
     crew = [] if processes == 1 else [_fork(this, start, [p[k] for p in parts], sums[k]) for k in range(processes)]
-    seconds, first = [], time.time()
+    watch = Stopwatch()
+    watch.mark()
     for number, visits in enumerate(this.rounds):
-        began = time.perf_counter()
         if crew:
             for _, pipe in crew:
                 pipe.send(number)
@@ -142,13 +141,13 @@ def run(this: Program, processes: int) -> tuple[float, list[float]]:
         else:
             train(this, start, visits, sums[0])
         flat += sums.sum(0) / sum(weight for _, weight, _ in visits)
-        seconds.append(time.perf_counter() - began)
+        watch.mark(last=number + 1 == len(this.rounds))
     for process, pipe in crew:
         pipe.send(None)
         process.join()
     with torch.no_grad():
         torch._foreach_copy_(this.parameters, start)
-    return first, seconds
+    return watch
 
 
 def _fork(this: Program, start: list[Tensor], rounds: list[list[Any]], total: Tensor) -> tuple[Any, Any]:
@@ -171,9 +170,9 @@ def main(work: str, result: str, processes: int) -> None:
     torch.set_num_threads(1)
     this = program(WORKS[work])
     start = torch.cat([p.detach().flatten() for p in this.parameters])
-    first, seconds = run(this, processes)
+    watch = run(this, processes)
     end = torch.cat([p.detach().flatten() for p in this.parameters])
-    write_result(Path(result), first, seconds, end, start)
+    write_result(Path(result), watch, end, start)
 
 
 if __name__ == "__main__":

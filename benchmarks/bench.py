@@ -23,6 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.processes import resident_bytes
 from benchmarks.result import Result, distance, read_result
 
 LATEST = Path(__file__).parent / "latest.json"
@@ -35,7 +36,6 @@ SYSTEMS: dict[str, tuple[str, ...]] = {  # module, then its arguments after WORK
     "inline batch": ("benchmarks.engine", "inline", "1", "batch"),
     "ray, 2 workers": ("benchmarks.engine", "ray", "2", "loop"),
 }
-PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass
@@ -85,19 +85,9 @@ def measure(work: str, system: str, folder: Path) -> Sample:
 
 
 def _watch(pid: int, peak: list[int], done: threading.Event) -> None:
-    """Keep the largest sum of resident memory of a process and all its descendants, looked at twice a second."""
+    """Keep the largest resident memory of a process and all its descendants, looked at twice a second."""
     while not done.wait(0.5):
-        peak[0] = max(peak[0], resident(pid))
-
-
-def resident(pid: int) -> int:
-    """Resident bytes of a process and its descendants, shared pages counted in each."""
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        own = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
-    except OSError:
-        return 0
-    return own + sum(resident(int(child)) for child in children)
+        peak[0] = max(peak[0], resident_bytes(pid))
 
 
 def compare(work: str, systems: list[str], turns: int, console: Console) -> dict[str, Timed]:
@@ -136,14 +126,29 @@ def rows(work: str, timed: dict[str, Timed]) -> list[dict[str, Any]]:
     return table
 
 
-def show(table: list[dict[str, Any]], console: Console) -> None:
-    """The rows of a work as a table."""
-    view = Table(title=f"{table[0]['work']}: medians; ratio to the bare loop on two cores")
-    for title in ("system", "s / round", "ratio", "clients / s", "first step, s", "all, s", "memory, MB", "same work"):
+COLUMNS = (
+    "system",
+    "s / round",
+    "ratio",
+    "CPU ratio",
+    "clients / s",
+    "first step, s",
+    "all, s",
+    "memory, MB",
+    "same work",
+)
+
+
+def show(table: list[dict[str, Any]], timed: dict[str, Timed], console: Console) -> None:
+    """The rows of a work as a table; the ratio of processor times is the steadier one where the machine is shared."""
+    view = Table(title=f"{table[0]['work']}: medians; ratios to the bare loop on two cores")
+    for title in COLUMNS:
         view.add_column(title, justify="left" if title == "system" else "right")
     for row in table:
+        cpu = np.median([s.result.cpu for s in timed[row["system"]].samples])
+        cpu /= np.median([s.result.cpu for s in timed[REFERENCE].samples])
         view.add_row(
-            row["system"], f"{row['seconds_per_round']:.4f}", f"{row['ratio_to_bare_loop']:.2f}",
+            row["system"], f"{row['seconds_per_round']:.4f}", f"{row['ratio_to_bare_loop']:.2f}", f"{cpu:.2f}",
             f"{row['clients_per_second']:.0f}", f"{row['startup_seconds']:.1f}", f"{row['total_seconds']:.1f}",
             f"{row['peak_rss_bytes'] / 1e6:.0f}", "yes" if row["same_work"] else "NO",
         )  # fmt: skip
@@ -162,8 +167,9 @@ def main() -> None:
     systems = [REFERENCE, *(s for s in asked.systems if s != REFERENCE)]
     everything: list[dict[str, Any]] = []
     for work in asked.works or (["W1", "W2", "W3"] if asked.full else ["w1", "w2"]):
-        table = rows(work, compare(work, systems, asked.turns, console))
-        show(table, console)
+        timed = compare(work, systems, asked.turns, console)
+        table = rows(work, timed)
+        show(table, timed, console)
         everything += table
     LATEST.write_text(json.dumps(everything, indent=1) + "\n")
     console.print(f"written to {LATEST}")

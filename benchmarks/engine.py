@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from dataclasses import replace
@@ -11,11 +10,27 @@ from typing import Any
 
 import torch
 
-from benchmarks.result import write_result
+from benchmarks.result import Stopwatch, write_result
 from benchmarks.works import WORKS
 from simfl import checkpoint, simulation
-from simfl.driver import Silent
+from simfl.audience import Silent
 from simfl.snapshot import Snapshot
+
+
+class Timer(Silent):
+    """A display that looks at the clock when the first round begins and when each ends."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds, self.watch = rounds, Stopwatch()
+
+    def evaluated(self, row: dict[str, Any]) -> None:
+        """The model is scored once before the first round."""
+        if row["step"] == 0:
+            self.watch.mark()
+
+    def round_done(self, row: dict[str, Any]) -> None:
+        """The end of a round."""
+        self.watch.mark(last=row["step"] == self.rounds)
 
 
 def main(work: str, result: str, backend: str, workers: int, way: Any) -> None:
@@ -23,16 +38,15 @@ def main(work: str, result: str, backend: str, workers: int, way: Any) -> None:
     experiment = WORKS[work]
     width: Any = "auto" if way == "batch" else experiment.cohort.width
     experiment = replace(experiment, cohort=replace(experiment.cohort, way=way, width=width))
+    timer = Timer(experiment.phases[0].rounds)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        summary = simulation.run(experiment, out, backend=backend, workers=workers, display=Silent())
-        lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-        rounds = [line for line in lines if line["event"] == "round"]
+        summary = simulation.run(experiment, out, backend=backend, workers=workers, display=timer)
         found = checkpoint.latest(out / "checkpoints")
     assert found is not None, summary
     snapshot = Snapshot.restore(found.tensors, found.facts)
     end = torch.cat([t.flatten() for t in snapshot.model.values()])
-    write_result(Path(result), rounds[0]["time"] - rounds[0]["seconds"], [r["seconds"] for r in rounds], end, end)
+    write_result(Path(result), timer.watch, end, end)
 
 
 if __name__ == "__main__":

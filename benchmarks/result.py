@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
+
+from benchmarks.processes import cpu_seconds
+
+
+@dataclass
+class Stopwatch:
+    """Clock and processor time of rounds; call it once before the first and after each."""
+
+    began: float = 0.0  # Unix time
+    marks: list[float] = field(default_factory=list)  # clock, before the first round and after each
+    cpu: list[float] = field(default_factory=list)  # processor time of the family, after the first round and the last
+
+    def mark(self, last: bool = False) -> None:
+        """Look at the clock."""
+        self.began = self.began or time.time()
+        self.marks.append(time.perf_counter())
+        if last or len(self.marks) == 2:
+            self.cpu.append(cpu_seconds(os.getpid()))
 
 
 @dataclass(frozen=True)
@@ -15,19 +35,23 @@ class Result:
 
     first_round: float  # Unix time
     seconds: np.ndarray  # of each round
+    cpu: float  # processor time of a round, of all processes, over all rounds but the first
     end: np.ndarray  # final trained weights, flat
     start: np.ndarray  # and those before the first round
 
 
-def write_result(path: Path, first_round: float, seconds: list[float], end: Tensor, start: Tensor) -> None:
+def write_result(path: Path, watch: Stopwatch, end: Tensor, start: Tensor) -> None:
     """Write a `Result` as a numpy archive."""
-    np.savez(path, first_round=first_round, seconds=np.asarray(seconds), end=end.numpy(), start=start.numpy())
+    seconds = np.diff(watch.marks)
+    cpu = (watch.cpu[-1] - watch.cpu[0]) / max(1, len(seconds) - 1)
+    np.savez(path, first_round=watch.began, seconds=seconds, cpu=cpu, end=end.numpy(), start=start.numpy())
 
 
 def read_result(path: Path) -> Result:
     """The result in a file."""
     with np.load(path) as found:
-        return Result(float(found["first_round"]), found["seconds"], found["end"], found["start"])
+        first, cpu = float(found["first_round"]), float(found["cpu"])
+        return Result(first, found["seconds"], cpu, found["end"], found["start"])
 
 
 def distance(one: Result, other: Result) -> float:
