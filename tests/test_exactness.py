@@ -54,7 +54,10 @@ CASES |= {
     "running averages": experiment("scaffold", data=EVEN, model=Normalised()),
     "own averages": experiment("fedavg", data=EVEN, model=Normalised(), buffers="local", evaluate=PERSONAL),
 }
-every_case = pytest.mark.parametrize("name", CASES)
+SELDOM = {"two phases, batch", "lora, loop", "feddat", "gathered", "poisson", "own averages"}  # in the slow tests
+every_case = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SELDOM else []) for name in CASES]
+)
 
 
 @pytest.fixture(scope="module")
@@ -94,14 +97,14 @@ def test_scattered_stopped_killed_and_resumed_is_the_same(name, whole, tmp_path,
     assert summary["resumed_at"] == [0, 1, 1, 2]
 
 
-@pytest.mark.parametrize("name", ["scaffold, loop", "everything, batch"])
+@pytest.mark.parametrize("name", ["scaffold, loop"])
 def test_who_trains_what_in_which_order_changes_no_bit(name, whole, tmp_path, monkeypatch):
     scatter(monkeypatch)
     run(CASES[name], tmp_path)
     assert traces(tmp_path) == whole(name)
 
 
-@pytest.mark.parametrize("name", ["scaffold, loop", "two phases, loop"])
+@pytest.mark.parametrize("name", ["everything, loop"])
 def test_stopped_and_resumed_is_never_stopped(name, whole, tmp_path):
     sittings(CASES[name], tmp_path, Stopping(1), Stopping(2), Stopping(3))
     assert traces(tmp_path) == whole(name)

@@ -40,6 +40,7 @@ def test_a_clients_exception_names_client_round_and_seed_and_ends_with_its_own_w
     assert "in init_client" in str(failed.value)
 
 
+@pytest.mark.slow
 def test_on_ray_too(tmp_path, ray_session):
     with pytest.raises(ClientError) as failed:
         run(experiment(Faulty(client=3, round=0), "batch", width=8), tmp_path, workers=1)

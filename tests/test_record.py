@@ -203,6 +203,7 @@ class Weighing(Stopping):
             self.bytes.append(tracemalloc.get_traced_memory()[0])
 
 
+@pytest.mark.slow
 def test_the_drivers_memory_does_not_grow_with_the_rounds(tmp_path):
     """A model of 4.6 kB and changes of it sent down: kept once a round by mistake, it would be 370 kB in 80 rounds."""
     case = experiment(

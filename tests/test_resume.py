@@ -67,8 +67,8 @@ def kill_and_go_on(folder, monkeypatch, number, after):
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
 def test_killed_at_a_file_operation_the_run_goes_on_to_the_same_end(after, whole, tmp_path, monkeypatch):
-    """Every 13th of some 120; all of them in the slow test."""
-    alive = [kill_and_go_on(tmp_path / str(n), monkeypatch, n, after) for n in range(6 * after, 120, 13)]
+    """Every 23rd of some 120; all of them in the slow test."""
+    alive = [kill_and_go_on(tmp_path / str(n), monkeypatch, n, after) for n in range(11 * after, 120, 23)]
     assert all(alive)
     for folder in tmp_path.iterdir():
         assert traces(folder) == whole, folder
