@@ -237,7 +237,7 @@ def _start_ray(address: str | None) -> Any:
 
 
 def survey(address: str | None, look: Callable[[], Seen]) -> tuple[dict[str, float], Seen]:
-    """What a Ray started or joined as for a run has, and what `look` sees on a worker that has a GPU if there are any."""
+    """What Ray has, started or joined as for a run, and what `look` sees on a worker, with a GPU if there are any."""
     import ray
 
     was_running = ray.is_initialized()
