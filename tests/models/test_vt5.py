@@ -12,8 +12,9 @@ from vt5_small import batch, small_vt5
 from simfl.errors import ConfigError
 from simfl.models.base import aliases
 from simfl.models.lora import Lora
+from simfl.models.t5_reader import causal, shift_right
 from simfl.models.vt5 import VT5
-from simfl.models.vt5_network import VT5Network, causal, shift_right
+from simfl.models.vt5_network import VT5Network
 from simfl.passing import Pass, passing
 from simfl.protocol import Task
 
