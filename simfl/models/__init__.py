@@ -5,6 +5,7 @@ from __future__ import annotations
 from simfl.models.aster import Aster
 from simfl.models.base import Model
 from simfl.models.cnn import Cnn
+from simfl.models.layout_t5 import LayoutT5
 from simfl.models.mlp import Mlp
 from simfl.models.own import Own
 from simfl.models.vilt import Vilt
@@ -14,6 +15,7 @@ from simfl.models.vt5 import VT5
 MODELS: dict[str, type[Model]] = {
     "aster": Aster,
     "cnn": Cnn,
+    "layout_t5": LayoutT5,
     "mlp": Mlp,
     "own": Own,
     "vilt": Vilt,

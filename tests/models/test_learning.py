@@ -14,8 +14,10 @@ from simfl import tables
 from simfl.data.partition import Official, Provider
 from simfl.experiment import Evaluate, Experiment
 from simfl.models.aster import Aster
+from simfl.models.layout_t5 import LayoutT5
 from simfl.models.vilt import Vilt
 from simfl.models.vit import ViT
+from simfl.objectives.docvqa import DocVqa
 from simfl.objectives.recognition import Recognition
 from simfl.objectives.vqa import Vqa
 from simfl.optimizers.local import LocalOptimizer
@@ -32,6 +34,7 @@ class Case:
 
 
 VQA = {"data": Corners(), "partition": Provider(clients=3), "objective": Vqa()}
+PAGES = VQA | {"objective": DocVqa(max_tokens=32, max_answer=8), "rounds": 4, "epochs": 4, "learning_rate": 5e-3}
 WORDS = {
     "data": Bars(), "partition": Official(), "objective": Recognition(height=32, width=64, max_letters=4, beams=2),
     "rounds": 3, "epochs": 4, "learning_rate": 5e-3, "batch_size": 8,
@@ -42,6 +45,7 @@ CASES = {
     "aster": Case({"model": Aster(**ASTER)} | WORDS, guessing=0.35, ways=("loop",)),
     "aster with group norms": Case({"model": Aster(norm="group", **ASTER)} | WORDS, guessing=0.35, ways=("batch",)),
     "aster with shufflenet": Case({"model": Aster(encoder="shufflenet", **ASTER)} | WORDS, 0.35, ways=("loop",)),
+    "layout_t5": Case({"model": LayoutT5()} | PAGES, guessing=0.2),
     "vilt": Case({"model": Vilt(), "rounds": 4, "epochs": 3} | VQA, guessing=0.4),
     "vit": Case({"model": ViT(image_size=16), "data": Toy(shape=(1, 16, 16)), "rounds": 4, "epochs": 3}, guessing=0.3),
 }

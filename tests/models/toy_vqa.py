@@ -39,7 +39,13 @@ class Corners(Data):
         colour, corner, kind = rng.integers(0, 3, count), rng.integers(0, 2, count), rng.integers(0, 2, count)
         label = np.where(kind == 0, colour, 3 + corner)
         pages = [
-            {"id": f"{stream}.{i}", "image": picture(COLOURS[colour[i]], corner[i], self.size)} for i in range(count)
+            {
+                "id": f"{stream}.{i}",
+                "image": picture(COLOURS[colour[i]], corner[i], self.size),
+                "words": [ANSWERS[colour[i]], CORNERS[corner[i]]],  # for models of documents
+                "boxes": [0.1, 0.1, 0.4, 0.2, 0.6, 0.7, 0.9, 0.8],
+            }
+            for i in range(count)
         ]
         asked = {
             "id": [f"q{stream}.{i}" for i in range(count)],

@@ -1,0 +1,114 @@
+"""The network of FeDocVQA (Nguyen et al. 2024): a T5 whose words carry the patches they stand on, as in UDOP (2023).
+
+    word   = T5 embedding + the patch under its centre + box            a patch under no word = patch + token + box
+    encoder reads [words, patches under no word, padding] with biases of distance: in the text, across, down
+
+A word without a place (question, end: its box is empty or the whole page) carries no patch. The published code lets
+such words hide the first patch; here they hide none. Shapes: B examples, L text tokens, N patches, d width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import T5Config
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from simfl.models.t5_reader import T5Reader, position_bias
+
+TABLE_ROWS = 1024  # of each box table
+SCALE = 1000  # of the integer boxes that objectives give
+DISTANCE = 100  # steps across a page, and the largest that is told apart
+BUCKETS = 32
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as MAE was trained
+
+
+class BoxTables(nn.Module):
+    """Rows of X for left and right, of Y for top and bottom, summed: 1,572,864 parameters of width 768."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.x = nn.Embedding(TABLE_ROWS, width)
+        self.y = nn.Embedding(TABLE_ROWS, width)
+
+    def forward(self, boxes: Tensor) -> Tensor:
+        """Boxes in [0, 1], [B, S, 4], to [B, S, d]."""
+        left, top, right, bottom = (boxes.clamp(0.0, 1.0) * (TABLE_ROWS - 1)).long().unbind(-1)
+        return self.x(left) + self.y(top) + self.x(right) + self.y(bottom)
+
+
+class BoxLinear(nn.Linear):
+    """One linear layer of the four coordinates, as the paper has it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(4, width)
+
+
+BOXES: dict[str, type[BoxTables] | type[BoxLinear]] = {"tables": BoxTables, "linear": BoxLinear}
+
+
+class LayoutT5Network(T5Reader):
+    """T5, a patch embedding, a box embedding, a token that marks patches, and biases across and down."""
+
+    def __init__(self, t5: T5Config, *, image_size: int, patch_size: int, boxes: str, tied: bool, bf16: bool) -> None:
+        super().__init__(t5, tied=tied, bf16=bf16)
+        self.side = image_size // patch_size
+        self.patches = nn.Conv2d(3, t5.d_model, patch_size, patch_size)
+        self.patch_token = nn.Parameter(torch.empty(1, 1, t5.d_model).normal_(std=0.02))
+        self.box = BOXES[boxes](t5.d_model)
+        self.across = nn.Embedding(BUCKETS, t5.num_heads)
+        self.down = nn.Embedding(BUCKETS, t5.num_heads)
+        for table in (self.across, self.down):
+            nn.init.normal_(table.weight, std=t5.d_model**-0.5)
+        self.encoder_dropout = nn.Dropout(t5.dropout_rate)
+        self.decoder_dropout = nn.Dropout(t5.dropout_rate)
+
+    def embed(
+        self, input_ids: Tensor, boxes: Tensor, attention_mask: Tensor, pixel_values: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Words with their patches, then the patches that no word covers, then padding; [B, L + N, d]."""
+        corner = boxes.new_tensor([0, 0, SCALE, SCALE])
+        placed = attention_mask.bool() & ~(boxes == corner).all(-1) & ~(boxes == 0).all(-1)
+        place = boxes.to(torch.float32) / SCALE * placed[..., None]
+        tokens, visible = self.t5.shared(input_ids), attention_mask.to(torch.float32)
+        if pixel_values is not None:
+            patches = self.see(pixel_values)
+            cell = self._cells(place)
+            under = patches.gather(1, cell[..., None].expand(-1, -1, patches.shape[-1])) * placed[..., None]
+            number = torch.arange(patches.shape[1], device=cell.device)
+            used = ((cell[..., None] == number) & placed[..., None]).any(1)
+            order = (used.long() * len(number) + number).sort(-1).indices  # unused patches first, in their order
+            free = 1.0 - used.gather(1, order).to(torch.float32)
+            left = patches.gather(1, order[..., None].expand_as(patches)) * free[..., None] + self.patch_token
+            tokens = torch.cat([tokens + under, left.to(tokens.dtype)], 1)
+            grid = self._grid(number).expand(len(order), -1, -1)
+            place = torch.cat([place, grid.gather(1, order[..., None].expand(-1, -1, 4)) * free[..., None]], 1)
+            visible = torch.cat([visible, free], 1)
+        length = tokens.shape[1]
+        bias = position_bias(self.t5.encoder, length, length, batch=len(tokens))
+        bias = bias + self._distance(place, self.across, 0) + self._distance(place, self.down, 1)
+        return tokens + self.box(place), visible, bias
+
+    def see(self, pixel_values: Tensor) -> Tensor:
+        """Patches [B, N, d] of uint8 pages [B, 3, H, W], normalised as MAE's images."""
+        mean, std = (torch.tensor(v, device=pixel_values.device)[:, None, None] for v in (MEAN, STD))
+        return self.patches((pixel_values.to(torch.float32) / 255.0 - mean) / std).flatten(2).transpose(1, 2)
+
+    def _cells(self, place: Tensor) -> Tensor:
+        """The patch under the centre of each box, [B, L]."""
+        x, y = (place[..., axis] + place[..., axis + 2] for axis in (0, 1))
+        column, row = ((centre / 2.0 * self.side).floor().long().clamp(0, self.side - 1) for centre in (x, y))
+        return row * self.side + column
+
+    def _grid(self, number: Tensor) -> Tensor:
+        """Boxes of the patches, [N, 4]."""
+        column, row = (number % self.side).float(), (number // self.side).float()
+        return torch.stack([column, row, column + 1, row + 1], -1) / self.side
+
+    def _distance(self, place: Tensor, table: nn.Embedding, axis: int) -> Tensor:
+        """The bias of centres' distance along an axis, [B, H, S, S]; T5's buckets over hundredths of the page."""
+        centre = (place[..., axis] + place[..., axis + 2]) / 2.0
+        steps = (centre[:, None, :] - centre[:, :, None]) * DISTANCE
+        steps = (steps + steps.sign() * 1e-3).long()  # a whole hundredth must not fall to the one before
+        buckets = T5Attention._relative_position_bucket(steps, True, BUCKETS, DISTANCE)
+        return table(buckets).permute(0, 3, 1, 2)

@@ -1,0 +1,173 @@
+"""Paper 000's model: against transformers' UDOP, its counts, and checkpoints in three layouts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from listed import listed, placed, shapes
+from safetensors.torch import save_file
+from transformers import T5Config, T5ForConditionalGeneration, UdopConfig, UdopForConditionalGeneration
+
+from simfl.errors import ConfigError
+from simfl.models.layout_t5 import MAE_RULES, RULES, LayoutT5
+from simfl.models.layout_t5_network import MEAN, STD, LayoutT5Network
+from simfl.models.lora import Lora
+from simfl.models.tokenizer import small
+from simfl.protocol import Batch, Task
+
+TASK = Task(seed=1)
+ROWS = small().get_vocab_size()
+T5 = {"d_model": 64, "d_ff": 128, "num_layers": 2, "num_heads": 2, "d_kv": 32, "vocab_size": ROWS, "dropout_rate": 0.0}
+
+
+def on_meta(**settings: object) -> LayoutT5Network:
+    with torch.device("meta"):
+        return LayoutT5(size="base", **settings).network()
+
+
+def batch(rows: int = 2) -> Batch:
+    """Six words and an end; the last two places of the first row are padding. The first word stands in patch 0."""
+    draw = torch.Generator().manual_seed(0)
+    corner = torch.randint(0, 7, (rows, 9, 2), generator=draw) * 125  # eighths of a page are exact in every precision
+    boxes = torch.cat([corner, corner + 125], -1)
+    boxes[:, 0], boxes[:, 6] = torch.tensor([0, 0, 125, 125]), 0
+    mask = torch.ones(rows, 9, dtype=torch.bool)
+    mask[0, 7:], boxes[0, 7:] = False, 0
+    return {
+        "input_ids": torch.randint(3, ROWS, (rows, 9), generator=draw) * mask,
+        "boxes": boxes,
+        "attention_mask": mask,
+        "labels": torch.randint(3, ROWS, (rows, 4), generator=draw),
+        "pixel_values": torch.randint(0, 256, (rows, 3, 64, 64), generator=draw).to(torch.uint8),
+    }
+
+
+def folder(path: Path, tensors: dict[str, torch.Tensor]) -> str:
+    path.mkdir(exist_ok=True)
+    save_file({name: t.clone().contiguous() for name, t in tensors.items()}, path / "model.safetensors")
+    small().save(str(path / "tokenizer.json"))
+    return str(path)
+
+
+def udop() -> UdopForConditionalGeneration:
+    torch.manual_seed(0)
+    kinds = [{"type": kind} for kind in ("1d", "horizontal", "vertical")]
+    config = UdopConfig(
+        **T5, image_size=64, patch_size=16, max_2d_position_embeddings=1024, relative_bias_args=kinds,
+        feed_forward_proj="relu", decoder_start_token_id=0,
+    )  # fmt: skip
+    return UdopForConditionalGeneration(config).eval()
+
+
+def test_logits_equal_those_of_transformers_udop_from_its_checkpoint(tmp_path: Path) -> None:
+    plain, given = udop(), batch()
+    tensors = plain.state_dict() | {"special_vis_token": torch.zeros(1, 1, 64)}
+    network = LayoutT5(weights=folder(tmp_path / "w", tensors)).build(TASK)
+    mean, std = (torch.tensor(v)[:, None, None] for v in (MEAN, STD))
+    expected = plain(
+        input_ids=given["input_ids"], attention_mask=given["attention_mask"].long(), bbox=given["boxes"] / 1000,
+        pixel_values=(given["pixel_values"] / 255 - mean) / std, labels=given["labels"],
+    )  # fmt: skip
+    assert torch.allclose(network(**given).logits, expected.logits, atol=2e-5)
+
+
+def test_words_without_a_place_carry_no_patch_and_hide_none() -> None:
+    network, given = LayoutT5().build(TASK), batch()
+    given["boxes"][:, :] = torch.tensor([0, 0, 1000, 1000])
+    tokens, visible, _ = network.embed(*(given[k] for k in ("input_ids", "boxes", "attention_mask", "pixel_values")))
+    words = network.t5.shared(given["input_ids"]) + network.box(torch.zeros(2, 9, 4))
+    assert torch.allclose(tokens[:, :9], words)
+    assert visible[:, 9:].sum(1).tolist() == [16, 16]
+
+
+def test_a_patch_under_a_word_is_added_to_it_and_leaves_the_row_of_patches() -> None:
+    network, given = LayoutT5().build(TASK), batch()
+    given["boxes"][:, :] = 0
+    given["boxes"][1, 2] = torch.tensor([300, 550, 400, 600])  # centre (.35, .575) of a 4 × 4 grid: column 1, row 2
+    tokens, visible, _ = network.embed(*(given[k] for k in ("input_ids", "boxes", "attention_mask", "pixel_values")))
+    patches = network.see(given["pixel_values"])
+    place = torch.tensor([[0.3, 0.55, 0.4, 0.6]])
+    expected = network.t5.shared(given["input_ids"])[1, 2] + patches[1, 9] + network.box(place)[0]
+    assert torch.allclose(tokens[1, 2], expected, atol=1e-6)
+    assert visible[:, 9:].sum(1).tolist() == [16, 15]
+    grid = torch.tensor([[0.5, 0.5, 0.75, 0.75]])  # the next one, number 10, has moved up
+    assert torch.allclose(
+        tokens[1, 9 + 9], patches[1, 10] + network.patch_token[0, 0] + network.box(grid)[0], atol=1e-6
+    )
+    assert visible[1, -1] == 0
+
+
+def test_padding_changes_nothing() -> None:
+    network, given = LayoutT5().build(TASK), batch()
+    before = network(**given).logits
+    given["input_ids"][0, 7:], given["boxes"][0, 7:] = 5, 77
+    assert torch.equal(network(**given).logits, before)
+
+
+def test_parameters_are_the_papers_225_million() -> None:
+    base = on_meta()
+    sizes = {name: p.numel() for name, p in base.named_parameters()}
+    t5, patches, tables = 222_903_552, 3 * 16 * 16 * 768 + 768, 2 * 1024 * 768
+    assert (patches, tables) == (590_592, 1_572_864)
+    assert sum(sizes.values()) == t5 + patches + tables + 768 + 2 * 32 * 12 == 225_068_544
+    grown = sum(p.numel() for p in on_meta(vocab_size=33_201).parameters())
+    assert grown - sum(sizes.values()) == (33_201 - 32_128) * 768 == 824_064
+
+
+def test_the_papers_linear_boxes_have_3_840_parameters() -> None:
+    assert sum(p.numel() for p in on_meta(boxes="linear").box.parameters()) == 3_840
+    assert LayoutT5(boxes="linear").build(TASK)(**batch()).logits.shape == (2, 4, ROWS)
+
+
+def test_every_tensor_of_the_published_checkpoint_finds_its_place_and_shape() -> None:
+    base = on_meta()
+    own = {name: tuple(p.shape) for name, p in base.named_parameters(remove_duplicate=False)}
+    assert placed(listed("fldocvqa"), RULES) == own
+
+
+def test_of_mae_the_patch_embedding_is_taken() -> None:
+    names = listed("mae_pretrain_vit_base")
+    assert placed(names, MAE_RULES) == {n: s for n, s in shapes(on_meta()).items() if n.startswith("patches.")}
+
+
+def test_a_plain_t5_and_mae_fill_their_parts(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    plain = T5ForConditionalGeneration(T5Config(**T5, decoder_start_token_id=0)).state_dict()
+    mae = {"patch_embed.proj.weight": torch.ones(64, 3, 16, 16), "patch_embed.proj.bias": torch.ones(64)}
+    mae |= {"cls_token": torch.zeros(1, 1, 64), "blocks.0.norm1.weight": torch.zeros(64)}
+    (tmp_path / "mae").mkdir()
+    torch.save({"model": mae}, tmp_path / "mae" / "mae_pretrain_vit_base.pth")
+    drawn = dict(LayoutT5().build(TASK).named_parameters())
+    weights = folder(tmp_path / "w", plain)
+    network = LayoutT5(weights=weights, patches=str(tmp_path / "mae"), vocab_size=ROWS + 5).build(TASK)
+    own = dict(network.named_parameters())
+    assert all(
+        torch.equal(own[f"t5.{name}"], t) for name, t in plain.items() if f"t5.{name}" in own and "shared" not in name
+    )
+    assert torch.equal(own["t5.shared.weight"][:ROWS], plain["shared.weight"])
+    assert torch.equal(own["patches.weight"], mae["patch_embed.proj.weight"])
+    assert own["box.x.weight"].shape == drawn["box.x.weight"].shape
+
+
+def test_a_whole_checkpoint_must_be_whole(tmp_path: Path) -> None:
+    tensors = udop().state_dict()
+    with pytest.raises(ConfigError, match=r"missing \['patch_token'\]"):
+        LayoutT5(weights=folder(tmp_path / "w", tensors)).build(TASK)
+
+
+def test_lora_hangs_as_in_t5() -> None:
+    network = on_meta()
+    with torch.device("meta"):
+        Lora(rank=6).attach(network)
+    assert sum(p.numel() for name, p in network.named_parameters() if ".lora_" in name) == 663_552
+
+
+def test_greedy_answers_are_those_of_teacher_forcing() -> None:
+    network, given = LayoutT5(dropout=0.0).build(TASK), batch()
+    del given["labels"]
+    pieces, chances = network.generate(**given, max_tokens=4)
+    logits = network(**given, labels=pieces).logits
+    assert torch.equal(logits.argmax(-1), pieces)
+    assert torch.allclose(logits.softmax(-1).amax(-1), chances, atol=1e-5)
