@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+DATA_SHA256 = b"simfl.data_sha256"  # key of the examples' schema metadata: the hash of the whole data set
+
 QUESTIONS = pa.schema(
     [
         ("id", pa.string()),
@@ -69,6 +71,11 @@ class Split:
 
     def __len__(self) -> int:
         return self.examples.num_rows
+
+    def of(self, sha256: str) -> Split:
+        """The same split, its examples telling the hash of the data set that it belongs to."""
+        told = {**(self.examples.schema.metadata or {}), DATA_SHA256: sha256.encode()}
+        return Split(self.examples.replace_schema_metadata(told), self.documents)
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,8 @@ class Digits(Data):
             "num_classes": 10,
             "examples": {name: len(split) for name, split in splits.items()},
         }
-        return Dataset("digits", splits, content_sha256(splits), card)
+        digest = content_sha256(splits)
+        return Dataset("digits", {name: split.of(digest) for name, split in splits.items()}, digest, card)
 
 
 def _pictures() -> tuple[np.ndarray, np.ndarray]:

@@ -31,6 +31,7 @@ class Joined(Data):
             for split in names
         }
         digest = hashlib.sha256("".join(f"{name} {d.sha256}\n" for name, d in loaded.items()).encode()).hexdigest()
+        splits = {name: split.of(digest) for name, split in splits.items()}
         return Dataset("joined", splits, digest, {"parts": {name: dict(d.card) for name, d in loaded.items()}})
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from simfl.data.base import Split
 from simfl.data.by_data_set import DataSets
+from simfl.data.from_manifest import FromManifest
 from simfl.data.holdings import Partition, hold
 from simfl.data.iid import Iid
 from simfl.data.nested import AnswerLists, Nested, Subsample
@@ -136,4 +137,5 @@ PARTITIONERS: dict[str, type[Partitioner]] = {
     "nested": Nested,
     "subsample": Subsample,
     "answer_lists": AnswerLists,
+    "manifest": FromManifest,
 }

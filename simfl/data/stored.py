@@ -74,7 +74,7 @@ def read(folder: Path) -> Dataset:
     try:
         card = json.loads((folder / "card.json").read_bytes())
         splits = {
-            name: Split(**{table: _read_table(folder / f"{name}.{table}.arrow") for table in tables})
+            name: Split(**{table: _read_table(folder / f"{name}.{table}.arrow") for table in tables}).of(card["sha256"])
             for name, tables in card["splits"].items()
         }
         return Dataset(card["name"], splits, card["sha256"], card["card"])

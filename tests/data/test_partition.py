@@ -234,7 +234,7 @@ def test_quantity_skew_gives_unequal_sizes_above_the_minimum():
     assert partition.sizes.max() > 5 * np.median(partition.sizes)
 
 
-@pytest.mark.parametrize("by", sorted(set(PARTITIONERS) - {"nested", "subsample", "answer_lists"}))
+@pytest.mark.parametrize("by", sorted(set(PARTITIONERS) - {"nested", "subsample", "answer_lists", "manifest"}))
 def test_every_partition_survives_its_manifest_to_the_bit(by):
     split = paged(
         [(d, 1 + d % 3) for d in range(30)],
