@@ -19,7 +19,7 @@ LAYERS = (  # low to high; what stands in one line may import within the line, u
     ("privacy", "roles", "sampling", "cohort", "setting", "evaluation", "checkpoint", "pictures", "tracking"),
     ("broadcast", "snapshot", "record", "worker", "errands", "inline", "pool"),
     ("audience", "driver", "simulation", "plan", "sweep", "report", "submit", "progress"),
-    ("results", "rerun", "replay", "divergence", "diff", "watch", "doctor", "templates", "api", "inspection"),
+    ("results", "rerun", "replay", "divergence", "diff", "watch", "machine", "doctor", "templates", "api", "inspection"),
     ("cli", "__main__"),
 )
 LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
