@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
@@ -11,13 +13,16 @@ FLOOR = -1e4  # a log-probability; exp of it is 0
 RECEIVED = Forward(sources=(("*", "received"),), train=False, grad=False)  # private tensors are the client's own
 
 
-def divergence(teacher: Outputs, student: Outputs, temperature: float = 1.0) -> Tensor:
-    """KL(teacher ‖ student) of softened predictions times temperature², per example [B]; no gradient into the teacher.
+def divergence(
+    first: Outputs, second: Outputs, temperature: float = 1.0, learns: Literal["first", "second"] = "second"
+) -> Tensor:
+    """KL(first ‖ second) of softened predictions times temperature², per example [B]; the other side has no gradient.
 
     Of sequences, the mean over the positions that count (Hinton et al. 2015 for the square).
     """
-    target, guess = log_chances(teacher.logits.detach() / temperature), log_chances(student.logits / temperature)
-    return per_example((target.exp() * (target - guess)).sum(-1) * temperature**2, student)
+    sides = {"first": first, "second": second}
+    p, q = (log_chances((out if name == learns else out.detach()).logits / temperature) for name, out in sides.items())
+    return per_example((p.exp() * (p - q)).sum(-1) * temperature**2, sides[learns])
 
 
 def log_chances(logits: Tensor) -> Tensor:

@@ -1,12 +1,15 @@
-"""FedDAT: Chen et al. 2024, "FedDAT: an approach for foundation model finetuning in multi-modal federated learning".
+"""FedDAT: Chen et al. 2024, "FedDAT: an approach for foundation model finetuning in multi-modal heterogeneous FL".
 
-A_s   the shared adapter, averaged by the server      A_c   the client's adapter, never sent
-Â_s   A_s as received, frozen for the round           DAT   the dual teacher h + ½Â_s(h) + ½A_c(h)
-L_s = CE_s + alpha·KL(DAT ‖ s)                        L_DAT = CE_DAT + beta·KL(s ‖ DAT)
+    A_s   the shared adapter, averaged by the server      A_c   the client's adapter, never sent
+    Â_s   A_s as received, frozen for the round           DAT   the dual teacher h + ½Â_s(h) + ½A_c(h)  (eq. 4)
+    L_s = CE_s + alpha·KL(DAT ‖ s)                        L_DAT = CE_DAT + beta·KL(s ‖ DAT)  (eqs. 5 to 7)
+
+Eq. 5 prints both divergences the other way round; the published code has them as above, the teacher first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -16,66 +19,101 @@ from torch import Tensor
 from simfl.algorithms.base import Algorithm
 from simfl.algorithms.distill import divergence
 from simfl.protocol import Batch, Forward, Loss, MicroStep, Outputs, Parts, State, Visit, Weights
-from simfl.ranges import Positive
+from simfl.ranges import Amount, Positive
 
 SHARED, CLIENT = "*adapter_shared*", "*adapter_client*"
-DUAL = Forward(sources=((SHARED, "received"), ("*", "trained")), branch="dual")
+TEACHERS = {
+    "dual": Forward(sources=((SHARED, "received"), ("*", "trained")), branch="dual"),
+    "client": Forward(branch="client"),
+    "received": Forward(sources=((SHARED, "received"), ("*", "trained")), branch="shared"),
+}
+PRESETS = {  # the paper gives no constants but says that alpha and beta ramp up exponentially; the code has no ramp
+    "paper": {"alpha": 1.0, "beta": 1.0, "ramp_rounds": 5.0, "temperature": 1.0, "scale": 1.0},
+    "code": {"alpha": 1.0, "beta": 1.0, "ramp_rounds": 0.0, "temperature": 3.0, "scale": 0.5},
+}
 
 
 @dataclass(frozen=True)
 class FedDat(Algorithm):
     """Shared and client adapters that teach each other (needs `adapters: {kind: bottleneck}`). Travels: A_s alone.
 
-    `form: micro` is the published code's step (A_s and head, then A_c and head, against the logits from before the
-    first); `joint` takes both gradients at once. With alpha = beta = 0 and frozen heads, A_s moves as under FedAvg.
+    Settings left null are the preset's. The paper's ablations: `teacher: client` is without Â_s, `received` without
+    A_c, `beta: 0` without mutual distillation; the models `client` and `dual` are inference with A_c and with DAT.
+    With alpha = beta = 0 and frozen heads, A_s moves as under FedAvg.
     """
 
-    alpha: float = 1.0  # weight of what the shared adapter learns from the dual teacher
-    beta: float = 1.0  # weight of what the dual teacher learns back
-    ramp_rounds: float = 0.0  # alpha and beta grow as exp(−5(1 − t)²) over these rounds; 0: constant
-    temperature: Positive = 1.0  # softens both sides of each divergence (the published code: 3)
-    scale: Positive = 1.0  # of both losses as a whole (the published code: 0.5)
-    form: Literal["micro", "joint"] = "micro"  # two optimizer steps a batch, or one
+    preset: Literal["paper", "code"] = "paper"  # paper: a ramp of 5 rounds | code: temperature 3, scale 0.5, no ramp
+    alpha: Amount | None = None  # weight of what the shared adapter learns from the dual teacher; presets: 1
+    beta: Amount | None = None  # weight of what the dual teacher learns back; presets: 1
+    ramp_rounds: Amount | None = None  # alpha and beta grow as exp(−5(1 − t)²) over these rounds; 0: constant
+    temperature: Positive | None = None  # softens both sides of each divergence, which is multiplied by its square
+    scale: Positive | None = None  # of both losses as a whole
+    teacher: Literal["dual", "client", "received"] = "dual"  # DAT, A_c alone, Â_s alone (then nothing is taught back)
+    direction: Literal["teacher", "student"] = "teacher"  # KL(teacher ‖ student), or as printed KL(student ‖ teacher)
+    form: Literal["micro", "joint"] = "micro"  # two optimizer steps a batch (A_s and heads, A_c and heads), or one
     private: ClassVar[tuple[str, ...]] = (CLIENT,)
+    offers: ClassVar[Mapping[str, Forward]] = {
+        "generic": Forward(branch="shared"),
+        "personal": Forward(branch="shared"),
+        "client": Forward(branch="client"),
+        "dual": Forward(branch="dual"),
+    }
 
     def forwards(self) -> dict[str, Forward]:
-        return {"teacher": replace(DUAL, grad=False), "shared": Forward(branch="shared"), "dual": DUAL}
+        dual = TEACHERS[self.teacher]
+        return {"teacher": replace(dual, grad=False), "shared": Forward(branch="shared"), "dual": dual}
 
     def micro_steps(self) -> tuple[MicroStep, ...]:
+        # the first step is against DAT, the second against A_s, both as they were before the first
+        shared = MicroStep(runs=("teacher", "shared"), loss=self.shared_loss, spares=(CLIENT,))
+        if self.teacher == "received":
+            return (shared,)
         if self.form == "joint":
             return (MicroStep(runs=("shared", "dual"), loss=self.loss),)
-        return (
-            MicroStep(runs=("teacher", "shared"), loss=self.shared_loss, spares=(CLIENT,)),
-            MicroStep(runs=("dual",), loss=self.dual_loss, spares=(SHARED,)),
-        )
+        return (shared, MicroStep(runs=("dual",), loss=self.dual_loss, spares=(SHARED,)))
 
     def shared_loss(
         self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
     ) -> Loss:
         """L_s, taught by the dual adapters."""
-        return self._side(outputs["shared"], outputs["teacher"], self.alpha * self._ramp(visit))
+        return self._side(outputs["shared"], outputs["teacher"], "alpha", visit)
 
     def dual_loss(
         self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
     ) -> Loss:
         """L_DAT, taught by the shared adapter."""
-        return self._side(outputs["dual"], outputs["shared"], self.beta * self._ramp(visit))
+        return self._side(outputs["dual"], outputs["shared"], "beta", visit)
 
     def loss(
         self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
     ) -> Loss:
         """L_s + L_DAT; the reported task loss is that of the shared adapter."""
-        shared = self._side(outputs["shared"], outputs["dual"], self.alpha * self._ramp(visit))
-        dual = self._side(outputs["dual"], outputs["shared"], self.beta * self._ramp(visit))
+        shared = self._side(outputs["shared"], outputs["dual"], "alpha", visit)
+        dual = self._side(outputs["dual"], outputs["shared"], "beta", visit)
         return replace(shared, client=dual.total(batch["mask"]))
 
-    def _side(self, student: Outputs, teacher: Outputs, weight: Tensor) -> Loss:
-        taught = weight * divergence(teacher, student, self.temperature)
-        return Loss(self.scale * student.need("sums"), student.need("weights"), examples=self.scale * taught)
+    def models(self, weights: Weights, state: State) -> dict[str, Weights]:
+        return dict.fromkeys(self.offers, weights)
+
+    def _side(self, student: Outputs, teacher: Outputs, weight: str, visit: Visit) -> Loss:
+        taught = self._divergence(teacher, student) * self._value(weight) * self._ramp(visit)
+        scale = self._value("scale")
+        return Loss(scale * student.need("sums"), student.need("weights"), examples=scale * taught)
+
+    def _divergence(self, teacher: Outputs, student: Outputs) -> Tensor:
+        temperature = self._value("temperature")
+        if self.direction == "teacher":
+            return divergence(teacher, student, temperature)
+        return divergence(student, teacher, temperature, learns="first")
 
     def _ramp(self, visit: Visit) -> Tensor:
-        """alpha(t)/alpha: 1, or the exponential ramp-up of Laine and Aila 2017, t from 0 to 1 over `ramp_rounds`."""
-        if self.ramp_rounds == 0.0:
+        """1, or the exponential ramp-up of Laine and Aila 2017, with t from 0 to 1 over `ramp_rounds`."""
+        rounds = self._value("ramp_rounds")
+        if rounds == 0.0:
             return torch.ones_like(visit.steps)
-        done = (visit.round + visit.step / visit.steps.clamp_min(1.0)) / self.ramp_rounds
+        done = (visit.round + visit.step / visit.steps.clamp_min(1.0)) / rounds
         return torch.exp(-5.0 * (1.0 - done.clamp_max(1.0)).square())
+
+    def _value(self, name: str) -> float:
+        given: float | None = getattr(self, name)
+        return PRESETS[self.preset][name] if given is None else given

@@ -3,7 +3,7 @@
     t   time, in the schedule's unit, from 0      w   length of the warm-up      H   horizon, from the warm-up's start
     p   (t − w)/(H − w), the part done, at most 1
 
-During a warm-up the factor rises linearly: (t + 1)/w of its later value.
+During a warm-up the factor rises in a straight line, from one round's or one step's share of w on.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Schedule:
         times = {"round": np.full(steps, round), "progress": round + done, "step": np.arange(steps), "visit": done}
         horizon = {"round": rounds, "progress": rounds, "step": steps, "visit": 1}[self.unit]
         t = times[self.unit].astype(np.float64)
-        rise = np.minimum((t + 1.0) / self.warmup, 1.0) if self.warmup else np.ones(steps)
+        span = 1.0 if self.unit in ("round", "step") else 1.0 / max(steps, 1)
+        rise = np.minimum((t + span) / self.warmup, 1.0) if self.warmup else np.ones(steps)
         return rise * self.shape(t, float(horizon))
 
     def shape(self, t: np.ndarray, horizon: float) -> np.ndarray:

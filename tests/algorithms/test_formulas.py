@@ -82,23 +82,6 @@ def test_ditto_pulls_the_personal_model_to_the_received_one() -> None:
     assert loss.total(torch.ones(1)).item() == pytest.approx(2.0 + 0.5 * 0.5 * 4.0)
 
 
-def test_feddat_teaches_by_the_divergence_from_the_teacher() -> None:
-    # teacher (0.75, 0.25), student (0.5, 0.5): KL = .75 ln 1.5 + .25 ln .5
-    teacher, student = outputs([[math.log(3.0), 0.0]]), outputs([[0.0, 0.0]], sums=1.0)
-    kl = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
-    dat = ALGORITHMS["feddat"](alpha=2.0)
-    loss = dat.shared_loss({"teacher": teacher, "shared": student}, MASK, {}, {}, {}, visit())
-    assert loss.total(torch.ones(1)).item() == pytest.approx(1.0 + 2.0 * kl, rel=1e-5)
-    assert loss.task().item() == 1.0  # what is reported is the task's alone
-
-
-def test_feddat_ramps_up_exponentially() -> None:
-    dat = ALGORITHMS["feddat"](ramp_rounds=4.0)
-    assert dat._ramp(visit(round=0)).item() == pytest.approx(math.exp(-5))
-    assert dat._ramp(visit(round=2)).item() == pytest.approx(math.exp(-5 * 0.25))
-    assert dat._ramp(visit(round=9)).item() == 1.0
-
-
 def gathered(*values: float) -> Means:
     return Means({}, {"weights": [w(v) for v in values]}, len(values), len(values), float(len(values)))
 

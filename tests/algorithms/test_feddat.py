@@ -1,0 +1,127 @@
+"""FedDAT: who teaches whom, presets and ablations, and the models it offers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from simfl.algorithms.fedavg import FedAvg
+from simfl.algorithms.feddat import CLIENT, FedDat
+from simfl.experiment import Evaluate
+from simfl.models.bottleneck import Bottleneck
+from simfl.models.mlp import Mlp
+from simfl.optimizers.local import LocalOptimizer
+from simfl.passing import Pass, passing
+from simfl.protocol import Outputs, Task
+from simfl.results import Run
+from tests.algorithms.hand import MASK, outputs, visit
+from tests.fakes import experiment, run
+
+KL = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)  # (.75, .25) to (.5, .5)
+KL_BACK = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(2.0)
+MODEL = Mlp(widths=(16,), dropout=0.2, adapters=Bottleneck())
+LATE = visit(round=99)
+
+
+def sure(loss: float = 0.0) -> Outputs:
+    return outputs([[math.log(3.0), 0.0]], sums=loss)
+
+
+def unsure(loss: float = 0.0) -> Outputs:
+    return outputs([[0.0, 0.0]], sums=loss)
+
+
+def total(dat: FedDat, name: str, passes: dict[str, Outputs], at=LATE) -> float:
+    return getattr(dat, name)(passes, MASK, {}, {}, {}, at).total(torch.ones(1)).item()
+
+
+def test_each_side_learns_the_task_and_from_the_other() -> None:
+    dat = FedDat(alpha=2.0, beta=3.0)
+    assert total(dat, "shared_loss", {"teacher": sure(), "shared": unsure(1.0)}) == pytest.approx(
+        1.0 + 2.0 * KL, rel=1e-5
+    )
+    assert total(dat, "dual_loss", {"shared": sure(), "dual": unsure(1.0)}) == pytest.approx(1.0 + 3.0 * KL, rel=1e-5)
+    both = total(dat, "loss", {"shared": unsure(1.0), "dual": sure(4.0)})
+    assert both == pytest.approx(5.0 + 2.0 * KL + 3.0 * KL_BACK, rel=1e-5)
+
+
+def test_what_is_reported_is_the_tasks_loss_alone() -> None:
+    assert FedDat().shared_loss({"teacher": sure(), "shared": unsure(1.0)}, MASK, {}, {}, {}, LATE).task().item() == 1.0
+
+
+def test_as_printed_the_divergence_is_the_other_way_round_and_the_same_side_learns() -> None:
+    dat, shared = FedDat(alpha=1.0, direction="student"), unsure()
+    assert total(dat, "shared_loss", {"teacher": sure(), "shared": shared}) == pytest.approx(KL_BACK, rel=1e-5)
+    shared.logits.requires_grad_()
+    dat.shared_loss({"teacher": sure(), "shared": shared}, MASK, {}, {}, {}, LATE).total(torch.ones(1)).backward()
+    assert shared.logits.grad is not None
+    assert shared.logits.grad.abs().sum() > 0
+
+
+def test_the_codes_preset_halves_softens_and_has_no_ramp() -> None:
+    # at temperature 3: teacher (3^⅓, 1)/(1 + 3^⅓); ½·(CE + 9·KL) from the first round on
+    p = 3 ** (1 / 3) / (1 + 3 ** (1 / 3))
+    soft = p * math.log(2 * p) + (1 - p) * math.log(2 * (1 - p))
+    loss = total(FedDat(preset="code"), "shared_loss", {"teacher": sure(), "shared": unsure(1.0)}, visit(round=0))
+    assert loss == pytest.approx(0.5 * (1.0 + 9 * soft), rel=1e-4)
+
+
+def test_the_papers_preset_ramps_up_exponentially_over_five_rounds() -> None:
+    dat = FedDat()
+    ramp = [dat._ramp(visit(round=r)).item() for r in (0, 2, 5, 9)]
+    assert ramp == pytest.approx([math.exp(-5), math.exp(-5 * 0.36), 1.0, 1.0])
+    assert dat._ramp(visit(round=0, steps=4, step=2)).item() == pytest.approx(math.exp(-5 * 0.81))  # half a round
+
+
+@pytest.mark.parametrize(("teacher", "steps"), [("dual", 2), ("client", 2), ("received", 1)])
+def test_the_ablated_teachers_and_what_they_step(teacher: str, steps: int) -> None:
+    dat = FedDat(teacher=teacher)
+    assert len(dat.micro_steps()) == steps
+    assert dat.micro_steps()[0].spares == (CLIENT,)
+    assert not dat.forwards()["teacher"].grad
+    reads_received = any(source == "received" for _, source in dat.forwards()["dual"].sources)
+    assert reads_received == (teacher != "client")
+
+
+def moved(given: FedDat | FedAvg, folder: Path, **settings: object) -> dict[str, torch.Tensor]:
+    settings = {"model": MODEL, "optimizer": LocalOptimizer("sgd"), "private": ("*adapter_client*",)} | settings
+    run(experiment(given, **settings), folder)
+    return Run(folder).snapshot().server.weights
+
+
+@pytest.mark.parametrize("way", ["loop", "batch"])
+@pytest.mark.parametrize("form", ["micro", "joint"])
+def test_without_teaching_the_shared_adapter_moves_as_under_fedavg(way: str, form: str, tmp_path: Path) -> None:
+    silent = moved(FedDat(alpha=0.0, beta=0.0, form=form), tmp_path / "dat", way=way)
+    plain = moved(FedAvg(), tmp_path / "avg", way=way)
+    assert all(torch.equal(silent[name], t) for name, t in plain.items())
+    assert not any("adapter_client" in name for name in silent)
+
+
+@pytest.mark.parametrize("teacher", ["dual", "client", "received"])
+def test_shared_client_and_dual_models_can_be_scored(teacher: str, tmp_path: Path) -> None:
+    scored = Evaluate(models=("generic", "personal", "client", "dual"), every=0)
+    heads = {"train": ("head.*",), "private": ("head.*",)}
+    given = experiment(FedDat(teacher=teacher), model=MODEL, evaluate=scored, learning_rate=0.5, **heads)
+    scores = run(given, tmp_path)["final"]
+    assert {"personal.accuracy", "client.accuracy", "dual.accuracy"} <= set(scores)
+    values = [scores[f"{name}.accuracy"] for name in ("personal", "client", "dual")]
+    if teacher == "dual":
+        assert len(set(values)) > 1  # they are different models
+    assert all(0 <= value <= 1 for value in values)
+
+
+def test_a_client_adapter_equal_to_the_shared_one_makes_the_dual_teacher_the_shared_model() -> None:
+
+    module, x = MODEL.build(Task(0, 5, (12,))), torch.randn(3, 12, generator=torch.Generator().manual_seed(0))
+    place = module.layers[0]
+    place.adapter_client.load_state_dict(place.adapter_shared.state_dict())
+    given = {}
+    for branch in ("shared", "dual"):
+        with passing(Pass(branch=branch)):
+            given[branch] = module(x).logits
+    assert_close(given["dual"], given["shared"])
