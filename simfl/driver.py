@@ -154,8 +154,8 @@ class Driver:
                 self.snapshot = self.snapshot.begin(self.stage)
             if index == 0 and self.snapshot.step == 0:
                 rows = self._evaluate(self.snapshot)
-                self._settle(self.snapshot, rows, commit=True)
                 with self.signals.held():
+                    self._settle(self.snapshot, rows, commit=True)
                     self.audience.initial(rows)
         self._mention_idle_workers(self.stage.phase)
         self.stopwatch.lap()
@@ -168,11 +168,11 @@ class Driver:
         every, last = self.experiment.evaluate.every, after.round == self.stage.phase.rounds
         if last or (every and after.round % every == 0):
             rows = {**rows, **self._evaluate(after)}
-        self._settle(after, rows, commit=self.record.due(after.step))
-        now = time.monotonic()
-        seconds, self._round_began = now - self._round_began, now
-        self.durations.append(seconds)
         with self.signals.held():
+            self._settle(after, rows, commit=self.record.due(after.step))
+            now = time.monotonic()
+            seconds, self._round_began = now - self._round_began, now
+            self.durations.append(seconds)
             self.audience.round_done(rows, seconds, *self.stopwatch.lap())
 
     def _mention_idle_workers(self, phase: Phase) -> None:
@@ -188,18 +188,18 @@ class Driver:
     def leave_phase(self) -> None:
         """The phase's model becomes the base of the next; clients keep what the next phase names."""
         phases, index = self.experiment.phases, self.snapshot.phase
-        if index + 1 == len(phases):
-            self._settle(replace(self.snapshot, phase=index + 1), {}, commit=True)
-        else:
-            memory = kept(self.snapshot.memory, phases[index + 1], self.store)
-            self._settle(self.snapshot.end(memory), {}, commit=False)
+        with self.signals.held():
+            if index + 1 == len(phases):
+                self._settle(replace(self.snapshot, phase=index + 1), {}, commit=True)
+            else:
+                memory = kept(self.snapshot.memory, phases[index + 1], self.store)
+                self._settle(self.snapshot.end(memory), {}, commit=False)
 
     def _settle(self, after: Snapshot, rows: Rows, commit: bool) -> None:
-        with self.signals.held():
-            self.snapshot = after
-            self.record.add(rows)
-            if commit:
-                self.record.commit(after, self.store)
+        self.snapshot = after
+        self.record.add(rows)
+        if commit:
+            self.record.commit(after, self.store)
 
     @timed("evaluate")
     def _evaluate(self, snapshot: Snapshot) -> Rows:
@@ -242,12 +242,11 @@ class Driver:
         """Commit where the run stands and write the summary."""
         self.signals.close()
         self.record.commit(self.snapshot, self.store)
-        scores = self.record.rows("evaluations")
         facts = {
             "name": self.experiment.name,
             "clients": len(self.partition),
-            "initial": self._scores(scores, 0),
-            "final": self._scores(scores, max((r["step"] for r in scores), default=0)),
+            "initial": self._scores(0),
+            "final": self._scores(self.record.last_step("evaluations")),
             "baselines": baselines(self.setting, self.experiment),
             "seconds": {
                 "total": self.record.elapsed,
@@ -260,8 +259,8 @@ class Driver:
         self.audience.finished(summary)
         return summary
 
-    def _scores(self, rows: list[dict[str, Any]], step: int) -> dict[str, float]:
-        return evaluation.headlines([r for r in rows if r["step"] == step], self.experiment.evaluate.splits[0])
+    def _scores(self, step: int) -> dict[str, float]:
+        return evaluation.headlines(self.record.rows_at("evaluations", step), self.experiment.evaluate.splits[0])
 
 
 def partition_of(setting: Setting) -> tuple[Partition, bytes]:

@@ -118,10 +118,20 @@ class Record:
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """All rows of a table so far, committed or not."""
-        folder = self.folder / "tables"
-        return [row for part in tables.parts(folder, name) for row in tables.read(part).to_pylist()] + self.pending[
-            name
-        ]
+        parts = tables.parts(self.folder / "tables", name)
+        return [row for part in parts for row in tables.read(part).to_pylist()] + self.pending[name]
+
+    def rows_at(self, name: str, step: int) -> list[dict[str, Any]]:
+        """The rows that a table has of this step, committed or not; of a long run, one part alone is read."""
+        parts = [part for part in tables.parts(self.folder / "tables", name) if int(part.stem) >= step]
+        committed = tables.where(tables.read(parts[0]), step=step).to_pylist() if parts else []
+        return committed + [row for row in self.pending[name] if row["step"] == step]
+
+    def last_step(self, name: str) -> int:
+        """The last step of which a table has rows; 0 for an empty one."""
+        newest = tables.parts(self.folder / "tables", name)[-1:]
+        rows: list[dict[str, Any]] = self.pending[name] or [r for part in newest for r in tables.read(part).to_pylist()]
+        return max((row["step"] for row in rows), default=0)
 
     def due(self, step: int) -> bool:
         """Whether a commit is due: enough rounds and enough seconds since the last."""
@@ -172,15 +182,14 @@ class Record:
         """Join the tables, write `summary.json` and return it."""
         for name in TABLES:
             tables.join(self.folder / "tables", name, self.folder / f"{name}.parquet")
-        rows = tables.read(self.folder / "ledger.parquet").to_pylist()
-        totals = ledger.totals(rows)
+        rounds = tables.rows(self.folder / "rounds.parquet")  # far fewer than the ledger's rows, with their sums
         summary = {
             "status": status,
             "rounds": snapshot.step,
             "resumed_at": [resume["step"] for resume in self.manifest["resumes"]],
             **facts,
-            "bytes": {way: count["B"] for way, count in totals["payload"].items()},
-            "charged": {way: count["B"] for way, count in totals["charged"].items()},
+            "bytes": _sums(rounds, ""),
+            "charged": _sums(rounds, "charged_"),
             "weights_sha256": snapshot.weights_sha256,
             "state_sha256": self.state_sha256,
         }
@@ -190,6 +199,11 @@ class Record:
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         data = json.dumps(content, indent=2).encode()
         files.write(self.folder / name, lambda file: file.write(data))
+
+
+def _sums(rounds: list[dict[str, Any]], count: str) -> dict[str, int]:
+    ways = (*ledger.DIRECTIONS, "total")
+    return {way: sum(row[f"{count}{way}_bytes"] for row in rounds) for way in ways}
 
 
 def _binding(experiment_yaml: str) -> list[str]:
