@@ -93,6 +93,20 @@ def new(file: Path | None, template: str | None, as_list: bool) -> None:
         click.echo(f"{file} is written; edit it, then: simfl run {file}")
 
 
+@click.command()
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Where runs go.")
+@click.option("--ray/--no-ray", default=True, help="Start Ray, or join the one at --address, and look at it too.")
+@click.option("--address", help="Of a running Ray cluster.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(out: Path, ray: bool, address: str | None, as_json: bool) -> int:
+    """Look for what would break or slow a run on this machine, and say the mend."""
+    from simfl import doctor
+
+    found = doctor.examine(out, ray, address)
+    click.echo(json.dumps([asdict(f) for f in found], indent=1) if as_json else "\n".join(doctor.lines(found)))
+    return DIFFERENT if any(finding.grade == doctor.PROBLEM for finding in found) else 0
+
+
 def _run(folder: Path, experiment: str | None = None) -> Run:
     from simfl.results import Run
 
@@ -112,4 +126,4 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-COMMANDS = (replay, diff, watch, new)
+COMMANDS = (replay, diff, watch, new, doctor)
