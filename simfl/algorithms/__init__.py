@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simfl.algorithms.base import Algorithm
+from simfl.algorithms.clgecl import Clgecl
 from simfl.algorithms.crd import Crd
 from simfl.algorithms.ditto import Ditto
 from simfl.algorithms.dkd import Dkd
@@ -21,6 +22,7 @@ from simfl.algorithms.similarity_preserving import SimilarityPreserving
 from simfl.algorithms.soft_targets import SoftTargets
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
+    "clgecl": Clgecl,
     "crd": Crd,
     "ditto": Ditto,
     "dkd": Dkd,

@@ -1,0 +1,70 @@
+"""CLGECL: consensus by dual variables on a star (Tyou et al. 2024; without noise, Algorithm 2 of Tito et al. 2024).
+
+w     received model          x_k   the client's model after its last step     step   1: averaged, 2: Peaceman-Rachford
+λ_k   its dual variable       w'_k  what it last released: w as it was then + the update it sent
+
+shift (penalty 0)    visit   λ_k ← λ_k + step·(w − w'_k),   then send x_k − w + λ_k        (at first λ_k = 0, w'_k = w)
+pull (penalty η)     visit   y_k ← y_k + step·(w − x_k),    then x_k ≈ argmin f_k(θ) + (η/2)·‖θ − y_k‖²,
+                             send 2x_k − y_k − w            (at first y_k = x_k = w)
+server               w ← w + mean of what was sent
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from simfl.algorithms.base import Algorithm
+from simfl.protocol import Batch, Loss, Outputs, Parts, State, Visit, Weights
+from simfl.ranges import Amount
+from simfl.weights import squared_norm
+
+STEPS = {"averaged": 1.0, "peaceman_rachford": 2.0}
+
+
+@dataclass(frozen=True)
+class Clgecl(Algorithm):
+    """Clients correct what they send by how far the global model has gone from what they released before.
+
+    With penalty 0, as for PFL-DocVQA's Track 2, training is untouched and a first visit is FedAvg's; where everybody
+    takes part in every round, so are all. With a penalty it is operator splitting proper, whose fixed point is a
+    minimum of the clients' summed losses.
+    """
+
+    form: Literal["averaged", "peaceman_rachford"] = "averaged"  # how far the dual goes: half the reflection, or all
+    penalty: Amount = 0.0  # eta: pull of local training to the dual; 0: the dual corrects the update alone
+    reduce: ClassVar[Mapping[str, str]] = {"weights": "clients"}
+
+    def init_client(self, received: Parts, visit: Visit) -> State:
+        start = received["weights"]
+        dual = dict(start) if self.penalty else {name: torch.zeros_like(w) for name, w in start.items()}
+        return {"dual": dual, "last": dict(start)}
+
+    def prepare(self, received: Parts, state: State, visit: Visit) -> State:
+        step, last = STEPS[self.form], state["last"]
+        dual = {name: y + step * (received["weights"][name] - last[name]) for name, y in state["dual"].items()}
+        return {"dual": dual, "last": last}
+
+    def loss(
+        self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
+    ) -> Loss:
+        if not self.penalty:
+            return Loss.of(outputs["student"])
+        pull = squared_norm({name: trained[name] - y for name, y in state["dual"].items()})
+        return Loss.of(outputs["student"], client=0.5 * self.penalty * pull)
+
+    def upload(self, trained: Weights, received: Parts, state: State, visit: Visit) -> Parts:
+        dual, start = state["dual"], received["weights"]
+        if self.penalty:
+            return {"weights": {name: 2.0 * trained[name] - dual[name] - w for name, w in start.items()}}
+        return {"weights": {name: trained[name] - w + dual[name] for name, w in start.items()}}
+
+    def remember(self, sent: Parts, trained: Weights, received: Parts, state: State, visit: Visit) -> State:
+        # from what was released, which is all that the duals may depend on
+        released = {name: w + sent["weights"][name] for name, w in received["weights"].items()}
+        if self.penalty:
+            released = {name: 0.5 * (w + state["dual"][name]) for name, w in released.items()}
+        return {"dual": state["dual"], "last": released}
