@@ -8,6 +8,7 @@ from simfl.models.cnn import Cnn
 from simfl.models.layout_t5 import LayoutT5
 from simfl.models.mlp import Mlp
 from simfl.models.own import Own
+from simfl.models.vault import Vault
 from simfl.models.vilt import Vilt
 from simfl.models.vit import ViT
 from simfl.models.vt5 import VT5
@@ -18,6 +19,7 @@ MODELS: dict[str, type[Model]] = {
     "layout_t5": LayoutT5,
     "mlp": Mlp,
     "own": Own,
+    "vault": Vault,
     "vilt": Vilt,
     "vit": ViT,
     "vt5": VT5,

@@ -92,9 +92,13 @@ class Vilt(Model):
             raise ConfigError(
                 f"model.size: {self.size!r} is not the size of {self.weights}, whose width is {dims['hidden_size']}"
             )
-        two = any(head.reads == "two" for head in self.heads.values())
-        dims["modality_type_vocab_size"] = 3 if two else 2
+        dims["modality_type_vocab_size"] = 3 if two_images(self.heads) else 2
         return dims | ({"image_size": self.image_size} if self.image_size else {})
+
+
+def two_images(heads: Mapping[str, HeadSpec]) -> bool:
+    """Whether a head reads two images, of which the second has a kind of its own."""
+    return any(head.reads == "two" for head in heads.values())
 
 
 def rules() -> tuple[tuple[str, str], ...]:
@@ -113,8 +117,11 @@ def rules() -> tuple[tuple[str, str], ...]:
     )
 
 
-def load(network: ViltNetwork, stored: Mapping[str, Tensor], where: str) -> None:
-    """Fill in place. A classifier of another number of answers is left out, so that ours stays as drawn."""
+def load(network: ViltNetwork, stored: Mapping[str, Tensor], where: str, optional: tuple[str, ...] = ()) -> None:
+    """Fill in place, all but what is `optional`.
+
+    A classifier of another number of answers is left out, so that ours stays as drawn.
+    """
     found = {ours: stored[name] for name, ours in renamed(stored, rules()).items()}
     own = dict(network.named_parameters())
     head = own.get("head.answers.out.weight")
@@ -127,4 +134,4 @@ def load(network: ViltNetwork, stored: Mapping[str, Tensor], where: str) -> None
         found[kinds] = found[kinds][:2]
     if places in found:
         found[places] = resized_positions(found[places], own[places].shape[1])
-    fill(network, found, where, optional=("head.*",))
+    fill(network, found, where, optional=("head.*", *optional))

@@ -81,13 +81,14 @@ class ViltNetwork(nn.Module):
         pixels = pixel_values.reshape(-1, *pixel_values.shape[-3:])
         with torch.autocast(input_ids.device.type, torch.bfloat16, enabled=self.bf16):
             kind = 1 + self._second(input_ids, pairs, head).flatten().to(torch.int64)
-            hidden = self.encode(self.words(ids), mask.to(torch.float32), pixels, kind)
+            real = mask.to(torch.float32)
+            hidden = self.encode(self.words(ids, real), real, pixels, kind)
             pooled = self.pooler(hidden).unflatten(0, (-1, pairs))
             logits = self.head(pooled, head, num_answers)
         return Outputs(logits.float(), pooled[:, 0].float())
 
-    def words(self, input_ids: Tensor) -> Tensor:
-        """Embedded pieces [B·P, L, D], before their places are added."""
+    def words(self, input_ids: Tensor, mask: Tensor) -> Tensor:
+        """Embedded pieces [B·P, L, D], before their places are added; `mask` [B·P, L] is 1 for real ones."""
         return self.embeddings.text_embeddings.word_embeddings(input_ids)
 
     def encode(self, words: Tensor, mask: Tensor, pixels: Tensor, kind: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from simfl.data.partition import Official, Provider
 from simfl.experiment import Evaluate, Experiment
 from simfl.models.aster import Aster
 from simfl.models.layout_t5 import LayoutT5
+from simfl.models.vault import Vault
 from simfl.models.vilt import Vilt
 from simfl.models.vit import ViT
 from simfl.objectives.docvqa import DocVqa
@@ -46,6 +47,7 @@ CASES = {
     "aster with group norms": Case({"model": Aster(norm="group", **ASTER)} | WORDS, guessing=0.35, ways=("batch",)),
     "aster with shufflenet": Case({"model": Aster(encoder="shufflenet", **ASTER)} | WORDS, 0.35, ways=("loop",)),
     "layout_t5": Case({"model": LayoutT5()} | PAGES, guessing=0.2),
+    "vault": Case({"model": Vault(), "rounds": 4, "epochs": 3} | VQA, guessing=0.4),
     "vilt": Case({"model": Vilt(), "rounds": 4, "epochs": 3} | VQA, guessing=0.4),
     "vit": Case({"model": ViT(image_size=16), "data": Toy(shape=(1, 16, 16)), "rounds": 4, "epochs": 3}, guessing=0.3),
 }

@@ -21,6 +21,7 @@ from simfl.models.mlp import Mlp
 from simfl.models.parts import Bias, Head, LastLayers
 from simfl.models.peft_method import PeftMethod
 from simfl.models.prompt import Prompt
+from simfl.models.vault import Vault
 from simfl.models.vilt import Vilt
 from simfl.models.vit import ViT
 from simfl.passing import Pass, passing
@@ -52,6 +53,8 @@ CASES: dict[str, tuple[Model, Task, Batch]] = {
     "vt5 with bottlenecks": (small_vt5(adapters=Bottleneck()), Task(1), VT5_BATCHES),
     "layout_t5": (LayoutT5(), Task(1), PAGE_BATCHES),
     "layout_t5 with bottlenecks": (LayoutT5(adapters=Bottleneck()), Task(1), PAGE_BATCHES),
+    "vault with bottlenecks": (Vault(adapters=Bottleneck(), dropout=0.1), ANSWERS, VILT_BATCHES),
+    "vault's biases": (Vault(adapters=Bias()), ANSWERS, VILT_BATCHES),
     "vilt with bottlenecks": (Vilt(adapters=Bottleneck()), ANSWERS, VILT_BATCHES),
     "vilt with prompts": (Vilt(adapters=Prompt(), dropout=0.1), ANSWERS, VILT_BATCHES),
     "vilt with lora": (Vilt(adapters=Lora(rank=2, biases=True)), ANSWERS, VILT_BATCHES),
