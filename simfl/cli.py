@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from simfl import __version__, inspection
+from simfl import __version__, data_commands, inspection, partition_commands
 from simfl.errors import ClientError, ConfigError, SimflError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def commands(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for command in inspection.COMMANDS:
+for command in (*inspection.COMMANDS, data_commands.data, partition_commands.partition):
     commands.add_command(command)
 
 

@@ -11,19 +11,30 @@ from simfl.data.base import Dataset, Split
 from simfl.data.partitioner import column
 from simfl.errors import ConfigError, DataError, nearest
 
-CONTENT = "content"  # in place of a column: equal pages, or equal pictures where there are no pages
+DOCUMENT = "document"  # in place of a column: the ids of pages
+CONTENT = "content"  # likewise: equal pages, or equal pictures where there are no pages
 
 
 def shared(first: Split, second: Split, name: str) -> list[str]:
     """The values of a column that both splits have, sorted; with `content`, the ids in `second` of what is in both.
 
-    The empty text is no value: it stands for a provider that is not known.
+    The empty text is no value: it stands for a provider that is not known. ConfigError if there is no such column.
     """
     if name == CONTENT:
         known = set(_contents(first))
         return sorted(id for digest, id in _contents(second).items() if digest in known)
-    names = [set(column(split, name)[1].to_pylist()) for split in (first, second)]
+    names = [set(_names(split, name)) for split in (first, second)]
     return sorted((names[0] & names[1]) - {""})
+
+
+def _names(split: Split, name: str) -> list[str]:
+    if name == DOCUMENT:
+        if split.documents is None:
+            raise ConfigError("disjoint: document is named, but the data has none")
+        ids: list[str] = split.documents["id"].to_pylist()
+        return ids
+    values: list[str] = column(split, name)[1].to_pylist()
+    return values
 
 
 def refuse(dataset: Dataset, disjoint: Mapping[str, Sequence[str]], split: str = "train") -> None:

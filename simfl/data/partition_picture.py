@@ -30,19 +30,29 @@ def save(
     figure = figures.Figure(figsize=(COLUMN * len(partitions), HEIGHT), layout="constrained")
     agg.FigureCanvasAgg(figure)
     axes = np.array(figure.subplots(5, len(partitions), squeeze=False, height_ratios=[4, 1.6, 1.6, 4, 1.6]))
+    darkest = max(float(_shares(numbers).max(initial=0.0)) for numbers in partitions.values())
     for (name, numbers), panels in zip(partitions.items(), axes.T, strict=True):
-        _heat(figure, panels[0], name, numbers)
+        _heat(figure, panels[0], name, numbers, darkest)
         _bars(panels[1], numbers.sizes, "examples", "tab:blue")
         _bars(panels[2], numbers.entropy, f"entropy of {numbers.what} (bits)", "tab:green")
         _pairwise(figure, panels[3], numbers)
         _seen(panels[4], seen.get(name, {}))
+    for row in axes[1:3]:  # on one scale, so that partitions can be compared
+        top = max(panel.get_ylim()[1] for panel in row)
+        for panel in row:
+            panel.set_ylim(0, top or 1)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=DPI, metadata={"Software": "simfl"})
 
 
-def _heat(figure: Any, panel: Any, name: str, numbers: Heterogeneity) -> None:
-    shares = numbers.heat / np.maximum(1, numbers.heat.sum(1, keepdims=True))
-    shown = panel.imshow(shares, aspect="auto", cmap="viridis", vmin=0.0, interpolation="nearest")
+def _shares(numbers: Heterogeneity) -> np.ndarray:
+    shares: np.ndarray = numbers.heat / np.maximum(1, numbers.heat.sum(1, keepdims=True))
+    return shares
+
+
+def _heat(figure: Any, panel: Any, name: str, numbers: Heterogeneity, darkest: float) -> None:
+    shares = _shares(numbers)
+    shown = panel.imshow(shares, aspect="auto", cmap="viridis", vmin=0.0, vmax=darkest, interpolation="nearest")
     cut = f", the first {SHOWN} drawn" if len(numbers.sizes) > SHOWN else ""
     panel.set_title(f"{name}: {len(numbers.sizes):,} clients{cut}, {numbers.sizes.sum():,} examples")
     panel.set_xticks(range(len(numbers.values)), [_short(value) for value in numbers.values], rotation=90, fontsize=7)

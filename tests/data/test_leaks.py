@@ -19,7 +19,8 @@ TEST = pages("cd", [["two"], ["three"]], ["acme", ""])
 
 def test_values_and_equal_pages_are_found_and_unknown_providers_are_not():
     assert shared(TRAIN, TEST, "provider") == ["acme"]
-    assert shared(TRAIN, TEST, "id") == []
+    assert shared(TRAIN, TEST, "document") == []
+    assert shared(TRAIN, pages("bx", [["a"], ["b"]], ["", ""]), "document") == ["b"]
     assert shared(TRAIN, TEST, "content") == ["c"]
 
 
@@ -30,8 +31,8 @@ def test_equal_pictures_are_found_where_there_are_no_pages():
 
 def test_a_spec_may_refuse_what_is_shared():
     dataset = Dataset("x", {"train": TRAIN, "test": TEST}, "")
-    refuse(dataset, {"test": ["id"]})
+    refuse(dataset, {"test": ["document"]})
     with pytest.raises(DataError, match=r"disjoint\.test: train and test share 1 of provider, such as 'acme'"):
-        refuse(dataset, {"test": ["id", "provider"]})
+        refuse(dataset, {"test": ["document", "provider"]})
     with pytest.raises(ConfigError, match=r"disjoint\.tset: the data has no such split; did you mean 'test'"):
-        refuse(dataset, {"tset": ["id"]})
+        refuse(dataset, {"tset": ["document"]})
