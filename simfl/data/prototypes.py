@@ -28,7 +28,7 @@ class Prototypes(Data):
     """Random pictures for benchmarks: a fixed prototype for each class plus Gaussian noise."""
 
     examples: Count = 10_000  # of training; valid and test have a tenth each, at least one of each class
-    classes: Count = 10
+    classes: Count = 10  # each with a prototype of its own
     shape: tuple[int, ...] = (3, 32, 32)  # of one example
     groups: Count = 100  # values of the column `group`: equal stretches of the examples
     margin: Positive = 4.0  # length of a prototype, where the noise has standard deviation 1 in every entry

@@ -37,14 +37,14 @@ class ProviderInvoices(Data):
     unseen: Count = 20  # providers seen only in the split `unseen`
     train: Count = 1600  # documents; providers issue by Zipf's law
     valid: Count = 160  # further documents of the seen providers
-    test: Count = 240
-    unseen_documents: Count = 200
+    test: Count = 240  # likewise
+    unseen_documents: Count = 200  # documents of the unseen providers
     clients: Count = 10  # official clients, each with its own providers, main language and scanner
     questions: Count = 6  # asked of a document, at most 9
     max_lines: Count = 5  # goods on an invoice, 1 to this many
     noise: Amount = 0.06  # share of characters that the last client's scanner misreads; the first reads all well
     image_width: Count = 224  # pixels
-    seed: int = 1
+    seed: int = 1  # of providers, documents and questions
 
     def load(self, cache: Path) -> Dataset:
         """The benchmark from the cache, or made and kept there: some 10 seconds for the default size on two cores."""
