@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 import torch
 
 from simfl.errors import ConfigError, nearest
-from simfl.optimizers.local import TORCH_OPTIMIZERS, LocalOptimizer
+from simfl.optimizers.local import LOCAL_OPTIMIZERS, LocalOptimizer
 from simfl.ranges import Amount, Limit, Signed, Whole
 from simfl.shelves import Shelf, shelf_of
 
@@ -131,9 +131,9 @@ def _local_optimizer(value: Any, path: str) -> LocalOptimizer:
         return value
     named, given = _named(value, path, "name")
     name = named if isinstance(named, str) else named.__name__
-    if name not in TORCH_OPTIMIZERS:
-        raise ConfigError(f"{path}: unknown {name!r}; {nearest(name, TORCH_OPTIMIZERS)}")
-    hints, allowed = get_type_hints(TORCH_OPTIMIZERS[name].__init__), LocalOptimizer(name).allowed()
+    if name not in LOCAL_OPTIMIZERS:
+        raise ConfigError(f"{path}: unknown {name!r}; {nearest(name, LOCAL_OPTIMIZERS)}")
+    hints, allowed = get_type_hints(LOCAL_OPTIMIZERS[name].__init__), LocalOptimizer(name).allowed()
     for key, setting in given.items():
         if key not in allowed:
             _unknown_key(key, setting, path, name, allowed)

@@ -1,6 +1,6 @@
 """Optimizers: those of the server, and those a client steps with. To add one, write it and a line here."""
 
-from simfl.optimizers.local import TORCH_OPTIMIZERS, LocalOptimizer
+from simfl.optimizers.local import LOCAL_OPTIMIZERS, LocalOptimizer
 from simfl.optimizers.schedules import SCHEDULES, Schedule
 from simfl.optimizers.server import Adagrad, Adam, Momentum, ServerOptimizer, Sgd, Yogi
 
@@ -11,7 +11,5 @@ SERVER_OPTIMIZERS: dict[str, type[ServerOptimizer]] = {
     "yogi": Yogi,
     "adagrad": Adagrad,
 }
-
-LOCAL_OPTIMIZERS = TORCH_OPTIMIZERS
 
 __all__ = ["LOCAL_OPTIMIZERS", "SCHEDULES", "SERVER_OPTIMIZERS", "LocalOptimizer", "Schedule", "ServerOptimizer"]

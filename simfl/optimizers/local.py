@@ -1,6 +1,7 @@
 """Local optimizers: what a client steps with.
 
-Any optimizer of `torch.optim` by its name in lower case; its constructor's arguments are the settings.
+Any optimizer of `torch.optim` by its name in lower case, and what simfl adds; the constructor's arguments are the
+settings.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ import torch
 from torch import Tensor
 
 from simfl.errors import ConfigError, nearest
+from simfl.optimizers.shampoo import Shampoo
 
-TORCH_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+LOCAL_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     cls.__name__.lower(): cls
     for cls in vars(torch.optim).values()
     if inspect.isclass(cls)
     and issubclass(cls, torch.optim.Optimizer)
     and cls.__name__ not in ("Optimizer", "SparseAdam", "LBFGS")
-}
+} | {"shampoo": Shampoo}
 
-# Updates that treat every entry alike and are proportional to the rate, with no state but moments and a count of
-# steps, so several clients' tensors can be stacked. The others (a norm, a factored moment) are stepped one by one.
-ELEMENTWISE = ("sgd", "adam", "adamw", "adamax", "radam", "adagrad", "adadelta", "rmsprop")
+# Updates proportional to the rate that treat every entry alike, or know of an axis of clients, with no state but
+# moments and a count of steps: several clients' tensors can be stacked. Others (a factored moment) go one by one.
+STACKABLE = ("sgd", "adam", "adamw", "adamax", "radam", "adagrad", "adadelta", "rmsprop", "shampoo")
 
 
 class Stepping(Protocol):
@@ -68,8 +70,8 @@ class LocalOptimizer:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.name not in TORCH_OPTIMIZERS:
-            raise ConfigError(f"optimizer: unknown {self.name!r}; {nearest(self.name, TORCH_OPTIMIZERS)}")
+        if self.name not in LOCAL_OPTIMIZERS:
+            raise ConfigError(f"optimizer: unknown {self.name!r}; {nearest(self.name, LOCAL_OPTIMIZERS)}")
         allowed = self.allowed()
         for key in self.settings:
             if key not in allowed:
@@ -77,13 +79,13 @@ class LocalOptimizer:
 
     def allowed(self) -> list[str]:
         """The settings this optimizer takes, besides the learning rate."""
-        engine = {"self", "params", "lr", "foreach", "fused", "differentiable", "capturable"}
-        return [p for p in inspect.signature(TORCH_OPTIMIZERS[self.name]).parameters if p not in engine]
+        engine = {"self", "params", "lr", "foreach", "fused", "differentiable", "capturable", "stacked"}
+        return [p for p in inspect.signature(LOCAL_OPTIMIZERS[self.name]).parameters if p not in engine]
 
     @property
     def stackable(self) -> bool:
         """Whether one instance may step the stacked tensors of several clients."""
-        return self.name in ELEMENTWISE
+        return self.name in STACKABLE
 
     def length(self, rates: np.ndarray) -> float:
         """How far steps at these rates go along a constant gradient of 1: of SGD exactly (FedNova's a times eta).
@@ -104,5 +106,6 @@ class LocalOptimizer:
         """The optimizer over these leaf tensors, or groups of them; `stacked`: their first axis is clients."""
         if self.name == "sgd" and not any(self.settings.values()):
             return PlainSgd(tensors, learning_rate)
-        constructor: Callable[..., torch.optim.Optimizer] = TORCH_OPTIMIZERS[self.name]
-        return constructor(tensors, lr=learning_rate, **self.settings)
+        constructor: Callable[..., torch.optim.Optimizer] = LOCAL_OPTIMIZERS[self.name]
+        axis = {"stacked": stacked} if self.name == "shampoo" else {}
+        return constructor(tensors, lr=learning_rate, **axis, **self.settings)
