@@ -18,6 +18,7 @@ import torch
 
 from simfl import config, evaluation, ledger, tracking
 from simfl.audience import Audience, Silent
+from simfl.cohort.batch import pays_on_cpu
 from simfl.cohort.plan import CohortPlan
 from simfl.cohort.stage import LAST_LOCAL, Stage
 from simfl.cohort.visit import CohortResult
@@ -36,6 +37,7 @@ from simfl.snapshot import Snapshot, kept
 from simfl.timing import Stopwatch, Trace, clocked, timed
 from simfl.worker import Setup
 
+MANY = 32  # clients a round from which cohorts of 16 leave no worker idle
 CACHE = Path(os.environ.get("SIMFL_CACHE") or Path.home() / ".cache" / "simfl")  # data sets, built or read once
 
 
@@ -273,14 +275,15 @@ def partition_of(setting: Setting) -> tuple[Partition, bytes]:
 
 def identity_of(experiment: Experiment, setting: Setting, clients: int, device: str) -> dict[str, Any]:
     """What numbers depend on besides the experiment (way, width, threads, kind of device), chosen once."""
-    way, statistics = experiment.cohort.way, setting.roles(0).buffers
-    if way == "batch" and statistics:
+    way, roles = experiment.cohort.way, setting.roles(0)
+    expected = max(float(num_sampled(p, clients) or (p.poisson or 0) * clients) for p in experiment.phases)
+    if way == "batch" and roles.buffers:
         raise ConfigError(
-            f"cohort.way: batch, but padding would enter the running statistics ({statistics[0]}); allowed: loop"
+            f"cohort.way: batch, but padding would enter the running statistics ({roles.buffers[0]}); allowed: loop"
         )
     if way == "auto":
-        way = "batch" if device == "cuda" and not statistics else "loop"
-    expected = max(float(num_sampled(p, clients) or (p.poisson or 0) * clients) for p in experiment.phases)
+        pays = device == "cuda" or (expected >= MANY and pays_on_cpu(setting.module, roles.trained))
+        way = "batch" if pays and not roles.buffers else "loop"
     width = experiment.cohort.width if isinstance(experiment.cohort.width, int) else auto_width(way, expected)
     return {"way": way, "width": width, "threads": experiment.cohort.threads, "device": device}
 
