@@ -1,0 +1,44 @@
+"""The way of training that is chosen when an experiment leaves it open."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from simfl.data.partition import Iid
+from simfl.data.prototypes import Prototypes
+from simfl.driver import identity_of
+from simfl.experiment import Experiment, Local, Phase
+from simfl.models.base import Model
+from simfl.models.cnn import Cnn
+from simfl.models.mlp import Mlp
+from simfl.objectives.classification import Classification
+from simfl.optimizers.local import LocalOptimizer
+from simfl.setting import Setting
+
+
+def chosen(folder: Path, model: Model, sampled: int, device: str = "cpu", way: str = "auto") -> tuple[str, int]:
+    phase = Phase(Classification(), Local(LocalOptimizer("sgd"), 0.1), rounds=1, clients_per_round=sampled)
+    data = Prototypes(examples=200, classes=4, shape=(1, 6, 6))
+    experiment = Experiment("auto", data, Iid(clients=100), model, (phase,))
+    experiment = replace(experiment, cohort=replace(experiment.cohort, way=way))
+    identity = identity_of(experiment, Setting(experiment, folder), 100, device)
+    return identity["way"], identity["width"]
+
+
+@pytest.mark.parametrize(("model", "sampled", "device", "way"), [
+    (Mlp(widths=(8,)), 40, "cpu", "batch"),
+    (Mlp(widths=(8,)), 4, "cpu", "loop"),  # one cohort would leave all workers but one idle
+    (Mlp(widths=(400, 400)), 40, "cpu", "loop"),  # 177,000 values: 16 copies do not fit the cache
+    (Cnn(channels=(2, 2), hidden=4), 40, "cpu", "loop"),  # grouped convolutions are slow
+    (Cnn(channels=(2, 2), hidden=4), 4, "cuda", "batch"),
+])  # fmt: skip
+def test_a_cpu_trains_side_by_side_where_a_step_is_bound_by_its_overhead(tmp_path, model, sampled, device, way):
+    assert chosen(tmp_path, model, sampled, device)[0] == way
+
+
+def test_a_way_that_is_asked_for_is_taken(tmp_path):
+    assert chosen(tmp_path, Mlp(widths=(8,)), 40, way="loop") == ("loop", 2)
+    assert chosen(tmp_path, Mlp(widths=(8,)), 40, way="batch") == ("batch", 16)
