@@ -34,7 +34,7 @@ SYSTEMS: dict[str, tuple[str, ...]] = {  # module, then its arguments after WORK
     "bare, 1 process": ("benchmarks.bare", "1"),
     "inline loop": ("benchmarks.engine", "inline", "1", "loop"),
     "inline batch": ("benchmarks.engine", "inline", "1", "batch"),
-    "ray, 2 workers": ("benchmarks.engine", "ray", "2", "loop"),
+    "ray, 2 workers": ("benchmarks.engine", "ray", "2", "auto"),
 }
 
 

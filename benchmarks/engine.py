@@ -36,8 +36,7 @@ class Timer(Silent):
 def main(work: str, result: str, backend: str, workers: int, way: Any) -> None:
     """Run a work and write what was measured."""
     experiment = WORKS[work]
-    width: Any = "auto" if way == "batch" else experiment.cohort.width
-    experiment = replace(experiment, cohort=replace(experiment.cohort, way=way, width=width))
+    experiment = replace(experiment, cohort=replace(experiment.cohort, way=way))
     timer = Timer(experiment.phases[0].rounds)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"

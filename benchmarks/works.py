@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from benchmarks.components import T5, LogNormal, Pictures, Sequences, SequenceToSequence
 from simfl.data.prototypes import Prototypes
-from simfl.experiment import Cohort, Evaluate, Experiment, Local, Phase
+from simfl.experiment import Evaluate, Experiment, Local, Phase
 from simfl.models.cnn import Cnn
 from simfl.models.lora import Lora
 from simfl.models.mlp import Mlp
@@ -69,7 +69,6 @@ def t5(sampled: int, rounds: int) -> Experiment:
             ),
         ),
         evaluate=Evaluate(every=0, limit=1),
-        cohort=Cohort(width=1),
     )
 
 
