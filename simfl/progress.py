@@ -45,7 +45,7 @@ class Status:
             "" if self.loss is None else f"loss {self.loss:.4f}",
             self.score,
             f"down {size(self.download)}, up {size(self.upload)}",
-            f"{self.clients / seconds:.1f} clients/s",
+            pace(self.clients / seconds),
             f"{duration(left)} left" if left else "",
         )
         return "  ".join(part for part in parts if part)
@@ -146,6 +146,13 @@ def report(summary: Mapping[str, Any]) -> list[str]:
 def _bytes(summary: Mapping[str, Any], way: str) -> str:
     sent, charged = summary["bytes"][way], summary["charged"][way]
     return size(sent) + ("" if sent == charged else f" (charged {size(charged)})")
+
+
+def pace(clients_per_second: float) -> str:
+    """Clients in a second or, where they take longer, seconds for one."""
+    if 0 < clients_per_second < 0.1:
+        return f"{1 / clients_per_second:.1f} s/client"
+    return f"{clients_per_second:.1f} clients/s"
 
 
 def size(count: float) -> str:

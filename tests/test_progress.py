@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from simfl.progress import Progress, Status, duration, report, size
+from simfl.progress import Progress, Status, duration, pace, report, size
 
 PLAN = {"name": "quick", "rounds": 40, "clients": 10, "workers": 2, "resumed_at": None}
 SUMMARY = {
@@ -157,3 +157,8 @@ def test_sizes_are_for_people(count: int, expected: str) -> None:
 )
 def test_durations_are_for_people(seconds: float, expected: str) -> None:
     assert duration(seconds) == expected
+
+
+def test_slow_clients_are_shown_in_seconds_for_one() -> None:
+    assert pace(0.04) == "25.0 s/client"
+    assert pace(0.5) == "0.5 clients/s"
