@@ -38,7 +38,7 @@ class FedP3(Algorithm):
     preserve: Literal["filtered", "pairs", "divergence"] = "filtered"  # filtered pairs, all pairs, or KL(p^T ‖ p^S)
     filter: Filter = "forgotten"  # forgotten (eq. 12) | ratio (eq. 11) | teacher | student | uniform
     top: Count = 20  # answers that stay
-    of: Literal["probabilities", "logits"] = "probabilities"  # what is compared; the paper says both
+    compare: Literal["probabilities", "logits"] = "probabilities"  # of answers; the paper says both
     temperature: Positive = 1.0  # of predictions, or of the divergence
     from_round: Count = 2  # of the phase, as in eq. 15
 
@@ -61,7 +61,7 @@ class FedP3(Algorithm):
         if self.preserve == "divergence":
             return divergence(teacher, student, self.temperature)
         scores = [out.logits / self.temperature for out in (teacher.detach(), student)]
-        values = [s.softmax(-1) for s in scores] if self.of == "probabilities" else scores
+        values = [s.softmax(-1) for s in scores] if self.compare == "probabilities" else scores
         if self.preserve == "filtered":
             rank = FILTERS[self.filter](log_chances(scores[0]), log_chances(scores[1].detach()), visit)
             chosen = rank.topk(min(self.top, rank.shape[-1]), dim=-1).indices

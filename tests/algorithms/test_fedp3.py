@@ -56,11 +56,11 @@ def test_the_derivative_by_the_students_chance() -> None:
     assert values.grad[1].item() == pytest.approx(-2 * math.exp(-1.2) / (1 + math.exp(-1.2)) ** 2)
 
 
-@pytest.mark.parametrize("of", ["probabilities", "logits"])
-def test_where_a_round_starts_loss_and_gradient_are_zero(of: str) -> None:
+@pytest.mark.parametrize("compare", ["probabilities", "logits"])
+def test_where_a_round_starts_loss_and_gradient_are_zero(compare: str) -> None:
     teacher = logits(3, 30)
     student = teacher.clone().requires_grad_()
-    loss = lost(teacher, student, of=of)
+    loss = lost(teacher, student, compare=compare)
     loss.backward()
     assert loss.item() == 0.0
     assert student.grad is not None
@@ -73,7 +73,7 @@ def test_a_single_answer_has_no_preference() -> None:
 
 def test_adding_a_constant_to_all_logits_changes_nothing() -> None:
     teacher, student = logits(3, 8), logits(3, 8)
-    assert_close(lost(teacher, student + 5.0, of="logits", **ALL), lost(teacher, student, of="logits", **ALL))
+    assert_close(lost(teacher, student + 5.0, compare="logits", **ALL), lost(teacher, student, compare="logits", **ALL))
 
 
 def test_more_answers_than_there_are_are_all_pairs() -> None:
