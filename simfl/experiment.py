@@ -66,7 +66,8 @@ class Phase:
     train: tuple[str, ...] = ()  # globs trained besides the adapters; without adapters the default is everything
     frozen: tuple[str, ...] = ()  # globs that stay as they are
     private: tuple[str, ...] = ()  # globs that are trained and never travel
-    communicate: bool = True  # false: everything is private
+    communicate: bool = True  # false: everything is private, and clients train alone
+    pooled: bool = False  # true: centralized training on a round's examples, with the steps its clients would take
     buffers: Literal["average", "local", "refuse"] = "average"  # running statistics
     codec: Codecs = field(default_factory=Codecs)  # how tensors become bytes
     keep: tuple[Literal["algorithm", "optimizer", "codec", "private"], ...] = ()  # client memory of the phase before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from simfl.algorithms.fedavg import FedAvg
 from simfl.errors import ConfigError
 from simfl.experiment import Codecs, Experiment, Phase
 from simfl.optimizers.server import Sgd
@@ -23,7 +24,7 @@ def complaints(experiment: Experiment) -> Complaints:
     if not experiment.phases:
         yield "phases: at least one is needed"
     for i, phase in enumerate(experiment.phases):
-        for rule in (_sampling, _local, _plain_sgd, _names, _silence, _weighting):
+        for rule in (_sampling, _local, _plain_sgd, _names, _silence, _pooled, _weighting):
             yield from (f"phases.{i}.{line}" for line in rule(phase, experiment))
         yield from (f"phases.{i}.{line}" for line in _keep(phase, experiment.phases[i - 1] if i else None))
     yield from _mentor(experiment)
@@ -84,6 +85,17 @@ def _silence(phase: Phase, experiment: Experiment) -> Complaints:
     for key, usual in silent.items():
         if getattr(phase, key) != usual:
             yield f"{key}: has no effect with communicate: false, when nothing travels"
+
+
+def _pooled(phase: Phase, experiment: Experiment) -> Complaints:
+    if not phase.pooled:
+        return
+    alone = {"algorithm": FedAvg(), "private": (), "communicate": True, "codec": Codecs(), "weighting": "examples"}
+    for key, usual in alone.items():
+        if getattr(phase, key) != usual:
+            yield f"{key}: has no meaning with pooled: true, when there are no clients and nothing travels"
+    if phase.local.keep_optimizer or experiment.privacy is not None:
+        yield "pooled: true has no clients that could keep an optimizer or need privacy"
 
 
 def _keep(phase: Phase, before: Phase | None) -> Complaints:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from simfl.cohort.fold import Fold
-from simfl.cohort.plan import VisitPlan, cohorts
+from simfl.cohort.plan import VisitPlan, cohorts, pooled
 from simfl.cohort.stage import Stage
 from simfl.cohort.visit import CohortResult
 from simfl.cohort.wire import STATISTICS
@@ -66,9 +66,10 @@ def one_round(driver: Driver, stage: Stage, before: Snapshot) -> tuple[Snapshot,
     phase, number = stage.phase, before.round
     clients = sample_clients(phase, stage.num_clients, stage.seed, stage.index, number)
     parts = phase.algorithm.download(before.server) | ({STATISTICS: before.buffers} if before.buffers else {})
-    received, downloads, broadcast = before.broadcast.send(stage, number, parts, clients)
+    received, downloads, broadcast = before.broadcast.send(stage, number, parts, [] if phase.pooled else clients)
 
     visits = [visit(driver, stage, before, client) for client in clients]
+    visits = [pooled(visits, phase.local)] if phase.pooled and visits else visits
     plans = cohorts(visits, phase.local, driver.width, stage.index, number)
     results = driver.train(plans, received, [plan.cost(phase.local) for plan in plans])
 
@@ -77,7 +78,7 @@ def one_round(driver: Driver, stage: Stage, before: Snapshot) -> tuple[Snapshot,
         memory |= result.memory
     after = step(stage, before, mean(stage, results, driver.width))
     after = replace(after, memory=memory, broadcast=broadcast, round=number + 1, step=before.step + 1)
-    return after, round_rows(stage, after, clients, downloads, results)
+    return after, round_rows(stage, after, [visit.client for visit in visits], downloads, results)
 
 
 @timed("server")

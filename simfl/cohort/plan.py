@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simfl.experiment import Local
+from simfl.memory import EMPTY
 from simfl.seeds import rng
 
 
@@ -19,6 +20,11 @@ class VisitPlan:
     units: tuple[np.ndarray, ...]
     memory: str  # digest of what the client remembers
     relative: float = 1.0  # its weight over the mean weight of all clients
+    steps: int | None = None  # local steps of each unit, where not what the phase says
+
+    def num_steps(self, local: Local) -> int:
+        """Local steps of all its units."""
+        return sum(num_steps(len(rows), local) if self.steps is None else self.steps for rows in self.units)
 
     @property
     def examples(self) -> int:
@@ -37,7 +43,7 @@ class CohortPlan:
 
     def cost(self, local: Local) -> int:
         """Local steps in all: what to dispatch first."""
-        return sum(num_steps(len(rows), local) for visit in self.visits for rows in visit.units)
+        return sum(visit.num_steps(local) for visit in self.visits)
 
 
 def num_steps(examples: int, local: Local) -> int:
@@ -50,10 +56,7 @@ def num_steps(examples: int, local: Local) -> int:
 def cohorts(visits: list[VisitPlan], local: Local, width: int, phase: int, round_number: int) -> list[CohortPlan]:
     """Sort visits canonically (steps, then client) and cut them into aligned blocks of `width`."""
 
-    def place(visit: VisitPlan) -> tuple[int, int]:
-        return sum(num_steps(len(rows), local) for rows in visit.units), visit.client
-
-    ordered = sorted(visits, key=place)
+    ordered = sorted(visits, key=lambda visit: (visit.num_steps(local), visit.client))
     blocks = [tuple(ordered[i : i + width]) for i in range(0, len(ordered), width)]
     return [CohortPlan(phase, round_number, i, len(visits), block) for i, block in enumerate(blocks)]
 
@@ -70,12 +73,18 @@ def places(rows: np.ndarray, schedule: np.ndarray) -> np.ndarray:
     return np.where(schedule >= 0, order[np.minimum(found, len(rows) - 1)], 0) if len(rows) else schedule
 
 
-def batches(rows: np.ndarray, local: Local, *name: str | int) -> np.ndarray:
+def pooled(visits: list[VisitPlan], local: Local) -> VisitPlan:
+    """One visit to all the examples of these, with as many local steps as all of them take."""
+    rows = np.concatenate([rows for visit in visits for rows in visit.units])
+    return VisitPlan(0, 1.0, (rows,), EMPTY, steps=sum(visit.num_steps(local) for visit in visits))
+
+
+def batches(rows: np.ndarray, local: Local, *name: str | int, steps: int | None = None) -> np.ndarray:
     """The rows of each local step: int64 [steps, B], padded by −1 where an epoch's last batch is partial.
 
     Every epoch visits every row once, in an order of its own named by `name` and the epoch.
     """
-    steps = num_steps(len(rows), local)
+    steps = num_steps(len(rows), local) if steps is None else steps
     per_epoch = -(-len(rows) // local.batch_size) if len(rows) else 0
     table = np.full((steps, local.batch_size), -1, dtype=np.int64)
     for epoch in range(-(-steps // per_epoch) if per_epoch else 0):

@@ -112,7 +112,9 @@ def _release(
         upload[STATISTICS] = {name: done.buffers[name] - t for name, t in received[STATISTICS].items()}
     sent, residual = wire.send(done.plan.client, upload, received, memory, rows)
     stage.observer.sent(done.plan.client, upload, sent)
-    return [(sent, _remember(stage, done, sent, received, residual), rows)]
+    # of pooled examples nothing travels, and there is no client to remember
+    memory = {} if stage.phase.pooled else _remember(stage, done, sent, received, residual)
+    return [(sent, memory, [] if stage.phase.pooled else rows)]
 
 
 @timed("train")
@@ -136,7 +138,7 @@ def _train_group(
 
 def _item(stage: Stage, plan: CohortPlan, visit: VisitPlan, unit: int, rows: np.ndarray) -> Item:
     phase, name = stage.phase, (stage.seed, "visit", plan.phase, plan.round, visit.client, unit)
-    table = batches(rows, phase.local, *name)
+    table = batches(rows, phase.local, *name, steps=visit.steps)
     speed = rates(phase.local, phase.rounds, plan.round, len(table))
     place = places(rows, table) if phase.algorithm.needs_places else None
     return Item(visit.client, unit, table, speed, seed_for(*name) >> 1, visit.examples, place)
