@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from drawer import Drawer
+from dice import Dice
 from torch import Tensor, nn
 from torch.nn import functional
 
+from simfl.models.base import seeded
 from simfl.models.vt5_network import VT5Network
+from simfl.seeds import seed_for
 
 
 def page_images(boxes: Tensor, present: Tensor, ink: Tensor, size: int) -> Tensor:
@@ -27,7 +29,7 @@ def page_images(boxes: Tensor, present: Tensor, ink: Tensor, size: int) -> Tenso
 
 
 def train_reader(
-    network: VT5Network, draw_pages: Callable[[], Tensor], steps: int, learning_rate: float, dice: Drawer
+    network: VT5Network, draw_pages: Callable[[], Tensor], steps: int, learning_rate: float, dice: Dice
 ) -> list[float]:
     """Train `network.vision` alone: one patch of five is greyed out, a linear layer (thrown away) restores all of them.
 
@@ -36,7 +38,8 @@ def train_reader(
     """
     vision = network.vision
     patch = vision.config.patch_size
-    restore = nn.Linear(vision.config.hidden_size, patch * patch).to(next(vision.parameters()).device)
+    with seeded(seed_for("pretrain", "reader")):
+        restore = nn.Linear(vision.config.hidden_size, patch * patch).to(next(vision.parameters()).device)
     optimizer = torch.optim.AdamW([*vision.parameters(), *restore.parameters()], lr=learning_rate, weight_decay=0.01)
     curve = []
     for step in range(steps):
