@@ -15,8 +15,6 @@ from simfl.data import leaks
 from simfl.data.base import Dataset, Split
 from simfl.data.partitioner import column
 
-LEAKS = (leaks.DOCUMENT, "provider", leaks.CONTENT)  # looked for between training and the other splits
-
 
 @dataclass(frozen=True)
 class Finding:
@@ -146,25 +144,27 @@ def _is_wrong(reason: str) -> bool:
 
 
 def _shared(dataset: Dataset) -> list[Finding]:
-    """What training has in common with the other splits."""
+    """Equal pages within a split, and what the other splits have in common with training."""
+    contents = {name: leaks.contents(split) for name, split in dataset.splits.items()}
+    found = [_twice(name, pages) for name, pages in contents.items()]
     train = dataset.splits.get("train")
-    found = []
-    for name, split in dataset.splits.items():
-        if train is None or name == "train" or not len(split) or not len(train):
+    for name, split in dataset.splits.items() if train is not None else ():
+        if name == "train" or train is None:
             continue
-        for what in LEAKS:
-            if not _has(train, what) or not _has(split, what):
-                continue
-            both = leaks.shared(train, split, what)
-            wrong = what != "provider" or name == "unseen"
-            label = {"document": "documents", "content": "equal pages"}.get(what, f"{what}s")
-            found.append(Finding(name, f"{label} also in train", len(both), both[0] if both else "", wrong))
+        equal = leaks.equal(contents["train"], contents[name])
+        found.append(Finding(name, "equal pages also in train", len(equal), equal[0] if equal else ""))
+        for what, column_name in (("documents", leaks.DOCUMENT), ("providers", "provider")):
+            if all(s.documents is not None and "provider" in s.documents.column_names for s in (train, split)):
+                both = leaks.shared(train, split, column_name)
+                wrong = what == "documents" or name == "unseen"
+                found.append(Finding(name, f"{what} also in train", len(both), both[0] if both else "", wrong))
     return found
 
 
-def _has(split: Split, what: str) -> bool:
-    table = split.documents
-    return what == leaks.CONTENT or (table is not None and (what == leaks.DOCUMENT or what in table.column_names))
+def _twice(name: str, pages: dict[str, list[str]]) -> Finding:
+    again = [ids for ids in pages.values() if len(ids) > 1]
+    example = " = ".join(again[0][:2]) if again else ""
+    return Finding(name, "equal pages more than once", sum(len(ids) - 1 for ids in again), example, wrong=False)
 
 
 def _id(table: pa.Table, rows: Any) -> str:

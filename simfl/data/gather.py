@@ -183,7 +183,7 @@ def kept(
 
 def finish(name: str, gathered: Mapping[str, Gather], card: Mapping[str, Any], also: str = "") -> Dataset:
     """The data set of these splits. Its hash is of questions and pages, not of pictures and where they lie."""
-    splits = {part: gather.split() for part, gather in gathered.items() if part == "train" or len(gather._examples)}
+    splits = {part: split for part, gather in gathered.items() if len(split := gather.split())}
     pictures = next(iter(gathered.values())).pictures
     digest = content_sha256(splits, also=f"{also} {pictures.size}", exclude=("image", "image_path"))
     counts = {

@@ -21,10 +21,14 @@ def shared(first: Split, second: Split, name: str) -> list[str]:
     The empty text is no value: it stands for a provider that is not known. ConfigError if there is no such column.
     """
     if name == CONTENT:
-        known = set(_contents(first))
-        return sorted(id for digest, id in _contents(second).items() if digest in known)
+        return equal(contents(first), contents(second))
     names = [set(_names(split, name)) for split in (first, second)]
     return sorted((names[0] & names[1]) - {""})
+
+
+def equal(first: Mapping[str, Sequence[str]], second: Mapping[str, Sequence[str]]) -> list[str]:
+    """The ids in `second` of contents that `first` has too, sorted."""
+    return sorted(id for digest, ids in second.items() if digest in first for id in ids)
 
 
 def _names(split: Split, name: str) -> list[str]:
@@ -50,17 +54,17 @@ def refuse(dataset: Dataset, disjoint: Mapping[str, Sequence[str]], split: str =
                 )
 
 
-def _contents(split: Split) -> dict[str, str]:
-    """A hash of what each page or picture shows, with its id or row."""
+def contents(split: Split) -> dict[str, list[str]]:
+    """A hash of what each page or picture shows, with the ids (else rows) of all that show it."""
     table = split.documents if split.documents is not None else split.examples
     ids = table["id"].to_pylist() if "id" in table.column_names else [str(row) for row in range(len(table))]
-    found: dict[str, str] = {}
+    found: dict[str, list[str]] = {}
     parts = [table[name] for name in ("words", "image", "image_path", "features") if name in table.column_names]
     for row, id in enumerate(ids):
         digest = hashlib.sha256()
         for values in parts:
             digest.update(_plain(values[row]))
-        found[digest.hexdigest()] = str(id)
+        found.setdefault(digest.hexdigest(), []).append(str(id))
     return found
 
 
