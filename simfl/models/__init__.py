@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simfl.models.albef import Albef
 from simfl.models.aster import Aster
 from simfl.models.base import Model
 from simfl.models.cnn import Cnn
@@ -14,6 +15,7 @@ from simfl.models.vit import ViT
 from simfl.models.vt5 import VT5
 
 MODELS: dict[str, type[Model]] = {
+    "albef": Albef,
     "aster": Aster,
     "cnn": Cnn,
     "layout_t5": LayoutT5,

@@ -24,7 +24,8 @@ class Lora(Adapter):
 
     def attach(self, module: nn.Module) -> None:
         """Inject in place; ConfigError for a target that names no linear layer outside the frozen vision tower."""
-        linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear) and not n.startswith("vision.")]
+        spared = getattr(module, "lora_spares", ("vision.",))
+        linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear) and not any(s in n for s in spared)]
         ends = {name.rpartition(".")[2] for name in linear}
         targets = self.targets or getattr(module, "queries_and_values", ("q", "v"))
         for target in targets:

@@ -36,11 +36,22 @@ class Targets:
     scores: np.ndarray
     num_answers: np.ndarray | None  # None: all classes of the model
 
+    def scores_of(self, chosen: Sequence[int]) -> dict[str, np.ndarray]:
+        """`accuracy`: the score of each chosen label, and `exact`: 1 where no other scores more."""
+        hit = self.labels == np.asarray(chosen)[:, None]
+        won = (self.scores * hit).sum(-1).astype(np.float64)
+        return {"accuracy": won, "exact": ((won > 0) & (won >= self.scores.max(-1))).astype(np.float64)}
 
-def read_lists(path: str | None) -> Lists:
-    """A text file with an answer a line, or JSON: a list, or a mapping of groups to lists. ConfigError if neither."""
+
+def read_lists(path: str | tuple[str, ...] | None) -> Lists:
+    """A text file with an answer a line, or JSON: a list, or a mapping of groups to lists. ConfigError if neither.
+
+    A tuple is the list itself; None is no list.
+    """
     if path is None:
         return {}
+    if isinstance(path, tuple):
+        return {"": path}
     try:
         text = Path(path).read_text()
         found = json.loads(text) if path.endswith(".json") else text.splitlines()

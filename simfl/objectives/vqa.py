@@ -29,7 +29,7 @@ class Vqa(Objective):
     """Choose the answer to a question about an image; scored by soft accuracy."""
 
     criterion: Literal["softmax", "sigmoid"] = "softmax"  # cross-entropy of the chances; or of each answer on its own
-    answers: str | None = None  # a file of answers, a line each, or JSON by group; null: the data's labels
+    answers: str | tuple[str, ...] | None = None  # a list, a file of lines, or JSON by group; null: the data's labels
     soft: Literal["vqa", "share", "any"] = "vqa"  # an answer's score by the people who gave it, with `answers`
     tasks: tuple[str, ...] = ()  # names in the column `task`, in the order of the model's heads
     max_tokens: Count = 40  # of the question, with its first and last piece; what lies beyond is cut
@@ -119,10 +119,7 @@ class Vqa(Objective):
 
     def score(self, predictions: dict[str, Any], split: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
         """`accuracy`: the score of the chosen answer, and `exact`: 1 where it is among the best."""
-        right = targets(split.examples.take(rows), self._lists, self.soft)
-        hit = right.labels == np.asarray(predictions["label"])[:, None]
-        won = (right.scores * hit).sum(-1).astype(np.float64)
-        return {"accuracy": won, "exact": ((won > 0) & (won >= right.scores.max(-1))).astype(np.float64)}
+        return targets(split.examples.take(rows), self._lists, self.soft).scores_of(predictions["label"])
 
     @cached_property
     def _lists(self) -> Lists:

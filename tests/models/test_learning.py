@@ -7,18 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_vqa import Corners
+from toy_vqa import ANSWERS, Corners
 from toy_words import Bars
 
 from simfl import tables
 from simfl.data.partition import Official, Provider
 from simfl.experiment import Evaluate, Experiment
+from simfl.models.albef import Albef
 from simfl.models.aster import Aster
 from simfl.models.layout_t5 import LayoutT5
 from simfl.models.vault import Vault
 from simfl.models.vilt import Vilt
 from simfl.models.vit import ViT
 from simfl.objectives.docvqa import DocVqa
+from simfl.objectives.ranking import Ranking
 from simfl.objectives.recognition import Recognition
 from simfl.objectives.vqa import Vqa
 from simfl.optimizers.local import LocalOptimizer
@@ -36,12 +38,14 @@ class Case:
 
 VQA = {"data": Corners(), "partition": Provider(clients=3), "objective": Vqa()}
 PAGES = VQA | {"objective": DocVqa(max_tokens=32, max_answer=8), "rounds": 4, "epochs": 4, "learning_rate": 5e-3}
+LISTED = VQA | {"objective": Ranking(answers=ANSWERS, soft="any"), "rounds": 4, "epochs": 4, "learning_rate": 5e-3}
 WORDS = {
     "data": Bars(), "partition": Official(), "objective": Recognition(height=32, width=64, max_letters=4, beams=2),
     "rounds": 3, "epochs": 4, "learning_rate": 5e-3, "batch_size": 8,
 }  # fmt: skip
 ASTER = {"size": "tiny", "context": False}  # a BiLSTM of 100 steps takes ten times as long to learn
 CASES = {
+    "albef": Case({"model": Albef()} | LISTED, guessing=0.4),
     # running statistics keep ASTER from `batch`; with norms over groups of channels it goes there
     "aster": Case({"model": Aster(**ASTER)} | WORDS, guessing=0.35, ways=("loop",)),
     "aster with group norms": Case({"model": Aster(norm="group", **ASTER)} | WORDS, guessing=0.35, ways=("batch",)),
@@ -51,7 +55,12 @@ CASES = {
     "vilt": Case({"model": Vilt(), "rounds": 4, "epochs": 3} | VQA, guessing=0.4),
     "vit": Case({"model": ViT(image_size=16), "data": Toy(shape=(1, 16, 16)), "rounds": 4, "epochs": 3}, guessing=0.3),
 }
-RUNS = [(name, way) for name, case in CASES.items() for way in case.ways]
+FAST = (("albef", "batch"), ("aster", "loop"), ("vilt", "batch"), ("vit", "loop"))
+RUNS = [
+    pytest.param(name, way, marks=() if (name, way) in FAST else pytest.mark.slow)
+    for name, case in CASES.items()
+    for way in case.ways
+]
 
 
 def given(case: Case, way: str) -> Experiment:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from test_albef import batch as albef_batch
 from test_layout_t5 import batch as page_batch
 from torch import nn
 from torch.func import functional_call
 from toy_vqa import batch as vqa_batch
 from vt5_small import batch, near, small_vt5
 
+from simfl.models.albef import Albef
 from simfl.models.aster import Aster
 from simfl.models.base import Model
 from simfl.models.bottleneck import Bottleneck
@@ -43,6 +45,7 @@ WORD_BATCHES = {  # pictures without edges: where the sampler passes from a pixe
     "labels": torch.tensor([[[1, 94, -100], [2, 3, 94]], [[4, 5, 94], [6, 94, -100]], [[94, -100, -100], [7, 8, 9]]]),
 }
 PAGE_BATCHES = {n: t.unflatten(0, (CLIENTS, 2)) for n, t in page_batch(2 * CLIENTS).items()}
+ALBEF_BATCHES = {n: t.unflatten(0, (CLIENTS, 2)) for n, t in albef_batch(2 * CLIENTS).items()}
 CASES: dict[str, tuple[Model, Task, Batch]] = {
     "aster": (Aster(size="tiny", norm="group"), Task(1), WORD_BATCHES),
     "aster with shufflenet": (Aster("tiny", "shufflenet", context=False, norm="group"), Task(1), WORD_BATCHES),
@@ -53,6 +56,9 @@ CASES: dict[str, tuple[Model, Task, Batch]] = {
     "vt5 with bottlenecks": (small_vt5(adapters=Bottleneck()), Task(1), VT5_BATCHES),
     "layout_t5": (LayoutT5(), Task(1), PAGE_BATCHES),
     "layout_t5 with bottlenecks": (LayoutT5(adapters=Bottleneck()), Task(1), PAGE_BATCHES),
+    "albef with bottlenecks": (Albef(adapters=Bottleneck(), dropout=0.1), Task(1), ALBEF_BATCHES),
+    "albef with prompts": (Albef(adapters=Prompt()), Task(1), ALBEF_BATCHES),
+    "albef in full": (Albef(), Task(1), ALBEF_BATCHES),
     "vault with bottlenecks": (Vault(adapters=Bottleneck(), dropout=0.1), ANSWERS, VILT_BATCHES),
     "vault's biases": (Vault(adapters=Bias()), ANSWERS, VILT_BATCHES),
     "vilt with bottlenecks": (Vilt(adapters=Bottleneck()), ANSWERS, VILT_BATCHES),
@@ -114,7 +120,7 @@ def test_stacked_gradients_are_those_of_each_client_alone(name: str) -> None:
         assert near(stacked[tensor], wanted, ROUNDING.get(name, 1e-5)), tensor
 
 
-WHOLE = ("aster", "aster with shufflenet", "cnn", "layout_t5", "mlp", "vilt by peft", "vilt in full")
+WHOLE = ("albef in full", "aster", "aster with shufflenet", "cnn", "layout_t5", "mlp", "vilt by peft", "vilt in full")
 GROUPED = [name for name in CASES if name not in WHOLE]
 
 

@@ -1,0 +1,148 @@
+"""ALBEF as a component: the settings of the network in `albef_network`, its sizes, and the published names.
+
+290.34 million parameters at full size. From a checkpoint of pretraining the decoder gets the upper half of the question
+encoder, its words and its head, as ALBEF's own code for questions does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+
+from simfl.models import start
+from simfl.models.adapters_base import Adapter, beside_heads
+from simfl.models.base import Dropout, Model, aliases, default_trained, seeded
+from simfl.models.dropout import install
+from simfl.models.layouts import fill, renamed, resized_positions
+from simfl.models.tokenizer import Tokenizer, small, wordpiece
+from simfl.protocol import Task
+from simfl.ranges import Count
+
+if TYPE_CHECKING:
+    from simfl.models.albef_network import AlbefNetwork
+
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128,
+        "image_size": 32, "patch_size": 8, "text_layers": 2, "fusion": 1, "decoder_layers": 1,
+        "max_position_embeddings": 64, "type_vocab_size": 2,
+    },
+    "base": {
+        "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
+        "image_size": 384, "patch_size": 16, "text_layers": 12, "fusion": 6, "decoder_layers": 6,
+        "max_position_embeddings": 512, "type_vocab_size": 2, "vocab_size": 30522,
+    },
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Albef(Model):
+    """ALBEF for questions: it ranks the answers of a client's list by the chance of their pieces."""
+
+    size: Literal["tiny", "base"] = "tiny"  # of all parts
+    weights: str | None = None  # a folder with ALBEF.pth or a checkpoint for questions, and BERT's tokenizer
+    image_size: Count | None = None  # height and width of the image, if not the size's
+    dropout: Dropout = 0.0  # of all parts
+    adapters: Adapter | None = None  # trained in place of the rest, beside the head
+    precision: Literal["float32", "bf16"] = "float32"  # bf16: autocast; weights stay float32
+
+    def build(self, task: Task) -> AlbefNetwork:
+        """The network with weights, adapters and tokenizer; ConfigError for settings that do not fit the weights."""
+        with seeded(task.seed):
+            network = self.network()
+            if self._folder is not None:
+                load(network, start.read(self._folder), str(self._folder), SIZES[self.size]["fusion"])
+            if self.adapters is not None:
+                self.adapters.attach(network)
+        network.start = self.tokenizer().start
+        install(network)
+        default_trained(self, network)
+        return network.eval()
+
+    def network(self) -> AlbefNetwork:
+        """The bare network on the default device, without weights or adapters."""
+        from simfl.models.albef_network import AlbefNetwork  # imports transformers: seconds, and many runs need none
+
+        return AlbefNetwork(self._dims, dropout=self.dropout, bf16=self.precision == "bf16")
+
+    def trains(self, module: Any) -> tuple[str, ...]:
+        """Everything; with adapters these and the head."""
+        return ("*",) if self.adapters is None else beside_heads(self.adapters, module)
+
+    def tokenizer(self) -> Tokenizer:
+        """BERT's pieces as the weights have them; without weights, a small public vocabulary."""
+        side = self._dims["image_size"]
+        return Tokenizer(small(), side) if self._folder is None else wordpiece(self._folder, side)
+
+    @cached_property
+    def _folder(self) -> Any:
+        return None if self.weights is None else start.locate(self.weights)
+
+    @cached_property
+    def _dims(self) -> dict[str, Any]:
+        dims = dict(SIZES[self.size])
+        if "vocab_size" not in dims:
+            dims["vocab_size"] = self._own_pieces()
+        return dims | ({"image_size": self.image_size} if self.image_size else {})
+
+    def _own_pieces(self) -> int:
+        return len(Tokenizer(small()) if self._folder is None else wordpiece(self._folder, 1))
+
+
+def rules() -> tuple[tuple[str, str], ...]:
+    """Names of ALBEF's checkpoints -> ours; momentum copies, queues and the heads of pretraining are not needed."""
+    from simfl.models.trunk import TIMM_NAMES
+
+    return (
+        (r"^(\w+_m\.|temp$|\w+_queue$|queue_ptr$|vision_proj|text_proj|itm_head|combine_).*", ""),
+        (r"^.*\.position_ids$", ""),
+        (r"^text_encoder\.cls\..*", ""),
+        (r"^visual_encoder\.cls_token$", "image.embeddings.cls_token"),
+        (r"^visual_encoder\.pos_embed$", "image.embeddings.position_embeddings"),
+        (r"^visual_encoder\.patch_embed\.proj\.", "image.embeddings.patch_embeddings.projection."),
+        (r"^visual_encoder\.norm\.", "image.layernorm."),
+        (r"^visual_encoder\.blocks\.", "image.layers."),
+        (r"^text_encoder\.(?:bert\.)?embeddings\.", "question.embeddings."),
+        (r"^text_encoder\.(?:bert\.)?encoder\.layer\.", "question.layer."),
+        (r"^text_decoder\.bert\.embeddings\.", "decoder.embeddings."),
+        (r"^text_decoder\.bert\.encoder\.layer\.", "decoder.layer."),
+        (r"^text_decoder\.cls\.predictions\.bias$", ""),  # a second name of the next
+        (r"^text_decoder\.cls\.predictions\.decoder\.", "head.out."),
+        (r"^text_decoder\.cls\.predictions\.", "head."),
+        *TIMM_NAMES,
+    )
+
+
+def load(network: AlbefNetwork, stored: Mapping[str, Tensor], where: str, fusion: int) -> None:
+    """Fill in place; places are interpolated for another image size."""
+    found, places = arranged(stored, fusion), "image.embeddings.position_embeddings"
+    if places in found:
+        found[places] = resized_positions(found[places], network.image.embeddings.position_embeddings.shape[1])
+    fill(network, {name: t for name, t in found.items() if name not in aliases(network)}, where)
+
+
+def arranged(stored: Mapping[str, Tensor], fusion: int) -> dict[str, Tensor]:
+    """A checkpoint's tensors by our names."""
+    from simfl.models.trunk import split_qkv
+
+    stored = split_qkv(stored)
+    if not any(name.startswith("text_decoder.") for name in stored):
+        stored |= decoder_of(stored, fusion)
+    return {ours: stored[name] for name, ours in renamed(stored, rules()).items()}
+
+
+def decoder_of(stored: Mapping[str, Tensor], fusion: int) -> dict[str, Tensor]:
+    """The decoder that pretraining gives: the layers of the question encoder from `fusion` on, its words, its head."""
+    made = {}
+    for name, tensor in stored.items():
+        layer = re.match(r"^text_encoder\.bert\.encoder\.layer\.(\d+)\.(.*)$", name)
+        if layer and int(layer[1]) >= fusion:
+            made[f"text_decoder.bert.encoder.layer.{int(layer[1]) - fusion}.{layer[2]}"] = tensor
+        elif name.startswith(("text_encoder.bert.embeddings.", "text_encoder.cls.")):
+            made[name.replace("text_encoder.", "text_decoder.", 1)] = tensor
+    return made
