@@ -9,13 +9,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from simfl.errors import ConfigError, nearest
+from simfl.optimizers.direct import Stepping, direct
 from simfl.optimizers.shampoo import Shampoo
 
 LOCAL_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
@@ -29,37 +30,6 @@ LOCAL_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 # Updates proportional to the rate that treat every entry alike, or know of an axis of clients, with no state but
 # moments and a count of steps: several clients' tensors can be stacked. Others (a factored moment) go one by one.
 STACKABLE = ("sgd", "adam", "adamw", "adamax", "radam", "adagrad", "adadelta", "rmsprop", "shampoo")
-
-
-class Stepping(Protocol):
-    """What the engine asks of an optimizer, as torch's answer it."""
-
-    param_groups: list[dict[str, Any]]  # tensors and learning rate
-    state: Any  # tensor -> moments by name
-
-    def step(self) -> Any:
-        """One step of every tensor that has a gradient."""
-
-
-class PlainSgd:
-    """`torch.optim.SGD` without momentum and decay, to the bit.
-
-    Torch's own step takes longer than a small model's gradient, and the first of its optimizers that a process makes
-    imports torch's compiler, for two seconds.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor | dict[str, Any]], learning_rate: float) -> None:
-        groups = [given if isinstance(given, dict) else {"params": [given]} for given in tensors]
-        self.param_groups = [{"lr": learning_rate, **group} for group in groups]
-        self.state: dict[Tensor, dict[str, Tensor]] = {}
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """w − eta·g"""
-        for group in self.param_groups:
-            moved = [tensor for tensor in group["params"] if tensor.grad is not None]
-            if moved:
-                torch._foreach_add_(moved, [tensor.grad for tensor in moved], alpha=-group["lr"])
 
 
 @dataclass(frozen=True)
@@ -103,9 +73,13 @@ class LocalOptimizer:
     def build(
         self, tensors: Sequence[Tensor | dict[str, Any]], learning_rate: float, stacked: bool = False
     ) -> Stepping:
-        """The optimizer over these leaf tensors, or groups of them; `stacked`: their first axis is clients."""
-        if self.name == "sgd" and not any(self.settings.values()):
-            return PlainSgd(tensors, learning_rate)
+        """The optimizer over these leaf tensors, or groups of them; `stacked`: their first axis is clients.
+
+        Torch's own class checks the settings, as it does without tensors: ValueError if one is out of range.
+        """
+        optimizer = direct(self.name, self.settings, tensors, learning_rate) if tensors else None
+        if optimizer is not None:
+            return optimizer
         constructor: Callable[..., torch.optim.Optimizer] = LOCAL_OPTIMIZERS[self.name]
         axis = {"stacked": stacked} if self.name == "shampoo" else {}
         return constructor(tensors, lr=learning_rate, **axis, **self.settings)
