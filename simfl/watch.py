@@ -22,7 +22,7 @@ from simfl.progress import Status, duration, report
 SILENT = 60.0  # seconds without a word after which a run may be dead
 EVERY = 0.5  # seconds between two looks at the log
 BARS = "▁▂▃▄▅▆▇█"
-SHORT = 0.001  # seconds of a round that are not worth a word
+SHORT = 0.05  # seconds of a round that are not worth a word
 SAID = 5  # messages shown
 NUMBERS = ("round", "started", "evaluated", "finished")  # events that are not messages
 
