@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from simfl.algorithms.fedavg import FedAvg
 from simfl.errors import ConfigError
 from simfl.experiment import Codecs, Experiment, Phase
+from simfl.optimizers.schedules import Constant
 from simfl.optimizers.server import Sgd
 from simfl.shelves import SHELVES
 
@@ -24,7 +25,7 @@ def complaints(experiment: Experiment) -> Complaints:
     if not experiment.phases:
         yield "phases: at least one is needed"
     for i, phase in enumerate(experiment.phases):
-        for rule in (_sampling, _local, _plain_sgd, _names, _silence, _pooled, _weighting):
+        for rule in (_sampling, _local, _schedules, _plain_sgd, _needs, _names, _silence, _pooled, _weighting):
             yield from (f"phases.{i}.{line}" for line in rule(phase, experiment))
         yield from (f"phases.{i}.{line}" for line in _keep(phase, experiment.phases[i - 1] if i else None))
     yield from _mentor(experiment)
@@ -56,6 +57,32 @@ def _local(phase: Phase, experiment: Experiment) -> Complaints:
         yield "local.keep_optimizer: true has no effect, as sgd without momentum has no state"
 
 
+def _schedules(phase: Phase, experiment: Experiment) -> Complaints:
+    if phase.server.schedule.unit != "round":
+        unit = phase.server.schedule.unit
+        yield f"server.schedule.unit: {unit!r} given; the server steps once a round; allowed: round"
+    if phase.local.optimizer.name == "rprop" and phase.local.schedule != Constant():
+        yield "local.schedule: has no effect with rprop, which takes its rate from signs alone after the first step"
+
+
+def _needs(phase: Phase, experiment: Experiment) -> Complaints:
+    """What the algorithm cannot do without, of model, objective and privacy."""
+    algorithm, name = phase.algorithm, SHELVES["algorithms"].name_of(type(phase.algorithm))
+    if algorithm.needs_targets and not phase.objective.target:
+        yield f"algorithm: {name} needs right classes, which {type(phase.objective).__name__} does not tell"
+    passes = [*algorithm.forwards().values(), *algorithm.offers.values()]
+    branches = {forward.branch for forward in passes} - {"", "dual"}
+    paths = getattr(getattr(experiment.model, "adapters", None), "names", ())
+    if hasattr(experiment.model, "adapters") and not branches <= set(paths):
+        yield f"algorithm: {name} needs model.adapters: {{kind: bottleneck, names: {sorted(branches)}}}"
+    others = sorted(set(algorithm.reduce) - {"weights"})
+    if experiment.privacy is not None and (others or "gather" in algorithm.reduce.values()):
+        what = others or "single updates"
+        yield f"algorithm: {name} sends {what} that privacy neither clips nor sums; allowed: fedavg"
+    if experiment.privacy is not None and algorithm.needs_places:
+        yield f"algorithm: {name} remembers single examples, which privacy does not cover; allowed: fedavg"
+
+
 def _plain_sgd(phase: Phase, experiment: Experiment) -> Complaints:
     allowed = phase.algorithm.sgd_with()
     if allowed is None:
@@ -81,7 +108,7 @@ def _names(phase: Phase, experiment: Experiment) -> Complaints:
 def _silence(phase: Phase, experiment: Experiment) -> Complaints:
     if phase.communicate:
         return
-    silent = {"private": (), "codec": Codecs(), "server": Sgd(), "weighting": "examples"}
+    silent = {"algorithm": FedAvg(), "private": (), "codec": Codecs(), "server": Sgd(), "weighting": "examples"}
     for key, usual in silent.items():
         if getattr(phase, key) != usual:
             yield f"{key}: has no effect with communicate: false, when nothing travels"

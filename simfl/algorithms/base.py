@@ -23,6 +23,7 @@ class Algorithm:
     # what `models` gives, by name, and how each is run; the engine itself offers `last_local` of every algorithm
     offers: ClassVar[Mapping[str, Forward]] = {"generic": Forward(), "personal": Forward()}
     needs_features: ClassVar[bool] = False  # its loss reads Outputs.features
+    needs_targets: ClassVar[bool] = False  # its loss reads Outputs.targets
     needs_places: ClassVar[bool] = False  # reads batch["place"], an example's place among the client's own, int64 [B]
 
     def forwards(self) -> dict[str, Forward]:

@@ -7,6 +7,7 @@ loss = CE + ramp·τ²·(alpha·KL(b^T ‖ b^S) + beta·KL(p̂^T ‖ p̂^S));   
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ class Dkd(Algorithm):
     temperature: Positive = 4.0  # tau
     ramp_rounds: Amount = 0.0  # both weights grow linearly over these rounds (the reference: 20 epochs); 0: at once
     from_round: Count = 2  # of the phase: at first the received model has nothing to teach
+    needs_targets: ClassVar[bool] = True
 
     def forwards(self) -> dict[str, Forward]:
         return {"student": Forward(), "teacher": RECEIVED}
