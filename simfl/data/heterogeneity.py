@@ -17,6 +17,7 @@ from simfl.data.partitioner import column
 
 SHOWN = 60  # clients compared pairwise and drawn
 WIDEST = 40  # values drawn; the others together
+OTHERS = "others"
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +64,7 @@ def describe(split: Split, partition: Partition, what: str | None = None) -> Het
         divergence=_from_all(client, value, shares, counts, len(names), clients),
         pairwise=_pairwise(client, value, shares, min(clients, SHOWN), len(names)),
         heat=heat,
-        values=tuple(names.take(pa.array(rank[:shown])).to_pylist()) + (("others",) if shown < len(names) else ()),
+        values=tuple(names.take(pa.array(rank[:shown])).to_pylist()) + ((OTHERS,) if shown < len(names) else ()),
     )
 
 

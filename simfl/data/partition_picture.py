@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from simfl.data.heterogeneity import SHOWN, Heterogeneity
+from simfl.data.heterogeneity import OTHERS, SHOWN, Heterogeneity
 from simfl.errors import DataError
 
 COLUMN, HEIGHT, DPI = 7.0, 16.0, 100  # inches of a partition's column and of the picture; dots per inch
@@ -30,9 +30,9 @@ def save(
     figure = figures.Figure(figsize=(COLUMN * len(partitions), HEIGHT), layout="constrained")
     agg.FigureCanvasAgg(figure)
     axes = np.array(figure.subplots(5, len(partitions), squeeze=False, height_ratios=[4, 1.6, 1.6, 4, 1.6]))
-    darkest = max(float(_shares(numbers).max(initial=0.0)) for numbers in partitions.values())
+    brightest = max(_largest(numbers) for numbers in partitions.values())
     for (name, numbers), panels in zip(partitions.items(), axes.T, strict=True):
-        _heat(figure, panels[0], name, numbers, darkest)
+        _heat(figure, panels[0], name, numbers, brightest)
         _bars(panels[1], numbers.sizes, "examples", "tab:blue")
         _bars(panels[2], numbers.entropy, f"entropy of {numbers.what} (bits)", "tab:green")
         _pairwise(figure, panels[3], numbers)
@@ -50,9 +50,15 @@ def _shares(numbers: Heterogeneity) -> np.ndarray:
     return shares
 
 
-def _heat(figure: Any, panel: Any, name: str, numbers: Heterogeneity, darkest: float) -> None:
+def _largest(numbers: Heterogeneity) -> float:
+    """The largest share of a value that has a name of its own."""
+    named = len(numbers.values) - (OTHERS in numbers.values)
+    return float(_shares(numbers)[:, :named].max(initial=1e-9))
+
+
+def _heat(figure: Any, panel: Any, name: str, numbers: Heterogeneity, brightest: float) -> None:
     shares = _shares(numbers)
-    shown = panel.imshow(shares, aspect="auto", cmap="viridis", vmin=0.0, vmax=darkest, interpolation="nearest")
+    shown = panel.imshow(shares, aspect="auto", cmap="viridis", vmin=0.0, vmax=brightest, interpolation="nearest")
     cut = f", the first {SHOWN} drawn" if len(numbers.sizes) > SHOWN else ""
     panel.set_title(f"{name}: {len(numbers.sizes):,} clients{cut}, {numbers.sizes.sum():,} examples")
     panel.set_xticks(range(len(numbers.values)), [_short(value) for value in numbers.values], rotation=90, fontsize=7)
