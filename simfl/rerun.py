@@ -7,6 +7,7 @@ again, each held to the rows that the run recorded. All is written to a scratch 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from simfl.snapshot import Snapshot, kept
 from simfl.worker import Setup, Worker
 
 Row = dict[str, Any]
+SPARSE = 5.0  # seconds between two words about rounds
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class Rerun:
         )
         self.store, self.worker = Store(memory), Worker(self.setup, self.setting)
         self._take(Snapshot())
+        self.tables: dict[str, Any] = {}
+        self.said = -SPARSE  # when a round was last spoken of
         self.unlike: list[str] = []  # rows that came out otherwise than the run recorded them
 
     def _device(self, then: str) -> torch.device:
@@ -158,11 +162,15 @@ class Rerun:
         for name in ("clients", "ledger"):
             recorded = self.recorded(name, before.phase, before.round)
             self.unlike += differences(name, recorded, rows[name])
-        self.say(f"round {before.round} of phase {before.phase} run again: {len(rows['clients'])} visits")
+        if time.monotonic() - self.said > SPARSE:
+            self.said = time.monotonic()
+            self.say(f"round {before.round} of phase {before.phase} run again: {len(rows['clients'])} visits")
 
     def recorded(self, name: str, phase: int, round: int) -> list[Row]:
         """What the run wrote about a round into `clients` or `ledger`; empty if the round never ended."""
-        rows: list[Row] = tables.where(self.run.table(name), phase=phase, round=round).to_pylist()
+        if name not in self.tables:
+            self.tables[name] = self.run.table(name)
+        rows: list[Row] = tables.where(self.tables[name], phase=phase, round=round).to_pylist()
         return rows
 
     def _outgoing(self) -> Outgoing:

@@ -110,6 +110,22 @@ def test_objects_in_place_of_names_train(tmp_path: Path) -> None:
     assert repr(run).startswith("square: completed after 3 rounds")
 
 
+@pytest.mark.parametrize(
+    "algorithm", [Shy(0.9), {"name": Shy, "factor": 0.9}, {"name": f"{__name__}:Shy", "factor": 0.9}]
+)
+def test_a_component_is_an_object_a_class_or_a_name(algorithm: Any) -> None:
+    phase = {**given()["phases"][0], "algorithm": algorithm}
+    assert config.parse(given(phases=[phase])).phases[0].algorithm == Shy(0.9)
+    assert config.parse(given(phases=[{**phase, "algorithm": Shy}])).phases[0].algorithm == Shy()
+
+
+def test_a_module_takes_the_same_path_alone_and_side_by_side(tmp_path: Path) -> None:
+    runs = [simfl.run(given(cohort={"way": way, "width": 4}), tmp_path / way) for way in ("loop", "batch")]
+    one, other = (run.model().state_dict() for run in runs)
+    assert all(torch.allclose(one[name], other[name], atol=1e-5) for name in one)
+    assert runs[1].manifest["identity"]["way"] == "batch"
+
+
 def test_a_module_of_the_same_layers_is_the_same_model(tmp_path: Path) -> None:
     named = experiment("fedavg", model=Mlp((16,), dropout=0.2))
     built = Mlp((16,), dropout=0.2).build(Task(42, 5, (12,)))
