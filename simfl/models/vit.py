@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -62,7 +62,8 @@ class ViT(Model):
         """The bare network on the default device, without weights or adapters."""
         from simfl.models.vit_network import ViTNetwork  # imports transformers: seconds, and many runs need none of it
 
-        shape, classes = shape_and_classes(task, "vit")
+        side = self._dims["image_size"]
+        shape, classes = shape_and_classes(replace(task, shape=task.shape or (3, side, side)), "vit")
         if len(shape) != 3 or shape[0] not in (1, 3):
             raise ConfigError(
                 f"model: 'vit' reads grey or colour images [channels, height, width]; the data have {shape}"

@@ -68,9 +68,10 @@ class ViTNetwork(ImageEncoder):
         return [f"layers.{number}" for number in range(len(self.layers))]
 
     def forward(self, x: Tensor) -> Outputs:
-        """`x` [B, C, H, W] or flat [B, C·H·W], bytes or floats in [0, 1]; grey is read as colour."""
-        pixels = as_float(x).reshape(len(x), *self.shape).expand(-1, 3, -1, -1) * 2.0 - 1.0
-        if self.shape[1:] != (self.side, self.side):
+        """`x` [B, C, H, W] or flat [B, C·H·W] of the data's shape, bytes or floats in [0, 1]; grey too."""
+        x = x.reshape(len(x), *self.shape) if x.dim() == 2 else x
+        pixels = as_float(x).expand(-1, 3, -1, -1) * 2.0 - 1.0
+        if pixels.shape[2:] != (self.side, self.side):
             pixels = functional.interpolate(pixels, (self.side, self.side), mode="bilinear", align_corners=False)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
             hidden = self.encode(pixels, self.prompts)[:, 0]

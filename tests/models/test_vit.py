@@ -92,6 +92,11 @@ def test_images_of_another_size_are_scaled_and_grey_ones_read_as_colour() -> Non
     assert module(torch.zeros(2, 1, 28, 28)).logits.shape == (2, 4)
 
 
+def test_data_that_name_no_shape_are_read_at_the_models_size() -> None:
+    module = ViT().build(Task(seed=1, num_classes=4))
+    assert module(torch.zeros(2, 3, 40, 30)).logits.shape == (2, 4)
+
+
 def test_what_is_no_image_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'vit' reads grey or colour images .* the data have \(12,\)"):
         ViT().build(Task(0, 3, (12,)))
