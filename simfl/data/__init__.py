@@ -7,6 +7,7 @@ from simfl.data.coco_qa import CocoQa
 from simfl.data.digits import Digits
 from simfl.data.docvqa_imdb import MpDocvqa, SpDocvqa
 from simfl.data.due import Due
+from simfl.data.fldocvqa import Fldocvqa
 from simfl.data.gqa import Gqa
 from simfl.data.hf_disk import HfDisk
 from simfl.data.image_folder import ImageFolder
@@ -35,6 +36,7 @@ DATA: dict[str, type[Data]] = {
     "coco_qa": CocoQa,
     "digits": Digits,
     "due": Due,
+    "fldocvqa": Fldocvqa,
     "gqa": Gqa,
     "hf_disk": HfDisk,
     "image_folder": ImageFolder,

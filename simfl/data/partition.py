@@ -95,7 +95,8 @@ class Official(Partitioner):
         names = split.examples.column_names + (split.documents.column_names if split.documents is not None else [])
         if self.groups is None and "provider" not in names:
             return None
-        return column(split, self.groups or "provider")
+        codes, found = column(split, self.groups or "provider")
+        return None if found.to_pylist() == [""] else (codes, found)  # nobody's provider is told
 
 
 def _metas(split: Split, clients: int) -> tuple[dict[str, object], ...]:

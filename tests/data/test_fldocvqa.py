@@ -1,0 +1,74 @@
+"""What fldocvqa's converter writes: no header, ids shared by mistake, its own partition file."""
+
+import pytest
+from made import dump, npy, picture
+
+from simfl.data.fldocvqa import Fldocvqa
+from simfl.data.partition import Official
+from simfl.errors import DataError
+
+
+def record(image: str, number: int, shared: dict | None = None, **more):
+    base = {
+        "metadata": shared if shared is not None else {"id": f"{image}{number}"},
+        "question": f"what {number}?",
+        "answers": ["x", "x", "y"],
+    }
+    base |= {
+        "image_name": image,
+        "image_height": 10,
+        "image_width": 10,
+        "ocr_tokens": ["a", " "],
+        "ocr_normalized_boxes": [[0, 0, 0.5, 1]] * 2,
+    }
+    return base | more
+
+
+@pytest.fixture
+def root(tmp_path):
+    root = tmp_path / "due"
+    for name in ("wtq", "docvqa"):
+        same = {"id": "last"}
+        npy(root / name / "train" / "vqa.npy", [record("p", 0, same), record("p", 1, same), record("q", 2)])
+        npy(root / name / "val" / "vqa.npy", [record("r", 0)])
+        npy(root / name / "test" / "vqa.npy", [record("s", 0, answers=[])])
+        for image in "pqrs":
+            picture(root / name / "images" / f"{image}.png")
+    held = {"0": {"wtq": [0, 1, 2]}, "1": {"docvqa": [2]}, "10": {"docvqa": [0, 1]}}
+    dump(root / "part.json", {"partitions": {"docvqa": held, "ssl": {}}, "dset_stat": {}})
+    return root
+
+
+def load(root, **settings):
+    return Fldocvqa(str(root), sets=("wtq", "docvqa"), image_size=8, **settings).load(root.parent / "cache")
+
+
+def test_questions_of_all_sets_and_ids_that_the_converter_shares(root):
+    data = load(root)
+    rows = data.splits["train"].examples.to_pylist()
+    assert [r["id"] for r in rows][:3] == ["wtq/last", "wtq/last#2", "wtq/q2"]
+    assert data.card["noted"]["train"] == {"duplicate id": 2}
+    assert (rows[0]["answers"], rows[0]["dataset"], rows[5]["dataset"]) == (["x", "y"], "wtq", "docvqa")
+    assert data.splits["train"].documents["id"].to_pylist() == ["wtq/p", "wtq/q", "docvqa/p", "docvqa/q"]
+    assert data.splits["train"].documents["words"][0].as_py() == ["a"]
+    assert data.splits["test"].examples["answers"].to_pylist() == [[], []]
+
+
+def test_its_partition_file_makes_its_clients_in_the_order_of_their_numbers(root):
+    data = load(root, partition=str(root / "part.json"))
+    partition = Official().split(data.splits["train"], 0)
+    assert [partition.rows(k).tolist() for k in range(3)] == [[0, 1, 2], [5], [3, 4]]
+
+
+def test_what_does_not_fit_is_refused(root):
+    dump(root / "part.json", {"partitions": {"docvqa": {"0": {"wtq": [0]}, "1": {"wtq": [0]}}}})
+    with pytest.raises(DataError, match="row 0 of wtq is in two clients"):
+        load(root, partition=str(root / "part.json"))
+    npy(root / "wtq" / "val" / "vqa.npy", [record("r", 0, ocr_normalized_boxes=[[1, 2]])])
+    with pytest.raises(
+        DataError, match=r"wtq/val/vqa\.npy row 0: ocr_normalized_boxes are not 4 numbers for each of 2"
+    ):
+        load(root)
+    (root / "docvqa" / "test" / "vqa.npy").unlink()
+    with pytest.raises(DataError, match=r"docvqa/test/vqa\.npy is missing"):
+        load(root)
