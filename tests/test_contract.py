@@ -1,0 +1,107 @@
+"""What every algorithm of the table keeps, in both ways of training, straight and resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from simfl.algorithms import ALGORITHMS
+from simfl.algorithms.crd import Crd
+from simfl.algorithms.feddyn import FedDyn
+from simfl.algorithms.similarity_preserving import SimilarityPreserving
+from simfl.cohort.wire import Wire
+from simfl.experiment import Evaluate
+from simfl.models.bottleneck import Bottleneck
+from simfl.models.mlp import Mlp
+from simfl.optimizers.local import LocalOptimizer
+from simfl.optimizers.schedules import Cosine
+from simfl.results import Run
+from tests.fakes import Stopping, Toy, experiment, run, traces
+
+every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
+every_way = pytest.mark.parametrize("way", ["loop", "batch"])
+
+DATA = Toy(sizes=(1, 20, 5, 33, 9), valid=10)
+PRIVATE = ("head.bias",)  # of the model, whatever the algorithm keeps private beside
+SETTINGS: dict[str, dict[str, Any]] = {  # where the defaults are meant for larger models and more rounds
+    "crd": {"algorithm": Crd(width=8, negatives=16)},
+    "feddat": {
+        "model": Mlp(widths=(16,), dropout=0.2, adapters=Bottleneck()),
+        "train": ("head.*",),
+        "private": ("head.*",),
+    },
+    "feddyn": {"algorithm": FedDyn(alpha=0.1)},
+    "similarity_preserving": {"algorithm": SimilarityPreserving(weight=10.0)},
+}
+SHARED = 12 * 16 + 16 + 16 * 5  # values of the model but for PRIVATE
+ADAPTERS = 2 * 16 + 1 + 16  # of FedDAT's shared one
+
+
+def of(name: str, way: str, **settings: Any) -> Any:
+    """A run of an algorithm on a handful of uneven clients, four of five a round."""
+    given = {"algorithm": ALGORITHMS[name](), "data": DATA, "participation": 0.8, "private": PRIVATE}
+    given |= {"rounds": 4, "learning_rate": 0.2, "evaluate": Evaluate(every=0)} | SETTINGS.get(name, {}) | settings
+    return experiment(way=way, width=4, **given)
+
+
+@every_way
+@every_algorithm
+def test_a_stopped_and_resumed_run_is_the_straight_one_to_the_bit(name: str, way: str, tmp_path: Path) -> None:
+    given = of(name, way)
+    run(given, tmp_path / "straight")
+    run(given, tmp_path / "resumed", display=Stopping(2))
+    run(given, tmp_path / "resumed", resume=True)
+    assert traces(tmp_path / "resumed") == traces(tmp_path / "straight")
+    _is_sound(name, Run(tmp_path / "straight"))
+
+
+def _is_sound(name: str, found: Run) -> None:
+    """Finite, learning, and paying for the parts it declares."""
+    snapshot = found.snapshot()
+    assert all(torch.isfinite(t).all() for t in snapshot.tensors().values() if t.is_floating_point())
+    losses = [row["loss"] for row in found.rounds().to_pylist()]
+    assert losses[-1] < losses[0]
+    ledger, algorithm = found.ledger().to_pylist(), found.experiment.phases[0].algorithm
+    sent = {way: {row["part"] for row in ledger if row["direction"] == way} for way in ("download", "upload")}
+    assert sent["upload"] == set(algorithm.reduce)
+    assert sent["download"] == set(algorithm.download(snapshot.server))
+    expected = ADAPTERS if name == "feddat" else SHARED
+    assert {row["floats"] for row in ledger if row["part"] in ("weights", "control")} == {expected}
+
+
+@every_algorithm
+def test_private_tensors_are_in_no_packet(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[str] = set()
+    send = Wire.send
+
+    def spy(wire: Wire, client: int, upload: Any, received: Any, *rest: Any) -> Any:
+        seen.update(tensor for parts in (upload, received) for tensors in parts.values() for tensor in tensors)
+        return send(wire, client, upload, received, *rest)
+
+    monkeypatch.setattr(Wire, "send", spy)
+    given = of(name, "loop", rounds=2)
+    run(given, tmp_path)
+    shared = set(Run(tmp_path).snapshot().server.weights)
+    assert seen <= shared | {"steps"}  # FedNova's number of steps is no tensor of the model
+    assert not any(tensor.startswith("extra/") or "adapter_client" in tensor for tensor in seen)
+    assert "head.bias" not in seen
+
+
+@every_algorithm
+def test_every_offered_model_can_be_scored(name: str, tmp_path: Path) -> None:
+    models = (*ALGORITHMS[name].offers, "last_local")
+    given = of(name, "batch", evaluate=Evaluate(models=models, every=0), rounds=1)
+    scores = run(given, tmp_path)["final"]
+    assert {f"{model}.accuracy".removeprefix("generic.") for model in models} <= set(scores)
+
+
+@pytest.mark.parametrize("name", ["fedprox", "ditto", "moon", "fedp3", "fedkd", "crd", "clgecl", "fednova", "feddat"])
+def test_those_that_bear_any_optimizer_learn_with_adam_and_a_schedule(name: str, tmp_path: Path) -> None:
+    assert ALGORITHMS[name]().sgd_with() is None
+    adam = {"optimizer": LocalOptimizer("adamw"), "learning_rate": 0.02, "schedule": Cosine(unit="visit", floor=0.1)}
+    run(of(name, "batch", **adam), tmp_path)
+    losses = [row["loss"] for row in Run(tmp_path).rounds().to_pylist()]
+    assert losses[-1] < losses[0]
