@@ -1,7 +1,6 @@
 """Who holds which rows: every rule on splits small enough to check by hand, and one with a million clients."""
 
 import json
-import time
 
 import numpy as np
 import pyarrow as pa
@@ -285,11 +284,8 @@ def test_clients_without_rows_survive_the_manifest():
     assert by_client(read) == by_client(partition)
 
 
-def test_a_million_clients_take_seconds():
+def test_a_million_clients_share_three_million_examples():
     split = Split(pa.table({"label": pa.array(np.arange(3_000_000) % 10, pa.int32())}))
-    start = time.perf_counter()
     partition = Iid(clients=1_000_000).split(split, seed=0)
-    seconds = time.perf_counter() - start
     assert len(partition) == 1_000_000
     assert (partition.sizes == 3).all()
-    assert seconds < 20
