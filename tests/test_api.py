@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torch import nn
 import simfl
 from simfl import config
 from simfl.algorithms.base import Algorithm
+from simfl.cli import main
 from simfl.driver import Silent
 from simfl.errors import ConfigError, RunError
 from simfl.experiment import Evaluate
@@ -202,6 +204,41 @@ def test_a_visit_of_a_run_of_objects_is_replayed(tmp_path: Path) -> None:
     run = simfl.run(given(), tmp_path / "run")
     visit = run.clients().to_pylist()[5]
     assert replay(simfl.load(tmp_path / "run", given()), visit["round"], visit["client"]).row == visit
+
+
+SCRIPT = """
+import simfl
+from torch import nn
+from tests.test_api import given
+
+
+class Net(nn.Linear):
+    pass
+
+
+if __name__ == "__main__":
+    simfl.run(given(model=Net), "run")
+experiment = given(model=Net)
+"""
+
+
+def test_a_run_by_a_script_is_replayed_through_the_script_as_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = 'given(model={"of": Net, "settings": {"in_features": 2, "out_features": 3}})'
+    (tmp_path / "study.py").write_text(SCRIPT.replace("given(model=Net)", settings))
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "SIMFL_CACHE": str(tmp_path / "cache")}
+    subprocess.run([sys.executable, "study.py"], cwd=tmp_path, env=env, check=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    visit = simfl.load("run").clients().to_pylist()[-1]
+    asked = ["replay", "run", "--round", str(visit["round"]), "--client", str(visit["client"])]
+    assert main([*asked, "--experiment", "study:experiment"]) == 0
+    assert capsys.readouterr().out.endswith("bit-equal to the run\n")
+    assert main(asked) == 2
+    assert "lived in the program that started the run; give it again" in capsys.readouterr().err
+    assert main([*asked, "--experiment", "study:experimenta"]) == 2
+    assert "--experiment: 'study:experimenta' cannot be imported" in capsys.readouterr().err
 
 
 def test_a_run_that_goes_on_can_be_looked_at(tmp_path: Path) -> None:
