@@ -1,7 +1,8 @@
 """Answers as numbers: labels with scores, from the data or from lists of answers, one for all or one for each group.
 
-Columns, in this order of preference: `labels` and `scores` (lists), `label` (one), or `answers` (texts), which need a
-list. Several equal texts are several people's answers.
+A text of `answers` is a number by its place in a list; `counts` says how many people gave it, if not once for each
+time it is there. An example without a list, or with choices of its own, has its `label`. A data set may also give
+`labels` with `scores`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from simfl.errors import ConfigError, DataError
 from simfl.objectives.metrics import normal
 
 NONE = -1  # in place of a label
+ALL = 2**31 - 1  # in place of a list's length: all answers of the model
 Lists = Mapping[str, Sequence[str]]  # by group; "" holds for every group that has none of its own
 
 SOFT: dict[str, Callable[[int, int], float]] = {  # score of an answer given by n of m people
@@ -60,10 +62,10 @@ def read_lists(path: str | tuple[str, ...] | None) -> Lists:
     return found if isinstance(found, dict) else {"": found}
 
 
-def top_answers(split: Any, most: int, group: str | None = None) -> dict[str, list[str]]:
-    """The most frequent first answers of a training split, those of each group in `group`; ties in the text's order."""
+def top_answers(split: Any, most: int, by: str | None = None) -> dict[str, list[str]]:
+    """The most frequent first answers of a training split, those of each value of `by`; ties in the text's order."""
     texts = [answers[0] if answers else "" for answers in split.examples["answers"].to_pylist()]
-    groups = split.examples[group].to_pylist() if group else [""] * len(texts)
+    groups = split.examples[by].to_pylist() if by else [""] * len(texts)
     found: dict[str, list[str]] = {}
     for name in sorted(set(groups)):
         counts = Counter(normal(t) for t, g in zip(texts, groups, strict=True) if g == name and t)
@@ -71,39 +73,63 @@ def top_answers(split: Any, most: int, group: str | None = None) -> dict[str, li
     return found
 
 
-def targets(examples: Any, lists: Lists, soft: str) -> Targets:
-    """The targets of a table of examples. DataError where it has no answers, or where a group has no list."""
+def people(examples: Any) -> list[Counter[str]]:
+    """How many people gave each answer to each question."""
+    answers = examples["answers"].to_pylist()
+    given = examples["counts"].to_pylist() if "counts" in examples.column_names else [None] * len(answers)
+    found = []
+    for texts, counts in zip(answers, given, strict=True):
+        tally: Counter[str] = Counter()
+        for text, count in zip(texts, counts or [1] * len(texts), strict=True):
+            tally[normal(text)] += count
+        found.append(tally)
+    return found
+
+
+def groups_of(examples: Any, by: str) -> list[str]:
+    """The value of a column for each example; "" for all where there is no such column."""
+    return examples[by].to_pylist() if by in examples.column_names else [""] * examples.num_rows
+
+
+def targets(examples: Any, lists: Lists, soft: str, by: str) -> Targets:
+    """The targets of a table of examples; `by` is the column that names an example's list.
+
+    DataError where an example has neither a list nor a label.
+    """
     names = examples.column_names
-    if "answers" in names and lists:
-        return _from_texts(examples, lists, SOFT[soft])
     own = examples["num_answers"].to_numpy().astype(np.int64) if "num_answers" in names else None
     if "labels" in names and "scores" in names:
-        return Targets(
-            _padded(examples["labels"].to_pylist(), NONE, np.int64),
-            _padded(examples["scores"].to_pylist(), 0, np.float32),
-            own,
-        )
-    if "label" in names:
-        labels = examples["label"].to_numpy().astype(np.int64)[:, None]
-        return Targets(labels, (labels >= 0).astype(np.float32), own)
-    hint = "; give a list under objective.answers" if "answers" in names else ""
-    raise DataError(f"answers: the examples have neither 'label' nor 'labels' and 'scores', but {names}{hint}")
-
-
-def _from_texts(examples: Any, lists: Lists, score: Callable[[int, int], float]) -> Targets:
+        labels = _padded(examples["labels"].to_pylist(), NONE, np.int64)
+        return Targets(labels, _padded(examples["scores"].to_pylist(), 0, np.float32), own)
     number = {name: {normal(text): k for k, text in enumerate(answers)} for name, answers in lists.items()}
-    groups = examples["group"].to_pylist() if "group" in examples.column_names else [""] * examples.num_rows
-    labels, scores, sizes = [], [], []
-    for group, answers in zip(groups, examples["answers"].to_pylist(), strict=True):
-        known = number.get(group, number.get(""))
-        if known is None:
-            raise DataError(f"answers: there is no list for the group {group!r}; there are lists for {sorted(lists)}")
-        counts = Counter(normal(text) for text in answers)
-        kept = sorted((known[text], n) for text, n in counts.items() if text in known)
-        labels.append([label for label, _ in kept])
-        scores.append([score(n, len(answers)) for _, n in kept])
-        sizes.append(len(known))
-    return Targets(_padded(labels, NONE, np.int64), _padded(scores, 0, np.float32), np.array(sizes, np.int64))
+    told = people(examples) if lists and "answers" in names else [None] * examples.num_rows
+    rows = zip(groups_of(examples, by), told, _column(examples, "label"), _column(examples, "choices"), strict=True)
+    found, sizes = [], []
+    for row, (group, tally, label, choices) in enumerate(rows):
+        known = number.get(group, number.get("")) if not choices else None
+        if tally is not None and known is not None:
+            total, kept = tally.total(), sorted((known[text], n) for text, n in tally.items() if text in known)
+            found.append([(answer, SOFT[soft](n, total)) for answer, n in kept])
+            sizes.append(len(known))
+        elif "label" in names:
+            found.append([] if label is None or label < 0 else [(label, 1.0)])
+            sizes.append(len(choices) if choices else int(own[row]) if own is not None else ALL)
+        else:
+            raise DataError(_nothing(group, lists, names))
+    labels = _padded([[label for label, _ in row] for row in found], NONE, np.int64)
+    scores = _padded([[score for _, score in row] for row in found], 0, np.float32)
+    return Targets(labels, scores, None if set(sizes) <= {ALL} else np.array(sizes, np.int64))
+
+
+def _nothing(group: str, lists: Lists, names: list[str]) -> str:
+    if lists and "answers" in names:
+        return f"answers: there is no list for the group {group!r}; there are lists for {sorted(lists)}"
+    hint = "; give a list under objective.answers" if "answers" in names else ""
+    return f"answers: the examples have neither 'label' nor 'labels' and 'scores', but {names}{hint}"
+
+
+def _column(examples: Any, name: str) -> list[Any]:
+    return examples[name].to_pylist() if name in examples.column_names else [None] * examples.num_rows
 
 
 def _padded(rows: list[list[Any]], filler: int, dtype: type) -> np.ndarray:

@@ -6,6 +6,7 @@ import io
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,3 +48,11 @@ def table(
     if len(shapes) > 1:
         raise DataError(f"images differ in shape: {sorted(shapes)[:4]}")
     return torch.from_numpy(np.stack(pixels))
+
+
+def pictures(documents: Any) -> list[bytes | str | None]:
+    """The encoded images of documents, or their paths. DataError if there are neither."""
+    column = next((name for name in ("image", "image_path") if name in documents.column_names), None)
+    if column is None:
+        raise DataError(f"the documents have neither 'image' nor 'image_path', but {documents.column_names}")
+    return documents[column].to_pylist()

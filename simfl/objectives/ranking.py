@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from simfl.errors import ConfigError, DataError
-from simfl.objectives.answers import Lists, read_lists, targets
+from simfl.objectives.answers import Lists, groups_of, people, read_lists, targets
 from simfl.objectives.base import Objective
-from simfl.objectives.images import table
+from simfl.objectives.images import pictures, table
 from simfl.objectives.metrics import normal
 from simfl.protocol import Batch, Examples, Outputs
 from simfl.ranges import Count
@@ -30,6 +30,7 @@ class Ranking(Objective):
     """Spell the answer to a question about an image; scored by the soft accuracy of the best of a list."""
 
     answers: str | tuple[str, ...]  # the list, or a file: an answer a line, or JSON by group
+    by: str = "group"  # the column that names an example's list, such as dataset or scene
     soft: Literal["vqa", "share", "any"] = "vqa"  # an answer's score by the people who gave it
     most: Count = 4  # different answers of an example that are learnt, the most frequent
     ranked: Count = 64  # answers of the list that are spelt out, those whose first piece is likeliest
@@ -53,10 +54,9 @@ class Ranking(Objective):
         examples = split.examples
         if "answers" not in examples.column_names:
             raise DataError(f"ranking: the examples have no column 'answers', but {examples.column_names}")
-        labels, shares = self._spelt(examples["answers"].to_pylist(), tokenizer)
+        labels, shares = self._spelt(people(examples), tokenizer)
         number, candidates, sizes = self._candidates(tokenizer)
-        groups = examples["group"].to_pylist() if "group" in examples.column_names else [""] * len(labels)
-        lists = np.array([self._list_of(group, number) for group in groups], np.int64)
+        lists = np.array([self._list_of(group, number) for group in groups_of(examples, self.by)], np.int64)
         ids = self._questions(examples["question"].to_pylist(), tokenizer)
         rows = {
             "input_ids": torch.from_numpy(ids),
@@ -69,17 +69,16 @@ class Ranking(Objective):
         }
         names = [f"document {name}" for name in split.documents["id"].to_pylist()]
         size = (tokenizer.image_size, tokenizer.image_size)
-        pixels = table(split.documents["image"].to_pylist(), "RGB", size, names)
+        pixels = table(pictures(split.documents), "RGB", size, names)
         shared = {"pixel_values": ("document", pixels), "candidates": ("list", torch.from_numpy(candidates))}
         return Examples(rows, shared)
 
-    def _spelt(self, people: list[list[str]], tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _spelt(self, told: list[Counter[str]], tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
         """Pieces [N, K, T] of each example's most frequent answers, and the share of the people who gave each."""
         kept = []
-        for answers in people:
-            counts = Counter(normal(text) for text in answers)
-            first = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[: self.most]
-            kept.append([(text, n / len(answers)) for text, n in first])
+        for tally in told:
+            first = sorted(tally.items(), key=lambda item: (-item[1], item[0]))[: self.most]
+            kept.append([(text, n / tally.total()) for text, n in first])
         width = max(map(len, kept), default=1) or 1
         texts = sorted({text for row in kept for text, _ in row})
         pieces = dict(zip(texts, self._pieces(texts, tokenizer), strict=True))
@@ -138,7 +137,7 @@ class Ranking(Objective):
 
     def score(self, predictions: dict[str, Any], split: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
         """`accuracy`: the score of the chosen answer, and `exact`: 1 where it is among the best."""
-        return targets(split.examples.take(rows), self._lists, self.soft).scores_of(predictions["label"])
+        return targets(split.examples.take(rows), self._lists, self.soft, self.by).scores_of(predictions["label"])
 
     @cached_property
     def _lists(self) -> Lists:

@@ -1,7 +1,7 @@
 """Questions about an image with an answer to choose: as classification over a list (VQA), or among given texts (VCR).
 
-The document of an example is its image; a second image is `document2`. Texts to choose from are `choices`, of which
-`label` is the right one. `task` names an example's head in a model that has several.
+The document of an example is its image; a second image is `second`. Texts to choose from are `choices`, of which
+`label` is the right one. Clients may have lists of answers of their own, and heads of their own in one model.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from simfl.errors import ConfigError, DataError, nearest
 from simfl.objectives.answers import Lists, Targets, read_lists, targets
 from simfl.objectives.base import Objective
-from simfl.objectives.images import table
+from simfl.objectives.images import pictures, table
 from simfl.protocol import Batch, Examples, Outputs
 from simfl.ranges import Count
 
-ALL, NO_LABEL = 2**31 - 1, -100
+NO_LABEL = -100
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Vqa(Objective):
     criterion: Literal["softmax", "sigmoid"] = "softmax"  # cross-entropy of the chances; or of each answer on its own
     answers: str | tuple[str, ...] | None = None  # a list, a file of lines, or JSON by group; null: the data's labels
     soft: Literal["vqa", "share", "any"] = "vqa"  # an answer's score by the people who gave it, with `answers`
-    tasks: tuple[str, ...] = ()  # names in the column `task`, in the order of the model's heads
+    by: str = "group"  # the column that names an example's list and its task, such as dataset or scene
+    tasks: tuple[str, ...] = ()  # the values of that column, in the order of the model's heads
     max_tokens: Count = 40  # of the question, with its first and last piece; what lies beyond is cut
 
     reduction: ClassVar[str] = "example"
@@ -48,7 +49,7 @@ class Vqa(Objective):
         if split.documents is None or tokenizer is None:
             raise DataError("vqa: needs documents and a model that reads text; the data or the model have none")
         examples = split.examples
-        right = targets(examples, self._lists, self.soft)
+        right = targets(examples, self._lists, self.soft, self.by)
         ids = self._texts(examples, tokenizer)
         document = _documents(examples, ids.shape[1])
         ids = ids if ids.shape[1] == document.shape[1] else np.repeat(ids, document.shape[1], 1)
@@ -60,14 +61,13 @@ class Vqa(Objective):
             "document": torch.from_numpy(document if document.shape[1] > 1 else document[:, 0]),
         }
         rows["attention_mask"] = rows["input_ids"] != 0
-        sizes = _list_sizes(examples, right.num_answers)
-        if sizes is not None:
-            rows["num_answers"] = torch.from_numpy(sizes)
+        if right.num_answers is not None:
+            rows["num_answers"] = torch.from_numpy(right.num_answers)
         if self.tasks:
             rows["head"] = self._heads(examples)
         names = [f"document {name}" for name in split.documents["id"].to_pylist()]
         size = (tokenizer.image_size, tokenizer.image_size)
-        pixels = table(split.documents["image"].to_pylist(), "RGB", size, names)
+        pixels = table(pictures(split.documents), "RGB", size, names)
         return Examples(rows, {"pixel_values": ("document", pixels)})
 
     def _texts(self, examples: Any, tokenizer: Any) -> np.ndarray:
@@ -90,12 +90,12 @@ class Vqa(Objective):
         return ids
 
     def _heads(self, examples: Any) -> Tensor:
-        if "task" not in examples.column_names:
-            raise DataError(f"vqa: the examples have no column 'task', but {examples.column_names}")
+        if self.by not in examples.column_names:
+            raise DataError(f"vqa: the examples have no column {self.by!r}, but {examples.column_names}")
         number = {name: k for k, name in enumerate(self.tasks)}
-        for name in set(examples["task"].to_pylist()) - set(number):
+        for name in sorted(set(examples[self.by].to_pylist()) - set(number)):
             raise ConfigError(f"objective.tasks: the data have a task {name!r}; {nearest(name, number)}")
-        return torch.tensor([number[name] for name in examples["task"].to_pylist()])
+        return torch.tensor([number[name] for name in examples[self.by].to_pylist()])
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cross-entropy with the answers' scores, logits [B, answers], and 1 for each real example; both [B].
@@ -119,7 +119,7 @@ class Vqa(Objective):
 
     def score(self, predictions: dict[str, Any], split: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
         """`accuracy`: the score of the chosen answer, and `exact`: 1 where it is among the best."""
-        return targets(split.examples.take(rows), self._lists, self.soft).scores_of(predictions["label"])
+        return targets(split.examples.take(rows), self._lists, self.soft, self.by).scores_of(predictions["label"])
 
     @cached_property
     def _lists(self) -> Lists:
@@ -138,18 +138,10 @@ def _cut(question: list[int], choice: list[int], most: int, tokenizer: Any) -> l
     return [tokenizer.start, *question[: most - 3 - len(choice)], tokenizer.end, *choice, tokenizer.end]
 
 
-def _list_sizes(examples: Any, own: np.ndarray | None) -> np.ndarray | None:
-    """How many answers each example has to choose from; None where all have those of the model."""
-    if "choices" not in examples.column_names:
-        return own
-    lengths = np.array([len(row or []) for row in examples["choices"].to_pylist()], np.int64)
-    return np.where(lengths > 0, lengths, ALL if own is None else own)
-
-
 def _documents(examples: Any, pairs: int) -> np.ndarray:
     first = examples["document"].to_numpy().astype(np.int64)
-    if "document2" in examples.column_names:
-        second = examples["document2"].fill_null(-1).to_numpy().astype(np.int64)
+    if "second" in examples.column_names:
+        second = examples["second"].fill_null(-1).to_numpy().astype(np.int64)
         columns = [first, np.where(second < 0, first, second)]
         return np.stack(columns + [first] * (pairs - 2), 1)
     return np.repeat(first[:, None], pairs, 1)

@@ -70,7 +70,7 @@ def test_each_group_has_its_own_list(tmp_path: Path) -> None:
 
 def test_lists_are_made_of_the_most_frequent_answers() -> None:
     given = split(answers=[["b"], ["a"], ["B"], ["c"]], group=["x", "x", "x", "y"])
-    assert top_answers(given, 2, "group") == {"x": ["b", "a"], "y": ["c"]}
+    assert top_answers(given, 2, by="group") == {"x": ["b", "a"], "y": ["c"]}
     assert top_answers(given, 1) == {"": ["b"]}
 
 
@@ -80,6 +80,30 @@ def test_a_text_file_has_an_answer_a_line(tmp_path: Path) -> None:
     assert rows["label"].tolist() == [1]
     with pytest.raises(ConfigError, match=r"objective\.answers: .* cannot be read"):
         encoded(Vqa(answers=str(tmp_path / "none.txt")), split(answers=[["Blue"]]))
+
+
+def test_counts_say_how_many_people_gave_each_answer(tmp_path: Path) -> None:
+    given = split(answers=[["yes", "no"]], counts=[[7, 3]])
+    rows = encoded(answered(tmp_path, ["yes", "no"]), given).rows
+    assert torch.allclose(rows["scores"], torch.tensor([[1.0, 0.9]]))
+
+
+def test_lists_and_labels_and_choices_stand_side_by_side(tmp_path: Path) -> None:
+    columns = {
+        "answers": [["no"], ["True"], ["b"]],
+        "label": pa.array([None, 1, 2], pa.int32()),
+        "choices": pa.array([None, None, ["a", "c", "b"]], pa.list_(pa.string())),
+        "dataset": ["vqa", "nlvr2", "vcr"],
+        "second": pa.array([None, 1, None], pa.int32()),
+    }
+    objective = answered(tmp_path, {"vqa": ["yes", "no"]})
+    objective = Vqa(answers=objective.answers, by="dataset", tasks=("vqa", "nlvr2", "vcr"))
+    rows = encoded(objective, split(**columns)).rows
+    assert rows["label"].tolist() == [1, 1, 2]
+    assert rows["num_answers"].tolist() == [2, 2**31 - 1, 3]
+    assert rows["head"].tolist() == [0, 1, 2]
+    assert rows["document"].tolist() == [[0, 0, 0], [0, 1, 0], [0, 0, 0]]
+    assert rows["input_ids"][2, 1].tolist() == [1, 10, 11, 1, 12, 1, 0, 0]
 
 
 def test_texts_without_a_list_are_refused() -> None:
@@ -123,13 +147,13 @@ def test_choices_stand_behind_their_question() -> None:
 
 
 def test_two_images_share_their_text() -> None:
-    rows = encoded(Vqa(), split(label=[1], document2=pa.array([1], pa.int32()))).rows
+    rows = encoded(Vqa(), split(label=[1], second=pa.array([1], pa.int32()))).rows
     assert rows["document"].tolist() == [[0, 1]]
     assert rows["input_ids"][0, 0].tolist() == rows["input_ids"][0, 1].tolist() == [1, 10, 11, 1, 0, 0, 0, 0]
 
 
 def test_tasks_name_heads() -> None:
-    given = split(label=[0, 1], task=["ve", "vqa"])
+    given = split(label=[0, 1], group=["ve", "vqa"])
     assert encoded(Vqa(tasks=("vqa", "ve")), given).rows["head"].tolist() == [1, 0]
     with pytest.raises(ConfigError, match=r"objective\.tasks: the data have a task 've'; allowed: vqa"):
         encoded(Vqa(tasks=("vqa",)), given)
