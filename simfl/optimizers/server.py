@@ -57,7 +57,7 @@ FORMS = ("ema", "sum")
 class Momentum(ServerOptimizer):
     """FedAvgM: w + eta·m, with m a moving average of the deltas or, as first published, their decaying sum."""
 
-    beta: float = 0.9
+    beta: float = 0.9  # share of the old momentum
     form: str = "ema"  # ema: m = beta·m + (1 − beta)·d | sum: m = beta·m + d (Hsu et al. 2019)
 
     def __post_init__(self) -> None:
@@ -79,8 +79,8 @@ class Adam(ServerOptimizer):
     """FedAdam: w + eta·m / (√v + tau), with v a moving average of the squared deltas."""
 
     learning_rate: float = 0.01  # eta
-    beta1: float = 0.9
-    beta2: float = 0.99
+    beta1: float = 0.9  # share of the old m
+    beta2: float = 0.99  # share of the old v
     tau: float = 1e-3  # the smaller, the more adaptive
     v0: float | None = None  # v before the first step; None: tau²
     eps_inside_root: bool = False  # √(v + tau) instead of √v + tau
@@ -105,8 +105,8 @@ class Yogi(ServerOptimizer):
     """FedYogi: as FedAdam, but v moves towards the squared deltas by steps that do not depend on v's own size."""
 
     learning_rate: float = 0.01  # eta
-    beta1: float = 0.9
-    beta2: float = 0.99
+    beta1: float = 0.9  # share of the old m
+    beta2: float = 0.99  # share of the old v
     tau: float = 1e-3  # the smaller, the more adaptive
     v0: float | None = None  # v before the first step; None: tau²
     eps_inside_root: bool = False  # √(v + tau) instead of √v + tau
@@ -131,7 +131,7 @@ class Adagrad(ServerOptimizer):
     """FedAdagrad: as FedAdam, but v is the sum of all squared deltas."""
 
     learning_rate: float = 0.01  # eta
-    beta1: float = 0.0
+    beta1: float = 0.0  # share of the old m
     tau: float = 1e-3  # the smaller, the more adaptive
     v0: float | None = None  # v before the first step; None: tau²
     eps_inside_root: bool = False  # √(v + tau) instead of √v + tau
