@@ -1,0 +1,37 @@
+"""The lists of answers that an experiment names, from its own training questions.
+
+    python experiments/feddat/answers.py experiments/feddat/vilt_adapter.yaml 100
+    python experiments/feddat/answers.py experiments/fedvqa/fedavg.yaml 1642 --all
+
+Writes the most frequent answers, of each client's column or of all, to the file under `answers:`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from simfl.config import load
+from simfl.objectives.answers import top_answers
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experiment", type=Path, help="a YAML whose objective has answers")
+    parser.add_argument("most", type=int, help="how many answers a list has")
+    parser.add_argument("--all", action="store_true", help="one list for all clients")
+    parser.add_argument("--cache", type=Path, default=Path("runs/cache"), help="where data sets are kept")
+    given = parser.parse_args()
+    experiment = load(given.experiment)
+    objective = experiment.phases[0].objective
+    split = experiment.data.load(given.cache).splits["train"]
+    lists = top_answers(split, given.most, None if given.all else objective.by)
+    file = Path(objective.answers)
+    file.write_text(json.dumps(lists, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    for name, answers in lists.items():
+        print(f"{file}: {len(answers)} answers of {name or 'all'}")
+
+
+if __name__ == "__main__":
+    main()
