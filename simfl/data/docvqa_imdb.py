@@ -9,6 +9,7 @@ Mathew et al. 2021 (DocVQA); Tito et al. 2023 (hierarchical multimodal transform
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -114,11 +115,15 @@ def _files(root: Path, *patterns: str) -> dict[str, Path]:
     return {split: path for split, path in found.items() if path}
 
 
-def _records(path: Path) -> list[tuple[str, dict[str, Any]]]:
+def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The records with their file and row, as the array counts them; a header without a question is left out."""
-    entries = [(f"{path} row {row}", entry) for row, entry in enumerate(load_records(path))]
-    kept = [(where, records.mapping(where, entry)) for where, entry in entries]
-    return kept[1:] if kept and "question" not in kept[0][1] else kept
+    entries = load_records(path)
+    for row in range(len(entries)):
+        where = f"{path} row {row}"
+        record = records.mapping(where, entries[row])
+        entries[row] = None  # a file takes gigabytes as objects; what is read is let go
+        if row or "question" in record:
+            yield where, record
 
 
 def _id(where: str, record: Record) -> str:

@@ -74,12 +74,16 @@ class Subsample(Partitioner):
             raise ConfigError("partition.examples, partition.fraction: give one of the two")
         whole = self.of.split(split, seed)
         self.count_is(len(whole))
-        kept = np.zeros(len(whole.order), bool)
-        for client in range(len(whole)):
-            first, size = int(whole.starts[client]), int(whole.sizes[client])
-            wanted = self.examples if self.examples is not None else max(1, round((self.fraction or 0) * size))
-            kept[first + rng(seed, "partition", "subsample", client).permutation(size)[:wanted]] = True
+        held = np.repeat(np.arange(len(whole)), whole.sizes)
+        drawn = np.lexsort((rng(seed, "partition", "subsample").random(len(held)), held))
+        rank = np.arange(len(held)) - whole.starts[held]
+        share = np.full(len(whole), self.examples) if self.examples is not None else self._share(whole.sizes)
+        kept = np.zeros(len(held), bool)
+        kept[drawn[rank < share[held]]] = True
         return chosen(whole, kept)
+
+    def _share(self, sizes: np.ndarray) -> np.ndarray:
+        return np.maximum(1, np.round((self.fraction or 0.0) * sizes)).astype(np.int64)
 
 
 @dataclass(frozen=True)

@@ -87,8 +87,9 @@ def json_list(path: Path, field: str | None = None) -> Iterator[tuple[str, dict[
         content = mapping(str(path), content).get(field)
     if not isinstance(content, list):
         raise DataError(f"{path}: {field or 'the content'} is {_kind(content)}, a list is needed")
-    for row, entry in enumerate(content):
+    for row in range(len(content)):
         where = f"{path} row {row}"
+        entry, content[row] = content[row], None  # a large file takes gigabytes as objects; what is read is let go
         yield where, mapping(where, entry)
 
 

@@ -5,6 +5,7 @@ Goyal et al. 2017 (Making the V in VQA matter); Antol et al. 2015 (VQA).
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
@@ -29,6 +30,16 @@ class Names(NamedTuple):
     subsets: dict[str, str]
 
 
+class Answer(NamedTuple):
+    """What the annotators said to a question."""
+
+    texts: list[str]  # most frequent first
+    counts: list[int]
+    kind: str  # yes/no, number or other
+    question_type: str
+
+
+WITHHELD = Answer([], [], "", "")
 RELEASES = {
     "real": Names(
         "v2_OpenEnded_mscoco_{}_questions.json",
@@ -84,16 +95,15 @@ class VqaV2(Data):
         told = {} if answered is None else _annotations(answered)
         for where, record in records.json_list(questions, "questions"):
             id = records.name(where, record, "question_id")
-            at, annotation = told.get(id, (where, {}))
-            if answered is not None and not annotation:
+            if answered is not None and id not in told:
                 raise DataError(f"{where}: question_id {id} has no annotation in {answered.name}")
-            answers, counts = vqa.tally(at, annotation.get("answers"))
+            answer = told.get(id, WITHHELD)
             name = names.picture.format(subset, records.whole(where, record, "image_id"))
             path = vqa.picture(root, name, "images", subset, f"images/{subset}", ".")
             page = gather.page(where, name, path)
             question = records.text(where, record, "question")
-            kind, form = (str(annotation.get(field) or "") for field in ("answer_type", "question_type"))
-            gather.ask(id, page, question, answers, kind, counts=counts, question_type=form)
+            more = {"counts": answer.counts, "question_type": answer.question_type}
+            gather.ask(id, page, question, answer.texts, answer.kind, **more)
 
 
 def _pair(root: Path, names: Names, subset: str) -> tuple[Path, Path | None] | None:
@@ -108,9 +118,11 @@ def _pair(root: Path, names: Names, subset: str) -> tuple[Path, Path | None] | N
     return found, answers
 
 
-def _annotations(path: Path) -> dict[str, tuple[str, dict[str, object]]]:
-    """The annotation of each question, with its file and row."""
-    return {
-        records.name(where, record, "question_id"): (where, record)
-        for where, record in records.json_list(path, "annotations")
-    }
+def _annotations(path: Path) -> dict[str, Answer]:
+    """The answer to each question."""
+    found = {}
+    for where, record in records.json_list(path, "annotations"):
+        texts, counts = vqa.tally(where, record.get("answers"))
+        kind, form = (sys.intern(str(record.get(field) or "")) for field in ("answer_type", "question_type"))
+        found[records.name(where, record, "question_id")] = Answer(texts, counts, kind, form)
+    return found
