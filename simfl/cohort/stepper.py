@@ -42,7 +42,8 @@ class Stepper:
             for j, name in enumerate(names):
                 row = _of_tensor(state, name)
                 if row:
-                    self.optimizer.state[self.tensors[k * len(names) + j]] = {key: t.clone() for key, t in row.items()}
+                    own = {key: t.clone() for key, t in row.items() if key != "step"}
+                    self.optimizer.state[self.tensors[k * len(names) + j]] = _with_step(own, row)
 
     def step(self, gradients: Weights, active: list[bool], rates: Sequence[float]) -> None:
         """Clip each client's gradient ([n, …]) and step the clients still at work, each at its own learning rate."""
@@ -128,4 +129,5 @@ def _of_tensor(state: State, name: str) -> Weights:
 
 
 def _with_step(merged: Weights, row: Weights) -> Weights:
-    return {**merged, "step": row["step"].clone()} if "step" in row else merged
+    """With the count of steps, which optimizers read on the CPU."""
+    return {**merged, "step": row["step"].cpu().clone()} if "step" in row else merged

@@ -1,0 +1,50 @@
+"""What the server keeps is the mean of what its clients keep, also when messages lose something and few take part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from simfl.algorithms.base import Algorithm
+from simfl.algorithms.feddc import FedDC
+from simfl.algorithms.feddyn import FedDyn
+from simfl.algorithms.scaffold import Scaffold
+from simfl.codecs.nf4 import Nf4
+from simfl.experiment import Codecs
+from simfl.memory import Store
+from simfl.results import Run
+from tests.fakes import SIZES, experiment, run
+
+LOSSY = Codecs(upload=Nf4())
+CASES: dict[str, tuple[Algorithm, tuple[str, ...]]] = {
+    "scaffold": (Scaffold(), ("control",)),
+    "scaffold i": (Scaffold(option="i"), ("control",)),
+    "feddyn": (FedDyn(alpha=0.1), ("gradient",)),
+    "feddc": (FedDC(), ("drift", "control")),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_server_and_its_clients_agree_under_a_lossy_codec(name: str, tmp_path: Path) -> None:
+    algorithm, keys = CASES[name]
+    # uniform, since FedDyn's mean is of r_k·h_k
+    given = experiment(algorithm, "batch", codec=LOSSY, clients_per_round=4, rounds=4, weighting="uniform")
+    run(given, tmp_path)
+    snapshot, store = Run(tmp_path).snapshot(), Store(tmp_path / "memory")
+    memories = [store.get(snapshot.remembered(k)) for k in range(len(SIZES))]
+    assert sum(bool(memory) for memory in memories) > 4  # not the same four each time
+    for key in keys:
+        for tensor, server in snapshot.server.state[key].items():
+            kept = [m[f"algorithm:{key}"][tensor] for m in memories if m]
+            assert_close(torch.stack(kept).sum(0) / len(SIZES), server, atol=1e-6, rtol=1e-4)
+
+
+def test_no_step_is_nan_where_every_round_starts(tmp_path: Path) -> None:
+    # one full step from the received model, where distances, divergences and preferences are all zero
+    for number, name in enumerate(("fedprox", "moon", "feddyn", "feddc", "fedp3", "similarity_preserving", "ditto")):
+        run(experiment(name, rounds=2, epochs=1, batch_size=64), tmp_path / str(number))
+        weights = Run(tmp_path / str(number)).snapshot().server.weights
+        assert all(torch.isfinite(t).all() for t in weights.values()), name
