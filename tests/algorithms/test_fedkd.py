@@ -11,6 +11,8 @@ from torch.testing import assert_close
 
 from simfl.algorithms.fedkd import PROJECTION, FedKD
 from simfl.experiment import Evaluate
+from simfl.memory import Store
+from simfl.models.lora import Lora
 from simfl.models.mlp import Mlp
 from simfl.protocol import Facts, Outputs
 from simfl.results import Run
@@ -71,3 +73,14 @@ def test_a_mentor_of_its_own_size_teaches_and_is_scored(tmp_path: Path, way: str
     assert Run(tmp_path / way).client_model(3).layers[0].linear.weight.shape == (24, 12)
     sent = {row["part"]: row["floats"] for row in Run(tmp_path / way).ledger().to_pylist()}
     assert sent == {"weights": 12 * 16 + 16 + 16 * 5 + 5}  # the mentee alone
+
+
+def test_both_ways_agree_where_a_whole_mentor_stands_beside_adapters(tmp_path: Path) -> None:
+    adapted = {"model": Mlp(widths=(16, 16), adapters=Lora(rank=2, targets=("linear",))), "mentor": Mlp(widths=(24, 8))}
+    found = {}
+    for way in ("loop", "batch"):
+        run(experiment("fedkd", way, participation=1.0, rounds=2, **adapted), tmp_path / way)
+        snapshot = Run(tmp_path / way).snapshot()
+        memory = Store(tmp_path / way / "memory").get(snapshot.remembered(4))
+        found[way] = (snapshot.server.weights, memory["algorithm:mentor"])
+    assert_close(found["batch"], found["loop"], rtol=1e-3, atol=1e-5)
