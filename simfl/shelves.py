@@ -88,4 +88,3 @@ def imported(where: str) -> Any:
     """The object at `package.module:name`."""
     module, _, name = where.partition(":")
     return getattr(importlib.import_module(module), name)
-
