@@ -103,8 +103,11 @@ def _pages(name: str, split: Split) -> list[Finding]:
         some = len(empty) < pages.num_rows  # photographs have no words at all
         found.append(Finding(name, "pages without words", len(empty), _id(pages, empty), wrong=some))
     if "image_path" in pages.column_names:
-        gone = [row for row, path in enumerate(pages["image_path"].to_pylist()) if not (path and Path(path).is_file())]
+        paths = pages["image_path"].to_pylist()
+        gone = [row for row, path in enumerate(paths) if path and not Path(path).is_file()]
+        drawn = [row for row, path in enumerate(paths) if not path]  # pages of PDFs, which no file shows
         found.append(Finding(name, "pictures missing", len(gone), _id(pages, gone)))
+        found.append(Finding(name, "pages without a picture file", len(drawn), _id(pages, drawn), wrong=False))
     elif "image" in pages.column_names:
         none = np.flatnonzero(pages["image"].is_null().to_numpy())
         found.append(Finding(name, "pictures missing", len(none), _id(pages, none)))

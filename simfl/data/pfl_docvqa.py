@@ -23,7 +23,7 @@ from simfl.data.picture import shrink, truncated_files
 from simfl.data.stored import content_sha256, stored
 from simfl.errors import DataError
 
-EDITION = 1
+EDITION = 2
 
 
 class Size(NamedTuple):
@@ -45,7 +45,7 @@ class PflDocvqa(Data):
     """
 
     path: str  # a folder with imdb/ and images/; ~ and $VARIABLES are followed
-    image_size: int = 224  # pages are stored in colour, squeezed to this many pixels square; 0: without pictures
+    image_size: int = 224  # pages are stored in colour, squeezed to this many pixels square; 0: paths only
 
     CLIENTS: ClassVar[tuple[Size, ...]] = (
         Size(400, 2224, 5930, 19465),
@@ -74,13 +74,13 @@ class PflDocvqa(Data):
     def _build(self, imdb: Path, images: Path) -> Dataset:
         tables = {"train": _train(imdb), **_whole(imdb)}
         splits = {name: table.split(images, self.image_size) for name, table in tables.items()}
-        digest = content_sha256(splits, also=str(self.image_size))
+        digest = content_sha256(splits, also=str(self.image_size), exclude=("image", "image_path"))
         card = {
             "licence": "as the competition gives it: research use",
             "clients": [size._asdict() for size in tables["train"].clients()],
             "splits": {name: table.size()._asdict() for name, table in tables.items()},
             "dropped": {name: dict(table.dropped) for name, table in tables.items()},
-            "image": f"colour, squeezed to {self.image_size}x{self.image_size}, JPEG" if self.image_size else "none",
+            "image": f"colour, squeezed to {self.image_size}x{self.image_size}, JPEG" if self.image_size else "paths",
             "boxes": "as given, cut to [0, 1]",
         }
         return Dataset("pfl_docvqa", splits, digest, card)
@@ -146,7 +146,10 @@ class Rows:
         examples = {name: pa.array(self.questions[name], kinds[name]) for name in names}
         pages = {name: pa.array(self.pages[name], kinds[name]) for name in ("id", "provider", "words", "boxes")}
         count = len(self.row_of_page)
-        pages["image"] = pa.array(_pictures(images, list(self.row_of_page), image_size), pa.binary())
+        if image_size:
+            pages["image"] = pa.array(_pictures(images, list(self.row_of_page), image_size), pa.binary())
+        else:
+            pages["image_path"] = pa.array([str(_file(images, page)) for page in self.row_of_page], pa.string())
         pages |= {side: pa.array(np.full(count, image_size, np.int32)) for side in ("width", "height")}
         pages["document"] = pa.array(self.pages["document"], pa.string())
         return Split(pa.table(examples), pa.table(pages))
@@ -156,11 +159,13 @@ def _columns(*names: str) -> dict[str, list[Any]]:
     return {name: [] for name in names}
 
 
-def _pictures(folder: Path, pages: Iterable[str], size: int) -> list[bytes | None]:
-    if size == 0:
-        return [None for _ in pages]
+def _file(folder: Path, page: str) -> Path:
+    return folder / f"{page}.jpg"
+
+
+def _pictures(folder: Path, pages: Iterable[str], size: int) -> list[bytes]:
     with truncated_files(read=True), ThreadPoolExecutor(os.cpu_count()) as threads:
-        return list(threads.map(lambda page: shrink(folder / f"{page}.jpg", size, "RGB", "JPEG"), pages))
+        return list(threads.map(lambda page: shrink(_file(folder, page), size, "RGB", "JPEG"), pages))
 
 
 def _train(imdb: Path) -> Rows:

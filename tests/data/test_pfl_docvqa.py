@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from simfl.data.check import check
 from simfl.data.partition import Official, Provider
 from simfl.data.pfl_docvqa import PflDocvqa
 from simfl.errors import DataError
@@ -125,11 +126,13 @@ def test_a_truncated_picture_is_read_as_far_as_it_goes(root):
     assert (pages["d2_0"]["width"], pages["d2_0"]["height"]) == (16, 16)
 
 
-def test_without_pictures_none_are_read(root):
+def test_without_pictures_none_are_read_and_their_paths_are_told(root):
     for image in (root / "images").iterdir():
         image.unlink()
     train = load(root, image_size=0).splits["train"]
-    assert train.documents["image"].null_count == train.documents.num_rows == 6
+    assert train.documents["image_path"].to_pylist()[0] == str(root / "images" / "d1_0.jpg")
+    missing = {f.what: f.count for f in check(load(root, image_size=0)).findings if f.split == "train"}
+    assert missing["pictures missing"] == train.documents.num_rows == 6
     with pytest.raises(DataError, match=r"d1_0\.jpg: not a readable picture"):
         load(root, image_size=8)
 
