@@ -31,7 +31,7 @@ class Silent:
 
 @dataclass
 class Audience:
-    """Tells all of them, in this order."""
+    """Tells all of them."""
 
     display: Any
     record: Record
@@ -65,11 +65,11 @@ class Audience:
         """A round's rows, and where its time went."""
         row = {**rows["rounds"][0], "seconds": seconds}
         self.bytes += row["total_bytes"]
-        self.display.round_done(row)
         self.record.log("round", **row, timings=timings, busy=busy)
         more = tuple(rows["evaluations"]), tuple(rows["samples"])
         for tracker in self.trackers:
             tracker.tell(News(row["step"], self.bytes, row, timings, busy, *more))
+        self.display.round_done(row)
 
     def finished(self, summary: dict[str, Any]) -> None:
         """The summary."""
