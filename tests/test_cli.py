@@ -84,13 +84,13 @@ def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_run_hands_its_options_to_the_engine(engine: Engine, file: str) -> None:
     assert main(["run", file]) == 0
-    experiment, out, backend, workers, address, resume, _ = engine.called
+    experiment, out, backend, workers, address, resume, *_ = engine.called
     assert (out, backend, workers, address, resume) == (Path("runs/small"), "ray", "auto", None, False)
     assert (
         main(["run", file, "--out", "o", "--workers", "2", "--address", "a", "--resume", "--set", "phases.0.rounds=5"])
         == 0
     )
-    experiment, out, backend, workers, address, resume, _ = engine.called
+    experiment, out, backend, workers, address, resume, *_ = engine.called
     assert (out, backend, workers, address, resume) == (Path("o"), "ray", 2, "a", True)
     assert experiment.phases[0].rounds == 5
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from copy import deepcopy
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
 import pytest
@@ -298,11 +298,19 @@ def test_components_may_stand_in_the_mapping_as_objects(file: Path) -> None:
     assert config.parse(given).phases[0].algorithm == Mine(3.0)
 
 
+REQUIRED = {  # a value for each setting without a default, by its name
+    "path": "somewhere",
+    "of": "some.where:it",
+    "columns": {"x": "pixels"},
+    "parts": {"a": "provider_invoices"},
+    "answers": ["yes", "no"],
+}
+
+
 @pytest.mark.parametrize("shelf", SHELVES)
 def test_every_component_reads_back_from_its_own_settings(shelf: str) -> None:
     for name, component in SHELVES[shelf].components.items():
-        places = {"path": "somewhere", "of": "some.where:it"}
-        required = {f.name: places[f.name] for f in fields(component) if f.name in places}
+        required = {f.name: REQUIRED[f.name] for f in fields(component) if f.default is f.default_factory is MISSING}
         made = build(component, required, shelf, name)
         settings = written(made)
         assert settings.pop(SHELVES[shelf].key) == name
