@@ -101,6 +101,17 @@ def test_many_pages_that_do_not_fit_together_are_refused(tmp_path, record, messa
         load(MpDocvqa, tmp_path, {"train": [HEADER, record]}, ["p0.jpg", "p1.jpg"])
 
 
+class Evil:
+    def __reduce__(self):
+        return (print, ("run",))
+
+
+def test_code_in_a_file_is_refused_and_not_run(tmp_path, capsys):
+    with pytest.raises(DataError, match=r"new_imdb_train\.npy: .*asks for builtins\.print, which is refused"):
+        load(SpDocvqa, tmp_path, {"train": [HEADER, {"question": Evil()}]})
+    assert capsys.readouterr().out == ""
+
+
 def test_a_folder_without_files_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"new_imdb_train\.npy is missing"):
         SpDocvqa(str(tmp_path)).load(tmp_path / "cache")

@@ -4,11 +4,13 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pytest
-from made import lines, picture
+from made import dump, lines, picture
 
+from simfl.data.aqua import Aqua
 from simfl.data.base import Data, Dataset, Split
 from simfl.data.by_data_set import DataSets
 from simfl.data.joined import Joined
+from simfl.data.nlvr2 import Nlvr2
 from simfl.errors import ConfigError, DataError
 from simfl.fields import read, written
 
@@ -58,6 +60,25 @@ def test_the_hash_is_of_all_parts_and_their_names(tmp_path):
 def test_a_split_is_there_if_any_part_has_it_and_parts_without_documents_join(tmp_path):
     data = Joined({"a": Labels(), "b": Labels()}).load(tmp_path)
     assert data.splits["test"].examples.to_pylist() == [{"label": 2, "dataset": "a"}, {"label": 2, "dataset": "b"}]
+
+
+def test_columns_that_a_part_lacks_are_empty(tmp_path):
+    told = {"question": "?", "answer": "x", "need_external_knowledge": False}
+    for name in ("train", "val", "test"):
+        dump(tmp_path / "aqua" / f"{name}.json", [told | {"image": "a.jpg"}])
+        pair = {"sentence": "s", "label": "True", "identifier": f"{name}-0-0-0"}
+        lines(tmp_path / "nlvr2" / f"{name if name == 'train' else {'val': 'dev', 'test': 'test1'}[name]}.json", [pair])
+        for side in (0, 1):
+            picture(tmp_path / "nlvr2" / "images" / f"{name}-0-0-img{side}.png")
+    picture(tmp_path / "aqua" / "images" / "a.jpg")
+    parts = {"art": Aqua(str(tmp_path / "aqua"), image_size=0), "nlvr2": Nlvr2(str(tmp_path / "nlvr2"), image_size=0)}
+    train = Joined(parts).load(tmp_path / "cache").splits["train"]
+    rows = train.examples.to_pylist()
+    assert [(r["dataset"], r["document"], r["second"], r["counts"]) for r in rows] == [
+        ("art", 0, None, [1]),
+        ("nlvr2", 1, 1, None),
+    ]
+    assert train.documents.num_rows == 3
 
 
 def test_what_does_not_fit_together_is_refused(tmp_path):
