@@ -222,6 +222,7 @@ experiment = given(model=Net)
 """
 
 
+@pytest.mark.slow
 def test_a_run_by_a_script_is_replayed_through_the_script_as_a_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

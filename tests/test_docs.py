@@ -51,7 +51,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
+SLOW = {"hugging_face_lora": pytest.mark.slow}  # its libraries take seconds to import
+EXECUTED = [pytest.param(path, id=path.stem, marks=SLOW.get(path.stem, ())) for path in DOCUMENTS]
+
+
+@pytest.mark.parametrize("document", EXECUTED)
 def test_a_document_does_what_it_says(document: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     printed = ""

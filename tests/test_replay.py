@@ -168,6 +168,7 @@ def test_the_debugger_stops_at_the_loss_and_goes_on(tmp_path: Path) -> None:
     assert shown.stdout.endswith("bit-equal to the run\n")
 
 
+@pytest.mark.slow
 def test_the_debugger_opens_where_a_client_failed(tmp_path: Path) -> None:
     with pytest.raises(ClientError):
         run(FAULTY, tmp_path)
