@@ -32,7 +32,7 @@ BOTH_MODELS = Evaluate(models=("generic", "personal"), samples=4)
 def records(folder: Path) -> Iterator[Any]:
     """Every record of the .wandb files in a run's folder, in order.
 
-    A file is 7 bytes of header, then blocks of 32 KiB as LevelDB's logs have: a checksum (4 bytes), a length (2), a kind
+    A file is 7 bytes of header, then blocks of 32 KiB as LevelDB's logs have: a checksum (4 bytes), length (2), a kind
     (1: whole; 2, 3, 4: first, middle and last piece) and the data, a protocol buffer once put together.
     """
     from wandb.proto import wandb_internal_pb2

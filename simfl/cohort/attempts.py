@@ -1,4 +1,4 @@
-"""What a failed visit does: it ends the run, is left out, or is tried again. Want of memory is not its own and rises."""
+"""What a failed visit does: it ends the run, is left out, or is tried again. Want of memory rises."""
 
 from __future__ import annotations
 
