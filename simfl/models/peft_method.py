@@ -15,7 +15,10 @@ FIXED = ("peft_type", "peft_version", "inference_mode")  # no settings of a meth
 
 @dataclass(frozen=True)
 class PeftMethod(Adapter):
-    """A tuner of peft that hangs tensors into layers, such as ia3, vera, oft, loha, lokr, adalora."""
+    """A tuner of peft that hangs tensors into layers, such as ia3, oft, loha, lokr.
+
+    Tuners that share tensors between layers, such as vera, cannot be hung in without peft's own model around ours.
+    """
 
     method: str = "ia3"  # peft's name in lower case
     settings: Mapping[str, object] = field(default_factory=dict)  # of peft's configuration, such as target_modules

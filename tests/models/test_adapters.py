@@ -12,6 +12,9 @@ from simfl.models.bottleneck import Bottleneck, BottleneckAdapter
 from simfl.models.cnn import Cnn
 from simfl.models.lora import Lora, merge
 from simfl.models.mlp import Mlp
+from simfl.models.parts import Bias, Head, LastLayers
+from simfl.models.peft_method import PeftMethod
+from simfl.models.prompt import Prompt
 from simfl.passing import Pass, passing
 from simfl.protocol import Task
 
@@ -139,3 +142,51 @@ def test_every_block_of_t5_has_both_adapters() -> None:
 def test_a_model_without_a_place_refuses_bottlenecks() -> None:
     with pytest.raises(ConfigError, match="no place for a bottleneck"):
         Cnn(adapters=Bottleneck()).build(Task(seed=0, num_classes=2, shape=(1, 12, 12)))
+
+
+def test_one_name_makes_one_adapter_and_several_have_their_own() -> None:
+    one = Mlp(widths=(32,), adapters=Bottleneck(names=("shared",))).build(FEATURES)
+    assert {n.split(".")[2] for n, _ in one.named_parameters() if "adapter" in n} == {"adapter_shared"}
+    three = shaken(Mlp(widths=(32,), adapters=Bottleneck(names=("a", "b", "c"))).build(FEATURES))
+    x, place = torch.arange(6.0)[None] / 6, three.layers[0]
+    h = nn.functional.gelu(place.linear(x))
+    assert torch.allclose(on_branch(three, "c", x).features, h + place.adapter_c(h), atol=1e-6)
+    mean = (place.adapter_a(h) + place.adapter_b(h) + place.adapter_c(h)) / 3
+    assert torch.allclose(on_branch(three, "dual", x).features, h + mean, atol=1e-6)
+    with pytest.raises(ConfigError, match=r"adapters\.names: \['a', 'a'\] given"):
+        Mlp(widths=(32,), adapters=Bottleneck(names=("a", "a"))).build(FEATURES)
+
+
+def test_the_last_blocks_of_t5_are_the_decoders() -> None:
+    trained = LastLayers(3).trained(small_vt5().build(TASK))
+    assert trained == ("t5.encoder.block.1.*", "t5.decoder.block.0.*", "t5.decoder.block.1.*")
+    with pytest.raises(ConfigError, match=r"adapters\.layers: 9 given; VT5Network has 4 blocks"):
+        LastLayers(9).trained(small_vt5().build(TASK))
+
+
+def test_every_bias_and_nothing_else() -> None:
+    network = Mlp(widths=(4,), layer_norm=True, adapters=Bias()).build(FEATURES)
+    trained = [name for name, p in network.named_parameters() if p.requires_grad]
+    assert trained == ["layers.0.linear.bias", "layers.0.norm.bias", "head.bias"]
+
+
+def test_a_model_without_a_head_or_a_place_for_prompts_says_so() -> None:
+    with pytest.raises(ConfigError, match="VT5Network has no head"):
+        small_vt5(adapters=Head()).build(TASK)
+    with pytest.raises(ConfigError, match="VT5Network has no place for prompts"):
+        small_vt5(adapters=Prompt()).build(TASK)
+
+
+@pytest.mark.parametrize(("method", "settings"), [("ia3", {"feedforward_modules": []}), ("oft", {}), ("loha", {})])
+def test_methods_of_peft_by_name(method: str, settings: dict[str, object]) -> None:
+    network = small_vt5(adapters=PeftMethod(method, settings)).build(TASK)
+    trained = [name for name, p in network.named_parameters() if p.requires_grad]
+    assert trained
+    assert all(".default" in name for name in trained)
+
+
+def test_what_peft_does_not_know_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"adapters\.method: peft has no 'ia4'; did you mean 'ia3'"):
+        small_vt5(adapters=PeftMethod("ia4")).build(TASK)
+    with pytest.raises(ConfigError, match=r"adapters\.settings: .*unexpected keyword argument 'rank'"):
+        small_vt5(adapters=PeftMethod("loha", {"rank": 2})).build(TASK)
