@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fakes import Toy
 
 from simfl.algorithms.scaffold import Scaffold
+from simfl.data.base import Dataset
 from simfl.protocol import Parts, State, Visit
 
 
@@ -26,9 +28,13 @@ class Troubled(Scaffold):
     def prepare(self, received: Parts, state: State, visit: Visit) -> State:
         path = Path(self.folder) / "faults.json"
         for number, fault in enumerate(json.loads(path.read_text()) if path.exists() else []):
-            wanted = fault["client"] in (int(visit.client), None) and fault["round"] in (int(visit.round), None)
+            wanted = (
+                fault["kind"] in FAULTS
+                and fault["client"] in (int(visit.client), None)
+                and fault["round"] in (int(visit.round), None)
+            )
             if wanted and met(self.folder, number) < fault["times"]:
-                (Path(self.folder) / f"met-{number}-{time.monotonic_ns()}-{os.getpid()}").touch()
+                _mark(self.folder, number)
                 FAULTS[fault["kind"]]()
         return state
 
@@ -41,6 +47,10 @@ def order(folder: Path, kind: str, client: int | None = 3, round: int | None = 1
     faults.append({"kind": kind, "client": client, "round": round, "times": times})
     path.write_text(json.dumps(faults))
     return str(folder)
+
+
+def _mark(folder: str, number: int) -> None:
+    (Path(folder) / f"met-{number}-{time.monotonic_ns()}-{os.getpid()}").touch()
 
 
 def met(folder: Path | str, number: int = 0) -> int:
@@ -85,3 +95,30 @@ FAULTS: dict[str, Callable[[], None]] = {
     "hang": _hang,
     "die": _die,
 }
+
+
+@dataclass(frozen=True)
+class Moody(Toy):
+    """The toy data set, which every process but the first to read it may fail to read, if the folder says so."""
+
+    folder: str = ""
+
+    def load(self, cache: Path) -> Dataset:
+        path = Path(self.folder) / "faults.json"
+        for number, fault in enumerate(json.loads(path.read_text()) if path.exists() else []):
+            kind, _, what = fault["kind"].partition(": ")
+            if kind == "start" and not self._first() and met(self.folder, number) < fault["times"]:
+                _mark(self.folder, number)
+                _die() if what == "die" else _no_disk()
+        return super().load(cache)
+
+    def _first(self) -> bool:
+        """Whether this process is the driver: the first to come here."""
+        first = Path(self.folder) / "first"
+        if not first.exists():
+            first.write_text(str(os.getpid()))
+        return first.read_text() == str(os.getpid())
+
+
+def _no_disk() -> None:
+    raise FileNotFoundError("no such disk on this machine")
