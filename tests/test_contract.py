@@ -43,37 +43,26 @@ ADAPTERS = 2 * 16 + 1 + 16  # of FedDAT's shared one
 def of(name: str, way: str, **settings: Any) -> Any:
     """A run of an algorithm on a handful of uneven clients, four of five a round."""
     given = {"algorithm": ALGORITHMS[name](), "data": DATA, "participation": 0.8, "private": PRIVATE}
-    given |= {"rounds": 4, "learning_rate": 0.2, "evaluate": Evaluate(every=0)} | SETTINGS.get(name, {}) | settings
+    given |= {"rounds": 3, "learning_rate": 0.2, "evaluate": Evaluate(every=0)} | SETTINGS.get(name, {}) | settings
     return experiment(way=way, width=4, **given)
 
 
-@every_way
-@every_algorithm
-def test_a_stopped_and_resumed_run_is_the_straight_one_to_the_bit(name: str, way: str, tmp_path: Path) -> None:
-    given = of(name, way)
-    run(given, tmp_path / "straight")
-    run(given, tmp_path / "resumed", display=Stopping(2))
-    run(given, tmp_path / "resumed", resume=True)
-    assert traces(tmp_path / "resumed") == traces(tmp_path / "straight")
-    _is_sound(name, Run(tmp_path / "straight"))
+class Straight:
+    """Runs without a stop, each made once for all tests, with the names of all tensors that crossed the border."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.seen = folder, dict[tuple[str, str], set[str]]()
+
+    def of(self, name: str, way: str) -> tuple[Run, set[str]]:
+        key, folder = (name, way), self.folder / f"{name}-{way}"
+        if key not in self.seen:
+            with pytest.MonkeyPatch.context() as patch:
+                self.seen[key] = _spied(patch)
+                run(of(name, way), folder)
+        return Run(folder), self.seen[key]
 
 
-def _is_sound(name: str, found: Run) -> None:
-    """Finite, learning, and paying for the parts it declares."""
-    snapshot = found.snapshot()
-    assert all(torch.isfinite(t).all() for t in snapshot.tensors().values() if t.is_floating_point())
-    losses = [row["loss"] for row in found.rounds().to_pylist()]
-    assert losses[-1] < losses[0]
-    ledger, algorithm = found.ledger().to_pylist(), found.experiment.phases[0].algorithm
-    sent = {way: {row["part"] for row in ledger if row["direction"] == way} for way in ("download", "upload")}
-    assert sent["upload"] == set(algorithm.reduce)
-    assert sent["download"] == set(algorithm.download(snapshot.server))
-    expected = ADAPTERS if name == "feddat" else SHARED
-    assert {row["floats"] for row in ledger if row["part"] in ("weights", "control")} == {expected}
-
-
-@every_algorithm
-def test_private_tensors_are_in_no_packet(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _spied(patch: pytest.MonkeyPatch) -> set[str]:
     seen: set[str] = set()
     send = Wire.send
 
@@ -81,11 +70,53 @@ def test_private_tensors_are_in_no_packet(name: str, tmp_path: Path, monkeypatch
         seen.update(tensor for parts in (upload, received) for tensors in parts.values() for tensor in tensors)
         return send(wire, client, upload, received, *rest)
 
-    monkeypatch.setattr(Wire, "send", spy)
-    given = of(name, "loop", rounds=2)
-    run(given, tmp_path)
-    shared = set(Run(tmp_path).snapshot().server.weights)
-    assert seen <= shared | {"steps"}  # FedNova's number of steps is no tensor of the model
+    patch.setattr(Wire, "send", spy)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Straight:
+    return Straight(tmp_path_factory.mktemp("straight"))
+
+
+@every_way
+@every_algorithm
+def test_a_stopped_and_resumed_run_is_the_straight_one_to_the_bit(
+    name: str, way: str, tmp_path: Path, straight: Straight
+) -> None:
+    given = of(name, way)
+    run(given, tmp_path, display=Stopping(2))
+    run(given, tmp_path, resume=True)
+    assert traces(tmp_path) == traces(straight.of(name, way)[0].folder)
+
+
+@every_way
+@every_algorithm
+def test_it_stays_finite_and_learns(name: str, way: str, straight: Straight) -> None:
+    found, _ = straight.of(name, way)
+    assert all(torch.isfinite(t).all() for t in found.snapshot().tensors().values() if t.is_floating_point())
+    losses = [row["loss"] for row in found.rounds().to_pylist()]
+    assert losses[-1] < losses[0]
+
+
+@every_way
+@every_algorithm
+def test_it_pays_for_the_parts_it_declares(name: str, way: str, straight: Straight) -> None:
+    found, _ = straight.of(name, way)
+    ledger, algorithm = found.ledger().to_pylist(), found.experiment.phases[0].algorithm
+    sent = {way: {row["part"] for row in ledger if row["direction"] == way} for way in ("download", "upload")}
+    assert sent["upload"] == set(algorithm.reduce)
+    assert sent["download"] == set(algorithm.download(found.snapshot().server))
+    expected = ADAPTERS if name == "feddat" else SHARED
+    assert {row["floats"] for row in ledger if row["part"] in ("weights", "control")} == {expected}
+
+
+@every_way
+@every_algorithm
+def test_private_tensors_are_in_no_packet(name: str, way: str, straight: Straight) -> None:
+    found, seen = straight.of(name, way)
+    assert seen
+    assert seen <= set(found.snapshot().server.weights) | {"steps"}  # FedNova's number of steps is no tensor
     assert not any(tensor.startswith("extra/") or "adapter_client" in tensor for tensor in seen)
     assert "head.bias" not in seen
 
