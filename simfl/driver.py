@@ -129,6 +129,11 @@ class Driver:
         """Visits per cohort in the next round."""
         return self.record.width(self.snapshot.step)
 
+    @property
+    def workers(self) -> int:
+        """Among how many a round is divided."""
+        return self.pool.num_workers
+
     def narrow(self, error: OutOfMemory) -> None:
         """Halve the cohorts from the next round on; raises `error` where that cannot help."""
         width, batched = self.width, self.record.manifest["identity"]["way"] == "batch"

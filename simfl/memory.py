@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from simfl import files
@@ -35,12 +35,22 @@ class Store:
 
     def put_all(self, states: Sequence[State]) -> list[str]:
         """The digests of states, all on the disk when this returns; RunError if the disk refuses."""
-        digests = [self._write(state) for state in states]
-        if set(digests) - {EMPTY}:
-            files.sync_folder(
-                self.folder
-            )  # also for files that were there: whoever wrote them may not have come this far
+        digests = [self.write(state) for state in states]
+        self.sync(digests)
         return digests
+
+    def write(self, state: State) -> str:
+        """The digest of a state, whose file is written; it is sure to stay once `sync` has returned."""
+        flat = {name: tensor.detach().cpu() for name, tensor in flatten(state).items()}
+        digest = sha256(flat)
+        if digest != EMPTY and not self._path(digest).exists():
+            files.write(self._path(digest), lambda file: write_safetensors(flat, file))
+        return digest
+
+    def sync(self, digests: Iterable[str]) -> None:
+        """Make sure of states: of files that were there too, whose writer may not have come this far."""
+        if set(digests) - {EMPTY}:
+            files.sync_folder(self.folder)
 
     def get(self, digest: str) -> State:
         """The state with this digest; RunError if it is missing or damaged."""
@@ -69,13 +79,6 @@ class Store:
 
     def _path(self, digest: str) -> Path:
         return self.folder / f"{digest}.safetensors"
-
-    def _write(self, state: State) -> str:
-        flat = {name: tensor.detach().cpu() for name, tensor in flatten(state).items()}
-        digest = sha256(flat)
-        if digest != EMPTY and not self._path(digest).exists():
-            files.write(self._path(digest), lambda file: write_safetensors(flat, file))
-        return digest
 
     def _read(self, digest: str) -> State:
         path = self._path(digest)

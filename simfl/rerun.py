@@ -212,6 +212,7 @@ class _Sitting:
     partition: Partition
     width: int
     worker: Worker | None = None
+    workers: None = None  # a round is cut into the smallest cohorts
 
     def train(self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float]) -> list[CohortResult]:
         if self.worker is None:

@@ -70,13 +70,13 @@ def one_round(driver: Driver, stage: Stage, before: Snapshot) -> tuple[Snapshot,
 
     visits = [visit(driver, stage, before, client) for client in clients]
     visits = [pooled(visits, phase.local)] if phase.pooled and visits else visits
-    plans = cohorts(visits, phase.local, driver.width, stage.index, number)
+    plans = cohorts(visits, phase.local, driver.width, stage.index, number, driver.workers)
     results = driver.train(plans, received, [plan.cost(phase.local) for plan in plans])
 
     memory = dict(before.memory)
     for result in results:
         memory |= result.memory
-    after = step(stage, before, mean(stage, results, driver.width))
+    after = step(stage, before, mean(stage, results))
     after = replace(after, memory=memory, broadcast=broadcast, round=number + 1, step=before.step + 1)
     return after, round_rows(stage, after, [visit.client for visit in visits], downloads, results)
 
@@ -108,7 +108,7 @@ def visit(driver: Driver, stage: Stage, before: Snapshot, client: int) -> VisitP
 
 
 @timed("sum")
-def mean(stage: Stage, results: Sequence[CohortResult], width: int) -> Means | None:
+def mean(stage: Stage, results: Sequence[CohortResult]) -> Means | None:
     """What the cohorts returned as one mean per part; None if nobody came back or nobody has weight.
 
     The cohorts' sums are nodes of one binary tree over the round's positions, so their total does not depend on who
@@ -122,7 +122,7 @@ def mean(stage: Stage, results: Sequence[CohortResult], width: int) -> Means | N
     for part in dict.fromkeys(part for result in results for part in result.sums):
         fold = Fold()
         for result in results:
-            fold.push(result.sums.get(part), width)
+            fold.push(result.sums.get(part), result.size)
         total = fold.total()
         assert total is not None
         divisor = float(len(rows)) if stage.phase.algorithm.reduce.get(part) == "clients" else weight

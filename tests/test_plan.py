@@ -100,5 +100,27 @@ def test_the_order_of_arrival_does_not_matter_and_a_width_only_cuts(visits, widt
     assert [len(plan.visits) for plan in plans[:-1]] == [width] * (len(plans) - 1)
 
 
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=70), st.sampled_from([1, 2, 8]), st.integers(1, 5))
+def test_for_workers_cohorts_are_aligned_subtrees_of_the_same_order(sizes, width, workers):
+    visits = [visit(client, size) for client, size in enumerate(sizes)]
+    plans = cohorts(visits, LOCAL, width, 0, 0, workers)
+    assert [c for cohort in clients(plans) for c in cohort] == [
+        c for p in cohorts(visits, LOCAL, 1, 0, 0) for c in clients([p])[0]
+    ]
+    ends = np.cumsum([plan.size for plan in plans])
+    for plan, end in zip(plans, ends, strict=True):
+        assert plan.size in [width << k for k in range(8)]
+        assert (end - plan.size) % plan.size == 0
+        assert plan.width == width
+    assert all(len(plan.visits) == plan.size for plan in plans[:-1])
+
+
+def test_for_workers_the_long_visits_go_out_in_large_cohorts_and_the_last_even_out():
+    """32 visits of 3 steps on 2 workers: at most a quarter, 24 steps, and at most half of what is left at each."""
+    plans = cohorts([visit(client, 12) for client in range(32)], LOCAL, 1, 0, 0, workers=2)
+    assert [plan.size for plan in plans] == [1, 1, 2, 4, 8, 8, 8]
+    assert [plan.size for plan in cohorts([visit(client, 12) for client in range(32)], LOCAL, 8, 0, 0, 2)] == [8] * 4
+
+
 def test_nobody_makes_no_cohort():
-    assert cohorts([], LOCAL, 4, 0, 0) == []
+    assert cohorts([], LOCAL, 4, 0, 0) == cohorts([], LOCAL, 4, 0, 0, workers=2) == []

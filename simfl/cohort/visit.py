@@ -5,7 +5,7 @@ The ways of training differ in how many items they take at once, and in nothing 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -37,6 +37,7 @@ class CohortResult:
     """What a worker returns for a cohort: sums and rows, never single uploads (but for gathered parts)."""
 
     index: int
+    size: int  # positions of the round's tree
     sums: Parts = field(default_factory=dict)
     gathered: dict[str, list[Weights]] = field(default_factory=dict)
     memory: dict[int, str] = field(default_factory=dict)  # client -> digest of what it now remembers
@@ -65,48 +66,53 @@ def train_cohort(
     stage: Stage, store: Store, plan: CohortPlan, received: Parts, way: str, on_error: str
 ) -> CohortResult:
     """Every visit of the cohort; ClientError names the client that failed, unless failures are skipped."""
-    result = CohortResult(plan.index)
-    with measured("load"):
-        memories = {v.client: store.get(v.memory) for v in plan.visits}
-    done: list[Done | None] = []
-    width = len(plan.visits) if way == "batch" else 1
-    if stage.privacy is not None and way == "batch":
-        width = 1  # the units of one client fill the program
-    for first in range(0, len(plan.visits), width):
-        group = plan.visits[first : first + width]
-        train = partial(_train_group, stage, plan, memories=memories, received=received, way=way)
-        outcomes = attempt(stage, plan, group, train, on_error, result.said)
-        done += outcomes
-    wire, states = Wire(stage, plan.phase, plan.round), []
-    folds: dict[str, Fold] = {}
-    for position, (visit, outcome) in enumerate(zip(plan.visits, done, strict=True)):
-        released = None
-        if outcome is not None:
-            release = partial(_release, stage, wire, outcome, received, memories[visit.client])
-            (released,) = attempt(stage, plan, (visit,), release, on_error, result.said)
-        if outcome is None or released is None:
+    result, folds = CohortResult(plan.index, plan.size), dict[str, Fold]()
+    outcomes = _outcomes(stage, store, plan, received, way, on_error, result.said)
+    for position, (visit, outcome) in enumerate(zip(plan.visits, outcomes, strict=True)):
+        if outcome is None:
             result.skipped.append(visit.client)
             for fold in folds.values():
                 fold.push(None)
             continue
-        sent, memory, rows = released
-        states.append((visit.client, memory))
-        _fold(stage, folds, result, outcome, sent, position)
+        done, sent, memory, rows = outcome
+        with measured("commit"):
+            result.memory[visit.client] = store.write(memory)
+        _fold(stage, folds, result, done, sent, position)
         result.ledger += rows
-        result.clients.append(_client_row(plan, outcome))
+        result.clients.append(_client_row(plan, done))
     result.sums = {part: total for part, fold in folds.items() if (total := fold.total()) is not None}
     with measured("commit"):
-        digests = store.put_all([state for _, state in states])
-    result.memory = {client: digest for (client, _), digest in zip(states, digests, strict=True)}
+        store.sync(result.memory.values())
     return result
+
+
+def _outcomes(
+    stage: Stage, store: Store, plan: CohortPlan, received: Parts, way: str, on_error: str, said: list[str]
+) -> Iterator[tuple[Done, Parts, State, list[ledger.Row]] | None]:
+    """Each visit, trained and released, None for one that is skipped; at a time no more than are trained together."""
+    width = plan.width if way == "batch" and stage.privacy is None else 1  # else the units of a client fill the program
+    for first in range(0, len(plan.visits), width):
+        group = plan.visits[first : first + width]
+        with measured("load"):
+            memories = {visit.client: store.get(visit.memory) for visit in group}
+        train = partial(_train_group, stage, plan, memories=memories, received=received, way=way)
+        trained = attempt(stage, plan, group, train, on_error, said)
+        for visit, done in zip(group, trained, strict=True):
+            if done is None:
+                yield None
+                continue
+            release = partial(_release, stage, plan, done, received, memories[visit.client])
+            (released,) = attempt(stage, plan, (visit,), release, on_error, said)
+            yield None if released is None else (done, *released)
 
 
 @timed("encode")
 def _release(
-    stage: Stage, wire: Wire, done: Done, received: Parts, memory: State, visits: Sequence[VisitPlan]
+    stage: Stage, plan: CohortPlan, done: Done, received: Parts, memory: State, visits: Sequence[VisitPlan]
 ) -> list[tuple[Parts, State, list[ledger.Row]]]:
     """What the server gets of a visit, what its client remembers, and the ledger's rows."""
     rows: list[ledger.Row] = []
+    wire = Wire(stage, plan.phase, plan.round)
     upload = {**done.upload}
     if STATISTICS in received:
         upload[STATISTICS] = {name: done.buffers[name] - t for name, t in received[STATISTICS].items()}
