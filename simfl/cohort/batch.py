@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from simfl.algorithms.base import Algorithm
 from simfl.cohort.stage import Item, Stage, Trained, call, inputs_of, step_key, tensors_for, with_task
 from simfl.cohort.stepper import Stepper
 from simfl.models.grouped import grouped, ungroupable
@@ -191,21 +192,35 @@ def _grouped_gradients(
     forwards, n = stage.phase.algorithm.forwards(), len(keys)
     leaves = {name: t.detach().requires_grad_() for name, t in stepped.items()}
     trained = {name: leaves.get(name, t) for name, t in start.items()}
-    flat = {name: t.flatten(0, 1) for name, t in inputs_of(stage, batch).items()}
+    flat = {name: t.flatten(0, 1) for name, t in batch.items()}
     fields = dict(carried)
     for name in micro.runs:
         weights = tensors_for(stage.sources[name], trained, received, state)
-        out = call(stage, forwards[name], weights, flat, keys, groups=n)
+        out = with_task(stage, call(stage, forwards[name], weights, inputs_of(stage, flat), keys, groups=n), flat)
         fields[name] = {key: t.unflatten(0, (n, -1)) for key, t in out.tensors().items()}
 
     def client(
         fields: Carried, batch: Batch, trained: Weights, state: State, visit: Visit
     ) -> tuple[Tensor, Tensor, Tensor]:
-        outputs = {name: with_task(stage, Outputs(**tensors), batch) for name, tensors in fields.items()}
+        outputs = {name: Outputs(**tensors) for name, tensors in fields.items()}
         loss = micro.loss(outputs, batch, trained, received, state, visit)
         return loss.total(batch["mask"]), *loss.parts()
 
-    totals, sums, counts = torch.func.vmap(client)(fields, batch, trained, state, visit)
+    if _is_task_alone(micro):
+        totals, sums, counts = _task(fields["student"])
+    else:
+        totals, sums, counts = torch.func.vmap(client)(fields, batch, trained, state, visit)
     gradients = torch.autograd.grad(totals.sum(), list(leaves.values()), materialize_grads=True)
     kept = {name: {key: t.detach() for key, t in tensors.items()} for name, tensors in fields.items()}
     return dict(zip(leaves, gradients, strict=True)), (sums.detach(), counts.detach()), kept
+
+
+def _is_task_alone(micro: MicroStep) -> bool:
+    """Whether the algorithm adds nothing to the task's loss."""
+    return getattr(micro.loss, "__func__", None) is Algorithm.loss
+
+
+def _task(student: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """What `client` gives where the loss is the task's alone, [n] each; mapping costs more than a small pass."""
+    sums, counts = student["sums"].sum(1), student["weights"].sum(1)
+    return sums / counts.clamp_min(1e-12), sums, counts
