@@ -23,13 +23,17 @@ def _linear(layer: Any, x: Tensor) -> Tensor:
         return functional.linear(x, layer.weight, layer.bias)
     if layer.weight.dim() == 2:
         return _plus(functional.linear(x, layer.weight), layer.bias)
-    groups = current().groups
-    flat = x.reshape(groups, -1, x.shape[-1])
-    if layer.bias is None:
-        out = torch.bmm(flat, layer.weight.transpose(1, 2))
-    else:
-        out = torch.baddbmm(layer.bias[..., None, :], flat, layer.weight.transpose(1, 2))
+    flat = x.reshape(current().groups, -1, x.shape[-1])
+    if layer.weight.numel() <= flat.numel():
+        return _product(layer.bias, flat, layer.weight.transpose(1, 2), -2).reshape(*x.shape[:-1], -1)
+    # the other way round the weight's gradient lies in memory as the weight does: a step along it takes a third
+    out = _product(layer.bias, layer.weight, flat.transpose(1, 2), -1).transpose(1, 2)
     return out.reshape(*x.shape[:-1], -1)
+
+
+def _product(bias: Tensor | None, left: Tensor, right: Tensor, axis: int) -> Tensor:
+    """left · right of each group, plus the bias, which gets a new axis there."""
+    return torch.bmm(left, right) if bias is None else torch.baddbmm(bias.unsqueeze(axis), left, right)
 
 
 def _embedding(layer: Any, index: Tensor) -> Tensor:
