@@ -71,13 +71,14 @@ class Driver:
         resume: bool,
         display: Any,
         profile: bool = False,
+        shared: dict[str, Any] | None = None,
     ) -> Iterator[Driver]:
         """Everything before the first round; errors here are the user's, and come before Ray starts."""
         began, signals = time.monotonic(), Signals()
         tracking.check(experiment)
         torch.set_num_threads(experiment.cohort.threads)
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        setting = Setting(experiment, CACHE, torch.device(device if backend == "inline" else "cpu"))
+        setting = Setting(experiment, CACHE, torch.device(device if backend == "inline" else "cpu"), shared)
         partition, text = partition_of(setting)
         check(experiment, setting, partition)
         identity = identity_of(experiment, setting, len(partition), device)

@@ -68,12 +68,12 @@ class RayPool:
     def __init__(
         self, setup: Setup, workers: int | str, address: str | None, on_message: Callable[[str], None]
     ) -> None:
-        self.ray, self.setup, self.say = _start_ray(address), setup, on_message
+        self.ray, self.setup, self.say = start_ray(address), setup, on_message
         found = self.ray.exceptions
         self.lost = (found.RayActorError, found.ObjectLostError, found.OutOfMemoryError)  # work that can be done again
         self.gpus = setup.device == "cuda"
         self.limit = setup.experiment.watchdog_seconds or float("inf")
-        self.num_workers = _count(self._machines(), workers)
+        self.num_workers = count_workers(self._machines(), workers)
         self.arguments = [os.path.abspath(folder) for folder in sys.path], self.ray.cloudpickle.dumps(setup)
         self.phase: tuple[int, Any] = (-1, None)  # its number, and a reference to its base
         self.actors = [self._actor() for _ in range(self.num_workers)]
@@ -136,7 +136,7 @@ class RayPool:
         except (*self.lost, OutOfMemory) as error:
             self._replace(call.place)
             starved = isinstance(error, (OutOfMemory, self.ray.exceptions.OutOfMemoryError))
-            self.say((errands.starved if starved else errands.died)(call.work, _cause(error)))
+            self.say((errands.starved if starved else errands.died)(call.work, cause(error)))
             return None
         errands.done()
         return result
@@ -185,7 +185,7 @@ class RayPool:
         except self.lost as error:
             if getattr(error, "actor_init_failed", False) or start.tries == RETRIES:
                 raise self._cannot_start(error) from None
-            self.say(f"a worker died while it started ({_cause(error)}); it is replaced")
+            self.say(f"a worker died while it started ({cause(error)}); it is replaced")
             self._replace(start.place, start.tries + 1)
             return []
         except self.ray.exceptions.RayTaskError as error:
@@ -194,7 +194,7 @@ class RayPool:
 
     def _cannot_start(self, error: Exception) -> RunError:
         self.say(str(error).strip())
-        return RunError(f"a worker cannot start: {_cause(error)}; --backend inline shows it in this process")
+        return RunError(f"a worker cannot start: {cause(error)}; --backend inline shows it in this process")
 
     def _free(self) -> str:
         free = self.ray.available_resources()
@@ -220,7 +220,8 @@ class RayPool:
         self.starting, self.phase = {}, (-1, None)
 
 
-def _start_ray(address: str | None) -> Any:
+def start_ray(address: str | None) -> Any:
+    """Ray, started here or joined; ConfigError where nobody answers at the address."""
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray lowers its workers' priority by 15 unless told not to
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -231,7 +232,7 @@ def _start_ray(address: str | None) -> Any:
         try:
             ray.init(address=address, log_to_driver=False, configure_logging=False, **local)
         except ConnectionError as error:
-            raise ConfigError(f"--address: no Ray cluster answers at {address!r}: {_cause(error)}") from None
+            raise ConfigError(f"--address: no Ray cluster answers at {address!r}: {cause(error)}") from None
     _share_tensors()
     return ray
 
@@ -242,7 +243,7 @@ def survey(address: str | None, look: Callable[[], Seen]) -> tuple[dict[str, flo
 
     was_running = ray.is_initialized()
     try:
-        _start_ray(address)
+        start_ray(address)
         resources = {kind: float(number) for kind, number in ray.cluster_resources().items()}
         remote = ray.remote(num_cpus=1, num_gpus=1 if resources.get("GPU") else 0, max_retries=0)(look)
         seen: Seen = ray.get(remote.remote(), timeout=PATIENCE)
@@ -266,7 +267,7 @@ def _share_tensors() -> None:
     )
 
 
-def _count(machines: dict[str, float], workers: int | str) -> int:
+def count_workers(machines: dict[str, float], workers: int | str) -> int:
     """Workers asked for, or as many as the cluster has GPUs (or CPUs) for."""
     kind, number = next(iter(machines.items()))
     if workers == "auto":
@@ -276,7 +277,7 @@ def _count(machines: dict[str, float], workers: int | str) -> int:
     return int(workers)
 
 
-def _cause(error: Exception) -> str:
+def cause(error: Exception) -> str:
     """The last line of Ray's account, which says what happened; the others say to whom."""
     return str(error).strip().splitlines()[-1].strip()
 

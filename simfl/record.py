@@ -75,12 +75,7 @@ class Record:
         return record
 
     def _check(self, experiment_yaml: str) -> None:
-        before, now = _binding((self.folder / "experiment.yaml").read_text()), _binding(experiment_yaml)
-        for a, b in zip(before + [""] * len(now), now + [""] * len(before), strict=False):
-            if a != b:
-                raise RunError(
-                    f"{self.folder}: the run there has {a.strip()!r} where this experiment has {b.strip()!r}"
-                )
+        refuse_another(self.folder, experiment_yaml)
         stored = json.loads((self.folder / "manifest.json").read_text())
         for key in ("data_sha256", "partition_sha256", "identity"):
             if stored[key] != self.manifest[key]:
@@ -204,6 +199,14 @@ class Record:
 def _sums(rounds: list[dict[str, Any]], count: str) -> dict[str, int]:
     ways = (*ledger.DIRECTIONS, "total")
     return {way: sum(row[f"{count}{way}_bytes"] for row in rounds) for way in ways}
+
+
+def refuse_another(folder: Path, experiment_yaml: str) -> None:
+    """RunError if the run in a folder is of another experiment, but for what changes no number."""
+    before, now = _binding((folder / "experiment.yaml").read_text()), _binding(experiment_yaml)
+    for a, b in zip(before + [""] * len(now), now + [""] * len(before), strict=False):
+        if a != b:
+            raise RunError(f"{folder}: the run there has {a.strip()!r} where this experiment has {b.strip()!r}")
 
 
 def _binding(experiment_yaml: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from simfl.errors import ConfigError, nearest
 from simfl.experiment import Experiment
 from simfl.models.base import aliases
 from simfl.objectives.base import Objective
-from simfl.protocol import Examples, Task
+from simfl.protocol import Examples, Task, Weights
 from simfl.roles import Roles, roles, running_statistics
 from simfl.seeds import rng
 from simfl.weights import select
@@ -31,14 +31,37 @@ class Setting:
     experiment: Experiment
     cache: Path
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    shared: dict[str, Any] | None = None  # what runs of one process, one after the other, have in common; null: nothing
+
+    def _common(self, kind: str, key: object, make: Callable[[], Any]) -> Any:
+        """What `make` returns, or what an earlier run made from an equal key; of each kind the newest is kept."""
+        if self.shared is None:
+            return make()
+        if self.shared.get(kind, (None,))[0] != key:
+            self.shared.pop(kind, None)  # freed before the next is made
+            self.shared[kind] = (key, make())
+        return self.shared[kind][1]
 
     @cached_property
     def dataset(self) -> Dataset:
-        return self.experiment.data.load(self.cache)
+        return self._common("dataset", repr(self.experiment.data), lambda: self.experiment.data.load(self.cache))
 
     @cached_property
     def module(self) -> nn.Module:
-        return self.experiment.model.build(self.task).to(self.device)
+        model, task = self.experiment.model, self.task
+        key = (repr(model), task, str(self.device))
+        module, originals = self._common("module", key, lambda: (model.build(task).to(self.device), {}))
+        _put(module, originals)
+        self._originals: dict[str, torch.Tensor] = originals
+        return module
+
+    def overwrite(self, base: Weights) -> None:
+        """Put what earlier phases made of the model into it. What was there first is kept if another run may follow."""
+        if self.shared is not None:
+            own = _tensors(self.module)
+            for name in base.keys() - self._originals.keys():
+                self._originals[name] = own[name].detach().clone()
+        _put(self.module, base)
 
     @cached_property
     def mentor(self) -> Network | None:
@@ -82,7 +105,9 @@ class Setting:
 
     @cached_property
     def _encoded(self) -> dict[tuple[str, str], Examples]:
-        return {}
+        key = (repr(self.experiment.data), repr(self.experiment.model), str(self.device))
+        found: dict[tuple[str, str], Examples] = self._common("examples", key, dict)
+        return found
 
     def roles(self, phase: int) -> Roles:
         """The role of each tensor in a phase."""
@@ -118,3 +143,14 @@ class Setting:
         if limit is None or limit >= count:
             return np.arange(count)
         return np.sort(rng(self.experiment.seed, "evaluate", split).choice(count, size=limit, replace=False))
+
+
+def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
+def _put(module: nn.Module, values: Weights) -> None:
+    own = _tensors(module)
+    with torch.no_grad():
+        for name, tensor in values.items():
+            own[name].copy_(tensor)

@@ -7,7 +7,7 @@ it remembers and a seed, and folds what comes back into the server. Rounds are c
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,13 +38,21 @@ def run(
     resume: bool = False,
     display: Any = None,
     profile: bool = False,
+    until: Callable[[], str] = str,
+    shared: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Run an experiment to its end, from its beginning or from its last commit; returns what `summary.json` holds."""
-    with Driver.open(experiment, out, backend, workers, address, resume, display, profile) as driver:
+    """Run an experiment to its end, from its beginning or from its last commit; returns what `summary.json` holds.
+
+    `until` is asked before each round; a word ends the run there, and is its status. `shared` holds what runs of this
+    process, one after the other, have in common: data, and the model as built.
+    """
+    with Driver.open(experiment, out, backend, workers, address, resume, display, profile, shared) as driver:
         try:
             while driver.snapshot.phase < len(experiment.phases):
                 stage = driver.enter_phase()
                 while driver.snapshot.round < stage.phase.rounds:
+                    if status := until():
+                        return driver.finish(status)
                     driver.finish_round(*round_that_fits(driver, stage))
                 driver.leave_phase()
             return driver.finish("completed")

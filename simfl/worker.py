@@ -56,10 +56,7 @@ class Worker:
 
     def begin(self, phase: int, base: Weights) -> None:
         """Enter a phase: `base` is what earlier phases made of the model."""
-        with torch.no_grad():
-            own = dict(self.setting.module.named_parameters()) | dict(self.setting.module.named_buffers())
-            for name, tensor in base.items():
-                own[name].copy_(tensor)
+        self.setting.overwrite(base)
         self.phase = phase
         self.stages[phase] = _timed_reads(self.setting.stage(phase, self.setup.num_clients))
 
