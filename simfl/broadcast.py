@@ -8,7 +8,7 @@ what one encoding lost is part of the next.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from simfl import ledger
 from simfl.cohort.stage import Stage
@@ -54,13 +54,21 @@ class Broadcast:
             change = {name: t - before[name] for name, t in tensors.items()}
             arrived, packet[part] = transmit(stage.phase.codec.download, change, {})
             public[part] = {name: before[name] + t for name, t in arrived.items()}
-        packets = (*self.packets, packet)
         whole = {part: {name: PLAIN.size(tuple(t.shape)) for name, t in ts.items()} for part, ts in parts.items()}
+        charged, after = self.book(packet, whole, clients)
+        return public, _rows(stage, round_number, parts, charged), replace(after, public=public)
+
+    def book(self, packet: Sizes, whole: Sizes, clients: list[int]) -> tuple[dict[int, Sizes], Broadcast]:
+        """What each client is charged for when `packet` is sent, and the books after it.
+
+        `whole`: every part in float32, at the prices that a client pays who takes no packets.
+        """
+        packets = (*self.packets, packet)
         charged = {client: _cheapest(packets, self.missed.get(client), whole) for client in clients}
         packets = _worthwhile(packets, whole)
         missed = {client: count + 1 for client, count in self.missed.items()} | dict.fromkeys(clients, 0)
         missed = {client: count for client, count in missed.items() if count <= len(packets)}
-        return public, _rows(stage, round_number, parts, charged), Broadcast(public, packets, missed)
+        return charged, replace(self, packets=packets, missed=missed)
 
 
 def _cheapest(packets: tuple[Sizes, ...], missed: int | None, whole: Sizes) -> Sizes:

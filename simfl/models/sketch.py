@@ -1,0 +1,69 @@
+"""A model's names and shapes alone: on the meta device, without memory, and without weights that are not here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from simfl.models import start
+from simfl.models.base import Model
+from simfl.protocol import Task
+
+FIELDS = ("weights", "text", "patches")  # of models, that name weights
+PUBLISHED = {  # the sizes of well-known weights, for settings that leave the size to them
+    "dandelin/vilt-b32-mlm": "base",
+    "dandelin/vilt-b32-finetuned-vqa": "base",
+    "google/vit-base-patch16-224": "base",
+    "google/vit-base-patch16-224-in21k": "base",
+    "rubentito/vt5-base-spdocvqa": "base",
+    "google-t5/t5-base": "base",
+    "google-t5/t5-small": "small",
+}
+
+
+def sketch(model: Model, task: Task) -> nn.Module:
+    """What `model.build` makes, on the meta device, with its ties.
+
+    Weights in folders of this machine are looked at, for their sizes. Others are left out, where the settings or a
+    table of well-known weights tell the size; where neither does, they are fetched.
+    """
+    with torch.device("meta"):
+        module = without_distant(model).build(task)
+    return _without_memory(module)
+
+
+def without_distant(model: Model) -> Model:
+    """`model` without weights that would have to be fetched, if its size is known without them."""
+    given: Any = model
+    distant = [name for name in FIELDS if _is_distant(getattr(model, name, None))]
+    if not distant:
+        return model
+    if getattr(model, "size", "") is not None:
+        return replace(given, **dict.fromkeys(distant))
+    if given.weights not in PUBLISHED:
+        return model
+    return replace(given, size=PUBLISHED[given.weights], **dict.fromkeys(distant))
+
+
+def _is_distant(weights: str | None) -> bool:
+    return weights is not None and not Path(weights).is_dir() and not (start.BUNDLED / weights).is_dir()
+
+
+def _without_memory(module: nn.Module) -> nn.Module:
+    """The module with tensors that hold memory replaced (a module of one's own is given with its weights)."""
+    known: dict[int, Tensor] = {}  # ties stay
+    for child in module.modules():
+        for table in (child._parameters, child._buffers):
+            for name, tensor in table.items():
+                if tensor is None or tensor.is_meta:
+                    continue
+                if id(tensor) not in known:
+                    bare = torch.empty_like(tensor, device="meta")
+                    wanted = isinstance(tensor, nn.Parameter)
+                    known[id(tensor)] = nn.Parameter(bare, tensor.requires_grad) if wanted else bare
+                table[name] = known[id(tensor)]  # type: ignore[assignment]
+    return module
