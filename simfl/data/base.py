@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -86,12 +87,33 @@ class Dataset:
     splits: dict[str, Split]  # train, valid, test, and others such as unseen
     sha256: str  # of the content: questions, answers, words, labels
     card: Mapping[str, object] = field(default_factory=dict)  # licence, sources, counts, rows dropped and why
+    folder: Path | None = None  # where it is kept on this machine; None: in memory alone
+
+
+@dataclass(frozen=True)
+class Published:
+    """What is known of a data set before it is read: its training examples, so that a run can be planned without it."""
+
+    examples: int  # in all
+    clients: tuple[int, ...] = ()  # of each official client
+    groups: tuple[int, ...] = ()  # named groups (providers) of each official client
+    by: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # column -> its value -> examples
+    documents: Mapping[str, int] = field(default_factory=dict)  # value of the column `dataset` -> documents
+    num_classes: int | None = None  # where pictures have classes
+    shape: tuple[int, ...] | None = None  # of one example's features or pixels
 
 
 @dataclass(frozen=True)
 class Data(ABC):
     """A data set as a component: its fields are its settings."""
 
+    QUESTIONS: ClassVar[Mapping[str, Any]] = {}  # as published, by split
+
     @abstractmethod
     def load(self, cache: Path) -> Dataset:
         """Read the data set, or build it and keep what was built under `cache`. Raises DataError with one line."""
+
+    def published(self) -> Published | None:
+        """What its authors say that it holds; None for data that have to be looked at."""
+        count = self.QUESTIONS.get("train")
+        return Published(count) if isinstance(count, int) else None

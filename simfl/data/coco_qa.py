@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from simfl.data import records, vqa
-from simfl.data.base import Data, Dataset
+from simfl.data.base import Data, Dataset, Published
 from simfl.data.gather import Gather, Missing, Pictures, finish, kept
 from simfl.errors import DataError
 from simfl.ranges import Fraction, Whole
@@ -33,6 +33,9 @@ class CocoQa(Data):
     missing: Missing = "refuse"  # drop: leave out questions on pictures that are not there
 
     QUESTIONS: ClassVar[dict[str, int]] = {"train": 78736, "test": 38948}  # training questions before `valid` is taken
+
+    def published(self) -> Published:
+        return Published(round(self.QUESTIONS["train"] * (1 - self.valid)))
 
     def load(self, cache: Path) -> Dataset:
         root = records.folder(self.path)

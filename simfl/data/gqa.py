@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import pyarrow as pa
 
 from simfl.data import places, records, vqa
-from simfl.data.base import Data, Dataset
+from simfl.data.base import Data, Dataset, Published
 from simfl.data.gather import Gather, Missing, Pictures, finish, kept
 from simfl.data.places import Scenes
 from simfl.errors import ConfigError
@@ -62,6 +62,13 @@ class Gqa(Data):
         told = [records.file(given) for given in (self.scenes, self.scene_map) if given is not None]
         sources = [*told, *(path for paths in files.values() for path in paths)]
         return kept(cache, "gqa", EDITION, self, sources, lambda: self._build(root, files, told))
+
+    def published(self) -> Published | None:
+        """The scenes are FedP3's; without scenes, the balanced questions."""
+        if self.scenes is None:
+            return Published(self.QUESTIONS["train"]) if self.questions == "balanced" else None
+        counts = {scene: count for scene, (count, _) in self.FEDP3.items() if scene not in self.unseen}
+        return Published(sum(counts.values()), by={"scene": counts})
 
     def _build(self, root: Path, files: dict[str, list[Path]], told: list[Path]) -> Dataset:
         scenes = places.read(told[0], told[1], self.confidence) if told else None

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from simfl.data.base import Data, Dataset, Split
+from simfl.data.base import Data, Dataset, Published, Split
 from simfl.errors import ConfigError, DataError
 
 
@@ -33,6 +33,12 @@ class Joined(Data):
         digest = hashlib.sha256("".join(f"{name} {d.sha256}\n" for name, d in loaded.items()).encode()).hexdigest()
         splits = {name: split.of(digest) for name, split in splits.items()}
         return Dataset("joined", splits, digest, {"parts": {name: dict(d.card) for name, d in loaded.items()}})
+
+    def published(self) -> Published | None:
+        """The parts as values of the column `dataset`; None if one of them is not known."""
+        found = {name: data.published() for name, data in self.parts.items()}
+        counts = {name: told.examples for name, told in found.items() if told is not None}
+        return Published(sum(counts.values()), by={"dataset": counts}) if len(counts) == len(found) else None
 
 
 def _join(parts: Sequence[tuple[str, Split]]) -> Split:

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from simfl.data import pfl_files
-from simfl.data.base import DOCUMENTS, QUESTIONS, Data, Dataset, Split
+from simfl.data.base import DOCUMENTS, QUESTIONS, Data, Dataset, Published, Split
 from simfl.data.pfl_files import Record
 from simfl.data.picture import shrink, truncated_files
 from simfl.data.stored import content_sha256, stored
@@ -70,6 +70,10 @@ class PflDocvqa(Data):
         imdb = pfl_files.folder(root)
         sources = sorted(path for path in imdb.iterdir() if path.suffix in (".npy", ".json"))
         return stored(cache, "pfl_docvqa", EDITION, self, sources, lambda: self._build(imdb, root / "images"))
+
+    def published(self) -> Published:
+        questions = tuple(size.questions for size in self.CLIENTS)
+        return Published(sum(questions), questions, tuple(size.providers for size in self.CLIENTS))
 
     def _build(self, imdb: Path, images: Path) -> Dataset:
         tables = {"train": _train(imdb), **_whole(imdb)}

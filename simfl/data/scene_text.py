@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from simfl.data import records
-from simfl.data.base import Data, Dataset
+from simfl.data.base import Data, Dataset, Published
 from simfl.data.gather import kept
 from simfl.data.words import Alphabet, Words, finish
 from simfl.errors import DataError
@@ -59,6 +59,15 @@ class SceneText(Data):
         chosen = self._chosen(root)
         sources = [folder / "data.mdb" for folders in chosen.values() for folder in folders]
         return kept(cache, "scene_text", EDITION, self, sources, lambda: self._build(chosen))
+
+    def published(self) -> Published | None:
+        """Folders are known by the names that theirs begin with: IC03_train is IC03."""
+        known = {name: next((n for n in self.TRAIN if name.startswith(n)), None) for name in self.train}
+        counts = {name: self.TRAIN[origin] for name, origin in known.items() if origin is not None}
+        if not counts or len(counts) < len(self.train):
+            return None
+        counts = {name: min(count, self.limit or count) for name, count in counts.items()}
+        return Published(sum(counts.values()), by={"source": counts})
 
     def _chosen(self, root: Path) -> dict[str, list[Path]]:
         """The folders of each split."""

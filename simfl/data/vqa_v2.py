@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, NamedTuple
 import pyarrow as pa
 
 from simfl.data import records, vqa
-from simfl.data.base import Data, Dataset
+from simfl.data.base import Data, Dataset, Published
 from simfl.data.gather import Gather, Missing, Pictures, finish, kept
 from simfl.errors import DataError
 from simfl.ranges import Whole
@@ -79,6 +79,9 @@ class VqaV2(Data):
             raise DataError(f"data.path: {root} has no {names.questions.format(names.subsets['train'])}")
         sources = [path for pair in there.values() for path in pair if path]
         return kept(cache, "vqa_v2", EDITION, self, sources, lambda: self._build(root, names, there))
+
+    def published(self) -> Published:
+        return Published(self.QUESTIONS[self.scenes]["train"])
 
     def _build(self, root: Path, names: Names, files: dict[str, tuple[Path, Path | None]]) -> Dataset:
         gathered = {}
