@@ -26,17 +26,25 @@ TABLES = ("examples", "documents")
 
 
 def stored(
-    cache: Path, name: str, edition: int, data: Data, sources: Iterable[Path], build: Callable[[], Dataset]
+    cache: Path,
+    name: str,
+    edition: int,
+    data: Data,
+    sources: Iterable[Path],
+    build: Callable[[], Dataset],
+    beside: Callable[[Dataset], Mapping[str, bytes]] | None = None,
 ) -> Dataset:
     """The data set made by these settings from these source files: read from the cache, else built and kept there.
 
-    `edition` is raised whenever the code that builds it changes what it makes.
+    `edition` is raised whenever the code that builds it changes what it makes. `beside` makes files by name that are
+    kept with the tables, for people to look at.
     """
     made_from = {"edition": edition, "settings": _settings(data), "sources": [_stamp(path) for path in sources]}
     key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
     folder = cache / f"{name}-{key[:16]}"
     if not (folder / "card.json").exists():
-        write(folder, build())
+        built = build()
+        write(folder, built, beside(built) if beside else {})
     return read(folder)
 
 
@@ -49,8 +57,11 @@ def _stamp(path: Path) -> list[object]:
     return [path.name, status.st_size, status.st_mtime_ns]
 
 
-def write(folder: Path, dataset: Dataset) -> None:
-    """Writes the tables, then the card. Two processes may do it at once: each file appears whole."""
+def write(folder: Path, dataset: Dataset, beside: Mapping[str, bytes] | None = None) -> None:
+    """Writes the tables, the files beside them, then the card.
+
+    Two processes may do it at once: each file appears whole.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     layout = {}
     for split_name, split in dataset.splits.items():
@@ -58,10 +69,16 @@ def write(folder: Path, dataset: Dataset) -> None:
         layout[split_name] = list(tables)
         for table_name, table in tables.items():
             files.write(folder / f"{split_name}.{table_name}.arrow", partial(_write_table, table))
+    for name, content in (beside or {}).items():
+        files.write(folder / name, partial(_write_bytes, content))
     card = {"name": dataset.name, "sha256": dataset.sha256, "splits": layout, "card": dict(dataset.card)}
     text = json.dumps(card, indent=1, ensure_ascii=False).encode()
-    files.write(folder / "card.json", lambda file: file.write(text))
+    files.write(folder / "card.json", partial(_write_bytes, text))
     files.sync_folder(folder)
+
+
+def _write_bytes(content: bytes, file: Any) -> None:
+    file.write(content)
 
 
 def _write_table(table: pa.Table, file: Any) -> None:
@@ -77,7 +94,7 @@ def read(folder: Path) -> Dataset:
             name: Split(**{table: _read_table(folder / f"{name}.{table}.arrow") for table in tables}).of(card["sha256"])
             for name, tables in card["splits"].items()
         }
-        return Dataset(card["name"], splits, card["sha256"], card["card"])
+        return Dataset(card["name"], splits, card["sha256"], card["card"], folder)
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         raise DataError(f"{folder}: this cached data set is damaged, delete the folder ({error})") from error
 

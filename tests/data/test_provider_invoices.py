@@ -262,7 +262,6 @@ def test_drawn_documents_can_be_drawn_in_pieces_in_any_order() -> None:
 
 def test_a_font_that_is_missing_or_another_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     name, faces = "Oxygen", fonts.FAMILIES["Oxygen"][2]
-    fonts.face.cache_clear()
     monkeypatch.setitem(fonts.FAMILIES, name, ("fontpkg-none", "1.0", faces))
     with pytest.raises(DataError, match=r"pip install fontpkg-none==1\.0"):
         fonts.face(name, False)

@@ -6,20 +6,22 @@ providers, and some providers are never seen in training. What stands on the pag
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 from simfl.data.base import Data, Dataset, Split
 from simfl.data.baselines import fit_baselines, score_baselines
+from simfl.data.pieces import cut, join, pages
+from simfl.data.processes import default_processes, make_all
 from simfl.data.provider_invoices.documents import Recipe, benchmark_providers
 from simfl.data.provider_invoices.fonts import FAMILIES, face
 from simfl.data.provider_invoices.invoice import QUESTIONS
 from simfl.data.provider_invoices.plan import Place, plan
-from simfl.data.provider_invoices.tables import cut, join, pages
-from simfl.data.provider_invoices.worker import Job, make_all
+from simfl.data.provider_invoices.worker import MAKE, Job
+from simfl.data.report import report
 from simfl.data.stored import content_sha256, stored
 from simfl.errors import ConfigError
 from simfl.ranges import Amount, Count
@@ -50,15 +52,14 @@ class ProviderInvoices(Data):
         """The benchmark from the cache, or made and kept there: some 10 seconds for the default size on two cores."""
         self._check()
         faces = [face(family, bold) for family in FAMILIES for bold in (False, True)]
-        return stored(cache, "provider_invoices", EDITION, self, faces, self.build)
+        return stored(cache, "provider_invoices", EDITION, self, faces, self.build, partial(report, group="client"))
 
     def build(self, processes: int | None = None) -> Dataset:
         """The benchmark, made now; the same with any number of processes (None: one a core, if worth it)."""
         sizes = {"train": self.train, "valid": self.valid, "test": self.test, "unseen": self.unseen_documents}
         places = plan(self.seed, self.providers, self.unseen, sizes)
-        if processes is None:
-            processes = min(8, os.cpu_count() or 1) if len(places) > WORTH else 1
-        whole = join(make_all(self._jobs(places, processes), processes))
+        processes = processes or default_processes(len(places), WORTH)
+        whole = join(make_all(MAKE, [asdict(job) for job in self._jobs(places, processes)], processes))
         counts = Counter(place.split for place in places)
         splits = dict(zip(SPLITS, cut(whole, [counts[name] for name in SPLITS]), strict=True))
         return Dataset("provider_invoices", splits, content_sha256(splits), self._card(splits))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from simfl.data.drawing import png
 from simfl.data.provider_invoices.dice import Dice
 from simfl.data.provider_invoices.invoice import Question, ask, make_invoice
 from simfl.data.provider_invoices.layout import Page, lay_out
 from simfl.data.provider_invoices.ocr import habits, misread, noise_rate
-from simfl.data.provider_invoices.page import Scan, draw, png, scan
+from simfl.data.provider_invoices.page import Scan, draw, scan
 from simfl.data.provider_invoices.provider import BENCHMARK, OTHERS, Provider, make_provider
 
 NAMESPACE = "benchmark"

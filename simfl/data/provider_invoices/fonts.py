@@ -6,15 +6,13 @@ version changes at that size. Positions on the page are thus the same on every m
 
 from __future__ import annotations
 
-import hashlib
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 from PIL import ImageFont
 
-from simfl.errors import DataError
+from simfl.data.packaged import Packaged
 
 # family: package (all under the SIL Open Font License 1.1), its version, and (file, first 16 digits of its SHA-256) of
 # regular and bold
@@ -62,22 +60,11 @@ SIZE = {
 EM = 1000
 
 
-@cache
 def face(family: str, bold: bool) -> Path:
     """The font file. DataError if its package is missing or holds another file than this benchmark was made with."""
     package, version, faces = FAMILIES[family]
-    name, expected = faces[bold]
-    spec = find_spec(package.replace("-", "_"))
-    path = Path(next(iter(spec.submodule_search_locations or ()), "")) / "files" / name if spec else None
-    if path is None or not path.is_file():
-        raise DataError(f"provider_invoices: font {name} is missing; install it with: pip install {package}=={version}")
-    found = hashlib.sha256(path.read_bytes()).hexdigest()[: len(expected)]
-    if found != expected:
-        raise DataError(
-            f"provider_invoices: {name} hashes to {found}, expected {expected}; "
-            f"install it with: pip install {package}=={version}"
-        )
-    return path
+    name, sha256 = faces[bold]
+    return Packaged(package, version, f"files/{name}", sha256).path("provider_invoices")
 
 
 def _sized(family: str, bold: bool, pixels: float) -> ImageFont.FreeTypeFont:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,10 +90,3 @@ def scan(image: Image.Image, how: Scan, generator: np.random.Generator) -> Image
     if how.noise:
         levels = levels + generator.standard_normal(levels.shape, dtype=np.float32) * how.noise
     return Image.fromarray(np.clip(levels / 17 + 0.5, 0, 15).astype(np.uint8) * np.uint8(17))
-
-
-def png(image: Image.Image) -> bytes:
-    """A PNG that is quick to write."""
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", compress_level=1)
-    return buffer.getvalue()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
@@ -41,34 +40,3 @@ def _boxes(documents: Sequence[Document]) -> pa.Array:
     ends = np.cumsum([0] + [len(d.boxes) for d in documents]).astype(np.int32)
     flat = np.fromiter((v for d in documents for v in d.boxes), np.float32, ends[-1]) / np.float32(GRID)
     return pa.ListArray.from_arrays(pa.array(ends), pa.array(flat))
-
-
-def pages(split: Split) -> pa.Table:
-    """The documents of a split that has some."""
-    assert split.documents is not None
-    return split.documents
-
-
-def join(parts: Sequence[Split]) -> Split:
-    """Splits one after the other as one."""
-    first = accumulate((pages(p).num_rows for p in parts), initial=0)
-    examples = [_shifted(p.examples, start) for p, start in zip(parts, first, strict=False)]
-    documents = pa.concat_tables([pages(p) for p in parts])
-    return Split(pa.concat_tables(examples).combine_chunks(), documents.combine_chunks())
-
-
-def cut(whole: Split, counts: Sequence[int]) -> list[Split]:
-    """The opposite: splits of so many documents each."""
-    bounds = np.cumsum([0, *counts])
-    lines = np.searchsorted(whole.examples["document"].to_numpy(), bounds)
-    return [
-        Split(_shifted(whole.examples[a:b], -int(first)), pages(whole)[first:last])
-        for a, b, first, last in zip(lines[:-1], lines[1:], bounds[:-1], bounds[1:], strict=True)
-    ]
-
-
-def _shifted(examples: pa.Table, by: int) -> pa.Table:
-    """The examples with `by` added to the row of their document."""
-    column = examples.schema.get_field_index("document")
-    rows = pa.array(examples["document"].to_numpy() + by, pa.int32())
-    return examples.set_column(column, examples.schema.field(column), rows)
