@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fakes import Stopping, Toy, experiment
 from torch import nn
 
 import simfl
@@ -27,7 +28,6 @@ from simfl.models.own import Own
 from simfl.objectives.classification import Classification
 from simfl.protocol import Loss, Task
 from simfl.replay import replay
-from tests.fakes import Stopping, Toy, experiment
 
 
 def data(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -90,10 +90,11 @@ def test_importing_simfl_loads_nothing_heavy() -> None:
 
 def test_an_inline_run_loads_no_ray(tmp_path: Path) -> None:
     code = (
-        "import sys, simfl; from tests.test_api import given; "
+        "import sys, simfl; from test_api import given; "
         f"simfl.run(given(), {str(tmp_path / 'run')!r}); print('ray' in sys.modules)"
     )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    shown = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
     assert shown == "False\n"
 
 
@@ -209,7 +210,7 @@ def test_a_visit_of_a_run_of_objects_is_replayed(tmp_path: Path) -> None:
 SCRIPT = """
 import simfl
 from torch import nn
-from tests.test_api import given
+from test_api import given
 
 
 class Net(nn.Linear):
@@ -228,7 +229,7 @@ def test_a_run_by_a_script_is_replayed_through_the_script_as_a_module(
 ) -> None:
     settings = 'given(model={"of": Net, "settings": {"in_features": 2, "out_features": 3}})'
     (tmp_path / "study.py").write_text(SCRIPT.replace("given(model=Net)", settings))
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "SIMFL_CACHE": str(tmp_path / "cache")}
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "SIMFL_CACHE": str(tmp_path / "cache")}
     subprocess.run([sys.executable, "study.py"], cwd=tmp_path, env=env, check=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

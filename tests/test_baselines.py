@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fakes import SIZES, experiment, run, then
 
 from simfl.cohort.plan import VisitPlan, batches, pooled
 from simfl.errors import ConfigError
@@ -16,7 +17,6 @@ from simfl.memory import EMPTY, Store
 from simfl.optimizers.local import LocalOptimizer
 from simfl.results import Run
 from simfl.rules import check
-from tests.fakes import SIZES, experiment, run, then
 
 LOCAL = Local(LocalOptimizer("sgd"), 0.1, epochs=2, batch_size=8)
 WHOLE = {"participation": 1.0, "batch_size": 8}

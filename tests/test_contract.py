@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes import Stopping, Toy, experiment, run, traces
 
 from simfl.algorithms import ALGORITHMS
 from simfl.algorithms.crd import Crd
@@ -19,7 +20,6 @@ from simfl.models.mlp import Mlp
 from simfl.optimizers.local import LocalOptimizer
 from simfl.optimizers.schedules import Cosine
 from simfl.results import Run
-from tests.fakes import Stopping, Toy, experiment, run, traces
 
 every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
 every_way = pytest.mark.parametrize("way", ["loop", "batch"])

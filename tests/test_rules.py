@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
+from fakes import experiment
 
 from simfl.algorithms.feddc import FedDC
 from simfl.algorithms.scaffold import Scaffold
@@ -19,7 +20,6 @@ from simfl.optimizers.local import LocalOptimizer
 from simfl.optimizers.schedules import Cosine
 from simfl.optimizers.server import Adam, Sgd
 from simfl.rules import check
-from tests.fakes import experiment
 
 PRIVATE = {"privacy": Privacy(clip=1.0), "weighting": "uniform"}
 

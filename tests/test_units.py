@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from fakes import Toy, experiment, run, traces
 from torch.testing import assert_close
 
 from simfl import checkpoint
@@ -17,7 +18,6 @@ from simfl.protocol import Weights
 from simfl.setting import Setting
 from simfl.snapshot import Snapshot
 from simfl.weights import norm, subtract
-from tests.fakes import Toy, experiment, run, traces
 
 SIZES = (12, 9, 6)
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import Killed, Stopping, experiment, run
 from rich.console import Console
 
 from simfl.cli import main
 from simfl.errors import RunError
 from simfl.watch import Log, View, sparkline, watch
-from tests.fakes import Killed, Stopping, experiment, run
 
 STARTED = {"event": "started", "name": "toy", "rounds": 4, "clients": 10, "workers": 2, "resumed_at": None}
 SCORE = {"event": "evaluated", "split": "valid", "model": "generic", "metric": "accuracy"}

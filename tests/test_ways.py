@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from fakes import Normalised, experiment, run, toy
+from fakes_documents import Pages
 
 from simfl import checkpoint
 from simfl.algorithms import ALGORITHMS
@@ -24,8 +26,6 @@ from simfl.optimizers.local import LocalOptimizer
 from simfl.optimizers.schedules import Cosine
 from simfl.setting import Setting
 from simfl.snapshot import Snapshot
-from tests.fakes import Normalised, experiment, run, toy
-from tests.fakes_documents import Pages
 
 TINY = {"size": "tiny", "d_model": 32, "d_ff": 48, "num_layers": 2, "num_heads": 2, "vocab_size": 4000, "dropout": 0.1}
 MODEL = {

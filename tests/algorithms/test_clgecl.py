@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hand import visit, w
+from quadratics import Game, client, minimum
 from torch.testing import assert_close
 
 from simfl.algorithms.clgecl import Clgecl
 from simfl.algorithms.fedavg import FedAvg
-from tests.algorithms.hand import visit, w
-from tests.algorithms.quadratics import Game, client, minimum
 
 UNEVEN = [client([4.0, 1.0], [1.0, 0.0]), client([1.0, 2.0], [-1.0, 3.0]), client([0.5, 1.0], [2.0, -2.0])]
 forms = pytest.mark.parametrize("form", ["averaged", "peaceman_rachford"])

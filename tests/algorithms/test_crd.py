@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
+from hand import visit
 from torch.testing import assert_close
 
 from simfl.algorithms.chance import uniform
 from simfl.algorithms.crd import Crd, noise_contrast
 from simfl.protocol import Facts, Outputs
-from tests.algorithms.hand import visit
 
 GENERATOR = torch.Generator().manual_seed(0)
 SMALL = Crd(width=4, negatives=3, from_round=1)

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from hand import outputs, visit
 from torch import Tensor
 from torch.nn.functional import log_softmax
 from torch.testing import assert_close
@@ -15,7 +16,6 @@ from simfl.algorithms.distill import divergence
 from simfl.algorithms.dkd import decoupled
 from simfl.algorithms.similarity_preserving import similarities
 from simfl.protocol import Outputs
-from tests.algorithms.hand import outputs, visit
 
 GENERATOR = torch.Generator().manual_seed(0)
 SECOND = visit(round=1)

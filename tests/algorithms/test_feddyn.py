@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hand import MASK, outputs, visit, w
+from quadratics import Game, client, minimum
 from torch.testing import assert_close
 
 from simfl.algorithms.fedavg import FedAvg
 from simfl.algorithms.feddyn import FedDyn
 from simfl.protocol import Means, Server
-from tests.algorithms.hand import MASK, outputs, visit, w
-from tests.algorithms.quadratics import Game, client, minimum
 
 UNEVEN = [
     client([4.0, 1.0], [1.0, 0.0]),

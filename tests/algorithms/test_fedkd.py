@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from fakes import experiment, run
+from hand import MASK, visit, w
 from torch.testing import assert_close
 
 from simfl.algorithms.fedkd import PROJECTION, FedKD
@@ -16,8 +18,6 @@ from simfl.models.lora import Lora
 from simfl.models.mlp import Mlp
 from simfl.protocol import Facts, Outputs
 from simfl.results import Run
-from tests.algorithms.hand import MASK, visit, w
-from tests.fakes import experiment, run
 
 KL = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)  # (.75, .25) to (.5, .5)
 KL_BACK = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(2.0)

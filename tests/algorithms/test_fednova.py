@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hand import visit, w
+from quadratics import Game, client, minimum
 from torch.testing import assert_close
 
 from simfl.algorithms.fedavg import FedAvg
 from simfl.algorithms.fednova import FedNova
 from simfl.optimizers.local import LocalOptimizer
 from simfl.protocol import Means, Server
-from tests.algorithms.hand import visit, w
-from tests.algorithms.quadratics import Game, client, minimum
 
 EQUAL = [client([1.0], [2.0]), client([1.0], [-1.0])]
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from hand import MASK, visit
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -13,7 +14,6 @@ from simfl.algorithms.distill import divergence
 from simfl.algorithms.fedp3 import FILTERS, FedP3, entropy, forgotten, preferences
 from simfl.errors import ConfigError
 from simfl.protocol import Outputs
-from tests.algorithms.hand import MASK, visit
 
 GENERATOR = torch.Generator().manual_seed(0)
 SECOND = visit(round=1)

@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
+from hand import MASK, outputs, visit, w
 from torch.testing import assert_close
 
 from simfl.algorithms import ALGORITHMS
 from simfl.algorithms.ditto import OWN
 from simfl.protocol import Means, Server
-from tests.algorithms.hand import MASK, outputs, visit, w
 
 
 def total(name: str, trained, received, state=None, out=None, at=None, **settings):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fakes import SIZES, experiment, run
 from torch.testing import assert_close
 
 from simfl.algorithms.base import Algorithm
@@ -16,7 +17,6 @@ from simfl.codecs.nf4 import Nf4
 from simfl.experiment import Codecs
 from simfl.memory import Store
 from simfl.results import Run
-from tests.fakes import SIZES, experiment, run
 
 LOSSY = Codecs(upload=Nf4())
 CASES: dict[str, tuple[Algorithm, tuple[str, ...]]] = {

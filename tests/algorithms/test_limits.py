@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes import Toy, experiment, run
 
 from simfl.algorithms.base import Algorithm
 from simfl.algorithms.clgecl import Clgecl
@@ -26,7 +27,6 @@ from simfl.algorithms.similarity_preserving import SimilarityPreserving
 from simfl.algorithms.soft_targets import SoftTargets
 from simfl.protocol import Weights
 from simfl.results import Run
-from tests.fakes import Toy, experiment, run
 
 # FedDAT needs adapters: see test_feddat. FedDyn and FedDC have no limit and are shown by hand and at their minima.
 LIMITS: dict[str, tuple[Algorithm, dict[str, Any]]] = {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hand import visit, w
+from quadratics import Game, client, minimum
 from torch.testing import assert_close
 
 from simfl.algorithms.scaffold import Scaffold
-from tests.algorithms.hand import visit, w
-from tests.algorithms.quadratics import Game, client, minimum
 
 EQUAL = [client([2.0, 1.0], [1.0, 0.0]), client([2.0, 1.0], [-1.0, 3.0]), client([2.0, 1.0], [3.0, -1.0])]
 UNEVEN = [client([4.0, 1.0], [1.0, 0.0]), client([1.0, 2.0], [-1.0, 3.0]), client([0.5, 1.0], [2.0, -2.0])]

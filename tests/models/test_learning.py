@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import Toy, experiment, run
 from toy_vqa import ANSWERS, Corners
 from toy_words import Bars
 
@@ -24,7 +25,6 @@ from simfl.objectives.ranking import Ranking
 from simfl.objectives.recognition import Recognition
 from simfl.objectives.vqa import Vqa
 from simfl.optimizers.local import LocalOptimizer
-from tests.fakes import Toy, experiment, run
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes import experiment
 from peft import LoraConfig
 from torch import Tensor, nn
 
@@ -21,7 +22,6 @@ from simfl.models.peft_method import PeftMethod
 from simfl.passing import Pass, passing
 from simfl.protocol import Outputs, Task
 from simfl.weights import sha256
-from tests.fakes import experiment
 
 TASK = Task(seed=3, num_classes=5, shape=(2, 6))
 

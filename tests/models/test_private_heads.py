@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from fakes import experiment, run
 from toy_vqa import ANSWERS, Corners
 
 from simfl import checkpoint, tables
@@ -18,7 +19,6 @@ from simfl.models.vilt import Vilt
 from simfl.objectives.vqa import Vqa
 from simfl.setting import Setting
 from simfl.snapshot import Snapshot
-from tests.fakes import experiment, run
 
 LISTS = {"c0": list(ANSWERS), "c1": list(ANSWERS[:3]), "c2": list(reversed(ANSWERS[3:]))}  # 5, 3 and 2 answers
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fakes import experiment, run
 
 from simfl import config
 from simfl.errors import ConfigError
@@ -13,7 +14,6 @@ from simfl.optimizers import SCHEDULES
 from simfl.optimizers.schedules import Constant, Cosine, Decay, Polynomial, Steps
 from simfl.optimizers.server import Sgd
 from simfl.results import Run
-from tests.fakes import experiment, run
 
 
 def over_rounds(schedule, rounds: int) -> list[float]:

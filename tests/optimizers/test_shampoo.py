@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fakes import experiment, run
 from torch.testing import assert_close
 
 from simfl.cohort.stepper import Stepper
@@ -14,7 +15,6 @@ from simfl.memory import Store
 from simfl.optimizers.local import LocalOptimizer
 from simfl.optimizers.shampoo import Layout, Shampoo
 from simfl.results import Run
-from tests.fakes import experiment, run
 
 ALWAYS = {"statistics_every": 1, "roots_every": 1}
 
