@@ -23,7 +23,8 @@ KEYS = {
     "evaluations": ("phase", "round", "split", "model", "by", "group", "metric"),
     "samples": ("phase", "round", "split", "model", "row"),
 }
-FINISHED = ("rounds", "evaluations", "samples")  # their `round` counts finished rounds, that of the others from 0
+SCORED = ("evaluations", "samples")  # after a round; after 0: before the first
+ORDER = {"clients": 1, "rounds": 3, "evaluations": 4, "samples": 4}  # within a round; messages go before or after
 SHOWN = 3  # rows of each table
 NOT_AGAIN = "run again here, both are equal and as recorded up to there: what differs was not made by the settings"
 UNLIKE = ("resumes",)  # of the manifest: says how a run went, not what it is
@@ -31,7 +32,7 @@ UNLIKE = ("resumes",)  # of the manifest: says how a run went, not what it is
 
 @dataclass(frozen=True)
 class Place:
-    """Where a row belongs in the course of a run: round −1 is before the first, `order` is the order within a round."""
+    """Where a row belongs in the course of a run: round 0 is before the first, `order` is the order within a round."""
 
     phase: int
     round: int
@@ -104,7 +105,7 @@ def _rows(a: Run, b: Run, name: str) -> Iterator[tuple[Place, str]]:
     for key in mine.keys() | theirs.keys():
         x, y = mine.get(key), theirs.get(key)
         where = ", ".join(f"{k} {v}" for k, v in zip(keys, key, strict=True) if v != "")
-        if name in FINISHED:
+        if name in SCORED:
             where = where.replace("round", "after round", 1)
         if x is None or y is None:
             lines.append((place(name, x or y or {}), f"{where}: only in {'A' if y is None else 'B'}"))
@@ -117,9 +118,7 @@ def _rows(a: Run, b: Run, name: str) -> Iterator[tuple[Place, str]]:
 
 def place(name: str, row: Row) -> Place:
     """Where a row belongs."""
-    if name in FINISHED:
-        return Place(row["phase"], row["round"] - 1, 3 if name == "rounds" else 4)
-    order = 1 if name == "clients" else 0 if row["direction"] == "download" else 2
+    order = (0 if row["direction"] == "download" else 2) if name == "ledger" else ORDER[name]
     return Place(row["phase"], row["round"], order)
 
 
@@ -140,7 +139,7 @@ def _commits(a: Run, b: Run) -> Iterator[str]:
 def _closer(a: Run, b: Run, first: Place | None, say: Callable[[str], None]) -> list[str]:
     """Run both again up to the first row that differs, or the last round of both."""
     try:
-        phase, round = (first.phase, max(first.round, 0)) if first else _last_common_round(a, b)
+        phase, round = (first.phase, max(first.round, 1)) if first else _last_common_round(a, b)
         say(f"running round {round} of phase {phase} again in both")
         with tempfile.TemporaryDirectory(prefix="simfl-diff-") as scratch:
             return divergence(a, b, phase, round, Path(scratch), say) or [NOT_AGAIN]
@@ -151,7 +150,7 @@ def _closer(a: Run, b: Run, first: Place | None, say: Callable[[str], None]) -> 
 def _last_common_round(a: Run, b: Run) -> tuple[int, int]:
     step = min(len(a.rounds()), len(b.rounds())) - 1
     row = a.rounds().to_pylist()[max(step, 0)]
-    return row["phase"], row["round"] - 1
+    return row["phase"], row["round"]
 
 
 def lines(found: Comparison) -> list[str]:

@@ -102,7 +102,7 @@ def _as(name: str, say: Callable[[str], None]) -> Callable[[str], None]:
 
 def _rounds_up_to(run: Run, phase: int, round: int) -> Iterator[tuple[int, int]]:
     for index, one in enumerate(run.experiment.phases[: phase + 1]):
-        yield from ((index, number) for number in range(round + 1 if index == phase else one.rounds))
+        yield from ((index, number) for number in range(1, 1 + (round if index == phase else one.rounds)))
 
 
 def _in_round(pair: Pair, phase: int, round: int) -> list[str]:

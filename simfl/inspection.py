@@ -30,7 +30,7 @@ folder = click.Path(exists=True, file_okay=False, path_type=Path)
 
 @click.command()
 @click.argument("run", type=folder)
-@click.option("--round", "round_", type=int, required=True, help="As in clients.parquet and in errors: the first is 0.")
+@click.option("--round", "round_", type=int, required=True, help="As in the tables and in errors: the first is 1.")
 @click.option("--client", type=int, required=True, help="Its number.")
 @click.option("--phase", type=int, help="Needed if the run has several.")
 @click.option("--pdb", "debug", is_flag=True, help="Stop in the debugger where the loss begins and where it fails.")

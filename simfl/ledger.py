@@ -46,7 +46,7 @@ def charge(
 def row(
     phase: int, round: int, client: int, direction: str, part: str, floats: int, payload_bytes: int, charged_bytes: int
 ) -> Row:
-    """One row. `floats`: values sent, aliases left out; `client` counts from 0, `round` as the run does."""
+    """One row. `floats`: values sent, aliases left out; `client` counts from 0, `round` from 1."""
     assert direction in DIRECTIONS, direction
     return {
         "phase": phase,

@@ -115,7 +115,7 @@ def replay(
     debug: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> Replay:
-    """Run one visit again; `round` counts from 0, as in `clients.parquet` and in errors. `debug`: under pdb.
+    """Run one visit again; `round` counts from 1, as in the tables and in errors. `debug`: under pdb.
 
     ClientError, with the client's own traceback, where the visit fails. RunError for a visit that the run has not.
     """
@@ -170,9 +170,9 @@ def _recorded_memory(run: Run, done: Replay) -> tuple[str | None, str]:
     for step in run.steps:
         snapshot = run.snapshot(step)
         same_phase = snapshot.phase == done.phase or (snapshot.phase == phases and done.phase == phases - 1)
-        if not same_phase or snapshot.round <= done.round:
+        if not same_phase or snapshot.round < done.round:
             continue
-        between = range(done.round + 1, snapshot.round)
+        between = range(done.round + 1, snapshot.round + 1)
         visits = run.clients().to_pylist()
         if any((v["phase"], v["client"]) == (done.phase, done.client) and v["round"] in between for v in visits):
             return None, "the client visited again before the oldest commit that is kept"

@@ -53,7 +53,7 @@ class Outgoing:
             if any(visit.client == client for visit in plan.visits):
                 return plan
         sampled = ", ".join(str(k) for k in sorted(self.clients)) or "nobody"
-        where = f"round {self.before.round} of phase {self.before.phase}"
+        where = f"round {self.before.round + 1} of phase {self.before.phase}"
         raise RunError(f"--client: {client} is not in {where}, which sampled {sampled}")
 
 
@@ -90,14 +90,14 @@ class Rerun:
         return torch.device(now)
 
     def go_to(self, phase: int, round: int) -> Outgoing:
-        """The wanted round, about to begin. Both count from 0, as in `clients.parquet`."""
+        """The wanted round, about to begin. As in the tables, phases count from 0 and the rounds of a phase from 1."""
         target = self._step_before(phase, round)
         if self.snapshot.step > target:
             raise RunError(f"the rerun has come to step {self.snapshot.step} and cannot go back to step {target}")
         self._start_at(target)
         if target > self.snapshot.step:
             self.say(f"running {target - self.snapshot.step} rounds again to reach the one asked for")
-        while (self.snapshot.phase, self.snapshot.round) != (phase, round):
+        while (self.snapshot.phase, self.snapshot.round) != (phase, round - 1):
             here = self._enter()
             if self.snapshot.round < here.phase.rounds:
                 self.one_round()
@@ -110,9 +110,9 @@ class Rerun:
         phases = self.experiment.phases
         if not 0 <= phase < len(phases):
             raise RunError(f"--phase: {phase} given; the run has phases 0 to {len(phases) - 1}")
-        if not 0 <= round < phases[phase].rounds:
-            raise RunError(f"--round: {round} given; phase {phase} has rounds 0 to {phases[phase].rounds - 1}")
-        return sum(p.rounds for p in phases[:phase]) + round
+        if not 1 <= round <= phases[phase].rounds:
+            raise RunError(f"--round: {round} given; phase {phase} has rounds 1 to {phases[phase].rounds}")
+        return sum(p.rounds for p in phases[:phase]) + round - 1
 
     def _start_at(self, target: int) -> None:
         """Take the newest whole commit at or before a number of finished rounds, if it is ahead of where we stand."""
@@ -160,11 +160,11 @@ class Rerun:
         self.snapshot, rows = simulation.one_round(self._sitting(self.worker), self._enter(), before)
         self.store.collect(set(self.snapshot.memory.values()))
         for name in ("clients", "ledger"):
-            recorded = self.recorded(name, before.phase, before.round)
+            recorded = self.recorded(name, before.phase, before.round + 1)
             self.unlike += differences(name, recorded, rows[name])
         if time.monotonic() - self.said > SPARSE:
             self.said = time.monotonic()
-            self.say(f"round {before.round} of phase {before.phase} run again: {len(rows['clients'])} visits")
+            self.say(f"round {before.round + 1} of phase {before.phase} run again: {len(rows['clients'])} visits")
 
     def recorded(self, name: str, phase: int, round: int) -> list[Row]:
         """What the run wrote about a round into `clients` or `ledger`; empty if the round never ended."""

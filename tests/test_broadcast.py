@@ -58,7 +58,7 @@ def charges(visits, stage=LOSSY):
     for number, clients in enumerate(visits):
         _, rows, broadcast = broadcast.send(stage, number, parts(VALUES * number), clients)
         assert [(row["client"], row["round"], row["direction"]) for row in rows] == [
-            (client, number, "download") for client in clients
+            (client, number + 1, "download") for client in clients
         ]
         assert all(row["charged_bytes"] == row["payload_bytes"] and row["logical_bytes"] == 4000 for row in rows)
         found.append([row["payload_bytes"] for row in rows])

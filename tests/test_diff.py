@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from fakes import Stopping, experiment, run
 
 from simfl import checkpoint, tables
 from simfl.algorithms.fedprox import FedProx
@@ -16,7 +17,6 @@ from simfl.experiment import Evaluate, Experiment
 from simfl.optimizers.server import Sgd
 from simfl.protocol import Loss
 from simfl.results import Run
-from tests.fakes import Stopping, experiment, run
 
 BASE = experiment("fedprox", participation=0.5, evaluate=Evaluate(samples=0))
 
@@ -61,12 +61,12 @@ def test_a_resumed_run_equals_one_that_was_not(tmp_path: Path) -> None:
 
 def test_the_first_client_step_and_tensor_that_differ_are_found(tmp_path: Path) -> None:
     run(with_algorithm(Nudged()), tmp_path / "a")
-    visit = next(v for v in Run(tmp_path / "a").clients().to_pylist() if v["round"] == 1 and v["steps"] == 3)
+    visit = next(v for v in Run(tmp_path / "a").clients().to_pylist() if v["round"] == 2 and v["steps"] == 3)
     run(with_algorithm(Nudged(client=visit["client"], step=2)), tmp_path / "b")
     found = compare(Run(tmp_path / "a"), Run(tmp_path / "b"))
-    assert found.first == Place(0, 2, 1)  # the loss of a later visit, as the last step of this one has no other trace
+    assert found.first == Place(0, 3, 1)  # the loss of a later visit, as the last step of this one has no other trace
     where, loss, gradient, weights = found.closer
-    assert where == f"phase 0, round 1, client {visit['client']}, local step 2:"
+    assert where == f"phase 0, round 2, client {visit['client']}, local step 2:"
     assert loss.startswith("  loss equal")
     assert gradient == "  gradient: head.bias: max |A − B| 0.001 at [0], 1 of 5 values differ"
     assert weights == "  weights after the step: head.bias: max |A − B| 0.0001 at [0], 1 of 5 values differ"  # eta 0.1
@@ -76,14 +76,14 @@ def test_a_setting_of_the_server_shows_after_its_step(tmp_path: Path) -> None:
     slower = replace(BASE, phases=(replace(BASE.phases[0], server=Sgd(learning_rate=0.5)),))
     found = both(tmp_path, BASE, slower)
     assert found.settings == ["phases.0.server.learning_rate: 1.0 | 0.5"]
-    assert found.closer[0] == "phase 0, round 0, after the server's step:"
+    assert found.closer[0] == "phase 0, round 1, after the server's step:"
     assert found.closer[1].startswith("  weights/layers.0.linear.weight: max |A − B|")
 
 
 def test_another_seed_shows_in_the_model_at_the_start(tmp_path: Path) -> None:
     found = both(tmp_path, BASE, replace(BASE, seed=7))
-    assert found.first == Place(0, -1, 4)  # the scores before the first round
-    assert found.closer[0] == "phase 0, round 0, before its first visit:"
+    assert found.first == Place(0, 0, 4)  # the scores before the first round
+    assert found.closer[0] == "phase 0, round 1, before its first visit:"
 
 
 def test_other_clients_are_named(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_run_that_does_not_reproduce_itself_is_named(tmp_path: Path) -> None:
     tables.write_part(tmp_path / "b" / "tables", "clients", 2, rows)
     (line,) = compare(Run(tmp_path / "a"), Run(tmp_path / "b")).closer
     client = rows[2]["client"]
-    assert line.startswith(f"run again, B differs from its own record: clients phase 0, round 1, client {client}: loss")
+    assert line.startswith(f"run again, B differs from its own record: clients phase 0, round 2, client {client}: loss")
 
 
 def test_a_shorter_run_is_equal_as_far_as_it_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

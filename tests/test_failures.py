@@ -35,7 +35,7 @@ def test_a_clients_exception_names_client_round_and_seed_and_ends_with_its_own_w
     with pytest.raises(ClientError) as failed:
         run(experiment(Faulty(client=3, round=1), way, width=8), tmp_path)
     first, *_, last = str(failed.value).splitlines()
-    assert first == f"client 3, phase 0, round 1, seed {seed_for(42, 'visit', 0, 1, 3, 0)} failed:"
+    assert first == f"client 3, phase 0, round 2, seed {seed_for(42, 'visit', 0, 1, 3, 0)} failed:"
     assert last == "ZeroDivisionError: the client's own words"
     assert "in init_client" in str(failed.value)
 
@@ -45,7 +45,7 @@ def test_on_ray_too(tmp_path, ray_session):
     with pytest.raises(ClientError) as failed:
         run(experiment(Faulty(client=3, round=0), "batch", width=8), tmp_path, workers=1)
     first, *_, last = str(failed.value).splitlines()
-    assert first == f"client 3, phase 0, round 0, seed {seed_for(42, 'visit', 0, 0, 3, 0)} failed:"
+    assert first == f"client 3, phase 0, round 1, seed {seed_for(42, 'visit', 0, 0, 3, 0)} failed:"
     assert last == "ZeroDivisionError: the client's own words"
     assert "in init_client" in str(failed.value)
 
@@ -62,7 +62,7 @@ def test_a_failed_run_is_committed_and_its_summary_says_so(tmp_path):
 def test_an_upload_that_is_not_finite_names_client_part_and_tensor(way, tmp_path):
     with pytest.raises(ClientError) as failed:
         run(experiment(Faulty("nan", client=3, round=1), way), tmp_path)
-    assert str(failed.value).startswith("client 3, phase 0, round 1, seed ")
+    assert str(failed.value).startswith("client 3, phase 0, round 2, seed ")
     assert str(failed.value).splitlines()[-1].endswith("client 3: upload 'weights': head.bias is not finite")
 
 
@@ -74,8 +74,8 @@ def test_an_upload_that_is_not_finite_names_client_part_and_tensor(way, tmp_path
 def test_a_skipped_client_is_counted_and_leaves_no_trace_but_its_download(fault, way, tmp_path):
     run(experiment(Faulty(fault, client=3, round=1), way, width=4, on_error="skip"), tmp_path)
     assert [(row["sampled"], row["skipped"]) for row in rows(tmp_path, "rounds")] == [(7, 0), (7, 1), (7, 0)]
-    assert 3 not in [row["client"] for row in rows(tmp_path, "clients") if row["round"] == 1]
-    parts = [row["direction"] for row in rows(tmp_path, "ledger") if (row["round"], row["client"]) == (1, 3)]
+    assert 3 not in [row["client"] for row in rows(tmp_path, "clients") if row["round"] == 2]
+    parts = [row["direction"] for row in rows(tmp_path, "ledger") if (row["round"], row["client"]) == (2, 3)]
     assert parts == ["download"]
 
 
@@ -84,7 +84,7 @@ def test_dispatched_is_finished_and_skipped_in_every_round(way, tmp_path):
     run(experiment(Faulty(client=3, round=1), way, on_error="skip", poisson=0.5, rounds=6), tmp_path)
     finished = [row["round"] for row in rows(tmp_path, "clients")]
     for row in rows(tmp_path, "rounds"):
-        assert row["sampled"] == finished.count(row["round"] - 1) + row["skipped"]
+        assert row["sampled"] == finished.count(row["round"]) + row["skipped"]
 
 
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])

@@ -107,7 +107,7 @@ def test_the_tables_count_every_round_visit_and_message(finished):
         assert row["steps"] == -(-row["examples"] // 8)
         assert row["weight"] == row["examples"]
     for row in rounds:
-        mine = [visit for visit in clients if visit["round"] == row["round"] - 1]
+        mine = [visit for visit in clients if visit["round"] == row["round"]]
         assert row["examples"] == sum(visit["examples"] for visit in mine)
         assert row["local_steps"] == sum(visit["steps"] for visit in mine)
         assert row["loss"] == pytest.approx(sum(v["loss"] * v["examples"] for v in mine) / row["examples"])

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fakes import Faulty, experiment, run, then
 
 from simfl import tables
 from simfl.algorithms.feddat import FedDat
@@ -22,7 +23,6 @@ from simfl.models.mlp import Mlp
 from simfl.optimizers.server import Adam
 from simfl.replay import lines, replay
 from simfl.results import Run
-from tests.fakes import Faulty, experiment, run, then
 
 LOSSY = Codecs(download=Nf4(of="delta"), upload=Nf4(error_feedback=True))
 MOMENTUM = {"optimizer": "adam", "learning_rate": 0.01, "keep_optimizer": True}
@@ -74,7 +74,7 @@ def test_later_phases_start_from_what_earlier_ones_left(tmp_path: Path) -> None:
     first = experiment("moon", rounds=2, private=("head.*",))
     keep = ("algorithm", "private")
     run(then(first, experiment("moon", rounds=3, private=("head.*",), server=Adam(), keep=keep)), tmp_path)
-    visit = next(v for v in Run(tmp_path).clients().to_pylist() if (v["phase"], v["round"]) == (1, 0))
+    visit = next(v for v in Run(tmp_path).clients().to_pylist() if (v["phase"], v["round"]) == (1, 1))
     with pytest.raises(RunError, match="--phase: needed, as the run has phases 0 to 1"):
         replay(Run(tmp_path), 0, visit["client"])
     done = replay(Run(tmp_path), 0, visit["client"], phase=1)
@@ -99,7 +99,7 @@ def test_a_visit_that_ended_the_run_fails_again_as_it_did(tmp_path: Path) -> Non
 
 def test_a_visit_that_was_skipped_fails_again(tmp_path: Path) -> None:
     run(replace(FAULTY, on_error="skip"), tmp_path)
-    with pytest.raises(ClientError, match="client 3, phase 0, round 1"):
+    with pytest.raises(ClientError, match="client 3, phase 0, round 2"):
         replay(Run(tmp_path), 1, 3)
     later = replay(Run(tmp_path), 2, 3)  # the rounds before are run again with the skip
     assert later.unlike == []
@@ -111,10 +111,10 @@ def test_a_record_that_is_not_what_happens_is_named(tmp_path: Path, capsys: pyte
     rows = tables.read(part).to_pylist()
     rows[0]["loss"] += 1e-9
     tables.write_part(tmp_path / "tables", "clients", 2, rows)
-    where = f"clients phase 0, round 1, client {rows[0]['client']}: loss {rows[0]['loss']!r} recorded"
+    where = f"clients phase 0, round 2, client {rows[0]['client']}: loss {rows[0]['loss']!r} recorded"
     done = replay(Run(tmp_path), 1, rows[0]["client"])
     assert [line[: len(where)] for line in done.unlike] == [where]
-    code = main(["replay", str(tmp_path), "--round", "1", "--client", str(rows[0]["client"])])
+    code = main(["replay", str(tmp_path), "--round", "2", "--client", str(rows[0]["client"])])
     assert code == 1
     assert capsys.readouterr().out.endswith("not as recorded\n")
 
@@ -140,9 +140,9 @@ def test_a_run_by_ray_is_replayed_in_this_process(ray_session: None, tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--round", "9", "--client", "1"], "--round: 9 given; phase 0 has rounds 0 to 2"),
-        (["--round", "0", "--client", "99"], "--client: 99 is not in round 0 of phase 0, which sampled"),
-        (["--round", "0", "--client", "1", "--phase", "1"], "--phase: 1 given; the run has phases 0 to 0"),
+        (["--round", "9", "--client", "1"], "--round: 9 given; phase 0 has rounds 1 to 3"),
+        (["--round", "1", "--client", "99"], "--client: 99 is not in round 1 of phase 0, which sampled"),
+        (["--round", "1", "--client", "1", "--phase", "1"], "--phase: 1 given; the run has phases 0 to 0"),
     ],
 )
 def test_a_visit_that_is_not_there_is_one_line(
@@ -161,7 +161,7 @@ def simfl(arguments: list[str], typed: str = "") -> subprocess.CompletedProcess[
 def test_the_debugger_stops_at_the_loss_and_goes_on(tmp_path: Path) -> None:
     run(experiment("fedprox"), tmp_path)
     visit = Run(tmp_path).clients().to_pylist()[0]
-    asked = ["replay", str(tmp_path), "--round", "0", "--client", str(visit["client"]), "--pdb"]
+    asked = ["replay", str(tmp_path), "--round", "1", "--client", str(visit["client"]), "--pdb"]
     shown = simfl(asked, "up 0\np sorted(locals())\nclear\ny\ncontinue\n")
     assert shown.returncode == 0, shown.stderr
     assert "'batch'" in shown.stdout
@@ -172,7 +172,7 @@ def test_the_debugger_stops_at_the_loss_and_goes_on(tmp_path: Path) -> None:
 def test_the_debugger_opens_where_a_client_failed(tmp_path: Path) -> None:
     with pytest.raises(ClientError):
         run(FAULTY, tmp_path)
-    shown = simfl(["replay", str(tmp_path), "--round", "1", "--client", "3", "--pdb"], "p 6 * 7\nquit\n")
+    shown = simfl(["replay", str(tmp_path), "--round", "2", "--client", "3", "--pdb"], "p 6 * 7\nquit\n")
     assert "fakes.py" in shown.stdout
     assert "\n(Pdb) 42\n" in shown.stdout
     assert shown.returncode == 1

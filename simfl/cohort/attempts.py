@@ -70,7 +70,7 @@ def brief(error: BaseException) -> str:
 
 def _where(stage: Stage, plan: CohortPlan, client: int) -> str:
     seed = seed_for(stage.seed, "visit", plan.phase, plan.round, client, 0)
-    return f"client {client}, phase {plan.phase}, round {plan.round}, seed {seed}"
+    return f"client {client}, phase {plan.phase}, round {plan.round + 1}, seed {seed}"
 
 
 def _names(visits: Sequence[VisitPlan]) -> str:

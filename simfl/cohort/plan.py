@@ -36,7 +36,7 @@ class CohortPlan:
     """Visits at neighbouring canonical positions of a round, trained on one worker."""
 
     phase: int
-    round: int
+    round: int  # finished rounds of the phase before it: tables and errors say one more
     index: int  # place among the round's cohorts
     num_sampled: int
     visits: tuple[VisitPlan, ...]

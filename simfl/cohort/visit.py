@@ -268,7 +268,7 @@ def _client_row(plan: CohortPlan, done: Done) -> dict[str, Any]:
     visit = done.plan
     return {
         "phase": plan.phase,
-        "round": plan.round,
+        "round": plan.round + 1,
         "client": visit.client,
         "examples": visit.examples,
         "units": len(visit.units),

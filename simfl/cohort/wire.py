@@ -80,7 +80,7 @@ def message(
     floats = {name: t.numel() for name, t in stage.module.named_parameters()} if aliases else {}
     charged = ledger.charge(payload, aliases, floats, set(stage.roles.trained), stage.alias_rule)
     values = sum(t.numel() for t in tensors.values())
-    return ledger.row(phase, round_number, client, direction, part, values, sum(payload.values()), charged)
+    return ledger.row(phase, round_number + 1, client, direction, part, values, sum(payload.values()), charged)
 
 
 def check_finite(tensors: Weights, where: str) -> None:
