@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from simfl import config, evaluation, ledger, tracking
+from simfl import config, evaluation, files, ledger, tracking
 from simfl.audience import Audience, Silent
 from simfl.cohort.batch import pays_on_cpu
 from simfl.cohort.plan import CohortPlan
@@ -84,13 +84,14 @@ class Driver:
         identity = identity_of(experiment, setting, len(partition), device)
         facts = manifest(identity, setting.dataset.sha256, manifest_sha256(text))
         record = Record.open(Path(out), config.dump(experiment), facts, text, experiment.checkpoint, resume)
-        found, warning = record.restore()
-        audience, snapshot = Audience(display or Silent(), record), found or Snapshot()
-        if warning:
-            audience.message(warning)
         stacks, way = record.folder / "stacks", identity["way"]
         setup = Setup(experiment, CACHE, record.folder / "memory", way, len(partition), device, stacks, profile)
         with ExitStack() as stack:
+            stack.enter_context(files.locked(record.folder))
+            found, warning = record.restore()
+            audience, snapshot = Audience(display or Silent(), record), found or Snapshot()
+            if warning:
+                audience.message(warning)
             stack.enter_context(signals.caught())
             pool = stack.enter_context(open_pool(backend, setup, setting, workers, address, audience.message))
             stack.enter_context(signals.caught())  # once more: a Ray started here has taken SIGTERM for itself

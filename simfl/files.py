@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -59,6 +62,31 @@ def write(path: Path, fill: Callable[[BinaryIO], object]) -> None:
     except OSError as error:
         temp.unlink(missing_ok=True)
         raise disk_error(path, error) from error
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """The block has this folder to itself, as far as processes ask by this function; RunError if another has it.
+
+    The lock ends with the process, however it ends. A disk that knows no locks is taken at its word.
+    """
+    try:
+        file = open(folder / ".lock", "a+")  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise disk_error(folder, error) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise RunError(f"{folder}: process {file.read().strip()} is at work on this run; end it first") from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
+                raise
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
 
 
 def disk_error(path: Path, error: OSError) -> RunError:

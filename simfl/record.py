@@ -225,12 +225,19 @@ def manifest(identity: Mapping[str, Any], data_sha256: str, partition_sha256: st
     return {
         "simfl": __version__,
         "python": platform.python_version(),
-        "libraries": {name: metadata.version(name) for name in LIBRARIES},
+        "libraries": {name: _version(name) for name in LIBRARIES},
         "machine": {"system": platform.platform(), "processor": platform.machine(), "gpus": _gpus()},
         "data_sha256": data_sha256,
         "partition_sha256": partition_sha256,
         "identity": dict(identity),
     }
+
+
+def _version(library: str) -> str | None:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:  # without Ray, say, runs go on in this process
+        return None
 
 
 def _gpus() -> list[str]:

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -49,3 +51,20 @@ def test_a_folder_is_made_with_those_above_it_and_each_is_synced(tmp_path, monke
     files.make_folder(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
     assert synced == [tmp_path, tmp_path / "a"]
+
+
+def test_a_folder_has_one_holder_at_a_time(tmp_path):
+    with files.locked(tmp_path), pytest.raises(RunError) as error, files.locked(tmp_path):
+        pass
+    assert str(error.value) == f"{tmp_path}: process {os.getpid()} is at work on this run; end it first"
+    with files.locked(tmp_path):
+        assert (tmp_path / ".lock").read_text() == str(os.getpid())
+
+
+def test_a_lock_ends_with_its_process(tmp_path):
+    code = (
+        "import os, sys, pathlib, simfl.files; simfl.files.locked(pathlib.Path(sys.argv[1])).__enter__(); os._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == 9
+    with files.locked(tmp_path):
+        assert (tmp_path / ".lock").read_text() == str(os.getpid())

@@ -151,6 +151,13 @@ def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
+def test_a_run_that_somebody_is_at_work_on_is_not_resumed_beside_it(tmp_path):
+    run(SMALL, tmp_path)
+    with files.locked(tmp_path), pytest.raises(RunError, match=f"{LINE}: process {os.getpid()} is at work on this run"):
+        run(SMALL, tmp_path, resume=True)
+    run(SMALL, tmp_path, resume=True)
+
+
 CHANGES = {
     "seed: 42": replace(SMALL, seed=43),
     "learning_rate: 0.1": experiment("scaffold", learning_rate=0.2, data=SMALL.data, clients_per_round=2),
