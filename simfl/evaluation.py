@@ -12,7 +12,7 @@ import torch
 from simfl.cohort.stacking import namespace
 from simfl.cohort.stage import LAST_LOCAL, Stage
 from simfl.data.holdings import Partition
-from simfl.data.partitioner import column
+from simfl.data.partitioner import column, columns_of
 from simfl.memory import Store
 from simfl.passing import Pass, passing
 from simfl.protocol import Forward, Parts, State, Weights
@@ -21,7 +21,8 @@ from simfl.setting import Setting
 from simfl.timing import Clock, measured
 
 TRUTH = ("id", "question", "answers", "label", "text")  # columns shown beside a prediction, where the data has them
-GROUPS = ("provider", "field", "group")  # columns by which scores are also averaged, where the data has them
+# columns by which scores are also averaged, where the data has them, beside those that the partition goes by
+GROUPS = ("dataset", "provider", "scene", "task", "domain", "stage", "field", "group")
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,8 @@ def _mean(values: np.ndarray) -> dict[str, Any]:
 def _groups(setting: Setting, split: str, rows: np.ndarray) -> list[tuple[str, np.ndarray]]:
     found = setting.split(split)
     tables = [found.examples] + ([found.documents] if found.documents is not None else [])
-    present = [name for name in GROUPS if any(name in table.column_names for table in tables)]
+    wanted = dict.fromkeys([*columns_of(setting.experiment.partition), *GROUPS])
+    present = [name for name in wanted if any(name in table.column_names for table in tables)]
     coded = {name: column(found, name) for name in present}
     return [(name, np.asarray(names.to_pylist(), dtype=object)[codes][rows]) for name, (codes, names) in coded.items()]
 
@@ -183,7 +185,8 @@ def rows_of_clients(setting: Setting, partition: Partition, split: str, rows: np
     if split == "train":
         return [np.intersect1d(rows, partition.rows(k)) for k in range(len(partition))]
     groups = [{name for name, _ in partition.groups(k)} for k in range(len(partition))]
-    column_names = dict(_groups(setting, split, rows))
-    values = next((column_names[c] for c in ("provider", "group") if c in column_names), None)
-    own = [rows[[value in names for value in values]] for names in groups] if values is not None else []
-    return own if any(map(len, own)) else [rows] * len(partition)
+    for _, values in _groups(setting, split, rows) if any(groups) else ():
+        own = [rows[[value in names for value in values]] for names in groups]
+        if any(map(len, own)):
+            return own
+    return [rows] * len(partition)

@@ -8,6 +8,7 @@ import torch
 from fakes import Toy, experiment, model, run
 
 from simfl import checkpoint, tables
+from simfl.data.partition import Natural
 from simfl.driver import CACHE, Silent
 from simfl.errors import ConfigError
 from simfl.evaluation import EvaluationPlan, Scores, headline, headlines, rows_of_clients, shards, summarise
@@ -181,6 +182,19 @@ def test_where_no_row_is_of_anybodys_group_every_client_is_scored_on_all(setting
     ungrouped = replace(setting.experiment.partition, groups=None).split(train, 42)
     own = rows_of_clients(setting, ungrouped, "valid", np.arange(60))
     assert [len(rows) for rows in own] == [60] * 10
+
+
+def test_clients_of_a_natural_column_are_scored_on_its_values_and_scores_are_averaged_over_them(setting):
+    """Each of the 10 clients holds the training rows of one value of `client`, and its rows among 60 of valid."""
+    case = replace(CASE, partition=Natural(column="client"))
+    setting = Setting(case, CACHE)
+    partition = case.partition.split(setting.split("train"), 42)
+    own = rows_of_clients(setting, partition, "valid", np.arange(60))
+    held = setting.split("valid").examples["client"].to_numpy()
+    assert [rows.tolist() for rows in own] == [np.flatnonzero(held == k).tolist() for k in range(10)]
+    (scores,) = shards("valid", "generic", np.arange(60), 60)
+    rows = summarise(setting, [Scores(scores, {"accuracy": (held == 3).astype(float)})], {})
+    assert {row["group"]: row["value"] for row in rows if row["by"] == "client"} == {str(k): k == 3 for k in range(10)}
 
 
 def test_an_unknown_split_or_model_is_refused_with_the_nearest(tmp_path):

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from simfl.data.base import Split
+from simfl.data.base import Published, Split
 from simfl.data.holdings import Partition, hold
 from simfl.data.partitioner import Partitioner, column, units, value_of_unit
 from simfl.errors import ConfigError, DataError
@@ -25,6 +26,7 @@ class DataSets(Partitioner):
 
     column: str = "dataset"  # of the examples or their documents
     order: tuple[str, ...] = ("wtq", "docvqa", "tabfact")  # who gets the missing clients first; others follow by name
+    group_columns: ClassVar[tuple[str, ...]] = ("column",)
 
     def split(self, split: Split, seed: int) -> Partition:
         codes, names = column(split, self.column)
@@ -40,6 +42,13 @@ class DataSets(Partitioner):
             metas += [{"dataset": name}] * clients
             first += clients
         return hold(owner[unit], len(metas), (codes, names), metas)
+
+    def expected(self, published: Published) -> np.ndarray | None:
+        if self.column != "dataset" or not published.documents or self.clients is None:
+            return super().expected(published)
+        shares = clients_of(published.documents, self.clients, self.order)
+        counts = published.by["dataset"]
+        return np.concatenate([np.full(held, counts[name] / held) for name, held in shares.items()])
 
 
 def clients_of(documents: Mapping[str, int], clients: int, order: Sequence[str]) -> dict[str, int]:

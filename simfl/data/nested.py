@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 
-from simfl.data.base import Split
+from simfl.data.base import Published, Split
 from simfl.data.holdings import Partition, hold
 from simfl.data.iid import Iid
 from simfl.data.partitioner import Partitioner, column, refuse_shared_documents, values_of
@@ -30,6 +31,7 @@ class Nested(Partitioner):
     values: tuple[str, ...] = ()  # only these and in this order; none: all
     inner: Partitioner = field(default_factory=lambda: Iid(clients=5))  # how a value is divided, among so many clients
     shared_documents: bool = False  # true: questions on one document may be of several clients
+    group_columns: ClassVar[tuple[str, ...]] = ("column",)
 
     def split(self, split: Split, seed: int) -> Partition:
         codes, names = column(split, self.column)
@@ -49,6 +51,14 @@ class Nested(Partitioner):
         if not self.shared_documents:
             refuse_shared_documents(split, owner)
         return hold(owner, self.count_is(len(metas)), (group, pa.concat_arrays(group_names)), metas)
+
+    def expected(self, published: Published) -> np.ndarray | None:
+        counts = published.by.get(self.column)
+        if counts is None:
+            return super().expected(published)
+        parts = [self.inner.expected(Published(counts.get(value, 0))) for value in self.values or sorted(counts)]
+        known = [part for part in parts if part is not None]
+        return np.concatenate(known) if len(known) == len(parts) else None
 
 
 def _assigned(part: Partition, count: int, value: str) -> tuple[np.ndarray, np.ndarray, pa.Array]:
@@ -82,6 +92,12 @@ class Subsample(Partitioner):
         kept[drawn[rank < share[held]]] = True
         return chosen(whole, kept)
 
+    def expected(self, published: Published) -> np.ndarray | None:
+        whole = self.of.expected(published)
+        if whole is None:
+            return None
+        return np.minimum(whole, self.examples) if self.examples is not None else self._share(whole)
+
     def _share(self, sizes: np.ndarray) -> np.ndarray:
         return np.maximum(1, np.round((self.fraction or 0.0) * sizes)).astype(np.int64)
 
@@ -109,6 +125,10 @@ class AnswerLists(Partitioner):
                 known = set(listed)
                 kept[whole.starts[client] : whole.starts[client + 1]] = [answer in known for answer in mine]
         return replace(chosen(whole, kept), metas=tuple(metas))
+
+    def expected(self, published: Published) -> np.ndarray | None:
+        """As if every example were kept."""
+        return self.of.expected(published)
 
 
 def _frequent(answers: Sequence[str | None], most: int) -> list[str]:

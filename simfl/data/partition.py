@@ -9,11 +9,12 @@ from __future__ import annotations
 import heapq
 import json
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 
-from simfl.data.base import Split
+from simfl.data.base import Published, Split
 from simfl.data.by_data_set import DataSets
 from simfl.data.from_manifest import FromManifest
 from simfl.data.holdings import Partition, hold
@@ -38,6 +39,7 @@ class Provider(Partitioner):
 
     column: str = "provider"  # of the examples or their documents
     min_groups: Count = 1  # every client gets at least this many
+    group_columns: ClassVar[tuple[str, ...]] = ("column",)
 
     def split(self, split: Split, seed: int) -> Partition:
         codes, names = column(split, self.column)
@@ -74,6 +76,7 @@ class Official(Partitioner):
 
     groups: str | None = None  # column of the named groups; null: provider where the data has it
     shared_groups: bool = False  # true: a group may be in several clients, and no group-level guarantee holds
+    group_columns: ClassVar[tuple[str, ...]] = ("groups",)
 
     def split(self, split: Split, seed: int) -> Partition:
         if "client" not in split.examples.column_names:
@@ -90,6 +93,12 @@ class Official(Partitioner):
             refuse_shared(owner, *groups, what="group")
         refuse_shared_documents(split, owner)
         return hold(owner, clients, groups, _metas(split, clients))
+
+    def expected(self, published: Published) -> np.ndarray | None:
+        if not published.clients:
+            return super().expected(published)
+        self.count_is(len(published.clients))
+        return np.array(published.clients, np.float64)
 
     def _groups(self, split: Split) -> tuple[np.ndarray, pa.Array] | None:
         names = split.examples.column_names + (split.documents.column_names if split.documents is not None else [])
@@ -114,6 +123,7 @@ class Natural(Partitioner):
     column: str = "provider"  # of the examples or their documents
     values: tuple[str, ...] = ()  # the clients and their order; examples with other values are nobody's; none: all
     shared_documents: bool = False  # true: questions on one document may be of several clients
+    group_columns: ClassVar[tuple[str, ...]] = ("column",)
 
     def split(self, split: Split, seed: int) -> Partition:
         codes, names = column(split, self.column)
@@ -124,6 +134,14 @@ class Natural(Partitioner):
         if not self.shared_documents:
             refuse_shared_documents(split, owner)
         return hold(owner, self.count_is(len(chosen)), (codes, names))
+
+    def expected(self, published: Published) -> np.ndarray | None:
+        counts = published.by.get(self.column)
+        if counts is None:
+            return super().expected(published)
+        chosen = self.values or sorted(counts)
+        self.count_is(len(chosen))
+        return np.array([counts.get(value, 0) for value in chosen], np.float64)
 
 
 PARTITIONERS: dict[str, type[Partitioner]] = {

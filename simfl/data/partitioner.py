@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from simfl.data.base import Split
+from simfl.data.base import Published, Split
 from simfl.data.holdings import Partition
 from simfl.errors import ConfigError, DataError, nearest
 from simfl.ranges import Count
@@ -21,10 +22,18 @@ class Partitioner(ABC):
     """A rule by which clients come to own the examples of a split."""
 
     clients: Count | None = None  # K; null where the data says how many
+    group_columns: ClassVar[tuple[str, ...]] = ()  # its fields that name the column whose values are its groups
 
     @abstractmethod
     def split(self, split: Split, seed: int) -> Partition:
         """The partition of this split, the same for the same settings, split and seed."""
+
+    def expected(self, published: Published) -> np.ndarray | None:
+        """Examples of each client, float64 [K], from what is known before the data are read; by default equal shares.
+
+        None where not even the number of clients is known.
+        """
+        return None if self.clients is None else np.full(self.clients, published.examples / self.clients)
 
     def count(self, at_most: int, what: str) -> int:
         """The number of clients asked for, refused if there are fewer of `what` than clients."""
@@ -39,6 +48,14 @@ class Partitioner(ABC):
         if self.clients is not None and self.clients != found:
             raise ConfigError(f"partition.clients: {self.clients} asked, the data has {found} clients")
         return found
+
+
+def columns_of(partitioner: Partitioner) -> tuple[str, ...]:
+    """The columns whose values are the groups of a partition, outermost first; none where it makes no groups."""
+    values = [getattr(partitioner, f.name) for f in fields(partitioner)]
+    own = [getattr(partitioner, name) for name in partitioner.group_columns]
+    inner = [name for value in values if isinstance(value, Partitioner) for name in columns_of(value)]
+    return tuple(name for name in [*own, *inner] if name is not None)
 
 
 def column(split: Split, name: str) -> tuple[np.ndarray, pa.Array]:
