@@ -111,7 +111,7 @@ def visit(driver: Driver, stage: Stage, before: Snapshot, client: int) -> VisitP
         units = sample_groups(groups, stage.privacy, stage.seed, stage.index, before.round, client)
     if stage.phase.weighting == "uniform":
         return VisitPlan(client, 1.0, units, before.remembered(client))
-    relative = len(rows) / float(driver.partition.sizes.mean())
+    relative = len(rows) / driver.partition.mean_size
     return VisitPlan(client, float(len(rows)), units, before.remembered(client), relative)
 
 

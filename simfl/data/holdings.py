@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -42,6 +43,11 @@ class Partition:
     def sizes(self) -> np.ndarray:
         """Examples of each client, int64 [K]."""
         return np.diff(self.starts)
+
+    @cached_property
+    def mean_size(self) -> float:
+        """Mean examples of a client."""
+        return float(self.sizes.mean())
 
     @property
     def num_groups(self) -> np.ndarray:
