@@ -108,7 +108,7 @@ def test_a_shorter_run_is_equal_as_far_as_it_goes(tmp_path: Path, capsys: pytest
     longer = replace(BASE, phases=(replace(BASE.phases[0], rounds=4),))
     found = both(tmp_path, BASE, longer, again=False)
     assert found.first == Place(0, 4, 0)
-    assert found.rows[:2] == ["rounds: 1 rows differ, of 3 | 4", "  phase 0, after round 4: only in B"]
+    assert found.rows[:2] == ["rounds: 1 rows differ, of 3 | 4", "  phase 0, round 4: only in B"]
     assert found.commits == []  # the newest commit that both have is that of round 3
     assert main(["diff", "--no-again", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
 
