@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from simfl import __version__, data_commands, inspection, partition_commands
+from simfl import __version__, data_commands, inspection, partition_commands, sweep_commands
 from simfl.errors import ClientError, ConfigError, SimflError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def commands(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for command in (*inspection.COMMANDS, data_commands.data, partition_commands.partition):
+for command in (*inspection.COMMANDS, *sweep_commands.COMMANDS, data_commands.data, partition_commands.partition):
     commands.add_command(command)
 
 
@@ -90,7 +90,7 @@ def run(
     """Run the experiment in FILE."""
     if backend == "inline" and (workers or address):
         raise ConfigError(f"--{'workers' if workers else 'address'}: has no effect with --backend inline")
-    number = _workers(workers)
+    number = sweep_commands.workers_of(workers)
     from simfl import config
 
     experiment = config.load(file, overrides)
@@ -102,14 +102,6 @@ def run(
     with Progress() as display:
         summary = simulation.run(experiment, out, backend, number, address, resume, display, profile)
     return {"completed": 0, "interrupted": INTERRUPTED}.get(summary["status"], FAILED)
-
-
-def _workers(given: str | None) -> int | str:
-    if given is None or given == "auto":
-        return "auto"
-    if not given.isdecimal() or int(given) < 1:
-        raise ConfigError(f"--workers: {given!r} is not a whole number of at least 1 or auto")
-    return int(given)
 
 
 @commands.command("list")

@@ -36,6 +36,11 @@ def write_part(folder: Path, name: str, index: int, rows: Iterable[Row]) -> None
     files.sync_folder(path.parent)
 
 
+def write(path: Path, rows: Iterable[Row]) -> None:
+    """The rows as one Parquet file."""
+    files.write(path, lambda file: pq.write_table(table(rows), file))
+
+
 def drop_after(folder: Path, name: str, index: int) -> None:
     """Deletes the parts that come after `index`: those of rounds that no commit holds."""
     for path in parts(folder, name):

@@ -31,7 +31,7 @@ LAYERS = (  # low to high; what stands in one line may import within the line, u
     ("shelves", "experiment", "fields", "rules", "catalogue", "config", "partition_spec"),
     ("privacy", "roles", "sampling", "cohort", "setting", "evaluation", "checkpoint", "pictures", "tracking"),
     ("broadcast", "snapshot", "record", "worker", "errands", "inline", "pool"),
-    ("audience", "driver", "simulation", "plan", "sweep", "report", "submit", "progress"),
+    ("audience", "plan_messages", "plan_memory", "plan", "driver", "simulation", "progress"),
     (
         "results",
         "rerun",
@@ -45,17 +45,18 @@ LAYERS = (  # low to high; what stands in one line may import within the line, u
         "api",
         "inspection",
     ),
-    ("data_commands", "partition_commands"),
+    ("marked", "sweep_file", "sweep_job", "sweep_pool", "sweep_results", "comparison", "sweep", "sweep_view"),
+    ("data_commands", "partition_commands", "sweep_commands"),
     ("cli", "__main__"),
 )
 LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
 OWNERS = {
-    "click": ("cli", "data_commands", "inspection", "partition_commands"),
+    "click": ("cli", "data_commands", "inspection", "partition_commands", "sweep_commands"),
     "opacus": ("privacy",),
     "peft": ("models",),
     "pyarrow": ("tables", "data"),
-    "ray": ("pool", "submit"),
-    "rich": ("cli", "progress", "watch"),
+    "ray": ("pool", "sweep_pool"),
+    "rich": ("cli", "progress", "sweep_view", "watch"),
     "ruamel": ("config",),
     "tensorboard": ("tracking",),
     "transformers": ("models",),

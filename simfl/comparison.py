@@ -1,0 +1,240 @@
+"""Runs side by side: one line for each setting, over its seeds, as Markdown, CSV or LaTeX."""
+
+from __future__ import annotations
+
+import csv as csv_files
+import io
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import Any
+
+from simfl.errors import ConfigError, nearest
+from simfl.progress import duration, size
+from simfl.sweep_results import Result
+
+SEED = "seed"  # what means are taken over
+LEVEL = 0.05  # below it, a difference is marked
+WAYS = ("download", "upload")
+MARK, DAGGER = "†", r"$^\dagger$"
+
+
+@dataclass(frozen=True)
+class Score:
+    """One metric of a setting, over its seeds."""
+
+    values: tuple[float, ...]  # one a seed
+    p: float | None = None  # paired bootstrap against the reference; None: it is the reference, or nothing is common
+
+    @property
+    def mean(self) -> float:
+        return mean(self.values)
+
+    @property
+    def deviation(self) -> float | None:
+        """Of the sample (n − 1); None of one seed."""
+        return stdev(self.values) if len(self.values) > 1 else None
+
+
+@dataclass(frozen=True)
+class Line:
+    """A setting: the runs that differ in nothing but their seed."""
+
+    shown: dict[str, Any]  # what it has of everything that varies, but the seed
+    runs: tuple[Result, ...]
+    scores: dict[str, Score]  # by metric; none of a setting of which no run has ended
+
+    @property
+    def done(self) -> tuple[Result, ...]:
+        """The runs that ended well."""
+        return tuple(run for run in self.runs if run.scores)
+
+    def mean_of(self, *path: str) -> float | None:
+        """The mean over the seeds of a number in their summaries."""
+        found = [_at(run.summary, path) for run in self.done]
+        return mean(found) if found else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The lines, in the order of the sweep."""
+
+    settings: tuple[str, ...]  # columns of what varies
+    metrics: tuple[str, ...]
+    lines: tuple[Line, ...]
+    reference: int | None = None  # the line that others are tested against
+
+    def best(self, metric: str) -> set[int]:
+        """The lines with the highest mean; more than one only if they are equal."""
+        means = {i: line.scores[metric].mean for i, line in enumerate(self.lines) if metric in line.scores}
+        return {i for i, value in means.items() if value == max(means.values())} if len(means) > 1 else set()
+
+
+Test = Callable[[Line, Line, str], float | None]  # p of a line against the reference on a metric
+
+
+def compare(
+    results: Sequence[Result], metrics: Iterable[str] = (), against: str | None = None, test: Test | None = None
+) -> Comparison:
+    """Lines over seeds. `metrics`: names of scores, by default the headline metric of every split and model.
+
+    `against`: a label or a value in a line, by default the first line, which the others are tested against.
+    """
+    settings = tuple(dict.fromkeys(name for r in results for name in r.shown if name != SEED))
+    names = _metrics(results, tuple(metrics))
+    groups: dict[tuple[Any, ...], list[Result]] = {}
+    for r in results:
+        groups.setdefault(tuple(r.shown.get(name) for name in settings), []).append(r)
+    lines = [_line(settings, key, runs, names) for key, runs in groups.items()]
+    reference = _reference(lines, against)
+    if test is not None and reference is not None:
+        lines = [_tested(line, lines[reference], test) if i != reference else line for i, line in enumerate(lines)]
+    return Comparison(settings, names, tuple(lines), reference if test is not None else None)
+
+
+def _metrics(results: Sequence[Result], asked: tuple[str, ...]) -> tuple[str, ...]:
+    known = list(dict.fromkeys(name for r in results for name in r.scores))
+    for name in asked:
+        if name not in known:
+            raise ConfigError(f"--metric: no run has a score {name!r}; {nearest(name, known)}")
+    heads = {r.metric for r in results if r.scores} if not asked else set()
+    return asked or tuple(name for name in known if name.rpartition(".")[2] in heads)
+
+
+def _line(settings: tuple[str, ...], key: tuple[Any, ...], runs: list[Result], metrics: tuple[str, ...]) -> Line:
+    scores = {}
+    for metric in metrics:
+        values = tuple(run.scores[metric] for run in runs if metric in run.scores)
+        if values:
+            scores[metric] = Score(values)
+    return Line(dict(zip(settings, key, strict=True)), tuple(runs), scores)
+
+
+def _reference(lines: Sequence[Line], against: str | None) -> int | None:
+    """The line that others are tested against."""
+    if against is None:
+        return next((i for i, line in enumerate(lines) if line.scores), None)
+    for i, line in enumerate(lines):
+        names = {str(value) for value in line.shown.values()} | {run.label for run in line.runs}
+        if against in names:
+            return i
+    known = {str(value) for line in lines for value in line.shown.values()}
+    raise ConfigError(f"--against: no line has {against!r}; {nearest(against, known)}")
+
+
+def _tested(line: Line, reference: Line, test: Test) -> Line:
+    scores = {metric: Score(score.values, test(line, reference, metric)) for metric, score in line.scores.items()}
+    return Line(line.shown, line.runs, scores)
+
+
+def _at(summary: dict[str, Any], path: tuple[str, ...]) -> float:
+    found: Any = summary
+    for key in path:
+        found = found[key]
+    return float(found)
+
+
+def _has_seeds(found: Comparison) -> bool:
+    return any(len(line.runs) > 1 for line in found.lines)
+
+
+def _header(found: Comparison) -> list[str]:
+    seeds = ["seeds"] if _has_seeds(found) else []
+    return [*(found.settings or ("run",)), *seeds, *found.metrics, "download", "upload", "time"]
+
+
+def _cells(found: Comparison, index: int, sign: str, bold: str, mark: str) -> list[str]:
+    """A line's cells as text. `sign` stands before a deviation; `bold` is a format, `mark` follows what differs."""
+    line = found.lines[index]
+    ended = f"{len(line.done)}" if len(line.done) == len(line.runs) else f"{len(line.done)} of {len(line.runs)}"
+    cells = [_text(value) for value in line.shown.values()] or [line.runs[0].label]
+    cells += [ended] if _has_seeds(found) else []
+    for metric in found.metrics:
+        cells.append(_score(line.scores.get(metric), index in found.best(metric), sign, bold, mark) or _why(line))
+    for way in WAYS:
+        count = line.mean_of("bytes", way)
+        cells.append("" if count is None else size(count))
+    seconds = line.mean_of("seconds", "total")
+    return [*cells, "" if seconds is None else duration(seconds)]
+
+
+def _score(score: Score | None, best: bool, sign: str, bold: str, mark: str) -> str:
+    if score is None:
+        return ""
+    text = f"{score.mean:.4f}" + ("" if score.deviation is None else f"{sign}{score.deviation:.4f}")
+    text = bold.format(text) if best else text
+    return text + (mark if score.p is not None and score.p < LEVEL else "")
+
+
+def _why(line: Line) -> str:
+    """What stands in place of a score that there is not."""
+    return line.runs[0].status if not line.done else ""
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def notes(found: Comparison) -> list[str]:
+    """What a reader must know of the numbers."""
+    said = []
+    if _has_seeds(found):
+        said.append("mean ± standard deviation over the seeds")
+    if found.reference is not None and any(s.p is not None for line in found.lines for s in line.scores.values()):
+        first = found.lines[found.reference]
+        name = ", ".join(f"{k} {v}" for k, v in first.shown.items())
+        said.append(f"{MARK} differs from {name}: paired bootstrap over the common examples, p < {LEVEL}")
+    failed = [run for line in found.lines for run in line.runs if run.status == "failed"]
+    said += [f"{run.label} failed: {run.error}" for run in failed]
+    return said
+
+
+def markdown(found: Comparison) -> str:
+    """A table with the best in bold, and notes under it."""
+    header = _header(found)
+    left = len(found.settings or ("run",))
+    rule = ["---" if i < left else "---:" for i in range(len(header))]
+    lines = [_cells(found, i, " ± ", "**{}**", MARK) for i in range(len(found.lines))]
+    rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in [header, rule, *lines]]
+    said = notes(found)
+    return "\n".join([*rows, *(["", f"{'. '.join(_capital(note) for note in said)}."] if said else [])]) + "\n"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def csv(found: Comparison) -> str:
+    """Plain numbers: mean, deviation and p in columns of their own, bytes and seconds as they are."""
+    out = io.StringIO()
+    writer = csv_files.writer(out, lineterminator="\n")
+    parts = [f"{metric}{end}" for metric in found.metrics for end in ("", "_deviation", "_p")]
+    ways = [f"{way}_bytes" for way in WAYS]
+    writer.writerow([*(found.settings or ("run",)), "seeds", *parts, *ways, "seconds"])
+    for line in found.lines:
+        row: list[Any] = [*line.shown.values()] or [line.runs[0].label]
+        row.append(len(line.done))
+        for metric in found.metrics:
+            score = line.scores.get(metric)
+            row += [score.mean, score.deviation, score.p] if score is not None else [None] * 3
+        row += [line.mean_of("bytes", way) for way in WAYS]
+        writer.writerow([*row, line.mean_of("seconds", "total")])
+    return out.getvalue()
+
+
+def latex(found: Comparison) -> str:
+    """A `tabular` that needs booktabs."""
+    header = _header(found)
+    left = len(found.settings or ("run",))
+    lines = [_cells(found, i, r" $\pm$ ", r"\textbf{{{}}}", DAGGER) for i in range(len(found.lines))]
+    body = [" & ".join(_escaped(cell) for cell in row) + r" \\" for row in lines]
+    top = [rf"\begin{{tabular}}{{{'l' * left}{'r' * (len(header) - left)}}}", r"\toprule"]
+    middle = [" & ".join(_escaped(cell) for cell in header) + r" \\", r"\midrule", *body]
+    said = [f"% {note.replace(MARK, 'dagger:')}" for note in notes(found)]
+    return "\n".join([*said, *top, *middle, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def _escaped(cell: str) -> str:
+    for sign in "_%&#":
+        cell = cell.replace(sign, f"\\{sign}")
+    return cell

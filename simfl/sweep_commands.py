@@ -1,0 +1,108 @@
+"""The commands about many runs: sweep and table."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from simfl.errors import ConfigError
+
+FAILED, INTERRUPTED = 1, 130
+FORMS = ("markdown", "csv", "latex")
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), help="Folder of the sweep.  [default: runs/NAME, or NAME-2, …]")
+@click.option("--resume", is_flag=True, help="Go on: what is done stays, what was cut goes on, what failed is retried.")
+@click.option(
+    "--backend",
+    type=click.Choice(["inline", "ray"]),
+    default="ray",
+    show_default=True,
+    help="ray: a run on each CPU or GPU; inline: one after the other in this process.",
+)
+@click.option("--workers", help="Runs at a time, with Ray.  [default: auto]")
+@click.option("--address", help="Of a running Ray cluster.  [default: start one here]")
+@click.option("--only", multiple=True, metavar="PATTERN", help="Only the runs of this name, e.g. 'fedprox*'.")
+@click.option("--list", "as_list", is_flag=True, help="Show the names of the runs, and run nothing.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="PATH=VALUE", help="For all runs; also seeds=[1], grid.PATH=[…]."
+)
+def sweep(
+    file: Path,
+    out: Path | None,
+    resume: bool,
+    backend: str,
+    workers: str | None,
+    address: str | None,
+    only: tuple[str, ...],
+    as_list: bool,
+    overrides: tuple[str, ...],
+) -> int:
+    """Run every combination in FILE: an experiment with grid, variants, experiments or seeds."""
+    if backend == "inline" and (workers or address):
+        raise ConfigError(f"--{'workers' if workers else 'address'}: has no effect with --backend inline")
+    from simfl.sweep_file import load
+
+    found = load(file, overrides, only)
+    if as_list:
+        click.echo("\n".join(point.label for point in found.points))
+        return 0
+    from simfl import sweep
+    from simfl.sweep_view import Board
+
+    folder = out or sweep.folder_of(found.name, resume)
+    with Board() as board:
+        outcomes = sweep.run(found, folder, backend, workers_of(workers), address, resume, board)
+    click.echo((folder / "table.md").read_text())
+    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    for outcome in failed:
+        click.echo(f"{outcome.label} failed: {outcome.error}; see {folder / 'runs' / outcome.label / 'error.txt'}")
+    interrupted = any(outcome.status == "interrupted" for outcome in outcomes)
+    click.echo(f"everything is in {folder}" + ("; to go on: the same command with --resume" if interrupted else ""))
+    return INTERRUPTED if interrupted else FAILED if failed else 0
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--metric", "metrics", multiple=True, metavar="NAME", help="A score, e.g. anls or test.personal.anls.")
+@click.option("--against", metavar="VALUE", help="The line that others are tested against.  [default: the first]")
+@click.option("--form", type=click.Choice(FORMS), default="markdown", show_default=True)
+@click.option("--into", type=click.Path(path_type=Path), metavar="FILE", help="Write between the markers in a file.")
+@click.option("--marker", help="Name in the markers.  [default: the name of the first folder]")
+def table(
+    paths: tuple[Path, ...],
+    metrics: tuple[str, ...],
+    against: str | None,
+    form: str,
+    into: Path | None,
+    marker: str | None,
+) -> None:
+    """Put runs and sweeps side by side: mean ± deviation over seeds, bytes, the best in bold."""
+    from simfl import comparison
+    from simfl.marked import write_between
+    from simfl.sweep_results import results_of
+
+    forms = dict(zip(FORMS, (comparison.markdown, comparison.csv, comparison.latex), strict=True))
+    text = forms[form](comparison.compare(results_of(paths), metrics, against))
+    if into is None:
+        click.echo(text, nl=False)
+    else:
+        name = marker or paths[0].name
+        write_between(into, name, text)
+        print(f"{into}: the table {name} is written", file=sys.stderr)
+
+
+def workers_of(given: str | None) -> int | str:
+    """What --workers says: a number of at least 1, or auto."""
+    if given is None or given == "auto":
+        return "auto"
+    if not given.isdecimal() or int(given) < 1:
+        raise ConfigError(f"--workers: {given!r} is not a whole number of at least 1 or auto")
+    return int(given)
+
+
+COMMANDS = (sweep, table)
