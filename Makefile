@@ -36,7 +36,7 @@ format: setup  ## Format the code and mend what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup  ## Time the engine against a bare PyTorch loop
+bench: setup  ## Time the engine against a bare PyTorch loop, and rivals that are installed
 	$(BIN)/python -m benchmarks.bench
 
 clean:  ## Remove caches and build products (not runs/)

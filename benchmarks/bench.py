@@ -1,15 +1,14 @@
-"""`make bench`: seconds per round of simfl and of a bare PyTorch loop, in one run, ABAB, as medians and ratios.
+"""`make bench`: simfl, its rivals and a bare PyTorch loop doing the same works side by side; medians and ratios.
 
 Every figure comes from a process of its own, started in turn: A B C A B C. Rounds are compared pairwise, each with the
-bare loop's same round in the same turn. The reference is the bare loop with one process for each of two cores. `--full`
-times W1, W2 and W3 instead of their small forms (see `benchmarks.works`). Results go to benchmarks/latest.json too.
+bare loop's same round in the same turn; the bare loop has one process for each of two cores. `same_work` says that the
+final weights are the bare loop's, to a thousandth of the way that these went. Results go to benchmarks/latest.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -25,17 +24,11 @@ from rich.table import Table
 
 from benchmarks.processes import resident_bytes
 from benchmarks.result import Result, distance, read_result
+from benchmarks.systems import REFERENCE, ROOT, SETUP, SYSTEMS, surroundings
 
 LATEST = Path(__file__).parent / "latest.json"
+WORKS = ("W1", "W2", "W3")
 TOLERANCE = 1e-3  # of the way that the weights went
-REFERENCE = "bare, 2 processes"
-SYSTEMS: dict[str, tuple[str, ...]] = {  # module, then its arguments after WORK and RESULT
-    REFERENCE: ("benchmarks.bare", "2"),
-    "bare, 1 process": ("benchmarks.bare", "1"),
-    "inline loop": ("benchmarks.engine", "inline", "1", "loop"),
-    "inline batch": ("benchmarks.engine", "inline", "1", "batch"),
-    "ray, 2 workers": ("benchmarks.engine", "ray", "2", "auto"),
-}
 
 
 @dataclass
@@ -43,7 +36,7 @@ class Sample:
     """One process."""
 
     result: Result
-    startup: float  # seconds from the start of the process to the first round
+    startup: float  # seconds from the start of the process to the first local step
     total: float
     peak_rss: int
 
@@ -52,6 +45,7 @@ class Sample:
 class Timed:
     """All processes of one system on one work."""
 
+    sampled: int = 0  # clients in a round
     samples: list[Sample] = field(default_factory=list)
 
     def median(self, name: str) -> float:
@@ -64,24 +58,25 @@ class Timed:
         return np.array([sample.result.seconds for sample in self.samples])
 
 
-def measure(work: str, system: str, folder: Path) -> Sample:
+def measure(work: str, system: str, file: Path, folder: Path) -> Sample:
     """Start one process and wait for it."""
-    module, *rest = SYSTEMS[system]
-    target = folder / "result.npz"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    began = time.time()
-    process = subprocess.Popen([sys.executable, "-m", module, work, str(target), *rest], env=environment)
-    peak, done = [0], threading.Event()
-    watch = threading.Thread(target=_watch, args=(process.pid, peak, done))
-    watch.start()
-    code = process.wait()
-    total = time.time() - began
+    result, noted, log = folder / "result.npz", folder / "first", folder / "log"
+    noted.unlink(missing_ok=True)
+    with open(log, "wb") as out:
+        began = time.time()
+        command = SYSTEMS[system].command(work, file, result)
+        process = subprocess.Popen(command, env=surroundings(noted), cwd=ROOT, stdout=out, stderr=out)
+        peak, done = [0], threading.Event()
+        watch = threading.Thread(target=_watch, args=(process.pid, peak, done))
+        watch.start()
+        code = process.wait()
+        total = time.time() - began
     done.set()
     watch.join()
     if code:
+        print(log.read_text(errors="replace")[-4000:], file=sys.stderr)
         raise SystemExit(f"{system} on {work} ended with code {code}")
-    result = read_result(target)
-    return Sample(result, result.first_round - began, total, peak[0])
+    return Sample(read_result(result), float(noted.read_text()) - began, total, peak[0])
 
 
 def _watch(pid: int, peak: list[int], done: threading.Event) -> None:
@@ -92,21 +87,23 @@ def _watch(pid: int, peak: list[int], done: threading.Event) -> None:
 
 def compare(work: str, systems: list[str], turns: int, console: Console) -> dict[str, Timed]:
     """Time all systems in turn."""
-    timed = {system: Timed() for system in systems}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        file = folder / "work.npz"
+        subprocess.run([sys.executable, "-m", "benchmarks.handover", work, str(file)], cwd=ROOT, check=True)
+        with np.load(file) as found:
+            sampled = int(np.bincount(found["visits"][:, 0])[0])
+        timed = {system: Timed(sampled) for system in systems}
         for turn in range(turns):
             for system in systems:
                 with console.status(f"{work}: turn {turn + 1} of {turns}, {system}"):
-                    timed[system].samples.append(measure(work, system, Path(folder)))
+                    timed[system].samples.append(measure(work, system, file, folder))
     return timed
 
 
 def rows(work: str, timed: dict[str, Timed]) -> list[dict[str, Any]]:
     """One row a system, as `latest.json` holds them."""
-    from benchmarks.works import WORKS
-
-    reference, sampled = timed[REFERENCE], WORKS[work].phases[0].clients_per_round or 0
-    table = []
+    reference, table = timed[REFERENCE], []
     for system, found in timed.items():
         per_round = float(np.median(found.rounds))
         off = [distance(a.result, b.result) for a, b in zip(found.samples, reference.samples, strict=True)]
@@ -115,7 +112,7 @@ def rows(work: str, timed: dict[str, Timed]) -> list[dict[str, Any]]:
                 "work": work,
                 "system": system,
                 "seconds_per_round": per_round,
-                "clients_per_second": sampled / per_round,
+                "clients_per_second": found.sampled / per_round,
                 "ratio_to_bare_loop": float(np.median(found.rounds / reference.rounds)),
                 "startup_seconds": found.median("startup"),
                 "total_seconds": found.median("total"),
@@ -126,17 +123,7 @@ def rows(work: str, timed: dict[str, Timed]) -> list[dict[str, Any]]:
     return table
 
 
-COLUMNS = (
-    "system",
-    "s / round",
-    "ratio",
-    "CPU ratio",
-    "clients / s",
-    "first step, s",
-    "all, s",
-    "memory, MB",
-    "same work",
-)
+COLUMNS = ("system", "s / round", "ratio", "CPU ratio", "clients / s", "first step, s", "all, s", "MB", "same work")
 
 
 def show(table: list[dict[str, Any]], timed: dict[str, Timed], console: Console) -> None:
@@ -155,24 +142,32 @@ def show(table: list[dict[str, Any]], timed: dict[str, Timed], console: Console)
     console.print(view)
 
 
+def chosen(asked: list[str] | None, console: Console) -> list[str]:
+    """The systems to time, the reference first; those that are not installed are left out, loudly."""
+    systems = [REFERENCE, *(name for name in asked or SYSTEMS if name != REFERENCE)]
+    missing = [name for name in systems if not SYSTEMS[name].installed]
+    if missing:
+        console.print(f"not installed, left out: {', '.join(missing)}. To install them: {SETUP}")
+    return [name for name in systems if name not in missing]
+
+
 def main() -> None:
     """Measure, show, write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench", description=__doc__.splitlines()[0])
-    parser.add_argument("--full", action="store_true", help="W1, W2 and W3 as they are; some ten minutes a turn")
-    parser.add_argument("--works", nargs="+", help="only these, of w1 w2 W1 W2 W3")
-    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS), help="only these")
+    parser.add_argument("--works", nargs="+", default=WORKS, help="of W1 W2 W3; w1 w2 w3 are small forms of them")
+    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), help="only these, and the bare loop")
     parser.add_argument("--turns", type=int, default=2, help="processes of each system")
     asked = parser.parse_args()
     console = Console(width=max(110, Console().width))
-    systems = [REFERENCE, *(s for s in asked.systems if s != REFERENCE)]
+    systems = chosen(asked.systems, console)
     everything: list[dict[str, Any]] = []
-    for work in asked.works or (["W1", "W2", "W3"] if asked.full else ["w1", "w2"]):
+    for work in asked.works:
         timed = compare(work, systems, asked.turns, console)
         table = rows(work, timed)
         show(table, timed, console)
         everything += table
     LATEST.write_text(json.dumps(everything, indent=1) + "\n")
-    console.print(f"written to {LATEST}")
+    console.print(f"written to {LATEST.relative_to(ROOT)}")
     if not all(row["same_work"] for row in everything):
         raise SystemExit("some system did other work than the bare loop: its figures do not count")
 

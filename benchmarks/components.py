@@ -1,4 +1,4 @@
-"""What the works need beside simfl's own shelves: client sizes, token sequences, a plain T5."""
+"""What the works need beside simfl's own shelves: client sizes, token sequences, a T5."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
+from benchmarks.networks import T5Network
+from benchmarks.result import first_step
 from simfl.data.base import Data, Dataset, Split
 from simfl.data.holdings import Partition, hold
 from simfl.data.partitioner import Partitioner
@@ -51,6 +53,11 @@ class Pictures(Classification):
         """Rows `x` [N, *shape] and `label` [N]."""
         rows = super().encode(split, tokenizer).rows
         return Examples({**rows, "x": rows["x"].reshape(-1, *self.shape)})
+
+    def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
+        """As in classification; notes when the first local step is taken."""
+        first_step()
+        return super().loss(outputs, batch)
 
 
 @dataclass(frozen=True)
@@ -94,14 +101,15 @@ class SequenceToSequence(Objective):
         return Examples({name: torch.from_numpy(a.astype(np.int64)) for name, a in arrays.items()})
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Sums over tokens and their numbers."""
+        """Sums over tokens and their numbers; notes when the first local step is taken."""
+        first_step()
         chances = outputs.logits.log_softmax(-1)
         picked = chances.gather(-1, batch["answer"][..., None]).squeeze(-1)
         return -picked.sum(-1) * batch["mask"], batch["mask"] * picked.shape[-1]
 
     def predict(self, module: nn.Module, batch: Batch) -> dict[str, Any]:
         """Whether each token is right, given those before it."""
-        best = module(batch["tokens"], batch["answer"]).logits.argmax(-1)
+        best = module(batch["tokens"], batch["answer"]).argmax(-1)
         return {"right": (best == batch["answer"]).float().mean(-1).tolist()}
 
     def score(self, predictions: dict[str, Any], split: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
@@ -113,37 +121,15 @@ class SequenceToSequence(Objective):
 class T5(Model):
     """T5 of transformers, 15 M parameters."""
 
-    width: int = 256
-    layers: int = 6
     adapters: Adapter | None = None
 
     def build(self, task: Task) -> nn.Module:
-        from transformers import T5Config
-
-        config = T5Config(
-            vocab_size=task.num_classes, d_model=self.width, d_kv=32, num_heads=8, d_ff=4 * self.width,
-            num_layers=self.layers, feed_forward_proj="gelu", dropout_rate=0.0,
-        )  # fmt: skip
+        assert task.num_classes is not None
         with seeded(task.seed):
-            module = T5Network(config)
+            module = T5Network(task.num_classes)
             if self.adapters is not None:
                 self.adapters.attach(module)
         return default_trained(self, install(module).eval())
 
     def trains(self, module: nn.Module) -> tuple[str, ...]:
         return ("*",) if self.adapters is None else self.adapters.trains()
-
-
-class T5Network(nn.Module):
-    """Teacher-forced pass of transformers' T5."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        from transformers import T5ForConditionalGeneration
-
-        self.t5 = T5ForConditionalGeneration(config)
-
-    def forward(self, tokens: Tensor, answer: Tensor) -> Outputs:
-        """`tokens` [B, L], `answer` [B, T]: logits [B, T, V]."""
-        before = nn.functional.pad(answer[:, :-1], (1, 0))
-        return Outputs(self.t5(input_ids=tokens, decoder_input_ids=before, use_cache=False).logits)

@@ -1,4 +1,4 @@
-"""simfl itself as a timed process. `python -m benchmarks.engine WORK RESULT BACKEND WORKERS WAY`."""
+"""simfl itself as a timed process. `python -m benchmarks.engine WORK RESULT BACKEND WORKERS [WAY]`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Timer(Silent):
         self.watch.mark(last=row["step"] == self.rounds)
 
 
-def main(work: str, result: str, backend: str, workers: int, way: Any) -> None:
+def main(work: str, result: str, backend: str, workers: int, way: Any = "auto") -> None:
     """Run a work and write what was measured."""
     experiment = WORKS[work]
     experiment = replace(experiment, cohort=replace(experiment.cohort, way=way))
@@ -49,4 +49,4 @@ def main(work: str, result: str, backend: str, workers: int, way: Any) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5])
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), *sys.argv[5:])

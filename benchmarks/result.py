@@ -1,4 +1,4 @@
-"""What one timed process leaves for the one that compares: a small file of numbers and tensors."""
+"""What one timed process leaves for the one that compares: a small file of numbers and tensors. Needs no simfl."""
 
 from __future__ import annotations
 
@@ -12,18 +12,32 @@ from torch import Tensor
 
 from benchmarks.processes import cpu_seconds
 
+FIRST = "BENCHMARK_FIRST_STEP"  # the environment variable that names the file in which the first local step is noted
+_noted = False
+
+
+def first_step() -> None:
+    """To be called before every local step: whoever takes the first of a run, in whichever process, notes the time."""
+    global _noted
+    if _noted or FIRST not in os.environ:
+        return
+    _noted = True
+    try:
+        with open(os.environ[FIRST], "x") as file:
+            file.write(repr(time.time()))
+    except FileExistsError:
+        pass  # another process was first
+
 
 @dataclass
 class Stopwatch:
     """Clock and processor time of rounds; call it once before the first and after each."""
 
-    began: float = 0.0  # Unix time
     marks: list[float] = field(default_factory=list)  # clock, before the first round and after each
     cpu: list[float] = field(default_factory=list)  # processor time of the family, after the first round and the last
 
     def mark(self, last: bool = False) -> None:
         """Look at the clock."""
-        self.began = self.began or time.time()
         self.marks.append(time.perf_counter())
         if last or len(self.marks) == 2:
             self.cpu.append(cpu_seconds(os.getpid()))
@@ -33,7 +47,6 @@ class Stopwatch:
 class Result:
     """One run of one system."""
 
-    first_round: float  # Unix time
     seconds: np.ndarray  # of each round
     cpu: float  # processor time of a round, of all processes, over all rounds but the first
     end: np.ndarray  # final trained weights, flat
@@ -44,14 +57,13 @@ def write_result(path: Path, watch: Stopwatch, end: Tensor, start: Tensor) -> No
     """Write a `Result` as a numpy archive."""
     seconds = np.diff(watch.marks)
     cpu = (watch.cpu[-1] - watch.cpu[0]) / max(1, len(seconds) - 1)
-    np.savez(path, first_round=watch.began, seconds=seconds, cpu=cpu, end=end.numpy(), start=start.numpy())
+    np.savez(path, seconds=seconds, cpu=cpu, end=end.numpy(), start=start.numpy())
 
 
 def read_result(path: Path) -> Result:
     """The result in a file."""
     with np.load(path) as found:
-        first, cpu = float(found["first_round"]), float(found["cpu"])
-        return Result(first, found["seconds"], cpu, found["end"], found["start"])
+        return Result(found["seconds"], float(found["cpu"]), found["end"], found["start"])
 
 
 def distance(one: Result, other: Result) -> float:

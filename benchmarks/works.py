@@ -5,14 +5,15 @@
     W2     MLP 60-400-62                      10,000   200       10      SGD 0.05      20
     W3     T5, 15 M, LoRA r = 6 on q, v       10       2         8       AdamW 1e-3    3
 
-Sizes of clients are log-normal with mean 30 in W1 and W2; in W3 each has 64 examples of 128 tokens in, 32 out. `w1` and
-`w2` are W1 and W2 with fewer clients and rounds. GELU and average pooling, since with ReLU and max pooling a rounding
+Sizes of clients are log-normal with mean 30 in W1 and W2; in W3 each has 64 examples of 128 tokens in, 32 out. `w1` to
+`w3` are small forms of them. GELU and average pooling, since with ReLU and max pooling a rounding
 of 1e-7 grows to 1e-2 in five rounds, and equality could not be checked.
 """
 
 from __future__ import annotations
 
 from benchmarks.components import T5, LogNormal, Pictures, Sequences, SequenceToSequence
+from benchmarks.networks import LORA_ALPHA, LORA_RANK
 from simfl.data.prototypes import Prototypes
 from simfl.experiment import Evaluate, Experiment, Local, Phase
 from simfl.models.cnn import Cnn
@@ -59,7 +60,7 @@ def t5(sampled: int, rounds: int) -> Experiment:
         name="t5",
         data=Sequences(),
         partition=LogNormal(clients=10, sigma=0.0),
-        model=T5(adapters=Lora(rank=6, dropout=0.0)),
+        model=T5(adapters=Lora(rank=LORA_RANK, alpha=LORA_ALPHA, dropout=0.0)),
         phases=(
             Phase(
                 objective=SequenceToSequence(),
@@ -75,6 +76,7 @@ def t5(sampled: int, rounds: int) -> Experiment:
 WORKS: dict[str, Experiment] = {
     "w1": cnn(clients=200, sampled=12, rounds=6),
     "w2": mlp(clients=1000, sampled=100, rounds=12),
+    "w3": t5(sampled=2, rounds=1),
     "W1": cnn(clients=1000, sampled=50, rounds=20),
     "W2": mlp(clients=10_000, sampled=200, rounds=20),
     "W3": t5(sampled=2, rounds=3),
