@@ -16,7 +16,8 @@ from simfl.cohort.stage import LAST_LOCAL, Network, Stage
 from simfl.data.base import Dataset, Split
 from simfl.errors import ConfigError, nearest
 from simfl.experiment import Experiment
-from simfl.models.base import aliases
+from simfl.models.base import Model, aliases
+from simfl.models.sketch import sketch
 from simfl.objectives.base import Objective
 from simfl.protocol import Examples, Task, Weights
 from simfl.roles import Roles, roles, running_statistics
@@ -26,7 +27,10 @@ from simfl.weights import select
 
 @dataclass
 class Setting:
-    """Built from the experiment alone, so that every process builds the same."""
+    """Built from the experiment alone, so that every process builds the same.
+
+    On the device `meta` networks are names and shapes without memory, and weights that are not here are not fetched.
+    """
 
     experiment: Experiment
     cache: Path
@@ -50,7 +54,7 @@ class Setting:
     def module(self) -> nn.Module:
         model, task = self.experiment.model, self.task
         key = (repr(model), task, str(self.device))
-        module, originals = self._common("module", key, lambda: (model.build(task).to(self.device), {}))
+        module, originals = self._common("module", key, lambda: (self._built(model), {}))
         _put(module, originals)
         self._originals: dict[str, torch.Tensor] = originals
         return module
@@ -69,13 +73,16 @@ class Setting:
         model = self.experiment.mentor
         if model is None:
             return None
-        module = model.build(self.task).to(self.device)
+        module = self._built(model)
         if running_statistics(module):
             raise ConfigError("mentor: it keeps running statistics, which clients would share; allowed: layers without")
         names = [name for name, _ in module.named_parameters()]
         frozen = set(select(names, model.frozen(module), where="mentor"))
         trained = [name for name in select(names, model.trains(module), where="mentor") if name not in frozen]
         return Network(module, tuple(trained))
+
+    def _built(self, model: Model) -> nn.Module:
+        return sketch(model, self.task) if self.device.type == "meta" else model.build(self.task).to(self.device)
 
     @cached_property
     def task(self) -> Task:

@@ -17,6 +17,7 @@ from torch.nn import functional
 from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertPredictionHeadTransform
 
+from simfl.models.base import mixed
 from simfl.models.bert_parts import Text
 from simfl.models.prompt import with_prompt
 from simfl.models.t5_reader import causal
@@ -87,7 +88,7 @@ class AlbefNetwork(nn.Module):
 
         `input_ids`, `attention_mask` [B, L], `pixel_values` uint8 [B, 3, S, S]. `mask` [B, K·T] is 1 for real pieces.
         """
-        with torch.autocast(input_ids.device.type, torch.bfloat16, enabled=self.bf16):
+        with mixed(input_ids, self.bf16):
             states, real = self.read(input_ids, attention_mask, pixel_values)
             hidden = self.spell(labels, states, real)
             logits = self.head(hidden)
@@ -119,7 +120,7 @@ class AlbefNetwork(nn.Module):
         Of each example's `answers` [B, A, T] (−100 is padding; the first `num_answers` [B] are real) the `most` whose
         first piece is likeliest are spelt out. `first_twice` counts that piece twice, as the published code does.
         """
-        with torch.autocast(input_ids.device.type, torch.bfloat16, enabled=self.bf16):
+        with mixed(input_ids, self.bf16):
             states, real = self.read(input_ids, attention_mask, pixel_values)
             first = self._chances(answers[:, :1, :1], states, real)[:, 0]  # of every piece, [B, V]
             start = first.gather(1, answers[..., 0].clamp_min(0))

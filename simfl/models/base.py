@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Annotated, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from simfl.protocol import Task
 from simfl.ranges import Limit
@@ -40,6 +40,11 @@ class Model(ABC):
     def tokenizer(self) -> Any:
         """The text tokenizer the model was made with, or None for a model that reads no text."""
         return None
+
+
+def mixed(like: Tensor, enabled: bool) -> torch.autocast:
+    """bfloat16 where it is enabled, on the device of `like`; on the meta device, which knows none, without effect."""
+    return torch.autocast("cpu" if like.is_meta else like.device.type, torch.bfloat16, enabled=enabled)
 
 
 @contextmanager

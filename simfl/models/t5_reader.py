@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
 
 import simfl.models.attention  # noqa: F401  (registers "simfl", which keys the dropout of attention)
+from simfl.models.base import mixed
 from simfl.models.tokenizer import Tokenizer
 from simfl.protocol import Outputs
 
@@ -65,7 +66,7 @@ class T5Reader(nn.Module):
         [B, 3, H, W] or None for text alone. Gives logits [B, T, V] in float32, `features` the mean encoder state
         [B, d], `hidden` the decoder's states [B, T, d], `mask` 1 for real pieces of the answer [B, T].
         """
-        with torch.autocast(input_ids.device.type, torch.bfloat16, enabled=self.bf16):
+        with mixed(input_ids, self.bf16):
             memory, mask = self.encode(input_ids, boxes, attention_mask, pixel_values)
             hidden = self._decode(shift_right(labels), memory, mask)
             logits = self.head(hidden)
@@ -123,7 +124,7 @@ class T5Reader(nn.Module):
         Stops when every answer has ended. Steps after an answer's end feed padding, as transformers' `generate` does.
         """
         end = self.t5.config.eos_token_id
-        with torch.autocast(input_ids.device.type, torch.bfloat16, enabled=self.bf16):
+        with mixed(input_ids, self.bf16):
             memory, mask = self.encode(input_ids, boxes, attention_mask, pixel_values)
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
             token = torch.zeros_like(input_ids[:, :1], dtype=torch.int64)

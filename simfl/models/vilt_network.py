@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import ViltConfig
 from transformers.models.vilt.modeling_vilt import ViltEmbeddings, ViltPooler
 
+from simfl.models.base import mixed
 from simfl.models.heads import Heads, HeadSpec
 from simfl.models.prompt import with_ones, with_prompt
 from simfl.models.trunk import QUERIES_AND_VALUES, additive, initialise, transformer
@@ -79,7 +80,7 @@ class ViltNetwork(nn.Module):
         pairs = input_ids.shape[1] if input_ids.dim() == 3 else 1
         ids, mask = input_ids.reshape(-1, input_ids.shape[-1]), attention_mask.reshape(-1, attention_mask.shape[-1])
         pixels = pixel_values.reshape(-1, *pixel_values.shape[-3:])
-        with torch.autocast(input_ids.device.type, torch.bfloat16, enabled=self.bf16):
+        with mixed(input_ids, self.bf16):
             kind = 1 + self._second(input_ids, pairs, head).flatten().to(torch.int64)
             real = mask.to(torch.float32)
             hidden = self.encode(self.words(ids, real), real, pixels, kind)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import ViTConfig
 from transformers.models.vit.modeling_vit import ViTEmbeddings
 
+from simfl.models.base import mixed
 from simfl.models.mlp import as_float
 from simfl.models.prompt import with_prompt
 from simfl.models.trunk import QUERIES_AND_VALUES, initialise, transformer
@@ -73,7 +73,7 @@ class ViTNetwork(ImageEncoder):
         pixels = as_float(x).expand(-1, 3, -1, -1) * 2.0 - 1.0
         if pixels.shape[2:] != (self.side, self.side):
             pixels = functional.interpolate(pixels, (self.side, self.side), mode="bilinear", align_corners=False)
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
+        with mixed(x, self.bf16):
             hidden = self.encode(pixels, self.prompts)[:, 0]
             logits = self.head(hidden)
         return Outputs(logits.float(), hidden.float())

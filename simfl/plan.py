@@ -1,0 +1,214 @@
+"""A run before it is run: its bytes, memory and local steps, without data, weights or GPU where those are published.
+
+The sizes are the run's own (see `plan_messages`); the clients of every round are those that the run's seed will draw,
+under Poisson sampling too, so that a run can be held to its plan row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from simfl import plan_memory
+from simfl.cohort.plan import num_steps
+from simfl.data.base import Dataset
+from simfl.data.outline import outline
+from simfl.errors import ConfigError
+from simfl.experiment import Experiment, Phase
+from simfl.ledger import DIRECTIONS
+from simfl.models.sketch import without_distant
+from simfl.plan_memory import Memory
+from simfl.plan_messages import Exchange, Message, Messages, messages
+from simfl.roles import Roles
+from simfl.sampling import num_sampled
+from simfl.setting import Setting
+
+Count = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """Examples of each client, [K]; `exact` where they are known and not merely expected."""
+
+    sizes: np.ndarray
+    exact: bool
+    source: str  # where the numbers are from
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+
+@dataclass(frozen=True)
+class PhasePlan:
+    """One phase: values, messages, bytes, memory, work."""
+
+    name: str
+    rounds: int
+    model: Count  # parameters, trained, travelling, private: numbers of values
+    download: Message  # one message, part by part
+    upload: Message
+    messages: int  # both ways, over all rounds
+    expected: float  # and over all seeds, where clients are drawn each on its own
+    bytes: Count  # really sent: download, upload, total
+    charged: Count  # under the rule for tied weights
+    memory: Memory
+    steps: float  # local steps of all visits
+
+    def json(self) -> dict[str, Any]:
+        """As `simfl plan --json` shows a phase."""
+        sides = zip(DIRECTIONS, (self.download, self.upload), strict=True)
+        return {
+            "model": self.model,
+            "message": {way: {"floats": total(m, "floats"), "bytes": total(m, "payload_bytes")} for way, m in sides},
+            "messages": self.messages,
+            "bytes": self.bytes,
+            "charged": self.charged,
+            "privacy": None,
+            "memory": self.memory.json(),
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole run."""
+
+    experiment: Experiment
+    holdings: Holdings
+    model: Count  # of all phases together: what is trained, travels or stays in any of them
+    phases: tuple[PhasePlan, ...]
+
+    @property
+    def bytes(self) -> Count:
+        return summed(phase.bytes for phase in self.phases)
+
+    @property
+    def charged(self) -> Count:
+        return summed(phase.charged for phase in self.phases)
+
+    @property
+    def steps(self) -> float:
+        return sum(phase.steps for phase in self.phases)
+
+    def json(self) -> dict[str, Any]:
+        """As `simfl plan --json` shows it: sums over phases, the largest memory, the last phase's message."""
+        each = [phase.json() for phase in self.phases]
+        memory = [one["memory"] for one in each]
+        return {
+            "model": self.model,
+            "message": each[-1]["message"],
+            "messages": sum(phase.messages for phase in self.phases),
+            "bytes": self.bytes,
+            "charged": self.charged,
+            "privacy": None,
+            "memory": {name: max(one[name] for one in memory) for name in memory[0]},
+            "phases": each,
+        }
+
+
+def plan(experiment: Experiment, cache: Path, card: int | None = None) -> Plan:
+    """The plan of an experiment; `card`: bytes of GPU memory to be filled with clients side by side.
+
+    Data whose sizes are not published are read, from `cache` if they lie there.
+    """
+    data, holdings = known(experiment, cache)
+    setting = sketched(experiment, data)
+    phases = tuple(_phase(setting, index, holdings, card) for index in range(len(experiment.phases)))
+    return Plan(experiment, holdings, _union(setting), phases)
+
+
+def known(experiment: Experiment, cache: Path) -> tuple[Dataset, Holdings]:
+    """What is known of the data and of who holds them: as published, else as read."""
+    told = experiment.data.published()
+    sizes = None if told is None else experiment.partition.expected(told)
+    if told is not None and sizes is not None:
+        exact = tuple(sizes) == told.clients
+        return outline(told), Holdings(sizes, exact, "published sizes")
+    setting = Setting(experiment, cache)
+    partition = experiment.partition.split(setting.split("train"), experiment.seed)
+    return outline(setting.dataset), Holdings(partition.sizes, True, "the data")
+
+
+def sketched(experiment: Experiment, data: Dataset) -> Setting:
+    """The setting with an outline of its data, its networks names and shapes alone."""
+    setting = Setting(replace(experiment, model=without_distant(experiment.model)), Path(), torch.device("meta"))
+    setting.dataset = data
+    return setting
+
+
+def messages_of(setting: Setting, index: int, clients: int, examples: int = 1) -> Messages:
+    """The messages of a phase. `examples`: of a typical client."""
+    return messages(setting.stage(index, clients), examples)
+
+
+def _phase(setting: Setting, index: int, holdings: Holdings, card: int | None) -> PhasePlan:
+    phase = setting.experiment.phases[index]
+    sampled = num_sampled(phase, len(holdings))
+    if sampled is not None and sampled > len(holdings):
+        raise ConfigError(f"phases.{index}.clients_per_round: {sampled} asked, there are {len(holdings)} clients")
+    found = messages_of(setting, index, len(holdings), max(1, round(float(holdings.sizes.mean()))))
+    exchanges = list(found.rounds())
+    visits = [client for exchange in exchanges for client in exchange.download]
+    per_visit = sum(bool(total(message, "floats")) for message in (found.down, found.up))
+    drawn = len(visits) if phase.poisson is None else phase.poisson * len(holdings) * phase.rounds
+    return PhasePlan(
+        name=phase.name or str(index),
+        rounds=phase.rounds,
+        model=_counts(setting.module, [setting.roles(index)]),
+        download=found.down,
+        upload=found.up,
+        messages=per_visit * len(visits),
+        expected=per_visit * drawn,
+        bytes=_crossed(exchanges, "payload_bytes"),
+        charged=_crossed(exchanges, "charged_bytes"),
+        memory=plan_memory.memory(found, setting, index, card),
+        steps=_steps(phase, holdings, visits),
+    )
+
+
+def _steps(phase: Phase, holdings: Holdings, visits: Sequence[int]) -> float:
+    """Local steps of these visits."""
+    each = np.array([num_steps(int(np.ceil(size)), phase.local) for size in holdings.sizes])
+    return float(each[list(visits)].sum()) if visits else 0.0
+
+
+def _crossed(exchanges: Iterable[Exchange], column: str) -> Count:
+    sides = {
+        way: sum(total(message, column) for exchange in exchanges for message in getattr(exchange, way).values())
+        for way in DIRECTIONS
+    }
+    return {**sides, "total": sum(sides.values())}
+
+
+def total(message: Message, column: str) -> int:
+    """The sum of a column over the parts of a message."""
+    return sum(int(row[column]) for row in message)
+
+
+def summed(counts: Iterable[Count]) -> Count:
+    """Counts of equal names added."""
+    found: Count = {}
+    for count in counts:
+        found = {name: found.get(name, 0) + value for name, value in count.items()}
+    return found
+
+
+def _union(setting: Setting) -> Count:
+    return _counts(setting.module, [setting.roles(index) for index in range(len(setting.experiment.phases))])
+
+
+def _counts(module: nn.Module, roles: Sequence[Roles]) -> Count:
+    """Numbers of values in any of these roles; running statistics are no parameters."""
+    sizes = {name: p.numel() for name, p in module.named_parameters()}
+    named = {
+        "parameters": set(sizes),
+        "trained": {name for role in roles for name in role.trained},
+        "travelling": {name for role in roles for name in role.shared},
+        "private": {name for role in roles for name in role.private},
+    }
+    return {what: sum(sizes[name] for name in names) for what, names in named.items()}

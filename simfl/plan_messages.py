@@ -1,0 +1,133 @@
+"""What will cross the border, message by message, from names and shapes alone.
+
+Made by the functions that a run makes its messages with: what an algorithm sends down and up, the codecs' sizes, the
+books of the way down, the ledger's rule for tied weights and the draw of each round's clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from simfl.broadcast import Broadcast, Sizes
+from simfl.codecs.base import Codec
+from simfl.cohort.stage import Stage
+from simfl.cohort.wire import PLAIN, STATISTICS, message
+from simfl.errors import ConfigError
+from simfl.ledger import Row
+from simfl.protocol import Parts, Server, State, Visit, Weights
+from simfl.roles import pick
+from simfl.sampling import sample_clients
+
+Message = tuple[Row, ...]  # one row of the ledger for each part; whose and when is not filled in
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One round of a phase, counted from 1: what each of its clients gets and sends."""
+
+    round: int
+    download: Mapping[int, Message]
+    upload: Mapping[int, Message]
+
+
+@dataclass(frozen=True)
+class Messages:
+    """The messages of a phase. `stage` has its network on the meta device; `examples`: of a typical client."""
+
+    stage: Stage
+    examples: int = 1
+
+    @cached_property
+    def visit(self) -> Visit:
+        """A first visit of a typical client. Its numbers have values, for what a client keeps of each example."""
+        known = {"examples": self.examples, "num_clients": self.stage.num_clients}
+        whole = ("client", "key", "round", "step")
+        kinds = {name: torch.int64 if name in whole else torch.float32 for name in Visit._fields}
+        return Visit(**{name: torch.tensor(known.get(name, 1), dtype=kind) for name, kind in kinds.items()})
+
+    @cached_property
+    def server(self) -> Server:
+        """As it enters the phase."""
+        weights = self.stage.binding.values(self.stage.roles.shared)
+        return Server(weights, self.stage.phase.algorithm.init_server(weights))
+
+    @cached_property
+    def buffers(self) -> Weights:
+        """Running statistics that travel."""
+        averaged = self.stage.phase.buffers == "average"
+        return pick(self.stage.binding.values(self.stage.roles.buffers), self.stage.roles.buffers) if averaged else {}
+
+    @cached_property
+    def received(self) -> Parts:
+        """What every client gets."""
+        statistics = {STATISTICS: self.buffers} if self.buffers else {}
+        return self.stage.phase.algorithm.download(self.server) | statistics
+
+    @cached_property
+    def state(self) -> State:
+        """What a client works with at its first visit."""
+        algorithm = self.stage.phase.algorithm
+        return algorithm.prepare(self.received, algorithm.init_client(self.received, self.visit), self.visit)
+
+    @cached_property
+    def trained(self) -> Weights:
+        """A client's model; what its algorithm trains besides never travels."""
+        known = {**self.stage.binding.values(self.stage.roles.private), **self.received["weights"]}
+        return pick(known, self.stage.roles.trained)
+
+    @cached_property
+    def sent(self) -> Parts:
+        """What every client sends."""
+        upload = self.stage.phase.algorithm.upload(self.trained, self.received, self.state, self.visit)
+        return {**upload} | ({STATISTICS: self.buffers} if self.buffers else {})
+
+    @cached_property
+    def down(self) -> Message:
+        """A message down, once the codec is at work."""
+        return self._message("download", self._packet(self.stage.phase.codec.download, self.received))
+
+    @cached_property
+    def up(self) -> Message:
+        """A message up."""
+        return self._message("upload", self._packet(self.stage.phase.codec.upload, self.sent))
+
+    def rounds(self) -> Iterator[Exchange]:
+        """All rounds of the phase, with the clients that the run's seed draws."""
+        stage, books = self.stage, Broadcast()
+        whole, packet = (self._packet(c, self.received) for c in (PLAIN, stage.phase.codec.download))
+        changes = stage.phase.codec.download.of == "delta" and not stage.phase.codec.download.lossless
+        for number in range(stage.phase.rounds):
+            clients = sample_clients(stage.phase, stage.num_clients, stage.seed, stage.index, number)
+            clients = [] if stage.phase.pooled else clients
+            download = dict.fromkeys(clients, self.down)
+            if changes:  # the first is no change, and travels whole
+                charged, books = books.book(packet if number else whole, whole, clients)
+                download = {client: self._message("download", sizes) for client, sizes in charged.items()}
+            yield Exchange(number + 1, download, dict.fromkeys(clients, self.up))
+
+    def _packet(self, codec: Codec, parts: Parts) -> Sizes:
+        return {
+            part: {name: (PLAIN if part == STATISTICS else codec).size(tuple(t.shape)) for name, t in tensors.items()}
+            for part, tensors in parts.items()
+        }
+
+    def _message(self, direction: str, payload: Sizes) -> Message:
+        parts = self.received if direction == "download" else self.sent
+        return tuple(message(self.stage, self.stage.index, 0, 0, direction, p, parts[p], payload[p]) for p in parts)
+
+
+def messages(stage: Stage, examples: int = 1) -> Messages:
+    """The messages of a phase; ConfigError for an algorithm of one's own that looks at values to know what to send."""
+    found = Messages(stage, examples)
+    try:
+        _ = found.down, found.up
+    except (NotImplementedError, RuntimeError) as error:
+        name, reason = type(stage.phase.algorithm).__name__, str(error).splitlines()[0]
+        raise ConfigError(
+            f"phases.{stage.index}.algorithm: {name} cannot be planned from shapes alone: {reason}"
+        ) from None
+    return found
