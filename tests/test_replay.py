@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -59,7 +60,7 @@ def test_losses_per_step_average_to_the_recorded_loss(tmp_path: Path) -> None:
 
 def test_what_the_codec_lost_is_seen(tmp_path: Path) -> None:
     run(experiment("fedavg", codec=Codecs(upload=Nf4())), tmp_path)
-    done = replay(Run(tmp_path), 0, Run(tmp_path).clients().to_pylist()[0]["client"])
+    done = replay(Run(tmp_path), 1, Run(tmp_path).clients().to_pylist()[0]["client"])
     assert {sent.tensor for sent in done.sent} == {
         "layers.0.linear.weight",
         "layers.0.linear.bias",
@@ -76,23 +77,23 @@ def test_later_phases_start_from_what_earlier_ones_left(tmp_path: Path) -> None:
     run(then(first, experiment("moon", rounds=3, private=("head.*",), server=Adam(), keep=keep)), tmp_path)
     visit = next(v for v in Run(tmp_path).clients().to_pylist() if (v["phase"], v["round"]) == (1, 1))
     with pytest.raises(RunError, match="--phase: needed, as the run has phases 0 to 1"):
-        replay(Run(tmp_path), 0, visit["client"])
-    done = replay(Run(tmp_path), 0, visit["client"], phase=1)
+        replay(Run(tmp_path), 1, visit["client"])
+    done = replay(Run(tmp_path), 1, visit["client"], phase=1)
     assert (done.row, done.unlike) == (visit, [])
 
 
-FAULTY = experiment(Faulty(), participation=1.0)  # client 3 raises in round 1
+FAULTY = experiment(Faulty(), participation=1.0)  # client 3 raises in the second round
 
 
 def test_a_visit_that_ended_the_run_fails_again_as_it_did(tmp_path: Path) -> None:
     with pytest.raises(ClientError) as first:
         run(FAULTY, tmp_path)
     with pytest.raises(ClientError) as again:
-        replay(Run(tmp_path), 1, 3)
+        replay(Run(tmp_path), 2, 3)
     assert str(again.value).splitlines()[0] == str(first.value).splitlines()[0]
     assert str(again.value).endswith("ZeroDivisionError: the client's own words\n")
     assert isinstance(again.value.__cause__, ZeroDivisionError)
-    other = replay(Run(tmp_path), 1, 4)
+    other = replay(Run(tmp_path), 2, 4)
     assert other.held["clients, 0 rows"] == "the run recorded none"
     assert lines(other)[-1] == "nothing to compare with"
 
@@ -100,8 +101,8 @@ def test_a_visit_that_ended_the_run_fails_again_as_it_did(tmp_path: Path) -> Non
 def test_a_visit_that_was_skipped_fails_again(tmp_path: Path) -> None:
     run(replace(FAULTY, on_error="skip"), tmp_path)
     with pytest.raises(ClientError, match="client 3, phase 0, round 2"):
-        replay(Run(tmp_path), 1, 3)
-    later = replay(Run(tmp_path), 2, 3)  # the rounds before are run again with the skip
+        replay(Run(tmp_path), 2, 3)
+    later = replay(Run(tmp_path), 3, 3)  # the rounds before are run again with the skip
     assert later.unlike == []
 
 
@@ -112,7 +113,7 @@ def test_a_record_that_is_not_what_happens_is_named(tmp_path: Path, capsys: pyte
     rows[0]["loss"] += 1e-9
     tables.write_part(tmp_path / "tables", "clients", 2, rows)
     where = f"clients phase 0, round 2, client {rows[0]['client']}: loss {rows[0]['loss']!r} recorded"
-    done = replay(Run(tmp_path), 1, rows[0]["client"])
+    done = replay(Run(tmp_path), 2, rows[0]["client"])
     assert [line[: len(where)] for line in done.unlike] == [where]
     code = main(["replay", str(tmp_path), "--round", "2", "--client", str(rows[0]["client"])])
     assert code == 1
@@ -127,7 +128,7 @@ def test_a_replay_leaves_the_run_as_it_is(tmp_path: Path) -> None:
         return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in files}
 
     before = seen()
-    replay(Run(tmp_path), 2, Run(tmp_path).clients().to_pylist()[-1]["client"])
+    replay(Run(tmp_path), 3, Run(tmp_path).clients().to_pylist()[-1]["client"])
     assert seen() == before
 
 
@@ -155,7 +156,8 @@ def test_a_visit_that_is_not_there_is_one_line(
 
 def simfl(arguments: list[str], typed: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "simfl", *arguments]
-    return subprocess.run(command, input=typed, capture_output=True, text=True, check=False)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    return subprocess.run(command, input=typed, env=env, capture_output=True, text=True, check=False)
 
 
 def test_the_debugger_stops_at_the_loss_and_goes_on(tmp_path: Path) -> None:
