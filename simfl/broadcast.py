@@ -1,6 +1,6 @@
 """The way down: what every sampled client receives, encoded once, and what each of them is charged for it.
 
-With `of: weights` (and with a codec that loses nothing) the whole parts travel. With `of: delta` the server sends the
+With `of: weights` (and with a codec that loses nothing) whole parts travel. With `of: delta` the server sends the
 encoded change since the version it last made public; a client that missed rounds downloads the packets in between, or
 the whole in float32 where that is cheaper, as at its first visit. Since each change is taken against what was decoded,
 what one encoding lost is part of the next.
@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from simfl import ledger
+from simfl.codecs.base import Codec, Context
 from simfl.cohort.stage import Stage
-from simfl.cohort.wire import PLAIN, STATISTICS, message, transmit
-from simfl.protocol import Parts
+from simfl.cohort.wire import PLAIN, Arrived, codec_of, context_of, message, transmit
+from simfl.protocol import Parts, Weights
 from simfl.timing import timed
 
 Sizes = dict[str, dict[str, int]]  # part -> tensor -> payload in bytes
@@ -32,36 +33,33 @@ class Broadcast:
         self, stage: Stage, round_number: int, parts: Parts, clients: list[int]
     ) -> tuple[Parts, list[ledger.Row], Broadcast]:
         """What the clients receive, the ledger's rows, and the state after it."""
-        codec = stage.phase.codec.download
-        if codec.of == "delta" and not codec.lossless:
-            return self._send_changes(stage, round_number, parts, clients)
-        arrived: Parts = {}
-        payload: Sizes = {}
+        arrived, public, packet, whole = Parts(), Parts(), Sizes(), Sizes()
         for part, tensors in parts.items():
-            arrived[part], payload[part] = transmit(PLAIN if part == STATISTICS else codec, tensors, {})
-        return arrived, _rows(stage, round_number, parts, dict.fromkeys(clients, payload)), self
-
-    def _send_changes(
-        self, stage: Stage, round_number: int, parts: Parts, clients: list[int]
-    ) -> tuple[Parts, list[ledger.Row], Broadcast]:
-        public: Parts = {}
-        packet: Sizes = {}
-        for part, tensors in parts.items():
-            before = self.public.get(part)
-            if before is None or part == STATISTICS:
-                public[part], packet[part] = transmit(PLAIN, tensors, {})
+            codec, context = codec_of(stage, "download", part), context_of(stage, round_number, "download", -1, part)
+            if not codec.sends_changes:
+                arrived[part], packet[part] = transmit(codec, tensors, {}, context)
+                whole[part] = packet[part]
                 continue
-            change = {name: t - before[name] for name, t in tensors.items()}
-            arrived, packet[part] = transmit(stage.phase.codec.download, change, {})
-            public[part] = {name: before[name] + t for name, t in arrived.items()}
-        whole = {part: {name: PLAIN.size(tuple(t.shape)) for name, t in ts.items()} for part, ts in parts.items()}
+            whole[part] = {name: PLAIN.size(tuple(t.shape)) for name, t in tensors.items()}
+            public[part], packet[part] = self._change(codec, part, tensors, context)
+        if not public:
+            return arrived, _rows(stage, round_number, parts, dict.fromkeys(clients, packet)), self
         charged, after = self.book(packet, whole, clients)
-        return public, _rows(stage, round_number, parts, charged), replace(after, public=public)
+        return {**arrived, **public}, _rows(stage, round_number, parts, charged), replace(after, public=public)
+
+    def _change(self, codec: Codec, part: str, tensors: Weights, context: Context) -> Arrived:
+        """What is public of a part after its change was sent; what was never public is sent as it is."""
+        before = self.public.get(part)
+        if before is None:
+            return transmit(PLAIN, tensors, {}, context)
+        change = {name: t - before[name] for name, t in tensors.items()}
+        arrived, sizes = transmit(codec, change, {}, context)
+        return {name: before[name] + t for name, t in arrived.items()}, sizes
 
     def book(self, packet: Sizes, whole: Sizes, clients: list[int]) -> tuple[dict[int, Sizes], Broadcast]:
         """What each client is charged for when `packet` is sent, and the books after it.
 
-        `whole`: every part in float32, at the prices that a client pays who takes no packets.
+        `whole`: what a client pays who takes no packets: float32 for a part of which changes are sent.
         """
         packets = (*self.packets, packet)
         charged = {client: _cheapest(packets, self.missed.get(client), whole) for client in clients}

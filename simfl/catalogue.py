@@ -40,7 +40,9 @@ class Entry:
     settings: tuple[Setting, ...]
 
 
-SECTIONS = ("Experiment", "Phase", "Local", "Codecs", "Cohort", "LedgerRule", "Privacy", "Evaluate", "Checkpoint")
+SECTIONS = (
+    "Experiment", "Phase", "Local", "Codecs", "PartCodecs", "Cohort", "LedgerRule", "Privacy", "Evaluate", "Checkpoint",
+)  # fmt: skip
 NAMES = (*sorted([*SHELVES, "optimizers"]), "sections")
 
 

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -41,11 +42,25 @@ class Local:
 
 
 @dataclass(frozen=True)
+class PartCodecs:
+    """The wire format of one part of the messages."""
+
+    download: Codec | None = None  # server to client; null: as the other parts
+    upload: Codec | None = None  # client to server; null: as the other parts
+
+
+@dataclass(frozen=True)
 class Codecs:
     """The wire format of each direction."""
 
     download: Codec = field(default_factory=Float32)  # server to client
     upload: Codec = field(default_factory=Float32)  # client to server
+    parts: Mapping[str, PartCodecs] = field(default_factory=dict)  # by part, such as scaffold's `control`
+
+    def of_part(self, direction: str, part: str) -> Codec:
+        """The wire format of a part, `download` or `upload`."""
+        own = getattr(self.parts.get(part), direction, None)
+        return getattr(self, direction) if own is None else own
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from simfl.codecs.base import Codec, flat_float32, from_bytes
-from simfl.weights import raw_bytes
+from simfl.codecs.base import Codec, Context, as_bytes, as_values
 
 
 @dataclass(frozen=True)
@@ -20,15 +19,15 @@ class Float16(Codec):
 
     dtype: ClassVar[torch.dtype] = torch.float16
 
-    def encode(self, tensor: Tensor) -> np.ndarray:
+    def pack(self, values: Tensor, shape: tuple[int, ...], contexts: Sequence[Context]) -> Sequence[Tensor]:
         """The rounded values; ValueError for a value out of range, which saturation would hide."""
-        return raw_bytes(_cast(tensor, self.dtype))
+        return as_bytes(_cast(values, self.dtype)).unbind()
 
-    def decode(self, payload: np.ndarray, shape: tuple[int, ...]) -> Tensor:
+    def unpack(self, packed: Sequence[Tensor], shape: tuple[int, ...], contexts: Sequence[Context]) -> Tensor:
         """The rounded values as float32."""
-        return from_bytes(payload, self.dtype).to(torch.float32).reshape(shape)
+        return as_values(torch.stack(list(packed)), self.dtype).to(torch.float32)
 
-    def size(self, shape: tuple[int, ...]) -> int:
+    def packed_size(self, shape: tuple[int, ...]) -> int:
         """2 bytes a value."""
         return 2 * math.prod(shape)
 
@@ -39,21 +38,20 @@ class BFloat16(Codec):
 
     dtype: ClassVar[torch.dtype] = torch.bfloat16
 
-    def encode(self, tensor: Tensor) -> np.ndarray:
+    def pack(self, values: Tensor, shape: tuple[int, ...], contexts: Sequence[Context]) -> Sequence[Tensor]:
         """The rounded values; ValueError for a value that rounds to infinity (beyond 3.39e38)."""
-        return raw_bytes(_cast(tensor, self.dtype))
+        return as_bytes(_cast(values, self.dtype)).unbind()
 
-    def decode(self, payload: np.ndarray, shape: tuple[int, ...]) -> Tensor:
+    def unpack(self, packed: Sequence[Tensor], shape: tuple[int, ...], contexts: Sequence[Context]) -> Tensor:
         """The rounded values as float32."""
-        return from_bytes(payload, self.dtype).to(torch.float32).reshape(shape)
+        return as_values(torch.stack(list(packed)), self.dtype).to(torch.float32)
 
-    def size(self, shape: tuple[int, ...]) -> int:
+    def packed_size(self, shape: tuple[int, ...]) -> int:
         """2 bytes a value."""
         return 2 * math.prod(shape)
 
 
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    values = flat_float32(tensor)
+def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:
     rounded = values.to(dtype)
     if not bool(torch.isfinite(rounded).all()):
         limit = torch.finfo(dtype).max

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from simfl.codecs.base import Codec, flat_float32, from_bytes
-from simfl.weights import raw_bytes
+from simfl.codecs.base import Codec, Context, as_bytes, as_values
 
 
 @dataclass(frozen=True)
@@ -20,14 +19,14 @@ class Float32(Codec):
 
     lossless: ClassVar[bool] = True
 
-    def encode(self, tensor: Tensor) -> np.ndarray:
-        """The raw values; ValueError if one is not finite."""
-        return raw_bytes(flat_float32(tensor))
+    def pack(self, values: Tensor, shape: tuple[int, ...], contexts: Sequence[Context]) -> Sequence[Tensor]:
+        """The raw values."""
+        return as_bytes(values).unbind()
 
-    def decode(self, payload: np.ndarray, shape: tuple[int, ...]) -> Tensor:
+    def unpack(self, packed: Sequence[Tensor], shape: tuple[int, ...], contexts: Sequence[Context]) -> Tensor:
         """The values, bit for bit."""
-        return from_bytes(payload, torch.float32).reshape(shape)
+        return as_values(torch.stack(list(packed)), torch.float32)
 
-    def size(self, shape: tuple[int, ...]) -> int:
+    def packed_size(self, shape: tuple[int, ...]) -> int:
         """4 bytes a value."""
         return 4 * math.prod(shape)

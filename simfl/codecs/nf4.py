@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from simfl.codecs.base import Codec, flat_float32, from_bytes
+from simfl.codecs.base import Codec, Context, as_bytes, as_values
 from simfl.errors import ConfigError
-from simfl.weights import raw_bytes
 
 # QLoRA, appendix E, and the code of the PFL-DocVQA 2024 track-1 winner
 LEVELS = (
@@ -52,29 +52,28 @@ class Nf4(Codec):
         if self.block < 1:
             raise ConfigError(f"codec.block: {self.block} given; allowed: 1 and more")
 
-    def encode(self, tensor: Tensor) -> np.ndarray:
-        """Quantised on the tensor's device; a value halfway between two levels goes to the lower one."""
-        values = flat_float32(tensor)
-        blocks = _padded(values, self.block).reshape(-1, self.block)
-        scales = blocks.abs().amax(dim=1)
-        scaled = blocks / torch.where(scales > 0, scales, torch.ones_like(scales))[:, None]
-        codes = _nearest(scaled.reshape(-1)[: values.numel()])
-        pairs = _padded(codes, 2).reshape(-1, 2)
-        return np.concatenate([raw_bytes(scales), raw_bytes(pairs[:, 0] | (pairs[:, 1] << 4))])
+    def pack(self, values: Tensor, shape: tuple[int, ...], contexts: Sequence[Context]) -> Sequence[Tensor]:
+        """Quantised on the values' device; a value halfway between two levels goes to the lower one."""
+        n, count = values.shape
+        blocks = _padded(values, self.block).reshape(n, -1, self.block)
+        scales = blocks.abs().amax(dim=2) if blocks.numel() else blocks.new_zeros(n, 0)
+        scaled = blocks / torch.where(scales > 0, scales, torch.ones_like(scales))[..., None]
+        codes = _nearest(scaled.reshape(n, -1)[:, :count])
+        pairs = _padded(codes, 2).reshape(n, -1, 2)
+        return torch.cat([as_bytes(scales), pairs[..., 0] | (pairs[..., 1] << 4)], 1).unbind()
 
-    def decode(self, payload: np.ndarray, shape: tuple[int, ...]) -> Tensor:
+    def unpack(self, packed: Sequence[Tensor], shape: tuple[int, ...], contexts: Sequence[Context]) -> Tensor:
         """Level times scale."""
-        count = math.prod(shape)
+        n, count, payload = len(packed), math.prod(shape), torch.stack(list(packed))
         cut = 4 * math.ceil(count / self.block)
-        scales = from_bytes(payload[:cut], torch.float32)
-        pairs = from_bytes(payload[cut:], torch.uint8)
-        levels = torch.tensor(LEVELS)
+        scales, pairs = as_values(payload[:, :cut], torch.float32), payload[:, cut:]
+        levels = torch.tensor(LEVELS, device=payload.device)
         both = torch.stack([levels.repeat(16), levels.repeat_interleave(16)], dim=1)  # the two levels of each byte
-        scaled = both.index_select(0, pairs.to(torch.int32)).reshape(-1)[:count]
-        values = _padded(scaled, self.block).reshape(-1, self.block) * scales[:, None]
-        return values.reshape(-1)[:count].reshape(shape)
+        scaled = both.index_select(0, pairs.reshape(-1).to(torch.int32)).reshape(n, -1)[:, :count]
+        values = _padded(scaled, self.block).reshape(n, -1, self.block) * scales[..., None]
+        return values.reshape(n, -1)[:, :count]
 
-    def size(self, shape: tuple[int, ...]) -> int:
+    def packed_size(self, shape: tuple[int, ...]) -> int:
         """Half a byte a value, 4 bytes a block."""
         count = math.prod(shape)
         return 4 * math.ceil(count / self.block) + math.ceil(count / 2)
@@ -89,5 +88,5 @@ def _nearest(scaled: Tensor) -> Tensor:
 
 
 def _padded(values: Tensor, multiple: int) -> Tensor:
-    """The values [n] with zeros up to a multiple."""
-    return torch.nn.functional.pad(values, (0, -len(values) % multiple))
+    """The values [n, m] with zeros up to a multiple."""
+    return torch.nn.functional.pad(values, (0, -values.shape[1] % multiple))

@@ -97,30 +97,44 @@ def _outcomes(
             memories = {visit.client: store.get(visit.memory) for visit in group}
         train = partial(_train_group, stage, plan, memories=memories, received=received, way=way)
         trained = attempt(stage, plan, group, train, on_error, said)
-        for visit, done in zip(group, trained, strict=True):
-            if done is None:
-                yield None
-                continue
-            release = partial(_release, stage, plan, done, received, memories[visit.client])
-            (released,) = attempt(stage, plan, (visit,), release, on_error, said)
-            yield None if released is None else (done, *released)
+        done = {visit.client: one for visit, one in zip(group, trained, strict=True) if one is not None}
+        whole = [visit for visit in group if visit.client in done]
+        release = partial(_release, stage, plan, done=done, received=received, memories=memories)
+        released = iter(attempt(stage, plan, whole, release, on_error, said) if whole else [])
+        for visit in group:
+            found = next(released) if visit.client in done else None
+            yield None if found is None else (done[visit.client], *found)
 
 
 @timed("encode")
 def _release(
-    stage: Stage, plan: CohortPlan, done: Done, received: Parts, memory: State, visits: Sequence[VisitPlan]
+    stage: Stage,
+    plan: CohortPlan,
+    visits: Sequence[VisitPlan],
+    done: dict[int, Done],
+    received: Parts,
+    memories: dict[int, State],
 ) -> list[tuple[Parts, State, list[ledger.Row]]]:
-    """What the server gets of a visit, what its client remembers, and the ledger's rows."""
-    rows: list[ledger.Row] = []
+    """What the server gets of each visit, what its client remembers, and the ledger's rows."""
+    clients = [visit.client for visit in visits]
+    uploads = [_upload(done[client], received) for client in clients]
     wire = Wire(stage, plan.phase, plan.round)
-    upload = {**done.upload}
-    if STATISTICS in received:
-        upload[STATISTICS] = {name: done.buffers[name] - t for name, t in received[STATISTICS].items()}
-    sent, residual = wire.send(done.plan.client, upload, received, memory, rows)
-    stage.observer.sent(done.plan.client, upload, sent)
-    # of pooled examples nothing travels, and there is no client to remember
-    memory = {} if stage.phase.pooled else _remember(stage, done, sent, received, residual)
-    return [(sent, memory, [] if stage.phase.pooled else rows)]
+    out = []
+    for client, upload, (sent, residual, rows) in zip(
+        clients, uploads, wire.send(clients, uploads, received, [memories[c] for c in clients]), strict=True
+    ):
+        stage.observer.sent(client, upload, sent)
+        # of pooled examples nothing travels, and there is no client to remember
+        memory = {} if stage.phase.pooled else _remember(stage, done[client], sent, received, residual)
+        out.append((sent, memory, [] if stage.phase.pooled else rows))
+    return out
+
+
+def _upload(done: Done, received: Parts) -> Parts:
+    """What the algorithm sends, and the change of running statistics."""
+    if STATISTICS not in received:
+        return done.upload
+    return {**done.upload, STATISTICS: {name: done.buffers[name] - t for name, t in received[STATISTICS].items()}}
 
 
 @timed("train")

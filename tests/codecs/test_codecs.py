@@ -8,23 +8,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simfl.codecs import CODECS
+from simfl.codecs.base import Context
 from simfl.errors import ConfigError
 
 shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=9)
 values = st.floats(-60000, 60000, width=32)
 every_codec = pytest.mark.parametrize("name", sorted(CODECS))
+CHANGED_ONCE_MORE = ("svd",)  # a product of factors has other factors in its last bits
+SPARSE = ("topk", "randomk")  # by their nature they drop values
+HERE = Context((7, "upload", 3))
 
 
 @every_codec
+@pytest.mark.parametrize("compress", ["none", "zstd", "lz4"])
 @given(data=st.data())
-@settings(deadline=None, max_examples=60)
-def test_any_shape_comes_back_and_the_payload_has_the_stated_size(name, data):
-    codec = CODECS[name]()
+@settings(deadline=None, max_examples=30)
+def test_any_shape_comes_back_and_the_payload_has_the_stated_size(name, compress, data):
+    codec = CODECS[name](compress=compress)
     array = data.draw(hnp.arrays(np.float32, shapes, elements=values))
-    payload = codec.encode(torch.from_numpy(array))
-    back = codec.decode(payload, array.shape)
+    payload = codec.encode(torch.from_numpy(array), HERE)
+    back = codec.decode(payload, array.shape, HERE)
     assert (payload.dtype, payload.ndim) == (np.uint8, 1)
-    assert len(payload) == codec.size(array.shape)
+    assert len(payload) == codec.size(array.shape) or (not codec.fixed and len(payload) < codec.size(array.shape))
     assert (back.dtype, tuple(back.shape)) == (torch.float32, array.shape)
 
 
@@ -32,17 +37,64 @@ def test_any_shape_comes_back_and_the_payload_has_the_stated_size(name, data):
 @given(array=hnp.arrays(np.float32, shapes, elements=values))
 @settings(deadline=None, max_examples=60)
 def test_what_was_decoded_encodes_to_the_same_bits(name, array):
+    if name in CHANGED_ONCE_MORE:
+        return
     codec = CODECS[name]()
-    once = codec.decode(codec.encode(torch.from_numpy(array)), array.shape)
-    twice = codec.decode(codec.encode(once), array.shape)
+    once = codec.decode(codec.encode(torch.from_numpy(array), HERE), array.shape, HERE)
+    twice = codec.decode(codec.encode(once, HERE), array.shape, HERE)
     assert once.numpy().tobytes() == twice.numpy().tobytes()
+
+
+@every_codec
+@pytest.mark.parametrize("compress", ["none", "zstd"])
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (65,), (9, 7), (4, 3, 2)])
+def test_the_payloads_of_a_cohort_are_those_of_its_clients_one_by_one(name, compress, shape):
+    codec, x = CODECS[name](compress=compress), torch.randn(5, *shape, generator=torch.Generator().manual_seed(0))
+    contexts = [Context((7, k)) for k in range(5)]
+    together = codec.encode_all(x, contexts)
+    alone = [codec.encode(x[k], contexts[k]) for k in range(5)]
+    assert [one.numpy().tobytes() for one in together] == [one.tobytes() for one in alone]
+    back = codec.decode_all(together, shape, contexts)
+    assert all(torch.equal(back[k], codec.decode(alone[k], shape, contexts[k])) for k in range(5))
 
 
 @every_codec
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (65,)])
 def test_sizes_zero_and_one(name, shape):
     codec, x = CODECS[name](), torch.full(shape, -0.5)
-    assert torch.equal(codec.decode(codec.encode(x), shape), x)
+    back = codec.decode(codec.encode(x), shape)
+    if name in SPARSE and x.numel() > 1:
+        assert int((back == x).sum()) == 6  # 10 % of 65, rounded; the rest is zero
+        assert int((back == 0).sum()) == 59
+    else:
+        assert torch.equal(back, x)
+
+
+@every_codec
+@given(array=hnp.arrays(np.float32, shapes, elements=values))
+@settings(deadline=None, max_examples=60)
+def test_the_error_is_within_the_stated_bound(name, array):
+    codec = CODECS[name]()
+    error = codec.decode(codec.encode(torch.from_numpy(array), HERE), array.shape, HERE).numpy() - array.astype(float)
+    norm, largest = np.linalg.norm(array.astype(float)), np.abs(array).max(initial=0.0)
+    bound = {
+        "float32": 0.0,
+        "float16": max(2.0**-11 * norm, 1e-6),
+        "bfloat16": max(2.0**-8 * norm, 1e-30),
+        "int8": largest / 254 * array.size**0.5,
+        "nf4": 0.152 * largest * array.size**0.5,
+        "sign": norm,
+        "topk": (1 - min(1.0, max(1, round(0.1 * array.size)) / max(1, array.size))) ** 0.5 * norm,
+        "randomk": norm,
+        "svd": (1 - 0.95) ** 0.5 * norm,
+    }[name]
+    assert np.linalg.norm(error) <= bound * (1 + 1e-4) + 1e-4 * norm * (name == "svd") + 1e-30
+
+
+@every_codec
+def test_chance_depends_on_the_context_alone(name):
+    codec, x = CODECS[name](), torch.randn(40, 30, generator=torch.Generator().manual_seed(0))
+    assert np.array_equal(codec.encode(x, Context((1, 2))), codec.encode(x, Context((1, 2))))
 
 
 @every_codec
@@ -61,7 +113,7 @@ def test_any_float_dtype_and_layout_encodes_as_its_float32_values(name, dtype):
 
 @every_codec
 def test_the_decoded_tensor_owns_its_memory(name):
-    codec = CODECS[name]()
+    codec = CODECS[name](**({"keep": 1.0} if name in SPARSE else {}))
     payload = codec.encode(torch.ones(5))
     payload.setflags(write=False)
     codec.decode(payload, (5,)).zero_()
@@ -70,8 +122,9 @@ def test_the_decoded_tensor_owns_its_memory(name):
 
 @every_codec
 def test_lossless_means_bit_equal_and_lossy_codecs_lose(name):
-    codec, x = CODECS[name](), torch.randn(257, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(codec.decode(codec.encode(x), (257,)), x) == codec.lossless
+    codec, y = CODECS[name](), torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
+    x = y @ y.T  # of rank 4
+    assert torch.equal(codec.decode(codec.encode(x), (32, 32)), x) == codec.lossless
 
 
 @every_codec
@@ -90,5 +143,7 @@ def test_error_feedback_on_a_lossless_codec_is_refused():
 @every_codec
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_cuda_tensor_encodes_to_the_same_bytes(name):
+    if name == "svd":
+        pytest.skip("two libraries of linear algebra agree to rounding")
     codec, x = CODECS[name](), torch.randn(1000, 77, generator=torch.Generator().manual_seed(1))
-    assert np.array_equal(codec.encode(x.cuda()), codec.encode(x))
+    assert np.array_equal(codec.encode(x.cuda(), HERE), codec.encode(x, HERE))
