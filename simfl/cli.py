@@ -104,6 +104,29 @@ def run(
     return {"completed": 0, "interrupted": INTERRUPTED}.get(summary["status"], FAILED)
 
 
+@commands.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--card", metavar="SIZE", help="Memory of a GPU, such as 80GB, to be filled with clients side by side.")
+@click.option(
+    "--speed", type=click.Path(path_type=Path), help="Folder of a run whose pace tells how long it will take."
+)
+@click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Override a setting, as with `run`.")
+def plan(file: Path, as_json: bool, card: str | None, speed: Path | None, overrides: tuple[str, ...]) -> None:
+    """Count the bytes, memory and local steps of the experiment in FILE, without running it."""
+    from simfl import config, plan_memory, plan_speed, plan_table
+    from simfl.driver import CACHE
+    from simfl.plan import plan as planned
+
+    experiment = config.load(file, overrides)
+    found = planned(experiment, CACHE, None if card is None else plan_memory.card_bytes(card))
+    pace = None if speed is None else plan_speed.pace(speed, experiment)
+    if as_json:
+        click.echo(json.dumps(found.json(), indent=2))
+    else:
+        plan_table.show(found, pace, _console())
+
+
 @commands.command("list")
 @click.argument("shelf", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

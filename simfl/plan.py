@@ -17,9 +17,9 @@ from torch import nn
 
 from simfl import plan_memory
 from simfl.cohort.plan import num_steps
-from simfl.data.base import Dataset
+from simfl.data.base import Dataset, Published
 from simfl.data.outline import outline
-from simfl.errors import ConfigError
+from simfl.errors import ConfigError, DataError
 from simfl.experiment import Experiment, Phase
 from simfl.ledger import DIRECTIONS
 from simfl.models.sketch import without_distant
@@ -34,7 +34,7 @@ Count = dict[str, int]
 
 @dataclass(frozen=True)
 class Holdings:
-    """Examples of each client, [K]; `exact` where they are known and not merely expected."""
+    """Examples of each client, [K], NaN where nothing is known; `exact` where they are not merely expected."""
 
     sizes: np.ndarray
     exact: bool
@@ -58,7 +58,8 @@ class PhasePlan:
     bytes: Count  # really sent: download, upload, total
     charged: Count  # under the rule for tied weights
     memory: Memory
-    steps: float  # local steps of all visits
+    steps: float | None  # local steps of all visits; None where nothing is known of the data
+    varying: frozenset[tuple[str, str]] = frozenset()  # direction and part, where bytes are the most they can be
 
     def json(self) -> dict[str, Any]:
         """As `simfl plan --json` shows a phase."""
@@ -92,8 +93,9 @@ class Plan:
         return summed(phase.charged for phase in self.phases)
 
     @property
-    def steps(self) -> float:
-        return sum(phase.steps for phase in self.phases)
+    def steps(self) -> float | None:
+        known = [phase.steps for phase in self.phases if phase.steps is not None]
+        return sum(known) if len(known) == len(self.phases) else None
 
     def json(self) -> dict[str, Any]:
         """As `simfl plan --json` shows it: sums over phases, the largest memory, the last phase's message."""
@@ -130,7 +132,12 @@ def known(experiment: Experiment, cache: Path) -> tuple[Dataset, Holdings]:
         exact = tuple(sizes) == told.clients
         return outline(told), Holdings(sizes, exact, "published sizes")
     setting = Setting(experiment, cache)
-    partition = experiment.partition.split(setting.split("train"), experiment.seed)
+    try:
+        partition = experiment.partition.split(setting.split("train"), experiment.seed)
+    except DataError as error:
+        if experiment.partition.clients is None:
+            raise
+        return outline(Published(0)), Holdings(np.full(experiment.partition.clients, np.nan), False, str(error))
     return outline(setting.dataset), Holdings(partition.sizes, True, "the data")
 
 
@@ -151,7 +158,8 @@ def _phase(setting: Setting, index: int, holdings: Holdings, card: int | None) -
     sampled = num_sampled(phase, len(holdings))
     if sampled is not None and sampled > len(holdings):
         raise ConfigError(f"phases.{index}.clients_per_round: {sampled} asked, there are {len(holdings)} clients")
-    found = messages_of(setting, index, len(holdings), max(1, round(float(holdings.sizes.mean()))))
+    typical = float(np.nan_to_num(holdings.sizes).mean())
+    found = messages_of(setting, index, len(holdings), max(1, round(typical)))
     exchanges = list(found.rounds())
     visits = [client for exchange in exchanges for client in exchange.download]
     per_visit = sum(bool(total(message, "floats")) for message in (found.down, found.up))
@@ -168,11 +176,19 @@ def _phase(setting: Setting, index: int, holdings: Holdings, card: int | None) -
         charged=_crossed(exchanges, "charged_bytes"),
         memory=plan_memory.memory(found, setting, index, card),
         steps=_steps(phase, holdings, visits),
+        varying=frozenset(
+            (way, part)
+            for way, parts in zip(DIRECTIONS, (found.received, found.sent), strict=True)
+            for part in parts
+            if found.varies(way, part)
+        ),
     )
 
 
-def _steps(phase: Phase, holdings: Holdings, visits: Sequence[int]) -> float:
+def _steps(phase: Phase, holdings: Holdings, visits: Sequence[int]) -> float | None:
     """Local steps of these visits."""
+    if np.isnan(holdings.sizes).any():
+        return None
     each = np.array([num_steps(int(np.ceil(size)), phase.local) for size in holdings.sizes])
     return float(each[list(visits)].sum()) if visits else 0.0
 

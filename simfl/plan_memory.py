@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from simfl.cohort.stage import call, inputs_of, tensors_for, with_task
 from simfl.cohort.stepper import Stepper
-from simfl.cohort.wire import STATISTICS
+from simfl.cohort.wire import codec_of
 from simfl.errors import ConfigError, SimflError
 from simfl.plan_messages import Messages
 from simfl.protocol import EXTRA, Batch, Facts, State, Weights
@@ -82,8 +82,7 @@ def _server(messages: Messages, setting: Setting, index: int) -> int:
     _, moments = phase.server.step(server.weights, server.weights, {})
     earlier = {name for i in range(index) for name in setting.roles(i).shared}
     base = pick(dict(setting.module.named_parameters()), sorted(earlier))
-    codec = phase.codec.download
-    public = messages.received if codec.of == "delta" and not codec.lossless else {}
+    public = {part: messages.received[part] for part in messages.changing}
     held = [base, server.weights, messages.buffers, *server.state.values(), *moments.values(), *public.values()]
     return _network(setting.module) + sum(_bytes(tensors) for tensors in held)
 
@@ -126,8 +125,8 @@ class _Local:
         stage, messages, start = self.messages.stage, self.messages, self.start
         args = (messages.sent, start, messages.received, messages.state, messages.visit)
         kept = [*stage.phase.algorithm.remember(*args).values(), pick(start, stage.roles.private)]
-        if stage.phase.codec.upload.error_feedback:
-            kept += [tensors for part, tensors in messages.sent.items() if part != STATISTICS]
+        lost = [part for part in messages.sent if codec_of(stage, "upload", part).error_feedback]
+        kept += [messages.sent[part] for part in lost]
         if stage.keep_local:
             kept.append(pick(start, stage.roles.shared))
         if stage.phase.buffers == "local":

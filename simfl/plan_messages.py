@@ -15,7 +15,7 @@ import torch
 from simfl.broadcast import Broadcast, Sizes
 from simfl.codecs.base import Codec
 from simfl.cohort.stage import Stage
-from simfl.cohort.wire import PLAIN, STATISTICS, message
+from simfl.cohort.wire import PLAIN, STATISTICS, codec_of, message
 from simfl.errors import ConfigError
 from simfl.ledger import Row
 from simfl.protocol import Parts, Server, State, Visit, Weights
@@ -88,36 +88,50 @@ class Messages:
     @cached_property
     def down(self) -> Message:
         """A message down, once the codec is at work."""
-        return self._message("download", self._packet(self.stage.phase.codec.download, self.received))
+        return self._message("download", self._packet("download"))
 
     @cached_property
     def up(self) -> Message:
         """A message up."""
-        return self._message("upload", self._packet(self.stage.phase.codec.upload, self.sent))
+        return self._message("upload", self._packet("upload"))
+
+    def varies(self, direction: str, part: str) -> bool:
+        """Whether the bytes of a part depend on its values, so that the plan knows only the most they can be."""
+        return not codec_of(self.stage, direction, part).fixed
 
     def rounds(self) -> Iterator[Exchange]:
         """All rounds of the phase, with the clients that the run's seed draws."""
-        stage, books = self.stage, Broadcast()
-        whole, packet = (self._packet(c, self.received) for c in (PLAIN, stage.phase.codec.download))
-        changes = stage.phase.codec.download.of == "delta" and not stage.phase.codec.download.lossless
+        stage, books, packet, whole = self.stage, Broadcast(), self._packet("download"), self._whole()
         for number in range(stage.phase.rounds):
             clients = sample_clients(stage.phase, stage.num_clients, stage.seed, stage.index, number)
             clients = [] if stage.phase.pooled else clients
             download = dict.fromkeys(clients, self.down)
-            if changes:  # the first is no change, and travels whole
+            if self.changing:  # the first is no change, and travels whole
                 charged, books = books.book(packet if number else whole, whole, clients)
                 download = {client: self._message("download", sizes) for client, sizes in charged.items()}
             yield Exchange(number + 1, download, dict.fromkeys(clients, self.up))
 
-    def _packet(self, codec: Codec, parts: Parts) -> Sizes:
-        return {
-            part: {name: (PLAIN if part == STATISTICS else codec).size(tuple(t.shape)) for name, t in tensors.items()}
-            for part, tensors in parts.items()
-        }
+    @cached_property
+    def changing(self) -> set[str]:
+        """Parts of which the server sends changes."""
+        return {part for part in self.received if codec_of(self.stage, "download", part).sends_changes}
+
+    def _whole(self) -> Sizes:
+        """What a client pays who takes no packets of changes."""
+        whole = {part: _sizes(PLAIN, self.received[part]) for part in self.changing}
+        return {part: whole.get(part, sizes) for part, sizes in self._packet("download").items()}
+
+    def _packet(self, direction: str) -> Sizes:
+        parts = self.received if direction == "download" else self.sent
+        return {part: _sizes(codec_of(self.stage, direction, part), tensors) for part, tensors in parts.items()}
 
     def _message(self, direction: str, payload: Sizes) -> Message:
         parts = self.received if direction == "download" else self.sent
         return tuple(message(self.stage, self.stage.index, 0, 0, direction, p, parts[p], payload[p]) for p in parts)
+
+
+def _sizes(codec: Codec, tensors: Weights) -> dict[str, int]:
+    return {name: codec.size(tuple(t.shape)) for name, t in tensors.items()}
 
 
 def messages(stage: Stage, examples: int = 1) -> Messages:

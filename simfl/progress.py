@@ -134,6 +134,8 @@ def report(summary: Mapping[str, Any]) -> list[str]:
         rows.append((metric, f"{value:.4f}" + ("" if before is None else f" (before the first round {before:.4f})")))
     rows += [(f"baseline {name}", f"{value:.4f}") for name, value in summary["baselines"].items()]
     rows += [(way, _bytes(summary, way)) for way in ("download", "upload", "total")]
+    if summary.get("plan"):
+        rows.append(("plan", summary["plan"]))
     rows.append(("everything is in", summary["folder"]))
     if summary["status"] == "interrupted":
         rows.append(("to go on", "the same command with --resume"))

@@ -31,7 +31,7 @@ LAYERS = (  # low to high; what stands in one line may import within the line, u
     ("shelves", "experiment", "fields", "rules", "catalogue", "config", "partition_spec"),
     ("privacy", "roles", "sampling", "cohort", "setting", "evaluation", "checkpoint", "pictures", "tracking"),
     ("broadcast", "snapshot", "record", "worker", "errands", "inline", "pool"),
-    ("audience", "plan_messages", "plan_memory", "plan", "driver", "simulation", "progress"),
+    ("audience", "plan_messages", "plan_memory", "plan", "plan_check", "driver", "simulation", "progress"),
     (
         "results",
         "rerun",
@@ -46,7 +46,7 @@ LAYERS = (  # low to high; what stands in one line may import within the line, u
         "inspection",
     ),
     ("marked", "sweep_file", "sweep_job", "sweep_pool", "sweep_results", "comparison", "sweep", "sweep_view"),
-    ("data_commands", "partition_commands", "sweep_commands"),
+    ("plan_speed", "plan_table", "data_commands", "partition_commands", "sweep_commands"),
     ("cli", "__main__"),
 )
 LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
@@ -56,7 +56,7 @@ OWNERS = {
     "peft": ("models",),
     "pyarrow": ("tables", "data"),
     "ray": ("pool", "sweep_pool"),
-    "rich": ("cli", "progress", "sweep_view", "watch"),
+    "rich": ("cli", "plan_table", "progress", "sweep_view", "watch"),
     "ruamel": ("config",),
     "tensorboard": ("tracking",),
     "transformers": ("models",),
