@@ -56,8 +56,8 @@ class Trial:
     def order(self, kind: str, times: int = 1) -> str:
         """A fault at a random visit; says which."""
         number, client = self.chance.choice(self.visits)
-        order(self.faults, kind, client, number, times)
-        return f"client {client} in round {number + 1}"
+        order(self.faults, kind, client, number - 1, times)
+        return f"client {client} in round {number}"
 
     def start(self, resume: bool = False, **settings: Any) -> None:
         """Run on two workers, in this process."""
