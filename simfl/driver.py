@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from simfl import config, evaluation, files, ledger, tracking
+from simfl import config, evaluation, files, ledger, plan_check, tracking
 from simfl.audience import Audience, Silent
 from simfl.cohort.batch import pays_on_cpu
 from simfl.cohort.plan import CohortPlan
@@ -262,11 +262,16 @@ class Driver:
                 "startup": self.startup,
                 "per_round_median": median(self.durations) if self.durations else None,
             },
+            "plan": self._compared_with_plan() if status != "failed" else None,
             "folder": str(self.record.folder),
         }
         summary = self.record.finish(self.snapshot, status, facts)
         self.audience.finished(summary)
         return summary
+
+    def _compared_with_plan(self) -> str:
+        made = plan_check.tables_of(self.record.folder, self.snapshot.step)
+        return plan_check.compare(self.experiment, self.setting.dataset, len(self.partition), made)
 
     def _scores(self, step: int) -> dict[str, float]:
         return evaluation.headlines(self.record.rows_at("evaluations", step), self.experiment.evaluate.splits[0])
