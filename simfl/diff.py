@@ -22,9 +22,10 @@ KEYS = {
     "clients": ("phase", "round", "client"),
     "evaluations": ("phase", "round", "split", "model", "by", "group", "metric"),
     "samples": ("phase", "round", "split", "model", "row"),
+    "scores": ("phase", "round", "split", "model", "client", "row"),
 }
-SCORED = ("evaluations", "samples")  # after a round; after 0: before the first
-ORDER = {"clients": 1, "rounds": 3, "evaluations": 4, "samples": 4}  # within a round; messages go before or after
+SCORED = ("evaluations", "samples", "scores")  # after a round; after 0: before the first
+ORDER = {"clients": 1, "rounds": 3, **dict.fromkeys(SCORED, 4)}  # within a round; messages go before or after
 SHOWN = 3  # rows of each table
 NOT_AGAIN = "run again here, both are equal and as recorded up to there: what differs was not made by the settings"
 UNLIKE = ("resumes",)  # of the manifest: says how a run went, not what it is
@@ -101,10 +102,12 @@ def _rows(a: Run, b: Run, name: str) -> Iterator[tuple[Place, str]]:
         return
     keys = KEYS[name]
     mine, theirs = ({tuple(row[k] for k in keys): row for row in table.to_pylist()} for table in tables)
+    if name == "scores" and {key[:2] for key in mine} != {key[:2] for key in theirs}:
+        return  # made at the end alone, and the runs end after different rounds
     lines = []
     for key in mine.keys() | theirs.keys():
         x, y = mine.get(key), theirs.get(key)
-        where = ", ".join(f"{k} {v}" for k, v in zip(keys, key, strict=True) if v != "")
+        where = ", ".join(f"{k} {v}" for k, v in zip(keys, key, strict=True) if v not in ("", None))
         if name in SCORED:
             where = where.replace("round", "after round", 1)
         if x is None or y is None:

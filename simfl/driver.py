@@ -176,7 +176,7 @@ class Driver:
         assert self.stage is not None
         every, last = self.experiment.evaluate.every, after.round == self.stage.phase.rounds
         if last or (every and after.round % every == 0):
-            rows = {**rows, **self._evaluate(after)}
+            rows = {**rows, **self._evaluate(after, by_example=last and after.phase + 1 == len(self.experiment.phases))}
         with self.signals.held():
             self._settle(after, rows, commit=self.record.due(after.step))
             now = time.monotonic()
@@ -211,8 +211,8 @@ class Driver:
             self.record.commit(after, self.store)
 
     @timed("evaluate")
-    def _evaluate(self, snapshot: Snapshot) -> Rows:
-        """Score the asked models on the asked splits, sharded over the workers."""
+    def _evaluate(self, snapshot: Snapshot, by_example: bool = False) -> Rows:
+        """Score the asked models on the asked splits, sharded over the workers; at the end each example is kept."""
         asked, stage = self.experiment.evaluate, self.stage
         assert stage is not None
         plans = [
@@ -232,7 +232,8 @@ class Driver:
                 value = evaluation.headline(rows, metric, split, model)
                 headlines.append({**facts, "split": split, "model": model, "metric": metric, "value": value})
         self.audience.evaluated(headlines)
-        return {"evaluations": rows, "samples": evaluation.samples(self.setting, scores, facts)}
+        found = {"evaluations": rows, "samples": evaluation.samples(self.setting, scores, facts)}
+        return found | ({"scores": evaluation.by_example(self.setting, scores, facts)} if by_example else {})
 
     def _shards(self, snapshot: Snapshot, split: str, model: str) -> list[evaluation.EvaluationPlan]:
         asked = self.experiment.evaluate

@@ -120,6 +120,24 @@ def samples(setting: Setting, scores: Iterable[Scores], facts: dict[str, Any]) -
     return out
 
 
+def by_example(setting: Setting, scores: Iterable[Scores], facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows for `scores.parquet`: each example's own scores, and the groups it is of as `by_<column>`.
+
+    What two runs are compared on in pairs, and what tells how unlike clients fare.
+    """
+    out, known = [], dict[str, list[tuple[str, np.ndarray]]]()
+    for part in scores:
+        plan = part.plan
+        if plan.split not in known:
+            known[plan.split] = _groups(setting, plan.split, np.arange(len(setting.split(plan.split))))
+        base = {**facts, "split": plan.split, "model": plan.model, "client": plan.client}
+        groups = {f"by_{kind}": names[plan.rows].tolist() for kind, names in known[plan.split]}
+        columns = groups | {name: values.astype(float).tolist() for name, values in part.columns.items()}
+        for row, *cells in zip(plan.rows.tolist(), *columns.values(), strict=True):
+            out.append({**base, "row": row, **dict(zip(columns, cells, strict=True))})
+    return out
+
+
 def summarise(setting: Setting, scores: Iterable[Scores], facts: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows for `evaluations.parquet`: each metric's mean by split and model, and by every group column and client.
 

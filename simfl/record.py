@@ -21,7 +21,7 @@ from simfl.memory import Store
 from simfl.snapshot import Snapshot
 from simfl.timing import timed
 
-TABLES = ("rounds", "ledger", "clients", "evaluations", "samples")
+TABLES = ("rounds", "ledger", "clients", "evaluations", "samples", "scores")
 FREE = (
     "checkpoint",
     "tracking",

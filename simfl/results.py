@@ -96,6 +96,10 @@ class Run:
         """One row for each prediction that was kept: what was asked, what is true, what was said."""
         return self.table("samples")
 
+    def scores(self) -> pa.Table:
+        """One row for each example that was scored at the end of the run: its own scores, and the groups it is of."""
+        return self.table("scores")
+
     def table(self, name: str) -> pa.Table:
         """A table by name, with the rows that are committed so far."""
         assert name in TABLES, name
@@ -105,6 +109,11 @@ class Run:
     def partition(self) -> Partition:
         """Who holds which training rows; refused if the data are not those of the run."""
         return Partition.read(self.partition_manifest, self.setting.dataset.sha256)
+
+    @cached_property
+    def partition_alone(self) -> Partition:
+        """The partition as the run wrote it down, without a look at the data."""
+        return Partition.read(self.partition_manifest, self.manifest["data_sha256"])
 
     @property
     def partition_manifest(self) -> bytes:
