@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simfl.algorithms.fedavg import FedAvg
-from simfl.errors import ConfigError
+from simfl.errors import ConfigError, nearest
 from simfl.experiment import Codecs, Experiment, Phase
 from simfl.optimizers.schedules import Constant
 from simfl.optimizers.server import Sgd
+from simfl.protocol import Server
 from simfl.shelves import SHELVES
 
 Complaints = Iterator[str]  # each begins with the path of the setting at fault, seen from the phase or the experiment
@@ -25,7 +26,7 @@ def complaints(experiment: Experiment) -> Complaints:
     if not experiment.phases:
         yield "phases: at least one is needed"
     for i, phase in enumerate(experiment.phases):
-        for rule in (_sampling, _local, _schedules, _plain_sgd, _needs, _names, _silence, _pooled, _weighting):
+        for rule in (_sampling, _local, _schedules, _plain_sgd, _needs, _names, _codecs, _silence, _pooled, _weighting):
             yield from (f"phases.{i}.{line}" for line in rule(phase, experiment))
         yield from (f"phases.{i}.{line}" for line in _keep(phase, experiment.phases[i - 1] if i else None))
     yield from _mentor(experiment)
@@ -103,6 +104,20 @@ def _names(phase: Phase, experiment: Experiment) -> Complaints:
         for key in ("train", "private"):
             if glob in getattr(phase, key):
                 yield f"frozen: {glob!r} is in {key} too"
+
+
+def _codecs(phase: Phase, experiment: Experiment) -> Complaints:
+    codec, algorithm = phase.codec, phase.algorithm
+    for part, own in codec.parts.items():
+        down = list(algorithm.download(Server({}, algorithm.init_server({}))))
+        for direction, known in (("download", down), ("upload", list(algorithm.reduce))):
+            if getattr(own, direction) is not None and part not in known:
+                yield f"codec.parts.{part}.{direction}: no such part; {nearest(part, known)}"
+    downloads = {"download": codec.download}
+    downloads |= {f"parts.{part}.download": own.download for part, own in codec.parts.items() if own.download}
+    for path, one in downloads.items():
+        if one.error_feedback:
+            yield f"codec.{path}.error_feedback: has no effect on the way down; a delta makes up for what was lost"
 
 
 def _silence(phase: Phase, experiment: Experiment) -> Complaints:

@@ -54,7 +54,7 @@ OWNERS = {
     "click": ("cli", "data_commands", "inspection", "partition_commands", "sweep_commands"),
     "opacus": ("privacy",),
     "peft": ("models",),
-    "pyarrow": ("tables", "data"),
+    "pyarrow": ("tables", "codecs", "data"),
     "ray": ("pool", "sweep_pool"),
     "rich": ("cli", "plan_table", "progress", "sweep_view", "watch"),
     "ruamel": ("config",),

@@ -1,0 +1,154 @@
+"""A codec by part and direction, in a run: what travels how, what is remembered, and what cannot be meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from fakes import experiment, run, traces
+
+from simfl import config, tables
+from simfl.codecs import CODECS
+from simfl.codecs.int8 import Int8
+from simfl.codecs.nf4 import Nf4
+from simfl.codecs.sparse import RandomK, TopK
+from simfl.codecs.svd import Svd
+from simfl.cohort.wire import Wire
+from simfl.driver import CACHE
+from simfl.errors import ConfigError
+from simfl.experiment import Codecs, PartCodecs
+from simfl.memory import Store
+from simfl.models.mlp import Mlp
+from simfl.results import Run
+from simfl.rules import check
+from simfl.setting import Setting
+
+VALUES = 12 * 16 + 16 + 16 * 5 + 5  # of the model
+
+
+def sizes(folder: Path) -> dict[tuple[str, str], set[int]]:
+    """Payloads by direction and part."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for row in tables.read(folder / "ledger.parquet").to_pylist():
+        found.setdefault((row["direction"], row["part"]), set()).add(row["payload_bytes"])
+    return found
+
+
+def test_a_part_has_a_codec_of_its_own_in_each_direction(tmp_path: Path) -> None:
+    codec = Codecs(upload=Int8(), parts={"control": PartCodecs(download=Int8(of="weights"))})
+    run(experiment("scaffold", codec=codec, rounds=2), tmp_path)
+    whole, bytes_ = 4 * VALUES, VALUES + 4 * 4  # four tensors, a scale each
+    assert sizes(tmp_path) == {
+        ("download", "weights"): {whole},
+        ("download", "control"): {bytes_},
+        ("upload", "weights"): {bytes_},
+        ("upload", "control"): {bytes_},
+    }
+
+
+def test_changes_of_one_part_go_beside_the_whole_of_another(tmp_path: Path) -> None:
+    codec = Codecs(parts={"control": PartCodecs(download=Int8())})
+    run(experiment("scaffold", codec=codec, rounds=3, participation=1.0), tmp_path)
+    found = sizes(tmp_path)
+    assert found["download", "weights"] == {4 * VALUES}
+    assert found["download", "control"] == {4 * VALUES, VALUES + 4 * 4}  # the whole at the first visit, then changes
+
+
+YAML = {
+    "name": "parts",
+    "data": "digits",
+    "partition": {"by": "iid", "clients": 4},
+    "model": "mlp",
+    "phases": [
+        {
+            "objective": "classification",
+            "algorithm": "scaffold",
+            "rounds": 1,
+            "participation": 1.0,
+            "local": {"optimizer": "sgd", "learning_rate": 0.1},
+            "codec": {"upload": "nf4", "parts": {"control": {"upload": {"name": "int8", "per": "channel"}}}},
+        }
+    ],
+}
+
+
+def test_a_file_names_codecs_by_part() -> None:
+    phase = config.parse(YAML).phases[0]
+    assert (phase.codec.of_part("upload", "weights"), phase.codec.of_part("upload", "control")) == (
+        Nf4(),
+        Int8(per="channel"),
+    )
+    assert phase.codec.of_part("download", "control") == Codecs().download
+
+
+@pytest.mark.parametrize(
+    ("codec", "expected"),
+    [
+        (
+            Codecs(parts={"controls": PartCodecs(upload=Nf4())}),
+            "codec.parts.controls.upload: no such part; did you mean",
+        ),
+        (Codecs(download=Nf4(error_feedback=True)), "codec.download.error_feedback: has no effect on the way down"),
+        (Codecs(parts={"buffers": PartCodecs(download=Nf4())}), "codec.parts.buffers.download: no such part"),
+    ],
+)
+def test_codecs_that_cannot_be_meant_are_refused(codec: Codecs, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(experiment("scaffold", codec=codec))
+    assert str(caught.value).startswith(f"phases.0.{expected}")
+
+
+LOSSY = sorted(name for name, kind in CODECS.items() if not kind.lossless)
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_error_feedback_remembers_what_any_lossy_codec_lost(name: str, tmp_path: Path) -> None:
+    """What a client sent in all is what it meant to send, but for what it still remembers."""
+    stage = Setting(experiment(codec=Codecs(upload=CODECS[name](error_feedback=True))), CACHE).stage(0, 10)
+    generator = torch.Generator().manual_seed(0)
+    meant = [
+        {"a": torch.randn(20, 9, generator=generator), "b": torch.randn((), generator=generator)} for _ in range(6)
+    ]
+    total, memory = {"a": torch.zeros(20, 9), "b": torch.zeros(())}, {}
+    for number, upload in enumerate(meant):
+        ((sent, lost, _),) = Wire(stage, 0, number).send([3], [{"weights": upload}], {"weights": {}}, [memory])
+        memory = {"codec:weights": lost["weights"]}
+        total = {key: total[key] + sent["weights"][key] for key in total}
+    for key, value in total.items():
+        rest = memory["codec:weights"][key]
+        torch.testing.assert_close(value + rest, sum(upload[key] for upload in meant), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("codec", [RandomK(error_feedback=True), Int8(rounding="stochastic"), Svd(compress="zstd")])
+def test_a_cohort_sends_what_its_clients_send_one_by_one(codec: object, tmp_path: Path) -> None:
+    """In the way `batch` the uploads of a cohort are encoded together."""
+    stage = Setting(experiment(codec=Codecs(upload=codec)), CACHE).stage(0, 10)
+    generator = torch.Generator().manual_seed(0)
+    uploads = [{"weights": {"a": torch.randn(20, 9, generator=generator)}} for _ in range(5)]
+    wire, memories = Wire(stage, 0, 1), [{"codec:weights": {"a": torch.ones(20, 9) * k}} for k in range(5)]
+    together = wire.send(list(range(5)), uploads, {"weights": {}}, memories)
+    for k in range(5):
+        ((sent, lost, rows),) = wire.send([k], [uploads[k]], {"weights": {}}, [memories[k]])
+        assert torch.equal(sent["weights"]["a"], together[k][0]["weights"]["a"])
+        assert rows == together[k][2]
+        assert lost.keys() == together[k][1].keys()
+
+
+@pytest.mark.parametrize("way", ["loop", "batch"])
+def test_runs_with_chance_in_their_messages_are_equal_to_the_bit_however_they_are_cut(way: str, tmp_path: Path) -> None:
+    codec = Codecs(download=Int8(rounding="stochastic"), upload=RandomK(error_feedback=True))
+    case = experiment(way=way, codec=codec, rounds=2, model=Mlp(widths=(16,)))
+    run(case, tmp_path / "a")
+    run(case, tmp_path / "b")
+    assert traces(tmp_path / "a") == traces(tmp_path / "b")
+    kept = Run(tmp_path / "a").snapshot()
+    store = Store(tmp_path / "a" / "memory")
+    assert any("codec:weights" in store.get(kept.remembered(k)) for k in range(10))
+
+
+def test_topk_without_a_codec_is_what_it_was(tmp_path: Path) -> None:
+    """All values kept: the model of a plain run."""
+    plain = run(experiment(rounds=2), tmp_path / "plain")
+    kept = run(experiment(rounds=2, codec=Codecs(upload=TopK(keep=1.0))), tmp_path / "kept")
+    assert plain["weights_sha256"] == kept["weights_sha256"]
