@@ -24,3 +24,13 @@ def test_what_fidelity_speaks_of_exists() -> None:
     named = set(re.findall(r"^\| (\w+) \|", text.partition("## Algorithms")[2], re.MULTILINE)) - {"method"}
     assert named
     assert named <= {*ALGORITHMS, *LOCAL_OPTIMIZERS}
+
+
+def test_every_test_that_a_document_names_is_there() -> None:
+    sources = {path: path.read_text() for path in Path(__file__).parent.rglob("test_*.py")}
+    known = {path.stem for path in sources} | {
+        name for text in sources.values() for name in re.findall(r"^ *def (test_\w+)", text, re.MULTILINE)
+    }
+    named = {name for path in DOCS.rglob("*.md") for name in re.findall(r"\b(test_[a-z_0-9]+)", path.read_text())}
+    assert named - known == set()
+    assert len(named) > 20
