@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from torch import Tensor
 
-from simfl.models import start
+from simfl.errors import ConfigError
+from simfl.models import hashed, start
 from simfl.models.base import Model, default_trained, seeded
+from simfl.models.hashed import Ratio
 from simfl.models.layouts import fill, renamed
 from simfl.protocol import Task
 from simfl.ranges import Limit
@@ -35,6 +37,9 @@ TINY = BASE | {
     "stn": (8, 8, 8, 8, 8, 8), "stn_dense": 16,
 }  # fmt: skip
 SIZES: dict[str, dict[str, Any]] = {"tiny": TINY, "base": BASE}
+# values of the smallest tensor that is hashed: FedOCR's sizes are 0.06 M + γ·13.28 M, and 50,654 values of one axis are
+# 0.05 M; with the 6,632 of the smallest kernels they are 0.06, and 6.70, 3.38 and 1.72 M come out as printed
+SMALLEST = {"tiny": 1, "base": 2048}
 
 Margin = Annotated[float, Limit("a number of at least 0 and below 0.5", lambda m: 0 <= m < 0.5)]
 
@@ -63,7 +68,13 @@ class Aster(Model):
     context: bool = True  # the BiLSTM between encoder and decoder
     margin: Margin = 0.05  # of the spline's targets, as in aster.pytorch; TensorFlow's has 0
     norm: Literal["batch", "group"] = "batch"  # over the batch, one client at a time; or over groups of channels
+    hash: Ratio | None = None  # γ: trained in a hashed space of this share of the weights; null: not hashed
     weights: str | None = None  # a folder with a checkpoint of aster.pytorch; null: drawn from the seed
+
+    def __post_init__(self) -> None:
+        """Refuses weights that hashing would lose."""
+        if self.hash is not None and self.weights is not None:
+            raise ConfigError(f"hash: {self.hash} given with weights; a hashed model is drawn from the seed")
 
     def build(self, task: Task) -> AsterNetwork:
         """The network, with weights if there are any."""
@@ -71,6 +82,8 @@ class Aster(Model):
             network = self.network()
             if self._folder is not None:
                 load(network, start.read(self._folder), str(self._folder))
+        if self.hash is not None:
+            hashed.attach(network, self.hash, task.seed, SMALLEST[self.size])
         default_trained(self, network)
         return network.eval()
 

@@ -11,9 +11,11 @@ from typing import Annotated, Literal
 from torch import Tensor, nn
 
 from simfl.errors import ConfigError
+from simfl.models import hashed
 from simfl.models.adapters_base import Adapter
 from simfl.models.base import Model, default_trained, seeded
 from simfl.models.dropout import install
+from simfl.models.hashed import Ratio
 from simfl.models.mlp import as_float, shape_and_classes
 from simfl.protocol import Outputs, Task
 from simfl.ranges import Count, Limit
@@ -34,6 +36,12 @@ class Cnn(Model):
     activation: Literal["gelu", "relu"] = "gelu"  # after every layer but the head
     dropout: Half = 0.0  # after pooling, and twice that after the dense layer
     adapters: Adapter | None = None  # trained in place of the rest
+    hash: Ratio | None = None  # γ: trained in a hashed space of this share of the weights; null: not hashed
+
+    def __post_init__(self) -> None:
+        """Refuses to hash what adapters leave frozen."""
+        if self.hash is not None and self.adapters is not None:
+            raise ConfigError(f"hash: {self.hash} given with adapters, beside which nothing hashed is trained")
 
     def build(self, task: Task) -> nn.Module:
         """The module; ConfigError for a task without images."""
@@ -42,6 +50,8 @@ class Cnn(Model):
             raise ConfigError(f"model: 'cnn' reads images [channels, height, width]; the data have shape {shape}")
         with seeded(task.seed):
             module = CnnNetwork(self, shape, classes)
+            if self.hash is not None:
+                hashed.attach(module, self.hash, task.seed)
             if self.adapters is not None:
                 self.adapters.attach(module)
         return default_trained(self, install(module).eval())

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from simfl.errors import ConfigError
+from simfl.models import hashed
 from simfl.models.adapters_base import Adapter
 from simfl.models.base import Dropout, Model, default_trained, seeded
 from simfl.models.dropout import install
+from simfl.models.hashed import Ratio
 from simfl.protocol import Outputs, Task
 from simfl.ranges import Count
 
@@ -25,12 +27,20 @@ class Mlp(Model):
     dropout: Dropout = 0.0  # after each hidden layer
     layer_norm: bool = False  # before each GELU
     adapters: Adapter | None = None  # trained in place of the rest
+    hash: Ratio | None = None  # γ: trained in a hashed space of this share of the weights; null: not hashed
+
+    def __post_init__(self) -> None:
+        """Refuses to hash what adapters leave frozen."""
+        if self.hash is not None and self.adapters is not None:
+            raise ConfigError(f"hash: {self.hash} given with adapters, beside which nothing hashed is trained")
 
     def build(self, task: Task) -> nn.Module:
         """The module; ConfigError where the task lacks a shape or classes."""
         shape, classes = shape_and_classes(task, "mlp")
         with seeded(task.seed):
             module = MlpNetwork(math.prod(shape), self.widths, classes, self.dropout, self.layer_norm)
+            if self.hash is not None:
+                hashed.attach(module, self.hash, task.seed)
             if self.adapters is not None:
                 self.adapters.attach(module)
         return default_trained(self, install(module).eval())

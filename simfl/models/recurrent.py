@@ -5,8 +5,6 @@ torch's LSTM and GRU have no rule under `torch.func.vmap`, and cuDNN's are not t
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -18,6 +16,9 @@ class BiLstm(nn.LSTM):
     def __init__(self, inputs: int, hidden: int, layers: int) -> None:
         super().__init__(inputs, hidden, layers, batch_first=True, bidirectional=True)
 
+    def flatten_parameters(self) -> None:
+        """Nothing: this is for cuDNN, which is not used."""
+
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # a sequence alone, without states
         """[B, S, inputs] to [B, S, 2·hidden]."""
         for layer in range(self.num_layers):
@@ -26,8 +27,7 @@ class BiLstm(nn.LSTM):
 
     def _run(self, x: Tensor, name: str) -> Tensor:
         kinds = ("weight_ih", "bias_ih", "weight_hh", "bias_hh")
-        own: dict[str, Any] = dict(self._parameters)
-        weight_in, bias_in, weight, bias = (own[f"{kind}_{name}"] for kind in kinds)
+        weight_in, bias_in, weight, bias = (getattr(self, f"{kind}_{name}") for kind in kinds)
         given = functional.linear(x, weight_in, bias_in)
         h = c = torch.zeros_like(given[:, 0, : self.hidden_size])
         states = []
@@ -49,6 +49,9 @@ class GruStep(nn.GRU):
 
     def __init__(self, inputs: int, hidden: int) -> None:
         super().__init__(inputs, hidden, batch_first=True)
+
+    def flatten_parameters(self) -> None:
+        """Nothing: this is for cuDNN, which is not used."""
 
     def forward(self, x: Tensor, h: Tensor) -> Tensor:  # type: ignore[override]  # one step, not a sequence
         """The state [B, hidden] after reading `x` [B, inputs] in state `h`."""
