@@ -26,6 +26,10 @@ class ClientError(SimflError):
     """A client's own computation failed; the message names client, round and seed."""
 
 
+class PrivacyError(SimflError):
+    """Something was about to leave a client, or a budget to be overdrawn, against what the experiment promises."""
+
+
 class OutOfMemory(SimflError):
     """Work did not fit into the memory of a GPU or a machine, also alone on a fresh worker."""
 

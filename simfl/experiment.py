@@ -107,12 +107,34 @@ class LedgerRule:
 
 
 @dataclass(frozen=True)
-class Privacy:
-    """Whose presence is hidden; the unit's whole update is clipped and summed."""
+class AdaptiveClip:
+    """The clip follows a quantile of the units' norms (Andrew et al. 2021); the noise pays for it."""
 
-    unit: Literal["group", "client"] = "group"  # a group is a named part of a client, such as a provider
-    clip: Positive | None = None  # the norm to which a unit's update is clipped
-    groups_per_client: Count | None = None  # units sampled at a visit; None: all
+    quantile: Fraction = 0.5  # gamma: the share of units that the clip is to leave alone
+    learning_rate: Positive = 0.2  # eta: the clip times exp(−eta·(share left alone − gamma)) after each round
+    count_noise: Positive = 5.0  # noise multiplier of the count over that of all: the larger, the cheaper; above 0.5
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """Whose presence is hidden, and how well: the unit's whole update is clipped, summed with others, and noised."""
+
+    unit: Literal["record", "group", "client"] = "group"  # an example, a named part of a client (provider), or a client
+    clip: Positive | None = None  # S: the norm to which a unit's update is clipped; of a record, its gradient
+    epsilon: Positive | None = None  # what all rounds may spend; without a noise_multiplier, the noise follows from it
+    delta: Fraction = 1e-5  # the chance that epsilon does not cover
+    noise_multiplier: Amount | None = None  # sigma: standard deviation of the noise over the clip
+    noise: Literal["client", "central"] = "client"  # each client its own, or the server once, which is then trusted
+    groups_per_client: Count | None = None  # M: groups sampled at a visit, and what their sum is divided by; null: all
+    group_rate: Fraction | None = None  # Poisson: each group on its own with this probability, in place of M of them
+    min_groups: Count | None = None  # the fewest groups a client has, as a public fact; null: as the partition has it
+    adjacency: Literal["add_remove", "zero_out"] = "add_remove"  # data sets with and without a unit, or with it emptied
+    denominator: Literal["fixed", "realised"] = "fixed"  # divide by expected numbers of units and clients, or real ones
+    view: Literal["averages", "messages", "formula"] = "averages"  # epsilon is of who sees these, or a paper's formula
+    accountant: Literal["rdp", "rdp_fine", "prv", "pld"] = "rdp"  # Rényi orders of PFL-DocVQA, more of them, numerical
+    adaptive: AdaptiveClip | None = None  # null: the clip stays as it is
+    aliases: Literal["once", "always"] = "once"  # in the norm, tied weights count once, or once for each of their names
+    secure: bool = False  # sampling and noise from the system's source: no run can be repeated
 
 
 @dataclass(frozen=True)

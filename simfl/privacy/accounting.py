@@ -1,0 +1,127 @@
+"""What releases cost: (noise multiplier, sampling rate, steps) to epsilon, and back to the noise that a budget allows.
+
+    sigma  noise multiplier     q  sampling rate     T  rounds     alpha  order of a Rényi divergence
+
+The sampled Gaussian's divergences are opacus's (Mironov et al. 2019), and so is the conversion (Balle et al. 2020). The
+series for fractional orders is Mironov's: the one that Tito et al. 2024 print as equation A8 lacks, in its second sum,
+the exponent ((alpha − k)² − (alpha − k)) / 2 sigma² and the argument z1 − (alpha − k), and takes two logarithms of what
+is one sum; as printed it diverges.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from opacus.accountants import PRVAccountant
+from opacus.accountants.analysis import rdp
+
+from simfl.privacy import pld
+
+ORDERS = {
+    "rdp": (*(1 + x / 10 for x in range(1, 100)), *range(12, 64)),  # of PFL-DocVQA's calculator
+    "rdp_fine": (*(1 + x / 100 for x in range(1, 1000)), *range(11, 65), *range(72, 520, 8), 1024.0),
+}
+LEAST, MOST = 1e-2, 1e6  # noise multipliers among which one is sought
+
+
+@dataclass(frozen=True)
+class Event:
+    """`steps` releases of a Gaussian over a Poisson sample, which take place with probability `visited`.
+
+    Whether they take place may be seen, as when a client's other contributions give its visit away: it makes epsilon
+    no smaller, only less likely to be spent.
+    """
+
+    noise_multiplier: float  # sigma: standard deviation over sensitivity
+    sampling_rate: float  # q: probability that the protected unit takes part
+    visited: float = 1.0  # probability of the whole
+    steps: int = 1  # releases, one after the other
+
+
+History = Sequence[tuple[Event, int]]  # each event, and how many times it took place
+
+
+def epsilon(history: History, delta: float, accountant: str = "rdp") -> float:
+    """What the releases of a history cost together, at this delta; infinity where one had no noise.
+
+    `prv` knows no `visited`, and so takes it for certain: an upper bound.
+    """
+    history = [(event, times) for event, times in history if times]
+    if not history:
+        return 0.0
+    if any(event.noise_multiplier == 0.0 for event, _ in history):
+        return math.inf
+    if accountant == "pld":
+        return pld.epsilon([(*_plain(event), times) for event, times in history], delta)
+    if accountant == "prv":
+        return _prv(history, delta)
+    orders = ORDERS[accountant]
+    total = sum(times * np.array(divergences(event, orders)) for event, times in history)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Optimal order is the")  # a bound still, if not the tightest
+        spent, _ = rdp.get_privacy_spent(orders=list(orders), rdp=list(total), delta=delta)
+    return max(0.0, float(spent))
+
+
+@lru_cache(maxsize=512)
+def divergences(event: Event, orders: tuple[float, ...]) -> tuple[float, ...]:
+    """The Rényi divergence of one event at each order."""
+    found = rdp.compute_rdp(
+        q=event.sampling_rate, noise_multiplier=event.noise_multiplier, steps=event.steps, orders=list(orders)
+    )
+    if event.visited < 1.0:  # E over the visit of exp((alpha − 1)·divergence), by joint convexity
+        less = np.array(orders) - 1.0
+        found = np.logaddexp(math.log1p(-event.visited), math.log(event.visited) + less * found) / less
+    return tuple(float(value) for value in found)
+
+
+def _prv(history: History, delta: float) -> float:
+    """Opacus's numerical composition (Gopi et al. 2021), its upper end."""
+    accountant = PRVAccountant()
+    accountant.history = [(e.noise_multiplier, min(e.sampling_rate, 1.0), e.steps * n) for e, n in history]
+    with np.errstate(divide="ignore"):  # it takes logarithms that it then leaves out
+        return max(0.0, float(accountant.get_epsilon(delta)))
+
+
+def _plain(event: Event) -> tuple[float, float, float, int]:
+    return event.noise_multiplier, event.sampling_rate, event.visited, event.steps
+
+
+def noise_multiplier(
+    target: float, delta: float, histories: Callable[[float], Sequence[History]], accountant: str = "rdp"
+) -> float:
+    """The least sigma with which every history of `histories(sigma)` costs at most `target`, to 7 digits.
+
+    The worst of several histories counts: units differ in how often they are sampled. Infinity if no sigma will do.
+    """
+
+    def cost(sigma: float) -> float:
+        return max(epsilon(history, delta, accountant) for history in histories(sigma))
+
+    low, high = LEAST, 1.0
+    while cost(high) > target:
+        low, high = high, 2 * high
+        if high > MOST:
+            return math.inf
+    while low > LEAST and cost(low) <= target:
+        low, high = low / 2, low
+    return _root(lambda sigma: math.log(max(cost(sigma), 1e-12) / target), low, high)
+
+
+def _root(excess: Callable[[float], float], low: float, high: float) -> float:
+    """Where a falling function passes 0, from above, to 7 digits: false position in the logarithm (Illinois)."""
+    over, under = excess(low), excess(high)
+    while high / low > 1 + 1e-7 and under < -1e-9:
+        part = over / (over - under) if math.isfinite(over) else 0.5
+        middle = low * (high / low) ** min(max(part, 1e-3), 1 - 1e-3)
+        value = excess(middle)
+        if value > 0:
+            low, over, under = middle, value, under / 2
+        else:
+            high, under, over = middle, value, over / 2
+    return high
