@@ -28,6 +28,8 @@ from simfl.errors import ConfigError, OutOfMemory, SimflError, nearest
 from simfl.experiment import Experiment, Phase
 from simfl.memory import Store
 from simfl.pool import Pool, open_pool
+from simfl.privacy.account import Account
+from simfl.privacy.budget import Budget
 from simfl.protocol import Parts
 from simfl.record import Record, Rows, manifest
 from simfl.sampling import auto_width, num_sampled
@@ -56,6 +58,7 @@ class Driver:
     stopwatch: Stopwatch
     snapshot: Snapshot
     startup: float
+    account: Account
     stage: Stage | None = None
     durations: list[float] = field(default_factory=list)
     _round_began: float = 0.0
@@ -85,7 +88,18 @@ class Driver:
         facts = manifest(identity, setting.dataset.sha256, manifest_sha256(text))
         record = Record.open(Path(out), config.dump(experiment), facts, text, experiment.checkpoint, resume)
         stacks, way = record.folder / "stacks", identity["way"]
-        setup = Setup(experiment, CACHE, record.folder / "memory", way, len(partition), device, stacks, profile)
+        account = account_of(experiment, partition, record.folder)
+        setup = Setup(
+            experiment,
+            CACHE,
+            record.folder / "memory",
+            way,
+            len(partition),
+            device,
+            stacks,
+            profile,
+            account.noise_multiplier,
+        )
         with ExitStack() as stack:
             stack.enter_context(files.locked(record.folder))
             found, warning = record.restore()
@@ -103,8 +117,20 @@ class Driver:
             stack.enter_context(clocked(stopwatch.own))
             startup = time.monotonic() - began
             this = Driver(
-                experiment, setting, partition, record, store, pool, signals, audience, stopwatch, snapshot, startup
+                experiment,
+                setting,
+                partition,
+                record,
+                store,
+                pool,
+                signals,
+                audience,
+                stopwatch,
+                snapshot,
+                startup,
+                account,
             )
+            account.announce()
             this._announce(resumed=found is not None)
             try:
                 yield this
@@ -175,6 +201,7 @@ class Driver:
         """Score the model if it is time, keep the rows, commit if one is due."""
         assert self.stage is not None
         every, last = self.experiment.evaluate.every, after.round == self.stage.phase.rounds
+        rows["rounds"][0].update(self.account.row(after.charged, after.clip))
         if last or (every and after.round % every == 0):
             rows = {**rows, **self._evaluate(after, by_example=last and after.phase + 1 == len(self.experiment.phases))}
         with self.signals.held():
@@ -265,6 +292,7 @@ class Driver:
             },
             "plan": self._compared_with_plan() if status != "failed" else None,
             "folder": str(self.record.folder),
+            **self.account.state(self.snapshot.charged),
         }
         summary = self.record.finish(self.snapshot, status, facts)
         self.audience.finished(summary)
@@ -286,6 +314,11 @@ def partition_of(setting: Setting) -> tuple[Partition, bytes]:
     return partition, partition.manifest(spec, setting.dataset.sha256, experiment.seed)
 
 
+def account_of(experiment: Experiment, partition: Partition, folder: Path | None = None) -> Account:
+    """The run's privacy account; one that charges nothing without `privacy`."""
+    return Account(None if experiment.privacy is None else Budget.of(experiment, partition), folder)
+
+
 def identity_of(experiment: Experiment, setting: Setting, clients: int, device: str) -> dict[str, Any]:
     """What numbers depend on besides the experiment (way, width, threads, kind of device), chosen once."""
     way, roles = experiment.cohort.way, setting.roles(0)
@@ -296,7 +329,8 @@ def identity_of(experiment: Experiment, setting: Setting, clients: int, device: 
         )
     if way == "auto":
         pays = device == "cuda" or (expected >= MANY and pays_on_cpu(setting.module, roles.trained))
-        way = "batch" if pays and not roles.buffers else "loop"
+        by_example = experiment.privacy is not None and experiment.privacy.unit == "record"
+        way = "batch" if pays and not roles.buffers and not by_example else "loop"
     width = experiment.cohort.width if isinstance(experiment.cohort.width, int) else auto_width(way, expected)
     return {"way": way, "width": width, "threads": experiment.cohort.threads, "device": device}
 
@@ -314,6 +348,8 @@ def check(experiment: Experiment, setting: Setting, partition: Partition) -> Non
             offers, name = [*phase.algorithm.offers, LAST_LOCAL], type(phase.algorithm).__name__
             if model not in offers:
                 raise ConfigError(f"evaluate.models: {name} offers no model {model!r}; {nearest(model, offers)}")
+        if experiment.privacy is not None and setting.roles(index).buffers:
+            raise ConfigError(f"privacy: running statistics ({setting.roles(index).buffers[0]}, …) would leave bare")
     if experiment.privacy is not None and experiment.privacy.unit == "group" and not partition.num_groups.all():
         raise ConfigError(
             "privacy.unit: group, but the partition knows no groups; use partition.by: provider or official"

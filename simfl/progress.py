@@ -28,6 +28,7 @@ class Status:
     clients: int = 0
     download: int = 0
     upload: int = 0
+    epsilon: float | None = None  # spent so far, where privacy is accounted
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Count a finished round."""
@@ -36,6 +37,7 @@ class Status:
         self.clients += row["sampled"]
         self.download += row["download_bytes"]
         self.upload += row["upload_bytes"]
+        self.epsilon = row.get("epsilon")
 
     def line(self, now: float) -> str:
         """Loss, score, bytes, clients per second, time left."""
@@ -44,6 +46,7 @@ class Status:
         parts = (
             "" if self.loss is None else f"loss {self.loss:.4f}",
             self.score,
+            "" if self.epsilon is None else f"epsilon {self.epsilon:.3g}",
             f"down {size(self.download)}, up {size(self.upload)}",
             pace(self.clients / seconds),
             f"{duration(left)} left" if left else "",

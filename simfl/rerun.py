@@ -23,6 +23,7 @@ from simfl.cohort.visit import CohortResult
 from simfl.data.holdings import Partition
 from simfl.errors import RunError
 from simfl.memory import EMPTY, Store
+from simfl.privacy.account import Account
 from simfl.protocol import Parts
 from simfl.record import Record
 from simfl.results import Run
@@ -68,14 +69,23 @@ class Rerun:
         ConfigError, RunError or DataError where data, partition or components are no longer those of the run.
         """
         self.run, self.say, self.commits, self.experiment = run, say, commits, run.experiment
+        if self.experiment.privacy is not None and self.experiment.privacy.secure:
+            raise RunError(f"{run.folder}: its chance is the system's (privacy.secure), so no round can be made again")
         identity = run.manifest["identity"]
         self.record, self.way = Record(scratch, self.experiment.checkpoint, run.manifest), identity["way"]
         torch.set_num_threads(identity["threads"])
         self.setting = Setting(self.experiment, driver.CACHE, self._device(identity["device"]))
         self.partition = Partition.read(run.partition_manifest, self.setting.dataset.sha256)
         memory = scratch / "memory"
+        self.account = driver.account_of(self.experiment, self.partition)
         self.setup = Setup(
-            self.experiment, driver.CACHE, memory, self.way, len(self.partition), self.setting.device.type
+            self.experiment,
+            driver.CACHE,
+            memory,
+            self.way,
+            len(self.partition),
+            self.setting.device.type,
+            noise_multiplier=self.account.noise_multiplier,
         )
         self.store, self.worker = Store(memory), Worker(self.setup, self.setting)
         self._take(Snapshot())
@@ -183,7 +193,7 @@ class Rerun:
 
     def _sitting(self, worker: Worker | None) -> Any:
         """What stands in for the driver; without a worker, the round stops where its clients' work begins."""
-        return _Sitting(self.partition, self.record.width(self.snapshot.step), worker)
+        return _Sitting(self.partition, self.record.width(self.snapshot.step), self.account, worker)
 
     def train(self, plan: CohortPlan, received: Parts, observer: Observer) -> CohortResult:
         """The visits of a cohort, listened to. A client's exception rises, whatever the run was told to do with it."""
@@ -211,6 +221,7 @@ class _Sitting:
 
     partition: Partition
     width: int
+    account: Account  # on no disk: what is made again is paid for already
     worker: Worker | None = None
     workers: None = None  # a round is cut into the smallest cohorts
 

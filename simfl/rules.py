@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from simfl import privacy_rules
 from simfl.algorithms.fedavg import FedAvg
 from simfl.errors import ConfigError, nearest
 from simfl.experiment import Codecs, Experiment, Phase
@@ -30,7 +31,7 @@ def complaints(experiment: Experiment) -> Complaints:
             yield from (f"phases.{i}.{line}" for line in rule(phase, experiment))
         yield from (f"phases.{i}.{line}" for line in _keep(phase, experiment.phases[i - 1] if i else None))
     yield from _mentor(experiment)
-    yield from _privacy(experiment)
+    yield from privacy_rules.complaints(experiment)
 
 
 def _mentor(experiment: Experiment) -> Complaints:
@@ -82,6 +83,10 @@ def _needs(phase: Phase, experiment: Experiment) -> Complaints:
         yield f"algorithm: {name} sends {what} that privacy neither clips nor sums; allowed: fedavg"
     if experiment.privacy is not None and algorithm.needs_places:
         yield f"algorithm: {name} remembers single examples, which privacy does not cover; allowed: fedavg"
+
+    privacy = experiment.privacy
+    if algorithm.hides is not None and (privacy is None or privacy.unit != algorithm.hides):
+        yield f"algorithm: {name} needs privacy: {{unit: {algorithm.hides}, clip: …}}"
 
 
 def _plain_sgd(phase: Phase, experiment: Experiment) -> Complaints:
@@ -155,11 +160,3 @@ def _keep(phase: Phase, before: Phase | None) -> Complaints:
 def _weighting(phase: Phase, experiment: Experiment) -> Complaints:
     if experiment.privacy and phase.weighting != "uniform":
         yield f"weighting: {phase.weighting!r} tells how many examples a client has; privacy needs uniform"
-
-
-def _privacy(experiment: Experiment) -> Complaints:
-    privacy = experiment.privacy
-    if privacy and privacy.unit == "client" and privacy.groups_per_client is not None:
-        yield f"privacy.groups_per_client: {privacy.groups_per_client} has no effect with unit: client"
-    if privacy and privacy.unit == "client" and privacy.clip is None:
-        yield "privacy: has no effect with unit: client and no clip"

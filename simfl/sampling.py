@@ -11,7 +11,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_UP, Decimal
 import numpy as np
 
 from simfl.experiment import Phase, Privacy
-from simfl.seeds import rng
+from simfl.seeds import rng, unrepeatable
 
 ROUNDING = {"floor": ROUND_FLOOR, "round": ROUND_HALF_UP, "ceil": ROUND_CEILING}
 
@@ -29,9 +29,20 @@ def num_sampled(phase: Phase, clients: int) -> int | None:
     return min(clients, max(1, int(product.to_integral_value(ROUNDING[phase.rounding]))))
 
 
-def sample_clients(phase: Phase, clients: int, seed: int, phase_index: int, round_number: int) -> list[int]:
-    """The clients of a round in ascending order: without replacement, or each on its own (which may be nobody)."""
-    generator = rng(seed, "clients", phase_index, round_number)
+def expected_clients(phase: Phase, clients: int) -> float:
+    """How many clients a round samples on average."""
+    count = num_sampled(phase, clients)
+    return float((phase.poisson or 0.0) * clients) if count is None else float(count)
+
+
+def sample_clients(
+    phase: Phase, clients: int, seed: int, phase_index: int, round_number: int, secure: bool = False
+) -> list[int]:
+    """The clients of a round in ascending order: without replacement, or each on its own (which may be nobody).
+
+    `secure`: as nobody can draw them again.
+    """
+    generator = unrepeatable() if secure else rng(seed, "clients", phase_index, round_number)
     count = num_sampled(phase, clients)
     if count is None:
         assert phase.poisson is not None
@@ -40,14 +51,17 @@ def sample_clients(phase: Phase, clients: int, seed: int, phase_index: int, roun
 
 
 def sample_groups(
-    groups: list[tuple[str, np.ndarray]], privacy: Privacy, seed: int, phase_index: int, round_number: int, client: int
-) -> tuple[np.ndarray, ...]:
-    """The rows of each sampled group of a client in the order of the groups; all, unless the experiment limits them."""
+    groups: int, privacy: Privacy, seed: int, phase_index: int, round_number: int, client: int
+) -> list[int]:
+    """Which of a client's groups take part, ascending: each on its own, so many of them, or all."""
+    name = (seed, "groups", phase_index, round_number, client)
+    generator = unrepeatable() if privacy.secure else rng(*name)
+    if privacy.group_rate is not None:
+        return [int(j) for j in np.flatnonzero(generator.random(groups) < privacy.group_rate)]
     count = privacy.groups_per_client
-    if count is None or count >= len(groups):
-        return tuple(rows for _, rows in groups)
-    chosen = rng(seed, "groups", phase_index, round_number, client).choice(len(groups), size=count, replace=False)
-    return tuple(groups[int(j)][1] for j in sorted(chosen))
+    if count is None or count >= groups:
+        return list(range(groups))
+    return sorted(int(j) for j in generator.choice(groups, size=count, replace=False))
 
 
 def auto_width(way: str, expected: float) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 
 import numpy as np
 
@@ -18,6 +19,11 @@ def seed_for(*names: Name) -> int:
     """A 63-bit seed from a list of names, for example `seed_for(seed, "sample", phase, round)`."""
     text = json.dumps([str(n) if isinstance(n, str) else int(n) for n in names])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def unrepeatable() -> np.random.Generator:
+    """A generator keyed by the system's source, for choices that nobody may be able to make again."""
+    return np.random.Generator(np.random.Philox(key=secrets.randbits(128)))
 
 
 def rng(*names: Name) -> np.random.Generator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -19,6 +20,7 @@ from simfl.experiment import Experiment
 from simfl.models.base import Model, aliases
 from simfl.models.sketch import sketch
 from simfl.objectives.base import Objective
+from simfl.privacy.mechanism import Mechanism
 from simfl.protocol import Examples, Task, Weights
 from simfl.roles import Roles, roles, running_statistics
 from simfl.seeds import rng
@@ -125,7 +127,7 @@ class Setting:
             )
         return found
 
-    def stage(self, phase: int, num_clients: int) -> Stage:
+    def stage(self, phase: int, num_clients: int, noise_multiplier: float = 0.0) -> Stage:
         """All that training in a phase needs."""
         experiment = self.experiment
         return Stage(
@@ -139,10 +141,17 @@ class Setting:
             load=partial(self.examples, experiment.phases[phase].objective, "train"),
             device=self.device,
             num_clients=num_clients,
-            privacy=experiment.privacy,
+            mechanism=self._mechanism(noise_multiplier),
             aliases=self.aliases,
             alias_rule=experiment.ledger.aliases,
         )
+
+    def _mechanism(self, noise_multiplier: float) -> Mechanism | None:
+        privacy = self.experiment.privacy
+        if privacy is None:
+            return None
+        copies = Counter(self.aliases.values()) if privacy.aliases == "always" else {}
+        return Mechanism(privacy, noise_multiplier, self.experiment.seed, copies)
 
     def choose_rows(self, split: str, limit: int | None) -> np.ndarray:
         """The evaluated rows of a split: all, or `limit` of them drawn once, in file order."""

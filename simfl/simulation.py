@@ -22,7 +22,7 @@ from simfl.errors import OutOfMemory
 from simfl.experiment import Experiment
 from simfl.protocol import Means, Weights
 from simfl.record import Rows
-from simfl.sampling import sample_clients, sample_groups
+from simfl.sampling import expected_clients, sample_clients, sample_groups
 from simfl.signals import Interrupted
 from simfl.snapshot import Snapshot
 from simfl.timing import timed
@@ -71,9 +71,10 @@ def round_that_fits(driver: Driver, stage: Stage) -> tuple[Snapshot, Rows]:
 
 def one_round(driver: Driver, stage: Stage, before: Snapshot) -> tuple[Snapshot, Rows]:
     """Sample, send down, train, fold, step: the snapshot after the round, and its rows for the tables."""
-    phase, number = stage.phase, before.round
-    clients = sample_clients(phase, stage.num_clients, stage.seed, stage.index, number)
-    parts = phase.algorithm.download(before.server) | ({STATISTICS: before.buffers} if before.buffers else {})
+    phase, number, mechanism = stage.phase, before.round, stage.mechanism
+    charged = driver.account.charge(before.charged, stage.index, number)
+    clients = sample_clients(phase, stage.num_clients, stage.seed, stage.index, number, stage.secure)
+    parts = phase.algorithm.download(before.server) | before.companions
     received, downloads, broadcast = before.broadcast.send(stage, number, parts, [] if phase.pooled else clients)
 
     visits = [visit(driver, stage, before, client) for client in clients]
@@ -84,8 +85,12 @@ def one_round(driver: Driver, stage: Stage, before: Snapshot) -> tuple[Snapshot,
     memory = dict(before.memory)
     for result in results:
         memory |= result.memory
-    after = step(stage, before, mean(stage, results))
-    after = replace(after, memory=memory, broadcast=broadcast, round=number + 1, step=before.step + 1)
+    means = mean(stage, results)
+    if mechanism is not None:
+        expected = expected_clients(phase, stage.num_clients)
+        means = mechanism.averaged(means, units_of(results), expected, received, (stage.index, number, "server"))
+    after = step(stage, before, means)
+    after = replace(after, memory=memory, broadcast=broadcast, charged=charged, round=number + 1, step=before.step + 1)
     return after, round_rows(stage, after, [visit.client for visit in visits], downloads, results)
 
 
@@ -99,20 +104,29 @@ def step(stage: Stage, before: Snapshot, means: Means | None) -> Snapshot:
     optimizer = phase.server.at(before.round, phase.rounds)
     weights, moments = optimizer.step(server.weights, delta, server.optimizer)
     server = replace(server, weights=weights, state=state, optimizer=moments)
-    return replace(before, server=server, buffers=add(buffers, means.parts[STATISTICS]) if buffers else buffers)
+    clip = before.clip if stage.mechanism is None else stage.mechanism.next_clip(before.clip, means)
+    buffers = add(buffers, means.parts[STATISTICS]) if buffers else buffers
+    return replace(before, server=server, buffers=buffers, clip=clip)
 
 
 def visit(driver: Driver, stage: Stage, before: Snapshot, client: int) -> VisitPlan:
     """A client's visit: its rows (by sampled group, if groups are the unit), its weight, what it remembers."""
     rows = driver.partition.rows(client)
-    units: tuple[Any, ...] = (rows,)
-    if stage.privacy is not None and stage.privacy.unit == "group":
+    if stage.mechanism is not None and stage.mechanism.unit == "group":
         groups = driver.partition.groups(client)
-        units = sample_groups(groups, stage.privacy, stage.seed, stage.index, before.round, client)
+        names = sample_groups(len(groups), stage.mechanism.privacy, stage.seed, stage.index, before.round, client)
+        units = tuple(groups[j][1] for j in names)
+        return VisitPlan(client, 1.0, units, before.remembered(client), names=tuple(names))
+    units = (rows,)
     if stage.phase.weighting == "uniform":
         return VisitPlan(client, 1.0, units, before.remembered(client))
     relative = len(rows) / driver.partition.mean_size
     return VisitPlan(client, float(len(rows)), units, before.remembered(client), relative)
+
+
+def units_of(results: Sequence[CohortResult]) -> list[int]:
+    """How many units each visit had, of those that came back."""
+    return [row["units"] for result in results for row in result.clients]
 
 
 @timed("sum")

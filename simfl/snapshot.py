@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from simfl.broadcast import Broadcast
 from simfl.cohort.stage import Stage
+from simfl.cohort.wire import STATISTICS
 from simfl.experiment import Phase
 from simfl.memory import EMPTY, Store
-from simfl.protocol import Server, Weights
+from simfl.privacy.mechanism import CLIP
+from simfl.protocol import Parts, Server, Weights
 from simfl.roles import pick
 from simfl.weights import State, flatten, sha256, unflatten
 
@@ -27,10 +31,18 @@ class Snapshot:
     buffers: Weights = field(default_factory=dict)  # running statistics of the global model
     memory: Mapping[int, str] = field(default_factory=dict)  # client -> digest
     broadcast: Broadcast = field(default_factory=Broadcast)
+    clip: float | None = None  # to which the next round clips, where it adapts
+    charged: Mapping[int, int] = field(default_factory=dict)  # phase -> rounds that the privacy budget has paid for
 
     def remembered(self, client: int) -> str:
         """The digest of a client's memory."""
         return self.memory.get(client, EMPTY)
+
+    @property
+    def companions(self) -> Parts:
+        """What the engine itself sends beside an algorithm's parts: running statistics, the clip that adapts."""
+        clip = {} if self.clip is None else {CLIP: {"norm": torch.tensor([self.clip])}}
+        return ({STATISTICS: self.buffers} if self.buffers else {}) | clip
 
     @property
     def model(self) -> Weights:
@@ -49,7 +61,9 @@ class Snapshot:
         server = replace(server, state=stage.phase.algorithm.init_server(server.weights))
         averaged = stage.roles.buffers if stage.phase.buffers == "average" else ()
         buffers = {n: t.clone().cpu() for n, t in pick(values, averaged).items()}
-        return replace(self, server=server, buffers=buffers, broadcast=Broadcast())
+        privacy = None if stage.mechanism is None else stage.mechanism.privacy
+        clip = privacy.clip if privacy is not None and privacy.adaptive is not None else None
+        return replace(self, server=server, buffers=buffers, broadcast=Broadcast(), clip=clip)
 
     def end(self, memory: Mapping[int, str]) -> Snapshot:
         """Leave a phase: what it trained becomes the base of the next; `memory` is what clients keep."""
@@ -74,6 +88,8 @@ class Snapshot:
             "memory": {str(client): digest for client, digest in sorted(self.memory.items())},
             "packets": list(self.broadcast.packets),
             "missed": {str(client): count for client, count in sorted(self.broadcast.missed.items())},
+            "clip": self.clip,
+            "charged": {str(phase): rounds for phase, rounds in sorted(self.charged.items())},
         }
 
     @staticmethod
@@ -94,6 +110,8 @@ class Snapshot:
             groups.get("buffers", {}),
             {int(client): digest for client, digest in facts["memory"].items()},
             Broadcast(under("public"), tuple(facts["packets"]), missed),
+            facts["clip"],
+            {int(phase): rounds for phase, rounds in facts["charged"].items()},
         )
 
 

@@ -39,6 +39,7 @@ class Setup:
     device: str = "cpu"
     stacks: Path | None = None  # folder for the stacks of workers that hang
     traced: bool = False  # keep spans for a trace
+    noise_multiplier: float = 0.0  # of private updates
 
 
 class Worker:
@@ -58,7 +59,9 @@ class Worker:
         """Enter a phase: `base` is what earlier phases made of the model."""
         self.setting.overwrite(base)
         self.phase = phase
-        self.stages[phase] = _timed_reads(self.setting.stage(phase, self.setup.num_clients))
+        self.stages[phase] = _timed_reads(
+            self.setting.stage(phase, self.setup.num_clients, self.setup.noise_multiplier)
+        )
 
     def train(self, plan: CohortPlan, received: Parts) -> CohortResult:
         """Train a cohort."""

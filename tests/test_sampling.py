@@ -110,34 +110,39 @@ def test_one_client_a_round_and_one_client_in_all(way, tmp_path):
 
 # groups
 
-GROUPS = [(f"g{n}", np.arange(10 * n, 10 * n + n + 1)) for n in range(6)]
-
-
-def names(sampled):
-    """Which groups these rows are, by their first row."""
-    return [int(rows[0]) // 10 for rows in sampled]
-
 
 def test_without_a_number_all_groups_take_part_in_their_order():
-    assert names(sample_groups(GROUPS, Privacy(), 42, 0, 0, 3)) == [0, 1, 2, 3, 4, 5]
-    assert names(sample_groups(GROUPS, Privacy(groups_per_client=9), 42, 0, 0, 3)) == [0, 1, 2, 3, 4, 5]
+    assert sample_groups(6, Privacy(), 42, 0, 0, 3) == [0, 1, 2, 3, 4, 5]
+    assert sample_groups(6, Privacy(groups_per_client=9), 42, 0, 0, 3) == [0, 1, 2, 3, 4, 5]
 
 
 @given(st.integers(1, 5), st.integers(0, 99), st.integers(0, 99))
-def test_sampled_groups_are_whole_distinct_and_in_order(count, number, client):
-    sampled = sample_groups(GROUPS, Privacy(groups_per_client=count), 42, 0, number, client)
-    assert names(sampled) == sorted(set(names(sampled)))
+def test_sampled_groups_are_distinct_and_in_order(count, number, client):
+    sampled = sample_groups(6, Privacy(groups_per_client=count), 42, 0, number, client)
+    assert sampled == sorted(set(sampled))
     assert len(sampled) == count
-    for rows, group in zip(sampled, names(sampled), strict=True):
-        assert rows is GROUPS[group][1]
+    assert set(sampled) <= set(range(6))
 
 
 def test_groups_are_sampled_anew_for_each_client_and_round():
     privacy = Privacy(groups_per_client=2)
-    by_round = {tuple(names(sample_groups(GROUPS, privacy, 42, 0, number, 3))) for number in range(40)}
-    by_client = {tuple(names(sample_groups(GROUPS, privacy, 42, 0, 1, client))) for client in range(40)}
+    by_round = {tuple(sample_groups(6, privacy, 42, 0, number, 3)) for number in range(40)}
+    by_client = {tuple(sample_groups(6, privacy, 42, 0, 1, client)) for client in range(40)}
     assert len(by_round) > 10  # of 15 pairs
     assert len(by_client) > 10
+
+
+def test_groups_drawn_each_on_its_own_come_in_every_number():
+    # mean 6 · 0.5 = 3, standard deviation of the mean of 400 is √(6/4/400) = 0.061
+    privacy = Privacy(group_rate=0.5)
+    counts = [len(sample_groups(6, privacy, 42, 0, number, 3)) for number in range(400)]
+    assert abs(np.mean(counts) - 3) < 0.25
+    assert set(counts) >= {1, 2, 3, 4, 5}
+
+
+def test_secure_choices_cannot_be_made_again():
+    privacy = Privacy(groups_per_client=10, secure=True)
+    assert sample_groups(1000, privacy, 42, 0, 0, 3) != sample_groups(1000, privacy, 42, 0, 0, 3)
 
 
 @pytest.mark.parametrize(("way", "expected", "width"), [

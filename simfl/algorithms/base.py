@@ -24,6 +24,7 @@ class Algorithm:
     offers: ClassVar[Mapping[str, Forward]] = {"generic": Forward(), "personal": Forward()}
     needs_features: ClassVar[bool] = False  # its loss reads Outputs.features
     needs_targets: ClassVar[bool] = False  # its loss reads Outputs.targets
+    hides: ClassVar[str | None] = None  # the unit of privacy that it is made for; None: any, or none
     needs_places: ClassVar[bool] = False  # reads batch["place"], an example's place among the client's own, int64 [B]
 
     def forwards(self) -> dict[str, Forward]:

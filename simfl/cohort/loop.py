@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from simfl.cohort import records
 from simfl.cohort.stage import Item, Stage, Trained, call, inputs_of, step_key, tensors_for, with_task
 from simfl.cohort.stepper import Stepper
 from simfl.protocol import Batch, MicroStep, Outputs, Parts, State, Visit, Weights
@@ -39,8 +40,12 @@ def train(
             carried: dict[str, Outputs] = {}
             seen: list[Weights] = []
             for number, (micro, stepper, trained, leaves) in enumerate(micro_steps):
-                task, total = _loss(stage, micro, carried, batch, trained, received, mine, now, step_key(key, step))
-                gradients = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
+                passes = (stage, micro, carried, batch, trained, received, mine, now, step_key(key, step))
+                if records.hidden(stage):
+                    task, gradients = records.gradients(*passes, leaves, item)
+                else:
+                    task, total = _loss(*passes)
+                    gradients = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
                 stacked = {n: g[None] for n, g in zip(leaves, gradients, strict=True)}
                 if micro.steps:
                     stepper.step(stacked, [True], [item.rates[step]])
@@ -58,7 +63,10 @@ def train(
         [state for _, stepper in steppers for state in stepper.states()] if stage.phase.local.keep_optimizer else []
     )
     after = {key: {name: t[None] for name, t in group.items()} for key, group in mine.items()}
-    return Trained(start, {n: t[None] for n, t in own.items()}, sums[None], counts[None], after, optimizer)
+    private_steps = item.steps if records.hidden(stage) else 0
+    return Trained(
+        start, {n: t[None] for n, t in own.items()}, sums[None], counts[None], after, optimizer, private_steps
+    )
 
 
 def _leaves(start: Weights, stepped: Weights) -> tuple[Weights, Weights]:

@@ -21,6 +21,7 @@ class VisitPlan:
     memory: str  # digest of what the client remembers
     relative: float = 1.0  # its weight over the mean weight of all clients
     steps: int | None = None  # local steps of each unit, where not what the phase says
+    names: tuple[int, ...] = ()  # of the units, which their batches are drawn by; empty: their places
 
     def num_steps(self, local: Local) -> int:
         """Local steps of all its units."""
@@ -113,6 +114,20 @@ def pooled(visits: list[VisitPlan], local: Local) -> VisitPlan:
     """One visit to all the examples of these, with as many local steps as all of them take."""
     rows = np.concatenate([rows for visit in visits for rows in visit.units])
     return VisitPlan(0, 1.0, (rows,), EMPTY, steps=sum(visit.num_steps(local) for visit in visits))
+
+
+def poisson_batches(rows: np.ndarray, local: Local, *name: str | int, steps: int | None = None) -> np.ndarray:
+    """The rows of each local step where each takes part on its own, with probability B / n: int64 [steps, most].
+
+    As many steps as `batches` has, padded by −1; a step may have none.
+    """
+    steps = num_steps(len(rows), local) if steps is None else steps
+    rate = min(1.0, local.batch_size / max(1, len(rows)))
+    drawn = [rows[rng(*name, "sample", step).random(len(rows)) < rate] for step in range(steps)]
+    table = np.full((steps, max([1, *map(len, drawn)])), -1, dtype=np.int64)
+    for step, chosen in enumerate(drawn):
+        table[step, : len(chosen)] = chosen
+    return table
 
 
 def batches(rows: np.ndarray, local: Local, *name: str | int, steps: int | None = None) -> np.ndarray:

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from simfl.cohort.binding import Binding
 from simfl.cohort.observer import Observer
 from simfl.errors import ConfigError
-from simfl.experiment import Phase, Privacy
+from simfl.experiment import Phase
 from simfl.passing import Pass, passing
+from simfl.privacy.mechanism import Mechanism
 from simfl.protocol import EXTRA, Batch, Examples, Forward, Outputs, Parts, State, Visit, Weights
 from simfl.roles import Roles
 
@@ -52,6 +53,7 @@ class Trained:
     counts: Tensor  # and its weights, [n]
     state: State  # as the algorithm's `observe` left it
     optimizer: list[State]  # one per item
+    private_steps: int = 0  # steps with a gradient that was clipped and noised example by example
 
 
 @dataclass(frozen=True)
@@ -78,12 +80,17 @@ class Stage:
     load: Callable[[], Examples]  # the training split as the objective encodes it
     device: torch.device
     num_clients: int
-    privacy: Privacy | None = None
+    mechanism: Mechanism | None = None  # what makes uploads private
     mentor: Network | None = None  # the second network, if there is one
     keep_local: bool = False  # clients remember their last local model, to be scored
     aliases: Mapping[str, str] = field(default_factory=dict)
     alias_rule: str = "once"
     observer: Observer = field(default_factory=Observer)
+
+    @property
+    def secure(self) -> bool:
+        """Whether chance is to be nobody's to repeat."""
+        return self.mechanism is not None and self.mechanism.privacy.secure
 
     @cached_property
     def examples(self) -> Examples:

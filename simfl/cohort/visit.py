@@ -17,18 +17,19 @@ from simfl import ledger
 from simfl.cohort import batch, loop
 from simfl.cohort.attempts import attempt
 from simfl.cohort.fold import Fold
-from simfl.cohort.plan import CohortPlan, VisitPlan, batches, places, rates
+from simfl.cohort.plan import CohortPlan, VisitPlan, batches, places, poisson_batches, rates
 from simfl.cohort.stacking import mapped, namespace, row, row_like, stack
 from simfl.cohort.stage import Item, Stage, Trained, visits
 from simfl.cohort.stepper import Stepper
 from simfl.cohort.wire import STATISTICS, Wire
 from simfl.memory import Store
-from simfl.privacy import clip_update
+from simfl.privacy.mechanism import Release
 from simfl.protocol import EXTRA, Facts, MicroStep, Parts, State, Visit, Weights
 from simfl.seeds import seed_for
 from simfl.timing import Clock, measured, timed
-from simfl.weights import scale, select, tree_sum
+from simfl.weights import scale, select
 
+EMPTY_UNIT = np.empty(0, np.int64)  # of a client that was visited and had no unit sampled
 WAYS: dict[str, Callable[..., Trained]] = {"loop": loop.train, "batch": batch.train}
 
 
@@ -60,6 +61,8 @@ class Done:
     state: State
     optimizer: list[State]
     loss: float
+    release: Release | None = None  # of a visit whose units are hidden
+    private_steps: int = 0  # local steps with a gradient that was clipped and noised example by example
 
 
 def train_cohort(
@@ -90,7 +93,7 @@ def _outcomes(
     stage: Stage, store: Store, plan: CohortPlan, received: Parts, way: str, on_error: str, said: list[str]
 ) -> Iterator[tuple[Done, Parts, State, list[ledger.Row]] | None]:
     """Each visit, trained and released, None for one that is skipped; at a time no more than are trained together."""
-    width = plan.width if way == "batch" and stage.privacy is None else 1  # else the units of a client fill the program
+    width = plan.width if way == "batch" and stage.mechanism is None else 1  # the units of a client fill the program
     for first in range(0, len(plan.visits), width):
         group = plan.visits[first : first + width]
         with measured("load"):
@@ -117,7 +120,7 @@ def _release(
 ) -> list[tuple[Parts, State, list[ledger.Row]]]:
     """What the server gets of each visit, what its client remembers, and the ledger's rows."""
     clients = [visit.client for visit in visits]
-    uploads = [_upload(done[client], received) for client in clients]
+    uploads = [_upload(stage, done[client], received) for client in clients]
     wire = Wire(stage, plan.phase, plan.round)
     out = []
     for client, upload, (sent, residual, rows) in zip(
@@ -130,11 +133,15 @@ def _release(
     return out
 
 
-def _upload(done: Done, received: Parts) -> Parts:
-    """What the algorithm sends, and the change of running statistics."""
-    if STATISTICS not in received:
-        return done.upload
-    return {**done.upload, STATISTICS: {name: done.buffers[name] - t for name, t in received[STATISTICS].items()}}
+def _upload(stage: Stage, done: Done, received: Parts) -> Parts:
+    """What the algorithm sends, and the change of running statistics; PrivacyError for what was not made private."""
+    upload = done.upload
+    if STATISTICS in received:
+        statistics = {name: done.buffers[name] - t for name, t in received[STATISTICS].items()}
+        upload = {**upload, STATISTICS: statistics}
+    if stage.mechanism is not None:
+        stage.mechanism.admit(upload, done.release, int(done.visit.steps) - done.private_steps, done.plan.client)
+    return upload
 
 
 @timed("train")
@@ -143,7 +150,8 @@ def _train_group(
 ) -> list[Done]:
     items, owners = [], []
     for visit in group:
-        for unit, rows in enumerate(visit.units):
+        units = zip(visit.names or range(len(visit.units)), visit.units, strict=True)
+        for unit, rows in list(units) or [(-1, EMPTY_UNIT)]:
             items.append(_item(stage, plan, visit, unit, rows))
             owners.append(visit)
     size = len(items) if way == "batch" else 1
@@ -151,14 +159,15 @@ def _train_group(
     for first in range(0, len(items), size):
         chunk, chunk_owners = items[first : first + size], owners[first : first + size]
         outcomes += _train_items(stage, plan, chunk, chunk_owners, memories, received, way)
-    if stage.privacy is None:
+    if stage.mechanism is None or stage.mechanism.unit == "record":
         return outcomes
-    return [_one_upload(stage, v, [o for o in outcomes if o.plan.client == v.client], received) for v in group]
+    return [_one_upload(stage, plan, v, [o for o in outcomes if o.plan.client == v.client], received) for v in group]
 
 
 def _item(stage: Stage, plan: CohortPlan, visit: VisitPlan, unit: int, rows: np.ndarray) -> Item:
     phase, name = stage.phase, (stage.seed, "visit", plan.phase, plan.round, visit.client, unit)
-    table = batches(rows, phase.local, *name, steps=visit.steps)
+    draw = poisson_batches if stage.mechanism is not None and stage.mechanism.unit == "record" else batches
+    table = draw(rows, phase.local, *name, steps=visit.steps)
     speed = rates(phase.local, phase.rounds, plan.round, len(table))
     place = places(rows, table) if phase.algorithm.needs_places else None
     return Item(visit.client, unit, table, speed, seed_for(*name) >> 1, visit.examples, place)
@@ -203,25 +212,25 @@ def _train_items(
             after[k],
             [trained.optimizer[m * n + k] for m in range(micro)] if trained.optimizer else [],
             losses[k],
+            private_steps=trained.private_steps,
         )
         for k in range(n)
     ]
 
 
-def _one_upload(stage: Stage, plan: VisitPlan, units: list[Done], received: Parts) -> Done:
-    """Each unit's whole update clipped, summed, and divided by the number of units (PFL-DocVQA's Track 2, 2024)."""
-    assert stage.privacy is not None
-    limit, count = stage.privacy.clip, stage.privacy.groups_per_client or len(units)
-    clipped = [
-        clip_update(unit.upload["weights"], limit) if limit is not None else unit.upload["weights"] for unit in units
-    ]
-    total = tree_sum(clipped)
-    assert total is not None
-    mean = scale(total, 1.0 / count)
-    first = units[0]
-    trained = {**first.trained, **{name: received["weights"][name] + delta for name, delta in mean.items()}}
+def _one_upload(stage: Stage, plan: CohortPlan, visit: VisitPlan, units: list[Done], received: Parts) -> Done:
+    """The units of a visit as one release: each one's whole update clipped, then summed, noised and divided.
+
+    What the client remembers may follow from the release alone, so `trained` is what the server could know of it.
+    """
+    assert stage.mechanism is not None
+    name = (plan.phase, plan.round, visit.client)
+    updates = [unit.upload["weights"] for unit in units] if visit.units else []
+    release = stage.mechanism.release(updates, received, name)
+    first, delta = units[0], release.parts["weights"]
+    trained = {**first.trained, **{name: received["weights"][name] + t for name, t in delta.items()}}
     loss = sum(unit.loss for unit in units) / len(units)
-    return Done(plan, first.visit, {"weights": mean}, trained, first.buffers, first.state, [], loss)
+    return Done(visit, first.visit, release.parts, trained, first.buffers, first.state, [], loss, release)
 
 
 def _start(stage: Stage, memory: State, received: Parts, state: State, visit: Visit) -> Weights:

@@ -17,6 +17,7 @@ from simfl.codecs.identity import Float32
 from simfl.cohort.stacking import namespace
 from simfl.cohort.stage import Stage
 from simfl.errors import ClientError
+from simfl.privacy.mechanism import CLIP
 from simfl.protocol import Parts, State, Weights
 
 PLAIN = Float32()
@@ -60,8 +61,8 @@ class Wire:
 
 
 def codec_of(stage: Stage, direction: str, part: str) -> Codec:
-    """The wire format of a part; running statistics travel as they are."""
-    return PLAIN if part == STATISTICS else stage.phase.codec.of_part(direction, part)
+    """The wire format of a part; the engine's own travel as they are."""
+    return PLAIN if part in (STATISTICS, CLIP) else stage.phase.codec.of_part(direction, part)
 
 
 def context_of(stage: Stage, round_number: int, direction: str, client: int, part: str) -> Context:
