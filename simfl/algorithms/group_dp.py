@@ -1,0 +1,25 @@
+"""FL-GROUP-DP: Marathe and Kanani 2022, Galli et al. 2023, as the baseline of PFL-DocVQA's Track 2 (Tito et al. 2024).
+
+    w  received model      G  a sampled group      S  privacy.clip      M  privacy.groups_per_client    sigma  its noise
+
+    visit    for each of M groups: Δ_G = LocalOpt(G, w) − w, clipped to S;   send (ΣΔ_G + N(0, (sigma S)²)) / M
+    server   w ← w + mean of what was sent, or a step of another server optimizer with it
+
+Clipping, noise and denominators are the engine's. Settings of the paper: 5 rounds of 2 of 10 clients, AdamW at 2e-4,
+batch 10, S 0.5, M 50. The winner of the track trained LoRA of rank 16 in 30 rounds with M 45; in its code, not in the
+paper, with FedAdam (1e-2, beta2 0.99) on the server, local rate 5e-3 and batch 8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from simfl.algorithms.base import Algorithm
+
+
+@dataclass(frozen=True)
+class GroupDp(Algorithm):
+    """Whole groups of a client (providers) are hidden: each trains from the received model, is clipped and summed."""
+
+    hides: ClassVar[str | None] = "group"
