@@ -107,6 +107,22 @@ def doctor(out: Path, ray: bool, address: str | None, as_json: bool) -> int:
     return DIFFERENT if any(finding.grade == doctor.PROBLEM for finding in found) else 0
 
 
+@click.command("check-privacy")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Override a setting, e.g. privacy.epsilon=4."
+)
+@click.option("--seed", type=int, help="In place of the experiment's.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def check_privacy(file: Path, overrides: tuple[str, ...], seed: int | None, as_json: bool) -> int:
+    """Measure the privacy mechanism of the experiment in FILE: sensitivity, scale and independence of the noise."""
+    from simfl import config, driver, privacy_check
+
+    found = privacy_check.check(config.load(file, overrides), driver.CACHE, seed)
+    click.echo(json.dumps([asdict(f) for f in found], indent=1) if as_json else "\n".join(privacy_check.lines(found)))
+    return 0 if all(one.holds for one in found) else DIFFERENT
+
+
 def _run(folder: Path, experiment: str | None = None) -> Run:
     from simfl.results import Run
 
@@ -126,4 +142,4 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-COMMANDS = (replay, diff, watch, new, doctor)
+COMMANDS = (replay, diff, watch, new, check_privacy, doctor)

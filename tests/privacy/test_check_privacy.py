@@ -1,0 +1,165 @@
+"""The white-box check: the right mechanism passes on every seed, and each planted bug is caught."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from simfl import simulation
+from simfl.experiment import AdaptiveClip, Experiment, Privacy
+from simfl.privacy import mechanism, noise
+from simfl.privacy.mechanism import Mechanism, Release
+from simfl.privacy_check import Measured, check, lines
+from simfl.protocol import Parts, Weights
+from simfl.weights import scale, tree_sum
+from tests.fakes import Toy, experiment
+
+GROUPS = Privacy(clip=0.05, groups_per_client=2, noise_multiplier=1.0)
+
+
+def given(algorithm: str = "group_dp", privacy: Privacy = GROUPS, **settings: Any) -> Experiment:
+    toy = Toy(sizes=(12, 9, 6, 12, 9))
+    return experiment(algorithm, privacy=privacy, weighting="uniform", participation=0.6, data=toy, **settings)
+
+
+def broken(tmp_path: Path, **settings: Any) -> list[str]:
+    return [one.what for one in check(given(**settings), tmp_path) if not one.holds]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_right_mechanism_passes(seed: int, tmp_path: Path) -> None:
+    found = check(given(), tmp_path, seed)
+    assert [one for one in found if not one.holds] == []
+    assert len(found) == 12
+    assert lines(found)[-1] == "the mechanism does what its accounts assume"
+
+
+OTHERS = {
+    "dp_clgecl": ("dp_clgecl", GROUPS),
+    "central": ("group_dp", Privacy(clip=0.05, groups_per_client=2, noise_multiplier=1.0, noise="central")),
+    "realised": (
+        "group_dp",
+        Privacy(clip=0.05, groups_per_client=2, noise_multiplier=1.0, denominator="realised", adjacency="zero_out"),
+    ),
+    "adaptive": ("group_dp", Privacy(clip=0.05, groups_per_client=2, noise_multiplier=1.0, adaptive=AdaptiveClip())),
+    "clients": ("dp_fedavg", Privacy(unit="client", clip=0.05, noise_multiplier=1.0, noise="central")),
+    "clients alone": ("dp_fedavg", Privacy(unit="client", clip=0.05, noise_multiplier=1.0, adjacency="zero_out")),
+    "records": ("dp_sgd", Privacy(unit="record", clip=0.5, noise_multiplier=1.0)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_mechanisms_pass(name: str, tmp_path: Path) -> None:
+    algorithm, privacy = OTHERS[name]
+    assert broken(tmp_path, algorithm=algorithm, privacy=privacy) == []
+
+
+REAL_NOISED, REAL_RELEASE, REAL_CLIP = noise.noised, Mechanism.release, mechanism.clip_update
+
+
+def off_by_k(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise of the sum is added as if it were of the mean."""
+    monkeypatch.setattr(mechanism, "noised", lambda t, deviation, *rest: REAL_NOISED(t, deviation / 3, *rest))
+
+
+def clip_on_the_wrong_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The norm of one tensor decides for all."""
+
+    def clip(update: Weights, limit: float, copies: Any = None) -> Weights:
+        name = "head.bias"
+        clipped = REAL_CLIP({name: update[name]}, limit)
+        factor = float(clipped[name].norm() / update[name].norm())
+        return scale(update, factor)
+
+    monkeypatch.setattr(mechanism, "clip_update", clip)
+
+
+def noise_before_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units are noised, then clipped: what is released is no Gaussian around the clipped sum."""
+
+    def release(self: Mechanism, units: Any, received: Parts, name: Any) -> Release:
+        clip = self.privacy.clip or 1.0
+        noisy = [REAL_NOISED(u, self.noise_multiplier * clip, ("noise", *name, k)) for k, u in enumerate(units)]
+        total = tree_sum([REAL_CLIP(u, clip) for u in noisy])
+        assert total is not None
+        return Release({"weights": scale(total, 1 / self.divisor(len(units)))})
+
+    monkeypatch.setattr(Mechanism, "release", release)
+
+
+def sampled_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups are drawn with replacement, and the first comes again."""
+    real = simulation.sample_groups
+    monkeypatch.setattr(simulation, "sample_groups", lambda *args: [real(*args)[0]] * 2)
+
+
+def seed_reused_over_phases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seed of round and client alone."""
+
+    def noised(tensors: Weights, deviation: float, name: tuple, secure: bool = False) -> Weights:
+        draw = noise.seeded(*(n for k, n in enumerate(name) if k != 2))  # without the phase, or what it is added to
+        return {k: t + deviation * torch.from_numpy(draw(k, tuple(t.shape))).float() for k, t in tensors.items()}
+
+    monkeypatch.setattr(mechanism, "noised", noised)
+
+
+def seed_reused_over_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tensor of a message has the same noise, as far as it goes."""
+
+    def noised(tensors: Weights, deviation: float, name: tuple, secure: bool = False) -> Weights:
+        draw = noise.seeded(*name)
+        return {k: t + deviation * torch.from_numpy(draw("", tuple(t.shape))).float() for k, t in tensors.items()}
+
+    monkeypatch.setattr(mechanism, "noised", noised)
+
+
+def frozen_tensors_noised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor that is not trained travels, with noise."""
+
+    def release(self: Mechanism, units: Any, received: Parts, name: Any) -> Release:
+        out = REAL_RELEASE(self, units, received, name)
+        received["weights"]["frozen"] = torch.zeros(8)
+        return Release({"weights": {**out.parts["weights"], "frozen": torch.randn(8)}}, out.norms)
+
+    monkeypatch.setattr(Mechanism, "release", release)
+
+
+BUGS = {
+    off_by_k: "standard deviation",
+    clip_on_the_wrong_tensor: "change of the average",
+    noise_before_clip: "standard deviation",
+    sampled_twice: "sampled more than once",
+    seed_reused_over_phases: "correlation of two draws",
+    seed_reused_over_tensors: "correlation of two tensors",
+    frozen_tensors_noised: "not trained",
+}
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_a_planted_bug_is_caught(
+    bug: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bug(monkeypatch)
+    widths = {"model": __import__("simfl.models.mlp", fromlist=["Mlp"]).Mlp(widths=(12, 12), dropout=0.0)}
+    found = broken(tmp_path, **widths)
+    assert any(BUGS[bug] in what for what in found), found
+
+
+def test_a_group_that_is_sampled_twice_changes_the_average_by_twice_the_clip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampled_twice(monkeypatch)
+    found: list[Measured] = [one for one in check(given(), tmp_path) if one.what.startswith("change")]
+    assert all(one.value == pytest.approx(2 * 0.05 / (2 * 3), rel=1e-3) for one in found)
+    assert not any(one.holds for one in found)
+
+
+def test_without_noise_there_is_nothing_to_check(tmp_path: Path) -> None:
+    from simfl.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="there is no noise to check"):
+        check(given("fedavg", Privacy(clip=1.0)), tmp_path)
