@@ -171,7 +171,7 @@ def call(
         network.binding.swapped(weights),
         torch.set_grad_enabled(forward.grad and torch.is_grad_enabled()),
     ):
-        out = network.module(**inputs)
+        out = stage.phase.objective.run(network.module, inputs)
     return out if isinstance(out, Outputs) else Outputs(out)
 
 

@@ -20,6 +20,7 @@ from simfl.models.adapters_base import Adapter
 from simfl.models.base import Dropout, Model, aliases, default_trained, seeded
 from simfl.models.dropout import install
 from simfl.models.layouts import Rules, fill, renamed
+from simfl.models.marks import COUNT, marked, marks
 from simfl.models.tokenizer import Tokenizer, read, small
 from simfl.protocol import Task
 from simfl.ranges import Count
@@ -33,7 +34,7 @@ SIZES: dict[str, dict[str, Any]] = {
     },
     "base": {
         "d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "d_kv": 64, "vocab_size": 32128,
-        "image_size": 224, "patch_size": 16,
+        "pieces": 32_000, "image_size": 224, "patch_size": 16,
     },
 }  # fmt: skip
 RULES = (  # names of the published code (and of transformers' UDOP), of a plain T5, of MAE -> ours; "" is not needed
@@ -64,7 +65,10 @@ class LayoutT5(Model):
     patches: str | None = None  # MAE's checkpoint, folder or hub id, for the patch embedding; null: as the weights
     boxes: Literal["tables", "linear"] = "tables"  # two tables, as published, or a linear layer, as printed
     head: Literal["tied", "untied"] = "tied"  # output projection
-    vocab_size: Count | None = None  # rows of the embedding; null: the size's or the tokenizer's; 33201 with sentinels
+    marks: bool = False  # sentinels and places among the pieces, for self-pretraining and what starts from it
+    vocab_size: Count | None = (
+        None  # rows of the embedding; null: the size's or the tokenizer's; of base 33201 with marks
+    )
     dropout: Dropout = 0.1  # of T5
     adapters: Adapter | None = None  # trained in place of the rest
     precision: Literal["float32", "bf16"] = "float32"  # bf16: autocast; weights stay float32
@@ -107,13 +111,18 @@ class LayoutT5(Model):
     def tokenizer(self) -> Tokenizer:
         """The weights' own; without weights, a small public one."""
         text = small() if self.weights is None else read(start.locate(self.weights))
+        text = marked(text) if self.marks else text
         if text.get_vocab_size() > self._rows:
             raise ConfigError(f"model.vocab_size: {self._rows} rows are too few for {text.get_vocab_size()} pieces")
-        return Tokenizer(text, SIZES[self.size]["image_size"])
+        return Tokenizer(text, SIZES[self.size]["image_size"], marks=marks(text) if self.marks else None)
 
     @cached_property
     def _rows(self) -> int:
-        return self.vocab_size or SIZES[self.size].get("vocab_size") or small().get_vocab_size()
+        if self.vocab_size is not None:
+            return self.vocab_size
+        if self.marks:
+            return SIZES[self.size].get("pieces", small().get_vocab_size()) + COUNT
+        return SIZES[self.size].get("vocab_size", small().get_vocab_size())
 
 
 def load(network: LayoutT5Network, stored: Mapping[str, Tensor], rules: Rules, where: str) -> None:

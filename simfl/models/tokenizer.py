@@ -14,6 +14,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from simfl.errors import ConfigError
+from simfl.models.marks import Marks
 
 PAD, END, UNKNOWN = 0, 1, 2
 SENTINELS = 100  # of T5's pretraining, behind the pieces
@@ -28,6 +29,7 @@ class Tokenizer:
     box_scale: int = 1000  # box coordinates in [0, 1] times this, cut to integers, are the rows of the box tables
     start: int = END  # the piece before a text, for models that read one there
     end: int = END  # the piece behind a text
+    marks: Marks | None = None  # the special pieces of self-pretraining, if it has them
 
     def __len__(self) -> int:
         return self.text.get_vocab_size(with_added_tokens=True)

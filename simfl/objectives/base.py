@@ -25,6 +25,11 @@ class Objective(ABC):
     def encode(self, split: Any, tokenizer: Any) -> Examples:
         """All examples of a split as tensors of static shape."""
 
+    def run(self, module: nn.Module, inputs: Batch) -> Outputs | Tensor:
+        """One pass of the model; an objective of several tasks runs all of them, and gives one row for each example."""
+        found: Outputs | Tensor = module(**inputs)
+        return found
+
     @abstractmethod
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
         """Per-example sums and weights, both [B]; zero where `batch["mask"]` is zero."""

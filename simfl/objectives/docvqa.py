@@ -55,7 +55,7 @@ class DocVqa(Objective):
         lengths = np.minimum(
             [len(p) + words.length(d) + 1 for p, d in zip(prompts, document, strict=True)], self.max_tokens
         )
-        ids = np.full((len(prompts), _round_up(int(lengths.max(initial=1)), 16, self.max_tokens)), PAD, np.int32)
+        ids = np.full((len(prompts), round_up(int(lengths.max(initial=1)), 16, self.max_tokens)), PAD, np.int32)
         boxes = np.zeros((*ids.shape, 4), np.int16)
         for row, (prompt, page, length) in enumerate(zip(prompts, document, lengths, strict=True)):
             start, end = min(len(prompt), length - 1), length - 1
@@ -69,7 +69,7 @@ class DocVqa(Objective):
             "labels": self._labels(examples, tokenizer),
             "document": torch.from_numpy(document.astype(np.int64)),
         }
-        return Examples(rows, {"pixel_values": ("document", _pages(split.documents, tokenizer.image_size))})
+        return Examples(rows, {"pixel_values": ("document", pages(split.documents, tokenizer.image_size))})
 
     def _labels(self, examples: Any, tokenizer: Any) -> Tensor:
         texts = []
@@ -78,7 +78,7 @@ class DocVqa(Objective):
             texts.append(answers[pick].lower() if answers else "")
         pieces = [[*found[: self.max_answer - 1], END] for found in tokenizer.encode(texts)]
         labels = np.full(
-            (len(pieces), _round_up(max(map(len, pieces), default=1), 4, self.max_answer)), NO_LABEL, np.int64
+            (len(pieces), round_up(max(map(len, pieces), default=1), 4, self.max_answer)), NO_LABEL, np.int64
         )
         for row, found in enumerate(pieces):
             labels[row, : len(found)] = found
@@ -155,7 +155,8 @@ class _Words:
         return self._ids[first : first + count], self._boxes[first : first + count]
 
 
-def _pages(documents: Any, size: int) -> Tensor:
+def pages(documents: Any, size: int) -> Tensor:
+    """The documents' pages as uint8 [documents, 3, size, size]; DataError without images."""
     column = "image" if "image" in documents.column_names else "image_path"
     if column not in documents.column_names:
         raise DataError(f"docvqa: the documents have neither 'image' nor 'image_path', but {documents.column_names}")
@@ -163,5 +164,6 @@ def _pages(documents: Any, size: int) -> Tensor:
     return table(documents[column].to_pylist(), "RGB", (size, size), names)
 
 
-def _round_up(length: int, step: int, most: int) -> int:
+def round_up(length: int, step: int, most: int) -> int:
+    """The next multiple of `step`, or `most`."""
     return min(-(-length // step) * step, most)

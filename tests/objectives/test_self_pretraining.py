@@ -1,0 +1,292 @@
+"""Hidden words: counts, lengths, nothing given away, the text put together again, the loss by hand, and two phases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from documents import Letters, page, png, question, split
+from fakes import Experiment, experiment, model, run, then, traces
+from fakes_documents import Pages
+from torch.testing import assert_close
+
+from simfl import tables
+from simfl.data.base import Split
+from simfl.errors import ConfigError, DataError
+from simfl.experiment import Evaluate
+from simfl.models.layout_t5 import LayoutT5
+from simfl.models.marks import COUNT, Marks, marked, marks
+from simfl.models.tokenizer import small
+from simfl.objectives.docvqa import DocVqa
+from simfl.objectives.masking import END, Hiding, Word, mask
+from simfl.objectives.self_pretraining import (
+    LayoutModeling,
+    MixedModeling,
+    SelfPretraining,
+    TextLayoutModeling,
+    TextModeling,
+)
+from simfl.optimizers.server import Adam
+from simfl.protocol import Outputs
+
+BOTH, LAYOUT, LAYOUT_END, TEXT, TEXT_END, PLACE = 1000, 2000, 3000, 4000, 5000, 6000
+MARKS = Marks(*(np.arange(first, first + 501) for first in (BOTH, LAYOUT, LAYOUT_END, TEXT, TEXT_END, PLACE)))
+
+
+@dataclass(frozen=True)
+class MarkedLetters(Letters):
+    """With special pieces from 1000 on."""
+
+    marks: Marks = MARKS
+
+
+def hiding(**settings: object) -> Hiding:
+    return replace(Hiding(MARKS, 100, 1024, 256, False), **settings)
+
+
+def words(count: int, letters: int = 2) -> list[Word]:
+    """Each of its own letters, at its own place."""
+    return [
+        Word(tuple(10 + (7 * k + j) % 26 for j in range(letters)), (k, k, k + 1, k + 1), (PLACE + k,) * 4)
+        for k in range(count)
+    ]
+
+
+def at(number: int) -> list[int]:
+    return [PLACE + number] * 4
+
+
+THREE = words(3)
+A, B, C = ([*word.pieces] for word in THREE)
+
+
+@pytest.mark.parametrize(
+    ("task", "code", "read", "said"),
+    [
+        ("text", False, [*A, TEXT, *at(1), *C], [TEXT, *B]),
+        ("text", True, [*A, TEXT, *at(1), TEXT_END, *C], [TEXT, *B]),
+        ("layout", False, [*A, LAYOUT, *B, LAYOUT_END, *C], [LAYOUT, *at(1)]),
+        ("joint", False, [*A, BOTH, *C], [BOTH, *B, *at(1)]),
+    ],
+)
+def test_a_hidden_word_in_each_task(task: str, code: bool, read: list[int], said: list[int]) -> None:
+    found = mask(task, [9, 9], THREE, [False, True, False], hiding(code=code))
+    assert (found.ids, found.target) == ([9, 9, *read, END], [*said, END])
+    boxes = dict(zip(found.ids, found.boxes, strict=True))
+    assert all(boxes[piece] == (0, 0, 0, 0) for piece in found.ids if piece >= BOTH)  # what is hidden has no box
+    assert (boxes[A[0]], boxes[C[0]], boxes[9]) == ((0, 0, 1, 1), (2, 2, 3, 3), (0, 0, 1000, 1000))
+    assert task != "layout" or boxes[B[0]] == (0, 0, 0, 0)
+
+
+def put_together(ids: list[int], target: list[int], task: str) -> list[int]:
+    """The pieces of the page, from what is read and what is said alone."""
+    first = {"text": TEXT, "layout": LAYOUT, "joint": BOTH}[task]
+    said: dict[int, list[int]] = {}
+    for piece in target[:-1]:
+        if first <= piece < first + 100:
+            said[piece] = []
+        else:
+            said[next(reversed(said))].append(piece)
+    pieces: list[int] = []
+    for piece in ids[:-1]:
+        if first <= piece < first + 100:
+            pieces += [p for p in said[piece] if p < BOTH]
+        elif piece < BOTH:
+            pieces.append(piece)
+    return pieces
+
+
+@pytest.mark.parametrize("task", ["text", "layout", "joint"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_text_can_be_put_together_again_and_hidden_words_are_not_in_what_is_read(task: str, seed: int) -> None:
+    page = words(40, letters=3)
+    chosen = (np.random.default_rng(seed).random(40) < 0.4).tolist()
+    found = mask(task, [], page, chosen, hiding())
+    assert put_together(found.ids, found.target, task) == [piece for word in page for piece in word.pieces]
+    if task != "layout":  # of which the text is shown
+        shown = [piece for word, hide in zip(page, chosen, strict=True) if not hide for piece in word.pieces]
+        assert [piece for piece in found.ids[:-1] if piece < BOTH] == shown
+    places = {p for word, hide in zip(page, chosen, strict=True) if hide for p in word.place}
+    assert task == "text" or not places & set(found.ids)  # nor are hidden places
+
+
+@pytest.mark.parametrize(("rate", "hidden"), [(0.0, 0), (1.0, 100)])
+def test_at_most_l_m_words_are_hidden(rate: float, hidden: int) -> None:
+    found = mask("joint", [], words(150, letters=1), [rate == 1.0] * 150, hiding(max_target=1000))
+    assert sum(piece >= BOTH for piece in found.ids) == hidden
+    assert len(found.ids) == 150 + 1  # one piece each, hidden or not
+
+
+@pytest.mark.parametrize(("code", "hidden"), [(False, 51), (True, 100)])
+def test_a_target_of_256_pieces_has_51_places_and_as_published_the_other_words_are_hidden_too(
+    code: bool, hidden: int
+) -> None:
+    found = mask("layout", [], words(120, letters=1), [True] * 120, hiding(code=code))
+    assert len(found.target) == 51 * 5 + 1
+    assert sum(LAYOUT <= piece < LAYOUT + 100 for piece in found.ids) == hidden
+
+
+def test_a_word_that_is_cut_off_is_not_asked_for() -> None:
+    found = mask("joint", [9, 9], words(10), [True] * 10, hiding(max_tokens=6))
+    assert (len(found.ids), sum(p in range(BOTH, BOTH + 100) for p in found.target)) == (6, 3)
+
+
+def pages(count: int = 20, many: int = 60) -> Split:
+    boxes = [0.5, 0.25, 0.75, 1.0] * many
+    return split(
+        [page([f"w{chr(97 + k % 26)}" for k in range(many)], boxes, png((255, 0, 0)))],
+        [question(0, "what?", ["x"], name=f"q{k}") for k in range(count)],
+    )
+
+
+@pytest.mark.parametrize(
+    ("objective", "mark", "rate"),
+    [(TextModeling(), TEXT, 0.5), (LayoutModeling(max_target=512), LAYOUT, 0.75), (TextLayoutModeling(), BOTH, 0.15)],
+)
+def test_the_published_share_of_words_is_hidden_and_others_for_each_example(
+    objective: SelfPretraining, mark: int, rate: float
+) -> None:
+    found = objective.encode(pages(), MarkedLetters())
+    ids = found.rows["input_ids"]
+    hidden = ((ids >= mark) & (ids < mark + 100)).sum((1, 2))
+    assert abs(float(hidden.float().mean()) / 60 - rate) < 0.05  # standard deviation at most √(.25 / 1200) = .014
+    assert len({tuple(row.flatten().tolist()) for row in ids}) == 20
+    again = objective.encode(pages(), MarkedLetters())
+    assert torch.equal(again.rows["labels"], found.rows["labels"])
+    other = replace(objective, seed=1).encode(pages(), MarkedLetters())
+    assert not torch.equal(other.rows["input_ids"], ids)
+
+
+def test_a_place_is_a_five_hundredth_of_the_page() -> None:
+    found = TextModeling(rate=1.0).encode(pages(1, many=1), MarkedLetters())
+    assert [p - PLACE for p in found.rows["input_ids"][0, 0].tolist() if p >= PLACE] == [250, 125, 375, 500]
+
+
+class Saying:
+    """A model that gives the pieces 0 … 3 chances of its own choice, the same everywhere."""
+
+    def __init__(self, logits: list[float]) -> None:
+        self.logits = torch.tensor(logits)
+
+    def __call__(self, input_ids: torch.Tensor, labels: torch.Tensor, **rest: torch.Tensor) -> Outputs:
+        assert input_ids.dim() == 2
+        return Outputs(self.logits.expand(*labels.shape, 4), features=input_ids.float())
+
+
+def test_the_loss_is_the_mean_over_tasks_of_the_mean_over_pieces() -> None:
+    objective = MixedModeling(tasks=("text", "layout"))
+    batch = {
+        "input_ids": torch.tensor([[[1, 2], [3, 4]]]),
+        "boxes": torch.zeros(1, 2, 2, 4),
+        "attention_mask": torch.ones(1, 2, 2, dtype=torch.bool),
+        "labels": torch.tensor([[0, 0, 0, 1, -100, -100]]),  # three pieces of the first task, one of the second
+        "mask": torch.ones(1),
+    }
+    module = Saying([2.0, 1.0, 0.0, 0.0])
+    given = {name: batch[name] for name in objective.inputs if name in batch}
+    outputs = objective.run(module, given)
+    log_sum = float(torch.tensor([2.0, 1.0, 0.0, 0.0]).logsumexp(0))
+    sums, weights = objective.loss(outputs, batch)
+    assert_close(sums, torch.tensor([((log_sum - 2.0) + (log_sum - 1.0)) / 2]))  # not 3/4 and 1/4
+    assert weights.tolist() == [1.0]
+    assert outputs.logits.shape == (1, 6, 4)
+    assert outputs.features.tolist() == [[2.0, 3.0]]  # mean of (1, 2) and (3, 4)
+    assert objective.predict(module, batch)["token_accuracy"] == [0.75]
+
+
+def test_the_special_pieces_stand_where_udop_has_them() -> None:
+    text = marked(small())
+    first = small().get_vocab_size()
+    assert text.get_vocab_size() == first + COUNT == first + 1201
+    found = marks(text)
+    groups = (found.both, found.layout, found.layout_end, found.text, found.text_end, found.place)
+    # of T5's 32,000 pieces: <extra_id_0> is 32,099, <loc_0> is 33,000
+    assert [int(ids[0]) - first for ids in groups] == [99, 199, 299, 399, 499, 1000]
+    assert int(found.place[500]) == first + 500
+    assert text.encode("<loc_7>").ids == [int(found.place[7])]
+    assert small().token_to_id("<loc_7>") is None  # the shared one stays as it is
+
+
+def test_a_model_with_special_pieces_has_the_published_vocabulary() -> None:
+    with torch.device("meta"):
+        network = LayoutT5(size="base", marks=True).network()
+    assert network.t5.shared.weight.shape == (33_201, 768)
+    assert LayoutT5(marks=True).tokenizer().marks is not None
+    assert LayoutT5().tokenizer().marks is None
+
+
+def test_a_model_without_special_pieces_is_refused() -> None:
+    with pytest.raises(DataError, match=r"give model\.marks: true"):
+        TextModeling().encode(pages(1), replace(MarkedLetters(), marks=None))
+    with pytest.raises(ConfigError, match="allowed: text, layout, joint, each once"):
+        MixedModeling(tasks=("text", "text"))
+
+
+SHORT = {"max_tokens": 64, "max_target": 32}
+OBJECTIVES = {
+    "text": TextModeling(**SHORT),
+    "layout": LayoutModeling(**SHORT),
+    "joint": TextLayoutModeling(**SHORT, rate=0.5),
+    "mixed": MixedModeling(**SHORT),
+}
+ADAM = {"optimizer": "adamw", "learning_rate": 2e-3, "batch_size": 4, "clients_per_round": 2}
+MODEL = {"data": Pages(train=16, valid=4, providers=4), "model": LayoutT5(marks=True, dropout=0.0)}
+
+
+def pretraining(name: str, way: str = "loop", rounds: int = 1) -> Experiment:
+    return experiment(
+        "fedavg", way, objective=OBJECTIVES[name], rounds=rounds, evaluate=Evaluate(samples=1), **MODEL, **ADAM,
+        partition=_by_provider(),
+    )  # fmt: skip
+
+
+def _by_provider() -> object:
+    from simfl.data.partition import PARTITIONERS
+
+    return PARTITIONERS["iid"](clients=4)
+
+
+def final(folder: Path, metric: str) -> list[float]:
+    rows = tables.read(folder / "evaluations.parquet").to_pylist()
+    return [row["value"] for row in rows if row["metric"] == metric and row["by"] == "all"]
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_small_model_learns_to_say_what_is_hidden(name: str, tmp_path: Path) -> None:
+    run(pretraining(name, rounds=3), tmp_path)
+    likelihoods = final(tmp_path, "log_likelihood")
+    assert likelihoods[-1] > likelihoods[0] + 0.1
+
+
+def test_the_mix_trains_alike_in_both_ways(tmp_path: Path) -> None:
+    for way in ("loop", "batch"):
+        run(pretraining("mixed", way), tmp_path / way)
+    loop, batch = model(tmp_path / "loop"), model(tmp_path / "batch")
+    for key, tensor in loop.items():
+        assert_close(batch[key], tensor, atol=2e-4, rtol=1e-3)
+
+
+def test_what_self_pretraining_made_is_where_fine_tuning_starts(tmp_path: Path) -> None:
+    """A phase with its own T, C and server optimizer; the next one's first downloads are its model."""
+    first = pretraining("mixed", rounds=2)
+    first = replace(first, phases=(replace(first.phases[0], server=Adam(learning_rate=1e-3), clients_per_round=4),))
+    second = experiment("fedavg", objective=DocVqa(max_tokens=64, max_answer=8), rounds=1, **MODEL, **ADAM)
+    run(first, tmp_path / "alone")
+    still = replace(second.phases[0].local, learning_rate=0.0)
+    second = replace(second, phases=(replace(second.phases[0], local=still),))  # learns nothing: shows its start
+    run(then(first, second), tmp_path / "both")
+    alone, both = model(tmp_path / "alone"), model(tmp_path / "both")
+    for key, tensor in alone.items():
+        assert torch.equal(both[key], tensor)
+    rows = tables.read(tmp_path / "both" / "clients.parquet").to_pylist()
+    assert [sum(row["phase"] == p and row["round"] == r for row in rows) for p, r in ((0, 1), (0, 2), (1, 1))] == [
+        4,
+        4,
+        2,
+    ]
+    assert final(tmp_path / "both", "anls")  # the second phase is scored by its own metric
+    run(then(first, second), tmp_path / "again")
+    assert traces(tmp_path / "both") == traces(tmp_path / "again")
