@@ -65,7 +65,7 @@ class AlbefNetwork(nn.Module):
         self.head = PieceHead(config, self.decoder.embeddings.word_embeddings)
         self.prompts = nn.ModuleDict()
         self.width, self.bf16, self.start = dims["hidden_size"], bf16, 0  # the first piece is set with the tokenizer
-        initialise(self)
+        initialise(self, self.width)
 
     def adapter_places(self) -> list[tuple[nn.Module, int]]:
         """After each feed-forward's residual: in the image before the next norm, in texts behind it."""

@@ -60,8 +60,13 @@ def transformer(dims: Mapping[str, Any], dropout: float, eps: float = 1e-12) -> 
     return nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
 
 
-def initialise(module: nn.Module, std: float = 0.02) -> None:
-    """Draw weights as BERT and ViT do: normal, biases 0, scales 1, bare parameters (tokens, positions) normal too."""
+def initialise(module: nn.Module, width: int) -> None:
+    """Draw weights as BERT and ViT do: normal, biases 0, scales 1, bare parameters (tokens, positions) normal too.
+
+    The deviation is their 0.02 at their width of 768 and grows as the width falls, by its root: what a layer gives is
+    as large at any width, and a tiny network attends to something from the first step on.
+    """
+    std = 0.02 * (768 / width) ** 0.5
     for layer in module.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d | nn.Embedding):
             nn.init.normal_(layer.weight, std=std)

@@ -34,7 +34,7 @@ class VaultNetwork(ViltNetwork):
         super().__init__(vilt, heads, task, dropout=dropout, bf16=bf16)
         config = BertConfig(**bert, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
         self.bert, self.frozen_text = Bert(config), frozen_text
-        initialise(self.bert)
+        initialise(self.bert, config.hidden_size)
 
     def train(self, mode: bool = True) -> VaultNetwork:
         """Training mode; a frozen BERT does not follow."""

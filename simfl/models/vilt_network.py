@@ -50,7 +50,7 @@ class ViltNetwork(nn.Module):
         self.head = Heads(heads, self.config.hidden_size, task)
         self.prompts = nn.ModuleDict()
         self.bf16 = bf16
-        initialise(self)
+        initialise(self, self.config.hidden_size)
 
     def adapter_places(self) -> list[tuple[nn.Module, int]]:
         """After each feed-forward's residual."""

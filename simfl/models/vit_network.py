@@ -53,7 +53,7 @@ class ViTNetwork(ImageEncoder):
         self.shape, self.side, self.bf16 = tuple(shape), dims["image_size"], bf16
         self.head = nn.Linear(dims["hidden_size"], classes)
         self.prompts = nn.ModuleDict()
-        initialise(self)
+        initialise(self, dims["hidden_size"])
 
     def adapter_places(self) -> list[tuple[nn.Module, int]]:
         """After each feed-forward's residual."""
