@@ -104,7 +104,7 @@ def test_a_resolved_experiment_keeps_the_order_of_its_keys(file: Path) -> None:
         ("phases.0.local", "3", "3 is not a mapping of keys to values"),
         ("phases.0", "[]", "[] is not a mapping of keys to values"),
         ("phases", "[]", "at least one is needed"),
-        ("privacy.unit", "provider", "'provider' is not one of group, client"),
+        ("privacy.unit", "provider", "'provider' is not one of record, group, client"),
         ("cohort.width", "3", "3 is not a power of two or auto"),
         ("cohort.width", "wide", "'wide' is not a power of two or auto"),
         ("name", "a/b", "'a/b' is not letters, digits, '.', '_' and '-', not beginning with '.'"),
