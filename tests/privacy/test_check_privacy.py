@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes import Toy, experiment
 
 from simfl import simulation
 from simfl.experiment import AdaptiveClip, Experiment, Privacy
@@ -16,7 +17,6 @@ from simfl.privacy.mechanism import Mechanism, Release
 from simfl.privacy_check import Measured, check, lines
 from simfl.protocol import Parts, Weights
 from simfl.weights import scale, tree_sum
-from tests.fakes import Toy, experiment
 
 GROUPS = Privacy(clip=0.05, groups_per_client=2, noise_multiplier=1.0)
 

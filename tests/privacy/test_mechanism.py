@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fakes import experiment, run
 from torch.testing import assert_close
 
 from simfl.algorithms.fedavg import FedAvg
@@ -20,7 +21,6 @@ from simfl.privacy import clip_update, noise
 from simfl.privacy.mechanism import CLIP, Mechanism, Release
 from simfl.privacy.units import norm
 from simfl.protocol import Means, Parts, State, Visit, Weights
-from tests.fakes import experiment, run
 
 D = 200_000  # values: a standard deviation is known to 1/√(2 D) = 0.16 %
 

@@ -1,0 +1,280 @@
+"""Whole runs under privacy: exact wherever they are made, paid for before they release, stated in words."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fakes import Stopping, Toy, experiment, model, run, scatter, traces
+from torch.testing import assert_close
+
+from simfl import config, simulation, tables
+from simfl.codecs.nf4 import Nf4
+from simfl.errors import ConfigError, PrivacyError, RunError
+from simfl.experiment import AdaptiveClip, Codecs, Experiment, Privacy
+from simfl.models.mlp import Mlp
+from simfl.optimizers.server import Adam
+from simfl.replay import replay
+from simfl.results import Run
+from simfl.rules import complaints
+from simfl.weights import subtract
+
+SIZES = (12, 9, 6, 12, 9, 7)
+GROUPS = Privacy(clip=0.05, groups_per_client=2, noise_multiplier=0.7)
+
+
+def private(algorithm: str = "group_dp", privacy: Privacy = GROUPS, **settings: Any) -> Experiment:
+    defaults: dict[str, Any] = {"weighting": "uniform", "participation": 0.5, "rounds": 3, "data": Toy(sizes=SIZES)}
+    return experiment(algorithm, privacy=privacy, **defaults | settings)
+
+
+RUNS = {
+    "groups": private(),
+    "batch": private(way="batch"),
+    "central": private(privacy=replace(GROUPS, noise="central")),
+    "duals": private("dp_clgecl"),
+    "clients": private("dp_fedavg", Privacy(unit="client", clip=0.05, noise_multiplier=0.7, adjacency="zero_out")),
+    "records": private("dp_sgd", Privacy(unit="record", clip=0.5, noise_multiplier=0.7)),
+    "adaptive": private(privacy=replace(GROUPS, adaptive=AdaptiveClip())),
+    "poisson": private(privacy=replace(GROUPS, group_rate=0.4), poisson=0.3, participation=None, rounds=6),
+    "adam and a codec": private(server=Adam(), codec=Codecs(upload=Nf4(error_feedback=True))),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_is_the_same_scattered_over_workers_and_resumed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = RUNS[name]
+    run(given, tmp_path / "whole")
+    run(given, tmp_path / "resumed", display=Stopping(2))
+    run(given, tmp_path / "resumed", resume=True)
+    assert traces(tmp_path / "whole") == traces(tmp_path / "resumed")
+    scatter(monkeypatch)
+    run(given, tmp_path / "scattered")
+    assert traces(tmp_path / "whole") == traces(tmp_path / "scattered")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["groups", "duals", "records"])
+def test_a_run_is_the_same_on_ray(name: str, tmp_path: Path, ray_session: None) -> None:
+    run(RUNS[name], tmp_path / "inline")
+    run(RUNS[name], tmp_path / "ray", workers=2)
+    assert traces(tmp_path / "inline") == traces(tmp_path / "ray")
+
+
+@pytest.mark.parametrize("name", ["duals", "adaptive"])
+def test_a_visit_can_be_replayed(name: str, tmp_path: Path) -> None:
+    run(RUNS[name], tmp_path / "run")
+    made = Run(tmp_path / "run")
+    client = made.clients().to_pylist()[0]
+    assert replay(made, client["round"], client["client"]).equal
+
+
+def test_both_ways_release_alike(tmp_path: Path) -> None:
+    loop, batch = (
+        private(way=way, rounds=1, privacy=replace(GROUPS, noise_multiplier=0.0)) for way in ("loop", "batch")
+    )
+    for name, given in (("loop", loop), ("batch", batch)):
+        run(replace(given, model=Mlp(widths=(8,))), tmp_path / name)
+    assert_close(model(tmp_path / "loop"), model(tmp_path / "batch"), rtol=1e-4, atol=1e-6)
+
+
+def test_without_noise_and_clip_it_is_fedavg_over_groups(tmp_path: Path) -> None:
+    # every group once and nothing clipped: the mean over clients of the mean over their groups
+    free = Privacy(clip=1e9, noise_multiplier=0.0)
+    run(private("group_dp", free, rounds=1), tmp_path / "group_dp")
+    run(private("fedavg", Privacy(), rounds=1), tmp_path / "fedavg")
+    assert_close(model(tmp_path / "group_dp"), model(tmp_path / "fedavg"))
+
+
+def test_noise_of_the_average_is_sigma_s_over_m_root_k(tmp_path: Path) -> None:
+    # K = 3, M = 2, S = 1e-3 so that updates are lost in noise of sigma 50: 50·1e-3/(2·√3)
+    wide = Mlp(widths=(400,), dropout=0.0)
+    loud = replace(GROUPS, clip=1e-3, noise_multiplier=50.0)
+    bare = replace(GROUPS, clip=1e-3, noise_multiplier=0.0)
+    for name, privacy in (("loud", loud), ("bare", bare)):
+        run(replace(private(privacy=privacy, rounds=1), model=wide), tmp_path / name)
+    noise = torch.cat([t.reshape(-1) for t in subtract(model(tmp_path / "loud"), model(tmp_path / "bare")).values()])
+    assert len(noise) > 7000
+    assert float(noise.std()) == pytest.approx(50 * 1e-3 / (2 * math.sqrt(3)), rel=0.04)
+
+
+def test_rounds_with_nobody_still_move_the_model(tmp_path: Path) -> None:
+    given = private(privacy=GROUPS, poisson=0.05, participation=None, rounds=4, data=Toy(sizes=(6, 6)))
+    run(given, tmp_path / "run")
+    rows = tables.rows(tmp_path / "run" / "rounds.parquet")
+    assert [row["sampled"] for row in rows].count(0) >= 2
+    hashes = set()
+    for rounds in (1, 2, 3, 4):
+        hashes.add(
+            run(replace(given, phases=(replace(given.phases[0], rounds=rounds),)), tmp_path / f"{rounds}")[
+                "weights_sha256"
+            ]
+        )
+    assert len(hashes) == 4
+
+
+def test_the_dual_follows_what_was_released(tmp_path: Path) -> None:
+    """With everybody in every round and no noise, duals leave the average alone until the clip bites."""
+    free = Privacy(clip=1e9, noise_multiplier=0.0)
+    run(private("dp_clgecl", free, participation=1.0), tmp_path / "duals")
+    run(private("group_dp", free, participation=1.0), tmp_path / "plain")
+    assert_close(model(tmp_path / "duals"), model(tmp_path / "plain"), rtol=1e-4, atol=1e-6)
+    with_noise = replace(GROUPS, noise_multiplier=1.0)
+    run(private("dp_clgecl", with_noise), tmp_path / "noisy duals")
+    run(private("group_dp", with_noise), tmp_path / "noisy plain")
+    assert (
+        model(tmp_path / "noisy duals")["head.bias"].tolist() != model(tmp_path / "noisy plain")["head.bias"].tolist()
+    )
+
+
+# accounts
+
+
+def test_what_was_spent_is_in_every_row_the_summary_and_the_state(tmp_path: Path) -> None:
+    summary = run(private(privacy=Privacy(clip=0.05, groups_per_client=2, epsilon=4.0)), tmp_path / "run")
+    rows = tables.rows(tmp_path / "run" / "rounds.parquet")
+    spent = [row["epsilon"] for row in rows]
+    assert spent == sorted(spent)
+    assert spent[-1] == pytest.approx(4.0, rel=1e-5)
+    assert {"epsilon_averages", "epsilon_messages", "epsilon_formula", "delta", "noise_multiplier", "clip"} <= rows[
+        0
+    ].keys()
+    assert rows[0]["epsilon_messages"] > rows[0]["epsilon_averages"]
+    privacy = summary["privacy"]
+    assert privacy["epsilon"] == spent[-1]
+    assert privacy["average_multiplier"] == pytest.approx(privacy["message_multiplier"] * math.sqrt(3))
+    assert Run(tmp_path / "run").snapshot().charged == {0: 3}
+    charges = [json.loads(line) for line in (tmp_path / "run" / "privacy.jsonl").read_text().splitlines()]
+    assert [charge["round"] for charge in charges] == [1, 2, 3]
+    assert charges[-1]["epsilon"] == spent[-1]
+
+
+def test_a_round_is_paid_for_before_it_releases_and_refused_beyond_the_budget(tmp_path: Path) -> None:
+    with pytest.raises(PrivacyError, match=r"privacy: round \d would bring epsilon to"):
+        run(private(privacy=replace(GROUPS, noise_multiplier=3.0, epsilon=1.6), rounds=9), tmp_path / "run")
+    rows = Run(tmp_path / "run").rounds().to_pylist()
+    assert 0 < len(rows) < 9
+    assert all(row["epsilon"] <= 1.6 for row in rows)
+    assert len((tmp_path / "run" / "privacy.jsonl").read_text().splitlines()) == len(rows)
+
+
+def test_phases_and_resumes_add_up(tmp_path: Path) -> None:
+    one = private(rounds=2)
+    given = replace(one, phases=one.phases * 2)
+    run(given, tmp_path / "run", display=Stopping(3))
+    run(given, tmp_path / "run", resume=True)
+    assert Run(tmp_path / "run").snapshot().charged == {0: 2, 1: 2}
+    run(private(rounds=4), tmp_path / "four")
+    last = [tables.rows(tmp_path / name / "rounds.parquet")[-1]["epsilon"] for name in ("run", "four")]
+    assert last[0] == pytest.approx(last[1])
+
+
+def test_secure_runs_cannot_be_repeated_and_pay_for_every_attempt(tmp_path: Path) -> None:
+    given = private(privacy=replace(GROUPS, secure=True))
+    a, b = (run(given, tmp_path / name) for name in "ab")
+    assert a["weights_sha256"] != b["weights_sha256"]
+    with pytest.raises(RunError, match="no round can be made again"):
+        replay(Run(tmp_path / "a"), 1, 0)
+    with pytest.raises(RuntimeError):  # the run dies in its third round, after that was paid for
+        run(given, tmp_path / "c", display=Stopping(2, scoring=True, error=RuntimeError))
+    paid = len((tmp_path / "c" / "privacy.jsonl").read_text().splitlines())
+    run(given, tmp_path / "c", resume=True)
+    again = len((tmp_path / "c" / "privacy.jsonl").read_text().splitlines())
+    snapshot = Run(tmp_path / "c").snapshot()
+    assert snapshot.charged == {0: again}
+    assert again >= paid + 1
+    assert again > snapshot.step  # an attempt that was lost is paid for too
+
+
+def test_the_statement_says_who_how_well_against_whom_and_what_is_not_covered(tmp_path: Path) -> None:
+    summary = run(private(privacy=Privacy(clip=0.05, groups_per_client=2, epsilon=4.0)), tmp_path / "run")
+    text = (tmp_path / "run" / "privacy.md").read_text()
+    assert text == summary["privacy"]["statement"]
+    flat = " ".join(text.split())
+    for words in (
+        "Every group of a client's data (such as all documents of one provider), whole,",
+        "by (4, 1e-05)-differential privacy",
+        "for the 3 rounds so far, of a budget of 4.",
+        "The unit's data are in the training data or they are not",
+        "The server, which sees single messages and knows whom it visits, is trusted.",
+        "tuned on them",
+        "other runs on the same data",
+        "sizes of messages",
+        "a tokenizer or vocabulary, if private text went into them",
+        "void against whoever knows the seed",
+    ):
+        assert words in flat
+
+
+def test_a_run_that_hides_nothing_says_so(tmp_path: Path) -> None:
+    run(private("fedavg", Privacy(clip=0.05)), tmp_path / "run")
+    assert "**None.**" in (tmp_path / "run" / "privacy.md").read_text()
+
+
+# what is refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"algorithm": "dp_sgd"}, "phases.0.algorithm: dp_sgd needs privacy: {unit: record, clip: …}"),
+        ({"weighting": "examples"}, "phases.0.weighting: 'examples' tells how many examples a client has"),
+        ({"privacy": replace(GROUPS, clip=None)}, "privacy.clip: missing"),
+        ({"privacy": replace(GROUPS, groups_per_client=None)}, "privacy.groups_per_client: missing"),
+        ({"privacy": replace(GROUPS, denominator="realised")}, "privacy.denominator: realised tells how many groups"),
+        ({"privacy": replace(GROUPS, noise="central", view="messages")}, "privacy.view: messages"),
+        (
+            {"privacy": replace(GROUPS, noise="central"), "algorithm": "dp_clgecl"},
+            "phases.0.algorithm: DpClgecl remembers",
+        ),
+        (
+            {"privacy": replace(GROUPS, noise="central"), "codec": Codecs(upload=Nf4())},
+            "phases.0.codec.upload: it changes",
+        ),
+        (
+            {"privacy": replace(GROUPS, adaptive=AdaptiveClip(count_noise=0.5))},
+            "privacy.adaptive.count_noise: 0.5 leaves",
+        ),
+        ({"private": ("head.*",)}, "phases.0.private: tensors that a client keeps would carry a group"),
+        ({"keep_optimizer": True, "optimizer": "adam"}, "phases.0.local.keep_optimizer: true would carry a group"),
+        ({"on_error": "skip"}, "on_error: skip"),
+        ({"algorithm": "fedavg", "communicate": False}, "phases.0.communicate: false, so that nothing is released"),
+        ({"algorithm": "ditto"}, "phases.0.algorithm: "),
+        (
+            {"algorithm": "dp_fedavg", "privacy": Privacy(unit="client", clip=1.0, noise_multiplier=1.0)},
+            "privacy.noise: client",
+        ),
+        ({"privacy": Privacy(unit="client", clip=1.0, group_rate=0.5)}, "privacy.group_rate: 0.5 has no effect"),
+    ],
+)
+def test_what_would_break_the_promise_is_refused(changes: dict[str, Any], line: str) -> None:
+    settings = {"algorithm": "group_dp"} | changes
+    found = list(complaints(private(**settings)))
+    assert any(one.startswith(line) for one in found), found
+
+
+def test_running_statistics_would_leave_bare(tmp_path: Path) -> None:
+    from fakes import Normalised
+
+    with pytest.raises(ConfigError, match="privacy: running statistics"):
+        run(replace(private(), model=Normalised()), tmp_path)
+
+
+def test_an_unsafe_override_is_one_line() -> None:
+    mapping = config.to_mapping(private())
+    mapping["privacy"]["unit"] = "provider"
+    with pytest.raises(ConfigError, match="'provider' is not one of record, group, client"):
+        config.parse(mapping)
+
+
+def test_a_round_reads_as_one_sentence() -> None:
+    """The engine's reading order is kept: privacy is a few lines of the round."""
+    source = Path(simulation.__file__).read_text().splitlines()
+    assert len(source) < 160
