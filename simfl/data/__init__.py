@@ -6,6 +6,7 @@ from simfl.data.clove import Clove
 from simfl.data.coco_qa import CocoQa
 from simfl.data.digits import Digits
 from simfl.data.docvqa_imdb import MpDocvqa, SpDocvqa
+from simfl.data.domains import Domains
 from simfl.data.due import Due
 from simfl.data.fldocvqa import Fldocvqa
 from simfl.data.gqa import Gqa
@@ -13,6 +14,7 @@ from simfl.data.hf_disk import HfDisk
 from simfl.data.image_folder import ImageFolder
 from simfl.data.image_lists import ImageLists
 from simfl.data.joined import Joined
+from simfl.data.multi_docqa import MultiDocqa
 from simfl.data.nlvr2 import Nlvr2
 from simfl.data.own import Own
 from simfl.data.pdf_folder import PdfFolder
@@ -27,6 +29,7 @@ from simfl.data.tabfact import TabFact
 from simfl.data.vcr import Vcr
 from simfl.data.vizwiz import VizWiz
 from simfl.data.vqa_v2 import VqaV2
+from simfl.data.word5 import Word5
 from simfl.data.word_lists import WordLists
 from simfl.data.wtq import Wtq
 from simfl.data.zugferd import Zugferd
@@ -36,6 +39,7 @@ DATA: dict[str, type[Data]] = {
     "clove": Clove,
     "coco_qa": CocoQa,
     "digits": Digits,
+    "domains": Domains,
     "due": Due,
     "fldocvqa": Fldocvqa,
     "gqa": Gqa,
@@ -44,6 +48,7 @@ DATA: dict[str, type[Data]] = {
     "image_lists": ImageLists,
     "joined": Joined,
     "mp_docvqa": MpDocvqa,
+    "multi_docqa": MultiDocqa,
     "nlvr2": Nlvr2,
     "own": Own,
     "pdf_folder": PdfFolder,
@@ -59,6 +64,7 @@ DATA: dict[str, type[Data]] = {
     "vcr": Vcr,
     "vizwiz": VizWiz,
     "vqa_v2": VqaV2,
+    "word5": Word5,
     "word_lists": WordLists,
     "wtq": Wtq,
     "zugferd": Zugferd,

@@ -31,8 +31,15 @@ EXAMPLES = pa.schema(
     [*QUESTIONS, ("task", pa.string()), ("scene", pa.string()), ("label", pa.int32())]
 )  # kind of question, scene, number of the answer in the card's list
 PICTURES = pa.schema(
-    [*DOCUMENTS, ("scene", pa.string()), ("drawings", pa.list_(pa.string())), ("colours", pa.list_(pa.string()))]
-)  # words and boxes are the things' names and places; their drawings, and their colours, empty for those of their own
+    [
+        *DOCUMENTS,
+        ("scene", pa.string()),
+        ("things", pa.list_(pa.string())),  # what is there, row by row
+        ("places", pa.list_(pa.float32())),  # four a thing, flat: left, top, right, bottom in [0, 1]
+        ("drawings", pa.list_(pa.string())),
+        ("colours", pa.list_(pa.string())),  # empty for things that have their own
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,7 @@ class SceneVqa(Data):
     most: Count = 5  # likewise
     grid: Literal[2, 3] = 3  # things lie on so many rows and columns
     image_size: Count = 96  # pixels, square
+    plain: bool = False  # true: one drawing of each kind, of one size, in the middle of its cell, on white
     seed: int = 1  # of everything
 
     def load(self, cache: Path) -> Dataset:
@@ -109,7 +117,7 @@ class SceneVqa(Data):
         for scene in scenes:
             balance = Balance(self.grid, self.tasks)
             for number in range(count):
-                picture = plan(self.seed, name, scene, number, self.grid, self.fewest, self.most)
+                picture = plan(self.seed, name, scene, number, self.grid, self.fewest, self.most, self.plain)
                 dice = Dice("scene_vqa", self.seed, "ask", picture.id)
                 yield picture, balance.ask(picture, self.questions, dice)
 
@@ -128,17 +136,19 @@ class SceneVqa(Data):
         return {
             "id": picture.id,
             "provider": picture.album,
-            "words": [one.thing.name for one in picture.placed],
-            "boxes": [side for one in picture.placed for side in self._box(one)],
-            "image": drawing.draw(picture, self.grid, self.image_size),
+            "words": [],
+            "boxes": [],
+            "image": drawing.draw(picture, self.grid, self.image_size, self.plain),
             "width": self.image_size,
             "height": self.image_size,
             "scene": picture.scene,
+            "things": [one.thing.name for one in picture.placed],
+            "places": [side for one in picture.placed for side in self._place(one)],
             "drawings": [one.drawing for one in picture.placed],
             "colours": [one.colour for one in picture.placed],
         }
 
-    def _box(self, one: Placed) -> tuple[float, float, float, float]:
+    def _place(self, one: Placed) -> tuple[float, float, float, float]:
         """Around the square in which the drawing lies."""
         across, down = one.column + 0.5 + one.right, one.row + 0.5 + one.down
         half = one.size / 2

@@ -63,16 +63,21 @@ def sprite(drawing: str, colour: str) -> Image.Image:
     return painted
 
 
-def draw(plan: Plan, grid: int, size: int) -> bytes:
-    """The picture as JPEG, `size` x `size` pixels."""
-    left, top = (int(v) for v in rng("scene_vqa", "crop", plan.id).integers(SIDE - size if size < SIDE else 1, size=2))
-    ground = background(plan.scene, plan.album)
-    image = ground.crop((left, top, left + size, top + size)) if size < SIDE else ground.resize((size, size))
+def draw(plan: Plan, grid: int, size: int, plain: bool = False) -> bytes:
+    """The picture as JPEG, `size` x `size` pixels; on a `plain` ground, white, or on that of its album."""
+    image = Image.new("RGB", (size, size), "white") if plain else _ground(plan, size)
     for one in plan.placed:
         _paste(image, one, size / grid)
     out = io.BytesIO()
     image.save(out, format="JPEG", quality=90)
     return out.getvalue()
+
+
+def _ground(plan: Plan, size: int) -> Image.Image:
+    """A part of its album's background; all of it, squeezed, if the picture is as large."""
+    left, top = (int(v) for v in rng("scene_vqa", "crop", plan.id).integers(SIDE - size if size < SIDE else 1, size=2))
+    ground = background(plan.scene, plan.album)
+    return ground.crop((left, top, left + size, top + size)) if size < SIDE else ground.resize((size, size))
 
 
 def _paste(image: Image.Image, one: Placed, cell: float) -> None:

@@ -39,11 +39,14 @@ class Plan:
         return [one for one in self.placed if one.thing.name == name]
 
 
-def plan(seed: int, split: str, scene: str, number: int, grid: int, fewest: int, most: int) -> Plan:
+def plan(
+    seed: int, split: str, scene: str, number: int, grid: int, fewest: int, most: int, plain: bool = False
+) -> Plan:
     """Picture `number` of a scene in a split: `fewest` to `most` things on a `grid` x `grid`.
 
     In half of the pictures all kinds of things differ; in the other half one kind is there 1 to `most` times, each
     number equally likely. In `test_novel` every kind that has held out drawings shows these, and at least one does.
+    `plain` things have one drawing a kind and one size, and lie in the middle of their cells.
     """
     dice = Dice("scene_vqa", seed, split, scene, number)
     novel = split == "test_novel"
@@ -58,13 +61,18 @@ def plan(seed: int, split: str, scene: str, number: int, grid: int, fewest: int,
         things += [dice.pick(others) for _ in range(room)]
     cells = sorted(dice.sample(range(grid * grid), len(things)))
     order = dice.sample(things, len(things))
-    placed = tuple(_placed(thing, divmod(cell, grid), novel, dice) for thing, cell in zip(order, cells, strict=True))
+    placed = tuple(
+        _placed(thing, divmod(cell, grid), novel, plain, dice) for thing, cell in zip(order, cells, strict=True)
+    )
     return Plan(f"{split}-{scene}-{number}", scene, f"{scene}-{dice.below(ALBUMS)}", placed)
 
 
-def _placed(thing: Thing, cell: tuple[int, int], novel: bool, dice: Dice) -> Placed:
-    drawing = dice.pick(thing.novel if novel and thing.novel else thing.drawings)
+def _placed(thing: Thing, cell: tuple[int, int], novel: bool, plain: bool, dice: Dice) -> Placed:
+    drawings = thing.novel if novel and thing.novel else thing.drawings
     colour = dice.pick(tuple(COLOURS)) if thing.painted else ""
+    if plain:
+        return Placed(thing, drawings[0], colour, *cell, 0.9, 0.0, 0.0, False)
+    drawing = dice.pick(drawings)
     size = 0.7 + 0.25 * dice.real()
     shift = 0.5 * (1 - size)
     mirrored = dice.below(2) == 1 and thing.category != "building"  # some have letters
