@@ -74,12 +74,24 @@ def check(path: Path, format_: str, changes: tuple[str, ...], as_json: bool) -> 
 @data.command("build")
 @click.argument("name")
 @settings
-def build_data(name: str, changes: tuple[str, ...]) -> None:
+@click.option("--brief", is_flag=True, help="One line in place of the card.")
+def build_data(name: str, changes: tuple[str, ...], brief: bool) -> None:
     """Build or read the data set NAME into the cache, and print its card."""
+    import time
+
+    start = time.monotonic()
     dataset = _component(name, {}, changes).load(cache())
+    if brief:
+        total = sum(map(len, dataset.splits.values()))
+        seconds = time.monotonic() - start
+        click.echo(
+            f"{name}: {total:,} examples, {dataset.sha256[:16]}, {seconds:.0f} s, {dataset.folder or 'in memory'}"
+        )
+        return
     rows = [(split, f"{len(part):,}", _documents(dataset, split)) for split, part in dataset.splits.items()]
     print_table(("split", "examples", "documents"), rows)
-    click.echo(f"\nsha256  {dataset.sha256}\n{json.dumps(dict(dataset.card), indent=1, ensure_ascii=False)}")
+    click.echo(f"\nfolder  {dataset.folder or 'in memory'}\nsha256  {dataset.sha256}")
+    click.echo(json.dumps(dict(dataset.card), indent=1, ensure_ascii=False))
 
 
 def _documents(dataset: Dataset, split: str) -> str:

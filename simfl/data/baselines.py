@@ -1,51 +1,66 @@
-"""Blind baselines: how well a question can be answered without looking at the page.
+"""Baselines: how well questions can be answered without looking at the page, and by a simple look.
 
 `majority` gives the most frequent training answer of each kind of question. `question_only` is trained: a linear
 classifier over the words and word pairs of the question, with the most frequent training answers as classes. A data set
-on which either does well can be solved without its documents.
+on which either does well can be solved without its documents. `informed` looks for the page's words beside and below
+those of the question (`informed.py`).
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 from rapidfuzz.distance import Levenshtein
 
 from simfl.data.base import Split
+from simfl.data.informed import informed
 from simfl.seeds import rng
 
 CLASSES, FEATURES = 512, 4096  # at most; the most frequent in training
 STEPS, BATCH, LEARNING_RATE = 400, 256, 10.0  # the rate falls to zero in a line
 
-Predict = Callable[[Sequence[str], Sequence[str]], list[str]]  # questions and their fields -> answers
+Predict = Callable[[Split], list[str]]  # an answer to each question of a split
 
 
-def blind_baselines(train: Split, valid: Split, seed: int) -> dict[str, dict[str, float]]:
+def blind_baselines(train: Split, valid: Split, seed: int) -> dict[str, dict[str, Any]]:
     """`anls` and `accuracy` on `valid` of each baseline fitted on `train`."""
     return score_baselines(fit_baselines(train, seed), valid)
 
 
 def fit_baselines(train: Split, seed: int) -> dict[str, Predict]:
-    """The baselines by name, fitted on a question answering split."""
-    return {"majority": _majority(train), "question_only": _question_only(train, seed)}
+    """The blind baselines by name, fitted on a question answering split; with `informed` where pages have words."""
+    blind = {"majority": _majority(train), "question_only": _question_only(train, seed)}
+    has_words = train.documents is not None and pc.any(pc.greater(pc.list_value_length(train.documents["words"]), 0))
+    return blind | ({"informed": informed(train)} if has_words else {})
 
 
-def score_baselines(baselines: dict[str, Predict], split: Split) -> dict[str, dict[str, float]]:
-    """Mean `anls` and `accuracy` of each baseline on a split."""
-    questions, fields = split.examples["question"].to_pylist(), split.examples["field"].to_pylist()
+def score_baselines(baselines: Mapping[str, Predict], split: Split, group: str = "") -> dict[str, dict[str, Any]]:
+    """Mean `anls` and `accuracy` of each baseline on a split, and of each value of a column of its examples."""
     answers = split.examples["answers"].to_pylist()
-    scores = {}
+    scores: dict[str, dict[str, Any]] = {}
     for name, predict in baselines.items():
-        guesses = predict(questions, fields)
+        guesses = predict(split)
+        right = [_norm(g) in map(_norm, a) for g, a in zip(guesses, answers, strict=True)]
         scores[name] = {
             "anls": float(np.mean([similarity(g, a) for g, a in zip(guesses, answers, strict=True)])),
-            "accuracy": float(np.mean([_norm(g) in map(_norm, a) for g, a in zip(guesses, answers, strict=True)])),
+            "accuracy": float(np.mean(right)),
         }
+        if group:
+            scores[name][f"accuracy by {group}"] = _by(split.examples[group].to_pylist(), right)
     return scores
+
+
+def _by(values: Sequence[str], right: Sequence[bool]) -> dict[str, float]:
+    held: dict[str, list[bool]] = {}
+    for value, is_right in zip(values, right, strict=True):
+        held.setdefault(value, []).append(is_right)
+    return {value: float(np.mean(held[value])) for value in sorted(held)}
 
 
 def similarity(guess: str, answers: Sequence[str], threshold: float = 0.5) -> float:
@@ -74,7 +89,7 @@ def _majority(train: Split) -> Predict:
         by_field.setdefault(field, Counter())[answer] += 1
     best = {field: _frequent(counts, 1)[0] for field, counts in by_field.items()}
     overall = _frequent(Counter(answers), 1)[0]
-    return lambda questions, fields: [best.get(field, overall) for field in fields]
+    return lambda split: [best.get(field, overall) for field in split.examples["field"].to_pylist()]
 
 
 def _terms(question: str) -> list[str]:
@@ -111,9 +126,9 @@ def _question_only(train: Split, seed: int) -> Predict:
                 LEARNING_RATE * (1 - step / STEPS) * gradient
             )  # plain SGD: importing torch.optim takes longer than all of this
 
-    def predict(questions: Sequence[str], fields: Sequence[str]) -> list[str]:
+    def predict(split: Split) -> list[str]:
         with torch.no_grad():
-            best = logits(torch.from_numpy(_bags(questions, vocabulary))).argmax(1)
+            best = logits(torch.from_numpy(_bags(split.examples["question"].to_pylist(), vocabulary))).argmax(1)
         return [classes[i] for i in best.tolist()]
 
     return predict

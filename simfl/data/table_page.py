@@ -57,15 +57,27 @@ class TablePage:
 
     def draw(self, size: int) -> bytes:
         """A grey PNG squeezed to `size` x `size` pixels."""
-        scale = min(FINE * size / (self.width * self.height) ** 0.5, LARGEST / max(self.width, self.height))
+        return squeezed(self.printed(self.scale(size)), size)
+
+    def scale(self, size: int) -> float:
+        """Pixels an em at which a page is drawn that will be `size` x `size` pixels."""
+        return min(FINE * size / (self.width * self.height) ** 0.5, LARGEST / max(self.width, self.height))
+
+    def printed(self, scale: float) -> np.ndarray:
+        """The page at so many pixels an em, uint8 [h, w], 255 where it is white."""
         ink = np.full((max(1, round(self.height * scale)), max(1, round(self.width * scale))), 255, np.uint8)
         for y in self.lines:
             ink[min(round(y * scale), len(ink) - 1)] = 160
         for word in self.placed:
             _print(ink, word, scale)
-        out = io.BytesIO()
-        Image.fromarray(ink).resize((size, size), Image.Resampling.BOX).save(out, format="PNG", compress_level=3)
-        return out.getvalue()
+        return ink
+
+
+def squeezed(ink: np.ndarray, size: int) -> bytes:
+    """A drawn page as a grey PNG of `size` x `size` pixels."""
+    out = io.BytesIO()
+    Image.fromarray(ink).resize((size, size), Image.Resampling.BOX).save(out, format="PNG", compress_level=3)
+    return out.getvalue()
 
 
 def _print(ink: np.ndarray, word: Word, scale: float) -> None:

@@ -29,7 +29,8 @@ VALID = asked(
 
 
 def test_majority_gives_the_most_frequent_answer_of_each_field() -> None:
-    guesses = fit_baselines(TRAIN, seed=1)["majority"](["?", "?", "?"], ["colour", "number", "weather"])
+    asked_of = asked(("?", "colour", ""), ("?", "number", ""), ("?", "weather", ""))
+    guesses = fit_baselines(TRAIN, seed=1)["majority"](asked_of)
     assert guesses == ["red", "4", "red"]  # an unknown field: the most frequent of all
 
 
@@ -44,8 +45,7 @@ def test_the_trained_classifier_learns_what_the_words_of_a_question_tell() -> No
 
 def test_the_same_seed_gives_the_same_guesses() -> None:
     first, second = (fit_baselines(TRAIN, seed=3)["question_only"] for _ in range(2))
-    questions = VALID.examples["question"].to_pylist()
-    assert first(questions, []) == second(questions, [])
+    assert first(VALID) == second(VALID)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,127 @@
+"""Which source each page is of, and which part and split it goes to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from simfl.data.dice import Dice
+from simfl.data.multi_docqa.archive import PUBLISHERS_UNSEEN, Source
+from simfl.data.multi_docqa.asked import Asked
+from simfl.data.multi_docqa.charts import POINTS, TIME, lay_out, series
+from simfl.data.multi_docqa.charts import ask as ask_chart
+from simfl.data.multi_docqa.facts import Balance
+from simfl.data.multi_docqa.facts import ask as ask_facts
+from simfl.data.multi_docqa.manuals import Leaf, leaves
+from simfl.data.multi_docqa.manuals import ask as ask_manual
+from simfl.data.multi_docqa.sheet import Sheet
+from simfl.data.multi_docqa.tables import ROW, Table, sample, whole
+from simfl.data.multi_docqa.tables import ask as ask_table
+from simfl.data.table_page import lay_out as lay_out_table
+
+SHARES = {"train": 0.68, "valid": 0.1, "test": 0.22}  # of the families of sources
+OFTEN = 3  # a table whose rows have names is used so much more often than one whose rows are numbered
+MOST = 18  # pages of one source, at most
+QUESTIONS = 4  # asked of a page
+
+
+Make = Callable[[Source, object, Dice], tuple[Sheet, list[Asked]] | None]
+
+
+class Drawn(NamedTuple):
+    """One page with its questions, before it is drawn."""
+
+    id: str
+    part: str
+    publisher: str
+    source: str
+    sheet: Sheet
+    asked: list[Asked]
+
+
+class Plan:
+    """The sources of every part and split; families of sources are never divided."""
+
+    def __init__(self, seed: int, sources: Sequence[Source]) -> None:
+        self.seed = seed
+        held = {source.family for source in sources if source.publisher in PUBLISHERS_UNSEEN}
+        self._manuals: dict[str, list[tuple[Source, Leaf]]] = defaultdict(list)
+        self._tables: dict[tuple[str, str], list[tuple[Source, Table]]] = defaultdict(list)
+        for source in sources:
+            unseen = source.publisher in PUBLISHERS_UNSEEN
+            if not unseen and source.family in held:
+                continue
+            split = "unseen" if unseen else self._split(source.family)
+            self._manuals[split] += [(source, leaf) for leaf in leaves(source)]
+            table = whole(source)
+            if table is not None:
+                often = 1 if table.key == ROW else OFTEN
+                self._tables[split, self._part(source, table)] += [(source, table)] * often
+
+    def _split(self, family: str) -> str:
+        drawn = Dice("multi_docqa", self.seed, "split", family).real()
+        return "train" if drawn < SHARES["train"] else "valid" if drawn < 1 - SHARES["test"] else "test"
+
+    def _part(self, source: Source, table: Table) -> str:
+        """Lookups or facts, so that no table is in both; charts where there is time, or of a quarter of named rows."""
+        if any(TIME.fullmatch(name) for name in (table.key, *table.numbers)) and len(table.keys) >= POINTS[1]:
+            return "charts"
+        drawn = Dice("multi_docqa", self.seed, "part", source.family).real()
+        if table.key != ROW and drawn > 0.75:
+            return "charts"
+        return "tables_lookup" if drawn % 0.5 < 0.25 else "tables_facts"
+
+    def pages(self, part: str, split: str, count: int) -> list[Drawn]:
+        """Up to `count` pages of a part."""
+        makers: dict[str, Make] = {"manuals": self._manual, "charts": self._chart}
+        make = makers[part] if part in makers else self._table(part, split)
+        found: list[Drawn] = []
+        for number, (source, thing) in self._order(part, split):
+            dice = Dice("multi_docqa", self.seed, part, source.id, number)
+            made = make(source, thing, dice)
+            if made and made[1]:
+                found.append(Drawn(f"{part}/{source.id}/{number}", part, source.publisher, source.id, *made))
+            if len(found) == count:
+                break
+        return found
+
+    def _order(self, part: str, split: str) -> Iterator[tuple[int, tuple[Source, object]]]:
+        """The sources one after the other, again and again; manuals page by page, each page once."""
+        dice = Dice("multi_docqa", self.seed, "order", part, split)
+        if part == "manuals":
+            pages = self._manuals[split]
+            yield from ((row, pages[row]) for row in dice.sample(range(len(pages)), len(pages)))
+            return
+        tables = self._tables[split, part]
+        used: dict[str, int] = defaultdict(int)
+        for _ in range(MOST):
+            for source, table in dice.sample(tables, len(tables)):
+                used[source.id] += 1
+                if used[source.id] <= MOST:
+                    yield used[source.id], (source, table)
+
+    def _manual(self, source: Source, leaf: object, dice: Dice) -> tuple[Sheet, list[Asked]]:
+        assert isinstance(leaf, Leaf)
+        return leaf.sheet, ask_manual(leaf, dice, QUESTIONS)
+
+    def _chart(self, source: Source, table: object, dice: Dice) -> tuple[Sheet, list[Asked]] | None:
+        assert isinstance(table, Table)
+        shown = series(source, table, dice)
+        if shown is None:
+            return None
+        told = dice.real() < 0.5
+        return lay_out(shown, told), ask_chart(shown, dice, told, QUESTIONS - 1)
+
+    def _table(self, part: str, split: str) -> Make:
+        balance = Balance(Dice("multi_docqa", self.seed, "balance", split))
+
+        def make(source: Source, table: object, dice: Dice) -> tuple[Sheet, list[Asked]]:
+            assert isinstance(table, Table)
+            some = sample(table, dice)
+            sheet = Sheet(lay_out_table(some.header, some.body, some.title))
+            if part == "tables_facts":
+                return sheet, ask_facts(some, dice, balance, QUESTIONS)
+            return sheet, ask_table(some, dice, QUESTIONS)
+
+        return make

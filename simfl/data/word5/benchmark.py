@@ -1,0 +1,115 @@
+"""The bundled benchmark for word recognition: five clients, each with its own kind of words, fonts and pictures.
+
+Drawn words stand in for photographed ones as in MJSynth (Jaderberg et al. 2014); five clients as in FedOCR (He et al.
+2020). A fifth of the words, and some fonts of every client, are in no training picture.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from simfl.data.base import WORD_PICTURES, Data, Dataset, Split
+from simfl.data.dice import Dice
+from simfl.data.drawing import jpeg
+from simfl.data.gather import Columns
+from simfl.data.pieces import cut, join
+from simfl.data.processes import default_processes, make_all
+from simfl.data.report import Range, hold, report
+from simfl.data.stored import content_sha256, stored
+from simfl.data.word5 import baselines
+from simfl.data.word5.drawing import HEIGHT, WIDTH, draw
+from simfl.data.word5.parts import CLIENTS, FONTS, PHOTOS, WORDS, files
+from simfl.data.word5.words import word
+from simfl.ranges import Count
+
+EDITION = 1  # raised whenever the same settings give other pictures or words
+SPLITS = ("train", "valid", "test", "test_font")
+WORTH = 1500  # pictures; more are drawn by several processes
+LARGE = 1000  # training pictures of a client; smaller builds are too small for the ranges below to mean anything
+SCHEMA = pa.schema([*WORD_PICTURES, ("font", pa.string())])
+MAKE = "simfl.data.word5.benchmark:make"
+RANGES: dict[str, Range] = {  # on the split `test`
+    "majority accuracy": (0.0, 0.01),
+    "nearest accuracy": (0.0, 0.02),
+    "nearest similarity": (0.0, 0.2),
+}
+
+
+@dataclass(frozen=True)
+class Word5(Data):
+    """Drawn words of five clients: print, sign, hand, receipt, night; needs zxcvbn, scikit-learn and fonts."""
+
+    train: Count = 2000  # pictures of each client
+    valid: Count = 200  # likewise
+    test: Count = 400  # likewise; words that are in neither of the above
+    test_font: Count = 400  # likewise; such words in fonts that are in no other split
+    seed: int = 1  # of everything
+
+    def load(self, cache: Path) -> Dataset:
+        """The benchmark from the cache, or made and kept there."""
+        return stored(cache, "word5", EDITION, self, files(), self.build, partial(report, group="source"))
+
+    def build(self, processes: int | None = None) -> Dataset:
+        """The benchmark, made now; the same with any number of processes (None: one a core, if worth it).
+
+        DataError if it could be solved without reading.
+        """
+        sizes = {name: getattr(self, name) * len(CLIENTS) for name in SPLITS}
+        total = sum(sizes.values())
+        count = processes or default_processes(total, WORTH)
+        bounds = [i * total // count for i in range(count + 1)]
+        jobs = [{"seed": self.seed, "sizes": sizes, "first": a, "last": b} for a, b in pairwise(bounds)]
+        whole = join(make_all(MAKE, jobs, count))
+        splits = dict(zip(SPLITS, cut(whole, list(sizes.values())), strict=True))
+        card = self._card(splits)
+        if self.train >= LARGE:
+            hold("word5", card["ranges"], RANGES)
+        return Dataset("word5", splits, content_sha256(splits), card)
+
+    def _card(self, splits: Mapping[str, Split]) -> dict[str, Any]:
+        scores = {name: baselines.score(splits["train"], splits[name]) for name in SPLITS[1:]}
+        test = scores["test"]
+        fonts = sorted({font.told for known, held in FONTS.values() for font in (*known, *held)})
+        return {
+            "licence": "Apache-2.0; word list MIT; photographs CC BY 2.0; fonts SIL OFL 1.1 or Apache-2.0",
+            "sources": [WORDS.told, PHOTOS[0].told, *fonts],
+            "words": {name: len(split) for name, split in splits.items()},
+            "different words": {name: len(set(split.examples["text"].to_pylist())) for name, split in splits.items()},
+            "clients": {name: dict(Counter(split.examples["source"].to_pylist())) for name, split in splits.items()},
+            "dropped": {},
+            "baselines": scores,
+            "ranges": {
+                "majority accuracy": test["majority"]["accuracy"],
+                "nearest accuracy": test["nearest"]["accuracy"],
+                "nearest similarity": test["nearest"]["similarity"],
+            },
+        }
+
+
+def make(told: Mapping[str, Any]) -> Split:
+    """The pictures `first` to `last` of all: split after split, client after client."""
+    places = [
+        (split, client, number)
+        for split, size in told["sizes"].items()
+        for client in CLIENTS
+        for number in range(size // len(CLIENTS))
+    ]
+    columns = Columns(SCHEMA)
+    for split, client, number in places[told["first"] : told["last"]]:
+        dice = Dice("word5", told["seed"], client, split, number)
+        text = word(client, dice, held=split in ("test", "test_font"))
+        font = dice.pick(FONTS[client][split == "test_font"])
+        picture = draw(client, text, font.path("word5"), dice)
+        columns.add(
+            id=f"{client}-{split}-{number}", image=jpeg(picture), width=WIDTH, height=HEIGHT, text=text, source=client,
+            font=font.file.removeprefix("files/").removesuffix(".ttf"),
+        )  # fmt: skip
+    return Split(columns.table())
