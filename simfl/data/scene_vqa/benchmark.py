@@ -9,17 +9,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from simfl.data.base import DOCUMENTS, QUESTIONS, Data, Dataset, Split
-from simfl.data.baselines import blind_baselines
+from simfl.data.baselines import fit_baselines, score_baselines
+from simfl.data.dice import Dice
 from simfl.data.gather import Columns
-from simfl.data.provider_invoices.dice import Dice
+from simfl.data.report import Range, hold, report
 from simfl.data.scene_vqa import drawing
 from simfl.data.scene_vqa.plan import Placed, Plan, plan
+from simfl.data.scene_vqa.probe import Informed
 from simfl.data.scene_vqa.questions import TASKS, Balance, Question, fair
 from simfl.data.scene_vqa.things import ANSWERS, MOST, SCENES
 from simfl.data.stored import content_sha256, stored
@@ -27,6 +30,8 @@ from simfl.errors import ConfigError, nearest
 from simfl.ranges import Count
 
 EDITION = 1  # raised whenever the same settings give other pictures or questions
+LARGE = 200  # pictures of a scene; below this ranges are not held
+RANGES: dict[str, Range] = {"question only": (0, 0.45), "majority": (0, 0.45), "informed beyond": (0.02, 1)}
 EXAMPLES = pa.schema(
     [*QUESTIONS, ("task", pa.string()), ("scene", pa.string()), ("label", pa.int32())]
 )  # kind of question, scene, number of the answer in the card's list
@@ -58,19 +63,30 @@ class SceneVqa(Data):
     most: Count = 5  # likewise
     grid: Literal[2, 3] = 3  # things lie on so many rows and columns
     image_size: Count = 96  # pixels, square
-    plain: bool = False  # true: one drawing of each kind, of one size, in the middle of its cell, on white
+    simple: bool = False  # true: one drawing of each kind, of one size, in the middle of its cell, on white
     seed: int = 1  # of everything
 
     def load(self, cache: Path) -> Dataset:
         """The benchmark from the cache, or made and kept there."""
         self._check()
-        return stored(cache, "scene_vqa", EDITION, self, map(drawing.file, self._drawings()), self.build)
+        return stored(
+            cache,
+            "scene_vqa",
+            EDITION,
+            self,
+            map(drawing.file, self._drawings()),
+            self.build,
+            partial(report, group="scene"),
+        )
 
     def build(self) -> Dataset:
         """The benchmark, made now."""
         splits = {name: self._split(name, count) for name, count in self._sizes().items()}
         digest = content_sha256(splits, also=f"{drawing.digest(self._drawings())} {self.image_size}")
-        return Dataset("scene_vqa", splits, digest, self._card(splits))
+        card = self._card(splits)
+        if self.train >= LARGE:
+            hold("scene_vqa", card["ranges"], RANGES)
+        return Dataset("scene_vqa", splits, digest, card)
 
     def _check(self) -> None:
         for name, given, known in (
@@ -117,7 +133,7 @@ class SceneVqa(Data):
         for scene in scenes:
             balance = Balance(self.grid, self.tasks)
             for number in range(count):
-                picture = plan(self.seed, name, scene, number, self.grid, self.fewest, self.most, self.plain)
+                picture = plan(self.seed, name, scene, number, self.grid, self.fewest, self.most, self.simple)
                 dice = Dice("scene_vqa", self.seed, "ask", picture.id)
                 yield picture, balance.ask(picture, self.questions, dice)
 
@@ -138,7 +154,7 @@ class SceneVqa(Data):
             "provider": picture.album,
             "words": [],
             "boxes": [],
-            "image": drawing.draw(picture, self.grid, self.image_size, self.plain),
+            "image": drawing.draw(picture, self.grid, self.image_size, self.simple),
             "width": self.image_size,
             "height": self.image_size,
             "scene": picture.scene,
@@ -155,7 +171,9 @@ class SceneVqa(Data):
         left, top, right, bottom = (v / self.grid for v in (across - half, down - half, across + half, down + half))
         return max(0.0, left), max(0.0, top), min(1.0, right), min(1.0, bottom)
 
-    def _card(self, splits: dict[str, Split]) -> dict[str, object]:
+    def _card(self, splits: dict[str, Split]) -> dict[str, Any]:
+        baselines = self._baselines(splits)
+        score = {name: found["accuracy"] for name, found in baselines["test"].items()}
         return {
             "licence": f"made by this project's code, Apache-2.0; drawings: {drawing.LICENCE}, painted and scaled",
             "sources": [f"{drawing.PACKAGE} {drawing.VERSION}"],
@@ -168,9 +186,19 @@ class SceneVqa(Data):
             },
             "image": f"colour, {self.image_size}x{self.image_size}, JPEG",
             "dropped": {},
-            "baselines": {
-                name: blind_baselines(splits["train"], split, self.seed)
-                for name, split in splits.items()
-                if name != "train"
+            "baselines": baselines,
+            "ranges": {
+                "question only": score["question_only"],
+                "majority": score["majority"],
+                "informed beyond": score["informed"] - score["question_only"],
             },
+        }
+
+    def _baselines(self, splits: dict[str, Split]) -> dict[str, dict[str, dict[str, Any]]]:
+        train, blind = splits["train"], fit_baselines(splits["train"], self.seed)
+        informed = Informed(train, len(ANSWERS), self.seed)
+        return {
+            name: {**score_baselines(blind, split, "task"), "informed": {"accuracy": informed.accuracy(split)}}
+            for name, split in splits.items()
+            if name != "train"
         }

@@ -63,9 +63,9 @@ def sprite(drawing: str, colour: str) -> Image.Image:
     return painted
 
 
-def draw(plan: Plan, grid: int, size: int, plain: bool = False) -> bytes:
-    """The picture as JPEG, `size` x `size` pixels; on a `plain` ground, white, or on that of its album."""
-    image = Image.new("RGB", (size, size), "white") if plain else _ground(plan, size)
+def draw(plan: Plan, grid: int, size: int, simple: bool = False) -> bytes:
+    """The picture as JPEG, `size` x `size` pixels; a `simple` one on white, others on the ground of their album."""
+    image = Image.new("RGB", (size, size), "white") if simple else _ground(plan, size)
     for one in plan.placed:
         _paste(image, one, size / grid)
     out = io.BytesIO()

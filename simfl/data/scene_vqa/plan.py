@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simfl.data.provider_invoices.dice import Dice
+from simfl.data.dice import Dice
 from simfl.data.scene_vqa.things import COLOURS, MOST, SCENES, Thing
 
 ALBUMS = 10  # of a scene: pictures of one album have one background
@@ -40,13 +40,13 @@ class Plan:
 
 
 def plan(
-    seed: int, split: str, scene: str, number: int, grid: int, fewest: int, most: int, plain: bool = False
+    seed: int, split: str, scene: str, number: int, grid: int, fewest: int, most: int, simple: bool = False
 ) -> Plan:
     """Picture `number` of a scene in a split: `fewest` to `most` things on a `grid` x `grid`.
 
     In half of the pictures all kinds of things differ; in the other half one kind is there 1 to `most` times, each
     number equally likely. In `test_novel` every kind that has held out drawings shows these, and at least one does.
-    `plain` things have one drawing a kind and one size, and lie in the middle of their cells.
+    `simple` things have one drawing a kind and one size, and lie in the middle of their cells.
     """
     dice = Dice("scene_vqa", seed, split, scene, number)
     novel = split == "test_novel"
@@ -62,15 +62,15 @@ def plan(
     cells = sorted(dice.sample(range(grid * grid), len(things)))
     order = dice.sample(things, len(things))
     placed = tuple(
-        _placed(thing, divmod(cell, grid), novel, plain, dice) for thing, cell in zip(order, cells, strict=True)
+        _placed(thing, divmod(cell, grid), novel, simple, dice) for thing, cell in zip(order, cells, strict=True)
     )
     return Plan(f"{split}-{scene}-{number}", scene, f"{scene}-{dice.below(ALBUMS)}", placed)
 
 
-def _placed(thing: Thing, cell: tuple[int, int], novel: bool, plain: bool, dice: Dice) -> Placed:
+def _placed(thing: Thing, cell: tuple[int, int], novel: bool, simple: bool, dice: Dice) -> Placed:
     drawings = thing.novel if novel and thing.novel else thing.drawings
     colour = dice.pick(tuple(COLOURS)) if thing.painted else ""
-    if plain:
+    if simple:
         return Placed(thing, drawings[0], colour, *cell, 0.9, 0.0, 0.0, False)
     drawing = dice.pick(drawings)
     size = 0.7 + 0.25 * dice.real()

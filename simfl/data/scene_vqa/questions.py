@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from simfl.data.provider_invoices.dice import Dice
+from simfl.data.dice import Dice
 from simfl.data.scene_vqa.plan import Placed, Plan
 from simfl.data.scene_vqa.things import SCENES
 
