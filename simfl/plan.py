@@ -161,17 +161,17 @@ def _phase(setting: Setting, index: int, holdings: Holdings, card: int | None) -
     typical = float(np.nan_to_num(holdings.sizes).mean())
     found = messages_of(setting, index, len(holdings), max(1, round(typical)))
     exchanges = list(found.rounds())
-    visits = [client for exchange in exchanges for client in exchange.download]
-    per_visit = sum(bool(total(message, "floats")) for message in (found.down, found.up))
+    visits = [client for exchange in exchanges for client in exchange.clients]
     drawn = len(visits) if phase.poisson is None else phase.poisson * len(holdings) * phase.rounds
+    each = 0 if phase.pooled else sum(bool(total(message, "floats")) for message in (found.down, found.up))
     return PhasePlan(
         name=phase.name or str(index),
         rounds=phase.rounds,
         model=_counts(setting.module, [setting.roles(index)]),
         download=found.down,
         upload=found.up,
-        messages=per_visit * len(visits),
-        expected=per_visit * drawn,
+        messages=each * len(visits),
+        expected=each * drawn,
         bytes=_crossed(exchanges, "payload_bytes"),
         charged=_crossed(exchanges, "charged_bytes"),
         memory=plan_memory.memory(found, setting, index, card),

@@ -30,6 +30,7 @@ class Exchange:
     """One round of a phase, counted from 1: what each of its clients gets and sends."""
 
     round: int
+    clients: list[int]  # that train; of pooled examples nothing travels
     download: Mapping[int, Message]
     upload: Mapping[int, Message]
 
@@ -43,8 +44,8 @@ class Messages:
 
     @cached_property
     def visit(self) -> Visit:
-        """A first visit of a typical client. Its numbers have values, for what a client keeps of each example."""
-        known = {"examples": self.examples, "num_clients": self.stage.num_clients}
+        """A first visit of a typical client, who is nobody. What it keeps of each example depends on their number."""
+        known = {"client": -1, "round": -1, "examples": self.examples, "num_clients": self.stage.num_clients}
         whole = ("client", "key", "round", "step")
         kinds = {name: torch.int64 if name in whole else torch.float32 for name in Visit._fields}
         return Visit(**{name: torch.tensor(known.get(name, 1), dtype=kind) for name, kind in kinds.items()})
@@ -104,12 +105,12 @@ class Messages:
         stage, books, packet, whole = self.stage, Broadcast(), self._packet("download"), self._whole()
         for number in range(stage.phase.rounds):
             clients = sample_clients(stage.phase, stage.num_clients, stage.seed, stage.index, number)
-            clients = [] if stage.phase.pooled else clients
-            download = dict.fromkeys(clients, self.down)
+            served = [] if stage.phase.pooled else clients
+            download = dict.fromkeys(served, self.down)
             if self.changing:  # the first is no change, and travels whole
-                charged, books = books.book(packet if number else whole, whole, clients)
+                charged, books = books.book(packet if number else whole, whole, served)
                 download = {client: self._message("download", sizes) for client, sizes in charged.items()}
-            yield Exchange(number + 1, download, dict.fromkeys(clients, self.up))
+            yield Exchange(number + 1, clients, download, dict.fromkeys(served, self.up))
 
     @cached_property
     def changing(self) -> set[str]:
@@ -135,12 +136,12 @@ def _sizes(codec: Codec, tensors: Weights) -> dict[str, int]:
 
 
 def messages(stage: Stage, examples: int = 1) -> Messages:
-    """The messages of a phase; ConfigError for an algorithm of one's own that looks at values to know what to send."""
+    """The messages of a phase; ConfigError for an algorithm of one's own that needs values to know what to send."""
     found = Messages(stage, examples)
     try:
         _ = found.down, found.up
-    except (NotImplementedError, RuntimeError) as error:
-        name, reason = type(stage.phase.algorithm).__name__, str(error).splitlines()[0]
+    except Exception as error:  # of an algorithm, which may be anybody's
+        name, reason = type(stage.phase.algorithm).__name__, f"{type(error).__name__}: {error}".splitlines()[0]
         raise ConfigError(
             f"phases.{stage.index}.algorithm: {name} cannot be planned from shapes alone: {reason}"
         ) from None

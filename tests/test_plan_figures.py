@@ -1,4 +1,4 @@
-"""`simfl plan` against the published figures of the papers, one test each, from the experiments that come with simfl."""
+"""Plans of the experiments that come with simfl against the papers' figures, one test each."""
 
 from __future__ import annotations
 
