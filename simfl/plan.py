@@ -6,42 +6,30 @@ under Poisson sampling too, so that a run can be held to its plan row by row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from simfl import plan_memory
-from simfl.cohort.plan import num_steps
-from simfl.data.base import Dataset, Published
-from simfl.data.outline import outline
-from simfl.errors import ConfigError, DataError
-from simfl.experiment import Experiment, Phase
+from simfl.data.base import Dataset
+from simfl.errors import ConfigError
+from simfl.experiment import Experiment
 from simfl.ledger import DIRECTIONS
 from simfl.models.sketch import without_distant
 from simfl.plan_memory import Memory
 from simfl.plan_messages import Exchange, Message, Messages, messages
+from simfl.plan_work import Holdings, known, steps
+from simfl.privacy.budget import Budget
 from simfl.roles import Roles
 from simfl.sampling import num_sampled
 from simfl.setting import Setting
 
 Count = dict[str, int]
-
-
-@dataclass(frozen=True)
-class Holdings:
-    """Examples of each client, [K], NaN where nothing is known; `exact` where they are not merely expected."""
-
-    sizes: np.ndarray
-    exact: bool
-    source: str  # where the numbers are from
-
-    def __len__(self) -> int:
-        return len(self.sizes)
 
 
 @dataclass(frozen=True)
@@ -59,6 +47,7 @@ class PhasePlan:
     charged: Count  # under the rule for tied weights
     memory: Memory
     steps: float | None  # local steps of all visits; None where nothing is known of the data
+    privacy: dict[str, float | None] | None = None  # of its rounds alone
     varying: frozenset[tuple[str, str]] = frozenset()  # direction and part, where bytes are the most they can be
 
     def json(self) -> dict[str, Any]:
@@ -70,7 +59,7 @@ class PhasePlan:
             "messages": self.messages,
             "bytes": self.bytes,
             "charged": self.charged,
-            "privacy": None,
+            "privacy": self.privacy,
             "memory": self.memory.json(),
         }
 
@@ -83,6 +72,7 @@ class Plan:
     holdings: Holdings
     model: Count  # of all phases together: what is trained, travels or stays in any of them
     phases: tuple[PhasePlan, ...]
+    privacy: dict[str, float | None] | None = None  # epsilon, delta, noise_multiplier, sampling_rate
 
     @property
     def bytes(self) -> Count:
@@ -107,7 +97,7 @@ class Plan:
             "messages": sum(phase.messages for phase in self.phases),
             "bytes": self.bytes,
             "charged": self.charged,
-            "privacy": None,
+            "privacy": self.privacy,
             "memory": {name: max(one[name] for one in memory) for name in memory[0]},
             "phases": each,
         }
@@ -120,25 +110,10 @@ def plan(experiment: Experiment, cache: Path, card: int | None = None) -> Plan:
     """
     data, holdings = known(experiment, cache)
     setting = sketched(experiment, data)
-    phases = tuple(_phase(setting, index, holdings, card) for index in range(len(experiment.phases)))
-    return Plan(experiment, holdings, _union(setting), phases)
-
-
-def known(experiment: Experiment, cache: Path) -> tuple[Dataset, Holdings]:
-    """What is known of the data and of who holds them: as published, else as read."""
-    told = experiment.data.published()
-    sizes = None if told is None else experiment.partition.expected(told)
-    if told is not None and sizes is not None:
-        exact = tuple(sizes) == told.clients
-        return outline(told), Holdings(sizes, exact, "published sizes")
-    setting = Setting(experiment, cache)
-    try:
-        partition = experiment.partition.split(setting.split("train"), experiment.seed)
-    except DataError as error:
-        if experiment.partition.clients is None:
-            raise
-        return outline(Published(0)), Holdings(np.full(experiment.partition.clients, np.nan), False, str(error))
-    return outline(setting.dataset), Holdings(partition.sizes, True, "the data")
+    budget = None if experiment.privacy is None else Budget.of(experiment, holdings.partition, len(holdings))
+    every = range(len(experiment.phases))
+    phases = tuple(_phase(setting, index, holdings, budget, card) for index in every)
+    return Plan(experiment, holdings, _union(setting), phases, _privacy(budget, every))
 
 
 def sketched(experiment: Experiment, data: Dataset) -> Setting:
@@ -153,16 +128,15 @@ def messages_of(setting: Setting, index: int, clients: int, examples: int = 1) -
     return messages(setting.stage(index, clients), examples)
 
 
-def _phase(setting: Setting, index: int, holdings: Holdings, card: int | None) -> PhasePlan:
+def _phase(setting: Setting, index: int, holdings: Holdings, budget: Budget | None, card: int | None) -> PhasePlan:
     phase = setting.experiment.phases[index]
     sampled = num_sampled(phase, len(holdings))
     if sampled is not None and sampled > len(holdings):
         raise ConfigError(f"phases.{index}.clients_per_round: {sampled} asked, there are {len(holdings)} clients")
-    typical = float(np.nan_to_num(holdings.sizes).mean())
-    found = messages_of(setting, index, len(holdings), max(1, round(typical)))
+    found = messages_of(setting, index, len(holdings), holdings.typical)
     exchanges = list(found.rounds())
-    visits = [client for exchange in exchanges for client in exchange.clients]
-    drawn = len(visits) if phase.poisson is None else phase.poisson * len(holdings) * phase.rounds
+    visits = sum(len(exchange.clients) for exchange in exchanges)
+    drawn = visits if phase.poisson is None else phase.poisson * len(holdings) * phase.rounds
     each = 0 if phase.pooled else sum(bool(total(message, "floats")) for message in (found.down, found.up))
     return PhasePlan(
         name=phase.name or str(index),
@@ -170,12 +144,13 @@ def _phase(setting: Setting, index: int, holdings: Holdings, card: int | None) -
         model=_counts(setting.module, [setting.roles(index)]),
         download=found.down,
         upload=found.up,
-        messages=each * len(visits),
+        messages=each * visits,
         expected=each * drawn,
         bytes=_crossed(exchanges, "payload_bytes"),
         charged=_crossed(exchanges, "charged_bytes"),
         memory=plan_memory.memory(found, setting, index, card),
-        steps=_steps(phase, holdings, visits),
+        steps=steps(setting.experiment, index, exchanges, holdings),
+        privacy=_privacy(budget, [index]),
         varying=frozenset(
             (way, part)
             for way, parts in zip(DIRECTIONS, (found.received, found.sent), strict=True)
@@ -185,12 +160,17 @@ def _phase(setting: Setting, index: int, holdings: Holdings, card: int | None) -
     )
 
 
-def _steps(phase: Phase, holdings: Holdings, visits: Sequence[int]) -> float | None:
-    """Local steps of these visits."""
-    if np.isnan(holdings.sizes).any():
+def _privacy(budget: Budget | None, phases: Sequence[int]) -> dict[str, float | None] | None:
+    """What the rounds of these phases spend, in the view that the experiment asks for; null is no bound."""
+    if budget is None:
         return None
-    each = np.array([num_steps(int(np.ceil(size)), phase.local) for size in holdings.sizes])
-    return float(each[list(visits)].sum()) if visits else 0.0
+    spent = budget.epsilon({index: budget.phases[index].rounds for index in phases})
+    return {
+        "epsilon": spent if math.isfinite(spent) else None,
+        "delta": budget.privacy.delta,
+        "noise_multiplier": budget.noise_multiplier,
+        "sampling_rate": budget.rate(budget.phases[phases[0]]),
+    }
 
 
 def _crossed(exchanges: Iterable[Exchange], column: str) -> Count:

@@ -77,11 +77,22 @@ def _besides(plan: Plan, pace: Pace | None) -> Table:
     if pace is not None and plan.steps is not None:
         unlike = f"; but other {', '.join(pace.unlike)} there" if pace.unlike else ""
         table.add_row("time", f"{pace.hours(plan.steps):.2f} h at {pace.steps_per_second:.2f} steps/s{unlike}")
+    if plan.privacy is not None:
+        table.add_row("privacy", _privacy(plan))
     largest = max((phase.memory for phase in plan.phases), key=lambda memory: memory.worker)
     table.add_row("memory: server", size(max(phase.memory.server for phase in plan.phases)))
     table.add_row("memory: worker", _worker(largest))
     table.add_row("memory: client", f"{size(max(p.memory.client for p in plan.phases))} on the disk between its visits")
     return table
+
+
+def _privacy(plan: Plan) -> str:
+    assert plan.privacy is not None
+    assert plan.experiment.privacy is not None
+    epsilon, unit, view = plan.privacy["epsilon"], plan.experiment.privacy.unit, plan.experiment.privacy.view
+    spent = "no bound on epsilon, as nothing is noised" if epsilon is None else f"epsilon {epsilon:.4f}"
+    rest = f"delta {plan.privacy['delta']:g}, noise multiplier {plan.privacy['noise_multiplier']:.4f}"
+    return f"{spent} for a {unit}, {rest}, sampling rate {plan.privacy['sampling_rate']:g} (view: {view})"
 
 
 def _count_of_messages(plan: Plan) -> str:

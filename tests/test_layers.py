@@ -31,7 +31,7 @@ LAYERS = (  # low to high; what stands in one line may import within the line, u
     ("shelves", "experiment", "fields", "privacy_rules", "rules", "catalogue", "config", "partition_spec"),
     ("privacy", "roles", "sampling", "cohort", "setting", "evaluation", "checkpoint", "pictures", "tracking"),
     ("broadcast", "snapshot", "record", "worker", "errands", "inline", "pool"),
-    ("audience", "plan_messages", "plan_memory", "plan", "plan_check", "driver", "simulation", "progress"),
+    ("audience", "plan_messages", "plan_work", "plan_memory", "plan", "plan_check", "driver", "simulation", "progress"),
     (
         "results",
         "rerun",

@@ -1,0 +1,81 @@
+"""Who will hold what, and how many local steps come of it: by the sizes a data set is published with, else as read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from simfl.cohort.plan import num_steps
+from simfl.data.base import Dataset, Published
+from simfl.data.holdings import Partition
+from simfl.data.outline import outline
+from simfl.errors import DataError
+from simfl.experiment import Experiment
+from simfl.plan_messages import Exchange
+from simfl.sampling import sample_groups
+from simfl.setting import Setting
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """Examples and named groups of each client, [K]; examples are NaN where nothing is known."""
+
+    sizes: np.ndarray
+    groups: np.ndarray
+    exact: bool  # whether the sizes are known and not merely expected
+    source: str  # where they are from
+    partition: Partition | None = None  # where the data were read
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def typical(self) -> int:
+        """Examples of a typical client, at least 1."""
+        return max(1, round(float(np.nan_to_num(self.sizes).mean())))
+
+
+def known(experiment: Experiment, cache: Path) -> tuple[Dataset, Holdings]:
+    """An outline of the data, and who holds how much. DataError where not even the number of clients is known."""
+    told = experiment.data.published()
+    sizes = None if told is None else experiment.partition.expected(told)
+    if told is not None and sizes is not None:
+        exact = tuple(sizes) == told.clients
+        groups = np.array(told.groups if exact and told.groups else [0] * len(sizes))
+        return outline(told), Holdings(sizes, groups, exact, "published sizes")
+    setting, clients = Setting(experiment, cache), experiment.partition.clients
+    try:
+        partition = experiment.partition.split(setting.split("train"), experiment.seed)
+    except DataError as error:
+        if clients is None:
+            raise
+        return outline(Published(0)), Holdings(np.full(clients, np.nan), np.zeros(clients, int), False, str(error))
+    return outline(setting.dataset), Holdings(partition.sizes, partition.num_groups, True, "the data", partition)
+
+
+def steps(experiment: Experiment, index: int, exchanges: Iterable[Exchange], holdings: Holdings) -> float | None:
+    """Local steps of all visits of a phase; None where nothing is known of the data."""
+    if np.isnan(holdings.sizes).any():
+        return None
+    visits = ((exchange.round - 1, client) for exchange in exchanges for client in exchange.clients)
+    local = experiment.phases[index].local
+    privacy = experiment.privacy
+    if privacy is None or privacy.unit != "group":
+        each = np.array([num_steps(int(np.ceil(size)), local) for size in holdings.sizes])
+        return float(sum(each[client] for _, client in visits))
+    return float(sum(_of_groups(experiment, index, round_, client, holdings) for round_, client in visits))
+
+
+def _of_groups(experiment: Experiment, index: int, round_number: int, client: int, holdings: Holdings) -> float:
+    """Steps of a visit whose sampled groups are trained one by one; unknown sizes count as equal."""
+    local, privacy, partition = experiment.phases[index].local, experiment.privacy, holdings.partition
+    assert privacy is not None
+    count = int(holdings.groups[client]) or privacy.min_groups or 1
+    chosen = sample_groups(count, privacy, experiment.seed, index, round_number, client)
+    if partition is None:
+        return len(chosen) * num_steps(int(np.ceil(holdings.sizes[client] / count)), local)
+    groups = partition.groups(client)
+    return sum(num_steps(len(groups[k][1]), local) for k in chosen)
