@@ -183,7 +183,7 @@ class Driver:
         """Bring the workers into the snapshot's phase; score the model it starts from."""
         index = self.snapshot.phase
         self.pool.begin(index, self.snapshot.base)
-        self.stage = self.setting.stage(index, len(self.partition))
+        self.stage = self.setting.stage(index, len(self.partition), self.account.noise_multiplier)
         if self.snapshot.round == 0:
             with self.signals.held():
                 self.snapshot = self.snapshot.begin(self.stage)

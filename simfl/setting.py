@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -127,7 +128,7 @@ class Setting:
             )
         return found
 
-    def stage(self, phase: int, num_clients: int, noise_multiplier: float = 0.0) -> Stage:
+    def stage(self, phase: int, num_clients: int, noise_multiplier: float = math.nan) -> Stage:
         """All that training in a phase needs."""
         experiment = self.experiment
         return Stage(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -39,7 +40,7 @@ class Setup:
     device: str = "cpu"
     stacks: Path | None = None  # folder for the stacks of workers that hang
     traced: bool = False  # keep spans for a trace
-    noise_multiplier: float = 0.0  # of private updates
+    noise_multiplier: float = math.nan  # of private updates
 
 
 class Worker:

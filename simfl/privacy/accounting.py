@@ -26,6 +26,7 @@ ORDERS = {
     "rdp": (*(1 + x / 10 for x in range(1, 100)), *range(12, 64)),  # of PFL-DocVQA's calculator
     "rdp_fine": (*(1 + x / 100 for x in range(1, 1000)), *range(11, 65), *range(72, 520, 8), 1024.0),
 }
+WHOLE = (*range(2, 11), *range(12, 64))  # orders that both have and that are quick; any orders give an upper bound
 LEAST, MOST = 1e-2, 1e6  # noise multipliers among which one is sought
 
 
@@ -60,12 +61,16 @@ def epsilon(history: History, delta: float, accountant: str = "rdp") -> float:
         return pld.epsilon([(*_plain(event), times) for event, times in history], delta)
     if accountant == "prv":
         return _prv(history, delta)
-    orders = ORDERS[accountant]
-    total = sum(times * np.array(divergences(event, orders)) for event, times in history)
+    return max(0.0, _at_best_order(history, delta, ORDERS[accountant])[0])
+
+
+def _at_best_order(history: History, delta: float, orders: tuple[float, ...]) -> tuple[float, float]:
+    """The least epsilon that these orders give, and the order that gives it."""
+    total = np.sum([times * np.array(divergences(event, orders)) for event, times in history], axis=0)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Optimal order is the")  # a bound still, if not the tightest
-        spent, _ = rdp.get_privacy_spent(orders=list(orders), rdp=list(total), delta=delta)
-    return max(0.0, float(spent))
+        spent, order = rdp.get_privacy_spent(orders=list(orders), rdp=list(total), delta=delta)
+    return float(spent), float(order)
 
 
 @lru_cache(maxsize=512)
@@ -95,28 +100,33 @@ def _plain(event: Event) -> tuple[float, float, float, int]:
 def noise_multiplier(
     target: float, delta: float, histories: Callable[[float], Sequence[History]], accountant: str = "rdp"
 ) -> float:
-    """The least sigma with which every history of `histories(sigma)` costs at most `target`, to 7 digits.
+    """The least sigma with which every history of `histories(sigma)` costs at most `target`, to 6 digits.
 
     The worst of several histories counts: units differ in how often they are sampled. Infinity if no sigma will do.
     """
 
-    def cost(sigma: float) -> float:
-        return max(epsilon(history, delta, accountant) for history in histories(sigma))
+    def excess(cost: Callable[[History], float]) -> Callable[[float], float]:
+        return lambda sigma: math.log(max(*map(cost, histories(sigma)), 1e-12) / target)
 
-    low, high = LEAST, 1.0
-    while cost(high) > target:
+    if accountant not in ORDERS:
+        return _root(excess(lambda history: epsilon(history, delta, accountant)), 0.5, 1.0, 1e-6)
+    near = _root(excess(lambda history: _at_best_order(history, delta, WHOLE)[0]), 0.5, 1.0, 1e-3)
+    if math.isinf(near):
+        return near
+    best = [_at_best_order(history, delta, WHOLE)[1] for history in histories(near)]
+    close = tuple(x for x in ORDERS[accountant] if x in WHOLE or any(abs(x - order) < 1.5 for order in best))
+    return _root(excess(lambda history: _at_best_order(history, delta, close)[0]), 0.98 * near, near, 1e-6)
+
+
+def _root(excess: Callable[[float], float], low: float, high: float, precision: float) -> float:
+    """Where a falling function passes 0, from above: false position in the logarithm (Illinois). Infinity for never."""
+    while (under := excess(high)) > 0:
         low, high = high, 2 * high
         if high > MOST:
             return math.inf
-    while low > LEAST and cost(low) <= target:
-        low, high = low / 2, low
-    return _root(lambda sigma: math.log(max(cost(sigma), 1e-12) / target), low, high)
-
-
-def _root(excess: Callable[[float], float], low: float, high: float) -> float:
-    """Where a falling function passes 0, from above, to 7 digits: false position in the logarithm (Illinois)."""
-    over, under = excess(low), excess(high)
-    while high / low > 1 + 1e-7 and under < -1e-9:
+    while (over := excess(low)) <= 0 and low > LEAST:
+        low, high, under = low / 2, low, over
+    while high / low > 1 + precision and under < -1e-7:
         part = over / (over - under) if math.isfinite(over) else 0.5
         middle = low * (high / low) ** min(max(part, 1e-3), 1 - 1e-3)
         value = excess(middle)

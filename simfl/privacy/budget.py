@@ -153,8 +153,8 @@ class Budget:
         """Numbers of units that a client may have, with the protected one; the rate falls as they grow."""
         privacy, population = self.privacy, self.population
         if privacy.unit == "client":
-            exact = any(phase.clients_per_round is not None for phase in self.phases)
-            return [population.num_clients, population.num_clients + 1][: 1 + exact]
+            drawn = privacy.noise == "central" and any(phase.clients_per_round is not None for phase in self.phases)
+            return [population.num_clients, population.num_clients + 1][: 1 + drawn]
         if privacy.unit == "record":
             smallest: dict[tuple[int, ...], int] = {}
             for n in reversed(population.examples or (1,)):

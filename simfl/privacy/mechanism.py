@@ -50,13 +50,21 @@ class Mechanism:
     """Made once for a phase, the same on every worker."""
 
     privacy: Privacy
-    noise_multiplier: float = 0.0  # sigma, of everything that a unit gives
+    sigma: float = (
+        math.nan
+    )  # noise multiplier of everything that a unit gives; where it is not known nothing is released
     seed: int = 0
     copies: Mapping[str, int] = field(default_factory=dict)  # further names of tied tensors, where they count
 
     @property
     def unit(self) -> str:
         return self.privacy.unit
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Sigma."""
+        assert not math.isnan(self.sigma), "nobody said how much noise there is to be"
+        return self.sigma
 
     @property
     def update_multiplier(self) -> float:
