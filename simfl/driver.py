@@ -299,7 +299,8 @@ class Driver:
         return summary
 
     def _compared_with_plan(self) -> str:
-        made = plan_check.tables_of(self.record.folder, self.snapshot.step)
+        forked = self.record.manifest.get("forked", {}).get("step", 0)
+        made = plan_check.tables_of(self.record.folder, self.snapshot.step, forked)
         return plan_check.compare(self.experiment, self.setting.dataset, len(self.partition), made)
 
     def _scores(self, step: int) -> dict[str, float]:

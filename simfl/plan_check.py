@@ -1,7 +1,7 @@
 """A run held to its plan: every row of its ledger against what the plan says crosses the border.
 
-Left out of the comparison: what a client that failed and was skipped did not send, rounds that were not run, and bytes
-that depend on values, of which a plan knows only the most they can be.
+Left out of the comparison: what a client that failed and was skipped did not send, rounds that were not run or that are
+those of the run it was forked from, and bytes that depend on values, of which a plan knows only the most they can be.
 """
 
 from __future__ import annotations
@@ -33,18 +33,21 @@ class Tables:
     ledger: Iterable[Row]
     clients: Iterable[Row]
     rounds: int
+    forked: int = 0  # rounds that another run made
 
 
 @dataclass
 class Notes:
     """What was left out."""
 
+    forked: int = 0  # rounds
     skipped: int = 0  # visits
     bounded: int = 0  # rows
 
     def text(self) -> str:
         """Behind the word that all is well."""
-        said = [f"{self.skipped} skipped visits sent nothing"] if self.skipped else []
+        said = [f"the first {self.forked} rounds are another run's"] if self.forked else []
+        said += [f"{self.skipped} skipped visits sent nothing"] if self.skipped else []
         said += (
             [f"bytes of {self.bounded:,} messages vary with their values, within its bounds"] if self.bounded else []
         )
@@ -68,10 +71,11 @@ def differences(experiment: Experiment, data: Dataset, clients: int, made: Table
     ledger, visits = _Rounds(made.ledger), _Rounds(made.clients)
     phases = (messages_of(setting, index, clients) for index in range(len(experiment.phases)))
     planned = ((plan, exchange) for plan in phases for exchange in plan.rounds())
-    for plan, exchange in islice(planned, made.rounds):
+    notes.forked = made.forked
+    for number, (plan, exchange) in enumerate(islice(planned, made.rounds)):
         place = (plan.stage.index, exchange.round)
-        came = {row["client"] for row in visits.of(place)}
-        for line in _of_round(plan, exchange, ledger.of(place), came, notes):
+        came, rows = {row["client"] for row in visits.of(place)}, ledger.of(place)
+        for line in _of_round(plan, exchange, rows, came, notes) if number >= made.forked else ():
             yield f"phase {place[0]}, round {place[1]}, {line}"
 
 
@@ -93,6 +97,8 @@ def _of_round(plan: Messages, exchange: Exchange, rows: list[Row], came: set[int
         if key not in sent or key not in wanted:
             yield f"{where}: " + ("planned and not sent" if key in wanted else "sent and not planned")
             continue
+        if notes.forked and key[1] == "download" and key[2] in plan.changing:
+            continue  # who missed how much before the fork is not in the plan
         varies = plan.varies(key[1], key[2])
         notes.bounded += varies
         for name in SIZES:
@@ -118,9 +124,9 @@ class _Rounds:
         return rows
 
 
-def tables_of(folder: Path, rounds: int) -> Tables:
-    """What a run has committed, after so many rounds; read part by part."""
-    return Tables(_rows(folder, "ledger"), _rows(folder, "clients"), rounds)
+def tables_of(folder: Path, rounds: int, forked: int = 0) -> Tables:
+    """What a run has committed, after so many rounds; read part by part. `forked`: rounds that another run made."""
+    return Tables(_rows(folder, "ledger"), _rows(folder, "clients"), rounds, forked)
 
 
 def _rows(folder: Path, name: str) -> Iterator[Row]:
