@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from simfl.algorithms.base import Algorithm
 from simfl.data.holdings import Partition
 from simfl.errors import ConfigError, PrivacyError
 from simfl.experiment import Experiment, Phase, Privacy
@@ -176,7 +177,7 @@ class Budget:
         if privacy.unit == "record":
             rate = min(1.0, phase.local.batch_size / size)
             return Event(sigma, rate, visited, _steps(phase, size))
-        if privacy.noise == "client" and view == "averages" and clients is not None:
+        if privacy.noise == "client" and view == "averages" and clients is not None and _forgets(phase):
             sigma *= math.sqrt(clients)  # an average holds the noise of all its clients
         if privacy.unit == "group":
             return _drawn(privacy, sigma, visited, size, privacy.groups_per_client, privacy.group_rate)
@@ -193,6 +194,16 @@ class Budget:
             return {"message_multiplier": 0.0, "average_multiplier": sigma}
         clients = num_sampled(phase, self.population.num_clients)
         return {"message_multiplier": sigma, "average_multiplier": sigma * math.sqrt(clients or 1)}
+
+
+def _forgets(phase: Phase) -> bool:
+    """Whether clients keep nothing of what they sent.
+
+    Otherwise a later average follows from single messages too, of which each has one client's noise alone: then these
+    have to be accounted, though nobody sees them.
+    """
+    keeps = phase.local.keep_optimizer or phase.private or phase.codec.upload.error_feedback
+    return not keeps and type(phase.algorithm).init_client is Algorithm.init_client
 
 
 def _drawn(privacy: Privacy, sigma: float, visited: float, size: int, count: int | None, rate: float | None) -> Event:

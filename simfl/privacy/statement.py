@@ -21,7 +21,8 @@ ADJACENCY = {
 }
 TRUST = {
     "averages": "It holds against whoever sees the models that clients receive and the final model, every one of them."
-    " The server, which sees single messages and knows whom it visits, is trusted.",
+    " The server, which sees single messages and knows whom it visits, is trusted. A client knows its own noise and"
+    " could take it off an average that it took part in; clients are trusted not to.",
     "messages": "It holds against the server too, which sees every message and knows whom it visits, as long as clients"
     " do what they should.",
     "formula": "It is the figure of the formula of PFL-DocVQA (Tito et al. 2024, theorem B.9) for q = (K/N)·M/min|G|."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from torch.testing import assert_close
 
 from simfl.algorithms.fedavg import FedAvg
 from simfl.codecs import CODECS
+from simfl.cohort import visit
 from simfl.cohort.observer import Observer
-from simfl.errors import PrivacyError
+from simfl.errors import ClientError, PrivacyError
 from simfl.experiment import AdaptiveClip, Codecs, Privacy
 from simfl.privacy import clip_update, noise
 from simfl.privacy.mechanism import CLIP, Mechanism, Release
@@ -194,6 +196,21 @@ def test_the_engine_sends_only_what_was_released_whatever_the_algorithm_says(tmp
     assert set(parquet.read_table(tmp_path / "run" / "ledger.parquet")["part"].to_pylist()) == {"weights"}
 
 
+def test_an_upload_that_went_around_the_mechanism_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = visit._one_upload
+
+    def around(*args: Any) -> visit.Done:
+        done = real(*args)
+        return replace(done, upload={"weights": {n: t.clone() for n, t in done.upload["weights"].items()}})
+
+    monkeypatch.setattr(visit, "_one_upload", around)
+    given = experiment(
+        "fedavg", weighting="uniform", rounds=1, privacy=Privacy(clip=0.1, groups_per_client=2, noise_multiplier=1.0)
+    )
+    with pytest.raises(ClientError, match=r"client \d+: weights .* was not clipped and noised"):
+        run(given, tmp_path / "run")
+
+
 class Order(Observer):
     """Keeps every message as it left and as it arrived."""
 
@@ -210,7 +227,6 @@ def test_with_every_codec_what_is_encoded_was_clipped_and_noised_before(
 ) -> None:
     """The message that goes into the codec is the mechanism's own, and what arrives is that codec's of it alone."""
     from simfl.cohort import stage as stages
-    from simfl.cohort import wire
 
     seen, listener, real = [], Order(), Mechanism.release
 
@@ -234,4 +250,3 @@ def test_with_every_codec_what_is_encoded_was_clipped_and_noised_before(
         assert left is message or all(left[name] is message[name] for name in message)
         if CODECS[codec]().lossless:
             assert_close(arrived, left)
-    assert wire.PLAIN.lossless

@@ -93,16 +93,17 @@ def test_without_noise_and_clip_it_is_fedavg_over_groups(tmp_path: Path) -> None
     assert_close(model(tmp_path / "group_dp"), model(tmp_path / "fedavg"))
 
 
-def test_noise_of_the_average_is_sigma_s_over_m_root_k(tmp_path: Path) -> None:
-    # K = 3, M = 2, S = 1e-3 so that updates are lost in noise of sigma 50: 50·1e-3/(2·√3)
+@pytest.mark.parametrize(("where", "over"), [("client", 2 * math.sqrt(3)), ("central", 2 * 3)])
+def test_noise_of_the_average_is_sigma_s_over_m_root_k_or_over_m_k(where: str, over: float, tmp_path: Path) -> None:
+    # K = 3, M = 2, S = 1e-3, sigma 50
     wide = Mlp(widths=(400,), dropout=0.0)
-    loud = replace(GROUPS, clip=1e-3, noise_multiplier=50.0)
-    bare = replace(GROUPS, clip=1e-3, noise_multiplier=0.0)
+    loud = replace(GROUPS, clip=1e-3, noise_multiplier=50.0, noise=where)
+    bare = replace(loud, noise_multiplier=0.0)
     for name, privacy in (("loud", loud), ("bare", bare)):
         run(replace(private(privacy=privacy, rounds=1), model=wide), tmp_path / name)
     noise = torch.cat([t.reshape(-1) for t in subtract(model(tmp_path / "loud"), model(tmp_path / "bare")).values()])
     assert len(noise) > 7000
-    assert float(noise.std()) == pytest.approx(50 * 1e-3 / (2 * math.sqrt(3)), rel=0.04)
+    assert float(noise.std()) == pytest.approx(50 * 1e-3 / over, rel=0.04)
 
 
 def test_rounds_with_nobody_still_move_the_model(tmp_path: Path) -> None:

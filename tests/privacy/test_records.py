@@ -48,7 +48,7 @@ def test_the_engines_clipped_gradients_are_opacuss(tmp_path: Path) -> None:
             return out.logits if isinstance(out, Outputs) else out
 
     theirs = GradSampleModule(Logits(), loss_reduction="sum")
-    loss = nn.functional.cross_entropy(theirs(batch["x"]), batch["label"], reduction="sum")
+    loss = nn.functional.cross_entropy(theirs(batch["x"].requires_grad_()), batch["label"], reduction="sum")
     loss.backward()
     found = {name.split("inner.", 1)[1]: p.grad_sample for name, p in theirs.named_parameters()}
     assert_close(each, {name: found[name] for name in each}, rtol=1e-4, atol=1e-6)
@@ -72,8 +72,7 @@ def test_a_step_samples_each_example_on_its_own() -> None:
 
 def test_without_noise_and_clip_a_step_is_a_sum_over_the_expected_batch(tmp_path: Path) -> None:
     # one client, one step at rate 1: every example takes part, so the sum over B = n is the mean gradient
-    made = private(sigma=0.0, clip=1e6, local_steps=None) if False else private(sigma=0.0, clip=1e6)
-    given = replace(made, model=Mlp(widths=(16,), dropout=0.0), data=Toy(sizes=(8,)))
+    given = replace(private(sigma=0.0, clip=1e6), model=Mlp(widths=(16,), dropout=0.0), data=Toy(sizes=(8,)))
     plain = replace(given, privacy=None, phases=(replace(given.phases[0], algorithm=_fedavg()),))
     one = replace(given.phases[0], participation=1.0, rounds=1)
     two = replace(plain.phases[0], participation=1.0, rounds=1)
