@@ -26,7 +26,7 @@ def test_a_server_holds_the_network_and_the_global_weights():
 
 
 def test_a_server_holds_the_moments_of_its_optimizer_too():
-    assert memory(server=Adam()).server == 4 * W + 8  # and two numbers
+    assert memory(server=Adam()).server == 4 * W + 8  # and how many it took
 
 
 def test_a_server_holds_its_algorithms_state_too():
