@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -116,7 +117,7 @@ def attach(network: nn.Module, ratio: str, seed: int, smallest: int = 1) -> None
 def _read_expanded(layer: nn.Module, expansions: dict[str, Expansion]) -> None:
     """From now on these attributes of the layer give expanded weights. Its class keeps its name, which others know."""
     kind = type(layer)
-    views = {name: property(lambda self, name=name: _expanded(self, name)) for name in expansions}
+    views = {name: property(partial(_expanded, name=name)) for name in expansions}
     layer.__class__ = type(kind.__name__, (kind,), {"__module__": kind.__module__, "__doc__": kind.__doc__, **views})
     layer.__dict__["expansions"] = expansions
     layer.__dict__["expanded"] = {}
