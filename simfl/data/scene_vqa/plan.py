@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simfl.data.dice import Dice
-from simfl.data.scene_vqa.things import COLOURS, MOST, SCENES, Thing
+from simfl.data.scene_vqa.things import COLOURS, MOST, Thing
 
 ALBUMS = 10  # of a scene: pictures of one album have one background
 
@@ -32,6 +32,7 @@ class Plan:
     id: str
     scene: str
     album: str
+    things: tuple[Thing, ...]  # what the scene may have
     placed: tuple[Placed, ...]  # row by row
 
     def of(self, name: str) -> list[Placed]:
@@ -40,9 +41,17 @@ class Plan:
 
 
 def plan(
-    seed: int, split: str, scene: str, number: int, grid: int, fewest: int, most: int, simple: bool = False
+    seed: int,
+    split: str,
+    scene: str,
+    known: tuple[Thing, ...],
+    number: int,
+    grid: int,
+    fewest: int,
+    most: int,
+    simple: bool = False,
 ) -> Plan:
-    """Picture `number` of a scene in a split: `fewest` to `most` things on a `grid` x `grid`.
+    """Picture `number` of a scene with the things `known` in a split: `fewest` to `most` things on a `grid` x `grid`.
 
     In half of the pictures all kinds of things differ; in the other half one kind is there 1 to `most` times, each
     number equally likely. In `test_novel` every kind that has held out drawings shows these, and at least one does.
@@ -50,9 +59,9 @@ def plan(
     """
     dice = Dice("scene_vqa", seed, split, scene, number)
     novel = split == "test_novel"
-    leads = [thing for thing in SCENES[scene] if thing.novel] if novel else list(SCENES[scene])
+    leads = [thing for thing in known if thing.novel] if novel else list(known)
     lead = dice.pick(leads)
-    others = dice.sample([thing for thing in SCENES[scene] if thing is not lead], len(SCENES[scene]) - 1)
+    others = dice.sample([thing for thing in known if thing is not lead], len(known) - 1)
     if dice.below(2):
         things = [lead, *others][: dice.between(fewest, most)]
     else:
@@ -64,7 +73,7 @@ def plan(
     placed = tuple(
         _placed(thing, divmod(cell, grid), novel, simple, dice) for thing, cell in zip(order, cells, strict=True)
     )
-    return Plan(f"{split}-{scene}-{number}", scene, f"{scene}-{dice.below(ALBUMS)}", placed)
+    return Plan(f"{split}-{scene}-{number}", scene, f"{scene}-{dice.below(ALBUMS)}", known, placed)
 
 
 def _placed(thing: Thing, cell: tuple[int, int], novel: bool, simple: bool, dice: Dice) -> Placed:

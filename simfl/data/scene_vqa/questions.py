@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from simfl.data.dice import Dice
 from simfl.data.scene_vqa.plan import Placed, Plan
-from simfl.data.scene_vqa.things import SCENES
 
 NAMES = {  # of the cells, by the side of the grid
     2: ("top left", "top right", "bottom left", "bottom right"),
@@ -31,13 +30,13 @@ Ask = Callable[[Plan, int], Iterator[tuple[str, str]]]  # a picture and the side
 
 def exists(plan: Plan, grid: int) -> Iterator[tuple[str, str]]:
     """Is there one?"""
-    for thing in SCENES[plan.scene]:
+    for thing in plan.things:
         yield f"Is there {thing.one}?", "yes" if plan.of(thing.name) else "no"
 
 
 def count(plan: Plan, grid: int) -> Iterator[tuple[str, str]]:
     """How many?"""
-    for thing in SCENES[plan.scene]:
+    for thing in plan.things:
         yield f"How many {thing.many} are there?", str(len(plan.of(thing.name)))
 
 
