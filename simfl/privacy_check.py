@@ -9,16 +9,12 @@ mechanism fails once in 10^8 times or less.
 
 from __future__ import annotations
 
-import itertools
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import torch
 
 from simfl import driver, simulation
 from simfl.cohort.observer import Observer
@@ -30,6 +26,7 @@ from simfl.experiment import Evaluate, Experiment, Local, Privacy
 from simfl.optimizers.local import LocalOptimizer
 from simfl.optimizers.server import Sgd
 from simfl.privacy.account import Account
+from simfl.privacy.measured import Measured, distance, scales, unrelated
 from simfl.protocol import Parts, Weights
 from simfl.sampling import expected_clients
 from simfl.setting import Setting
@@ -39,18 +36,7 @@ from simfl.worker import Setup, Worker
 
 CLIENTS, UNITS, LEFT_OUT = 3, 3, 3  # looked at, of each kind, at most
 LONG = 1e4  # the local step's learning rate, with which every update is clipped
-ERRORS = 6.0  # standard errors that a measurement may be off
 SLACK = 1 + 1e-3  # of a released difference over the clip, for sums in float32
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One thing that was held to what the accounts assume."""
-
-    what: str
-    value: float
-    allowed: str
-    holds: bool
 
 
 @dataclass(frozen=True)
@@ -85,6 +71,7 @@ class Bench:
         expected = expected_clients(experiment.phases[0], len(self.partition))
         self.clients = max(2, min(CLIENTS, round(expected), len(self.partition)))
         self.experiment, self.scratch = small(experiment, self.clients), scratch
+        self.way = "batch" if experiment.cohort.way == "batch" else "loop"
         self.setting = Setting(self.experiment, cache)
         self.setting.__dict__.update({k: v for k, v in whole.__dict__.items() if k in ("dataset", "module")})
         self.privacy, self.seen = self.experiment.privacy or Privacy(), dict[tuple[Any, ...], Round]()
@@ -102,7 +89,7 @@ class Bench:
             return self.seen[key]
         device = self.setting.device.type
         setup = Setup(
-            self.experiment, self.setting.cache, self.scratch, "loop", self.clients, device, noise_multiplier=sigma
+            self.experiment, self.setting.cache, self.scratch, self.way, self.clients, device, noise_multiplier=sigma
         )
         worker, listener = Worker(setup, self.setting), Messages()
         worker.begin(phase, {})
@@ -279,67 +266,6 @@ def _replace_example(client: int, place: int) -> Callable[[VisitPlan], VisitPlan
         return replace(visit, units=(rows,))
 
     return without
-
-
-def distance(a: Weights, b: Weights) -> float:
-    """The Euclidean distance over all tensors, in float64."""
-    return math.sqrt(sum(float((t.double() - b[name].double()).square().sum()) for name, t in a.items()))
-
-
-def scales(what: str, noise: Weights, expected: float) -> Iterator[Measured]:
-    """The standard deviation over all values, and the tensor that is furthest off."""
-    whole = flat(noise)
-    yield _scale(what, whole, expected)
-    worst = max(noise, key=lambda name: _errors(flat({name: noise[name]}), expected))
-    yield _scale(f"{what}, in {worst}", flat({worst: noise[worst]}), expected)
-    excess = float(np.mean((whole / expected) ** 4)) - 3
-    allowed = ERRORS * math.sqrt(96 / len(whole))
-    yield Measured(
-        f"{what}: fourth moment above a Gaussian's", excess, f"within ±{allowed:.2g}", abs(excess) <= allowed
-    )
-
-
-def _scale(what: str, values: np.ndarray, expected: float) -> Measured:
-    found, off = float(np.sqrt(np.mean(values**2))), _errors(values, expected)
-    return Measured(f"{what}: standard deviation", found, f"{expected:.4g}, off by {off:.1f} errors", off <= ERRORS)
-
-
-def _errors(values: np.ndarray, expected: float) -> float:
-    """How many standard errors the mean square is off that of Gaussian values (Wilson and Hilferty's cube root)."""
-    spread = 2 / (9 * len(values))
-    return abs(float(np.mean((values / expected) ** 2)) ** (1 / 3) - 1 + spread) / math.sqrt(spread)
-
-
-def unrelated(drawn: dict[str, Weights]) -> Iterator[Measured]:
-    """The largest correlation, in standard errors, of any two draws, and of two tensors of one shape in one draw."""
-    pairs = [((a, b), flat(drawn[a]), flat(drawn[b])) for a, b in itertools.combinations(drawn, 2)]
-    first = next(iter(drawn.values()))
-    inside = [
-        ((a, b), flat({a: first[a]}), flat({b: first[b]}))
-        for a, b in itertools.combinations(first, 2)
-        if first[a].shape == first[b].shape
-    ]
-    for title, found in (("draws", pairs), ("tensors of one shape", inside)):
-        if found:
-            names, x, y = max(found, key=lambda pair: _correlation(pair[1], pair[2]))
-            value = _correlation(x, y)
-            yield Measured(
-                f"correlation of two {title} ({names[0]}; {names[1]}), in standard errors",
-                value,
-                f"at most {ERRORS + 1:g}",
-                value <= ERRORS + 1,
-            )
-
-
-def _correlation(x: np.ndarray, y: np.ndarray) -> float:
-    scale = float(np.sqrt(np.mean(x**2) * np.mean(y**2)))
-    return abs(float(np.mean(x * y))) / scale * math.sqrt(len(x)) if scale else math.inf
-
-
-def flat(tensors: Weights) -> np.ndarray:
-    """All values, float64 [d]."""
-    values: np.ndarray = torch.cat([t.double().reshape(-1) for t in tensors.values()]).numpy()
-    return values
 
 
 def lines(measured: Sequence[Measured]) -> list[str]:

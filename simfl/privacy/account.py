@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from simfl import files
-from simfl.privacy.budget import VIEWS, Budget
+from simfl.privacy.budget import Budget
+from simfl.privacy.scheme import VIEWS
 from simfl.privacy.statement import statement
 
 CHARGES, STATEMENT = "privacy.jsonl", "privacy.md"
@@ -76,8 +77,7 @@ class Account:
     def announce(self) -> None:
         """Write the statement of what the whole run will spend."""
         if self.budget is not None:
-            everything = {index: phase.rounds for index, phase in enumerate(self.budget.phases)}
-            self._publish(statement(self.budget, everything, ahead=True))
+            self._publish(statement(self.budget, self.budget.everything, ahead=True))
 
     def _publish(self, text: str) -> None:
         if self.folder is not None:
@@ -89,6 +89,6 @@ class Account:
             return {}
         text = statement(self.budget, charged)
         self._publish(text)
-        multipliers = self.budget.multipliers()
+        multipliers = self.budget.scheme.multipliers(self.noise_multiplier)
         limit = self.budget.privacy.epsilon
         return {"privacy": self.row(charged, None) | {"limit": limit, **multipliers, "statement": text}}

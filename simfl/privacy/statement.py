@@ -91,7 +91,7 @@ def _figure(epsilon: float) -> str:
 
 
 def _how(budget: Budget) -> str:
-    privacy, effective = budget.privacy, budget.multipliers()
+    privacy, effective = budget.privacy, budget.scheme.multipliers(budget.noise_multiplier)
     clip = f"{privacy.clip:g} (then adapting to a quantile)" if privacy.adaptive else f"{privacy.clip:g}"
     what = "gradient" if privacy.unit == "record" else "whole update"
     where = "by the server, once" if privacy.noise == "central" and privacy.unit != "record" else "by each client"
@@ -100,7 +100,7 @@ def _how(budget: Budget) -> str:
         f" encoded. Noise multipliers (standard deviation over what one unit can change): of a client's message"
         f" {_figure(effective['message_multiplier'])}, of the average that is released"
         f" {_figure(effective['average_multiplier'])}. Sampling rate by the formula: q ="
-        f" {budget.rate(budget.phases[0]):.6g}."
+        f" {budget.scheme.rate(budget.scheme.phases[0]):.6g}."
     )
 
 

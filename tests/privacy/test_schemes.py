@@ -15,7 +15,8 @@ from simfl.errors import ConfigError, PrivacyError
 from simfl.experiment import Privacy
 from simfl.privacy import pld
 from simfl.privacy.accounting import Event
-from simfl.privacy.budget import Budget, Population, foresee
+from simfl.privacy.budget import Budget, foresee
+from simfl.privacy.scheme import Population, Scheme
 
 TRACK2 = Path(__file__).parent.parent.parent / "experiments" / "pfl_docvqa"
 GROUPS = Privacy(clip=0.5, groups_per_client=50, noise_multiplier=1.0)
@@ -26,12 +27,17 @@ def budget(privacy: Privacy, population: Population | None = None, rounds: int =
     sampled = settings if "poisson" in settings else {"clients_per_round": 2, **settings}
     given = experiment("fedavg", rounds=rounds, weighting="uniform", **sampled)
     population = population or Population(10, (400, 401, 429), (4000, 5000))
-    return Budget(privacy, given.phases, population, privacy.noise_multiplier or 1.0)
+    return Budget(Scheme(privacy, given.phases, population), privacy.noise_multiplier or 1.0)
+
+
+def events(given: Budget, view: str) -> list[Event]:
+    """The event of one round, for each kind of unit that may pay most."""
+    return [pair[0] for (pair,) in given.scheme.histories(given.noise_multiplier, {0: 1}, view)]
 
 
 def only_event(given: Budget, view: str) -> Event:
-    ((pair,),) = given.histories({0: 1}, view)
-    return pair[0]
+    (event,) = events(given, view)
+    return event
 
 
 def test_the_formula_multiplies_both_rates_and_keeps_a_clients_own_noise() -> None:
@@ -47,7 +53,7 @@ def test_averages_hold_all_clients_noise_and_a_sample_of_fixed_size_gives_up_ano
 
 def test_where_clients_remember_their_messages_one_clients_noise_counts() -> None:
     given = experiment("dp_clgecl", rounds=5, weighting="uniform", clients_per_round=2)
-    event = only_event(Budget(GROUPS, given.phases, Population(10, (400,), ()), 1.0), "averages")
+    event = only_event(Budget(Scheme(GROUPS, given.phases, Population(10, (400,), ())), 1.0), "averages")
     assert event == Event(0.5, 0.125, 0.2)
 
 
@@ -69,17 +75,18 @@ def test_with_zero_out_a_sampled_place_may_show() -> None:
 
 def test_clients_with_fewer_groups_than_asked_for_are_accounted_whole() -> None:
     few = Population(10, (30, 400), ())
-    histories = budget(GROUPS, few).histories({0: 1}, "messages")
-    events = [history[0][0] for history in histories]
-    assert Event(1.0, 1.0) in events  # of 30 groups all take part
-    assert Event(0.5, 0.125) in events
-    assert budget(GROUPS, few).rate(budget(GROUPS).phases[0]) == pytest.approx(0.2)  # (2/10)·min(1, 50/30)
+    found = events(budget(GROUPS, few), "messages")
+    assert Event(1.0, 1.0) in found  # of 30 groups all take part
+    assert Event(0.5, 0.125) in found
+    assert budget(GROUPS, few).scheme.rate(budget(GROUPS).scheme.phases[0]) == pytest.approx(
+        0.2
+    )  # (2/10)·min(1, 50/30)
 
 
 def test_one_more_group_than_asked_for_can_be_given_up() -> None:
     # all 50 groups of a client take part; with one more, one of 51 is left out
-    events = [history[0][0] for history in budget(GROUPS, Population(10, (50,), ())).histories({0: 1}, "messages")]
-    assert events == [Event(1.0, 1.0), Event(0.5, 50 / 51)]
+    found = events(budget(GROUPS, Population(10, (50,), ())), "messages")
+    assert found == [Event(1.0, 1.0), Event(0.5, 50 / 51)]
 
 
 def test_central_noise_is_the_averages_own_and_messages_are_bare() -> None:
@@ -91,7 +98,7 @@ def test_central_noise_is_the_averages_own_and_messages_are_bare() -> None:
 def test_clients_as_units() -> None:
     central = Privacy(unit="client", clip=1.0, noise="central", noise_multiplier=1.0)
     assert only_event(budget(central, poisson=0.2), "averages") == Event(1.0, 0.2)
-    fixed = [history[0][0] for history in budget(central).histories({0: 1}, "averages")]
+    fixed = events(budget(central), "averages")
     assert fixed == [Event(0.5, 0.2), Event(0.5, 2 / 11)]
     alone = Privacy(unit="client", clip=1.0, noise_multiplier=1.0, adjacency="zero_out")
     assert only_event(budget(alone), "averages") == Event(math.sqrt(2), 1.0, 0.2)
@@ -102,12 +109,14 @@ def test_records_as_units() -> None:
     # 10 examples in batches of 8: two steps of 8/10 each; 40 examples: five steps of 8/40
     record = Privacy(unit="record", clip=1.0, noise_multiplier=2.0)
     small = budget(record, Population(10, (), (10, 40)))
-    events = [history[0][0] for history in small.histories({0: 1}, "averages")]
-    assert sorted(events, key=lambda e: e.steps) == [Event(2.0, 0.8, 0.2, 2), Event(2.0, 0.2, 0.2, 5)]
+    assert sorted(events(small, "averages"), key=lambda e: e.steps) == [
+        Event(2.0, 0.8, 0.2, 2),
+        Event(2.0, 0.2, 0.2, 5),
+    ]
 
 
 def test_multipliers_of_a_message_and_of_the_average() -> None:
-    found = budget(GROUPS).multipliers()
+    found = budget(GROUPS).scheme.multipliers(1.0)
     assert found == {"message_multiplier": 1.0, "average_multiplier": pytest.approx(math.sqrt(2))}
 
 
