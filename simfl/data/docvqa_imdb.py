@@ -5,10 +5,13 @@ Mathew et al. 2021 (DocVQA); Tito et al. 2023 (hierarchical multimodal transform
     imdb/new_imdb_{train,val,test}.npy   SP: a header, then one record a question
     imdb/imdb_{train,val,test}.npy       MP: likewise; names, words and boxes are lists over pages
     images/NAME.{png,jpg}
+
+A folder NAME.lmdb beside or in place of NAME.npy has the same records, pickled, under the keys 0, 1, 2, …
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +23,8 @@ import pyarrow as pa
 from simfl.data import records
 from simfl.data.base import Data, Dataset
 from simfl.data.gather import Gather, Missing, Pictures, finish, kept
-from simfl.data.plain_pickle import load_records
+from simfl.data.lmdb_folder import opened
+from simfl.data.plain_pickle import BROKEN, load_records, loads
 from simfl.data.records import Record
 from simfl.errors import DataError
 from simfl.ranges import Whole
@@ -44,7 +48,7 @@ class SpDocvqa(Data):
     def load(self, cache: Path) -> Dataset:
         root = records.folder(self.path)
         files = _files(root, "new_imdb_{}.npy", "imdb_{}.npy")
-        return kept(cache, "sp_docvqa", EDITION, self, files.values(), lambda: self._build(root, files))
+        return kept(cache, "sp_docvqa", EDITION, self, _stamped(files), lambda: self._build(root, files))
 
     def _build(self, root: Path, files: dict[str, Path]) -> Dataset:
         gathered = {}
@@ -75,7 +79,7 @@ class MpDocvqa(Data):
     def load(self, cache: Path) -> Dataset:
         root = records.folder(self.path)
         files = _files(root, "imdb_{}.npy", "new_imdb_{}.npy")
-        return kept(cache, "mp_docvqa", EDITION, self, files.values(), lambda: self._build(root, files))
+        return kept(cache, "mp_docvqa", EDITION, self, _stamped(files), lambda: self._build(root, files))
 
     def _build(self, root: Path, files: dict[str, Path]) -> Dataset:
         gathered = {}
@@ -109,14 +113,22 @@ class MpDocvqa(Data):
 
 def _files(root: Path, *patterns: str) -> dict[str, Path]:
     folder = records.found(root, "imdb", "imdbs") or root
+    patterns = (*patterns, *(pattern.replace(".npy", ".lmdb") for pattern in patterns))
     found = {split: records.found(folder, *(p.format(name) for p in patterns)) for split, name in NAMES.items()}
     if not any(found.values()):
         raise DataError(f"{folder}: {patterns[0].format('train')} is missing")
     return {split: path for split, path in found.items() if path}
 
 
+def _stamped(files: dict[str, Path]) -> list[Path]:
+    return [path / "data.mdb" if path.is_dir() else path for path in files.values()]
+
+
 def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The records with their file and row, as the array counts them; a header without a question is left out."""
+    if path.is_dir():
+        yield from _keyed(path)
+        return
     entries = load_records(path)
     for row in range(len(entries)):
         where = f"{path} row {row}"
@@ -124,6 +136,21 @@ def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         entries[row] = None  # a file takes gigabytes as objects; what is read is let go
         if row or "question" in record:
             yield where, record
+
+
+def _keyed(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The records of an LMDB folder, likewise."""
+    with opened(folder) as get:
+        for row in itertools.count():
+            value, where = get(b"%d" % row), f"{folder} row {row}"
+            if value is None:
+                break
+            try:
+                record = records.mapping(where, loads(value))
+            except BROKEN as error:
+                raise DataError(f"{where}: not a plain record ({error})") from error
+            if row or "question" in record:
+                yield where, record
 
 
 def _id(where: str, record: Record) -> str:

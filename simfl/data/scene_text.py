@@ -5,17 +5,15 @@ Used by He et al. 2022 (FedOCR). Keys are `num-samples`, and from 1 on `image-%0
 
 from __future__ import annotations
 
-import importlib
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from simfl.data import records
 from simfl.data.base import Data, Dataset, Published
 from simfl.data.gather import kept
+from simfl.data.lmdb_folder import opened
 from simfl.data.words import Alphabet, Words, finish
 from simfl.errors import DataError
 from simfl.ranges import Count
@@ -89,12 +87,19 @@ class SceneText(Data):
         return finish("scene_text", gathered, "each source's own: research use")
 
     def _read(self, words: Words, folder: Path) -> None:
-        with _opened(folder) as get:
+        with opened(folder) as get:
             count = _number(folder, get(b"num-samples"))
             for i in range(1, min(count, self.limit or count) + 1):  # from 1
                 image, label, lexicon = (get(b"%s-%09d" % (kind, i)) for kind in (b"image", b"label", b"lexicon"))
                 candidates = lexicon.decode("utf-8", "replace").split() if lexicon else ()
                 words.add(f"{folder.name}-{i}", image, label, folder.name, candidates)
+
+
+def crops(folder: Path) -> Iterator[tuple[int, bytes | None, bytes | None]]:
+    """Number, encoded picture and label of every word of an LMDB folder; None is what is not there."""
+    with opened(folder) as get:
+        for i in range(1, _number(folder, get(b"num-samples")) + 1):  # from 1
+            yield i, get(b"image-%09d" % i), get(b"label-%09d" % i)
 
 
 def _guessed(root: Path) -> dict[str, list[str]]:
@@ -118,20 +123,5 @@ def _number(folder: Path, value: bytes | None) -> int:
 
 
 def _has_lexicon(folder: Path) -> bool:
-    with _opened(folder) as get:
+    with opened(folder) as get:
         return get(b"lexicon-%09d" % 1) is not None
-
-
-@contextmanager
-def _opened(folder: Path) -> Iterator[Any]:
-    """What gets the value of a key, or None."""
-    try:
-        lmdb = importlib.import_module("lmdb")
-    except ImportError as error:
-        raise DataError("data: scene_text needs lmdb; pip install 'simfl[readers]'") from error
-    try:
-        environment = lmdb.open(os.fspath(folder), readonly=True, lock=False, readahead=False, meminit=False)
-    except lmdb.Error as error:
-        raise DataError(f"{folder}: not a readable LMDB ({error})") from error
-    with environment, environment.begin() as transaction:
-        yield transaction.get

@@ -1,5 +1,7 @@
 """SP- and MP-DocVQA as imdb files: answers as a list, one text or none; headers; pages as lists."""
 
+import pickle
+
 import numpy as np
 import pytest
 from made import npy, picture
@@ -41,6 +43,32 @@ def test_answers_are_a_list_one_text_or_withheld(tmp_path):
     assert data.splits["test"].examples["answers"].to_pylist() == [[]]
     assert data.card["dropped"]["train"] == {"no answer": 1}
     assert data.card["pages"] == {"train": 1, "test": 1}
+
+
+def keyed(folder, values):
+    """An LMDB folder with these values under 0, 1, 2, …"""
+    lmdb = pytest.importorskip("lmdb")
+    folder.mkdir(parents=True)
+    with lmdb.open(str(folder), map_size=2**20) as environment, environment.begin(write=True) as transaction:
+        for row, value in enumerate(values):
+            transaction.put(b"%d" % row, value)
+
+
+def test_an_lmdb_folder_has_the_same_records_under_whole_numbers(tmp_path):
+    """Eleven questions behind a header: row 10 comes after row 9, not after row 1."""
+    told = [HEADER, *(single(k, [f"a{k}"]) for k in range(11))]
+    array = load(SpDocvqa, tmp_path, {"train": told})
+    keyed(tmp_path / "other" / "imdb" / "new_imdb_train.lmdb", map(pickle.dumps, told))
+    picture(tmp_path / "other" / "images" / "page_1.png")
+    found = SpDocvqa(str(tmp_path / "other"), image_size=8).load(tmp_path / "cache")
+    assert found.splits["train"].examples.equals(array.splits["train"].examples)
+    assert found.sha256 == array.sha256
+
+
+def test_code_in_an_lmdb_record_is_refused_with_its_row(tmp_path):
+    keyed(tmp_path / "imdb" / "imdb_train.lmdb", [pickle.dumps(HEADER), pickle.dumps(print)])
+    with pytest.raises(DataError, match=r"^[^\n]*imdb_train\.lmdb row 1: not a plain record [^\n]*print[^\n]*$"):
+        MpDocvqa(str(tmp_path)).load(tmp_path / "cache")
 
 
 def test_boxes_are_cut_and_words_are_kept_once_a_page(tmp_path):
