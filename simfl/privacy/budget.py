@@ -14,7 +14,7 @@ from typing import Any
 
 from simfl.data.holdings import Partition
 from simfl.errors import ConfigError, PrivacyError
-from simfl.experiment import Experiment, Privacy
+from simfl.experiment import Experiment, Phase, Privacy
 from simfl.privacy import accounting
 from simfl.privacy.accounting import Event, History
 from simfl.privacy.scheme import VIEWS, Population, Scheme
@@ -41,7 +41,7 @@ def foresee(experiment: Experiment, partition: Partition | None = None, num_clie
     budget = Budget.of(experiment, partition, num_clients)
     views = {view: budget.epsilon(budget.everything, view) for view in VIEWS}
     rounds = sum(budget.everything.values())
-    rate = budget.scheme.rate(experiment.phases[0])
+    rate = budget.rate(experiment.phases[0])
     return Forecast(views[budget.view], budget.privacy.delta, budget.noise_multiplier, rate, rounds, views)
 
 
@@ -69,6 +69,15 @@ class Budget:
     def privacy(self) -> Privacy:
         """The experiment's section."""
         return self.scheme.privacy
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The experiment's."""
+        return self.scheme.phases
+
+    def rate(self, phase: Phase) -> float:
+        """q of a phase, by the formula of PFL-DocVQA."""
+        return self.scheme.rate(phase)
 
     @property
     def everything(self) -> dict[int, int]:

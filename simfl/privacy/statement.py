@@ -100,7 +100,7 @@ def _how(budget: Budget) -> str:
         f" encoded. Noise multipliers (standard deviation over what one unit can change): of a client's message"
         f" {_figure(effective['message_multiplier'])}, of the average that is released"
         f" {_figure(effective['average_multiplier'])}. Sampling rate by the formula: q ="
-        f" {budget.scheme.rate(budget.scheme.phases[0]):.6g}."
+        f" {budget.rate(budget.phases[0]):.6g}."
     )
 
 
