@@ -110,6 +110,14 @@ def test_fedocvqa_has_its_clients_and_sends_0_90_gb_a_message(clients, held):
     assert found.holdings.sizes.tolist() == pytest.approx(shares)
 
 
+def test_self_pretraining_grows_the_vocabulary_by_1073_rows_and_is_a_phase_of_its_own():
+    first, second = planned("fedocvqa/fsp_k3").phases
+    assert first.model == second.model
+    assert first.model["travelling"] == 225_068_544 + (33_201 - 32_128) * 768
+    assert first.bytes == second.bytes
+    assert first.bytes["total"] == 10 * 3 * 2 * 903_570_432
+
+
 @pytest.mark.parametrize(("share", "sampled"), [(1.0, 10), (0.7, 7), (0.35, 3)])
 def test_fedocvqa_samples_the_whole_part_of_its_share(share, sampled):
     found = planned("fedocvqa/fedavg_k10", f"phases.0.participation={share}")
@@ -134,10 +142,22 @@ def test_fedvqa_sends_the_last_three_layers_and_its_classifier():
 
 
 @pytest.mark.parametrize(
+    ("share", "millions", "printed"),
+    [("1", 13.34, 51.37), ("1_2", 6.70, 26.05), ("1_4", 3.38, 13.38), ("1_8", 1.72, 7.05)],
+)
+def test_fedocr_hashed_sends_a_share_of_its_weights(share, millions, printed):
+    found = planned(f"fedocr/hash_{share}")
+    assert round(found.model["travelling"] / 1e6, 2) == millions
+    # printed are MiB, with some .3 to .5 more than weights and running statistics
+    assert 0.3 < printed - message(found) / 2**20 < 0.5
+
+
+@pytest.mark.parametrize(
     ("name", "values"),
     [
         ("vilt_adapter", 894_528), ("vilt_lora", 608_256), ("vilt_prompt", 599_424), ("vilt_bias", 104_448),
         ("vault_adapter", 1_789_056), ("albef_adapter", 2_236_320), ("albef_lora", 1_520_640),
+        ("vilt_feddat", 894_528), ("vault_feddat", 1_789_056), ("albef_feddat", 2_236_320),
     ],
 )  # fmt: skip
 def test_feddat_sends_adapters_and_no_heads(name, values):
