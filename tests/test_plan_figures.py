@@ -148,8 +148,8 @@ def test_fedvqa_sends_the_last_three_layers_and_its_classifier():
 def test_fedocr_hashed_sends_a_share_of_its_weights(share, millions, printed):
     found = planned(f"fedocr/hash_{share}")
     assert round(found.model["travelling"] / 1e6, 2) == millions
-    # printed are MiB, with some .3 to .5 more than weights and running statistics
-    assert 0.3 < printed - message(found) / 2**20 < 0.5
+    # printed are MiB, and some .35 more than weights and running statistics
+    assert 0.33 < printed - message(found) / 2**20 < 0.36
 
 
 @pytest.mark.parametrize(
