@@ -32,6 +32,10 @@ SIZES: dict[str, dict[str, Any]] = {
     "tiny": {
         "d_model": 64, "d_ff": 128, "num_layers": 2, "num_heads": 2, "d_kv": 32, "image_size": 64, "patch_size": 16,
     },
+    "small": {
+        "d_model": 256, "d_ff": 512, "num_layers": 4, "num_heads": 4, "d_kv": 64, "vocab_size": 3072, "pieces": 3072,
+        "image_size": 64, "patch_size": 16,
+    },
     "base": {
         "d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "d_kv": 64, "vocab_size": 32128,
         "pieces": 32_000, "image_size": 224, "patch_size": 16,
@@ -47,6 +51,7 @@ RULES = (  # names of the published code (and of transformers' UDOP), of a plain
     (r"^encoder\.relative_bias\.biases\.1\.relative_attention_bias\.", "across."),
     (r"^encoder\.relative_bias\.biases\.2\.relative_attention_bias\.", "down."),
     (r"^decoder\.(relative_bias|embed_patches)\..*", ""),
+    (r"^(spatial_embedding|visual_projection|vision)\..*", ""),  # what else a VT5 has
     (r"^(shared|encoder|decoder|lm_head)\.", r"t5.\1."),
 )
 PARTS = ("t5", "patches", "patch_token", "box", "across", "down")
@@ -60,7 +65,7 @@ MAE_RULES = (  # MAE's checkpoint: the patch embedding alone
 class LayoutT5(Model):
     """T5 whose words carry the patches of the page that they stand on."""
 
-    size: Literal["tiny", "base"] = "tiny"  # of T5
+    size: Literal["tiny", "small", "base"] = "tiny"  # of T5; small: that of the bundled start vt5_tiny
     weights: str | None = None  # a T5, or a checkpoint of the whole: folder or hub id; null: drawn from the seed
     patches: str | None = None  # MAE's checkpoint, folder or hub id, for the patch embedding; null: as the weights
     boxes: Literal["tables", "linear"] = "tables"  # two tables, as published, or a linear layer, as printed
