@@ -7,6 +7,7 @@ under Poisson sampling too, so that a run can be held to its plan row by row.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,13 +24,14 @@ from simfl.ledger import DIRECTIONS
 from simfl.models.sketch import without_distant
 from simfl.plan_memory import Memory
 from simfl.plan_messages import Exchange, Message, Messages, messages
-from simfl.plan_work import Holdings, known, steps
+from simfl.plan_work import Holdings, Work, known
 from simfl.privacy.budget import Budget
 from simfl.roles import Roles
 from simfl.sampling import num_sampled
 from simfl.setting import Setting
 
 Count = dict[str, int]
+COLUMNS = ("payload_bytes", "charged_bytes")  # of the ledger, that are added up
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class PhasePlan:
     bytes: Count  # really sent: download, upload, total
     charged: Count  # under the rule for tied weights
     memory: Memory
-    steps: float | None  # local steps of all visits; None where nothing is known of the data
+    steps: int | None  # local steps of all visits; None where nothing is known of the data
     privacy: dict[str, float | None] | None = None  # of its rounds alone
     varying: frozenset[tuple[str, str]] = frozenset()  # direction and part, where bytes are the most they can be
 
@@ -83,7 +85,7 @@ class Plan:
         return summed(phase.charged for phase in self.phases)
 
     @property
-    def steps(self) -> float | None:
+    def steps(self) -> int | None:
         known = [phase.steps for phase in self.phases if phase.steps is not None]
         return sum(known) if len(known) == len(self.phases) else None
 
@@ -134,9 +136,11 @@ def _phase(setting: Setting, index: int, holdings: Holdings, budget: Budget | No
     if sampled is not None and sampled > len(holdings):
         raise ConfigError(f"phases.{index}.clients_per_round: {sampled} asked, there are {len(holdings)} clients")
     found = messages_of(setting, index, len(holdings), holdings.typical)
-    exchanges = list(found.rounds())
-    visits = sum(len(exchange.clients) for exchange in exchanges)
-    drawn = visits if phase.poisson is None else phase.poisson * len(holdings) * phase.rounds
+    tally, work = _Tally(), Work(setting.experiment, index, holdings)
+    for exchange in found.rounds():
+        tally.add(exchange)
+        tally.steps += work.of(exchange) if work.is_known else 0
+    drawn = tally.visits if phase.poisson is None else phase.poisson * len(holdings) * phase.rounds
     each = 0 if phase.pooled else sum(bool(total(message, "floats")) for message in (found.down, found.up))
     return PhasePlan(
         name=phase.name or str(index),
@@ -144,12 +148,12 @@ def _phase(setting: Setting, index: int, holdings: Holdings, budget: Budget | No
         model=_counts(setting.module, [setting.roles(index)]),
         download=found.down,
         upload=found.up,
-        messages=each * visits,
+        messages=each * tally.visits,
         expected=each * drawn,
-        bytes=_crossed(exchanges, "payload_bytes"),
-        charged=_crossed(exchanges, "charged_bytes"),
+        bytes=tally.sums("payload_bytes"),
+        charged=tally.sums("charged_bytes"),
         memory=plan_memory.memory(found, setting, index, card),
-        steps=steps(setting.experiment, index, exchanges, holdings),
+        steps=tally.steps if work.is_known else None,
         privacy=_privacy(budget, [index]),
         varying=frozenset(
             (way, part)
@@ -158,6 +162,32 @@ def _phase(setting: Setting, index: int, holdings: Holdings, budget: Budget | No
             if found.varies(way, part)
         ),
     )
+
+
+class _Tally:
+    """The rounds of a phase added up, one after the other; equal messages are counted, not added."""
+
+    def __init__(self) -> None:
+        self.visits = self.steps = 0
+        self.counted: dict[str, Counter[tuple[int, ...]]] = {way: Counter() for way in DIRECTIONS}
+
+    def add(self, exchange: Exchange) -> None:
+        self.visits += len(exchange.clients)
+        for way in DIRECTIONS:
+            messages = getattr(exchange, way)
+            each = Counter(map(id, messages.values()))
+            distinct = {id(message): message for message in messages.values()}
+            for key, count in each.items():
+                self.counted[way][_sizes(distinct[key])] += count
+
+    def sums(self, column: str) -> Count:
+        at = COLUMNS.index(column)
+        sides = {way: sum(sizes[at] * count for sizes, count in self.counted[way].items()) for way in DIRECTIONS}
+        return {**sides, "total": sum(sides.values())}
+
+
+def _sizes(message: Message) -> tuple[int, ...]:
+    return tuple(total(message, column) for column in COLUMNS)
 
 
 def _privacy(budget: Budget | None, phases: Sequence[int]) -> dict[str, float | None] | None:
@@ -171,14 +201,6 @@ def _privacy(budget: Budget | None, phases: Sequence[int]) -> dict[str, float | 
         "noise_multiplier": budget.noise_multiplier,
         "sampling_rate": budget.rate(budget.phases[phases[0]]),
     }
-
-
-def _crossed(exchanges: Iterable[Exchange], column: str) -> Count:
-    sides = {
-        way: sum(total(message, column) for exchange in exchanges for message in getattr(exchange, way).values())
-        for way in DIRECTIONS
-    }
-    return {**sides, "total": sum(sides.values())}
 
 
 def total(message: Message, column: str) -> int:

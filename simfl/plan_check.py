@@ -62,6 +62,8 @@ def compare(experiment: Experiment, data: Dataset, clients: int, made: Tables) -
             return f"differs: {line}"
     except ConfigError as error:
         return f"not made: {error}"
+    except Exception as error:  # a network or an algorithm of anybody's; it must not cost a finished run its summary
+        return f"not made: {type(error).__name__}: {error}".splitlines()[0]
     return MATCHES + notes.text()
 
 

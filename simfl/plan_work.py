@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -56,20 +56,37 @@ def known(experiment: Experiment, cache: Path) -> tuple[Dataset, Holdings]:
     return outline(setting.dataset), Holdings(partition.sizes, partition.num_groups, True, "the data", partition)
 
 
-def steps(experiment: Experiment, index: int, exchanges: Iterable[Exchange], holdings: Holdings) -> float | None:
-    """Local steps of all visits of a phase; None where nothing is known of the data."""
-    if np.isnan(holdings.sizes).any():
-        return None
-    visits = ((exchange.round - 1, client) for exchange in exchanges for client in exchange.clients)
-    local = experiment.phases[index].local
-    privacy = experiment.privacy
-    if privacy is None or privacy.unit != "group":
-        each = np.array([num_steps(int(np.ceil(size)), local) for size in holdings.sizes])
-        return float(sum(each[client] for _, client in visits))
-    return float(sum(_of_groups(experiment, index, round_, client, holdings) for round_, client in visits))
+@dataclass(frozen=True)
+class Work:
+    """The local steps of a phase."""
+
+    experiment: Experiment
+    index: int
+    holdings: Holdings
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything is known of the data."""
+        return not bool(np.isnan(self.holdings.sizes).any())
+
+    @cached_property
+    def each(self) -> np.ndarray:
+        """Of a visit to each client whose examples are trained together, [K]."""
+        local = self.experiment.phases[self.index].local
+        return np.array([num_steps(int(np.ceil(size)), local) for size in self.holdings.sizes])
+
+    def of(self, exchange: Exchange) -> int:
+        """Of all visits of a round."""
+        privacy = self.experiment.privacy
+        if privacy is None or privacy.unit != "group":
+            return int(self.each[exchange.clients].sum()) if exchange.clients else 0
+        return sum(
+            _of_groups(self.experiment, self.index, exchange.round - 1, client, self.holdings)
+            for client in exchange.clients
+        )
 
 
-def _of_groups(experiment: Experiment, index: int, round_number: int, client: int, holdings: Holdings) -> float:
+def _of_groups(experiment: Experiment, index: int, round_number: int, client: int, holdings: Holdings) -> int:
     """Steps of a visit whose sampled groups are trained one by one; unknown sizes count as equal."""
     local, privacy, partition = experiment.phases[index].local, experiment.privacy, holdings.partition
     assert privacy is not None

@@ -9,6 +9,7 @@ import pytest
 from fakes import SIZES, Faulty, Normalised, Stopping, Toy, experiment, run, then
 
 from simfl import plan_check, tables
+from simfl.algorithms import ALGORITHMS
 from simfl.algorithms.base import Algorithm
 from simfl.codecs.nf4 import Nf4
 from simfl.codecs.sparse import TopK
@@ -51,6 +52,14 @@ def test_a_run_is_as_planned_row_by_row_and_in_all(case, tmp_path):
     sent = {(row["phase"], row["round"], row["client"], row["direction"]) for row in rows if row["floats"]}
     assert found.json()["messages"] == len(sent)
     assert found.steps == sum(row["steps"] for row in tables.rows(tmp_path / "run/clients.parquet"))
+
+
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"feddat"}))
+def test_every_algorithm_can_be_planned(name):
+    """FedDAT's adapters are planned in the tests of figures."""
+    case = experiment(name)
+    found = plan_check.messages_of(plan_check.sketched(case, Setting(case, CACHE).dataset), 0, 10)
+    assert [row["part"] for row in found.up] == list(case.phases[0].algorithm.reduce)
 
 
 def test_missed_rounds_are_planned_where_packets_are_cheaper_than_the_whole():
