@@ -233,3 +233,8 @@ def test_its_partitions_fit_and_keep_scenes_and_kinds_apart(
         assert all(len(values) == 1 for values in held)
         if name == "continual":
             assert [values.pop() for values in held] == ["farm", "garden", "street", "workshop", "kitchen", "sea"]
+
+
+@pytest.mark.slow
+def test_the_default_build_is_the_published_one() -> None:
+    assert SceneVqa().build().sha256 == "9599c19fad33fb10494c9af2c4721f30c682867d9e2567eca1195e4def98f0fe"

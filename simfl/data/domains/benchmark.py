@@ -106,7 +106,7 @@ class Domains(Data):
         baselines = {
             name: {
                 "majority": {"accuracy": probe.majority(train, split.examples)},
-                "linear": probe.linear(train, split.examples, len(classes)),
+                "informed": probe.linear(train, split.examples, len(classes)),
             }
             for name, split in splits.items()
             if name != "train"
@@ -129,7 +129,7 @@ class Domains(Data):
 
 def _ranges(scores: dict[str, Any]) -> dict[str, float]:
     """Of the test pictures: how far the linear look at home beats the majority, and itself abroad."""
-    linear = {name: found for name, found in scores["linear"].items() if name != "all"}
+    linear: dict[str, dict[str, float]] = scores["informed"]["trained on"]
     home = sum(found[name] for name, found in linear.items()) / len(linear)
     away = [score for name, found in linear.items() for other, score in found.items() if other != name]
     majority = scores["majority"]["accuracy"]
