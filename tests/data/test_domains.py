@@ -144,6 +144,7 @@ def test_majority_is_the_share_of_trainings_most_frequent_class() -> None:
         ({"domains": ("motion",)}, r"^data\.domains: 'motion' given; [^\n]*$"),
         ({"unseen": ("mnist",)}, r"^data\.unseen: 'mnist' given; [^\n]*$"),
         ({"unseen": tuple(emoji.STYLES)}, r"^data\.unseen: one domain[^\n]*$"),
+        ({"concepts": 9}, r"^data\.concepts: 9 given, at least 10[^\n]*$"),
         ({"kind": "digits", "train": 1700}, r"^data\.train: 1700 \+ 200 \+ 290 given, at most 1,790 together$"),
     ],
 )

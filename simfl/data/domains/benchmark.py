@@ -78,6 +78,8 @@ class Domains(Data):
                     raise ConfigError(f"data.{name}: {value!r} given; {nearest(value, known)}")
         if set(self._chosen) <= set(self.unseen):
             raise ConfigError("data.unseen: one domain to train on is needed")
+        if self.concepts is not None and self.concepts < 10:
+            raise ConfigError(f"data.concepts: {self.concepts} given, at least 10: 7 to train, 1 valid, 2 to test")
         if self.kind == "digits" and self.train + self.valid + self.test > 1790:
             raise ConfigError(f"data.train: {self.train} + {self.valid} + {self.test} given, at most 1,790 together")
 
