@@ -11,6 +11,7 @@ from typing import Any
 
 from simfl.errors import ConfigError, nearest
 from simfl.progress import duration, size
+from simfl.significance import difference
 from simfl.sweep_results import Result
 
 SEED = "seed"  # what means are taken over
@@ -65,12 +66,19 @@ class Comparison:
     reference: int | None = None  # the line that others are tested against
 
     def best(self, metric: str) -> set[int]:
-        """The lines with the highest mean; more than one only if they are equal."""
+        """The lines with the highest mean, of a deviation the lowest; more than one only if they are equal."""
         means = {i: line.scores[metric].mean for i, line in enumerate(self.lines) if metric in line.scores}
-        return {i for i, value in means.items() if value == max(means.values())} if len(means) > 1 else set()
+        best = min if metric.endswith(":deviation") else max
+        return {i for i, value in means.items() if value == best(means.values())} if len(means) > 1 else set()
 
 
 Test = Callable[[Line, Line, str], float | None]  # p of a line against the reference on a metric
+
+
+def paired(line: Line, reference: Line, metric: str) -> float | None:
+    """The paired bootstrap over the examples that both have."""
+    found = difference([run.scored for run in reference.done], [run.scored for run in line.done], metric)
+    return None if found is None else found.p
 
 
 def compare(
@@ -196,12 +204,8 @@ def markdown(found: Comparison) -> str:
     rule = ["---" if i < left else "---:" for i in range(len(header))]
     lines = [_cells(found, i, " ± ", "**{}**", MARK) for i in range(len(found.lines))]
     rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in [header, rule, *lines]]
-    said = notes(found)
-    return "\n".join([*rows, *(["", f"{'. '.join(_capital(note) for note in said)}."] if said else [])]) + "\n"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    said = [f"- {note}" for note in notes(found)]
+    return "\n".join([*rows, *([""] if said else []), *said]) + "\n"
 
 
 def csv(found: Comparison) -> str:

@@ -17,17 +17,17 @@ from statistics import mean, median
 from typing import Any
 
 from simfl import config, files, tables
-from simfl.comparison import compare, csv, latex, markdown
+from simfl.comparison import compare, csv, latex, markdown, paired
 from simfl.errors import RunError
+from simfl.fork import beginnings
 from simfl.record import refuse_another
 from simfl.signals import Interrupted, Signals
 from simfl.sweep_file import Median, Sweep
-from simfl.sweep_job import Job, Outcome, ask
+from simfl.sweep_job import ENDED, Job, Outcome, ask, summary_of
 from simfl.sweep_pool import Seats, open_seats
-from simfl.sweep_results import POINTS, results_of, rows, summary_of
+from simfl.sweep_results import POINTS, results_of, rows
 from simfl.watch import Log, View
 
-ENDED = ("completed", "stopped")  # statuses of runs that are not repeated
 TICK = 0.5  # seconds between two looks
 GRACE = 60.0  # seconds that rounds under way have to end after Ctrl-C
 
@@ -44,6 +44,15 @@ class Standing:
     before: set[str] = field(default_factory=set)  # runs that had ended before this sitting
     views: dict[str, View] = field(default_factory=dict)  # what each run has said of itself
     logs: dict[str, Log] = field(default_factory=dict)
+
+    def next(self) -> Job | None:
+        """The next run to begin; one that goes on from another waits for it."""
+        open_ = {job.label for job in self.waiting} | self.running.keys()
+        for i, job in enumerate(self.waiting):
+            if job.after is None or job.after.name not in open_:
+                self.running[job.label] = self.waiting.pop(i)
+                return job
+        return None
 
     def look(self) -> None:
         """Read on in the logs of the runs under way."""
@@ -122,7 +131,7 @@ def _open(sweep: Sweep, out: Path, resume: bool) -> Standing:
         raise RunError(f"{out}: holds a sweep already; go on with --resume, or give another --out")
     if resume and not stored.exists():
         raise RunError(f"{out}: no sweep to resume here")
-    standing = Standing(sweep, out)
+    standing, shorter = Standing(sweep, out), beginnings({p.label: p.experiment for p in sweep.points})
     for point in sweep.points:
         folder = out / "runs" / point.label
         if (folder / "experiment.yaml").exists():
@@ -132,7 +141,8 @@ def _open(sweep: Sweep, out: Path, resume: bool) -> Standing:
             standing.outcomes[point.label] = Outcome(point.label, status)
             standing.before.add(point.label)
         else:
-            standing.waiting.append(Job(point.label, point.experiment, folder))
+            after = out / "runs" / shorter[point.label] if point.label in shorter else None
+            standing.waiting.append(Job(point.label, point.experiment, folder, after))
     files.make_folder(out / "runs")
     _write_points(sweep, out)
     return standing
@@ -156,9 +166,7 @@ def _exists(out: Path, label: str) -> bool:
 def _work(standing: Standing, seats: Seats, display: Any) -> None:
     try:
         while standing.waiting or standing.running:
-            while seats.free and standing.waiting:
-                job = standing.waiting.pop(0)
-                standing.running[job.label] = job
+            while seats.free and (job := standing.next()) is not None:
                 seats.start(job)
             if _collect(standing, seats, display):
                 return  # this process was asked to end while it did a run itself
@@ -247,7 +255,7 @@ def write_results(folder: Path) -> None:
     """`results.parquet` and the tables of a sweep's folder, as its runs stand now."""
     found = results_of([folder])
     tables.write(folder / "results.parquet", rows(found))
-    side_by_side = compare(found)
+    side_by_side = compare(found, test=paired)
     for name, form in (("table.md", markdown), ("table.csv", csv), ("table.tex", latex)):
         text = form(side_by_side)
         files.write(folder / name, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]

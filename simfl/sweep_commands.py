@@ -1,4 +1,4 @@
-"""The commands about many runs: sweep and table."""
+"""The commands about many runs: sweep, table, fork and report."""
 
 from __future__ import annotations
 
@@ -87,13 +87,49 @@ def table(
     from simfl.sweep_results import results_of
 
     forms = dict(zip(FORMS, (comparison.markdown, comparison.csv, comparison.latex), strict=True))
-    text = forms[form](comparison.compare(results_of(paths), metrics, against))
+    text = forms[form](comparison.compare(results_of(paths), metrics, against, comparison.paired))
     if into is None:
         click.echo(text, nl=False)
     else:
         name = marker or paths[0].name
         write_between(into, name, text)
         print(f"{into}: the table {name} is written", file=sys.stderr)
+
+
+@click.command()
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--at", "step", type=int, required=True, metavar="ROUND", help="After so many finished rounds.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder of the new run.  [default: RUN-at-ROUND]")
+@click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="What the new run has otherwise.")
+def fork(run: Path, step: int, out: Path | None, overrides: tuple[str, ...]) -> None:
+    """Branch RUN after a round: a new run that has the same rounds up to there, and other settings from there on."""
+    from simfl import config
+    from simfl.fork import fork
+    from simfl.results import Run
+
+    source, folder = Run(run), out or run.with_name(f"{run.name}-at-{step}")
+    given = config.read_yaml(run / "experiment.yaml")
+    for path, value in (("name", folder.name), *map(config.assignment, overrides)):
+        given = config.override(given, path, value)
+    fork(source, folder, config.parse(given), step, say=lambda text: print(text, file=sys.stderr))
+    click.echo(
+        f"{folder} stands after round {step}; to go on: simfl run {folder / 'experiment.yaml'} --out {folder} --resume"
+    )
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="The HTML file.  [default: report.html in the first folder]"
+)
+@click.option("--title", help="Heading of the page.  [default: the names of the folders]")
+def report(paths: tuple[Path, ...], out: Path | None, title: str | None) -> None:
+    """Write one HTML page about runs and sweeps: curves, bytes, clients, partitions, time, predictions, commands."""
+    from simfl import report
+
+    target = out or paths[0] / "report.html"
+    report.write(paths, target, title or "")
+    click.echo(f"{target} is written")
 
 
 def workers_of(given: str | None) -> int | str:
@@ -105,4 +141,4 @@ def workers_of(given: str | None) -> int | str:
     return int(given)
 
 
-COMMANDS = (sweep, table)
+COMMANDS = (sweep, table, fork, report)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from simfl import files, simulation
-from simfl.errors import SimflError
+from simfl.errors import RunError, SimflError
 from simfl.experiment import Experiment
+from simfl.fork import fork
+from simfl.results import Run
 
 STOP = "stop"  # a file in a run's folder: the run ends before its next round, and the word in it is its status
+ENDED = ("completed", "stopped")  # statuses of runs that are not repeated
 ERROR = "error.txt"  # in a run's folder: why it failed
 
 
@@ -22,6 +26,7 @@ class Job:
     label: str
     experiment: Experiment
     folder: Path
+    after: Path | None = None  # a run of fewer rounds that this one goes on from, if it was completed
 
 
 @dataclass(frozen=True)
@@ -37,8 +42,9 @@ def perform(job: Job, shared: dict[str, Any], display: Any = None) -> Outcome:
     """Run to the end, from the last commit if there is one. Whatever goes wrong is this run's alone."""
     (job.folder / STOP).unlink(missing_ok=True)
     (job.folder / ERROR).unlink(missing_ok=True)
-    resume = (job.folder / "experiment.yaml").exists()
     try:
+        _begin(job, shared)
+        resume = (job.folder / "experiment.yaml").exists()
         summary = simulation.run(
             job.experiment,
             job.folder,
@@ -54,10 +60,19 @@ def perform(job: Job, shared: dict[str, Any], display: Any = None) -> Outcome:
     return Outcome(job.label, summary["status"])
 
 
+def _begin(job: Job, shared: dict[str, Any]) -> None:
+    """Take over the rounds that a shorter run has done already."""
+    if job.after is not None and not (job.folder / "experiment.yaml").exists():
+        summary = summary_of(job.after) or {}
+        if summary.get("status") == "completed":
+            fork(Run(job.after), job.folder, job.experiment, summary["rounds"], shared)
+
+
 def failed(job: Job, error: Exception) -> Outcome:
     """The outcome of a run that raised; all that is known of it stands in its folder."""
     lines = str(error).strip().splitlines() or [""]
-    line = lines[0] if isinstance(error, SimflError) else f"{type(error).__name__}: {lines[-1]}"
+    named = [] if isinstance(error, SimflError) else [f"{type(error).__name__}:"]
+    line = " ".join([*named, lines[0], *lines[1:][-1:]])  # what a client's failure was, its traceback says last
     text = "".join(traceback.format_exception(error))
     files.make_folder(job.folder)
     files.write(job.folder / ERROR, lambda file: file.write(f"{line}\n\n{text}".encode()))
@@ -73,3 +88,15 @@ def asked(folder: Path) -> str:
     """The status with which a run is asked to end; empty if it is not."""
     path = folder / STOP
     return path.read_text().strip() or "interrupted" if path.exists() else ""
+
+
+def summary_of(folder: Path) -> dict[str, Any] | None:
+    """What `summary.json` holds; None while there is none."""
+    path = folder / "summary.json"
+    if not path.exists():
+        return None
+    try:
+        content: dict[str, Any] = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise RunError(f"{path}: damaged: {error}") from None
+    return content

@@ -9,11 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from simfl import config
 from simfl.errors import RunError
-from simfl.sweep_job import ERROR
+from simfl.results import Run
+from simfl.significance import Scored, per_client, scored, spread
+from simfl.sweep_job import ENDED, ERROR, summary_of
 
 POINTS = "sweep.json"  # in a sweep's folder: its runs
+SPREAD = ("worst", "tenth", "deviation")  # over clients
 
 
 @dataclass(frozen=True)
@@ -27,23 +29,40 @@ class Result:
     error: str = ""  # one line, of a run that failed
     summary: dict[str, Any] = field(default_factory=dict)  # empty while there is none
 
-    @property
+    @cached_property
     def scores(self) -> dict[str, float]:
-        """Scores at the end by name, such as `anls` and `test.personal.anls`; none of a run that did not end well."""
-        return dict(self.summary["final"]) if self.status in ("completed", "stopped") else {}
+        """Scores at the end by name, such as `anls` and `test.personal.anls`; none of a run that did not end well.
+
+        `anls:worst`, `anls:tenth` (percentile) and `anls:deviation` are over clients, where their scores are known.
+        """
+        if self.status not in ENDED:
+            return {}
+        spreads = {name: spread(values) for name, values in per_client(self.run).items()}
+        over = {f"{name}:{kind}": getattr(of, kind) for name, of in spreads.items() for kind in SPREAD}
+        return {**self.summary["final"], **over}
 
     @cached_property
+    def run(self) -> Run:
+        """The run itself."""
+        return Run(self.folder)
+
+    @cached_property
+    def scored(self) -> Scored:
+        """Each example's scores."""
+        return scored(self.run)
+
+    @property
     def metric(self) -> str:
         """The headline metric of the last phase."""
-        return str(config.parse(config.read_yaml(self.folder / "experiment.yaml")).phases[-1].objective.metric)
+        return str(self.run.experiment.phases[-1].objective.metric)
 
     def row(self) -> dict[str, Any]:
         """Its row in `results.parquet`."""
         row: dict[str, Any] = {"label": self.label, **self.shown, "status": self.status, "error": self.error or None}
         if summary := self.summary:
             row |= {"rounds": summary["rounds"], "clients": summary["clients"]} | self.shown
-            for when in ("final", "initial"):
-                row |= {f"{when}.{name}": value for name, value in summary[when].items()}
+            for when, scores in {"final": summary["final"] | self.scores, "initial": summary["initial"]}.items():
+                row |= {f"{when}.{name}": value for name, value in scores.items()}
             row |= {f"{way}_bytes": count for way, count in summary["bytes"].items()}
             row |= {f"charged_{way}_bytes": count for way, count in summary["charged"].items()}
             row |= {"seconds": summary["seconds"]["total"], "weights_sha256": summary["weights_sha256"]}
@@ -72,18 +91,6 @@ def result(folder: Path, shown: dict[str, Any]) -> Result:
         return Result(folder.name, shown, folder, "failed", error.read_text().splitlines()[0], summary or {})
     begun = "interrupted" if (folder / "experiment.yaml").exists() else "waiting"
     return Result(folder.name, shown, folder, summary["status"] if summary else begun, summary=summary or {})
-
-
-def summary_of(folder: Path) -> dict[str, Any] | None:
-    """What `summary.json` holds; None while there is none."""
-    path = folder / "summary.json"
-    if not path.exists():
-        return None
-    try:
-        content: dict[str, Any] = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise RunError(f"{path}: damaged: {error}") from None
-    return content
 
 
 def rows(found: Iterable[Result]) -> list[dict[str, Any]]:
