@@ -6,11 +6,14 @@ import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from benchmarks.processes import cpu_seconds
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FIRST = "BENCHMARK_FIRST_STEP"  # the environment variable that names the file in which the first local step is noted
 _noted = False

@@ -27,7 +27,7 @@ from simfl.data.holdings import Partition, manifest_sha256
 from simfl.errors import ConfigError, OutOfMemory, SimflError, nearest
 from simfl.experiment import Experiment, Phase
 from simfl.memory import Store
-from simfl.pool import Pool, open_pool
+from simfl.pool import Crew, Pool, crew_of, open_pool
 from simfl.privacy.account import Account
 from simfl.privacy.budget import Budget
 from simfl.protocol import Parts
@@ -76,13 +76,33 @@ class Driver:
         profile: bool = False,
         shared: dict[str, Any] | None = None,
     ) -> Iterator[Driver]:
-        """Everything before the first round; errors here are the user's, and come before Ray starts."""
+        """Everything before the first round. Errors here are the user's; Ray starts meanwhile."""
+        with (
+            crew_of(backend, workers, address) as crew,
+            Driver._opened(crew, experiment, out, backend, resume, display, profile, shared) as driver,
+        ):
+            yield driver
+
+    @staticmethod
+    @contextmanager
+    def _opened(
+        crew: Crew | None,
+        experiment: Experiment,
+        out: Path,
+        backend: str,
+        resume: bool,
+        display: Any,
+        profile: bool,
+        shared: dict[str, Any] | None,
+    ) -> Iterator[Driver]:
         began, signals = time.monotonic(), Signals()
         tracking.check(experiment)
         torch.set_num_threads(experiment.cohort.threads)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         setting = Setting(experiment, CACHE, torch.device(device if backend == "inline" else "cpu"), shared)
         partition, text = partition_of(setting)
+        if crew is not None:
+            crew.hire(experiment, CACHE)
         check(experiment, setting, partition)
         identity = identity_of(experiment, setting, len(partition), device)
         facts = manifest(identity, setting.dataset.sha256, manifest_sha256(text))
@@ -107,7 +127,7 @@ class Driver:
             if warning:
                 audience.message(warning)
             stack.enter_context(signals.caught())
-            pool = stack.enter_context(open_pool(backend, setup, setting, workers, address, audience.message))
+            pool = stack.enter_context(open_pool(backend, setup, setting, crew, audience.message))
             stack.enter_context(signals.caught())  # once more: a Ray started here has taken SIGTERM for itself
             audience.trackers = stack.enter_context(
                 tracking.opened(experiment, setting, record.folder, snapshot.step, audience.message)

@@ -1,4 +1,4 @@
-"""Cohorts and shards onto Ray actors. The only file that knows Ray.
+"""Cohorts and shards onto Ray actors.
 
 Results come in the order of the plans, whoever finishes first; free workers pull, the longest work goes out first.
 Workers that start join when they are ready, workers that die are replaced, and the others go on meanwhile.
@@ -13,16 +13,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock, Thread
 from typing import Any, TypeVar
 
 import torch
 
-from simfl import limits, watchdog
+from simfl import boot, watchdog
+from simfl.boot import cause
 from simfl.cohort.plan import CohortPlan
 from simfl.cohort.visit import CohortResult
 from simfl.errands import RETRIES, Errands
 from simfl.errors import ConfigError, OutOfMemory, RunError, SimflError, nearest
 from simfl.evaluation import EvaluationPlan, Scores
+from simfl.experiment import Experiment
 from simfl.inline import Inline, Pool, cohort_names, shard_names
 from simfl.protocol import Parts, Weights
 from simfl.setting import Setting
@@ -35,13 +39,101 @@ PATIENCE = 30.0  # seconds without a word while workers start
 START = 600.0  # seconds that the first worker has to start, if the watchdog has no more
 
 
-class Hosted(Worker):
-    """A worker in an actor. It looks modules up where the driver does, so components beside an experiment are found."""
+class Hosted:
+    """A worker in an actor, which builds data and model at once, and works when it has been told how.
 
-    def __init__(self, path: list[str], setup: bytes) -> None:
+    It looks modules up where the driver does, so components beside an experiment are found.
+    """
+
+    def __init__(self, path: list[str], makings: bytes) -> None:
         sys.path += [folder for folder in path if folder not in sys.path]
         _share_tensors()
-        super().__init__(pickle.loads(setup))
+        experiment, cache, device = pickle.loads(makings)
+        torch.set_num_threads(experiment.cohort.threads)
+        self.setting = Setting(experiment, cache, torch.device(device))
+        self.worker: Worker | None = None
+        self.failure: Exception | None = None
+        try:
+            self.setting.module  # noqa: B018  (built here, while the driver builds its own)
+        except Exception as error:  # to be told when somebody listens
+            self.failure = error
+
+    def begin(self, setup: bytes, phase: int, base: Weights) -> None:
+        """Enter a phase."""
+        if self.failure is not None:
+            raise self.failure
+        if self.worker is None:
+            self.worker = Worker(pickle.loads(setup), self.setting)
+        self.worker.begin(phase, base)
+
+    def train(self, plan: CohortPlan, received: Parts) -> CohortResult:
+        """Train a cohort."""
+        assert self.worker is not None
+        return self.worker.train(plan, received)
+
+    def evaluate(self, plan: EvaluationPlan, received: Parts) -> Scores:
+        """Score a shard."""
+        assert self.worker is not None
+        return self.worker.evaluate(plan, received)
+
+    def spare(self) -> None:
+        """Give back the memory that torch keeps for later."""
+        assert self.worker is not None
+        self.worker.spare()
+
+
+class Crew:
+    """The actors of a run, hired in a thread as soon as Ray is up, for a pool to take over."""
+
+    def __init__(self, workers: int | str, address: str | None) -> None:
+        self.workers, self.address, self.gpus = workers, address, torch.cuda.is_available()
+        self.ray: Any = None
+        self.actors: list[Any] = []
+        self.error: BaseException | None = None
+        self._lock, self._dismissed = Lock(), False
+        self._thread: Thread | None = None
+
+    def hire(self, experiment: Experiment, cache: Path) -> None:
+        """Have actors build what the experiment needs; its data should be in the cache, or all would make them."""
+        self.makings = experiment, cache, "cuda" if self.gpus else "cpu"
+        self._thread = Thread(target=self._hire, name="crew")
+        self._thread.start()
+
+    def _hire(self) -> None:
+        try:
+            ray = start_ray(self.address)
+            count = count_workers(self.machines(ray), self.workers)
+            self.arguments = [os.path.abspath(folder) for folder in sys.path], ray.cloudpickle.dumps(self.makings)
+            with self._lock:
+                self.ray = ray
+                if not self._dismissed:
+                    self.actors = [self.actor() for _ in range(count)]
+        except BaseException as error:  # raised again by whoever waits
+            self.error = error
+
+    def actor(self) -> Any:
+        """One more actor."""
+        kind = self.ray.remote(num_cpus=1, num_gpus=1 if self.gpus else 0, max_restarts=0)(Hosted)
+        return kind.remote(*self.arguments)
+
+    def machines(self, ray: Any) -> dict[str, float]:
+        """How many GPUs, where they are used, and CPUs the cluster has."""
+        cluster = ray.cluster_resources()
+        return {kind: cluster.get(kind, 0) for kind in (["GPU", "CPU"] if self.gpus else ["CPU"])}
+
+    def wait(self) -> None:
+        """Returns when the actors are on their way; raises what went wrong."""
+        assert self._thread is not None, "nobody was hired"
+        self._thread.join()
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        """End the actors; where there are none yet, there will be none."""
+        with self._lock:
+            self._dismissed = True
+            for actor in self.actors:
+                self.ray.kill(actor)
 
 
 @dataclass(frozen=True)
@@ -65,28 +157,24 @@ class Start:
 class RayPool:
     """Long-lived actors, one a CPU or GPU. What all of them need is put once into the object store, so once a node."""
 
-    def __init__(
-        self, setup: Setup, workers: int | str, address: str | None, on_message: Callable[[str], None]
-    ) -> None:
-        self.ray, self.setup, self.say = start_ray(address), setup, on_message
+    def __init__(self, crew: Crew, setup: Setup, on_message: Callable[[str], None]) -> None:
+        crew.wait()
+        self.crew, self.ray, self.setup, self.say = crew, crew.ray, setup, on_message
         found = self.ray.exceptions
         self.lost = (found.RayActorError, found.ObjectLostError, found.OutOfMemoryError)  # work that can be done again
-        self.gpus = setup.device == "cuda"
         self.limit = setup.experiment.watchdog_seconds or float("inf")
-        self.num_workers = count_workers(self._machines(), workers)
-        self.arguments = [os.path.abspath(folder) for folder in sys.path], self.ray.cloudpickle.dumps(setup)
+        self.actors = crew.actors  # its own list: those in the place of others end with it too
+        self.num_workers = len(self.actors)
+        self.told = self.ray.cloudpickle.dumps(setup)
         self.phase: tuple[int, Any] = (-1, None)  # its number, and a reference to its base
-        self.actors = [self._actor() for _ in range(self.num_workers)]
         self.starting: dict[Any, Start] = {}
-
-    def _actor(self) -> Any:
-        actor = self.ray.remote(num_cpus=1, num_gpus=1 if self.gpus else 0, max_restarts=0)(Hosted)
-        return actor.remote(*self.arguments)
 
     def begin(self, phase: int, base: Weights) -> None:
         """Returns when the first worker is in the phase; the others join the work when they are."""
         self.phase = (phase, self.ray.put(base))
-        self.starting = {actor.begin.remote(*self.phase): Start(place) for place, actor in enumerate(self.actors)}
+        self.starting = {
+            actor.begin.remote(self.told, *self.phase): Start(place) for place, actor in enumerate(self.actors)
+        }
         while len(self.starting) == self.num_workers:
             self._started(self._first({}, ()))
 
@@ -174,8 +262,8 @@ class RayPool:
     def _replace(self, place: int, tries: int = 0) -> None:
         """A new worker in the place of one that died, or is out of reach and yet alive."""
         self.ray.kill(self.actors[place])
-        self.actors[place] = self._actor()
-        self.starting[self.actors[place].begin.remote(*self.phase)] = Start(place, tries)
+        self.actors[place] = self.crew.actor()
+        self.starting[self.actors[place].begin.remote(self.told, *self.phase)] = Start(place, tries)
 
     def _started(self, ready: Any) -> list[int]:
         """The place of a worker that is now in the phase; none if it died on the way and another takes its place."""
@@ -198,11 +286,7 @@ class RayPool:
 
     def _free(self) -> str:
         free = self.ray.available_resources()
-        return ", ".join(f"{free.get(kind, 0):g} of {n:g} {kind}s" for kind, n in self._machines().items())
-
-    def _machines(self) -> dict[str, float]:
-        cluster = self.ray.cluster_resources()
-        return {kind: cluster.get(kind, 0) for kind in (["GPU", "CPU"] if self.gpus else ["CPU"])}
+        return ", ".join(f"{free.get(kind, 0):g} of {n:g} {kind}s" for kind, n in self.crew.machines(self.ray).items())
 
     def _get(self, refs: Any) -> Any:
         """Results; an error inside a worker rises as what it was there."""
@@ -215,24 +299,13 @@ class RayPool:
 
     def close(self) -> None:
         """End the actors."""
-        for actor in self.actors:
-            self.ray.kill(actor)
+        self.crew.close()
         self.starting, self.phase = {}, (-1, None)
 
 
 def start_ray(address: str | None) -> Any:
     """Ray, started here or joined; ConfigError where nobody answers at the address."""
-    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray lowers its workers' priority by 15 unless told not to
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    import ray
-
-    if not ray.is_initialized():
-        local = {} if address else {"include_dashboard": False, "num_cpus": limits.cpus()}
-        try:
-            ray.init(address=address, log_to_driver=False, configure_logging=False, **local)
-        except ConnectionError as error:
-            raise ConfigError(f"--address: no Ray cluster answers at {address!r}: {cause(error)}") from None
+    ray = boot.ray(address)
     _share_tensors()
     return ray
 
@@ -277,9 +350,21 @@ def count_workers(machines: dict[str, float], workers: int | str) -> int:
     return int(workers)
 
 
-def cause(error: Exception) -> str:
-    """The last line of Ray's account, which says what happened; the others say to whom."""
-    return str(error).strip().splitlines()[-1].strip()
+@contextmanager
+def crew_of(backend: str, workers: int | str, address: str | None) -> Iterator[Crew | None]:
+    """A crew to hire for a run on Ray, None otherwise. Ray starts beside the block and, if started here, ends with it.
+
+    Meanwhile the caller can read data, check them and build a model of its own, and so can the crew.
+    """
+    if backend != "ray":
+        yield None
+        return
+    with boot.started(address):
+        crew = Crew(workers, address)
+        try:
+            yield crew
+        finally:
+            crew.close()
 
 
 @contextmanager
@@ -287,11 +372,10 @@ def open_pool(
     backend: str,
     setup: Setup,
     setting: Setting,
-    workers: int | str,
-    address: str | None,
+    crew: Crew | None,
     on_message: Callable[[str], None],
 ) -> Iterator[Pool]:
-    """The pool of this backend; its workers end with the block, and so does Ray if it was started here."""
+    """The pool of this backend, on Ray with a crew; its workers end with the block."""
     pool: Pool
     if backend == "inline":
         pool = Inline(setup, setting)
@@ -300,19 +384,12 @@ def open_pool(
         finally:
             pool.close()
             watchdog.tidy(setup.stacks)
-    elif backend == "ray":
-        import ray
-
-        was_running = ray.is_initialized()
+    elif crew is not None:
+        pool = RayPool(crew, setup, on_message)
         try:
-            pool = RayPool(setup, workers, address, on_message)
-            try:
-                yield pool
-            finally:
-                pool.close()
+            yield pool
         finally:
-            if not was_running:
-                ray.shutdown()
+            pool.close()
             watchdog.tidy(setup.stacks)
     else:
         raise ConfigError(f"--backend: unknown {backend!r}; {nearest(backend, ['inline', 'ray'])}")
