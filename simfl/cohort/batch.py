@@ -59,7 +59,9 @@ def train(
     keys = torch.tensor([item.key for item in items], device=stage.device)
     batches = torch.stack([_padded(item.batches, most, -1) for item in items], 1).to(stage.device)  # [steps, n, B]
     places = _places(items, most, stage.device)
-    rates = np.stack([np.pad(item.rates, (0, most - item.steps)) for item in items], 1)  # [steps, n]
+    rates = np.zeros((most, n))
+    for k, item in enumerate(items):
+        rates[: item.steps, k] = item.rates
     sums = counts = torch.zeros(n, device=stage.device)
     use_groups = is_grouped(stage)
     gradients_of = _grouped_gradients if use_groups else _stacked_gradients

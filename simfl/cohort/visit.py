@@ -184,7 +184,7 @@ def _train_items(
 ) -> list[Done]:
     algorithm, n = stage.phase.algorithm, len(items)
     visit = visits(stage, items, plan.round, [o.relative for o in owners], plan.num_sampled)
-    each = [Visit(*(t[k] for t in visit)) for k in range(n)]
+    each = [Visit(*fields) for fields in zip(*(t.unbind() for t in visit), strict=True)]
     kept = [_on_device(memories[item.client], stage.device) for item in items]
     states = [
         namespace(memory, "algorithm") or algorithm.init_client(received, one)
@@ -284,7 +284,9 @@ def _fold(stage: Stage, folds: dict[str, Fold], result: CohortResult, done: Done
             result.gathered.setdefault(part, []).append(tensors)
             continue
         weighted = scale(tensors, done.plan.weight) if rule == "weighting" else tensors
-        folds.setdefault(part, Fold(empty=position)).push(weighted, own=weighted is not tensors)
+        if part not in folds:
+            folds[part] = Fold(empty=position)
+        folds[part].push(weighted, own=weighted is not tensors)
 
 
 def _client_row(plan: CohortPlan, done: Done) -> dict[str, Any]:
