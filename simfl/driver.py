@@ -19,9 +19,10 @@ import torch
 from simfl import config, evaluation, files, ledger, plan_check, tracking
 from simfl.audience import Audience, Silent
 from simfl.cohort.batch import pays_on_cpu
+from simfl.cohort.pieces import Piece, Slope, Step
 from simfl.cohort.plan import CohortPlan
 from simfl.cohort.stage import LAST_LOCAL, Stage
-from simfl.cohort.visit import CohortResult
+from simfl.cohort.visit import CohortResult, train_cohort
 from simfl.cohort.wire import STATISTICS
 from simfl.data.holdings import Partition, manifest_sha256
 from simfl.errors import ConfigError, OutOfMemory, SimflError, nearest
@@ -36,7 +37,7 @@ from simfl.sampling import auto_width, num_sampled
 from simfl.setting import Setting
 from simfl.signals import Signals
 from simfl.snapshot import Snapshot, kept
-from simfl.timing import Stopwatch, Trace, clocked, timed
+from simfl.timing import Clock, Stopwatch, Trace, clocked, timed
 from simfl.worker import Setup
 
 MANY = 32  # clients a round from which cohorts of 16 leave no worker idle
@@ -192,12 +193,30 @@ class Driver:
 
     def train(self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float]) -> list[CohortResult]:
         """The cohorts' results in the order of the plans."""
-        results = self.pool.train(plans, received, costs)
+        assert self.stage is not None
+        alone = self.stage.pieces == 1 or len(plans) >= self.pool.num_workers
+        results = self.pool.train(plans, received, costs) if alone else [self._lead(plan, received) for plan in plans]
         self.stopwatch.count((result.clock for result in results), training=True)
         for result in results:
             for text in result.said:
                 self.audience.message(text)
         return results
+
+    def _lead(self, plan: CohortPlan, received: Parts) -> CohortResult:
+        """A cohort trained here, but for the gradients, for which every worker takes pieces of each local batch."""
+        assert self.stage is not None
+
+        def taken(pieces: Sequence[Piece], shared: Step) -> list[Slope]:
+            slopes = self.pool.slopes(pieces, shared)
+            self.stopwatch.count((one.clock for one in slopes), training=True)
+            return slopes
+
+        stage = replace(self.stage, taker=taken)
+        with clocked(Clock()) as clock:
+            result = train_cohort(stage, self.store, plan, received, "loop", self.experiment.on_error)
+        clock.seconds.pop("train", None)  # most of it was waiting for workers, who have counted their own
+        result.clock = clock
+        return result
 
     def enter_phase(self) -> Stage:
         """Bring the workers into the snapshot's phase; score the model it starts from."""
@@ -235,7 +254,7 @@ class Driver:
         """A round of fewer cohorts than workers leaves some of them waiting."""
         sampled = num_sampled(phase, len(self.partition))
         cohorts = -(-sampled // self.width) if sampled else self.pool.num_workers
-        if cohorts < self.pool.num_workers:
+        if cohorts < self.pool.num_workers and self.experiment.cohort.pieces == 1:
             self.audience.message(
                 f"a round has {sampled} clients in {cohorts} cohort{'s' if cohorts > 1 else ''}, fewer than the"
                 f" {self.pool.num_workers} workers: the others wait while it trains, and all of them evaluate"
@@ -284,7 +303,8 @@ class Driver:
 
     def _shards(self, snapshot: Snapshot, split: str, model: str) -> list[evaluation.EvaluationPlan]:
         asked = self.experiment.evaluate
-        rows, size = self.setting.choose_rows(split, asked.limit), 4 * asked.batch_size
+        rows = self.setting.choose_rows(split, asked.limit)
+        size = asked.batch_size * (4 if len(rows) > MANY * asked.batch_size else 1)  # few batches: one a call
         if model == "generic":
             kept = evaluation.sample_rows(self.setting, split, rows, asked.samples)
             return [replace(plan, samples=kept) for plan in evaluation.shards(split, model, rows, size)]
@@ -348,6 +368,9 @@ def identity_of(experiment: Experiment, setting: Setting, clients: int, device: 
         raise ConfigError(
             f"cohort.way: batch, but padding would enter the running statistics ({roles.buffers[0]}); allowed: loop"
         )
+    pieces = experiment.cohort.pieces
+    if pieces > 1 and roles.buffers:
+        raise ConfigError(f"cohort.pieces: {pieces}, but running statistics ({roles.buffers[0]}) are of whole batches")
     if way == "auto":
         pays = device == "cuda" or (expected >= MANY and pays_on_cpu(setting.module, roles.trained))
         by_example = experiment.privacy is not None and experiment.privacy.unit == "record"

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from simfl.cohort.pieces import Piece, Slope, Step
 from simfl.cohort.plan import CohortPlan
 from simfl.cohort.visit import CohortResult
 from simfl.errors import OutOfMemory
@@ -28,6 +29,9 @@ class Pool(Protocol):
     def train(self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float]) -> list[CohortResult]:
         """Results in the order of the plans; OutOfMemory if a cohort does not fit, also alone on a fresh worker."""
 
+    def slopes(self, pieces: Sequence[Piece], shared: Step) -> list[Slope]:
+        """What the pieces of a local batch add to its gradient, in their order; OutOfMemory if one does not fit."""
+
     def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> list[Scores]:
         """Scores in the order of the plans; OutOfMemory if a shard does not fit."""
 
@@ -46,6 +50,9 @@ class Inline:
 
     def train(self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float]) -> list[CohortResult]:
         return self._each(self.worker.train, plans, received, cohort_names(plans))
+
+    def slopes(self, pieces: Sequence[Piece], shared: Step) -> list[Slope]:
+        return [self.worker.slope(piece, shared, shared.received) for piece in pieces]
 
     def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> list[Scores]:
         return self._each(self.worker.evaluate, plans, received, shard_names(plans))

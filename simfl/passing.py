@@ -31,7 +31,21 @@ class Pass:
         return self.key.reshape(self.groups) if self.groups > 1 else self.key.reshape(())
 
 
+@dataclass(frozen=True)
+class Part:
+    """Which examples of their batch are in the passes under way: `count` of them, after `first` others."""
+
+    first: int
+    count: int
+
+    def before(self, values: int) -> int:
+        """Of an activation of the whole batch, how many values come before the `values` of this part."""
+        return self.first * (values // self.count)
+
+
 _OUTSIDE = Pass()
+_WHOLE = Part(0, 1)
+_PART: ContextVar[Part] = ContextVar("simfl_part", default=_WHOLE)
 _CURRENT: ContextVar[Pass] = ContextVar("simfl_pass", default=_OUTSIDE)
 
 
@@ -48,3 +62,18 @@ def passing(step: Pass) -> Iterator[None]:
         yield
     finally:
         _CURRENT.reset(token)
+
+
+def part() -> Part:
+    """The part of a batch that passes are of."""
+    return _PART.get()
+
+
+@contextmanager
+def part_of(part: Part) -> Iterator[None]:
+    """Inside the block, passes are of this part of a batch."""
+    token = _PART.set(part)
+    try:
+        yield
+    finally:
+        _PART.reset(token)

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ import torch
 
 from simfl import boot, watchdog
 from simfl.boot import cause
+from simfl.cohort.pieces import Piece, Slope, Step
 from simfl.cohort.plan import CohortPlan
 from simfl.cohort.visit import CohortResult
 from simfl.errands import RETRIES, Errands
@@ -75,6 +76,11 @@ class Hosted:
         """Score a shard."""
         assert self.worker is not None
         return self.worker.evaluate(plan, received)
+
+    def slope(self, piece: Piece, shared: Step, received: Parts) -> Slope:
+        """What a piece of a local batch adds to its gradient."""
+        assert self.worker is not None
+        return self.worker.slope(piece, shared, received)
 
     def spare(self) -> None:
         """Give back the memory that torch keeps for later."""
@@ -167,6 +173,7 @@ class RayPool:
         self.num_workers = len(self.actors)
         self.told = self.ray.cloudpickle.dumps(setup)
         self.phase: tuple[int, Any] = (-1, None)  # its number, and a reference to its base
+        self.sent: tuple[Parts, Any] = ({}, None)  # what was put last, and the reference to it
         self.starting: dict[Any, Start] = {}
 
     def begin(self, phase: int, base: Weights) -> None:
@@ -179,13 +186,25 @@ class RayPool:
             self._started(self._first({}, ()))
 
     def train(self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float]) -> list[CohortResult]:
-        return self._map("train", plans, received, Errands(cohort_names(plans), costs))
+        return self._map("train", plans, [self._put(received)], Errands(cohort_names(plans), costs))
+
+    def slopes(self, pieces: Sequence[Piece], shared: Step) -> list[Slope]:
+        names = [f"{len(piece.rows)} examples of client {piece.client}" for piece in pieces]
+        both = [self.ray.put(replace(shared, received={})), self._put(shared.received)]
+        return self._map("slope", pieces, both, Errands(names, [len(piece.rows) for piece in pieces]))
 
     def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> list[Scores]:
-        return self._map("evaluate", plans, received, Errands(shard_names(plans), [len(plan.rows) for plan in plans]))
+        errands = Errands(shard_names(plans), [len(plan.rows) for plan in plans])
+        return self._map("evaluate", plans, [self._put(received)], errands)
 
-    def _map(self, method: str, plans: Sequence[Any], received: Parts, errands: Errands) -> list[Any]:
-        shared, began = self.ray.put(received), time.perf_counter()
+    def _put(self, received: Parts) -> Any:
+        """A reference to what a round sends down, put once however often it is sent."""
+        if self.sent[0] is not received:
+            self.sent = received, self.ray.put(received)
+        return self.sent[1]
+
+    def _map(self, method: str, plans: Sequence[Any], shared: Sequence[Any], errands: Errands) -> list[Any]:
+        began = time.perf_counter()
         results: list[Any] = [None] * len(plans)
         running: dict[Any, Call] = {}
         absent = {start.place for start in self.starting.values()}
@@ -193,7 +212,7 @@ class RayPool:
         while True:
             while idle and (work := self._next(errands, len(running), idle)) is not None:
                 place = idle.pop()
-                running[getattr(self.actors[place], method).remote(plans[work], shared)] = Call(place, work)
+                running[getattr(self.actors[place], method).remote(plans[work], *shared)] = Call(place, work)
             if not running and errands.empty:
                 return results
             ready = self._first(running, errands.names)
@@ -300,7 +319,7 @@ class RayPool:
     def close(self) -> None:
         """End the actors."""
         self.crew.close()
-        self.starting, self.phase = {}, (-1, None)
+        self.starting, self.phase, self.sent = {}, (-1, None), ({}, None)
 
 
 def start_ray(address: str | None) -> Any:

@@ -27,7 +27,19 @@ def complaints(experiment: Experiment) -> Complaints:
     if not experiment.phases:
         yield "phases: at least one is needed"
     for i, phase in enumerate(experiment.phases):
-        for rule in (_sampling, _local, _schedules, _plain_sgd, _needs, _names, _codecs, _silence, _pooled, _weighting):
+        for rule in (
+            _sampling,
+            _local,
+            _schedules,
+            _plain_sgd,
+            _needs,
+            _names,
+            _codecs,
+            _silence,
+            _pooled,
+            _weighting,
+            _pieces,
+        ):
             yield from (f"phases.{i}.{line}" for line in rule(phase, experiment))
         yield from (f"phases.{i}.{line}" for line in _keep(phase, experiment.phases[i - 1] if i else None))
     yield from _mentor(experiment)
@@ -38,6 +50,23 @@ def _mentor(experiment: Experiment) -> Complaints:
     passes = [forward for phase in experiment.phases for forward in phase.algorithm.forwards().values()]
     if experiment.mentor is not None and not any(forward.mentor for forward in passes):
         yield "mentor: has no effect, as no phase's algorithm has a second network; allowed with: fedkd"
+
+
+def _pieces(phase: Phase, experiment: Experiment) -> Complaints:
+    """Gradients of pieces of a batch add up where the loss is a sum over examples, and one step is taken of them."""
+    pieces, algorithm, name = experiment.cohort.pieces, phase.algorithm, type(phase.algorithm).__name__
+    if pieces == 1:
+        return
+    if pieces > phase.local.batch_size:
+        yield f"local.batch_size: {phase.local.batch_size} examples are fewer than cohort.pieces, which is {pieces}"
+    if experiment.cohort.way == "batch":
+        yield f"algorithm: cohort.way is batch, which takes no pieces, and cohort.pieces is {pieces}; give one of them"
+    if len(algorithm.micro_steps()) > 1 or algorithm.observes():
+        yield f"algorithm: {name} looks at every step on its own, which cohort.pieces ({pieces}) cannot; allowed: 1"
+    if algorithm.over_batch:
+        yield f"algorithm: {name} has a loss over the whole batch, which cohort.pieces ({pieces}) cuts; allowed: 1"
+    if experiment.privacy is not None and experiment.privacy.unit == "record":
+        yield f"algorithm: privacy.unit is record, whose gradients are single; cohort.pieces is {pieces}; allowed: 1"
 
 
 def _sampling(phase: Phase, experiment: Experiment) -> Complaints:

@@ -145,6 +145,7 @@ class Setting:
             mechanism=self._mechanism(noise_multiplier),
             aliases=self.aliases,
             alias_rule=experiment.ledger.aliases,
+            pieces=experiment.cohort.pieces,
         )
 
     def _mechanism(self, noise_multiplier: float) -> Mechanism | None:

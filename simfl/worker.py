@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from simfl.cohort.attempts import brief, starved
+from simfl.cohort.pieces import Piece, Slope, Step, all_here, slope
 from simfl.cohort.plan import CohortPlan
 from simfl.cohort.stage import Stage
 from simfl.cohort.visit import CohortResult, train_cohort
@@ -60,9 +61,8 @@ class Worker:
         """Enter a phase: `base` is what earlier phases made of the model."""
         self.setting.overwrite(base)
         self.phase = phase
-        self.stages[phase] = _timed_reads(
-            self.setting.stage(phase, self.setup.num_clients, self.setup.noise_multiplier)
-        )
+        stage = self.setting.stage(phase, self.setup.num_clients, self.setup.noise_multiplier)
+        self.stages[phase] = all_here(_timed_reads(stage))
 
     def train(self, plan: CohortPlan, received: Parts) -> CohortResult:
         """Train a cohort."""
@@ -74,6 +74,19 @@ class Worker:
             result.gathered = {part: [_on_cpu(t) for t in uploads] for part, uploads in result.gathered.items()}
         result.clock = clock
         return result
+
+    def slope(self, piece: Piece, shared: Step, received: Parts) -> Slope:
+        """What a piece of a local batch adds to the gradient; `received` stands in for what `shared` lacks of it."""
+        with self._at_work("train", f"a piece of client {piece.client}") as clock:
+            here = {"trained": shared.trained, **{f"state:{key}": group for key, group in shared.state.items()}}
+            here = self._here(here)
+            trained, state = here.pop("trained"), {key.removeprefix("state:"): group for key, group in here.items()}
+            own = replace(shared, trained=trained, state=state, received=self._here(received))
+            found = slope(self.stages[self.phase], piece, own)
+            rest = None if found.rest is None else _on_cpu(found.rest)
+            found = Slope(_on_cpu(found.task), rest, found.sums.cpu(), found.weights.cpu())
+        found.clock = clock
+        return found
 
     def evaluate(self, plan: EvaluationPlan, received: Parts) -> Scores:
         """Score a shard."""

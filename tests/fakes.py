@@ -244,10 +244,13 @@ class Scattered:
     def evaluate(self, plans: Sequence[Any], received: Parts) -> list[Any]:
         return self._scatter("evaluate", plans, received)
 
-    def _scatter(self, method: str, plans: Sequence[Any], received: Parts) -> list[Any]:
+    def slopes(self, pieces: Sequence[Any], shared: Any) -> list[Any]:
+        return self._scatter("slope", pieces, shared, shared.received)
+
+    def _scatter(self, method: str, plans: Sequence[Any], *shared: Any) -> list[Any]:
         results = {}
         for place in self.chance.permutation(len(plans)):
-            results[place] = getattr(self.workers[self.chance.integers(3)], method)(plans[place], received)
+            results[place] = getattr(self.workers[self.chance.integers(3)], method)(plans[place], *shared)
         return [results[place] for place in range(len(plans))]
 
 

@@ -25,6 +25,7 @@ class Algorithm:
     needs_features: ClassVar[bool] = False  # its loss reads Outputs.features
     needs_targets: ClassVar[bool] = False  # its loss reads Outputs.targets
     hides: ClassVar[str | None] = None  # the unit of privacy that it is made for; None: any, or none
+    over_batch: ClassVar[bool] = False  # its loss has a term of a whole batch: `Loss.batch`, or one in `Loss.client`
     needs_places: ClassVar[bool] = False  # reads batch["place"], an example's place among the client's own, int64 [B]
 
     def forwards(self) -> dict[str, Forward]:

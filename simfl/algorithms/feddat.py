@@ -52,6 +52,7 @@ class FedDat(Algorithm):
     direction: Literal["teacher", "student"] = "teacher"  # KL(teacher ‖ student), or as printed KL(student ‖ teacher)
     form: Literal["micro", "joint"] = "micro"  # two optimizer steps a batch (A_s and heads, A_c and heads), or one
     private: ClassVar[tuple[str, ...]] = (CLIENT,)
+    over_batch: ClassVar[bool] = True
     offers: ClassVar[Mapping[str, Forward]] = {
         "generic": Forward(branch="shared"),
         "personal": Forward(branch="shared"),

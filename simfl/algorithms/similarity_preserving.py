@@ -28,6 +28,7 @@ class SimilarityPreserving(Algorithm):
     weight: Amount = 3000.0  # gamma; both public references
     from_round: Count = 2  # of the phase: at first the received model has nothing to teach
     needs_features: ClassVar[bool] = True
+    over_batch: ClassVar[bool] = True
 
     def forwards(self) -> dict[str, Forward]:
         return {"student": Forward(), "teacher": RECEIVED}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from simfl.cohort import records
+from simfl.cohort import pieces, records
+from simfl.cohort.pieces import Step
 from simfl.cohort.stage import Item, Stage, Trained, call, inputs_of, step_key, tensors_for, with_task
 from simfl.cohort.stepper import Stepper
 from simfl.protocol import Batch, MicroStep, Outputs, Parts, State, Visit, Weights
@@ -30,18 +31,24 @@ def train(
     sums = counts = torch.zeros((), device=stage.device)
     batches = torch.from_numpy(item.batches).to(stage.device)
     places = None if item.places is None else torch.from_numpy(item.places).to(stage.device)
-    real, algorithm = (item.batches >= 0).sum(1).tolist(), stage.phase.algorithm
+    real, algorithm, apart = (item.batches >= 0).sum(1).tolist(), stage.phase.algorithm, stage.pieces > 1
     micro_steps = [(micro, stepper, *_leaves(start, stepper.weights)) for micro, stepper in steppers]
     with stage.binding.swapped(own):
         for step in range(item.steps):
             here = slice(0, real[step])
-            batch = stage.batch(batches[step, here], None if places is None else places[step, here])
+            batch = {} if apart else stage.batch(batches[step, here], None if places is None else places[step, here])
             now = first._replace(step=first.step + step)
             carried: dict[str, Outputs] = {}
             seen: list[Weights] = []
             for number, (micro, stepper, trained, leaves) in enumerate(micro_steps):
                 passes = (stage, micro, carried, batch, trained, received, mine, now, step_key(key, step))
-                if records.hidden(stage):
+                if apart:
+                    names = tuple(leaves)
+                    shared = Step(
+                        {n: t.detach() for n, t in trained.items()}, names, received, mine, now, step_key(key, step)
+                    )
+                    task, gradients = pieces.gradients(stage, item, step, shared)
+                elif records.hidden(stage):
                     task, gradients = records.gradients(*passes, leaves, item)
                 else:
                     task, total = _loss(*passes)

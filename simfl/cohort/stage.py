@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,6 +87,8 @@ class Stage:
     aliases: Mapping[str, str] = field(default_factory=dict)
     alias_rule: str = "once"
     observer: Observer = field(default_factory=Observer)
+    pieces: int = 1  # of each local batch, whose gradients are taken apart
+    taker: Callable[..., Any] | None = None  # who takes them: see `cohort.pieces`
 
     @property
     def secure(self) -> bool:

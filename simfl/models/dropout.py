@@ -10,13 +10,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from simfl.passing import current
+from simfl.passing import current, part
 
 _HALF = 1 << 16
 
 
-def keyed_bits(key: Tensor, layer: int, count: int) -> Tensor:
-    """16 random bits for each position 0 … count−1 under `key` (int64, any shape): int16 [*key.shape, count].
+def keyed_bits(key: Tensor, layer: int, count: int, first: int = 0) -> Tensor:
+    """16 random bits for each of `count` positions from `first` on: int16 [*key.shape, count]; `key` is int64.
 
     A 32-bit finaliser (xor-shift-multiply, Wellons' 'lowbias32') over a counter, keyed before and within; each word
     serves two positions. int32 arithmetic wraps, and shifts are made logical by a mask.
@@ -24,14 +24,14 @@ def keyed_bits(key: Tensor, layer: int, count: int) -> Tensor:
     low, high = (key & 0xFFFFFFFF).to(torch.int32), (key >> 32).to(torch.int32)
     salt = (low * 0x3C6EF35F) ^ (layer * 0x632BE5AB & 0x7FFFFFFF)
     x = (
-        torch.arange(-(-count // 2), dtype=torch.int32, device=key.device)
+        torch.arange(first // 2, -(-(first + count) // 2), dtype=torch.int32, device=key.device)
         ^ (salt ^ ((salt >> 13) & 0x7FFFF))[..., None]
     )
     x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
     x = x ^ high[..., None]
     x = (x ^ ((x >> 15) & 0x1FFFF)) * -0x7B935975  # 0x846ca68b as a signed 32-bit number
     x = x ^ ((x >> 16) & 0xFFFF)
-    return x.view(torch.int16)[..., :count]
+    return x.view(torch.int16)[..., first % 2 : first % 2 + count]
 
 
 def keyed_keep(key: Tensor, layer: int, count: int, p: float) -> tuple[Tensor, float]:
@@ -40,7 +40,7 @@ def keyed_keep(key: Tensor, layer: int, count: int, p: float) -> tuple[Tensor, f
     `p` is taken in steps of 2⁻¹⁶, and the share is exact for the step taken.
     """
     dropped = round(p * _HALF)
-    return keyed_bits(key, layer, count) >= dropped - _HALF // 2, 1.0 - dropped / _HALF
+    return keyed_bits(key, layer, count, part().before(count)) >= dropped - _HALF // 2, 1.0 - dropped / _HALF
 
 
 def keyed_dropout(x: Tensor, p: float, layer: int) -> Tensor:
