@@ -95,7 +95,8 @@ def slope(stage: Stage, piece: Piece, shared: Step) -> Slope:
     trained = {name: leaves.get(name, t) for name, t in shared.trained.items()}
     rows = torch.from_numpy(piece.rows).to(stage.device)
     batch = stage.batch(rows, None if piece.places is None else torch.from_numpy(piece.places).to(stage.device))
-    outputs, forwards = {}, stage.phase.algorithm.forwards()
+    forwards = stage.phase.algorithm.forwards()
+    outputs: dict[str, Outputs] = {}
     with part_of(Part(piece.first, len(rows))):
         for name in micro.runs:
             weights = tensors_for(stage.sources[name], trained, shared.received, shared.state)
