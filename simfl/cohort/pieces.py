@@ -99,8 +99,8 @@ def slope(stage: Stage, piece: Piece, shared: Step) -> Slope:
     outputs: dict[str, Outputs] = {}
     with part_of(Part(piece.first, len(rows))):
         for name in micro.runs:
-            weights = tensors_for(stage.sources[name], trained, shared.received, shared.state)
-            out = call(stage, forwards[name], weights, inputs_of(stage, batch), shared.key)
+            tensors = tensors_for(stage.sources[name], trained, shared.received, shared.state)
+            out = call(stage, forwards[name], tensors, inputs_of(stage, batch), shared.key)
             outputs[name] = with_task(stage, out, batch)
     loss = micro.loss(outputs, batch, trained, shared.received, shared.state, shared.visit)
     if loss.batch is not None or _reads(loss.client, outputs):
@@ -114,7 +114,7 @@ def slope(stage: Stage, piece: Piece, shared: Step) -> Slope:
 
 def _reads(term: Tensor | None, outputs: dict[str, Outputs]) -> bool:
     """Whether a term depends on what passes gave."""
-    given = [t for out in outputs.values() for t in out.tensors().values() if t.requires_grad]
+    given = [tensor for out in outputs.values() for tensor in out.tensors().values() if tensor.requires_grad]
     if term is None or not term.requires_grad or not given:
         return False
     return any(g is not None for g in torch.autograd.grad(term, given, retain_graph=True, allow_unused=True))
