@@ -132,13 +132,18 @@ def show(table: list[dict[str, Any]], timed: dict[str, Timed], console: Console)
     for title in COLUMNS:
         view.add_column(title, justify="left" if title == "system" else "right")
     for row in table:
-        cpu = np.median([s.result.cpu for s in timed[row["system"]].samples])
-        cpu /= np.median([s.result.cpu for s in timed[REFERENCE].samples])
+        cpu, usual = (np.median([s.result.cpu for s in timed[name].samples]) for name in (row["system"], REFERENCE))
         view.add_row(
-            row["system"], f"{row['seconds_per_round']:.4f}", f"{row['ratio_to_bare_loop']:.2f}", f"{cpu:.2f}",
-            f"{row['clients_per_second']:.0f}", f"{row['startup_seconds']:.1f}", f"{row['total_seconds']:.1f}",
-            f"{row['peak_rss_bytes'] / 1e6:.0f}", "yes" if row["same_work"] else "NO",
-        )  # fmt: skip
+            row["system"],
+            f"{row['seconds_per_round']:.4f}",
+            f"{row['ratio_to_bare_loop']:.2f}",
+            f"{cpu / usual:.2f}" if usual else "",
+            f"{row['clients_per_second']:.0f}",
+            f"{row['startup_seconds']:.1f}",
+            f"{row['total_seconds']:.1f}",
+            f"{row['peak_rss_bytes'] / 1e6:.0f}",
+            "yes" if row["same_work"] else "NO",
+        )
     console.print(view)
 
 

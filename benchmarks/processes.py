@@ -10,8 +10,10 @@ PAGE, TICKS = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
 
 def family(pid: int) -> list[int]:
     """The process and its living descendants."""
+    children: list[str] = []
     try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for thread in Path(f"/proc/{pid}/task").iterdir():  # whichever started them
+            children += (thread / "children").read_text().split()
     except OSError:
         return []
     return [pid, *(member for child in children for member in family(int(child)))]

@@ -1,0 +1,85 @@
+"""RESULTS.md's tables from what was measured last: `python -m benchmarks.report`, after `make bench`."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import memory
+from benchmarks.bench import LATEST
+from benchmarks.systems import ENVIRONMENTS, REFERENCE, SYSTEMS
+
+RESULTS = Path(__file__).parent / "RESULTS.md"
+PACKAGES = ("torch", "ray", "transformers", "peft", "flwr", "pfl")
+
+
+def cpu_table(rows: list[dict[str, Any]]) -> str:
+    """All works and systems."""
+    day = time.strftime("%Y-%m-%d", time.gmtime(LATEST.stat().st_mtime))
+    lines = [
+        f"`make bench`, {day}, {os.cpu_count()} cores, one thread a process, {platform.system()},"
+        f" Python {platform.python_version()}. {versions()}",
+        "",
+        "| work | system | s / round | ratio | clients / s | first step, s | all, s | peak RSS, MB | same work |",
+        "|---|---|--:|--:|--:|--:|--:|--:|---|",
+    ]
+    for row in rows:
+        name = f"**{row['system']}**" if row["system"].startswith("simfl") else row["system"]
+        lines.append(
+            f"| {row['work']} | {name} | {row['seconds_per_round']:.3f} | {row['ratio_to_bare_loop']:.2f}"
+            f" | {row['clients_per_second']:.0f} | {row['startup_seconds']:.1f} | {row['total_seconds']:.1f}"
+            f" | {row['peak_rss_bytes'] / 1e6:.0f} | {'yes' if row['same_work'] else 'NO'} |"
+        )
+    left_out = sorted(set(SYSTEMS) - {row["system"] for row in rows})
+    return "\n".join(lines + ([f"\nNot measured: {', '.join(left_out)}."] if left_out else []))
+
+
+def versions() -> str:
+    """Of every environment that was used."""
+    named = {"simfl": SYSTEMS[REFERENCE].python} | {
+        folder.name: folder / "bin" / "python" for folder in sorted(ENVIRONMENTS.glob("*"))
+    }
+    said = []
+    for name, python in named.items():
+        listed = subprocess.run([python, "-m", "pip", "list", "--format", "freeze"], capture_output=True, text=True)
+        found = dict(line.split("==") for line in listed.stdout.splitlines() if "==" in line)
+        said.append(f"{name}: " + ", ".join(f"{p} {found[p]}" for p in PACKAGES if p in found))
+    return "Versions: " + "; ".join(said) + "."
+
+
+def memory_table(rows: list[dict[str, Any]]) -> str:
+    """The driver's resident memory."""
+    day = time.strftime("%Y-%m-%d", time.gmtime(memory.LATEST.stat().st_mtime))
+    lines = [
+        f"`python -m benchmarks.memory`, {day}.",
+        "",
+        "| clients | before the first round, MB | after 10 rounds | after 100 rounds |",
+        "|--:|--:|--:|--:|",
+    ]
+    names = ("before", "after_10_rounds", "after_100_rounds")
+    for row in rows:
+        lines.append(f"| {row['clients']:,} | " + " | ".join(f"{row[name] / 1e6:.0f}" for name in names) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Put each table where its marks are, if it was measured here."""
+    text = RESULTS.read_text()
+    for mark, source, table in (("cpu", LATEST, cpu_table), ("memory", memory.LATEST, memory_table)):
+        if not source.exists():
+            print(f"{source.name} is not there: its table stays as it is")
+            continue
+        between = f"<!-- {mark} -->\n{table(json.loads(source.read_text()))}\n<!-- /{mark} -->"
+        text = re.sub(rf"<!-- {mark} -->.*?<!-- /{mark} -->", lambda _, new=between: new, text, flags=re.S)
+    RESULTS.write_text(text)
+    print(f"written: {RESULTS.name}")
+
+
+if __name__ == "__main__":
+    main()
