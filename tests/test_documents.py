@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from simfl.algorithms import ALGORITHMS
 from simfl.optimizers import LOCAL_OPTIMIZERS
 
@@ -16,6 +18,14 @@ DOCS = Path(__file__).parent.parent / "docs"
 def test_the_table_of_algorithms_is_current() -> None:
     command = [sys.executable, str(DOCS / "make_algorithms.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_table_of_figures_is_current() -> None:
+    """Some thirty plans."""
+    command = [sys.executable, str(DOCS / "make_figures.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
 
 
