@@ -21,6 +21,7 @@ from simfl.data.pdf_folder import PdfFolder
 from simfl.data.pfl_docvqa import PflDocvqa
 from simfl.data.prototypes import Prototypes
 from simfl.data.provider_invoices import ProviderInvoices
+from simfl.data.real_words import RealWords
 from simfl.data.scene_text import SceneText
 from simfl.data.scene_vqa import SceneVqa
 from simfl.data.snli_ve import SnliVe
@@ -55,6 +56,7 @@ DATA: dict[str, type[Data]] = {
     "pfl_docvqa": PflDocvqa,
     "prototypes": Prototypes,
     "provider_invoices": ProviderInvoices,
+    "real_words": RealWords,
     "scene_text": SceneText,
     "scene_vqa": SceneVqa,
     "snli_ve": SnliVe,

@@ -93,6 +93,21 @@ def _read_key(path: Path) -> dict[str, str]:
 def _read_words(path: Path, width: int, height: int) -> tuple[list[str], list[float]]:
     words: list[str] = []
     boxes: list[float] = []
+    for text, (left, top, right, bottom) in _lines(path, width, height):
+        for word, start, end in split_line(text):
+            words.append(word)
+            boxes += _inside(left + (right - left) * start, top, left + (right - left) * end, bottom)
+    return words, boxes
+
+
+def single_words(parts: dict[str, Path]) -> list[tuple[str, list[float]]]:
+    """The lines of a receipt that are one word, each with left, top, right, bottom in [0, 1]: these boxes are exact."""
+    lines = _lines(parts["box"], *size_of(parts["img"]))
+    return [(text.strip(), _inside(*box)) for text, box in lines if len(text.split()) == 1]
+
+
+def _lines(path: Path, width: int, height: int) -> Iterator[tuple[str, tuple[float, float, float, float]]]:
+    """Text and box of each line; DataError names the row that cannot be read."""
     for row, line in enumerate(_text(path).split("\n"), start=1):
         if not line.strip():
             continue
@@ -103,11 +118,7 @@ def _read_words(path: Path, width: int, height: int) -> tuple[list[str], list[fl
                 raise ValueError(f"{len(corners)} numbers")
         except ValueError as error:
             raise DataError(f"{path} row {row}: eight numbers and a text are needed ({error})") from error
-        box = (min(x) / width, min(y) / height, max(x) / width, max(y) / height)
-        for word, left, right in split_line(text):
-            words.append(word)
-            boxes += _inside(box[0] + (box[2] - box[0]) * left, box[1], box[0] + (box[2] - box[0]) * right, box[3])
-    return words, boxes
+        yield text, (min(x) / width, min(y) / height, max(x) / width, max(y) / height)
 
 
 def split_line(text: str) -> Iterator[tuple[str, float, float]]:

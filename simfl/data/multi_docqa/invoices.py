@@ -33,7 +33,7 @@ def documents(seed: int, split: str, count: int, width: int) -> Iterator[dict[st
             "image": page.image,
             "width": page.width,
             "height": page.height,
-            "source": "simfl",
+            "source": page.id,
             "licence": LICENCE,
             "asked": page.questions,
         }
