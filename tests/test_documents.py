@@ -22,6 +22,14 @@ def test_the_table_of_algorithms_is_current() -> None:
 
 
 @pytest.mark.slow
+def test_the_tables_of_codecs_are_current() -> None:
+    """But for the times in them."""
+    command = [sys.executable, str(DOCS / "make_codecs.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
 def test_the_table_of_figures_is_current() -> None:
     """Some thirty plans."""
     command = [sys.executable, str(DOCS / "make_figures.py"), "--check"]

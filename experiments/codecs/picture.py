@@ -1,0 +1,73 @@
+"""Draws docs/codecs.png from the runs of sweep.yaml: `python experiments/codecs/picture.py [FOLDER of runs]`.
+
+One panel for each set: bytes of all messages against accuracy on the test split, a mark for each codec at the mean of
+its seeds, with a line from the worst seed to the best.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt  # (after the backend is chosen)
+
+HERE = Path(__file__).parent
+OUT = HERE.parent.parent / "docs" / "codecs.png"
+TITLES = {"digits": "digits, cnn", "prototypes": "prototypes, mlp"}
+SHAPES = {"topk": "v", "randomk": "^", "svd": "D", "sign": "P", "nf4": "s", "int8": "o"}  # others: X
+
+Scores = dict[str, list[tuple[float, float]]]  # codec -> (MB, accuracy) of each seed
+
+
+def main() -> None:
+    """Read the runs' summaries, draw, and print the table."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("runs/sweep")
+    found = scores(folder)
+    figure, axes = plt.subplots(1, len(found), figsize=(6.2 * len(found), 4.8), squeeze=False)
+    for axis, (data, of_codec) in zip(axes[0], sorted(found.items()), strict=True):
+        panel(axis, TITLES.get(data, data), of_codec)
+    figure.tight_layout()
+    figure.savefig(OUT, dpi=110)
+
+
+def scores(folder: Path) -> dict[str, Scores]:
+    """Of every finished run under the folder, by set and codec; runs are named SET_CODEC_seed-N."""
+    found: dict[str, Scores] = defaultdict(lambda: defaultdict(list))
+    for path in sorted(folder.rglob("summary.json")):
+        data, _, rest = path.parent.name.partition("_")
+        codec, _, _ = rest.rpartition("_seed-")
+        summary = json.loads(path.read_text())
+        if summary["status"] == "completed":
+            found[data][codec].append((summary["bytes"]["total"] / 1e6, summary["final"]["accuracy"]))
+    return found
+
+
+def panel(axis: plt.Axes, title: str, of_codec: Scores) -> None:
+    """One set."""
+    print(f"{title}: codec, MB, accuracy mean (worst to best of seeds)")
+    order = sorted(of_codec, key=lambda codec: -np.mean([size for size, _ in of_codec[codec]]))
+    colours = plt.cm.turbo(np.linspace(0.05, 0.95, len(order)))
+    for codec, colour in zip(order, colours, strict=True):
+        sizes, values = np.array(of_codec[codec]).T
+        shape = next((mark for name, mark in SHAPES.items() if codec.startswith(name)), "X")
+        axis.plot([sizes.mean()] * 2, [values.min(), values.max()], color=colour, linewidth=1)
+        label = f"{codec.replace('_', ' ')}: {values.mean():.3f}"
+        axis.plot(sizes.mean(), values.mean(), shape, color=colour, markersize=8, label=label)
+        low, high = values.min(), values.max()
+        print(f"  {codec}: {sizes.mean():.3f}, {values.mean():.4f} ({low:.4f} to {high:.4f}), {len(values)} seeds")
+    axis.set_xscale("log")
+    axis.set_xlabel("MB of all messages, down and up")
+    axis.set_ylabel("accuracy on the test split")
+    axis.set_title(title)
+    axis.grid(alpha=0.3, which="both")
+    axis.legend(fontsize=8, loc="lower right", title="codec: mean accuracy")
+
+
+if __name__ == "__main__":
+    main()
