@@ -60,7 +60,7 @@ def read(folder: Path) -> tokenizers.Tokenizer:
 
 
 def wordpiece(folder: Path, image_size: int) -> Tokenizer:
-    """BERT's tokenizer of a folder: `tokenizer.json` or `vocab.txt`. ConfigError if there is none, or not BERT's."""
+    """BERT's tokenizer of a folder (`tokenizer.json`, `vocab.txt`) or a start's small one; ConfigError for others."""
     if (folder / "tokenizer.json").is_file():
         text = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     elif (folder / "vocab.txt").is_file():
@@ -69,6 +69,8 @@ def wordpiece(folder: Path, image_size: int) -> Tokenizer:
         raise ConfigError(f"model.weights: {folder} holds neither tokenizer.json nor vocab.txt")
     text.no_padding()
     text.no_truncation()
+    if text.token_to_id("<pad>") == PAD and text.token_to_id("</s>") == END:
+        return Tokenizer(text, image_size)
     start, end = text.token_to_id("[CLS]"), text.token_to_id("[SEP]")
     if text.token_to_id("[PAD]") != PAD or start is None or end is None:
         raise ConfigError(
