@@ -4,6 +4,7 @@ from simfl.data.aqua import Aqua
 from simfl.data.base import Data
 from simfl.data.clove import Clove
 from simfl.data.coco_qa import CocoQa
+from simfl.data.debian_manuals import DebianManuals
 from simfl.data.digits import Digits
 from simfl.data.docvqa_imdb import MpDocvqa, SpDocvqa
 from simfl.data.domains import Domains
@@ -39,6 +40,7 @@ DATA: dict[str, type[Data]] = {
     "aqua": Aqua,
     "clove": Clove,
     "coco_qa": CocoQa,
+    "debian_manuals": DebianManuals,
     "digits": Digits,
     "domains": Domains,
     "due": Due,

@@ -6,6 +6,7 @@ A heading of the outline becomes an answer only where it is printed on the page 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -46,20 +47,21 @@ class PdfFolder(Data):
             if provider not in known:
                 raise ConfigError(f"data.unseen: no folder {provider!r} in {root}; {nearest(provider, known)}")
         files = dict(sorted(files.items()))
-        return kept(cache, "pdf_folder", EDITION, self, files.values(), lambda: self._build(files))
+        return kept(cache, "pdf_folder", EDITION, self, files.values(), lambda: self.build(files))
 
-    def _build(self, files: dict[str, Path]) -> Dataset:
+    def build(self, files: Mapping[str, Path], name: str = "pdf_folder") -> Dataset:
+        """The data set of these files by name, whose part before the first slash is the provider."""
         names = ("train", "valid", "test", "unseen")
         labelled = self.questions != "none"
         gathered = {split: Gather(Pictures(self.image_size), need_answers=labelled) for split in names}
-        for name, path in files.items():
-            gather = gathered[self._split(name)]
+        for file, path in files.items():
+            gather = gathered[self._split(file)]
             try:
                 with pdf_pages.opened(path) as document:
-                    self._read(gather, document, name)
+                    self._read(gather, document, file)
             except UnreadablePdf:
                 gather.dropped["unreadable file"] += 1
-        return finish("pdf_folder", gathered, {"licence": "the files' own", "files": len(files)})
+        return finish(name, gathered, {"licence": "the files' own", "files": len(files)})
 
     def _split(self, name: str) -> str:
         if _provider(name) in self.unseen:
