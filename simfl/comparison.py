@@ -63,7 +63,7 @@ class Comparison:
     settings: tuple[str, ...]  # columns of what varies
     metrics: tuple[str, ...]
     lines: tuple[Line, ...]
-    reference: int | None = None  # the line that others are tested against
+    against: str = ""  # what each line was tested against, in words; empty where nothing was
 
     def best(self, metric: str) -> set[int]:
         """The lines with the highest mean, of a deviation the lowest; more than one only if they are equal."""
@@ -86,7 +86,8 @@ def compare(
 ) -> Comparison:
     """Lines over seeds. `metrics`: names of scores, by default the headline metric of every split and model.
 
-    `against`: a label or a value in a line, by default the first line, which the others are tested against.
+    `against`: a value of what varies, by default the first of the first column. A line is tested against the one that
+    has this value and is else the same. It may also be the name of a run, whose line is then that of all others.
     """
     settings = tuple(dict.fromkeys(name for r in results for name in r.shown if name != SEED))
     names = _metrics(results, tuple(metrics))
@@ -94,10 +95,11 @@ def compare(
     for r in results:
         groups.setdefault(tuple(r.shown.get(name) for name in settings), []).append(r)
     lines = [_line(settings, key, runs, names) for key, runs in groups.items()]
-    reference = _reference(lines, against)
-    if test is not None and reference is not None:
-        lines = [_tested(line, lines[reference], test) if i != reference else line for i, line in enumerate(lines)]
-    return Comparison(settings, names, tuple(lines), reference if test is not None else None)
+    if test is None or not lines:
+        return Comparison(settings, names, tuple(lines))
+    column, value = _reference(lines, settings, against)
+    tested = tuple(_tested(line, _like(line, lines, column, value), test) for line in lines)
+    return Comparison(settings, names, tested, f"{column} {value}" if column else str(value))
 
 
 def _metrics(results: Sequence[Result], asked: tuple[str, ...]) -> tuple[str, ...]:
@@ -118,19 +120,33 @@ def _line(settings: tuple[str, ...], key: tuple[Any, ...], runs: list[Result], m
     return Line(dict(zip(settings, key, strict=True)), tuple(runs), scores)
 
 
-def _reference(lines: Sequence[Line], against: str | None) -> int | None:
-    """The line that others are tested against."""
+def _reference(lines: Sequence[Line], settings: tuple[str, ...], against: str | None) -> tuple[str, Any]:
+    """The column and the value that lines are tested against; of a run's name, no column and the name."""
+    known = {name: {str(line.shown[name]): line.shown[name] for line in lines} for name in settings}
     if against is None:
-        return next((i for i, line in enumerate(lines) if line.scores), None)
-    for i, line in enumerate(lines):
-        names = {str(value) for value in line.shown.values()} | {run.label for run in line.runs}
-        if against in names:
-            return i
-    known = {str(value) for line in lines for value in line.shown.values()}
-    raise ConfigError(f"--against: no line has {against!r}; {nearest(against, known)}")
+        return (settings[0], lines[0].shown[settings[0]]) if settings else ("", lines[0].runs[0].label)
+    for name, values in known.items():
+        if against in values:
+            return name, values[against]
+    labels = {run.label for line in lines for run in line.runs}
+    if against in labels:
+        return "", against
+    values = {value for of in known.values() for value in of} | labels
+    raise ConfigError(f"--against: no line has {against!r}; {nearest(against, values)}")
 
 
-def _tested(line: Line, reference: Line, test: Test) -> Line:
+def _like(line: Line, lines: Sequence[Line], column: str, value: Any) -> Line | None:
+    """The line that one is tested against; None if it is the line itself, or there is none."""
+    wanted = {**line.shown, column: value}
+    for other in lines:
+        if (other.shown == wanted) if column else any(run.label == value for run in other.runs):
+            return other if other is not line else None
+    return None
+
+
+def _tested(line: Line, reference: Line | None, test: Test) -> Line:
+    if reference is None:
+        return line
     scores = {metric: Score(score.values, test(line, reference, metric)) for metric, score in line.scores.items()}
     return Line(line.shown, line.runs, scores)
 
@@ -188,10 +204,10 @@ def notes(found: Comparison) -> list[str]:
     said = []
     if _has_seeds(found):
         said.append("mean ± standard deviation over the seeds")
-    if found.reference is not None and any(s.p is not None for line in found.lines for s in line.scores.values()):
-        first = found.lines[found.reference]
-        name = ", ".join(f"{k} {v}" for k, v in first.shown.items())
-        said.append(f"{MARK} differs from {name}: paired bootstrap over the common examples, p < {LEVEL}")
+    if any(score.p is not None for line in found.lines for score in line.scores.values()):
+        same = " where all else is the same" if len(found.settings) > 1 else ""
+        test = f"paired bootstrap over the common examples, p < {LEVEL}"
+        said.append(f"{MARK} differs from {found.against}{same}: {test}")
     failed = [run for line in found.lines for run in line.runs if run.status == "failed"]
     said += [f"{run.label} failed: {run.error}" for run in failed]
     return said

@@ -12,6 +12,7 @@ from simfl import evaluation, files
 from simfl.comparison import LEVEL, MARK, SEED, Comparison, Line, compare, notes, paired
 from simfl.data.heterogeneity import describe
 from simfl.errors import SimflError
+from simfl.fork import beginnings
 from simfl.progress import duration, size
 from simfl.report_chart import heat, number, strips
 from simfl.report_curves import MOST_LINES, by_bytes, by_epsilon, by_round, course, curves, name_of, varied
@@ -23,6 +24,7 @@ from simfl.sweep_results import Result, results_of
 MOST_SAMPLES = 8  # predictions shown
 MOST_CLIENTS = 60  # in a strip or a map
 MOST_PARTITIONS = 6  # shown
+MOST_VALUES = 40  # columns of a map
 
 
 def write(paths: Sequence[Path], target: Path, title: str = "") -> None:
@@ -36,14 +38,14 @@ def report(results: Sequence[Result], title: str) -> str:
     found = compare(results, test=paired)
     shown = [line for line in found.lines if line.done]
     courses = {run.label: course(run) for line in shown for run in line.done}
-    metrics = found.metrics
+    metrics, drawn = found.metrics, _longest(shown)
     sections = [
-        Section("Comparison", _comparison(found), ". ".join(notes(found))),
-        Section("Learning", curves(found, shown, courses, metrics, by_round, "rounds", number)),
-        Section("Bytes", curves(found, shown, courses, metrics, by_bytes, "sent in both directions", size)),
-        Section("Privacy", curves(found, shown, courses, metrics, by_epsilon, "epsilon", number)),
+        Section("Comparison", _comparison(found), tuple(notes(found))),
+        Section("Learning", curves(found, drawn, courses, metrics, by_round, "rounds", number)),
+        Section("Bytes", curves(found, drawn, courses, metrics, by_bytes, "sent in both directions", size)),
+        Section("Privacy", curves(found, drawn, courses, metrics, by_epsilon, "epsilon", number)),
         Section(
-            "Clients", _spread(found, shown, metrics), "Each client's mean score at the end; the bar is the median."
+            "Clients", _spread(found, shown, metrics), ("Each client's mean score at the end; the bar is the median.",)
         ),
         Section("Partition", _partitions(shown)),
         Section("Time", timeline(results)),
@@ -52,6 +54,13 @@ def report(results: Sequence[Result], title: str) -> str:
     ]
     done = sum(len(line.done) for line in found.lines)
     return page(title, f"{len(results)} runs, {done} of them done", sections)
+
+
+def _longest(shown: Sequence[Line]) -> list[Line]:
+    """The lines that are not the beginning of another: of a grid over T, one curve tells all."""
+    runs = {run.label: run.run.experiment for line in shown for run in line.done}
+    shorter = set(beginnings(runs).values())
+    return [line for line in shown if not all(run.label in shorter for run in line.done)]
 
 
 def _comparison(found: Comparison) -> str:
@@ -91,9 +100,10 @@ def _spread(found: Comparison, shown: Sequence[Line], metrics: Sequence[str]) ->
         for line in shown:
             values = list(scores[line.runs[0].label].get(metric, {}).values())
             if len(values) > 1:
-                groups.append((name_of(line, told), values[: MOST_CLIENTS * 4]))
+                groups.append((", ".join(str(line.shown[name]) for name in told) or line.runs[0].label, values))
         seed = f", seed {shown[0].done[0].shown[SEED]}" if SEED in shown[0].done[0].shown else ""
-        charts.append(figure(f"{metric} of each client{seed}", strips(groups, metric)) if groups else "")
+        names = f"{', '.join(told)}{seed}".lstrip(", ")
+        charts.append(figure(f"{metric} of each client", strips(groups, metric), names) if groups else "")
     return figures([chart for chart in charts if chart])
 
 
@@ -115,15 +125,13 @@ def _partition(run: Result) -> str:
         numbers = describe(split, run.run.partition)
     except (SimflError, OSError):  # the data are not on this machine, or no longer those of the run
         sizes = ", ".join(str(n) for n in partition.sizes[:MOST_CLIENTS])
-        return figure(f"{len(partition)} clients", f"<p>examples: {sizes}</p>")
+        return figure(f"{len(partition)} clients", f"<p>examples: {sizes}</p>", "the data are not on this machine")
     shown = min(len(partition), len(numbers.heat), MOST_CLIENTS)
-    told = (
-        f"{len(partition)} clients, {partition.sizes.min()} to {partition.sizes.max()} examples, mean"
-        f" Jensen-Shannon divergence from all examples {numbers.divergence.mean():.3f}"
-    )
-    rows, columns = [f"client {k}" for k in range(shown)], [str(value) for value in numbers.values[:40]]
-    chart = heat(rows, columns, numbers.heat[:shown, :40], f"examples by client and {numbers.what}")
-    return figure(f"{told}; examples by {numbers.what}", chart)
+    rows, columns = [f"client {k}" for k in range(shown)], [str(value) for value in numbers.values[:MOST_VALUES]]
+    chart = heat(rows, columns, numbers.heat[:shown, :MOST_VALUES], f"examples by client and {numbers.what}")
+    sizes = f"{partition.sizes.min()} to {partition.sizes.max()} examples each"
+    apart = f"mean Jensen-Shannon divergence of a client from all examples: {numbers.divergence.mean():.3f}"
+    return figure(f"{len(partition)} clients by {numbers.what}", chart, f"{sizes}; {apart}")
 
 
 def _samples(found: Comparison, shown: Sequence[Line]) -> str:

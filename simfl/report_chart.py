@@ -57,18 +57,17 @@ def lines(series: Sequence[Series], x: str, y: str, form: Callable[[float], str]
 
 def strips(groups: Sequence[tuple[str, Sequence[float]]], y: str) -> str:
     """A row of dots for each group, its median as a bar: how far apart the values lie."""
-    step, label = 26.0, 150.0
+    step, label = 26.0, 168.0
     height = TOP + step * len(groups) + BOTTOM
     across = Scale.over([v for _, values in groups for v in values], label, WIDTH - RIGHT)
     body = [_x_axis(across, height - BOTTOM, TOP, y, number)]
     for i, (name, values) in enumerate(groups):
         middle = TOP + step * (i + 0.5)
-        body.append(f'<text x="{label - 8}" y="{middle + 4:.1f}" class="end">{escape(_short(name, 22))}</text>')
-        for value in values:
+        body.append(f'<text x="{label - 8}" y="{middle + 4:.1f}" class="end">{escape(_short(name, 24))}</text>')
+        for k, value in enumerate(values):  # equal values lie a little above and below one another
+            place = f'cx="{across(value):.1f}" cy="{middle + 2.5 * (k % 5 - 2):.1f}" r="3.5"'
             title = f"<title>{escape(name)}: {number(value)}</title>"
-            body.append(
-                f'<circle cx="{across(value):.1f}" cy="{middle:.1f}" r="4" class="dot c{_colour(i)}">{title}</circle>'
-            )
+            body.append(f'<circle {place} class="dot c{_colour(i)}">{title}</circle>')
         half = across(float(np.median(values)))
         body.append(f'<path d="M{half:.1f} {middle - 9:.1f}v18" class="median"/>')
     return _svg(height, "".join(body), f"{y} of each client")
@@ -76,7 +75,7 @@ def strips(groups: Sequence[tuple[str, Sequence[float]]], y: str) -> str:
 
 def heat(rows: Sequence[str], columns: Sequence[str], values: np.ndarray, what: str) -> str:
     """A cell for each row and column, darker for more; float or int [rows, columns]."""
-    left, top = 78.0, 74.0
+    left, top = 78.0, 22.0 + 4.6 * min(max((len(name) for name in columns), default=0), 11)
     wide, high = (WIDTH - left - RIGHT) / max(len(columns), 1), min(22.0, 300.0 / max(len(rows), 1))
     most = float(values.max()) or 1.0
     body = []
@@ -99,13 +98,13 @@ def heat(rows: Sequence[str], columns: Sequence[str], values: np.ndarray, what: 
 def bars(given: Sequence[Bar], names: Sequence[str], x: str, form: Callable[[float], str] | None = None) -> str:
     """Stretches of time, a row for each name; `names` are the meanings of the colours."""
     rows = list(dict.fromkeys(bar.row for bar in given))
-    step, label = 22.0, 110.0
+    step, label = 22.0, 150.0
     height = TOP + step * len(rows) + BOTTOM
     across = Scale.over([v for bar in given for v in (bar.begin, bar.end)], label, WIDTH - RIGHT)
     body = [_x_axis(across, height - BOTTOM, TOP, x, form or number)]
     for i, row in enumerate(rows):
         body.append(
-            f'<text x="{label - 6}" y="{TOP + step * (i + 0.5) + 4:.1f}" class="end">{escape(_short(row, 16))}</text>'
+            f'<text x="{label - 6}" y="{TOP + step * (i + 0.5) + 4:.1f}" class="end">{escape(_short(row, 21))}</text>'
         )
     for bar in given:
         top, wide = TOP + step * rows.index(bar.row) + 3, max(across(bar.end) - across(bar.begin), 0.6)
@@ -135,6 +134,7 @@ class Scale:
     high: float
     start: float
     end: float
+    whole: bool = False  # all values are whole numbers, and so are the ticks
 
     @staticmethod
     def over(values: Iterable[float], start: float, end: float) -> Scale:
@@ -142,16 +142,16 @@ class Scale:
         found = [v for v in values if math.isfinite(v)] or [0.0]
         low, high = min(found), max(found)
         room = (high - low) * 0.03 or abs(high) * 0.1 or 1.0
-        return Scale(low - (room if low else 0.0), high + room, start, end)
+        return Scale(low - (room if low else 0.0), high + room, start, end, all(v == int(v) for v in found))
 
     def __call__(self, value: float) -> float:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def ticks(self, most: int = 5) -> list[float]:
         """Round values inside the scale."""
-        raw = (self.high - self.low) / most
+        raw = max((self.high - self.low) / most, 1.0 if self.whole else 0.0)
         power = 10.0 ** math.floor(math.log10(raw))
-        step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw)
+        step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
         first = math.ceil(self.low / step - 1e-9)
         return [k * step for k in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
@@ -175,12 +175,17 @@ def _axes(across: Scale, up: Scale, x: str, y: str, form: Callable[[float], str]
 def _x_axis(across: Scale, base: float, top: float, x: str, form: Callable[[float], str]) -> str:
     ticks = "".join(
         (f'<path d="M{across(v):.1f} {top}V{base}" class="grid"/>' if top < base else "")
-        + f'<text x="{across(v):.1f}" y="{base + 16:.1f}" class="middle">{form(v)}</text>'
+        + f'<text x="{across(v):.1f}" y="{base + 16:.1f}" class="{_anchor(across(v))}">{form(v)}</text>'
         for v in across.ticks()
     )
     middle = (across.start + across.end) / 2
     axis = f'<path d="M{across.start} {base}H{across.end}" class="axis"/>'
     return f'{ticks}{axis}<text x="{middle}" y="{base + 36:.1f}" class="middle label">{escape(x)}</text>'
+
+
+def _anchor(x: float) -> str:
+    """Of a tick's text: what stands at the right edge ends there."""
+    return "end" if x > WIDTH - RIGHT - 16 else "middle"
 
 
 def _line(one: Series, i: int, across: Scale, up: Scale) -> str:

@@ -17,7 +17,7 @@ class Section:
 
     title: str
     body: str  # HTML
-    note: str = ""  # text under the heading
+    notes: tuple[str, ...] = ()  # lines of text under the heading
 
 
 def page(title: str, lead: str, sections: Sequence[Section]) -> str:
@@ -45,9 +45,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, h
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def figure(title: str, chart: str) -> str:
-    """A chart under its title; nothing if there is no chart."""
-    return f"<figure><figcaption>{escape(title)}</figcaption>{chart}</figure>" if chart else ""
+def figure(title: str, chart: str, note: str = "") -> str:
+    """A chart under its title, a note below it; nothing if there is no chart."""
+    under = f'<p class="note">{escape(note)}</p>' if note else ""
+    return f"<figure><figcaption>{escape(title)}</figcaption>{chart}{under}</figure>" if chart else ""
 
 
 def figures(given: Sequence[str]) -> str:
@@ -66,7 +67,7 @@ def folded(title: str, body: str) -> str:
 
 
 def _section(section: Section) -> str:
-    note = f'<p class="note">{escape(section.note)}</p>' if section.note else ""
+    note = "".join(f'<p class="note">{escape(text)}</p>' for text in section.notes)
     return f'<section id="{_anchor(section.title)}"><h2>{escape(section.title)}</h2>{note}{section.body}</section>'
 
 
@@ -90,7 +91,7 @@ body{margin:0;background:var(--ground);color:var(--ink);font:15px/1.5 system-ui,
 header,main{max-width:1180px;margin:0 auto;padding:0 16px}
 h1{font-size:1.7rem;line-height:1.2;margin:24px 0 4px;overflow-wrap:anywhere}
 h2{font-size:1.2rem;margin:36px 0 8px;padding-top:12px;border-top:1px solid var(--edge)}
-header p,.note{color:var(--soft);margin:0 0 8px;max-width:80ch}
+header p,.note{color:var(--soft);margin:0 0 6px;max-width:90ch;overflow-wrap:anywhere}
 nav{display:flex;flex-wrap:wrap;gap:4px 14px}
 a{color:var(--strong)}
 .figures{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,340px),1fr));gap:18px}
@@ -105,7 +106,7 @@ svg .label{fill:var(--ink)}
 .line{fill:none;stroke:var(--c);stroke-width:2.2}
 .mark{fill:var(--c);stroke:var(--ground);stroke-width:1}
 .dot{fill:var(--c);fill-opacity:.55;stroke:var(--c)}
-.band{fill:var(--c);fill-opacity:.14}
+.band{fill:var(--c);fill-opacity:.1}
 .bar{fill:var(--c)}
 .median{stroke:var(--ink);stroke-width:2.5}
 .cell{fill:var(--strong);fill-opacity:calc(.04 + .96*var(--share));stroke:var(--ground);stroke-width:.5}

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simfl.progress import duration, size
+from simfl.sweep_job import summary_of
 from simfl.watch import View, sparkline
 
 if TYPE_CHECKING:
@@ -69,8 +70,11 @@ def _told(standing: Standing, outcome: Outcome) -> str:
     if outcome.error:
         return f"failed: {outcome.error}"
     view = standing.views.get(outcome.label, View())
-    parts = [outcome.status, *(f"{name} {_last(v):.4f}" for name, v in view.scores.items()), _bytes(view)]
-    return ", ".join([*parts, duration(view.last - view.status.began)])
+    parts = [outcome.status, *(f"{name} {_last(v):.4f}" for name, v in view.scores.items())]
+    summary = summary_of(standing.folder / "runs" / outcome.label)
+    if summary is not None:
+        parts += [size(summary["bytes"]["total"]), duration(summary["seconds"]["total"])]
+    return ", ".join(parts)
 
 
 def _last(values: dict[int, float]) -> float:

@@ -57,7 +57,7 @@ def test_a_line_is_over_its_seeds() -> None:
     assert first.deviation == pytest.approx(0.02**0.5)
     assert found.lines[1].scores["anls"].deviation is None
     assert found.best("anls") == {1}
-    assert found.reference is None
+    assert found.against == ""
 
 
 def test_markdown() -> None:
@@ -68,7 +68,7 @@ def test_markdown() -> None:
         "| b_x | 3 | 1 of 2 | **0.7000**† | **0.3500** | 1.0 kB | 500 B | 2.0 s |",
         "",
         "- mean ± standard deviation over the seeds",
-        "- † differs from variant a, clients 3: paired bootstrap over the common examples, p < 0.05",
+        "- † differs from variant a where all else is the same: paired bootstrap over the common examples, p < 0.05",
         "- b_2 failed: it broke",
     ]
 
@@ -87,11 +87,24 @@ def test_latex_is_escaped() -> None:
 
 def test_the_line_that_others_are_held_against() -> None:
     found = compare(GRID, against="b_x", test=sure)
-    assert found.reference == 1
+    assert found.against == "variant b_x"
     assert found.lines[0].scores["anls"].p == 0.01
     assert found.lines[1].scores["anls"].p is None
+    assert compare(GRID, against="a_2", test=sure).lines[1].scores["anls"].p == 0.01
     with pytest.raises(ConfigError, match="--against: no line has 'b_y'; did you mean 'b_x'"):
         compare(GRID, against="b_y", test=sure)
+
+
+def test_a_line_is_held_against_its_like() -> None:
+    held: list[tuple[Any, ...]] = []
+    grid = [result(f"{v}{k}", 0.5, variant=v, clients=k) for v in "ab" for k in (3, 9)]
+
+    def test(line: Line, reference: Line, metric: str) -> float:
+        held.append((*line.shown.values(), *reference.shown.values()))
+        return 1.0
+
+    compare(grid, ["anls"], test=test)
+    assert held == [("b", 3, "a", 3), ("b", 9, "a", 9)]
 
 
 def test_of_deviations_the_least_is_the_best() -> None:
