@@ -1,7 +1,8 @@
 """Writes the table of bundled benchmarks in docs/data.md: `python docs/make_data.py`.
 
-Each bundled benchmark is built into an empty folder and timed; its card gives the rest. `--cached` reads what lies in
-the cache and keeps the seconds that the file has. Between the markers nothing is written by hand.
+Each bundled benchmark is built into an empty folder and timed; its card gives the rest. `--into FOLDER` keeps the builds
+there. `--cached` reads what lies in the cache and keeps the seconds that the file has. Between the markers nothing is
+written by hand.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def main() -> None:
     text = FILE.read_text(encoding="utf-8")
     cached = "--cached" in sys.argv
     seconds = {name: cells[COLUMNS.index("built in")] for name, cells in rows(text).items()}
-    built = [_built(name, cached, seconds.get(name, "")) for name in BUNDLED]
+    with tempfile.TemporaryDirectory() as temporary:
+        into = Path(sys.argv[sys.argv.index("--into") + 1] if "--into" in sys.argv else temporary)
+        built = [_cached(name, seconds.get(name, "–")) if cached else _built(name, into) for name in BUNDLED]
     FILE.write_text(replaced(text, table(built)), encoding="utf-8")
 
 
@@ -61,14 +64,16 @@ def replaced(text: str, content: str) -> str:
     return before + START + content + END + rest.partition(END)[2]
 
 
-def _built(name: str, cached: bool, before: str) -> list[str]:
-    """The cells of one benchmark, built into an empty folder, or as it lies in the cache with the seconds of before."""
-    if cached:
-        return _row(name, DATA[name]().load(CACHE), before or "–")
-    with tempfile.TemporaryDirectory() as folder:
-        start = time.monotonic()
-        dataset = DATA[name]().load(Path(folder))
-        return _row(name, dataset, f"{time.monotonic() - start:.0f} s")
+def _built(name: str, folder: Path) -> list[str]:
+    """The cells of one benchmark, built in this folder."""
+    start = time.monotonic()
+    dataset = DATA[name]().load(folder)
+    return _row(name, dataset, f"{time.monotonic() - start:.0f} s")
+
+
+def _cached(name: str, before: str) -> list[str]:
+    """The cells of one benchmark as it lies in the cache, with the seconds that stood there before."""
+    return _row(name, DATA[name]().load(CACHE), before)
 
 
 def _row(name: str, dataset: Dataset, seconds: str) -> list[str]:
