@@ -13,8 +13,10 @@ from typing import Any, Protocol
 
 import torch
 
+from simfl import boot
+from simfl.boot import cause
 from simfl.errors import ConfigError, nearest
-from simfl.pool import cause, count_workers, start_ray
+from simfl.pool import count_workers, start_ray
 from simfl.sweep_job import Job, Outcome, failed, perform
 
 TRIES = 3  # workers that may die under one run; each of its successors goes on from the last commit
@@ -122,17 +124,11 @@ def open_seats(
     if backend == "inline":
         yield Here(display)
     elif backend == "ray":
-        import ray
-
-        was_running = ray.is_initialized()
-        seats = None
-        try:
+        with boot.started(address):
             seats = RaySeats(workers, address, say)
-            yield seats
-        finally:
-            if seats is not None:
+            try:
+                yield seats
+            finally:
                 seats.close()
-            if not was_running:
-                ray.shutdown()
     else:
         raise ConfigError(f"--backend: unknown {backend!r}; {nearest(backend, ['inline', 'ray'])}")
