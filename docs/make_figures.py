@@ -31,11 +31,11 @@ class Figure:
 
 
 def message(found: Plan) -> str:
-    return f"{found.json()['message']['upload']['bytes']:,} B"
+    return f"{found.phases[-1].message['upload']['bytes']:,} B"
 
 
 def charged(found: Plan) -> str:
-    return f"{found.charged['upload'] * 2 // found.json()['messages']:,} B"
+    return f"{found.charged['upload'] * 2 // found.messages:,} B"
 
 
 def gib(found: Plan) -> str:
@@ -51,7 +51,7 @@ def gb(found: Plan) -> str:
 
 
 def mib(found: Plan) -> str:
-    return f"{found.json()['message']['upload']['bytes'] / 2**20:.2f} MiB"
+    return f"{found.phases[-1].message['upload']['bytes'] / 2**20:.2f} MiB"
 
 
 def travels(found: Plan) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +48,27 @@ class PhasePlan:
     expected: float  # and over all seeds, where clients are drawn each on its own
     bytes: Count  # really sent: download, upload, total
     charged: Count  # under the rule for tied weights
-    memory: Memory
+    count_memory: Callable[[], Memory]
     steps: int | None  # local steps of all visits; None where nothing is known of the data
     privacy: dict[str, float | None] | None = None  # of its rounds alone
     varying: frozenset[tuple[str, str]] = frozenset()  # direction and part, where bytes are the most they can be
 
+    @cached_property
+    def memory(self) -> Memory:
+        """What server, worker and client hold; counted when asked for, as it takes a pass of the network."""
+        return self.count_memory()
+
+    @property
+    def message(self) -> dict[str, Count]:
+        """Values and bytes of one message each way."""
+        sides = zip(DIRECTIONS, (self.download, self.upload), strict=True)
+        return {way: {"floats": total(m, "floats"), "bytes": total(m, "payload_bytes")} for way, m in sides}
+
     def json(self) -> dict[str, Any]:
         """As `simfl plan --json` shows a phase."""
-        sides = zip(DIRECTIONS, (self.download, self.upload), strict=True)
         return {
             "model": self.model,
-            "message": {way: {"floats": total(m, "floats"), "bytes": total(m, "payload_bytes")} for way, m in sides},
+            "message": self.message,
             "messages": self.messages,
             "bytes": self.bytes,
             "charged": self.charged,
@@ -75,6 +86,10 @@ class Plan:
     model: Count  # of all phases together: what is trained, travels or stays in any of them
     phases: tuple[PhasePlan, ...]
     privacy: dict[str, float | None] | None = None  # epsilon, delta, noise_multiplier, sampling_rate
+
+    @property
+    def messages(self) -> int:
+        return sum(phase.messages for phase in self.phases)
 
     @property
     def bytes(self) -> Count:
@@ -96,7 +111,7 @@ class Plan:
         return {
             "model": self.model,
             "message": each[-1]["message"],
-            "messages": sum(phase.messages for phase in self.phases),
+            "messages": self.messages,
             "bytes": self.bytes,
             "charged": self.charged,
             "privacy": self.privacy,
@@ -152,7 +167,7 @@ def _phase(setting: Setting, index: int, holdings: Holdings, budget: Budget | No
         expected=each * drawn,
         bytes=tally.sums("payload_bytes"),
         charged=tally.sums("charged_bytes"),
-        memory=plan_memory.memory(found, setting, index, card),
+        count_memory=partial(plan_memory.memory, found, setting, index, card),
         steps=tally.steps if work.is_known else None,
         privacy=_privacy(budget, [index]),
         varying=frozenset(

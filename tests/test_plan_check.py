@@ -50,7 +50,7 @@ def test_a_run_is_as_planned_row_by_row_and_in_all(case, tmp_path):
     assert (found.bytes, found.charged) == (summary["bytes"], summary["charged"])
     rows = tables.rows(tmp_path / "run/ledger.parquet")
     sent = {(row["phase"], row["round"], row["client"], row["direction"]) for row in rows if row["floats"]}
-    assert found.json()["messages"] == len(sent)
+    assert found.messages == len(sent)
     assert found.steps == sum(row["steps"] for row in tables.rows(tmp_path / "run/clients.parquet"))
 
 

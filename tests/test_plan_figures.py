@@ -23,7 +23,7 @@ def planned(name: str, *overrides: str) -> Plan:
 
 def message(found: Plan) -> int:
     """Payload bytes of a message, which is as long up as down."""
-    sides = found.json()["message"]
+    sides = found.phases[-1].message
     assert sides["download"] == sides["upload"]
     return sides["download"]["bytes"]
 
@@ -38,7 +38,7 @@ def mb(num_bytes: int) -> float:
 
 def test_the_baselines_message_is_charged_for_two_more_embeddings():
     found = planned("pfl_docvqa/track1_baseline")
-    assert found.json()["messages"] == 10 * 2 * 2
+    assert found.messages == 10 * 2 * 2
     charged = found.charged["total"] // 40
     assert charged == 1_198_728_192 == 4 * (250_333_440 + 2 * EMBEDDING)
 
@@ -105,7 +105,7 @@ def test_fedocvqa_has_its_clients_and_sends_0_90_gb_a_message(clients, held):
     found = planned(f"fedocvqa/fedavg_k{clients}")
     # T5-base, patches, box tables, a token and two tables of distance: the printed 220 M are T5-base alone
     assert message(found) == 900_274_176 == 4 * 225_068_544
-    assert found.json()["messages"] == 10 * clients * 2
+    assert found.messages == 10 * clients * 2
     shares = [11321 / held[0]] * held[0] + [39463 / held[1]] * held[1] + [92283 / held[2]] * held[2]
     assert found.holdings.sizes.tolist() == pytest.approx(shares)
 
@@ -121,14 +121,14 @@ def test_self_pretraining_grows_the_vocabulary_by_1073_rows_and_is_a_phase_of_it
 @pytest.mark.parametrize(("share", "sampled"), [(1.0, 10), (0.7, 7), (0.35, 3)])
 def test_fedocvqa_samples_the_whole_part_of_its_share(share, sampled):
     found = planned("fedocvqa/fedavg_k10", f"phases.0.participation={share}")
-    assert found.json()["messages"] == 10 * sampled * 2
+    assert found.messages == 10 * sampled * 2
 
 
 def test_fedocr_sends_its_20_99_m_values_and_running_statistics():
     found = planned("fedocr/aster")
     parts = {row["part"]: row["floats"] for row in found.phases[0].download}
     assert parts["weights"] == found.model["travelling"] == 20_991_594
-    assert found.json()["messages"] == 40 * 5 * 2
+    assert found.messages == 40 * 5 * 2
     mebibytes = message(found) / 2**20
     assert 80.07 < mebibytes < 80.52  # printed 80.52: some .35 more than weights and statistics
 
