@@ -1,8 +1,8 @@
 """Writes the table of bundled benchmarks in docs/data.md: `python docs/make_data.py`.
 
-Each bundled benchmark is built into an empty folder and timed; its card gives the rest. `--into FOLDER` keeps the builds
-there. `--cached` reads what lies in the cache and keeps the seconds that the file has. Between the markers nothing is
-written by hand.
+Each bundled benchmark is built into an empty folder and timed; its card gives the rest. `--into FOLDER` keeps the
+builds there. `--cached` reads what lies in the cache and keeps the seconds that the file has. Between the markers
+nothing is written by hand.
 """
 
 from __future__ import annotations
