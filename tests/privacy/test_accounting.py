@@ -43,7 +43,7 @@ def test_the_default_orders_are_those_of_the_competition() -> None:
 def test_noise_for_the_budgets_of_the_competition(target: float, sigma: float) -> None:
     found = noise_multiplier(target, DELTA, lambda s: [[(Event(s, 0.025), 5)]])
     assert found == pytest.approx(sigma, abs=5e-5)
-    assert target * (1 - 1e-6) < cost(found, 0.025, 5) <= target
+    assert target * (1 - 1e-5) < cost(found, 0.025, 5) <= target
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,10 @@ def test_a_visit_in_renyi_divergence_by_hand() -> None:
     assert divergences(Event(1.0, 1.0, 0.5), (2.0,))[0] == pytest.approx(math.log((1 + math.e) / 2), abs=1e-12)
 
 
-@pytest.mark.parametrize("accountant", ["rdp", "rdp_fine", "prv", "pld"])
+slowly = [pytest.param(name, marks=pytest.mark.slow) for name in ("rdp_fine", "prv")]
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld", *slowly])
 def test_more_noise_costs_less_and_more_rounds_more(accountant: str) -> None:
     base = cost(1.0, 0.1, 3, accountant)
     assert cost(1.2, 0.1, 3, accountant) < base < cost(1.0, 0.1, 6, accountant)

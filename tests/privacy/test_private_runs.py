@@ -46,7 +46,11 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+SLOW = ("central", "poisson", "clients", "adam and a codec")  # the others cover each place where noise is drawn
+CASES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in RUNS]
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_a_run_is_the_same_scattered_over_workers_and_resumed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

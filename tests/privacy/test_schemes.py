@@ -163,7 +163,7 @@ def test_the_competitions_baseline_is_foreseen_without_its_data(target: int, sig
     found = foresee(config.load(TRACK2 / "track2_baseline.yaml", [f"privacy.epsilon={target}"]))
     assert found.noise_multiplier == pytest.approx(sigma, abs=5e-5)
     assert (found.sampling_rate, found.rounds, found.delta) == (pytest.approx(0.025), 5, 1e-5)
-    assert target * (1 - 1e-6) < found.epsilon <= target
+    assert target * (1 - 1e-5) < found.epsilon <= target
     assert found.views["averages"] > found.epsilon
 
 
