@@ -36,7 +36,9 @@ def blind_baselines(train: Split, valid: Split, seed: int) -> dict[str, dict[str
 def fit_baselines(train: Split, seed: int) -> dict[str, Predict]:
     """The blind baselines by name, fitted on a question answering split; with `informed` where pages have words."""
     blind = {"majority": _majority(train), "question_only": _question_only(train, seed)}
-    has_words = train.documents is not None and pc.any(pc.greater(pc.list_value_length(train.documents["words"]), 0))
+    has_words = (
+        train.documents is not None and (pc.max(pc.list_value_length(train.documents["words"])).as_py() or 0) > 0
+    )
     return blind | ({"informed": informed(train)} if has_words else {})
 
 

@@ -93,6 +93,8 @@ class RealWords(Data):
             for number, (text, box) in enumerate(receipts.single_words(found[name])[:left]):
                 yield split, f"{RECEIPTS}-{name}-{number}", _crop(grey, box), text
                 left -= 1
+            if not left:
+                return
 
 
 def _crop(page: Image.Image, box: list[float]) -> bytes:
