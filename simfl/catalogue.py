@@ -41,7 +41,8 @@ class Entry:
 
 
 SECTIONS = (
-    "Experiment", "Phase", "Local", "Codecs", "PartCodecs", "Cohort", "LedgerRule", "Privacy", "Evaluate", "Checkpoint",
+    "Experiment", "Phase", "Local", "Codecs", "PartCodecs", "Cohort", "LedgerRule", "Privacy", "AdaptiveClip",
+    "Evaluate", "Checkpoint",
 )  # fmt: skip
 NAMES = (*sorted([*SHELVES, "optimizers"]), "sections")
 

@@ -139,6 +139,8 @@ def report(summary: Mapping[str, Any]) -> list[str]:
     rows += [(way, _bytes(summary, way)) for way in ("download", "upload", "total")]
     if summary.get("plan"):
         rows.append(("plan", summary["plan"]))
+    if "privacy" in summary:
+        rows.append(("privacy", _privacy(summary["privacy"])))
     rows.append(("everything is in", summary["folder"]))
     if summary["status"] == "interrupted":
         rows.append(("to go on", "the same command with --resume"))
@@ -146,6 +148,11 @@ def report(summary: Mapping[str, Any]) -> list[str]:
     seconds = duration(summary["seconds"]["total"])
     title = f"{summary['name']}: {summary['status']} after {summary['rounds']} rounds in {seconds}"
     return [title, *(f"  {name:<{width}}  {value}" for name, value in rows)]
+
+
+def _privacy(spent: Mapping[str, Any]) -> str:
+    of = "" if spent["limit"] is None else f" of {spent['limit']:g}"
+    return f"epsilon {spent['epsilon']:.4g}{of} at delta {spent['delta']:g}; what that means is in privacy.md"
 
 
 def _bytes(summary: Mapping[str, Any], way: str) -> str:
