@@ -38,7 +38,8 @@ def gradients(
     mechanism, mine = stage.mechanism, {name: t.detach() for name, t in leaves.items()}
     clip, count = mechanism.clip_of(received), len(batch["mask"])
     assert clip is not None
-    total, task = {name: torch.zeros_like(t) for name, t in mine.items()}, (torch.zeros((), device=key.device),) * 2
+    total, none = {name: torch.zeros_like(t) for name, t in mine.items()}, torch.zeros((), device=key.device)
+    task = none, none
     if count:
         each, (sums, weights) = of_each(stage, micro, batch, mine, trained, received, state, visit, key)
         total, task = clipped_sum(each, clip), (sums.sum().detach(), weights.sum().detach())
