@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -104,6 +107,30 @@ def test_the_curves_are_those_of_the_tables(swept: Path) -> None:
     }
     assert found.scores["accuracy"][2] == there.summary["final"]["accuracy"]
     assert found.scores["last_local.accuracy"][0] == there.summary["initial"]["last_local.accuracy"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize("dark", [False, True])
+def test_in_a_browser_nothing_sticks_out_and_the_ground_follows_the_system(
+    swept: Path, tmp_path: Path, width: int, dark: bool
+) -> None:
+    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    if browser is None:
+        pytest.skip("no chromium on the path")
+    assert main(["report", str(swept), "--out", str(tmp_path / "r.html")]) == 0
+    told = "parent.document.body.dataset.told=document.documentElement.scrollWidth+' '+innerWidth+' '"
+    told += "+getComputedStyle(document.body).backgroundColor"
+    inner = (tmp_path / "r.html").read_text() + f"<script>{told}</script>"
+    page = tmp_path / "told.html"  # a window is never as narrow as a phone; a frame in it is
+    page.write_text(f'<body><iframe width="{width}" height="900" srcdoc="{escape(inner)}"></iframe></body>')
+    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000", "--dump-dom"]
+    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    shown = subprocess.run([browser, *flags, scheme, page.as_uri()], capture_output=True, text=True, timeout=120)
+    found = re.search(r'data-told="(\d+) (\d+) (.*?)"', shown.stdout)
+    assert found is not None
+    assert int(found[1]) <= int(found[2]) <= width
+    assert found[3] == ("rgb(18, 21, 26)" if dark else "rgb(255, 255, 255)")
 
 
 def test_ticks_are_round_and_inside() -> None:
