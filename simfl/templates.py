@@ -13,12 +13,14 @@ from simfl.ranges import FileName
 PACKAGED = Path(__file__).parent / "experiments"  # in a wheel; see setup.py
 CHECKOUT = Path(__file__).parent.parent / "experiments"
 NAME = re.compile(r"^name:.*$", re.MULTILINE)
+SWEEP = re.compile(r"^(experiments?|variants|grid|seeds):", re.MULTILINE)  # keys that a file of one run has not
 
 
 def templates() -> dict[str, Path]:
-    """Every experiment by its name: its path without the ending, such as `sroie/full`."""
+    """Every experiment by its name: its path without the ending, such as `sroie/full`. Sweeps are left out."""
     folder = PACKAGED if PACKAGED.is_dir() else CHECKOUT
-    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
+    files = [path for path in sorted(folder.rglob("*.yaml")) if not SWEEP.search(path.read_text(encoding="utf-8"))]
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in files}
 
 
 def summary(path: Path) -> str:
