@@ -21,7 +21,7 @@ from simfl.data.multi_docqa.tables import ask as ask_table
 from simfl.data.table_page import lay_out as lay_out_table
 
 SHARES = {"train": 0.68, "valid": 0.1, "test": 0.22}  # of the families of sources
-OFTEN = 3  # a table whose rows have names is used so much more often than one whose rows are numbered
+OFTEN = 3  # a table whose rows have names is used so many times as often as one whose rows are numbered
 MOST = 18  # pages of one source, at most
 QUESTIONS = 4  # asked of a page
 
@@ -41,27 +41,27 @@ class Drawn(NamedTuple):
 
 
 class Plan:
-    """The sources of every part and split; families of sources are never divided."""
+    """The sources of every part and split; families of sources are never divided. Nothing is read before it is used."""
 
     def __init__(self, seed: int, sources: Sequence[Source]) -> None:
         self.seed = seed
         held = {source.family for source in sources if source.publisher in PUBLISHERS_UNSEEN}
-        self._manuals: dict[str, list[tuple[Source, Leaf]]] = defaultdict(list)
-        self._tables: dict[tuple[str, str], list[tuple[Source, Table]]] = defaultdict(list)
+        self._sources: dict[str, list[Source]] = defaultdict(list)
         for source in sources:
-            unseen = source.publisher in PUBLISHERS_UNSEEN
-            if not unseen and source.family in held:
-                continue
-            split = "unseen" if unseen else self._split(source.family)
-            self._manuals[split] += [(source, leaf) for leaf in leaves(source)]
-            table = whole(source)
-            if table is not None:
-                often = 1 if table.key == ROW else OFTEN
-                self._tables[split, self._part(source, table)] += [(source, table)] * often
+            if source.publisher in PUBLISHERS_UNSEEN:
+                self._sources["unseen"].append(source)
+            elif source.family not in held:
+                self._sources[self._split(source.family)].append(source)
+        self._tables: dict[str, Table | None] = {}
 
     def _split(self, family: str) -> str:
         drawn = Dice("multi_docqa", self.seed, "split", family).real()
         return "train" if drawn < SHARES["train"] else "valid" if drawn < 1 - SHARES["test"] else "test"
+
+    def _whole(self, source: Source) -> Table | None:
+        if source.id not in self._tables:
+            self._tables[source.id] = whole(source)
+        return self._tables[source.id]
 
     def _part(self, source: Source, table: Table) -> str:
         """Lookups or facts, so that no table is in both; charts where there is time, or of a quarter of named rows."""
@@ -77,7 +77,7 @@ class Plan:
         makers: dict[str, Make] = {"manuals": self._manual, "charts": self._chart}
         make = makers[part] if part in makers else self._table(part, split)
         found: list[Drawn] = []
-        for number, (source, thing) in self._order(part, split):
+        for number, source, thing in self._order(part, split):
             dice = Dice("multi_docqa", self.seed, part, source.id, number)
             made = make(source, thing, dice)
             if made and made[1]:
@@ -86,20 +86,25 @@ class Plan:
                 break
         return found
 
-    def _order(self, part: str, split: str) -> Iterator[tuple[int, tuple[Source, object]]]:
-        """The sources one after the other, again and again; manuals page by page, each page once."""
+    def _order(self, part: str, split: str) -> Iterator[tuple[int, Source, object]]:
+        """The sources one after the other, again and again: of manuals each time the next page, of tables other rows.
+
+        Tables whose rows are only numbered come every third time.
+        """
         dice = Dice("multi_docqa", self.seed, "order", part, split)
-        if part == "manuals":
-            pages = self._manuals[split]
-            yield from ((row, pages[row]) for row in dice.sample(range(len(pages)), len(pages)))
-            return
-        tables = self._tables[split, part]
-        used: dict[str, int] = defaultdict(int)
-        for _ in range(MOST):
-            for source, table in dice.sample(tables, len(tables)):
-                used[source.id] += 1
-                if used[source.id] <= MOST:
-                    yield used[source.id], (source, table)
+        sources = self._sources[split]
+        pages: dict[str, list[Leaf]] = {}
+        for number in range(MOST):
+            for source in dice.sample(sources, len(sources)):
+                if part == "manuals":
+                    held = pages[source.id] if number else pages.setdefault(source.id, leaves(source))
+                    if number < len(held):
+                        yield number, source, held[number]
+                    continue
+                table = self._whole(source)
+                often = table is not None and (table.key != ROW or number % OFTEN == 0)
+                if table is not None and often and self._part(source, table) == part:
+                    yield number, source, table
 
     def _manual(self, source: Source, leaf: object, dice: Dice) -> tuple[Sheet, list[Asked]]:
         assert isinstance(leaf, Leaf)

@@ -1,0 +1,39 @@
+"""Five real clients; no word of ICDAR 2013 is in ICDAR 2003, whichever side it is on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simfl.data.real_words import RealWords, _key
+from simfl.errors import ConfigError, DataError
+
+
+def test_the_real_five_clients_are_divided_without_leaks(real_data: Path, tmp_path: Path) -> None:
+    dataset = RealWords(path=str(real_data), lines=300).load(tmp_path)
+    texts: dict[str, set[str]] = {}
+    for split in dataset.splits.values():
+        for source, text in zip(*(split.examples[c].to_pylist() for c in ("source", "text")), strict=True):
+            texts.setdefault(source, set()).add(_key(text.encode()))
+    assert set(texts) == {"IIIT5K", "SVT", "IC03", "IC13", "SROIE"}
+    assert not texts["IC03"] & texts["IC13"]
+    ids = [id for split in dataset.splits.values() for id in split.examples["id"].to_pylist()]
+    assert len(ids) == len(set(ids))
+    receipts = {
+        name: {id.split("-")[1] for id in split.examples["id"].to_pylist() if id.startswith("SROIE")}
+        for name, split in dataset.splits.items()
+    }
+    assert receipts["train"]
+    assert not receipts["train"] & receipts["test"]
+    dropped = sum(sum(counts.values()) for counts in dataset.card["dropped"].values())
+    assert dropped == 704  # words of 860 that IC13 has too
+    sizes = {name: len(split) for name, split in dataset.splits.items()}
+    assert sum(sizes.values()) == 2000 + 3000 + 257 + 647 + 860 - 704 + 1095 + 300
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"scene_text/IIIT5K_train/data\.mdb is missing"):
+        RealWords(path=str(tmp_path)).load(tmp_path)
+    with pytest.raises(ConfigError, match=r"data.valid, data.test: 0.5, 0.5 given, below 1 together"):
+        RealWords(path=str(tmp_path), valid=0.5, test=0.5).load(tmp_path)

@@ -1,0 +1,116 @@
+"""Words of five clients: the same everywhere, legible, with words and fonts that only tests have."""
+
+from __future__ import annotations
+
+import io
+import re
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from simfl.data.base import WORD_PICTURES, Dataset
+from simfl.data.dice import Dice
+from simfl.data.word5 import Word5, drawing
+from simfl.data.word5.parts import CLIENTS, FONTS, lists
+from simfl.data.word5.words import KINDS, is_held, word
+
+pytestmark = pytest.mark.skipif(
+    find_spec("zxcvbn") is None, reason="zxcvbn is not installed: pip install 'simfl[word5]'"
+)
+
+SMALL = Word5(train=40, valid=10, test=20, test_font=20)
+GOLDEN = "e398a13f39a971ef6f01f1c1b96d91f0dd2554ba9ff1e766c599cdbbd70ee31b"
+
+
+@pytest.fixture(scope="module")
+def small() -> Dataset:
+    return SMALL.build(processes=1)
+
+
+def test_words_and_fonts_are_the_golden_ones(small: Dataset) -> None:
+    assert small.sha256 == GOLDEN, "other words are drawn: raise EDITION in benchmark.py, then this hash"
+
+
+def test_two_processes_draw_the_same_as_one(small: Dataset) -> None:
+    other = SMALL.build(processes=2)
+    for name, split in small.splits.items():
+        assert split.examples.equals(other.splits[name].examples)  # the pictures too, on one machine
+
+
+def test_splits_have_the_columns_and_sizes_asked_for(small: Dataset) -> None:
+    sizes = {name: len(split) for name, split in small.splits.items()}
+    assert sizes == {"train": 200, "valid": 50, "test": 100, "test_font": 100}
+    for split in small.splits.values():
+        assert split.examples.select(WORD_PICTURES.names).schema.equals(WORD_PICTURES)
+        assert set(split.examples["source"].to_pylist()) == set(CLIENTS)
+
+
+def test_words_of_tests_are_in_no_other_split_whatever_their_case(small: Dataset) -> None:
+    texts = {name: {t.lower() for t in split.examples["text"].to_pylist()} for name, split in small.splits.items()}
+    for test in ("test", "test_font"):
+        assert not texts[test] & (texts["train"] | texts["valid"])
+
+
+def test_held_fonts_are_only_in_test_font_and_everything_there_is_in_them(small: Dataset) -> None:
+    fonts = {name: set(split.examples["font"].to_pylist()) for name, split in small.splits.items()}
+    assert not fonts["test_font"] & (fonts["train"] | fonts["valid"] | fonts["test"])
+
+
+def test_a_fifth_of_the_words_is_held() -> None:
+    assert np.mean([is_held(text) for text in lists()["common"]]) == pytest.approx(0.2, abs=0.015)  # 4 sigma of 12,000
+
+
+def test_every_client_has_words_of_its_own_kind() -> None:
+    forms = {
+        "print": r"[A-Za-z][a-z]{2,11}",
+        "sign": r"[A-Z]{3,7}",
+        "hand": r"[A-Za-z][a-z]{2,11}",
+        "receipt": r"[$-]?\d+\.\d\d|\d\d[/.-]\d\d[/.-](20)?\d\d|[A-Z]{1,3}[-#]?\d+|x\d+|\d+%|\d+g",
+        "night": r"[A-Z][a-z]{2,11}",
+    }
+    for client in KINDS:
+        for number in range(200):
+            text = word(client, Dice("kinds", client, number), held=False)
+            assert re.fullmatch(forms[client], text), (client, text)
+
+
+def test_letters_are_told_from_their_background() -> None:
+    """The darkest and the lightest tenth of a picture are at least 40 grey levels apart."""
+    for client in CLIENTS:
+        for number in range(20):
+            dice = Dice("contrast", client, number)
+            font = FONTS[client][0][number % len(FONTS[client][0])].path("test")
+            pixels = np.asarray(
+                drawing.draw(client, "Harvest" if client != "receipt" else "12.50", font, dice).convert("L")
+            )
+            assert pixels.shape == (32, 128)
+            low, high = np.percentile(pixels, (10, 90))
+            assert high - low >= 40 or pixels.std() > 14, (client, number)
+
+
+def test_every_font_has_every_letter_that_its_client_writes() -> None:
+    letters = {"receipt": "0123456789$-./#%xgABCDEFGHKLMNPRSTVWX", "sign": "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
+    both = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    for client, (known, held) in FONTS.items():
+        for font in (*known, *held):
+            face = drawing._font(font.path("test"))
+            absent = np.array(face.getmask("\uffff"), np.uint8)
+            for letter in letters.get(client, both):
+                ink = np.array(face.getmask(letter), np.uint8)
+                assert ink.any(), (font.file, letter)
+                assert not np.array_equal(ink, absent), (font.file, letter)
+
+
+def test_guesses_without_reading_are_wrong(small: Dataset) -> None:
+    for name in ("test", "test_font"):
+        for scores in small.card["baselines"][name].values():
+            assert scores["accuracy"] <= 0.02
+            assert scores["similarity"] <= 0.2
+
+
+def test_pictures_open(small: Dataset) -> None:
+    for row in small.splits["test_font"].examples.to_pylist():
+        image = Image.open(io.BytesIO(row["image"]))
+        assert (image.mode, image.size) == ("RGB", (row["width"], row["height"]))
