@@ -57,10 +57,14 @@ class Standing:
     def look(self) -> None:
         """Read on in the logs of the runs under way."""
         for label, job in self.running.items():
-            log = self.logs.setdefault(label, Log(job.folder / "log.jsonl"))
-            if log.path.exists():
-                for line in log.lines():
-                    self.views.setdefault(label, View()).hear(line)
+            self.hear(label, job.folder)
+
+    def hear(self, label: str, folder: Path) -> None:
+        """Read on in the log of one run."""
+        log = self.logs.setdefault(label, Log(folder / "log.jsonl"))
+        if log.path.exists():
+            for line in log.lines():
+                self.views.setdefault(label, View()).hear(line)
 
     def end(self, outcome: Outcome) -> None:
         """Note how a run ended."""
@@ -140,6 +144,8 @@ def _open(sweep: Sweep, out: Path, resume: bool) -> Standing:
         if status in ENDED:
             standing.outcomes[point.label] = Outcome(point.label, status)
             standing.before.add(point.label)
+            if sweep.stop.median is not None:
+                standing.hear(point.label, folder)
         else:
             after = out / "runs" / shorter[point.label] if point.label in shorter else None
             standing.waiting.append(Job(point.label, point.experiment, folder, after))

@@ -12,7 +12,16 @@ from simfl.comparison import Line, compare, csv, latex, markdown
 from simfl.errors import ConfigError
 from simfl.sweep_results import Result, rows
 
-SUMMARY = {"bytes": {"download": 1000, "upload": 500}, "seconds": {"total": 2.0}}
+SUMMARY = {
+    "rounds": 1,
+    "clients": 3,
+    "final": {"anls": 0.4},
+    "initial": {},
+    "bytes": {"download": 1000, "upload": 500},
+    "charged": {},
+    "seconds": {"total": 2.0, "per_round_median": 1.0},
+    "weights_sha256": "",
+}
 
 
 @dataclass(frozen=True)
