@@ -1,13 +1,18 @@
-"""RESULTS.md's tables from what was measured last: `python -m benchmarks.report`, after `make bench`."""
+"""RESULTS.md's tables from what was measured last: `python -m benchmarks.report`, after `make bench`.
+
+`--note TEXT` says under which circumstances.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import re
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +24,12 @@ RESULTS = Path(__file__).parent / "RESULTS.md"
 PACKAGES = ("torch", "ray", "transformers", "peft", "flwr", "pfl")
 
 
-def cpu_table(rows: list[dict[str, Any]]) -> str:
+def cpu_table(rows: list[dict[str, Any]], note: str) -> str:
     """All works and systems."""
     day = time.strftime("%Y-%m-%d", time.gmtime(LATEST.stat().st_mtime))
     lines = [
         f"`make bench`, {day}, {os.cpu_count()} cores, one thread a process, {platform.system()},"
-        f" Python {platform.python_version()}. {versions()}",
+        f" Python {platform.python_version()}. {versions()}{note}",
         "",
         "| work | system | s / round | ratio | clients / s | first step, s | all, s | peak RSS, MB | same work |",
         "|---|---|--:|--:|--:|--:|--:|--:|---|",
@@ -33,11 +38,15 @@ def cpu_table(rows: list[dict[str, Any]]) -> str:
         name = f"**{row['system']}**" if row["system"].startswith("simfl") else row["system"]
         lines.append(
             f"| {row['work']} | {name} | {row['seconds_per_round']:.3f} | {row['ratio_to_bare_loop']:.2f}"
-            f" | {row['clients_per_second']:.0f} | {row['startup_seconds']:.1f} | {row['total_seconds']:.1f}"
+            f" | {_short(row['clients_per_second'])} | {row['startup_seconds']:.1f} | {row['total_seconds']:.1f}"
             f" | {row['peak_rss_bytes'] / 1e6:.0f} | {'yes' if row['same_work'] else 'NO'} |"
         )
     left_out = sorted(set(SYSTEMS) - {row["system"] for row in rows})
     return "\n".join(lines + ([f"\nNot measured: {', '.join(left_out)}."] if left_out else []))
+
+
+def _short(number: float) -> str:
+    return f"{number:.0f}" if number >= 10 else f"{number:.1f}"
 
 
 def versions() -> str:
@@ -53,11 +62,11 @@ def versions() -> str:
     return "Versions: " + "; ".join(said) + "."
 
 
-def memory_table(rows: list[dict[str, Any]]) -> str:
+def memory_table(rows: list[dict[str, Any]], note: str) -> str:
     """The driver's resident memory."""
     day = time.strftime("%Y-%m-%d", time.gmtime(memory.LATEST.stat().st_mtime))
     lines = [
-        f"`python -m benchmarks.memory`, {day}.",
+        f"`python -m benchmarks.memory`, {day}.{note}",
         "",
         "| clients | before the first round, MB | after 10 rounds | after 100 rounds |",
         "|--:|--:|--:|--:|",
@@ -68,14 +77,17 @@ def memory_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Put each table where its marks are, if it was measured here."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__.splitlines()[0])
+    parser.add_argument("--note", default="", help="to be said beside the tables")
+    note = parser.parse_args(arguments).note
     text = RESULTS.read_text()
     for mark, source, table in (("cpu", LATEST, cpu_table), ("memory", memory.LATEST, memory_table)):
         if not source.exists():
             print(f"{source.name} is not there: its table stays as it is")
             continue
-        between = f"<!-- {mark} -->\n{table(json.loads(source.read_text()))}\n<!-- /{mark} -->"
+        between = f"<!-- {mark} -->\n{table(json.loads(source.read_text()), note and f' {note}')}\n<!-- /{mark} -->"
         text = re.sub(rf"<!-- {mark} -->.*?<!-- /{mark} -->", lambda _, new=between: new, text, flags=re.S)
     RESULTS.write_text(text)
     print(f"written: {RESULTS.name}")
