@@ -62,11 +62,11 @@ def versions() -> str:
     return "Versions: " + "; ".join(said) + "."
 
 
-def memory_table(rows: list[dict[str, Any]], note: str) -> str:
+def memory_table(rows: list[dict[str, Any]], _: str) -> str:
     """The driver's resident memory."""
     day = time.strftime("%Y-%m-%d", time.gmtime(memory.LATEST.stat().st_mtime))
     lines = [
-        f"`python -m benchmarks.memory`, {day}.{note}",
+        f"`python -m benchmarks.memory`, {day}.",
         "",
         "| clients | before the first round, MB | after 10 rounds | after 100 rounds |",
         "|--:|--:|--:|--:|",
@@ -80,7 +80,7 @@ def memory_table(rows: list[dict[str, Any]], note: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Put each table where its marks are, if it was measured here."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__.splitlines()[0])
-    parser.add_argument("--note", default="", help="to be said beside the tables")
+    parser.add_argument("--note", default="", help="to be said beside the CPU table")
     note = parser.parse_args(arguments).note
     text = RESULTS.read_text()
     for mark, source, table in (("cpu", LATEST, cpu_table), ("memory", memory.LATEST, memory_table)):
