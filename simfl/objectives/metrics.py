@@ -34,6 +34,11 @@ def accuracy(prediction: str, answers: Sequence[str]) -> float:
     return float(given != "none" and given in [normal(answer) for answer in answers])
 
 
+def closeness(given: str, right: str) -> float:
+    """One minus the edit distance over the longer length (ICDAR's 1 − N.E.D.); 1 for two empty texts."""
+    return float(Levenshtein.normalized_similarity(given, right))
+
+
 def group_means(values: np.ndarray, groups: Sequence[str]) -> dict[str, float]:
     """The mean of `values` [N] in each group, groups in sorted order."""
     names, index = np.unique(np.asarray(groups), return_inverse=True)

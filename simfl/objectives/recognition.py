@@ -13,6 +13,7 @@ from torch import Tensor
 from simfl.errors import DataError
 from simfl.objectives.base import Objective
 from simfl.objectives.images import table
+from simfl.objectives.metrics import closeness
 from simfl.protocol import Batch, Examples, Outputs
 from simfl.ranges import Count
 
@@ -71,11 +72,12 @@ class Recognition(Objective):
         return {"text": [spelt(row) for row in letters.tolist()], "confidence": chances.tolist()}
 
     def score(self, predictions: dict[str, Any], split: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """`accuracy` by letters and digits alone, and `exact`, 1 where every character is right."""
+        """`accuracy` and `similarity` (1 − edits over length) by letters and digits; `exact` by all characters."""
         truth = split.examples["text"].take(rows).to_pylist()
         pairs = list(zip(predictions["text"], truth, strict=True))
         return {
             "accuracy": np.array([plain(given) == plain(right) for given, right in pairs], np.float64),
+            "similarity": np.array([closeness(plain(given), plain(right)) for given, right in pairs], np.float64),
             "exact": np.array([given == right for given, right in pairs], np.float64),
         }
 

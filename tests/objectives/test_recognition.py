@@ -40,6 +40,7 @@ def test_word_accuracy_forgives_case_and_punctuation() -> None:
     scores = Recognition().score({"text": ["its", "ITS", "it"]}, split("It's", "ITS", "its"), np.arange(3))
     assert scores["accuracy"].tolist() == [1, 1, 0]
     assert scores["exact"].tolist() == [0, 1, 0]
+    assert scores["similarity"].tolist() == pytest.approx([1, 1, 2 / 3])  # "it" to "its": one edit of three letters
 
 
 def test_loss_is_summed_over_letters_and_counted_by_words() -> None:
