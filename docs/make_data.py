@@ -1,8 +1,7 @@
-"""Writes the table of bundled benchmarks in docs/data.md: `python docs/make_data.py`.
+"""Writes the table of bundled benchmarks in docs/data.md: `python docs/make_data.py [NAME …]`.
 
-Each bundled benchmark is built into an empty folder and timed; its card gives the rest. `--into FOLDER` keeps the
-builds there. `--cached` reads what lies in the cache and keeps the seconds that the file has. Between the markers
-nothing is written by hand.
+Each bundled benchmark is built into an empty folder and timed; its card gives the rest. With names only their rows are
+made anew. `--into=FOLDER` keeps the builds there. Between the markers nothing is written by hand.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import Any
 
 from simfl.data import DATA
 from simfl.data.base import Dataset
-from simfl.driver import CACHE
 
 FILE = Path(__file__).parent / "data.md"
 START, END = "<!-- simfl: bundled -->\n", "<!-- simfl: end -->"
@@ -36,13 +34,14 @@ INFORMED = ("informed", "nearest")  # what a set calls its simple look
 
 def main() -> None:
     """Write the file."""
-    text = FILE.read_text(encoding="utf-8")
-    cached = "--cached" in sys.argv
-    seconds = {name: cells[COLUMNS.index("built in")] for name, cells in rows(text).items()}
-    with tempfile.TemporaryDirectory() as temporary:
-        into = Path(sys.argv[sys.argv.index("--into") + 1] if "--into" in sys.argv else temporary)
-        built = [_cached(name, seconds.get(name, "–")) if cached else _built(name, into) for name in BUNDLED]
-    FILE.write_text(replaced(text, table(built)), encoding="utf-8")
+    names = [argument for argument in sys.argv[1:] if not argument.startswith("--")] or list(BUNDLED)
+    into = next((argument.partition("=")[2] for argument in sys.argv if argument.startswith("--into=")), "")
+    for name in names:
+        with tempfile.TemporaryDirectory() as temporary:
+            made = _built(name, Path(into or temporary))
+        text = FILE.read_text(encoding="utf-8")
+        held = rows(text) | {name: made}
+        FILE.write_text(replaced(text, table([held[key] for key in BUNDLED if key in held])), encoding="utf-8")
 
 
 def rows(text: str) -> dict[str, list[str]]:
@@ -69,11 +68,6 @@ def _built(name: str, folder: Path) -> list[str]:
     start = time.monotonic()
     dataset = DATA[name]().load(folder)
     return _row(name, dataset, f"{time.monotonic() - start:.0f} s")
-
-
-def _cached(name: str, before: str) -> list[str]:
-    """The cells of one benchmark as it lies in the cache, with the seconds that stood there before."""
-    return _row(name, DATA[name]().load(CACHE), before)
 
 
 def _row(name: str, dataset: Dataset, seconds: str) -> list[str]:
