@@ -24,11 +24,12 @@ from simfl.cohort.plan import CohortPlan
 from simfl.cohort.stage import LAST_LOCAL, Stage
 from simfl.cohort.visit import CohortResult, train_cohort
 from simfl.cohort.wire import STATISTICS
+from simfl.crew import Crew, crew_of
 from simfl.data.holdings import Partition, manifest_sha256
 from simfl.errors import ConfigError, OutOfMemory, SimflError, nearest
 from simfl.experiment import Experiment, Phase
 from simfl.memory import Store
-from simfl.pool import Crew, Pool, crew_of, open_pool
+from simfl.pool import Pool, open_pool
 from simfl.privacy.account import Account
 from simfl.privacy.budget import Budget
 from simfl.protocol import Parts
@@ -41,6 +42,7 @@ from simfl.timing import Clock, Stopwatch, Trace, clocked, timed
 from simfl.worker import Setup
 
 MANY = 32  # clients a round from which cohorts of 16 leave no worker idle
+FEW = 32  # batches to be scored up to which each goes out alone, so that every worker gets some
 CACHE = Path(os.environ.get("SIMFL_CACHE") or Path.home() / ".cache" / "simfl")  # data sets, built or read once
 
 
@@ -304,7 +306,7 @@ class Driver:
     def _shards(self, snapshot: Snapshot, split: str, model: str) -> list[evaluation.EvaluationPlan]:
         asked = self.experiment.evaluate
         rows = self.setting.choose_rows(split, asked.limit)
-        size = asked.batch_size * (4 if len(rows) > MANY * asked.batch_size else 1)  # few batches: one a call
+        size = asked.batch_size * (4 if len(rows) > FEW * asked.batch_size else 1)
         if model == "generic":
             kept = evaluation.sample_rows(self.setting, split, rows, asked.samples)
             return [replace(plan, samples=kept) for plan in evaluation.shards(split, model, rows, size)]

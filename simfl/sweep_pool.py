@@ -15,8 +15,8 @@ import torch
 
 from simfl import boot
 from simfl.boot import cause
+from simfl.crew import count_workers, start_ray
 from simfl.errors import ConfigError, nearest
-from simfl.pool import count_workers, start_ray
 from simfl.sweep_job import Job, Outcome, failed, perform
 
 TRIES = 3  # workers that may die under one run; each of its successors goes on from the last commit

@@ -30,7 +30,7 @@ LAYERS = (  # low to high; what stands in one line may import within the line, u
     SHELVES,
     ("shelves", "experiment", "fields", "privacy_rules", "rules", "catalogue", "config", "partition_spec"),
     ("privacy", "roles", "sampling", "cohort", "setting", "evaluation", "checkpoint", "pictures", "tracking"),
-    ("broadcast", "snapshot", "record", "worker", "errands", "inline", "boot", "pool"),
+    ("broadcast", "snapshot", "record", "worker", "errands", "inline", "boot", "crew", "pool"),
     ("audience", "plan_messages", "plan_work", "plan_memory", "plan", "plan_check", "driver", "simulation", "progress"),
     (
         "results",
@@ -69,7 +69,7 @@ OWNERS = {
     "opacus": ("privacy",),
     "peft": ("models",),
     "pyarrow": ("tables", "codecs", "data"),
-    "ray": ("boot", "pool", "sweep_pool"),
+    "ray": ("boot", "crew", "pool", "sweep_pool"),
     "rich": ("cli", "plan_table", "progress", "sweep_view", "watch"),
     "ruamel": ("config",),
     "tensorboard": ("tracking",),
