@@ -131,8 +131,8 @@ def _reference(lines: Sequence[Line], settings: tuple[str, ...], against: str | 
     labels = {run.label for line in lines for run in line.runs}
     if against in labels:
         return "", against
-    values = {value for of in known.values() for value in of} | labels
-    raise ConfigError(f"--against: no line has {against!r}; {nearest(against, values)}")
+    names = {value for values in known.values() for value in values} | labels
+    raise ConfigError(f"--against: no line has {against!r}; {nearest(against, names)}")
 
 
 def _like(line: Line, lines: Sequence[Line], column: str, value: Any) -> Line | None:
