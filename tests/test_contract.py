@@ -66,9 +66,9 @@ def _spied(patch: pytest.MonkeyPatch) -> set[str]:
     seen: set[str] = set()
     send = Wire.send
 
-    def spy(wire: Wire, client: int, upload: Any, received: Any, *rest: Any) -> Any:
-        seen.update(tensor for parts in (upload, received) for tensors in parts.values() for tensor in tensors)
-        return send(wire, client, upload, received, *rest)
+    def spy(wire: Wire, clients: Any, uploads: Any, received: Any, *rest: Any) -> Any:
+        seen.update(tensor for parts in (*uploads, received) for tensors in parts.values() for tensor in tensors)
+        return send(wire, clients, uploads, received, *rest)
 
     patch.setattr(Wire, "send", spy)
     return seen
