@@ -1,19 +1,19 @@
-"""simfl itself as a timed process. `python -m benchmarks.engine WORK RESULT BACKEND WORKERS [WAY]`.
-
-As in the command line, Ray starts while everything heavy is imported.
-"""
+"""simfl itself as a timed process. `python -m benchmarks.engine WORK RESULT BACKEND WORKERS [WAY]`."""
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.result import Stopwatch, write_result
-from simfl import boot
+from benchmarks.works import WORKS
+from simfl import checkpoint, simulation
+from simfl.snapshot import Snapshot
 
 
 class Timer:
@@ -37,24 +37,17 @@ class Timer:
 
 def main(work: str, result: str, backend: str, workers: int, way: Any = "auto") -> None:
     """Run a work and write what was measured."""
-    with boot.started(None) if backend == "ray" else nullcontext():
-        import torch
-
-        from benchmarks.works import WORKS
-        from simfl import checkpoint, simulation
-        from simfl.snapshot import Snapshot
-
-        experiment = WORKS[work]
-        experiment = replace(experiment, cohort=replace(experiment.cohort, way=way))
-        timer = Timer(experiment.phases[0].rounds)
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "run"
-            summary = simulation.run(experiment, out, backend=backend, workers=workers, display=timer)
-            found = checkpoint.latest(out / "checkpoints")
-        assert found is not None, summary
-        snapshot = Snapshot.restore(found.tensors, found.facts)
-        end = torch.cat([t.flatten() for t in snapshot.model.values()])
-        write_result(Path(result), timer.watch, end, end)
+    experiment = WORKS[work]
+    experiment = replace(experiment, cohort=replace(experiment.cohort, way=way))
+    timer = Timer(experiment.phases[0].rounds)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        summary = simulation.run(experiment, out, backend=backend, workers=workers, display=timer)
+        found = checkpoint.latest(out / "checkpoints")
+    assert found is not None, summary
+    snapshot = Snapshot.restore(found.tensors, found.facts)
+    end = torch.cat([t.flatten() for t in snapshot.model.values()])
+    write_result(Path(result), timer.watch, end, end)
 
 
 if __name__ == "__main__":

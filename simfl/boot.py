@@ -1,7 +1,7 @@
-"""Ray, started or joined in a thread of its own while this one imports and builds. Imports nothing heavy.
+"""Ray, started or joined in a thread of its own while this one reads data and builds.
 
-Starting Ray is mostly waiting: seconds in which torch can be imported and the model built. The thread lives as long as
-Ray does, since the kernel ends Ray's processes with the thread that started them.
+Starting Ray is mostly waiting: seconds in which libraries can be imported and the model built. The thread lives as long
+as Ray does, since the kernel ends Ray's processes with the thread that started them.
 """
 
 from __future__ import annotations

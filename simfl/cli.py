@@ -6,14 +6,13 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from simfl import __version__, boot, data_commands, inspection, partition_commands, sweep_commands
+from simfl import __version__, data_commands, inspection, partition_commands, sweep_commands
 from simfl.errors import ClientError, ConfigError, SimflError
 
 if TYPE_CHECKING:
@@ -92,17 +91,16 @@ def run(
     if backend == "inline" and (workers or address):
         raise ConfigError(f"--{'workers' if workers else 'address'}: has no effect with --backend inline")
     number = sweep_commands.workers_of(workers)
-    with boot.started(address) if backend == "ray" else nullcontext():
-        from simfl import config
+    from simfl import config
 
-        experiment = config.load(file, overrides)
-        from simfl import simulation
-        from simfl.api import folder_of
-        from simfl.progress import Progress
+    experiment = config.load(file, overrides)
+    from simfl import simulation
+    from simfl.api import folder_of
+    from simfl.progress import Progress
 
-        out = out or folder_of(experiment.name, resume)
-        with Progress() as display:
-            summary = simulation.run(experiment, out, backend, number, address, resume, display, profile)
+    out = out or folder_of(experiment.name, resume)
+    with Progress() as display:
+        summary = simulation.run(experiment, out, backend, number, address, resume, display, profile)
     return {"completed": 0, "interrupted": INTERRUPTED}.get(summary["status"], FAILED)
 
 
