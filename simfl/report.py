@@ -146,7 +146,7 @@ def _samples(found: Comparison, shown: Sequence[Line]) -> str:
             if row["step"] == last:
                 key = row["split"], row["row"]
                 asked.setdefault(key, row)
-                said = [f"{v}" for k, v in row.items() if k.startswith("predicted_") and v is not None]
+                said = [_cell(v) for k, v in row.items() if k.startswith("predicted_") and v is not None]
                 columns.setdefault(name_of(line, told), {})[key] = ", ".join(said)
     keys = list(asked)[:MOST_SAMPLES]
     truth = [name for name in evaluation.TRUTH if any(asked[key].get(name) is not None for key in keys)]
@@ -158,6 +158,8 @@ def _samples(found: Comparison, shown: Sequence[Line]) -> str:
 
 
 def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return number(value)
     return "; ".join(str(item) for item in value) if isinstance(value, list) else "" if value is None else str(value)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 WIDTH, HEIGHT = 440.0, 280.0
 LEFT, RIGHT, TOP, BOTTOM = 62.0, 14.0, 12.0, 44.0
 NUM_COLOURS = 8  # of the page: classes c0 to c7
+WIDE = 7  # letters of a tick's text of which only a few find room
 DASHES = ("", "7 4", "2 3", "9 3 2 3")
 MARKERS = ("circle", "square", "triangle", "diamond")
 Point = tuple[float, float]
@@ -176,7 +177,7 @@ def _x_axis(across: Scale, base: float, top: float, x: str, form: Callable[[floa
     ticks = "".join(
         (f'<path d="M{across(v):.1f} {top}V{base}" class="grid"/>' if top < base else "")
         + f'<text x="{across(v):.1f}" y="{base + 16:.1f}" class="{_anchor(across(v))}">{form(v)}</text>'
-        for v in across.ticks()
+        for v in across.ticks(3 if any(len(form(v)) > WIDE for v in across.ticks()) else 5)
     )
     middle = (across.start + across.end) / 2
     axis = f'<path d="M{across.start} {base}H{across.end}" class="axis"/>'
