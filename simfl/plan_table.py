@@ -42,7 +42,7 @@ def _messages(plan: Plan) -> Table:
 
 
 def _lines(phase: PhasePlan, direction: str, message: Message) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for row in message:
         most = "≤ " if (direction, row["part"]) in phase.varying else ""
         payload, charged = int(row["payload_bytes"]), int(row["charged_bytes"])

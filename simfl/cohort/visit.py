@@ -102,8 +102,11 @@ def _outcomes(
         trained = attempt(stage, plan, group, train, on_error, said)
         done = {visit.client: one for visit, one in zip(group, trained, strict=True) if one is not None}
         whole = [visit for visit in group if visit.client in done]
+        if not whole:
+            yield from (None for _ in group)
+            continue
         release = partial(_release, stage, plan, done=done, received=received, memories=memories)
-        released = iter(attempt(stage, plan, whole, release, on_error, said) if whole else [])
+        released = iter(attempt(stage, plan, whole, release, on_error, said))
         for visit in group:
             found = next(released) if visit.client in done else None
             yield None if found is None else (done[visit.client], *found)

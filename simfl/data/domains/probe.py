@@ -28,7 +28,7 @@ def _one(image: bytes) -> np.ndarray:
     cell = np.arange(side) * CELLS // side
     cells = cell[:, None] * CELLS + cell
     edges = np.bincount((cells * BINS + turn).ravel(), strength.ravel(), CELLS * CELLS * BINS)
-    edges /= np.linalg.norm(edges) + 1e-6
+    edges = edges / (np.linalg.norm(edges) + 1e-6)
     counts = np.bincount(cells.ravel(), minlength=CELLS * CELLS)
     means = [np.bincount(cells.ravel(), pixels[..., k].ravel(), CELLS * CELLS) / counts for k in range(3)]
     return np.concatenate([4 * edges, *means, [1.0]])
