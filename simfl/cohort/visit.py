@@ -106,7 +106,8 @@ def _outcomes(
             yield from (None for _ in group)
             continue
         release = partial(_release, stage, plan, done=done, received=received, memories=memories)
-        released = iter(attempt(stage, plan, whole, release, on_error, said))
+        outcomes = attempt(stage, plan, whole, release, on_error, said)
+        released = iter(outcomes)
         for visit in group:
             found = next(released) if visit.client in done else None
             yield None if found is None else (done[visit.client], *found)
