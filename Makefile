@@ -26,7 +26,7 @@ data: setup  ## Build the bundled benchmarks into the cache, with their hashes, 
 	@for name in $(BUNDLED); do $(BIN)/simfl data build $$name --brief || exit 1; done
 
 test: setup  ## Run the fast tests
-	$(BIN)/python -m pytest -q -m "not slow and not gpu"
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile -m "not slow and not gpu"
 
 test-all: setup  ## Run all tests, slow ones included
 	$(BIN)/python -m pytest -q
