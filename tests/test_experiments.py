@@ -1,0 +1,73 @@
+"""The experiments that come with simfl: every file is read, every sweep of the papers' folders does what it says."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from simfl import config, sweep, sweep_file
+from simfl.plan import plan
+from simfl.sweep_results import results_of
+from simfl.templates import templates
+
+ROOT = Path(__file__).parent.parent / "experiments"
+BENCHES = sorted(path.parent.name for path in ROOT.glob("*/bench.yaml"))
+PAPERS = {"fedvqa", "feddat", "fedocr", "pfl_docvqa", "fedocvqa"}
+SMALL = {  # settings with which a sweep's runs take seconds
+    "fedvqa": ["data.train=16", "data.test=6", "data.valid=2", "data.test_novel=2"],
+    "feddat": ["data.train=16", "data.test=6", "data.valid=2", "data.test_novel=2"],
+    "pfl_docvqa": ["data.providers=10", "data.unseen=2", "data.train=20", "data.valid=4", "data.test=4"],
+    "fedocr": ["data.train=16", "data.valid=2", "data.test=4", "data.test_font=2"],
+    "fedocvqa": ["data.train=6", "data.valid=2", "data.test=4", "data.unseen=2"],
+}
+
+
+def test_every_paper_has_its_methods_in_small() -> None:
+    assert set(BENCHES) == PAPERS == set(SMALL)
+
+
+@pytest.mark.parametrize("name", templates())
+def test_an_experiment_is_read_and_says_the_same_when_written_down(name: str) -> None:
+    experiment = config.load(templates()[name])
+    assert config.parse(config.to_mapping(experiment)) == experiment
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n, path in templates().items() if "data/" in path.read_text()])
+def test_an_experiment_of_published_size_has_a_plan_without_data(name: str, tmp_path: Path) -> None:
+    found = plan(config.load(templates()[name]), tmp_path).json()
+    assert found["messages"] == 0 or found["message"]["download"]["bytes"] > 0
+
+
+@pytest.mark.parametrize("folder", BENCHES)
+def test_a_bench_has_every_line_over_the_same_three_seeds(folder: str) -> None:
+    lines: dict[object, set[int]] = {}
+    for point in sweep_file.load(ROOT / folder / "bench.yaml").points:
+        lines.setdefault(point.shown["variant"], set()).add(point.experiment.seed)
+    assert set(map(frozenset, lines.values())) == {frozenset({1, 2, 3})}
+
+
+@pytest.mark.parametrize("folder", BENCHES)
+def test_the_first_line_of_a_bench_runs(folder: str, tmp_path: Path) -> None:
+    _run(folder, tmp_path, first=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", BENCHES)
+def test_every_line_of_a_bench_runs(folder: str, tmp_path: Path) -> None:
+    _run(folder, tmp_path, first=False)
+
+
+def _run(folder: str, tmp_path: Path, first: bool) -> None:
+    """A round or two of one local step with seed 1, and every score a number."""
+    path = ROOT / folder / "bench.yaml"
+    settings = [*SMALL[folder], "phases.*.local.steps=1", "phases.*.local.batch_size=4", "evaluate.limit=4"]
+    whole = sweep_file.load(path, [*settings, "seeds=[1]"])
+    found = sweep_file.Sweep(whole.name, whole.points[:1] if first else whole.points)
+    outcomes = sweep.run(found, tmp_path / "out", "inline")
+    assert [(o.label, o.status, o.error) for o in outcomes] == [(p.label, "completed", "") for p in found.points]
+    for result in results_of([tmp_path / "out"]):
+        assert result.scores, result.label
+        assert all(math.isfinite(value) for value in result.scores.values()), result.label
