@@ -41,7 +41,11 @@ def test_the_table_of_figures_is_current() -> None:
 def test_what_fidelity_speaks_of_exists() -> None:
     text = (DOCS / "fidelity.md").read_text(encoding="utf-8")
     named = set(
-        re.findall(r"^\| (\w+) \|", text.partition("\n## Algorithms and local optimizers\n")[2].partition("\n## ")[0], re.MULTILINE)
+        re.findall(
+            r"^\| (\w+) \|",
+            text.partition("\n## Algorithms and local optimizers\n")[2].partition("\n## ")[0],
+            re.MULTILINE,
+        )
     ) - {"method"}
     assert named
     assert named <= {*ALGORITHMS, *LOCAL_OPTIMIZERS}
