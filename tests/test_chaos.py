@@ -300,7 +300,7 @@ def folder_cannot_be_written(trial: Trial) -> tuple[str, str]:
     (trial.folder / "away").rename(memory)
     trial.goes_on()
     line = str(failed.value).replace(str(trial.folder), "…")
-    return f"client memory, after round {step}", f"`{line}`; mended, bit-equal"
+    return f"a file in the place of client memory's folder, after round {step}", f"`{line}`; mended, bit-equal"
 
 
 TRIALS: dict[str, Callable[[Trial], tuple[str, str]]] = {
