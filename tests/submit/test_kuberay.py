@@ -1,0 +1,85 @@
+"""The RayJob, held against the names and types that the operator publishes."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from test_request import RUN
+
+from simfl.errors import ConfigError
+from simfl.submit.kuberay import KubeRay, manifest
+from simfl.submit.request import Request, read
+
+SCHEMA = json.loads((Path(__file__).parent / "rayjob.schema.json").read_text())
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> Request:
+    (tmp_path / "ideas").mkdir()
+    (tmp_path / "ideas" / "mine.py").write_text("x = 1\n")
+    (tmp_path / "small.yaml").write_text(RUN)
+    return read(tmp_path / "small.yaml", tmp_path, "/shared/runs/a", environment=["WANDB_API_KEY"])
+
+
+def made(request: Request, **settings: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    found = manifest(request, KubeRay(image="simfl:1", claim="results=/shared", **settings))
+    return found["items"][0], found["items"][1]
+
+
+def test_the_manifest_is_what_the_operator_takes(request_: Request) -> None:
+    for settings in ({}, {"nodes": 3, "cpus": 4, "gpus": 2, "memory": "32Gi"}, {"token": False}):
+        files, job = made(request_, **settings)
+        jsonschema.validate(files, SCHEMA["ConfigMap"])
+        jsonschema.validate(job, SCHEMA["RayJob"])
+
+
+def test_the_schema_refuses_what_is_no_field(request_: Request) -> None:
+    _, job = made(request_)
+    job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["replica"] = 1
+    with pytest.raises(jsonschema.ValidationError, match="replica"):
+        jsonschema.validate(job, SCHEMA["RayJob"])
+
+
+def test_every_file_lies_in_every_pod_under_its_path(request_: Request) -> None:
+    files, job = made(request_)
+    cluster = job["spec"]["rayClusterSpec"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        volume = group["template"]["spec"]["volumes"][0]["configMap"]
+        laid = {item["path"]: base64.b64decode(files["binaryData"][item["key"]]) for item in volume["items"]}
+        assert laid == {"ideas/mine.py": b"x = 1\n", "small.yaml": RUN.encode()}
+    assert job["spec"]["entrypoint"].startswith("cd /simfl && python -m simfl run small.yaml --out /shared/runs/a")
+
+
+def test_workers_have_the_gpus_and_the_head_none(request_: Request) -> None:
+    _, job = made(request_, nodes=2, gpus=4)
+    head, (workers,) = job["spec"]["rayClusterSpec"]["headGroupSpec"], job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert "nvidia.com/gpu" not in head["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert workers["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "4"
+    assert (workers["replicas"], head["rayStartParams"]) == (2, {"num-cpus": "0"})
+
+
+def test_no_secret_is_in_the_manifest(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "very-secret")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "very-secret")
+    text = KubeRay(image="simfl:1", claim="results=/shared").shown(request_)
+    assert "very-secret" not in text
+    assert '"secretKeyRef": {' in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"image": None}, "--image: needed"),
+        ({"claim": None}, "/shared/runs/a would go with the pods"),
+        ({"claim": "results=/other"}, "/shared/runs/a is not in /other"),
+        ({"claim": "results"}, "--claim: 'results'; give the name of a claim and a path"),
+    ],
+)
+def test_what_cannot_work_is_refused(request_: Request, settings: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        manifest(request_, KubeRay(**{"image": "simfl:1", "claim": "results=/shared"} | settings))

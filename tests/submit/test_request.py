@@ -1,0 +1,113 @@
+"""What is read, checked and gathered before anything is sent."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from simfl.errors import ConfigError
+from simfl.submit.parcel import gather
+from simfl.submit.request import lasting_out, read, values
+
+RUN = """
+name: small
+seed: 1
+data: digits
+partition: {by: iid, clients: 3}
+model: {name: mlp, widths: [4]}
+phases: [{objective: classification, algorithm: fedavg, rounds: 1, local: {epochs: 1, batch_size: 8, learning_rate: 0.1}}]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "small.yaml").write_text(RUN)
+    (tmp_path / "many.yaml").write_text("experiment: small.yaml\nseeds: [1, 2]\n")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "idea.py").write_text("x = 1\n")
+    return tmp_path
+
+
+def test_an_experiment_is_run_and_a_sweep_is_swept(folder: Path) -> None:
+    run = read(folder / "small.yaml", folder, "/out")
+    assert (run.name, run.words) == ("small", ["run", "small.yaml", "--out", "/out"])
+    swept = read(folder / "many.yaml", folder, "/out", ["rounds=2"], resume=True)
+    assert (swept.name, swept.command) == ("many", "sweep")
+    assert swept.line == "python -m simfl sweep many.yaml --out /out --resume --set rounds=2 --address auto"
+
+
+def test_a_mistake_in_the_file_is_told_here(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown 'fedprx'; did you mean 'fedprox'"):
+        read(folder / "small.yaml", folder, "/out", ["phases.0.algorithm=fedprx"])
+
+
+def test_a_file_outside_the_working_directory_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"small.yaml: is not in the working directory .*mine; give --working-dir"):
+        read(folder / "small.yaml", folder / "mine", "/out")
+
+
+def test_a_left_out_file_cannot_be_run(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="is left out of what is sent"):
+        read(folder / "small.yaml", folder, "/out", exclude=["small.*"])
+
+
+def test_paths_that_do_not_go_along_are_named(folder: Path) -> None:
+    request = read(folder / "small.yaml", folder, "/out", ["data={name: image_folder, path: /data/pictures}"])
+    assert request.there == ("/data/pictures",)
+
+
+def test_a_relative_path_must_go_along(folder: Path) -> None:
+    (folder / "pictures").mkdir()
+    (folder / "pictures" / "one.png").write_bytes(b"1")
+    given = ["data={name: image_folder, path: pictures}"]
+    assert read(folder / "small.yaml", folder, "/out", given).there == ()
+    with pytest.raises(ConfigError, match="pictures: is not among the files that are sent; give the path that every"):
+        read(folder / "small.yaml", folder, "/out", given, exclude=["pictures"])
+
+
+def test_variables_are_given_by_name_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="--env: 'KEY' is not the name") as failed:
+        read(folder / "small.yaml", folder, "/out", environment=["KEY=secret"])
+    assert "secret" not in str(failed.value)
+    monkeypatch.delenv("ABSENT", raising=False)
+    with pytest.raises(ConfigError, match="--env: ABSENT is not set here"):
+        values(["ABSENT"])
+
+
+@pytest.mark.parametrize(("out", "line"), [("", "--out: needed"), ("runs/a", "'runs/a' would lie in the job's own")])
+def test_what_a_run_leaves_must_outlive_its_job(folder: Path, out: str, line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        lasting_out(read(folder / "small.yaml", folder, out), "kuberay")
+    lasting_out(read(folder / "small.yaml", folder, "s3://bucket/a"), "kuberay")
+
+
+def test_runs_caches_and_excluded_files_stay_here(folder: Path) -> None:
+    for name in ("runs/a/model.bin", ".venv/lib.py", "mine/__pycache__/idea.pyc", "notes/big.bin", "notes/small.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"123")
+    found = gather(folder, ["*.bin"])
+    assert sorted(found.files) == ["many.yaml", "mine/idea.py", "notes/small.txt", "small.yaml"]
+    assert found.files["notes/small.txt"] == 3
+
+
+def test_what_git_ignores_stays_here(folder: Path) -> None:
+    (folder / ".gitignore").write_text("secret.txt\n")
+    (folder / "secret.txt").write_text("x")
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    assert "secret.txt" not in gather(folder).files
+    assert "small.yaml" in gather(folder).files
+
+
+def test_too_much_is_refused_with_the_largest_files(folder: Path) -> None:
+    (folder / "weights.bin").write_bytes(bytes(3_000_000))
+    with pytest.raises(
+        ConfigError, match=r"3 MB would be sent, at most 1 MB can; the largest are weights.bin \(3 MB\)"
+    ):
+        gather(folder, most=1_000_000)
+
+
+def test_a_parcel_is_copied_as_it_lies(folder: Path, tmp_path: Path) -> None:
+    gather(folder).copy(tmp_path / "there")
+    assert (tmp_path / "there" / "mine" / "idea.py").read_text() == "x = 1\n"
