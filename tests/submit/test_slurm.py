@@ -1,0 +1,111 @@
+"""The sbatch script: as written, and run through commands that stand in for Slurm's on one machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import shim
+from test_request import RUN
+
+from simfl.errors import ConfigError
+from simfl.submit.request import read
+from simfl.submit.slurm import Slurm
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "small.yaml").write_text(RUN)
+    return tmp_path
+
+
+def options(script: str) -> list[str]:
+    return [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH")]
+
+
+def test_what_is_asked_of_slurm_is_in_its_options(folder: Path) -> None:
+    request = read(folder / "small.yaml", folder, "/shared/a")
+    found = options(
+        Slurm(nodes=2, cpus=8, gpus=4, time="1:00:00", sbatch=("--partition=gpu", "qos=low")).shown(request)
+    )
+    assert {"--job-name=small", "--nodes=2", "--cpus-per-task=8", "--gpus-per-node=4", "--time=1:00:00"} <= set(found)
+    assert found[-2:] == ["--partition=gpu", "--qos=low"]
+    assert f"--chdir={folder}" in found
+    assert "--output=/shared/a/slurm-%j.log" in found
+
+
+def test_bash_reads_the_script(folder: Path) -> None:
+    request = read(folder / "small.yaml", folder, "/shared/it's", ["phases.0.rounds=2", "name=a b"])
+    script = Slurm().shown(request)
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    assert """arguments=(run small.yaml --out '/shared/it'"'"'s' --set phases.0.rounds=2 --set 'name=a b')""" in script
+
+
+def test_a_job_writes_to_the_first_free_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    script = Slurm().shown(read(Path("small.yaml"), Path(), None))
+    assert f"--output={folder}/runs/small/slurm-%j.log" in options(script)
+    assert f"record={folder}/runs/small/experiment.yaml" in script
+
+
+def test_variables_are_checked_and_not_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "very-secret")
+    script = Slurm().shown(read(folder / "small.yaml", folder, "/a", environment=["WANDB_API_KEY"]))
+    assert "very-secret" not in script
+    assert ': "${WANDB_API_KEY:?is not set}"' in script
+
+
+def test_without_sbatch_there_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(folder))
+    with pytest.raises(ConfigError, match="--to slurm: there is no sbatch here; submit from a login node"):
+        Slurm().submit(read(folder / "small.yaml", folder, str(folder / "a")), print, follow=False)
+
+
+def test_a_refusal_of_slurm_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = shim.lay(folder)
+    (folder / "sbatch").write_text("#!/bin/bash\necho 'sbatch: error: invalid partition: gpu' >&2; exit 1\n")
+    monkeypatch.setenv("PATH", environment["PATH"])
+    with pytest.raises(ConfigError, match="--to slurm: sbatch refuses: sbatch: error: invalid partition: gpu"):
+        Slurm().submit(read(folder / "small.yaml", folder, str(folder / "a")), print, follow=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_a_job_starts_a_ray_of_two_nodes_and_ends_with_it(tmp_path: Path) -> None:
+    commands, work = tmp_path / "bin", tmp_path / "work"
+    commands.mkdir()
+    work.mkdir()
+    (work / "small.yaml").write_text(RUN)
+    words = ["submit", "small.yaml", "--to", "slurm", "--nodes", "2", "--out", str(tmp_path / "out")]
+    done = subprocess.run(
+        [sys.executable, "-m", "simfl", *words], cwd=work, env={**os.environ, **shim.lay(commands)},
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.rstrip().endswith("simfl: exit code 0")
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["status"] == "completed"
+    assert "--exclude=node0" in (commands / "srun").read_text()
+    started = next(
+        json.loads(line)
+        for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()
+        if json.loads(line)["event"] == "started"
+    )
+    assert started["workers"] >= 1
+    job = next(commands.glob("pid.*")).name.partition(".")[2]
+    assert not list(Path("/tmp").glob(f"ray-*-{job}"))
+
+
+def test_a_failed_job_fails_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = shim.lay(tmp_path)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "small.yaml").write_text(RUN)
+    shorter = Slurm()
+    monkeypatch.setattr("simfl.submit.slurm.SCRIPT", "\necho 'simfl: exit code 2'\nexit 2\n")
+    monkeypatch.setattr("simfl.submit.slurm.TICK", 0.1)
+    request = read(tmp_path / "small.yaml", tmp_path, str(tmp_path / "out"))
+    assert shorter.submit(request, print, follow=True) == 2
