@@ -28,7 +28,8 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
 def test_a_ray_job_is_shown(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "very-secret")
     code, out, _ = said(
-        capsys, "--to", "ray://head", "--out", "/shared/a", "--set", "phases.0.rounds=2", "--env", "WANDB_API_KEY", "--dry-run",
+        capsys, "--to", "ray://head", "--out", "/shared/a", "--set", "phases.0.rounds=2", "--env", "WANDB_API_KEY",
+        "--dry-run",
     )  # fmt: skip
     shown = json.loads(out)
     assert code == 0
