@@ -1,0 +1,152 @@
+"""Ray on several nodes of this machine, and runs on it in processes of their own.
+
+A node is a process family that `ray.cluster_utils` starts; `Apart` is one with an address and file systems of its own
+(a network namespace, and empty folders where the others have theirs).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from simfl import config
+from simfl.algorithms.scaffold import Scaffold
+from simfl.experiment import Experiment
+from simfl.protocol import Parts, State, Visit
+
+HERE = Path(__file__).parent
+STORE = 80 << 20  # bytes of each node's object store: the least that Ray takes
+ALONE = {"RAY_ADDRESS": "", "OMP_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class Paced(Scaffold):
+    """SCAFFOLD whose visits last, so that a run can be met in the midst of it."""
+
+    seconds: float = 0.1
+
+    def prepare(self, received: Parts, state: State, visit: Visit) -> State:
+        time.sleep(self.seconds)
+        return state
+
+
+@contextmanager
+def cluster(*cpus: int, **head: Any) -> Iterator[Any]:
+    """A Ray of nodes with so many CPUs, the first one the head; `head`: further settings of it."""
+    from ray.cluster_utils import Cluster
+
+    first, *others = ({"num_cpus": n, "num_gpus": 0, "object_store_memory": STORE} for n in cpus)
+    found = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **first, **head})
+    try:
+        for settings in others:
+            found.add_node(**settings)
+        yield found
+    finally:
+        found.shutdown()
+
+
+@dataclass
+class Sitting:
+    """`simfl run` in a process of its own, on a Ray that is up."""
+
+    experiment: Experiment
+    out: Path | str
+    address: str
+    log: Path  # log.jsonl, as this process sees it
+    words: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    process: Any = None
+
+    def start(self, scratch: Path) -> Sitting:
+        """Begin."""
+        scratch.mkdir(parents=True, exist_ok=True)
+        file = scratch / "experiment.yaml"
+        file.write_text(config.dump(self.experiment))
+        words = ["run", str(file), "--out", str(self.out), "--address", self.address, *self.words]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "simfl", *words], cwd=HERE, env={**os.environ, **ALONE, **self.environment},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+        return self
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The lines of the log of one kind."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        return [row for row in map(json.loads, lines) if row["event"] == name]
+
+    def wait_for(self, rounds: int, seconds: float = 120) -> None:
+        """Until so many rounds are in the log."""
+        until = time.monotonic() + seconds
+        while len(self.events("round")) < rounds:
+            assert self.process.poll() is None, self.process.communicate()[0]
+            assert time.monotonic() < until, "too slow"
+            time.sleep(0.05)
+
+    def end(self, seconds: float = 240) -> str:
+        """What it said, when it has ended well."""
+        said, _ = self.process.communicate(timeout=seconds)
+        assert self.process.returncode == 0, said
+        return str(said)
+
+
+@contextmanager
+def apart(address: str, hidden: list[Path], cpus: int = 1) -> Iterator[str]:
+    """One more node, with an address of its own; the folders that it is to have of its own are empty there at first.
+
+    Gives the command prefix that looks into it. The head must be at the first address of `NETWORK`.
+    """
+    name = "simflnode"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        for words in (
+            f"ip link set {PEER} netns {name}",
+            f"ip netns exec {name} ip address add {NETWORK}.2/24 dev {PEER}",
+            f"ip netns exec {name} ip link set {PEER} up",
+            f"ip netns exec {name} ip link set lo up",
+        ):
+            subprocess.run(words.split(), check=True)
+        mounts = " && ".join(f"mount -t tmpfs tmpfs {folder}" for folder in hidden)
+        start = f"{sys.executable} -m ray.scripts.scripts start --address={address} --num-cpus={cpus}"
+        more = f"--node-ip-address={NETWORK}.2 --object-store-memory={STORE} --block"
+        node = subprocess.Popen(
+            ["ip", "netns", "exec", name, "unshare", "--mount", "bash", "-c", f"{mounts} && exec {start} {more}"],
+            env={**os.environ, **ALONE}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            yield f"nsenter --target {node.pid} --mount"
+        finally:
+            node.terminate()
+            node.wait(60)
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], check=False)
+
+
+LINK, PEER, NETWORK = "simflhost", "simflpeer", "10.213.7"
+
+
+@contextmanager
+def network() -> Iterator[str]:
+    """The address of this machine on a link whose other end a node can have."""
+    subprocess.run(f"ip link add {LINK} type veth peer name {PEER}".split(), check=True)
+    try:
+        subprocess.run(f"ip address add {NETWORK}.1/24 dev {LINK}".split(), check=True)
+        subprocess.run(f"ip link set {LINK} up".split(), check=True)
+        yield f"{NETWORK}.1"
+    finally:
+        subprocess.run(f"ip link delete {LINK}".split(), check=False)
+
+
+def can_be_apart() -> bool:
+    """Whether this machine allows network namespaces and mounts of one's own."""
+    if os.geteuid() or not all(map(shutil.which, ("ip", "unshare", "nsenter"))):
+        return False
+    return subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True).returncode == 0
