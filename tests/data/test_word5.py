@@ -53,6 +53,12 @@ def test_words_of_tests_are_in_no_other_split_whatever_their_case(small: Dataset
         assert not texts[test] & (texts["train"] | texts["valid"])
 
 
+def test_no_word_is_longer_than_asked_for_and_every_kind_is_there() -> None:
+    short = Word5(train=20, valid=1, test=1, test_font=1, longest=4).build(processes=1).splits["train"].examples
+    assert {len(text) for text in short["text"].to_pylist()} <= {2, 3, 4}
+    assert set(short["source"].to_pylist()) == set(CLIENTS)
+
+
 def test_held_fonts_are_only_in_test_font_and_everything_there_is_in_them(small: Dataset) -> None:
     fonts = {name: set(split.examples["font"].to_pylist()) for name, split in small.splits.items()}
     assert not fonts["test_font"] & (fonts["train"] | fonts["valid"] | fonts["test"])

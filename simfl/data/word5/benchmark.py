@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 
@@ -28,7 +28,7 @@ from simfl.data.word5 import baselines
 from simfl.data.word5.drawing import HEIGHT, WIDTH, draw
 from simfl.data.word5.parts import CLIENTS, FONTS, PHOTOS, WORDS, files
 from simfl.data.word5.words import word
-from simfl.ranges import Count
+from simfl.ranges import Count, Limit
 
 EDITION = 1  # raised whenever the same settings give other pictures or words
 SPLITS = ("train", "valid", "test", "test_font")
@@ -41,6 +41,7 @@ RANGES: dict[str, Range] = {  # on the split `test`
     "nearest accuracy": (0.0, 0.02),
     "nearest similarity": (0.0, 0.2),
 }
+Longest = Annotated[int, Limit("a whole number of at least 4", lambda n: n >= 4)]  # every kind has such words
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Word5(Data):
     valid: Count = 200  # likewise
     test: Count = 400  # likewise; words that are in neither of the above
     test_font: Count = 400  # likewise; such words in fonts that are in no other split
+    longest: Longest | None = None  # letters of a word, digits and marks counted; null: as the words come
     seed: int = 1  # of everything
 
     def load(self, cache: Path) -> Dataset:
@@ -66,7 +68,8 @@ class Word5(Data):
         total = sum(sizes.values())
         count = processes or default_processes(total, WORTH)
         bounds = [i * total // count for i in range(count + 1)]
-        jobs = [{"seed": self.seed, "sizes": sizes, "first": a, "last": b} for a, b in pairwise(bounds)]
+        told = {"seed": self.seed, "sizes": sizes, "longest": self.longest}
+        jobs = [told | {"first": a, "last": b} for a, b in pairwise(bounds)]
         whole = join(make_all(MAKE, jobs, count))
         splits = dict(zip(SPLITS, cut(whole, list(sizes.values())), strict=True))
         card = self._card(splits)
@@ -105,7 +108,7 @@ def make(told: Mapping[str, Any]) -> Split:
     columns = Columns(SCHEMA)
     for split, client, number in places[told["first"] : told["last"]]:
         dice = Dice("word5", told["seed"], client, split, number)
-        text = word(client, dice, held=split in ("test", "test_font"))
+        text = word(client, dice, split in ("test", "test_font"), told["longest"])
         font = dice.pick(FONTS[client][split == "test_font"])
         picture = draw(client, text, font.path("word5"), dice)
         columns.add(

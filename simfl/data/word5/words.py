@@ -16,9 +16,9 @@ def is_held(text: str) -> bool:
     return seed_for("word5", "word", text.lower()) % HELD == 0
 
 
-def word(client: str, dice: Dice, held: bool) -> str:
-    """A word of a client's kind: one that is only in tests, or one that is not."""
-    while is_held(text := KINDS[client](dice)) is not held:
+def word(client: str, dice: Dice, held: bool, longest: int | None = None) -> str:
+    """A word of a client's kind, of at most `longest` letters: one that is only in tests, or one that is not."""
+    while is_held(text := KINDS[client](dice)) is not held or len(text) > (longest or len(text)):
         pass
     return text
 
