@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from simfl.data.base import Data, Dataset, Published, Split
-from simfl.errors import ConfigError, DataError
+from simfl.errors import ConfigError, DataError, nearest
 
 
 @dataclass(frozen=True)
@@ -19,20 +19,35 @@ class Joined(Data):
     """Several data sets one after the other; the column `dataset` of the examples tells which."""
 
     parts: Mapping[str, Data]  # a name for each, and the data set
+    splits: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # part -> its split -> its name here
 
     def load(self, cache: Path) -> Dataset:
         """All splits that any part has. Nothing is copied; ids are prefixed with the part's name."""
         if not self.parts:
             raise ConfigError("data.parts: empty, at least one data set is needed")
         loaded = {name: data.load(cache) for name, data in self.parts.items()}
-        names = dict.fromkeys(split for dataset in loaded.values() for split in dataset.splits)
-        splits = {
-            split: _join([(name, d.splits[split]) for name, d in loaded.items() if split in d.splits])
-            for split in names
-        }
-        digest = hashlib.sha256("".join(f"{name} {d.sha256}\n" for name, d in loaded.items()).encode()).hexdigest()
+        held: dict[str, list[tuple[str, Split]]] = {}
+        for part, dataset in loaded.items():
+            for split, content in dataset.splits.items():
+                held.setdefault(self.splits.get(part, {}).get(split, split), []).append((part, content))
+        self._check({part: set(dataset.splits) for part, dataset in loaded.items()})
+        splits = {name: _join(parts) for name, parts in held.items()}
+        told = [f"{name} {d.sha256}\n" for name, d in loaded.items()]
+        told += [f"{part} {old} {new}\n" for part, names in self.splits.items() for old, new in names.items()]
+        digest = hashlib.sha256("".join(told).encode()).hexdigest()
         splits = {name: split.of(digest) for name, split in splits.items()}
         return Dataset("joined", splits, digest, {"parts": {name: dict(d.card) for name, d in loaded.items()}})
+
+    def _check(self, has: Mapping[str, set[str]]) -> None:
+        """Every split that is to have another name is there, and no part has two of one name."""
+        for part, names in self.splits.items():
+            if part not in has:
+                raise ConfigError(f"data.splits: unknown part {part!r}; {nearest(part, has)}")
+            for split in names:
+                if split not in has[part]:
+                    raise ConfigError(f"data.splits.{part}: unknown split {split!r}; {nearest(split, has[part])}")
+            if len({names.get(split, split) for split in has[part]}) < len(has[part]):
+                raise ConfigError(f"data.splits.{part}: {dict(names)} gives two splits one name")
 
     def published(self) -> Published | None:
         """The parts as values of the column `dataset`; None if one of them is not known."""

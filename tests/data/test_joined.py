@@ -62,6 +62,30 @@ def test_a_split_is_there_if_any_part_has_it_and_parts_without_documents_join(tm
     assert data.splits["test"].examples.to_pylist() == [{"label": 2, "dataset": "a"}, {"label": 2, "dataset": "b"}]
 
 
+def test_a_split_of_a_part_may_have_another_name(tmp_path):
+    parts = {"a": Labels(), "b": Labels()}
+    data = Joined(parts, {"b": {"test": "abroad"}}).load(tmp_path)
+    assert {name: split.examples["dataset"].to_pylist() for name, split in data.splits.items()} == {
+        "train": ["a", "b"],
+        "test": ["a"],
+        "abroad": ["b"],
+    }
+    assert data.sha256 != Joined(parts).load(tmp_path).sha256
+
+
+@pytest.mark.parametrize(
+    ("splits", "line"),
+    [
+        ({"c": {"test": "x"}}, "data.splits: unknown part 'c'"),
+        ({"b": {"tset": "x"}}, "data.splits.b: unknown split 'tset'; did you mean 'test'"),
+        ({"b": {"test": "train"}}, "gives two splits one name"),
+    ],
+)
+def test_other_names_that_cannot_be_meant_are_refused(tmp_path, splits, line):
+    with pytest.raises(ConfigError, match=line):
+        Joined({"a": Labels(), "b": Labels()}, splits).load(tmp_path)
+
+
 def test_columns_that_a_part_lacks_are_empty(tmp_path):
     told = {"question": "?", "answer": "x", "need_external_knowledge": False}
     for name in ("train", "val", "test"):
