@@ -14,6 +14,7 @@ import click
 
 from simfl import __version__, data_commands, inspection, partition_commands, sweep_commands
 from simfl.errors import ClientError, ConfigError, SimflError
+from simfl.submit.command import submit
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,7 +53,8 @@ def commands(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for command in (*inspection.COMMANDS, *sweep_commands.COMMANDS, data_commands.data, partition_commands.partition):
+GROUPS = (data_commands.data, partition_commands.partition)
+for command in (*inspection.COMMANDS, *sweep_commands.COMMANDS, *GROUPS, submit):
     commands.add_command(command)
 
 

@@ -118,7 +118,7 @@ def _job(request: Request, cluster: KubeRay, name: str) -> dict[str, Any]:
         "kind": "RayJob",
         "metadata": {"name": name, "labels": {"app.kubernetes.io/managed-by": "simfl"}},
         "spec": {
-            "entrypoint": f"cd {HERE} && {request.line('auto')}",
+            "entrypoint": f"cd {HERE} && {request.line}",
             "shutdownAfterJobFinishes": True,
             "ttlSecondsAfterFinished": 600,
             "backoffLimit": 0,

@@ -18,7 +18,11 @@ data: digits
 partition: {by: iid, clients: 3}
 model: {name: mlp, widths: [4]}
 phases:
-  - {objective: classification, algorithm: fedavg, rounds: 1, local: {epochs: 1, batch_size: 8, learning_rate: 0.1}}
+  - objective: classification
+    algorithm: fedavg
+    rounds: 1
+    participation: 1.0
+    local: {epochs: 1, batch_size: 8, optimizer: sgd, learning_rate: 0.1}
 """
 
 

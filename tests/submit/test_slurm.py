@@ -39,10 +39,10 @@ def test_what_is_asked_of_slurm_is_in_its_options(folder: Path) -> None:
 
 
 def test_bash_reads_the_script(folder: Path) -> None:
-    request = read(folder / "small.yaml", folder, "/shared/it's", ["phases.0.rounds=2", "name=a b"])
+    request = read(folder / "small.yaml", folder, "/shared/it's", ["phases.0.rounds=2", "data={name: digits}"])
     script = Slurm().shown(request)
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
-    assert """arguments=(run small.yaml --out '/shared/it'"'"'s' --set phases.0.rounds=2 --set 'name=a b')""" in script
+    assert """arguments=(run small.yaml --out '/shared/it'"'"'s' --set phases.0.rounds=2 --set 'data={name: digits}')""" in script
 
 
 def test_a_job_writes_to_the_first_free_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
