@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 )
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="Files that do not go along.")
 @click.option("--env", "environment", multiple=True, metavar="NAME", help="A variable that goes along, by its name.")
+@click.option("--python", help="Of the cluster, with simfl in it.  [slurm: the one that runs this; else: python]")
 @click.option("--nodes", type=click.IntRange(1), help="Slurm: nodes; kuberay: worker pods.  [default: 1]")
 @click.option("--cpus", type=click.IntRange(1), help="Slurm, kuberay: of each node or pod.")
 @click.option("--gpus", type=click.IntRange(1), help="Slurm, kuberay: of each node or worker pod.")
@@ -56,6 +57,7 @@ def submit(
     working_dir: Path,
     exclude: tuple[str, ...],
     environment: tuple[str, ...],
+    python: str | None,
     follow: bool,
     dry_run: bool,
     **options: Any,
@@ -67,6 +69,7 @@ def submit(
     if resume and out is None:
         raise ConfigError("--out: needed with --resume: the folder to go on in")
     request = read(file, working_dir, out, overrides, resume, environment, exclude)
+    request = replace(request, python=python or (sys.executable if target == "slurm" else "python"))
     for place in request.there:
         _say(f"every machine needs {place}")
     if dry_run:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,22 +23,32 @@ from simfl.submit.request import Request, lasting_out, values
 
 ALIKE = {"SUCCEEDED": 0, "FAILED": 1, "STOPPED": 130}  # how a job ended -> exit code
 OVERRIDING = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # Ray prefers these to an address that it is given
-PORT = 8265  # of the dashboard, which takes jobs
+CHATTY = tuple(  # loggers that tell what only Ray's own developers need
+    f"ray.{name}"
+    for name in ("dashboard.modules.dashboard_sdk", "dashboard.modules.job.sdk", "_private.runtime_env.packaging")
+)
+NOT_YET, PATIENCE = "No available agent", 60.0  # what a head says that is still starting; seconds it is asked again
+PORT, OF_CLIENT = "8265", "10001"  # where Ray's dashboard takes jobs, and where Ray Client listens, by default
 
 
 def address_of(target: str) -> str:
-    """Where jobs are taken: `ray://HOST` is the dashboard at its usual port; an address with a port stays as it is."""
+    """Where jobs are taken: `ray://HOST` and `ray://HOST:PORT` are the dashboard's address.
+
+    The usual address of Ray Client means the head that it is on. Nothing goes through Ray Client itself, whose server
+    forks under gRPC's threads and did not always come up (Ray 2.60).
+    """
     scheme, _, rest = target.partition("://")
-    if scheme == "ray" and rest and ":" not in rest:
-        return f"http://{rest}:{PORT}"
-    return target
+    if scheme != "ray":
+        return target
+    host, _, port = rest.partition(":")
+    return f"http://{host}:{PORT if port in ('', OF_CLIENT) else port}"
 
 
 @dataclass(frozen=True)
 class RunningRay:
     """A Ray cluster that is up."""
 
-    target: str  # ray://HOST, ray://HOST:PORT (of Ray Client), http://HOST:PORT (of the dashboard), or auto
+    target: str  # ray://HOST, ray://HOST:PORT or http://HOST:PORT of the dashboard, or auto
 
     def shown(self, request: Request) -> str:
         """The job as the API takes it, as JSON."""
@@ -57,7 +69,7 @@ class RunningRay:
         client = _client(address)
         with tempfile.TemporaryDirectory(prefix="simfl-") as folder:
             request.parcel.copy(Path(folder))
-            job = _asked(
+            job = _taken(
                 lambda: client.submit_job(
                     entrypoint=request.line,
                     runtime_env={"working_dir": folder, "env_vars": variables},
@@ -98,26 +110,41 @@ def _client(address: str) -> Any:
     with _without(OVERRIDING):
         from ray.job_submission import JobSubmissionClient
 
+        for name in CHATTY:
+            logging.getLogger(name).setLevel(logging.WARNING)
         return _asked(lambda: JobSubmissionClient(address), address)
 
 
 def _asked(ask: Callable[[], Any], address: str = "") -> Any:
     """What Ray answers; its refusals as one line."""
+    from ray.exceptions import AuthenticationError
+
     where = f"--to {address}: " if address else ""
     try:
         return ask()
     except ConnectionError as error:
         raise ConfigError(f"{where}no Ray cluster takes jobs here: {_first(error)}") from None
-    except RuntimeError as error:  # what Ray makes of every answer that is not 200
-        text = str(error)
-        if "uthentication" in text:
-            raise ConfigError(
-                f"{where}the cluster asks for another token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH to the"
-                " file with its token"
-            ) from None
-        if "ray[default]" in text:
+    except AuthenticationError:
+        known = "its token is another" if os.environ.get("RAY_AUTH_MODE") == "token" else "set RAY_AUTH_MODE=token"
+        raise ConfigError(
+            f"{where}the cluster asks for a token; {known}; RAY_AUTH_TOKEN_PATH names the file that holds it"
+        ) from None
+    except RuntimeError as error:  # what Ray makes of any other answer that is not 200
+        if "ray[default]" in str(error):
             raise ConfigError("--to: jobs need more of Ray than is installed; pip install 'simfl[cluster]'") from None
         raise RunError(f"{where}Ray refuses: {_first(error)}") from None
+
+
+def _taken(ask: Callable[[], Any]) -> str:
+    """The job's id; a cluster that has just come up is asked again until it takes jobs."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return str(_asked(ask))
+        except RunError as error:
+            if NOT_YET not in str(error) or time.monotonic() > until:
+                raise
+        time.sleep(1.0)
 
 
 def _first(error: Exception) -> str:

@@ -32,6 +32,7 @@ class Request:
     resume: bool = False
     environment: tuple[str, ...] = ()  # names of variables that go along; their values are in no file
     there: tuple[str, ...] = ()  # files and folders that every machine must have
+    python: str = "python"  # as the machines of the cluster find it
 
     @property
     def words(self) -> list[str]:
@@ -43,7 +44,7 @@ class Request:
     @property
     def line(self) -> str:
         """The command for a shell on a machine of the cluster: it joins the Ray that runs there."""
-        return shlex.join(["python", "-m", "simfl", *self.words, "--address", "auto"])
+        return shlex.join([self.python, "-m", "simfl", *self.words, "--address", "auto"])
 
 
 class Target(Protocol):

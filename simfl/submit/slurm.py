@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -108,7 +107,7 @@ class Slurm:
             *(f"#SBATCH {option}" for option in options),
             "",
             *(f': "${{{name}:?is not set}}"' for name in request.environment),
-            f"python={shlex.quote(sys.executable)}",
+            f"python={shlex.quote(request.python)}",
             f"record={shlex.quote(str(folder / RECORDS[request.command]))}",
             f"arguments=({shlex.join(request.words)})",
         ]

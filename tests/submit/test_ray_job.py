@@ -31,13 +31,13 @@ class Head:
     """A head that takes jobs from those who know its token."""
 
     address: str
-    client: str  # of Ray Client
     token: Path
 
     def environment(self, **more: str) -> dict[str, str]:
         """Of somebody who knows it."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH") and k != "RAY_ADDRESS"}
-        return {**kept, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token), **more}
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return {**kept, "PATH": path, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token), **more}
 
     def submit(self, folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
         """`simfl submit`, in a folder."""
@@ -52,11 +52,12 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     folder = tmp_path_factory.mktemp("head")
     token = folder / "token"
     token.write_text(secrets.token_hex(32))
-    dashboard, port, client = free_port(), free_port(), free_port()
-    found = Head(f"http://127.0.0.1:{dashboard}", f"ray://127.0.0.1:{client}", token)
+    ports = [free_port() for _ in range(4)]
+    found = Head(f"http://127.0.0.1:{ports[0]}", token)
     words = [
-        "start", "--head", "--block", f"--port={port}", "--num-cpus=2", "--include-dashboard=true",
-        f"--dashboard-port={dashboard}", f"--ray-client-server-port={client}", "--node-ip-address=127.0.0.1",
+        "start", "--head", "--block", f"--port={ports[1]}", "--num-cpus=2", "--include-dashboard=true",
+        f"--dashboard-port={ports[0]}", f"--ray-client-server-port={ports[2]}", "--node-ip-address=127.0.0.1",
+        f"--dashboard-agent-listen-port={ports[3]}",
         "--object-store-memory=100000000",
     ]  # fmt: skip
     with open(folder / "log", "w") as log:
@@ -68,7 +69,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
         while time.monotonic() < until:
             assert process.poll() is None, (folder / "log").read_text()
             with socket.socket() as one:
-                if one.connect_ex(("127.0.0.1", dashboard)) == 0:
+                if one.connect_ex(("127.0.0.1", ports[0])) == 0:
                     break
             time.sleep(0.5)
         yield found
@@ -107,10 +108,10 @@ def test_an_experiment_runs_there_with_a_module_beside_it(head: Head, folder: Pa
     assert "very-secret" not in done.stdout + done.stderr
 
 
-def test_a_sweep_runs_there_through_the_address_of_ray_client(head: Head, folder: Path) -> None:
+def test_a_sweep_runs_there(head: Head, folder: Path) -> None:
     (folder / "many.yaml").write_text("experiment: small.yaml\nseeds: [1, 2]\n")
     out = folder / "there"
-    done = head.submit(folder, "many.yaml", "--to", head.client, "--out", str(out))
+    done = head.submit(folder, "many.yaml", "--to", head.address.replace("http", "ray"), "--out", str(out))
     assert done.returncode == 0, done.stdout + done.stderr
     assert [summary(out / "runs" / f"seed-{k}")["status"] for k in (1, 2)] == ["completed"] * 2
 
@@ -125,12 +126,18 @@ def test_a_run_that_fails_there_fails_here(head: Head, folder: Path) -> None:
     assert done.stderr.rstrip().endswith("failed")
 
 
-def test_another_token_is_one_line(head: Head, folder: Path) -> None:
-    for more in ({"RAY_AUTH_TOKEN": "another" * 5}, {"RAY_AUTH_MODE": "disabled"}):
-        done = head.submit(folder, "small.yaml", "--to", head.address, "--out", "/tmp/never", **more)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.startswith(f"simfl: --to {head.address}: the cluster asks for another token;")
-        assert done.stderr.count("\n") == 1
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"RAY_AUTH_TOKEN": "another" * 5}, "its token is another"),
+        ({"RAY_AUTH_MODE": "disabled"}, "set RAY_AUTH_MODE=token"),
+    ],
+)
+def test_another_token_is_one_line(head: Head, folder: Path, more: dict[str, str], why: str) -> None:
+    done = head.submit(folder, "small.yaml", "--to", head.address, "--out", "/tmp/never", **more)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"simfl: --to {head.address}: the cluster asks for a token; {why};")
+    assert done.stderr.count("\n") == 1
 
 
 def test_an_address_in_the_environment_does_not_win(head: Head, folder: Path) -> None:

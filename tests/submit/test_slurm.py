@@ -42,7 +42,8 @@ def test_bash_reads_the_script(folder: Path) -> None:
     request = read(folder / "small.yaml", folder, "/shared/it's", ["phases.0.rounds=2", "data={name: digits}"])
     script = Slurm().shown(request)
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
-    assert """arguments=(run small.yaml --out '/shared/it'"'"'s' --set phases.0.rounds=2 --set 'data={name: digits}')""" in script
+    words = "run small.yaml --out '/shared/it'\"'\"'s' --set phases.0.rounds=2 --set 'data={name: digits}'"
+    assert f"arguments=({words})\n" in script
 
 
 def test_a_job_writes_to_the_first_free_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

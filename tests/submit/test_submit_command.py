@@ -41,10 +41,19 @@ def test_a_ray_job_is_shown(folder: Path, capsys: pytest.CaptureFixture[str], mo
     assert "very-secret" not in out
 
 
-def test_addresses_with_a_port_stay_as_they_are() -> None:
-    assert address_of("ray://head") == "http://head:8265"
-    for address in ("ray://head:10001", "http://head:1234", "https://head", "auto"):
-        assert address_of(address) == address
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        ("ray://head", "http://head:8265"),
+        ("ray://head:10001", "http://head:8265"),  # Ray Client's port, by default
+        ("ray://head:1234", "http://head:1234"),
+        ("http://head:1234", "http://head:1234"),
+        ("https://head", "https://head"),
+        ("auto", "auto"),
+    ],
+)
+def test_jobs_go_to_the_dashboard(given: str, address: str) -> None:
+    assert address_of(given) == address
 
 
 def test_a_manifest_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
