@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from simfl import ledger
 from simfl.codecs.base import Codec, Context
 from simfl.cohort.stage import Stage
-from simfl.cohort.wire import PLAIN, Arrived, codec_of, context_of, message, transmit
+from simfl.cohort.wire import PLAIN, Arrived, Bill, codec_of, context_of, transmit
 from simfl.protocol import Parts, Weights
 from simfl.timing import timed
 
@@ -95,8 +95,9 @@ def _total(sizes: dict[str, int]) -> int:
 
 
 def _rows(stage: Stage, round_number: int, parts: Parts, payload: dict[int, Sizes]) -> list[ledger.Row]:
+    bills = {part: Bill(stage, part, tensors) for part, tensors in parts.items()}
     return [
-        message(stage, stage.index, round_number, client, "download", part, tensors, payload[client][part])
-        for client in payload
-        for part, tensors in parts.items()
+        bill.row(stage.index, round_number, client, "download", sizes[part])
+        for client, sizes in payload.items()
+        for part, bill in bills.items()
     ]

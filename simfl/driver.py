@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -29,6 +29,7 @@ from simfl.data.holdings import Partition, manifest_sha256
 from simfl.errors import ConfigError, OutOfMemory, SimflError, nearest
 from simfl.experiment import Experiment, Phase
 from simfl.memory import Store
+from simfl.mirror import Mirror, is_url, mirrored
 from simfl.pool import Pool, open_pool
 from simfl.privacy.account import Account
 from simfl.privacy.budget import Budget
@@ -70,7 +71,7 @@ class Driver:
     @contextmanager
     def open(
         experiment: Experiment,
-        out: Path,
+        out: Path | str,
         backend: str,
         workers: int | str,
         address: str | None,
@@ -79,10 +80,14 @@ class Driver:
         profile: bool = False,
         shared: dict[str, Any] | None = None,
     ) -> Iterator[Driver]:
-        """Everything before the first round. Errors here are the user's; Ray starts meanwhile."""
+        """Everything before the first round. Errors here are the user's; Ray starts meanwhile.
+
+        `out` may be a URL, where a copy of the run's folder is kept.
+        """
         with (
             crew_of(backend, workers, address) as crew,
-            Driver._opened(crew, experiment, out, backend, resume, display, profile, shared) as driver,
+            mirrored(str(out), CACHE) if is_url(out) else nullcontext() as mirror,
+            Driver._opened(crew, experiment, Path(out), mirror, backend, resume, display, profile, shared) as driver,
         ):
             yield driver
 
@@ -92,6 +97,7 @@ class Driver:
         crew: Crew | None,
         experiment: Experiment,
         out: Path,
+        mirror: Mirror | None,
         backend: str,
         resume: bool,
         display: Any,
@@ -101,15 +107,16 @@ class Driver:
         began, signals = time.monotonic(), Signals()
         tracking.check(experiment)
         torch.set_num_threads(experiment.cohort.threads)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = crew.device if crew is not None else "cuda" if torch.cuda.is_available() else "cpu"
         setting = Setting(experiment, CACHE, torch.device(device if backend == "inline" else "cpu"), shared)
         partition, text = partition_of(setting)
         if crew is not None:
-            crew.hire(experiment, CACHE)
+            crew.hire(experiment, CACHE, setting.dataset.sha256)
         check(experiment, setting, partition)
         identity = identity_of(experiment, setting, len(partition), device)
         facts = manifest(identity, setting.dataset.sha256, manifest_sha256(text))
-        record = Record.open(Path(out), config.dump(experiment), facts, text, experiment.checkpoint, resume)
+        folder, dumped = out if mirror is None else mirror.folder, config.dump(experiment)
+        record = Record.open(folder, dumped, facts, text, experiment.checkpoint, resume, mirror)
         stacks, way = record.folder / "stacks", identity["way"]
         account = account_of(experiment, partition, record.folder)
         setup = Setup(
@@ -126,7 +133,7 @@ class Driver:
         with ExitStack() as stack:
             stack.enter_context(files.locked(record.folder))
             found, warning = record.restore()
-            audience, snapshot = Audience(display or Silent(), record), found or Snapshot()
+            audience, snapshot = Audience(display or Silent(), record), (found or Snapshot()).on(setting.device)
             if warning:
                 audience.message(warning)
             stack.enter_context(signals.caught())

@@ -43,7 +43,7 @@ class Inline:
     """Everything in this process, one cohort after the other."""
 
     def __init__(self, setup: Setup, setting: Setting) -> None:
-        self.worker, self.num_workers = Worker(setup, setting), 1
+        self.worker, self.num_workers = Worker(setup, setting, home=setting.device), 1
 
     def begin(self, phase: int, base: Weights) -> None:
         self.worker.begin(phase, base)

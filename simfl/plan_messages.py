@@ -15,7 +15,7 @@ import torch
 from simfl.broadcast import Broadcast, Sizes
 from simfl.codecs.base import Codec
 from simfl.cohort.stage import Stage
-from simfl.cohort.wire import PLAIN, STATISTICS, codec_of, message
+from simfl.cohort.wire import PLAIN, STATISTICS, Bill, codec_of
 from simfl.errors import ConfigError
 from simfl.ledger import Row
 from simfl.protocol import Parts, Server, State, Visit, Weights
@@ -128,7 +128,7 @@ class Messages:
 
     def _message(self, direction: str, payload: Sizes) -> Message:
         parts = self.received if direction == "download" else self.sent
-        return tuple(message(self.stage, self.stage.index, 0, 0, direction, p, parts[p], payload[p]) for p in parts)
+        return tuple(Bill(self.stage, p, parts[p]).row(self.stage.index, 0, 0, direction, payload[p]) for p in parts)
 
 
 def _sizes(codec: Codec, tensors: Weights) -> dict[str, int]:

@@ -91,7 +91,7 @@ class Bench:
         setup = Setup(
             self.experiment, self.setting.cache, self.scratch, self.way, self.clients, device, noise_multiplier=sigma
         )
-        worker, listener = Worker(setup, self.setting), Messages()
+        worker, listener = Worker(setup, self.setting, home=self.setting.device), Messages()
         worker.begin(phase, {})
         stage = worker.stages[phase] = replace(worker.stages[phase], observer=listener)
         before = replace(Snapshot(phase=phase).begin(stage), round=number)

@@ -87,7 +87,7 @@ class Rerun:
             self.setting.device.type,
             noise_multiplier=self.account.noise_multiplier,
         )
-        self.store, self.worker = Store(memory), Worker(self.setup, self.setting)
+        self.store, self.worker = Store(memory), Worker(self.setup, self.setting, home=self.setting.device)
         self._take(Snapshot())
         self.tables: dict[str, Any] = {}
         self.said = -SPARSE  # when a round was last spoken of
@@ -153,7 +153,7 @@ class Rerun:
                 here.symlink_to(there)
 
     def _take(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
+        self.snapshot = snapshot.on(self.setting.device)
         self.stage: Stage | None = None  # not entered yet
 
     def _enter(self) -> Stage:
@@ -198,7 +198,7 @@ class Rerun:
     def train(self, plan: CohortPlan, received: Parts, observer: Observer) -> CohortResult:
         """The visits of a cohort, listened to. A client's exception rises, whatever the run was told to do with it."""
         strict = replace(self.setup, experiment=replace(self.experiment, on_error="stop"))
-        worker = Worker(strict, self.setting)
+        worker = Worker(strict, self.setting, home=self.setting.device)
         worker.begin(plan.phase, self.snapshot.base)
         worker.stages[plan.phase] = replace(worker.stages[plan.phase], observer=observer)
         return worker.train(plan, received)

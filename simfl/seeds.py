@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+import threading
+from functools import lru_cache
 
 import numpy as np
 
@@ -17,8 +19,13 @@ Name = str | int
 
 def seed_for(*names: Name) -> int:
     """A 63-bit seed from a list of names, for example `seed_for(seed, "sample", phase, round)`."""
-    text = json.dumps([str(n) if isinstance(n, str) else int(n) for n in names])
+    text = "[" + ", ".join([_quoted(n) if isinstance(n, str) else str(int(n)) for n in names]) + "]"  # JSON
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+@lru_cache(1024)
+def _quoted(name: str) -> str:
+    return json.dumps(str(name))
 
 
 def unrepeatable() -> np.random.Generator:
@@ -29,3 +36,18 @@ def unrepeatable() -> np.random.Generator:
 def rng(*names: Name) -> np.random.Generator:
     """A counter-based generator of its own for the choice with this name."""
     return np.random.Generator(np.random.Philox(key=seed_for(*names)))
+
+
+def passing_rng(*names: Name) -> np.random.Generator:
+    """The generator of `rng`, until this thread asks for the next one: made in a sixth of the time."""
+    if not hasattr(_LENT, "generator"):
+        _LENT.bits = np.random.Philox(key=0)
+        _LENT.generator, _LENT.state = np.random.Generator(_LENT.bits), _LENT.bits.state
+    state = _LENT.state
+    state["state"]["key"][0] = seed_for(*names)
+    _LENT.bits.state = state  # counter and buffer as they were at first
+    generator: np.random.Generator = _LENT.generator
+    return generator
+
+
+_LENT = threading.local()

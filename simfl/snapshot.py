@@ -57,10 +57,10 @@ class Snapshot:
         """Enter a phase: its own trained set, algorithm and optimizer, starting from the model so far."""
         values = {**stage.binding.values(stage.roles.shared + stage.roles.buffers), **self.base}
         weights = pick(values, stage.roles.shared)
-        server = Server({n: t.detach().clone().cpu() for n, t in weights.items()})
+        server = Server({n: t.detach().clone() for n, t in weights.items()})
         server = replace(server, state=stage.phase.algorithm.init_server(server.weights))
         averaged = stage.roles.buffers if stage.phase.buffers == "average" else ()
-        buffers = {n: t.clone().cpu() for n, t in pick(values, averaged).items()}
+        buffers = {n: t.clone() for n, t in pick(values, averaged).items()}
         privacy = None if stage.mechanism is None else stage.mechanism.privacy
         clip = privacy.clip if privacy is not None and privacy.adaptive is not None else None
         return replace(self, server=server, buffers=buffers, broadcast=Broadcast(), clip=clip)
@@ -70,6 +70,17 @@ class Snapshot:
         return replace(
             self, phase=self.phase + 1, round=0, base=self.model, server=Server({}), buffers={}, memory=memory
         )
+
+    def on(self, device: torch.device) -> Snapshot:
+        """The same, with its tensors on the device where the server computes."""
+
+        def moved(groups: State) -> State:
+            return {key: {name: t.to(device) for name, t in group.items()} for key, group in groups.items()}
+
+        lists = moved({"base": self.base, "weights": self.server.weights, "buffers": self.buffers})
+        server = Server(lists["weights"], moved(self.server.state), moved(self.server.optimizer))
+        broadcast = replace(self.broadcast, public=moved(self.broadcast.public))
+        return replace(self, base=lists["base"], server=server, buffers=lists["buffers"], broadcast=broadcast)
 
     def tensors(self) -> Weights:
         """All tensors under one level of names, for a commit."""

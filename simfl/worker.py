@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,12 +16,13 @@ import torch
 from simfl.cohort.attempts import brief, starved
 from simfl.cohort.pieces import Piece, Slope, Step, all_here, slope
 from simfl.cohort.plan import CohortPlan
+from simfl.cohort.program import with_programs
 from simfl.cohort.stage import Stage
 from simfl.cohort.visit import CohortResult, train_cohort
 from simfl.errors import OutOfMemory
 from simfl.evaluation import EvaluationPlan, Scores, evaluate
 from simfl.experiment import Experiment
-from simfl.memory import Store
+from simfl.memory import Memory, Store
 from simfl.protocol import Examples, Parts, Weights
 from simfl.setting import Setting
 from simfl.timing import Clock, clocked, timed
@@ -42,19 +44,34 @@ class Setup:
     stacks: Path | None = None  # folder for the stacks of workers that hang
     traced: bool = False  # keep spans for a trace
     noise_multiplier: float = math.nan  # of private updates
+    sitting: str = ""  # a name that no other sitting has; a file of that name tells who shares the driver's disk
 
 
 class Worker:
     """One process's share of the work. Its threads are fixed, since sums on the CPU depend on their number."""
 
-    def __init__(self, setup: Setup, setting: Setting | None = None) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        setting: Setting | None = None,
+        home: torch.device | None = None,
+        store: Memory | None = None,
+    ) -> None:
+        """`home`: where results are left, by default in the host's memory, through which they travel.
+
+        `store`: client memory of a worker that does not see the run's folder.
+        """
         torch.set_num_threads(setup.experiment.cohort.threads)
         _keep_memory()
+        if setup.device == "cuda":
+            _round(strict=setup.experiment.exactness == "strict")
         self.setup = setup
         self.setting = setting or Setting(setup.experiment, setup.cache, torch.device(setup.device))
-        self.store = Store(setup.memory)
+        self.home = home or torch.device("cpu")
+        self.store: Memory = store or Store(setup.memory)
         self.stages: dict[int, Stage] = {}
-        self.watch = Watch(setup.stacks, setup.experiment.watchdog_seconds)
+        own, limit = store is None, setup.experiment.watchdog_seconds  # else this process's log, which Ray collects
+        self.watch = Watch(setup.stacks if own else None, limit, None if own else sys.__stderr__)
         self.phase = -1
 
     def begin(self, phase: int, base: Weights) -> None:
@@ -62,7 +79,7 @@ class Worker:
         self.setting.overwrite(base)
         self.phase = phase
         stage = self.setting.stage(phase, self.setup.num_clients, self.setup.noise_multiplier)
-        self.stages[phase] = all_here(_timed_reads(stage))
+        self.stages[phase] = with_programs(all_here(_timed_reads(stage)), self.setup.experiment.cohort.program)
 
     def train(self, plan: CohortPlan, received: Parts) -> CohortResult:
         """Train a cohort."""
@@ -70,8 +87,8 @@ class Worker:
         with self._at_work("train", f"clients {', '.join(str(v.client) for v in plan.visits)}") as clock:
             parts = self._here(received)
             result = train_cohort(stage, self.store, plan, parts, self.setup.way, experiment.on_error)
-            result.sums = {part: _on_cpu(tensors) for part, tensors in result.sums.items()}
-            result.gathered = {part: [_on_cpu(t) for t in uploads] for part, uploads in result.gathered.items()}
+            result.sums = {part: self._home(tensors) for part, tensors in result.sums.items()}
+            result.gathered = {part: [self._home(t) for t in uploads] for part, uploads in result.gathered.items()}
         result.clock = clock
         return result
 
@@ -96,7 +113,10 @@ class Worker:
         return replace(scores, clock=clock)
 
     def spare(self) -> None:
-        """Give back the memory that torch keeps for later."""
+        """Give back the memory that torch keeps for later, and that of captured steps."""
+        for stage in self.stages.values():
+            if stage.programs is not None:
+                stage.programs.known.clear()
         gc.collect()
         if self.setting.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -113,6 +133,9 @@ class Worker:
                 raise OutOfMemory(str(error) if isinstance(error, OutOfMemory) else brief(error)) from None
             raise
 
+    def _home(self, weights: Weights) -> Weights:
+        return {name: tensor.to(self.home) for name, tensor in weights.items()}
+
     @timed("decode")
     def _here(self, received: Parts) -> Parts:
         device = self.setting.device
@@ -128,6 +151,13 @@ def _keep_memory() -> None:
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, 32 << 20)
         mallopt(M_TRIM_THRESHOLD, 256 << 20)
+
+
+def _round(strict: bool) -> None:
+    """How a GPU multiplies: float32 and algorithms that give the same bits each time, or TF32 and the fastest ones."""
+    torch.set_float32_matmul_precision("highest" if strict else "high")
+    torch.backends.cudnn.allow_tf32 = not strict
+    torch.backends.cudnn.deterministic = strict
 
 
 def _timed_reads(stage: Stage) -> Stage:

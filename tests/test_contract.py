@@ -69,7 +69,7 @@ def _spied(patch: pytest.MonkeyPatch) -> set[str]:
     send = Wire.send
 
     def spy(wire: Wire, clients: Any, uploads: Any, received: Any, *rest: Any) -> Any:
-        seen.update(tensor for parts in (*uploads, received) for tensors in parts.values() for tensor in tensors)
+        seen.update(tensor for parts in (uploads, received) for tensors in parts.values() for tensor in tensors)
         return send(wire, clients, uploads, received, *rest)
 
     patch.setattr(Wire, "send", spy)

@@ -8,7 +8,7 @@ from torch import Tensor
 from simfl.cohort import pieces, records
 from simfl.cohort.pieces import Step
 from simfl.cohort.stage import Item, Stage, Trained, call, inputs_of, step_key, tensors_for, with_task
-from simfl.cohort.stepper import Stepper
+from simfl.cohort.stepper import steppers_of
 from simfl.protocol import Batch, MicroStep, Outputs, Parts, State, Visit, Weights
 
 
@@ -20,10 +20,10 @@ def train(
     received: Parts,
     state: State,
     visit: Visit,
-    steppers: list[tuple[MicroStep, Stepper]],
+    kept: list[State],
 ) -> Trained:
-    """Train one item. All stacked arguments have n = 1; `start` is stepped in place by `steppers`."""
-    (item,) = items
+    """Train one item, n = 1 in all arguments; `start` is stepped in place. `kept`: what the client remembers."""
+    (item,), steppers = items, steppers_of(stage, start, kept)
     own = {name: t[0] for name, t in buffers.items()}
     mine = {key: {name: t[0] for name, t in group.items()} for key, group in state.items()}
     first = Visit(*(t[0] for t in visit))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from simfl.experiment import Local
 from simfl.memory import EMPTY
-from simfl.seeds import rng
+from simfl.optimizers.schedules import Schedule
+from simfl.seeds import passing_rng
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,13 @@ def _sizes(costs: list[int], width: int, workers: int) -> list[int]:
 
 
 def rates(local: Local, rounds: int, round_number: int, steps: int) -> np.ndarray:
-    """The learning rate of each local step of a visit, float64 [steps]."""
-    return local.learning_rate * local.schedule.factors(rounds, round_number, steps)
+    """The learning rate of each local step of a visit, float64 [steps], to be read only."""
+    return _rates(local.learning_rate, local.schedule, rounds, round_number, steps)
+
+
+@lru_cache(256)  # the visits of a round have few lengths
+def _rates(learning_rate: float, schedule: Schedule, rounds: int, round_number: int, steps: int) -> np.ndarray:
+    return learning_rate * schedule.factors(rounds, round_number, steps)
 
 
 def places(rows: np.ndarray, schedule: np.ndarray) -> np.ndarray:
@@ -123,7 +130,7 @@ def poisson_batches(rows: np.ndarray, local: Local, *name: str | int, steps: int
     """
     steps = num_steps(len(rows), local) if steps is None else steps
     rate = min(1.0, local.batch_size / max(1, len(rows)))
-    drawn = [rows[rng(*name, "sample", step).random(len(rows)) < rate] for step in range(steps)]
+    drawn = [rows[passing_rng(*name, "sample", step).random(len(rows)) < rate] for step in range(steps)]
     table = np.full((steps, max([1, *map(len, drawn)])), -1, dtype=np.int64)
     for step, chosen in enumerate(drawn):
         table[step, : len(chosen)] = chosen
@@ -139,7 +146,7 @@ def batches(rows: np.ndarray, local: Local, *name: str | int, steps: int | None 
     per_epoch = -(-len(rows) // local.batch_size) if len(rows) else 0
     table = np.full((steps, local.batch_size), -1, dtype=np.int64)
     for epoch in range(-(-steps // per_epoch) if per_epoch else 0):
-        order = rng(*name, "order", epoch).permutation(rows) if local.shuffle else rows
+        order = passing_rng(*name, "order", epoch).permutation(rows) if local.shuffle else rows
         padded = np.full(per_epoch * local.batch_size, -1, dtype=np.int64)
         padded[: len(rows)] = order
         first = epoch * per_epoch

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from simfl.passing import Pass, passing
 from simfl.privacy.mechanism import Mechanism
 from simfl.protocol import EXTRA, Batch, Examples, Forward, Outputs, Parts, State, Visit, Weights
 from simfl.roles import Roles
+
+if TYPE_CHECKING:
+    from simfl.cohort.program import Programs
 
 LAST_LOCAL = "last_local"  # a client's model as it was before its last upload, which every algorithm can offer
 
@@ -89,6 +92,7 @@ class Stage:
     observer: Observer = field(default_factory=Observer)
     pieces: int = 1  # of each local batch, whose gradients are taken apart
     taker: Callable[..., Any] | None = None  # who takes them: see `cohort.pieces`
+    programs: Programs | None = None  # of local steps on a GPU; None: they run as written
 
     @property
     def secure(self) -> bool:
@@ -190,28 +194,24 @@ def inputs_of(stage: Stage, batch: Batch) -> Batch:
     return {name: batch[name] for name in stage.phase.objective.inputs if name in batch}
 
 
-def step_key(keys: Tensor, step: int) -> Tensor:
+def step_key(keys: Tensor, step: int | Tensor) -> Tensor:
     """The dropout key of a local step: an odd multiple apart for each step of an item."""
-    return keys + (2 * step + 1) * 0x5851F42D4C957F2D % (1 << 62)
+    return keys + ((2 * step + 1) * 0x5851F42D4C957F2D & ((1 << 62) - 1))
 
 
 def visits(stage: Stage, items: list[Item], round_number: int, weights: list[float], num_sampled: int) -> Visit:
     """The numbers of these items' visits as stacked tensors [n], at step 0."""
 
-    def tensor(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=stage.device)
-
-    n = len(items)
-    return Visit(
-        client=torch.tensor([i.client for i in items], device=stage.device),
-        key=torch.tensor([i.key for i in items], device=stage.device),
-        round=torch.full((n,), round_number, device=stage.device),
-        step=torch.zeros(n, dtype=torch.int64, device=stage.device),
-        steps=tensor([i.steps for i in items]),
-        examples=tensor([i.examples for i in items]),
-        weight=tensor(weights),
-        num_clients=tensor([stage.num_clients] * n),
-        num_sampled=tensor([num_sampled] * n),
-        learning_rate=tensor([stage.phase.local.learning_rate] * n),
-        length=tensor([stage.phase.local.optimizer.length(i.rates) for i in items]),
-    )
+    n, local = len(items), stage.phase.local
+    whole = np.array([[i.client for i in items], [i.key for i in items], [round_number] * n, [0] * n], dtype=np.int64)
+    parts = [
+        [i.steps for i in items],
+        [i.examples for i in items],
+        weights,
+        [stage.num_clients] * n,
+        [num_sampled] * n,
+        [local.learning_rate] * n,
+        [local.optimizer.length(i.rates) for i in items],
+    ]
+    numbers = torch.from_numpy(np.array(parts, dtype=np.float32)).to(stage.device)
+    return Visit(*torch.from_numpy(whole).to(stage.device), *numbers)

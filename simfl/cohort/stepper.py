@@ -11,8 +11,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from simfl.cohort.clipping import clip
+from simfl.cohort.stacking import namespace
+from simfl.cohort.stage import Stage
 from simfl.experiment import Local
-from simfl.protocol import State, Weights
+from simfl.protocol import MicroStep, State, Weights
+from simfl.weights import select
 
 
 class Stepper:
@@ -108,15 +112,14 @@ class Stepper:
         return out
 
 
-def clip(gradients: Weights, local: Local) -> Weights:
-    """Each client's gradient ([n, …]) clipped by value, then by its norm over all tensors."""
-    if local.clip_value is not None:
-        gradients = {name: g.clamp(-local.clip_value, local.clip_value) for name, g in gradients.items()}
-    if local.clip_norm is not None:
-        squares = torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0)
-        factor = (local.clip_norm / (squares.sqrt() + 1e-6)).clamp_max(1.0)
-        gradients = {name: g * factor.reshape(-1, *[1] * (g.dim() - 1)) for name, g in gradients.items()}
-    return gradients
+def steppers_of(stage: Stage, weights: Weights, kept: list[State]) -> list[tuple[MicroStep, Stepper]]:
+    """Of each micro-step, for clients that remember `kept`; `weights` [n, …] are stepped in place."""
+    steppers = []
+    for number, micro in enumerate(stage.phase.algorithm.micro_steps()):
+        names = select(weights, micro.trains, micro.spares, where="algorithm")
+        before = [namespace(memory, f"optimizer{number}") for memory in kept]
+        steppers.append((micro, Stepper(stage.phase.local, {name: weights[name] for name in names}, before)))
+    return steppers
 
 
 def _count(state: State) -> int:

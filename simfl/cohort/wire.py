@@ -23,7 +23,9 @@ from simfl.protocol import Parts, State, Weights
 PLAIN = Float32()
 STATISTICS = "buffers"  # the engine's own part: running statistics, always in float32
 
-Sent = tuple[Parts, State, list[ledger.Row]]  # what the server gets of a visit, what encoding lost, the ledger's rows
+Sent = tuple[
+    Parts, list[State], list[list[ledger.Row]]
+]  # what the server gets; of each client what encoding lost, rows
 Arrived = tuple[Weights, dict[str, int]]  # what the other side gets of a part, and the length of each payload
 
 
@@ -34,30 +36,39 @@ class Wire:
         self.stage, self.phase, self.round = stage, phase, round_number
 
     def send(
-        self, clients: Sequence[int], uploads: Sequence[Parts], received: Parts, memories: Sequence[State]
-    ) -> list[Sent]:
-        """The uploads of these clients; what encoding lost is to be remembered, with error feedback."""
-        sent: list[Sent] = [({}, {}, []) for _ in clients]
-        for part in uploads[0]:
-            given = [upload[part] for upload in uploads]
-            for client, tensors in zip(clients, given, strict=True):
-                check_finite(tensors, f"client {client}: upload {part!r}")
+        self, clients: Sequence[int], upload: Parts, received: Parts, memories: Sequence[State], look: bool = True
+    ) -> Sent:
+        """The uploads of these clients, stacked; what encoding lost is to be remembered, with error feedback.
+
+        ClientError for an upload that is not finite, unless nobody is to `look` yet: see `finite`.
+        """
+        sent: Parts = {}
+        residuals: list[State] = [{} for _ in clients]
+        rows: list[list[ledger.Row]] = [[] for _ in clients]
+        for part, given in upload.items():
+            if look:
+                check_finite(given, [f"client {client}: upload {part!r}" for client in clients])
             codec = codec_of(self.stage, "upload", part)
             if codec.error_feedback:
-                kept = [namespace(memory, "codec").get(part, {}) for memory in memories]
-                given = [
-                    {name: t + lost.get(name, 0.0) for name, t in tensors.items()}
-                    for tensors, lost in zip(given, kept, strict=True)
-                ]
+                given = _with_lost(given, [namespace(memory, "codec").get(part, {}) for memory in memories])
             base = received["weights"] if part == "weights" and codec.of == "weights" else {}
             contexts = [context_of(self.stage, self.round, "upload", client, part) for client in clients]
-            arrived = transmit_all(codec, given, base, contexts)
-            for client, tensors, (there, sizes), (parts, lost, rows) in zip(clients, given, arrived, sent, strict=True):
-                parts[part] = there
-                if codec.error_feedback:
-                    lost[part] = {name: t - there[name] for name, t in tensors.items()}
-                rows.append(message(self.stage, self.phase, self.round, client, "upload", part, tensors, sizes))
-        return sent
+            sent[part], sizes = transmit_all(codec, given, base, contexts)
+            if codec.error_feedback:
+                for k, residual in enumerate(residuals):
+                    residual[part] = {name: t[k] - sent[part][name][k] for name, t in given.items()}
+            bill = Bill(self.stage, part, {name: t[0] for name, t in given.items()})
+            for client, payload, own in zip(clients, sizes, rows, strict=True):
+                own.append(bill.row(self.phase, self.round, client, "upload", payload))
+        return sent, residuals, rows
+
+
+def _with_lost(given: Weights, lost: Sequence[Weights]) -> Weights:
+    """What each client is to send, and what earlier encodings lost of it."""
+    nothing = {name: torch.zeros_like(t[0]) for name, t in given.items()}
+    return {
+        name: t + torch.stack([own.get(name, nothing[name]).to(t.device) for own in lost]) for name, t in given.items()
+    }
 
 
 def codec_of(stage: Stage, direction: str, part: str) -> Codec:
@@ -76,61 +87,58 @@ def transmit(codec: Codec, tensors: Weights, base: Weights, context: Context) ->
 
     With a `base`, base + tensor is what is encoded.
     """
-    return transmit_all(codec, [tensors], base, [context])[0]
+    arrived, (sizes,) = transmit_all(codec, {name: t[None] for name, t in tensors.items()}, base, [context])
+    return {name: t[0] for name, t in arrived.items()}, sizes
 
 
-def transmit_all(codec: Codec, given: Sequence[Weights], base: Weights, contexts: Sequence[Context]) -> list[Arrived]:
-    """The same part of several messages, with equal names."""
+def transmit_all(
+    codec: Codec, given: Weights, base: Weights, contexts: Sequence[Context]
+) -> tuple[Weights, list[dict[str, int]]]:
+    """The same part of several messages ([n, …]): what arrives ([n, …]), and of each the length of each payload."""
     if codec.lossless and codec.fixed and not base:
-        return [(tensors, {n: codec.size(tuple(t.shape)) for n, t in tensors.items()}) for tensors in given]
-    arrived: list[Arrived] = [({}, {}) for _ in given]
-    for name in given[0]:
-        for rows in _of_one_shape([tensors[name] for tensors in given]):
-            stacked = torch.stack([given[k][name] for k in rows])
-            whole = stacked + base[name] if base else stacked
-            here = [contexts[k].of(name) for k in rows]
-            payloads = codec.encode_all(whole, here)
-            decoded = codec.decode_all(payloads, tuple(stacked.shape[1:]), here).to(stacked.device)
-            decoded = decoded - base[name] if base else decoded
-            for k, tensor, payload in zip(rows, decoded, payloads, strict=True):
-                arrived[k][0][name], arrived[k][1][name] = tensor, len(payload)
-    return arrived
+        sizes = {name: codec.size(tuple(t.shape[1:])) for name, t in given.items()}
+        return given, [sizes] * len(contexts)
+    arrived: Weights = {}
+    lengths: list[dict[str, int]] = [{} for _ in contexts]
+    for name, tensor in given.items():
+        here = [context.of(name) for context in contexts]
+        payloads = codec.encode_all(tensor + base[name] if base else tensor, here)
+        decoded = codec.decode_all(payloads, tuple(tensor.shape[1:]), here).to(tensor.device)
+        arrived[name] = decoded - base[name] if base else decoded
+        for own, payload in zip(lengths, payloads, strict=True):
+            own[name] = len(payload)
+    return arrived, lengths
 
 
-def _of_one_shape(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Places of tensors that can be stacked."""
-    places: dict[tuple[int, ...], list[int]] = {}
-    for k, tensor in enumerate(tensors):
-        places.setdefault(tuple(tensor.shape), []).append(k)
-    return list(places.values())
+class Bill:
+    """What a part of one message costs, under the rule for tied weights."""
+
+    def __init__(self, stage: Stage, part: str, tensors: Weights) -> None:
+        """`tensors`: the part of any of the messages."""
+        self.stage, self.part = stage, part
+        self.aliases = dict(stage.aliases) if part == "weights" else {}
+        self.floats = {n: t.numel() for n, t in stage.module.named_parameters()} if self.aliases else {}
+        self.values = sum(t.numel() for t in tensors.values())
+
+    def row(self, phase: int, round_number: int, client: int, direction: str, payload: dict[str, int]) -> ledger.Row:
+        """The ledger's row. `payload`: bytes of each tensor."""
+        trained = set(self.stage.roles.trained) if self.aliases else set[str]()
+        charged = ledger.charge(payload, self.aliases, self.floats, trained, self.stage.alias_rule)
+        total = sum(payload.values())
+        return ledger.row(phase, round_number + 1, client, direction, self.part, self.values, total, charged)
 
 
-def message(
-    stage: Stage,
-    phase: int,
-    round_number: int,
-    client: int,
-    direction: str,
-    part: str,
-    tensors: Weights,
-    payload: dict[str, int],
-) -> ledger.Row:
-    """The ledger's row for one part of one message."""
-    aliases = dict(stage.aliases) if part == "weights" else {}
-    floats = {name: t.numel() for name, t in stage.module.named_parameters()} if aliases else {}
-    charged = ledger.charge(payload, aliases, floats, set(stage.roles.trained), stage.alias_rule)
-    values = sum(t.numel() for t in tensors.values())
-    return ledger.row(phase, round_number + 1, client, direction, part, values, sum(payload.values()), charged)
-
-
-def check_finite(tensors: Weights, where: str) -> None:
-    """ClientError naming the first tensor that holds NaN or infinity."""
-    if not tensors or bool(torch.isfinite(_total(tensors))):
+def check_finite(tensors: Weights, where: Sequence[str]) -> None:
+    """ClientError naming the first client and tensor ([n, …]) with NaN or infinity; `where`: what each is called."""
+    if bool(finite(tensors).all()):
         return
-    for name, tensor in tensors.items():  # a finite sum may still overflow: look closely before refusing
-        if not bool(torch.isfinite(tensor).all()):
-            raise ClientError(f"{where}: {name} is not finite")
+    for k, name_of_client in enumerate(where):
+        for name, tensor in tensors.items():  # a finite sum may still overflow: look closely before refusing
+            if not bool(torch.isfinite(tensor[k]).all()):
+                raise ClientError(f"{name_of_client}: {name} is not finite")
 
 
-def _total(tensors: Weights) -> Tensor:
-    return torch.stack([t.sum(dtype=torch.float32) for t in tensors.values()]).sum()
+def finite(tensors: Weights) -> Tensor:
+    """Whether each row of tensors [n, …] is finite; false too where a sum of its values overflows. [n], or a scalar."""
+    totals = [t.reshape(len(t), -1).sum(1, dtype=torch.float32) for t in tensors.values()]
+    return torch.isfinite(torch.stack(totals).sum(0)) if totals else torch.tensor(True)

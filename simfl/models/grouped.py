@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from simfl.models import convolution
 from simfl.passing import current
 
 
@@ -49,6 +50,10 @@ def _conv2d(layer: Any, x: Tensor) -> Tensor:
     shape = (layer.stride, layer.padding, layer.dilation)
     if layer.weight.dim() == 4:
         out = functional.conv2d(x, layer.weight, None, *shape, layer.groups)
+    elif layer.groups == 1 and not isinstance(layer.padding, str) and convolution.available(x, layer.weight):
+        stacked = layer.bias is None or layer.bias.dim() == 2
+        out = convolution.convolve(x, layer.weight, layer.bias if stacked else None, *shape)
+        return out if stacked else out + layer.bias[:, None, None]
     else:
         groups = current().groups
         beside = x.unflatten(0, (groups, -1)).transpose(0, 1).flatten(1, 2)  # [B, g·C, H, W]

@@ -1,0 +1,255 @@
+"""Visits that are trained together, from what their clients remember to their last local step. Tensors are [n, …].
+
+Nothing here is done once for each client that can be done once for all: a round of a small model has more clients than
+milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from simfl.algorithms.base import Algorithm
+from simfl.cohort import batch, loop
+from simfl.cohort.plan import CohortPlan, VisitPlan, batches, places, poisson_batches, rates
+from simfl.cohort.stacking import mapped, namespace, row, row_like, stack
+from simfl.cohort.stage import Item, Stage, Trained, visits
+from simfl.privacy.mechanism import Release
+from simfl.protocol import EXTRA, Facts, Parts, State, Visit, Weights
+from simfl.seeds import seed_for
+from simfl.timing import timed
+
+EMPTY_UNIT = np.empty(0, np.int64)  # of a client that was visited and had no unit sampled
+WAYS: dict[str, Callable[..., Trained]] = {"loop": loop.train, "batch": batch.train}
+
+
+@dataclass(frozen=True)
+class Group:
+    """After the last local step."""
+
+    plans: tuple[VisitPlan, ...]
+    items: tuple[Item, ...]
+    visit: Visit
+    upload: Parts
+    trained: Weights
+    buffers: Weights
+    state: State  # as the algorithm's `observe` left it; what not all clients have is in `before` alone
+    before: tuple[State, ...]  # of each client as the visit began: what is beyond its shapes in `state` is padding
+    optimizer: tuple[tuple[State, ...], ...]  # of each client, one a micro-step; empty if it is not kept
+    losses: Tensor  # [n]
+    release: Release | None = None  # of a visit whose units are hidden
+    private_steps: int = 0  # local steps with a gradient that was clipped and noised example by example
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    def state_of(self, k: int) -> State:
+        """Of one client."""
+        return {
+            key: row_like(self.state[key], k, group) if key in self.state else group
+            for key, group in self.before[k].items()
+        }
+
+    def only(self, k: int) -> Group:
+        """One client as a group of its own."""
+        if len(self) == 1:
+            return self
+        here = slice(k, k + 1)
+
+        def rows(tensors: Weights) -> Weights:
+            return {name: t[here] for name, t in tensors.items()}
+
+        state = {key: {name: t[None] for name, t in group.items()} for key, group in self.state_of(k).items()}
+        return replace(
+            self,
+            plans=self.plans[here],
+            items=self.items[here],
+            visit=Visit(*(t[here] for t in self.visit)),
+            upload={part: rows(tensors) for part, tensors in self.upload.items()},
+            trained=rows(self.trained),
+            buffers=rows(self.buffers),
+            state=state,
+            before=self.before[here],
+            optimizer=self.optimizer[here],
+            losses=self.losses[here],
+        )
+
+
+@timed("train")
+def train(
+    stage: Stage, plan: CohortPlan, plans: Sequence[VisitPlan], memories: dict[int, State], received: Parts, way: str
+) -> list[Group]:
+    """All these visits: one group, or where each client releases its units as one message, a group for each client."""
+    if stage.mechanism is None or stage.mechanism.unit == "record":
+        items = [_item(stage, plan, visit, *_units(visit)[0]) for visit in plans]
+        return _in_chunks(stage, plan, items, list(plans), memories, received, way)
+    return [_hidden(stage, plan, visit, memories, received, way) for visit in plans]
+
+
+def _hidden(
+    stage: Stage, plan: CohortPlan, visit: VisitPlan, memories: dict[int, State], received: Parts, way: str
+) -> Group:
+    """One client's units, trained apart: each one's whole update clipped, then summed, noised and divided.
+
+    What the client remembers may follow from the release alone, so `trained` is what the server could know of it.
+    """
+    assert stage.mechanism is not None
+    items = [_item(stage, plan, visit, unit, rows) for unit, rows in _units(visit)]
+    groups = _in_chunks(stage, plan, items, [visit] * len(items), memories, received, way)
+    updates = [row(group.upload["weights"], k) for group in groups for k in range(len(group))]
+    release = stage.mechanism.release(updates if visit.units else [], received, (plan.phase, plan.round, visit.client))
+    parts = {part: {name: t[None] for name, t in tensors.items()} for part, tensors in release.parts.items()}
+    first, losses = groups[0].only(0), torch.cat([group.losses for group in groups])
+    known = {name: received["weights"][name] + t for name, t in parts["weights"].items()}
+    return replace(
+        first,
+        upload=parts,
+        trained={**first.trained, **known},
+        optimizer=((),),
+        losses=losses.double().mean()[None],
+        release=replace(release, parts=parts),
+    )
+
+
+def _units(visit: VisitPlan) -> list[tuple[int, np.ndarray]]:
+    """The name and the rows of each unit; of a visit without any, one that has no examples."""
+    return list(zip(visit.names or range(len(visit.units)), visit.units, strict=True)) or [(-1, EMPTY_UNIT)]
+
+
+def _in_chunks(
+    stage: Stage,
+    plan: CohortPlan,
+    items: list[Item],
+    owners: list[VisitPlan],
+    memories: dict[int, State],
+    received: Parts,
+    way: str,
+) -> list[Group]:
+    """As many items at a time as the way takes."""
+    size = len(items) if way == "batch" else 1
+    return [
+        _trained(stage, plan, items[first : first + size], owners[first : first + size], memories, received, way)
+        for first in range(0, len(items), size)
+    ]
+
+
+def _item(stage: Stage, plan: CohortPlan, visit: VisitPlan, unit: int, rows: np.ndarray) -> Item:
+    phase, name = stage.phase, (stage.seed, "visit", plan.phase, plan.round, visit.client, unit)
+    draw = poisson_batches if stage.mechanism is not None and stage.mechanism.unit == "record" else batches
+    table = draw(rows, phase.local, *name, steps=visit.steps)
+    speed = rates(phase.local, phase.rounds, plan.round, len(table))
+    place = places(rows, table) if phase.algorithm.needs_places else None
+    return Item(visit.client, unit, table, speed, seed_for(*name) >> 1, visit.examples, place)
+
+
+def _trained(
+    stage: Stage,
+    plan: CohortPlan,
+    items: list[Item],
+    owners: list[VisitPlan],
+    memories: dict[int, State],
+    received: Parts,
+    way: str,
+) -> Group:
+    algorithm, n = stage.phase.algorithm, len(items)
+    visit = visits(stage, items, plan.round, [o.relative for o in owners], plan.num_sampled)
+    beginning = _Beginning(stage, received, visit, [_on_device(memories[item.client], stage.device) for item in items])
+    states, start = beginning.states, beginning.weights()
+    state = {key: stack([s[key] for s in states]) for key in states[0] if all(key in s for s in states)}
+    trained = WAYS[way](stage, items, start, beginning.buffers(), received, state, visit, beginning.kept)
+    uploads = mapped(lambda t, s, v: algorithm.upload(t, received, s, v), n)(trained.weights, trained.state, visit)
+    losses = trained.sums / trained.counts.clamp_min(1e-12)
+    kept = trained.optimizer
+    return Group(
+        tuple(owners),
+        tuple(items),
+        visit,
+        uploads,
+        trained.weights,
+        trained.buffers,
+        trained.state,
+        tuple(states),
+        tuple(tuple(kept[k::n]) for k in range(n)),
+        losses,
+        private_steps=trained.private_steps,
+    )
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    """Where n visits start, from what they received and what each client remembers (`kept`)."""
+
+    stage: Stage
+    received: Parts
+    visit: Visit
+    kept: list[State]
+
+    @cached_property
+    def each(self) -> list[Visit]:
+        """The visits one by one."""
+        return [Visit(*numbers) for numbers in zip(*(t.unbind() for t in self.visit), strict=True)]
+
+    @cached_property
+    def states(self) -> list[State]:
+        """What each client's algorithm works with."""
+        algorithm = self.stage.phase.algorithm
+        states = [namespace(memory, "algorithm") for memory in self.kept]
+        if _own(algorithm, "init_client"):
+            states = [
+                state or algorithm.init_client(self.received, one) for state, one in zip(states, self.each, strict=True)
+            ]
+        if _own(algorithm, "prepare"):
+            states = [
+                algorithm.prepare(self.received, state, one) for state, one in zip(states, self.each, strict=True)
+            ]
+        return states
+
+    def weights(self) -> Weights:
+        """Every trained tensor and every extra, to be stepped in place."""
+        stage, n = self.stage, len(self.kept)
+        private = stage.binding.values(stage.roles.private)
+        mine = (
+            [{**private, **namespace(memory, "private").get("weights", {})} for memory in self.kept] if private else []
+        )
+        start: Weights = {}
+        for name in stage.roles.trained:
+            shared = self.received["weights"].get(name)
+            start[name] = torch.stack([m[name] for m in mine]) if shared is None else _copies(shared, n)
+        if _own(stage.phase.algorithm, "extra"):
+            start |= stack([self._extras(k, row(start, k)) for k in range(n)])
+        return start
+
+    def _extras(self, k: int, start: Weights) -> Weights:
+        stage = self.stage
+        mentor = start if stage.mentor is None else stage.mentor.binding.values(stage.mentor.trained)
+        sample, mentor_sample = stage.samples
+        facts = Facts(sample, dict(mentor), mentor_sample)
+        extras = stage.phase.algorithm.extra(facts, self.received, self.states[k], self.each[k])
+        return {f"{EXTRA}/{group}/{name}": t for group, tensors in extras.items() for name, t in tensors.items()}
+
+    def buffers(self) -> Weights:
+        """Running statistics."""
+        if not self.stage.roles.buffers:
+            return {}
+        general = self.received.get("buffers") or self.stage.binding.values(self.stage.roles.buffers)
+        return stack([namespace(memory, "buffers").get("weights") or general for memory in self.kept])
+
+
+def _copies(tensor: torch.Tensor, n: int) -> torch.Tensor:
+    """[n, …] of n equal rows."""
+    return tensor.expand(n, *tensor.shape).clone(memory_format=torch.contiguous_format)
+
+
+def _own(algorithm: Algorithm, method: str) -> bool:
+    """Whether the algorithm has a method of its own in place of the one that does nothing."""
+    return getattr(type(algorithm), method) is not getattr(Algorithm, method)
+
+
+def _on_device(memory: State, device: torch.device) -> dict[str, Any]:
+    return {group: {name: t.to(device) for name, t in tensors.items()} for group, tensors in memory.items()}

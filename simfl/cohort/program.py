@@ -1,0 +1,214 @@
+"""Local steps as programs on a GPU: run as written, replayed from a CUDA graph, or compiled and replayed.
+
+    eager      every kernel is launched by Python: for looking closely
+    graph      the first visits of some shape run so; at the next ones their step is captured, and replayed from then on
+    compiled   the step, its gradient and the optimizers are traced as one, fused by torch's compiler, and replayed
+
+A program is one local step over tensors of fixed shapes that is run again and again: which batch, which rates and who
+is still at work it looks up by a count of steps that it raises itself, so a visit is nothing but replays.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from simfl.cohort.gradients import Gradients
+from simfl.cohort.stage import Stage
+from simfl.cohort.step import Hearing, Work, local_step
+from simfl.cohort.tensor_stepper import TensorStepper, steppable
+from simfl.protocol import MicroStep, State
+from simfl.weights import select
+
+MOST = 8  # programs kept at a time, each with the memory of its activations
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What differs from step to step, for S steps: the program reads its row."""
+
+    rows: Tensor  # int64 [S, n, B]
+    places: Tensor | None  # int64 [S, n, B]
+    active: Tensor  # bool [S, n]
+    rates: Tensor  # float32 [S, n]
+
+
+@dataclass
+class Programs:
+    """The programs of a stage, by the shapes that they are for."""
+
+    mode: str  # eager, graph or compiled
+    known: OrderedDict[Any, Program] = field(default_factory=OrderedDict)
+
+    def run(
+        self,
+        stage: Stage,
+        gradients_of: Gradients,
+        micro_steps: Sequence[MicroStep],
+        work: Work,
+        moments: list[State],
+        tables: Tables,
+        steps: int,
+        ragged: bool,
+        hearing: Callable[[int], Hearing] | None = None,
+    ) -> tuple[Work, list[State]]:
+        """Train for so many steps: `work` and `moments` as they are afterwards, to be read before the next call.
+
+        `hearing`: who is told of each optimizer step of a local step; the program then runs as it is written.
+        """
+        held = (work.weights, moments, work.state, work.sums, work.counts, _counter(stage))
+        given = (work.received, tuple(work.visit), work.keys, tables.rows, tables.places, tables.active, tables.rates)
+        leaves, shape = tree_flatten((held, given))
+        places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        tensors = [leaves[k] for k in places]
+        key = (stage.index, ragged, str(shape), tuple((tuple(t.shape), t.dtype) for t in tensors))
+        if key not in self.known:
+            step = _Step(stage, gradients_of, micro_steps, type(work.visit), leaves, places, shape, ragged)
+            self.known[key] = Program(step, self.mode)
+            while len(self.known) > MOST:
+                self.known.popitem(last=False)
+        self.known.move_to_end(key)
+        after = self.known[key].visit(tensors, steps, hearing)
+        (weights, moments, state, sums, counts, _), _ = tree_unflatten(_filled(leaves, places, after), shape)
+        return Work(weights, state, sums, counts, work.received, work.visit, work.keys), moments
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The local step as a function of a list of tensors, those of `held` changed in place."""
+
+    stage: Stage
+    gradients_of: Gradients
+    micro_steps: Sequence[MicroStep]
+    visit: Callable[..., Any]
+    leaves: list[Any]
+    places: list[int]
+    shape: Any
+    ragged: bool
+
+    def __call__(self, *tensors: Tensor, hearing: Hearing | None = None) -> list[Tensor]:
+        """Take one step; returns what was changed."""
+        held, given = tree_unflatten(_filled(self.leaves, self.places, tensors), self.shape)
+        weights, moments, state, sums, counts, done = held
+        received, visit, keys, rows, places, active, rates = given
+        local = self.stage.phase.local
+        work = Work(dict(weights), state, sums, counts, received, self.visit(*visit), keys)
+        steppers = []
+        for micro, own in zip(self.micro_steps, moments, strict=True):
+            names = select(weights, micro.trains, micro.spares, where="algorithm")
+            steppers.append((micro, TensorStepper(local, {n: weights[n] for n in names}, own, self.ragged)))
+
+        def now(table: Tensor) -> Tensor:
+            return table.index_select(0, done)[0]
+
+        batch = self.stage.batch(now(rows), None if places is None else now(places))
+        local_step(self.stage, self.gradients_of, steppers, work, batch, done[0], now(active), now(rates), hearing)
+        sums.copy_(work.sums)
+        counts.copy_(work.counts)
+        for key, group in work.state.items():
+            for name, tensor in group.items():
+                if state[key][name] is not tensor:
+                    state[key][name].copy_(tensor)
+        done.add_(1)
+        return [leaf for leaf in tree_flatten(held)[0] if isinstance(leaf, Tensor)]
+
+
+class Program:
+    """One step for tensors of some shapes."""
+
+    def __init__(self, step: _Step, mode: str) -> None:
+        """Nothing is captured or compiled yet."""
+        self.as_written, self.mode, self.visits = step, mode, 0
+        self.step: Callable[..., Any] = step
+        self.tensors: list[Tensor] = []
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def visit(self, tensors: list[Tensor], steps: int, hearing: Callable[[int], Hearing] | None = None) -> list[Tensor]:
+        """So many steps from these tensors on: all of them as they are afterwards, valid until the next visit."""
+        if hearing is not None or self.mode == "eager":
+            for step in range(steps):
+                self.as_written(*tensors, hearing=None if hearing is None else hearing(step))
+            return tensors
+        if self.mode == "compiled" and not self.visits:
+            self.step = compile_step(self.step, tensors)
+        self.visits += 1
+        if self.visits == 1:  # also warms up what must not be warmed up inside of a capture
+            with _beside():
+                for _ in range(steps):
+                    self.step(*tensors)
+            return tensors
+        if self.graph is None:
+            self.tensors = [t.clone() for t in tensors]
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.step(*self.tensors)
+        torch._foreach_copy_(self.tensors, tensors)
+        for _ in range(steps):
+            self.graph.replay()
+        return self.tensors
+
+
+class _beside:
+    """On a stream of its own, as work before a capture must be."""
+
+    def __enter__(self) -> None:
+        self.stream = torch.cuda.Stream()
+        self.stream.wait_stream(torch.cuda.current_stream())
+        self.context = torch.cuda.stream(self.stream)
+        self.context.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self.context.__exit__(*error)
+        torch.cuda.current_stream().wait_stream(self.stream)
+
+
+def traced(step: Callable[..., Any], tensors: Sequence[Tensor]) -> torch.fx.GraphModule:
+    """The step as a list of tensor operations, gradient and optimizer included, as it runs on such tensors."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    make: Any = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)
+    module: torch.fx.GraphModule = make(*tensors)
+    return module
+
+
+def compile_step(step: Callable[..., Any], tensors: Sequence[Tensor]) -> Callable[..., Any]:
+    """The traced step, fused."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler's advice on settings that are chosen here
+        compiled: Callable[..., Any] = torch.compile(traced(step, tensors), dynamic=False)
+    return compiled
+
+
+def with_programs(stage: Stage, mode: str) -> Stage:
+    """The stage, its local steps as programs where device and optimizer allow; `auto`: graph."""
+    if why_eager(stage):
+        return stage
+    return replace(stage, programs=Programs("graph" if mode == "auto" else mode))
+
+
+def why_eager(stage: Stage) -> str:
+    """Why the stage's local steps are no programs; empty if they are."""
+    if stage.device.type != "cuda":
+        return "the device is no GPU"
+    if not steppable(stage.phase.local):
+        return f"the optimizer {stage.phase.local.optimizer.name} has no form of tensors alone with its settings"
+    return ""
+
+
+def _counter(stage: Stage) -> Tensor:
+    return torch.zeros(1, dtype=torch.int64, device=stage.device)
+
+
+def _filled(leaves: list[Any], places: list[int], tensors: Sequence[Tensor]) -> list[Any]:
+    """The leaves of a tree with these tensors at their places."""
+    filled = list(leaves)
+    for place, tensor in zip(places, tensors, strict=True):
+        filled[place] = tensor
+    return filled

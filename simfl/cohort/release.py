@@ -1,0 +1,91 @@
+"""What leaves a group of visits: uploads as the server gets them, what each client remembers, the ledger's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from simfl import ledger
+from simfl.algorithms.base import Algorithm
+from simfl.cohort.group import Group
+from simfl.cohort.observer import Observer
+from simfl.cohort.plan import CohortPlan
+from simfl.cohort.stacking import row
+from simfl.cohort.stage import Stage
+from simfl.cohort.wire import STATISTICS, Wire, finite
+from simfl.protocol import Parts, State, Visit, Weights
+from simfl.timing import timed
+
+
+@dataclass(frozen=True)
+class Released:
+    """Of n visits."""
+
+    sent: Parts  # [n, …], decoded
+    memory: list[State]  # of each client, on the CPU
+    rows: list[list[ledger.Row]]  # of each client
+    finite: Tensor | None = None  # whether all that was sent is, a scalar; None: it was looked at
+
+
+@timed("encode")
+def release(
+    stage: Stage, plan: CohortPlan, group: Group, received: Parts, memories: Mapping[int, State], look: bool = True
+) -> Released:
+    """Encode, count and decode; PrivacyError for an upload that was not made private.
+
+    ClientError for one that is not finite, or if nobody is to `look` yet, word of it in what is released: to look at a
+    number on a GPU is to wait for all that it has to do.
+    """
+    clients, upload = [visit.client for visit in group.plans], _upload(stage, group, received)
+    before = [memories[client] for client in clients]
+    sent, residuals, rows = Wire(stage, plan.phase, plan.round).send(clients, upload, received, before, look)
+    if type(stage.observer) is not Observer:
+        for k, client in enumerate(clients):
+            stage.observer.sent(client, _of_row(upload, k), _of_row(sent, k))
+    good = None if look else torch.stack([finite(tensors).all() for tensors in upload.values() if tensors]).all()
+    if stage.phase.pooled:  # of pooled examples nothing travels, and there is no client to remember
+        return Released(sent, [{} for _ in clients], [[] for _ in clients], good)
+    memory = [_remembered(stage, group, k, sent, received, lost) for k, lost in enumerate(residuals)]
+    return Released(sent, memory, rows, good)
+
+
+def _of_row(parts: Parts, k: int) -> Parts:
+    return {part: row(tensors, k) for part, tensors in parts.items()}
+
+
+def _upload(stage: Stage, group: Group, received: Parts) -> Parts:
+    """What the algorithm sends, and the change of running statistics; PrivacyError for what was not made private."""
+    upload = group.upload
+    if STATISTICS in received:
+        statistics = {name: group.buffers[name] - t for name, t in received[STATISTICS].items()}
+        upload = {**upload, STATISTICS: statistics}
+    if stage.mechanism is not None:
+        for item in group.items:
+            stage.mechanism.admit(upload, group.release, item.steps - group.private_steps, item.client)
+    return upload
+
+
+def _remembered(stage: Stage, group: Group, k: int, sent: Parts, received: Parts, residual: State) -> State:
+    """Everything this client will find at its next visit, by namespace."""
+    algorithm, memory = stage.phase.algorithm, {f"codec:{part}": tensors for part, tensors in residual.items()}
+    state: State = group.state_of(k)
+    if type(algorithm).remember is not Algorithm.remember:
+        mine, visit = row(group.trained, k), Visit(*(t[k] for t in group.visit))
+        state = algorithm.remember(_of_row(sent, k), mine, received, state, visit)
+    memory |= {f"algorithm:{key}": tensors for key, tensors in state.items()}
+    if stage.roles.private:
+        memory["private:weights"] = _some(group.trained, stage.roles.private, k)
+    if stage.keep_local:
+        memory["local:weights"] = _some(group.trained, stage.roles.shared, k)
+    if stage.roles.buffers and stage.phase.buffers == "local":
+        memory["buffers:weights"] = row(group.buffers, k)
+    for number, moments in enumerate(group.optimizer[k]):
+        memory |= {f"optimizer{number}:{key}": tensors for key, tensors in moments.items()}
+    return {key: {n: t.detach().cpu().contiguous() for n, t in tensors.items()} for key, tensors in memory.items()}
+
+
+def _some(tensors: Weights, names: tuple[str, ...], k: int) -> Weights:
+    return {name: tensors[name][k] for name in names}

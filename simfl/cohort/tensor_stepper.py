@@ -1,0 +1,132 @@
+"""SGD and Adam over stacked tensors by tensor operations alone, so that a step can be captured once and replayed.
+
+Learning rates and who is still at work are tensors, [n] each. The steps are those of `torch.optim` up to rounding.
+
+    w   weights        g   gradient        eta   learning rate        t   steps taken
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from simfl.cohort.clipping import clip
+from simfl.experiment import Local
+from simfl.protocol import State, Weights
+
+SGD = {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}
+ADAM = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
+SETTINGS: dict[str, dict[str, Any]] = {"sgd": SGD, "adam": ADAM, "adamw": ADAM | {"weight_decay": 0.01}}
+COUNT = "step"  # of the moments: steps taken, as torch's optimizers name it
+
+
+def steppable(local: Local) -> bool:
+    """Whether the optimizer has this form with its settings."""
+    optimizer = local.optimizer
+    return optimizer.name in SETTINGS and not any(
+        value for key, value in optimizer.settings.items() if key not in SETTINGS[optimizer.name]
+    )
+
+
+def fresh(local: Local, weights: Weights, n: int) -> State:
+    """The moments before the first step: named groups of [n, …], and the count of steps, [n]."""
+    settings = _settings(local)
+    if local.optimizer.name == "sgd":
+        names: tuple[str, ...] = ("momentum_buffer",) if settings["momentum"] else ()
+    else:
+        names = ("exp_avg", "exp_avg_sq")
+    moments = {key: {name: torch.zeros_like(t) for name, t in weights.items()} for key in names}
+    device = next(iter(weights.values())).device
+    return {**moments, COUNT: {COUNT: torch.zeros(n, device=device)}} if names else {}
+
+
+@dataclass(frozen=True)
+class TensorStepper:
+    """One optimizer for `weights` and its `moments`, both stepped in place. `ragged`: some finish before others."""
+
+    local: Local
+    weights: Weights
+    moments: State
+    ragged: bool
+
+    @torch.no_grad()
+    def step(self, gradients: Weights, active: Tensor, rates: Tensor) -> None:
+        """Clip each client's gradient ([n, …]) and step the clients still at work, each at its own learning rate."""
+        gradients, settings = clip(gradients, self.local), _settings(self.local)
+        if self.ragged:  # a gradient of nothing need not be a number
+            gradients = {name: torch.where(_along(active, g), g, 0.0) for name, g in gradients.items()}
+            rates = rates * active
+        if self.moments:
+            self.moments[COUNT][COUNT].add_(active.to(torch.float32))
+        rule = self._sgd if self.local.optimizer.name == "sgd" else self._adam
+        for name, w in self.weights.items():
+            rule(name, w, gradients[name], active, rates, settings)
+
+    def _sgd(self, name: str, w: Tensor, g: Tensor, active: Tensor, rates: Tensor, settings: Mapping[str, Any]) -> None:
+        """w − eta·g, with g replaced by its running sum under momentum."""
+        if settings["weight_decay"]:
+            g = g + settings["weight_decay"] * w
+        if settings["momentum"]:
+            buffer, first = self.moments["momentum_buffer"][name], self.moments[COUNT][COUNT] <= 1.0
+            share = torch.where(first, 1.0, 1.0 - settings["dampening"])
+            self._hold(buffer, settings["momentum"] * buffer + _along(share, g) * g, active)
+            g = g + settings["momentum"] * buffer if settings["nesterov"] else buffer
+        w.addcmul_(g, _along(rates, w), value=-1.0)
+
+    def _adam(
+        self, name: str, w: Tensor, g: Tensor, active: Tensor, rates: Tensor, settings: Mapping[str, Any]
+    ) -> None:
+        """Kingma and Ba 2015; for `adamw` Loshchilov and Hutter 2019."""
+        (beta1, beta2), decay = settings["betas"], settings["weight_decay"]
+        mean, square, t = self.moments["exp_avg"][name], self.moments["exp_avg_sq"][name], self.moments[COUNT][COUNT]
+        if decay and self.local.optimizer.name == "adamw":
+            w.mul_(1.0 - _along(rates, w) * decay)
+        elif decay:
+            g = g + decay * w
+        self._hold(mean, torch.lerp(mean, g, 1.0 - beta1), active)
+        self._hold(square, (beta2 * square).addcmul(g, g, value=1.0 - beta2), active)
+        t = t.clamp_min(1.0)  # of clients that had no step yet, and have none now
+        size, root = rates / (1.0 - beta1**t), (1.0 - beta2**t).sqrt()
+        w.addcmul_(mean / (square.sqrt() / _along(root, w) + settings["eps"]), _along(size, w), value=-1.0)
+
+    def _hold(self, moment: Tensor, new: Tensor, active: Tensor) -> None:
+        """Replace a moment, but of clients that have finished if it is to be kept."""
+        if self.ragged and self.local.keep_optimizer:
+            new = torch.where(_along(active, new), new, moment)
+        moment.copy_(new)
+
+
+def states(moments: State, n: int) -> list[State]:
+    """Each client's moments, to be kept: {moment: {tensor: value}}."""
+    out: list[State] = []
+    for k in range(n):
+        own = {key: {m: t[k].clone() for m, t in group.items()} for key, group in moments.items() if key != COUNT}
+        if own:
+            names = next(iter(own.values()))
+            own[COUNT] = {name: moments[COUNT][COUNT][k].clone() for name in names}
+        out.append(own)
+    return out
+
+
+def loaded(local: Local, weights: Weights, kept: list[State]) -> State:
+    """The moments of these clients as they kept them; fresh for those that kept none."""
+    moments = fresh(local, weights, len(kept))
+    for k, state in enumerate(kept):
+        for key, group in state.items():
+            for name, value in group.items():
+                target = moments[COUNT][COUNT] if key == COUNT else moments[key][name]
+                target[k] = value.to(target.device)
+    return moments
+
+
+def _settings(local: Local) -> dict[str, Any]:
+    return SETTINGS[local.optimizer.name] | dict(local.optimizer.settings)
+
+
+def _along(values: Tensor, like: Tensor) -> Tensor:
+    """[n] laid out to multiply [n, …]."""
+    return values.reshape(-1, *[1] * (like.dim() - 1))
