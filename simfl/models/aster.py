@@ -36,10 +36,13 @@ TINY = BASE | {
     "blocks": {"resnet": (1, 1, 1, 1, 1), "shufflenet": (1, 1, 1)}, "slice": 32, "lstm": 32, "state": 48,
     "stn": (8, 8, 8, 8, 8, 8), "stn_dense": 16,
 }  # fmt: skip
-SIZES: dict[str, dict[str, Any]] = {"tiny": TINY, "base": BASE}
+SMALL = TINY | {
+    "resnet": (16, 32, 32, 64, 64, 128), "shufflenet": (16, 48, 64, 96, 128), "slice": 64, "state": 96,
+}  # fmt: skip
+SIZES: dict[str, dict[str, Any]] = {"tiny": TINY, "small": SMALL, "base": BASE}
 # values of the smallest tensor that is hashed: FedOCR's sizes are 0.06 M + γ·13.28 M, and 50,654 values of one axis are
 # 0.05 M; with the 6,632 of the smallest kernels they are 0.06, and 6.70, 3.38 and 1.72 M come out as printed
-SMALLEST = {"tiny": 1, "base": 2048}
+SMALLEST = {"tiny": 1, "small": 1, "base": 2048}
 
 Margin = Annotated[float, Limit("a number of at least 0 and below 0.5", lambda m: 0 <= m < 0.5)]
 
@@ -62,7 +65,7 @@ RULES = (  # names of aster.pytorch -> ours; "" is not needed
 class Aster(Model):
     """A recogniser of words: rectifier, ResNet or ShuffleNetV2, BiLSTM, attention decoder."""
 
-    size: Literal["tiny", "base"] = "base"  # tiny: for tests
+    size: Literal["tiny", "small", "base"] = "base"  # tiny: for tests; small: learns short words in minutes
     encoder: Literal["resnet", "shufflenet"] = "resnet"  # ASTER's, or FedOCR's lighter one of double width
     rectify: bool = True  # straighten the word first
     context: bool = True  # the BiLSTM between encoder and decoder
