@@ -12,8 +12,9 @@ import torch
 
 from benchmarks.result import Stopwatch, write_result
 from benchmarks.works import WORKS
-from simfl import checkpoint, simulation
-from simfl.snapshot import Snapshot
+from simfl import simulation
+from simfl.runs import checkpoint
+from simfl.runs.snapshot import Snapshot
 
 
 class Timer:

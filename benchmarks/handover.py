@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.works import WORKS
+from simfl import cache
 from simfl.cohort.plan import batches
-from simfl.driver import CACHE
 from simfl.sampling import sample_clients
 from simfl.setting import Setting
 
@@ -20,7 +20,7 @@ from simfl.setting import Setting
 def write(work: str, path: Path) -> None:
     """Everything in the order in which simfl has it, so that all systems do the same work."""
     experiment = WORKS[work]
-    setting, phase = Setting(experiment, CACHE), experiment.phases[0]
+    setting, phase = Setting(experiment, cache.folder()), experiment.phases[0]
     arrays = {f"row:{name}": t.numpy() for name, t in setting.examples(phase.objective, "train").rows.items()}
     for place, (name, p) in enumerate(setting.module.named_parameters()):
         arrays[f"start:{place:03}:{name}"] = p.detach().numpy()

@@ -13,8 +13,8 @@ import torch
 
 from simfl.algorithms import ALGORITHMS
 from simfl.algorithms.base import Algorithm
-from simfl.catalogue import Entry, entry
-from simfl.fields import shown
+from simfl.config.catalogue import Entry, entry
+from simfl.config.fields import shown
 from simfl.optimizers import SCHEDULES, SERVER_OPTIMIZERS
 from simfl.protocol import EXTRA, Facts, Outputs, Parts, Server, State, Visit
 
@@ -28,8 +28,8 @@ and published codes disagree, [fidelity.md](fidelity.md) says what is done here.
 *d* is the number of values that travel in FedAvg: all trained tensors but the private ones. Other numbers are of a
 model with 4 features and a client with 3 examples. Every method goes with every server optimizer, codec, partition
 and adapter kind, and trains in both ways (`loop`, `batch`); a model with running statistics trains in `loop` alone.
-Combinations that cannot be meant are refused before the run (`simfl/rules.py`). `last_local` (each client's model as it
-was before its last upload) can be scored for every method.
+Combinations that cannot be meant are refused before the run (`simfl/config/rules.py`). `last_local` (each client's
+model as it was before its last upload) can be scored for every method.
 
 Baselines are no algorithms but one line of a phase: `pooled: true` is centralized training on a round's examples, with
 as many steps as its clients would take; `communicate: false` lets clients train alone. Fine-tuning after the last round

@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from simfl.catalogue import entry
 from simfl.codecs import CODECS
 from simfl.codecs.base import Codec, Context
 from simfl.codecs.identity import Float32
@@ -24,7 +23,8 @@ from simfl.codecs.nf4 import Nf4
 from simfl.codecs.sign import Sign
 from simfl.codecs.sparse import RandomK, TopK
 from simfl.codecs.svd import Svd
-from simfl.fields import shown
+from simfl.config.catalogue import entry
+from simfl.config.fields import shown
 from simfl.models.aster import Aster
 from simfl.models.base import Model
 from simfl.models.cnn import Cnn

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
-from simfl import config
-from simfl.driver import CACHE
-from simfl.plan import Plan, plan
+from simfl import cache, config
+from simfl.plans.plan import Plan, plan
 
 ROOT = Path(__file__).parent.parent
 FILE = ROOT / "docs" / "fidelity.md"
@@ -136,11 +135,11 @@ FIGURES = (
 )  # fmt: skip
 
 
-@cache
+@functools.cache
 def planned(experiment: str) -> Plan:
     """The plan of an experiment that comes with simfl, with overrides behind its name."""
     name, *overrides = experiment.split(" ")
-    return plan(config.load(ROOT / "experiments" / f"{name}.yaml", overrides), CACHE)
+    return plan(config.load(ROOT / "experiments" / f"{name}.yaml", overrides), cache.folder())
 
 
 def table() -> str:

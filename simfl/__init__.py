@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from simfl.api import load, run
     from simfl.experiment import Experiment
-    from simfl.results import Run
+    from simfl.runs.results import Run
 
 __version__ = "0.1.0"
 __all__ = ["Experiment", "Run", "__version__", "load", "run"]
 
-FACE = {"Experiment": "simfl.experiment", "Run": "simfl.results", "load": "simfl.api", "run": "simfl.api"}
+FACE = {"Experiment": "simfl.experiment", "Run": "simfl.runs.results", "load": "simfl.api", "run": "simfl.api"}
 
 
 def __getattr__(name: str) -> Any:

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from simfl import __version__, data_commands, inspection, partition_commands, sweep_commands
-from simfl.errors import ClientError, ConfigError, SimflError
+from simfl import __version__
+from simfl.commands import data, inspection, options, partitions, sweeps
+from simfl.errors import ClientError, SimflError
 from simfl.submit.command import submit
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from simfl.catalogue import Entry
+    from simfl.config.catalogue import Entry
 
 USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
 
@@ -53,8 +54,7 @@ def commands(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-GROUPS = (data_commands.data, partition_commands.partition)
-for command in (*inspection.COMMANDS, *sweep_commands.COMMANDS, *GROUPS, submit):
+for command in (*inspection.COMMANDS, *sweeps.COMMANDS, data.data, partitions.partition, submit):
     commands.add_command(command)
 
 
@@ -65,20 +65,10 @@ for command in (*inspection.COMMANDS, *sweep_commands.COMMANDS, *GROUPS, submit)
     type=click.Path(path_type=Path),
     help="Folder of the run.  [default: runs/NAME, or the first free of NAME-2, NAME-3, …]",
 )
-@click.option(
-    "--backend",
-    type=click.Choice(["inline", "ray"]),
-    default="ray",
-    show_default=True,
-    help="inline: this process, without Ray.",
-)
-@click.option("--workers", help="Number of Ray workers.  [default: auto]")
-@click.option("--address", help="Of a running Ray cluster.  [default: start one here]")
+@options.placed("inline: this process, without Ray.", "Number of Ray workers.")
 @click.option("--resume", is_flag=True, help="Go on from the last commit in the folder of the run.")
 @click.option("--profile", is_flag=True, help="Write trace.json, which chrome://tracing and Perfetto show.")
-@click.option(
-    "--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Override a setting, e.g. phases.0.rounds=2."
-)
+@options.overrides("Override a setting, e.g. phases.0.rounds=2.")
 def run(
     file: Path,
     out: Path | None,
@@ -90,15 +80,13 @@ def run(
     overrides: tuple[str, ...],
 ) -> int:
     """Run the experiment in FILE."""
-    if backend == "inline" and (workers or address):
-        raise ConfigError(f"--{'workers' if workers else 'address'}: has no effect with --backend inline")
-    number = sweep_commands.workers_of(workers)
+    number = options.workers_of(backend, workers, address)
     from simfl import config
 
     experiment = config.load(file, overrides)
     from simfl import simulation
     from simfl.api import folder_of
-    from simfl.progress import Progress
+    from simfl.following.progress import Progress
 
     out = out or folder_of(experiment.name, resume)
     with Progress() as display:
@@ -113,20 +101,21 @@ def run(
 @click.option(
     "--speed", type=click.Path(path_type=Path), help="Folder of a run whose pace tells how long it will take."
 )
-@click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Override a setting, as with `run`.")
+@options.overrides("Override a setting, as with `run`.")
 def plan(file: Path, as_json: bool, card: str | None, speed: Path | None, overrides: tuple[str, ...]) -> None:
     """Count the bytes, memory and local steps of the experiment in FILE, without running it."""
-    from simfl import config, plan_memory, plan_speed, plan_table
-    from simfl.driver import CACHE
-    from simfl.plan import plan as planned
+    from simfl import cache, config
+    from simfl.plans import memory, table
+    from simfl.plans import speed as speeds
+    from simfl.plans.plan import plan as planned
 
     experiment = config.load(file, overrides)
-    found = planned(experiment, CACHE, None if card is None else plan_memory.card_bytes(card))
-    pace = None if speed is None else plan_speed.pace(speed, experiment)
+    found = planned(experiment, cache.folder(), None if card is None else memory.card_bytes(card))
+    pace = None if speed is None else speeds.pace(speed, experiment)
     if as_json:
         click.echo(json.dumps(found.json(), indent=2))
     else:
-        plan_table.show(found, pace, _console())
+        table.show(found, pace, _console())
 
 
 @commands.command("list")
@@ -134,7 +123,7 @@ def plan(file: Path, as_json: bool, card: str | None, speed: Path | None, overri
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_(shelf: str | None, as_json: bool) -> None:
     """Show what there is to choose from; with a SHELF, every setting too."""
-    from simfl import catalogue
+    from simfl.config import catalogue
 
     found = {name: catalogue.entries(name) for name in ([shelf] if shelf else catalogue.NAMES)}
     if as_json:

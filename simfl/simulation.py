@@ -17,14 +17,15 @@ from simfl.cohort.plan import VisitPlan, cohorts, pooled
 from simfl.cohort.stage import Stage
 from simfl.cohort.visit import CohortResult
 from simfl.cohort.wire import STATISTICS
-from simfl.driver import Driver, round_rows
+from simfl.engine.driver import Driver
+from simfl.engine.signals import Interrupted
 from simfl.errors import OutOfMemory
 from simfl.experiment import Experiment
 from simfl.protocol import Means, Weights
-from simfl.record import Rows
+from simfl.runs.record import Rows
+from simfl.runs.rows import round_rows
+from simfl.runs.snapshot import Snapshot
 from simfl.sampling import expected_clients, sample_clients, sample_groups
-from simfl.signals import Interrupted
-from simfl.snapshot import Snapshot
 from simfl.timing import timed
 from simfl.weights import add
 

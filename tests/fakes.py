@@ -21,25 +21,27 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from simfl import checkpoint, driver, simulation, tables
+from simfl import simulation
 from simfl.algorithms import ALGORITHMS
 from simfl.algorithms.base import Algorithm
 from simfl.data.base import Data, Dataset, Split
 from simfl.data.labelled import labelled
 from simfl.data.partition import Official
 from simfl.data.stored import content_sha256
-from simfl.driver import Silent
+from simfl.engine import driver
+from simfl.engine.audience import Silent
+from simfl.engine.signals import Interrupted
+from simfl.engine.worker import Setup, Worker
 from simfl.experiment import Checkpoint, Cohort, Experiment, Local, Phase
 from simfl.models.base import Model, seeded
 from simfl.models.mlp import Mlp, shape_and_classes
 from simfl.objectives.classification import Classification
 from simfl.optimizers.local import LocalOptimizer
 from simfl.protocol import Outputs, Parts, State, Task, Visit, Weights
-from simfl.record import TABLES
+from simfl.runs import checkpoint, tables
+from simfl.runs.record import TABLES
+from simfl.runs.snapshot import Snapshot
 from simfl.setting import Setting
-from simfl.signals import Interrupted
-from simfl.snapshot import Snapshot
-from simfl.worker import Setup, Worker
 
 SIZES = (
     1,

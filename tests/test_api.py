@@ -20,14 +20,14 @@ import simfl
 from simfl import config
 from simfl.algorithms.base import Algorithm
 from simfl.cli import main
-from simfl.driver import Silent
+from simfl.debug.replay import replay
+from simfl.engine.audience import Silent
 from simfl.errors import ConfigError, RunError
 from simfl.experiment import Evaluate
 from simfl.models.mlp import Mlp
 from simfl.models.own import Own
 from simfl.objectives.classification import Classification
 from simfl.protocol import Loss, Task
-from simfl.replay import replay
 
 
 def data(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -78,7 +78,7 @@ def given(**settings: Any) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Data given from Python are kept beside the test."""
-    monkeypatch.setattr("simfl.driver.CACHE", tmp_path / "cache")
+    monkeypatch.setenv("SIMFL_CACHE", str(tmp_path / "cache"))
 
 
 def test_importing_simfl_loads_nothing_heavy() -> None:

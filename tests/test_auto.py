@@ -9,7 +9,7 @@ import pytest
 
 from simfl.data.partition import Iid
 from simfl.data.prototypes import Prototypes
-from simfl.driver import identity_of
+from simfl.engine.preflight import identity_of
 from simfl.experiment import Experiment, Local, Phase
 from simfl.models.base import Model
 from simfl.models.cnn import Cnn

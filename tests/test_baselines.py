@@ -11,12 +11,12 @@ import torch
 from fakes import SIZES, experiment, run, then
 
 from simfl.cohort.plan import VisitPlan, batches, pooled
+from simfl.config.rules import check
 from simfl.errors import ConfigError
 from simfl.experiment import Evaluate, Local
 from simfl.memory import EMPTY, Store
 from simfl.optimizers.local import LocalOptimizer
-from simfl.results import Run
-from simfl.rules import check
+from simfl.runs.results import Run
 
 LOCAL = Local(LocalOptimizer("sgd"), 0.1, epochs=2, batch_size=8)
 WHOLE = {"participation": 1.0, "batch_size": 8}

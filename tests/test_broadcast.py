@@ -9,15 +9,15 @@ from fakes import Normalised, Toy, experiment, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simfl import tables
+from simfl import cache
 from simfl.broadcast import Broadcast
 from simfl.codecs import CODECS
 from simfl.codecs.base import Context
 from simfl.codecs.nf4 import Nf4
 from simfl.cohort.wire import transmit
-from simfl.driver import CACHE
 from simfl.experiment import Codecs
 from simfl.models.mlp import Mlp
+from simfl.runs import tables
 from simfl.setting import Setting
 
 SHAPES = [(), (1,), (64,), (65,), (7, 9), (3, 0, 2), (128, 3)]
@@ -44,7 +44,7 @@ def test_the_counted_payload_is_the_length_of_what_is_encoded_and_the_rest_is_wh
 
 
 def stage_of(case):
-    return Setting(case, CACHE).stage(0, 10)
+    return Setting(case, cache.folder()).stage(0, 10)
 
 
 def parts(values):

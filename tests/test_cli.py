@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from simfl import __version__, catalogue, simulation
+from simfl import __version__, simulation
 from simfl.cli import main
+from simfl.config import catalogue
 from simfl.errors import ClientError
 
 EXPERIMENT = """

@@ -19,7 +19,7 @@ from simfl.models.bottleneck import Bottleneck
 from simfl.models.mlp import Mlp
 from simfl.optimizers.local import LocalOptimizer
 from simfl.optimizers.schedules import Cosine
-from simfl.results import Run
+from simfl.runs.results import Run
 
 every_algorithm = pytest.mark.parametrize(  # those made for privacy need it, and have tests of their own
     "name", [name for name, algorithm in ALGORITHMS.items() if algorithm.hides is None]

@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An empty folder to work in, a cache beside it, and no trace of what was imported."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("simfl.driver.CACHE", tmp_path / "cache")
+    monkeypatch.setenv("SIMFL_CACHE", str(tmp_path / "cache"))
     path, before = list(sys.path), set(sys.modules)
     yield
     sys.path[:] = path

@@ -7,13 +7,14 @@ import pytest
 import torch
 from fakes import Toy, experiment, model, run
 
-from simfl import checkpoint, tables
+from simfl import cache
 from simfl.data.partition import Natural
-from simfl.driver import CACHE, Silent
+from simfl.engine.audience import Silent
 from simfl.errors import ConfigError
 from simfl.evaluation import EvaluationPlan, Scores, headline, headlines, rows_of_clients, shards, summarise
 from simfl.experiment import Evaluate
 from simfl.memory import Store
+from simfl.runs import checkpoint, tables
 from simfl.setting import Setting
 
 CASE = experiment("ditto", private=("head.*",), evaluate=Evaluate(models=("generic", "personal")))
@@ -27,7 +28,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def setting():
-    return Setting(CASE, CACHE)
+    return Setting(CASE, cache.folder())
 
 
 def right(setting, weights, rows, split="valid"):
@@ -167,11 +168,11 @@ def test_several_splits_and_a_limit(tmp_path):
     assert set(summary["final"]) == {"accuracy", "valid.accuracy", "personal.accuracy", "valid.personal.accuracy"}
     assert {row["count"] for row in last(tmp_path, by="all")} == {20}
     assert sum(row["count"] for row in last(tmp_path, by="client", split="train")) == 20
-    chosen = Setting(case, CACHE).choose_rows("train", 20)
+    chosen = Setting(case, cache.folder()).choose_rows("train", 20)
     assert chosen.tolist() == sorted(set(chosen.tolist()))
-    assert chosen.tolist() == Setting(case, CACHE).choose_rows("train", 20).tolist()
+    assert chosen.tolist() == Setting(case, cache.folder()).choose_rows("train", 20).tolist()
     assert chosen.tolist() != list(range(20))
-    assert Setting(case, CACHE).choose_rows("valid", 1000).tolist() == list(range(60))
+    assert Setting(case, cache.folder()).choose_rows("valid", 1000).tolist() == list(range(60))
 
 
 def test_where_no_row_is_of_anybodys_group_every_client_is_scored_on_all(setting):
@@ -187,7 +188,7 @@ def test_where_no_row_is_of_anybodys_group_every_client_is_scored_on_all(setting
 def test_clients_of_a_natural_column_are_scored_on_its_values_and_scores_are_averaged_over_them(setting):
     """Each of the 10 clients holds the training rows of one value of `client`, and its rows among 60 of valid."""
     case = replace(CASE, partition=Natural(column="client"))
-    setting = Setting(case, CACHE)
+    setting = Setting(case, cache.folder())
     partition = case.partition.split(setting.split("train"), 42)
     own = rows_of_clients(setting, partition, "valid", np.arange(60))
     held = setting.split("valid").examples["client"].to_numpy()

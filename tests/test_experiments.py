@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from simfl import config, sweep, sweep_file
-from simfl.plan import plan
-from simfl.sweep_results import results_of
-from simfl.templates import templates
+from simfl import config
+from simfl.commands.templates import templates
+from simfl.comparison.results import results_of
+from simfl.plans.plan import plan
+from simfl.sweeps import file, sweep
 
 ROOT = Path(__file__).parent.parent / "experiments"
 BENCHES = sorted(path.parent.name for path in ROOT.glob("*/bench.yaml"))
@@ -44,7 +45,7 @@ def test_an_experiment_of_published_size_has_a_plan_without_data(name: str, tmp_
 @pytest.mark.parametrize("folder", BENCHES)
 def test_a_bench_has_every_line_over_the_same_three_seeds(folder: str) -> None:
     lines: dict[object, set[int]] = {}
-    for point in sweep_file.load(ROOT / folder / "bench.yaml").points:
+    for point in file.load(ROOT / folder / "bench.yaml").points:
         lines.setdefault(point.shown["variant"], set()).add(point.experiment.seed)
     assert set(map(frozenset, lines.values())) == {frozenset({1, 2, 3})}
 
@@ -64,8 +65,8 @@ def _run(folder: str, tmp_path: Path, first: bool) -> None:
     """A round or two of one local step with seed 1, and every score a number."""
     path = ROOT / folder / "bench.yaml"
     settings = [*SMALL[folder], "phases.*.local.steps=1", "phases.*.local.batch_size=4", "evaluate.limit=4"]
-    whole = sweep_file.load(path, [*settings, "seeds=[1]"])
-    found = sweep_file.Sweep(whole.name, whole.points[:1] if first else whole.points)
+    whole = file.load(path, [*settings, "seeds=[1]"])
+    found = file.Sweep(whole.name, whole.points[:1] if first else whole.points)
     outcomes = sweep.run(found, tmp_path / "out", "inline")
     assert [(o.label, o.status, o.error) for o in outcomes] == [(p.label, "completed", "") for p in found.points]
     for result in results_of([tmp_path / "out"]):

@@ -10,10 +10,10 @@ import torch
 from fakes import Scattered, Stopping, experiment, run, scatter, toy, traces
 from fakes_documents import Pages
 
-from simfl import checkpoint, rules
 from simfl.algorithms import ALGORITHMS
 from simfl.cohort.pieces import cut
 from simfl.cohort.stage import Item
+from simfl.config import rules
 from simfl.data.partition import Provider
 from simfl.errors import ConfigError
 from simfl.experiment import Cohort, Evaluate
@@ -21,8 +21,9 @@ from simfl.models.cnn import Cnn
 from simfl.models.dropout import keyed_bits
 from simfl.models.vt5 import VT5
 from simfl.objectives.docvqa import DocVqa
+from simfl.runs import checkpoint
+from simfl.runs.snapshot import Snapshot
 from simfl.setting import Setting
-from simfl.snapshot import Snapshot
 
 TINY = {"size": "tiny", "d_model": 32, "d_ff": 48, "num_layers": 2, "num_heads": 2, "vocab_size": 4000, "dropout": 0.1}
 PAGES = {

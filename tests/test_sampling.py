@@ -8,9 +8,9 @@ from fakes import Toy, experiment, run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simfl import tables
 from simfl.algorithms.scaffold import Scaffold
 from simfl.experiment import Privacy
+from simfl.runs import tables
 from simfl.sampling import auto_width, num_sampled, sample_clients, sample_groups
 
 

@@ -9,14 +9,14 @@ import torch
 from fakes import Toy, experiment, run, traces
 from torch.testing import assert_close
 
-from simfl import checkpoint
 from simfl.data.partition import Official
 from simfl.experiment import Experiment, Privacy
 from simfl.models.mlp import Mlp
 from simfl.privacy import clip_update
 from simfl.protocol import Weights
+from simfl.runs import checkpoint
+from simfl.runs.snapshot import Snapshot
 from simfl.setting import Setting
-from simfl.snapshot import Snapshot
 from simfl.weights import norm, subtract
 
 SIZES = (12, 9, 6)

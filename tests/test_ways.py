@@ -10,7 +10,6 @@ import torch
 from fakes import Normalised, experiment, run, toy
 from fakes_documents import Pages
 
-from simfl import checkpoint
 from simfl.algorithms import ALGORITHMS
 from simfl.algorithms.scaffold import Scaffold
 from simfl.data.partition import Provider
@@ -24,8 +23,9 @@ from simfl.models.vt5 import VT5
 from simfl.objectives.docvqa import DocVqa
 from simfl.optimizers.local import LocalOptimizer
 from simfl.optimizers.schedules import Cosine
+from simfl.runs import checkpoint
+from simfl.runs.snapshot import Snapshot
 from simfl.setting import Setting
-from simfl.snapshot import Snapshot
 
 TINY = {"size": "tiny", "d_model": 32, "d_ff": 48, "num_layers": 2, "num_heads": 2, "vocab_size": 4000, "dropout": 0.1}
 MODEL = {

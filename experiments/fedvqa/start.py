@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from simfl.models.vilt import SIZES
-from simfl.results import Run
+from simfl.runs.results import Run
 
 
 def main(run: str, folder: str) -> None:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from simfl import config, sweep_file
+from simfl import config
+
+from simfl.sweeps import file as sweep_file
 from simfl.errors import ConfigError
 from simfl.submit.parcel import Parcel, gather
 

@@ -15,7 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from simfl import api, sweep
+from simfl import api
+
+from simfl.sweeps import sweep
 from simfl.errors import ConfigError
 from simfl.submit.request import ELSEWHERE, Request, values
 

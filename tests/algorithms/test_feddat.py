@@ -19,7 +19,7 @@ from simfl.models.mlp import Mlp
 from simfl.optimizers.local import LocalOptimizer
 from simfl.passing import Pass, passing
 from simfl.protocol import Outputs, Task
-from simfl.results import Run
+from simfl.runs.results import Run
 
 KL = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)  # (.75, .25) to (.5, .5)
 KL_BACK = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(2.0)

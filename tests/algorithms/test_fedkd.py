@@ -17,7 +17,7 @@ from simfl.memory import Store
 from simfl.models.lora import Lora
 from simfl.models.mlp import Mlp
 from simfl.protocol import Facts, Outputs
-from simfl.results import Run
+from simfl.runs.results import Run
 
 KL = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)  # (.75, .25) to (.5, .5)
 KL_BACK = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(2.0)

@@ -8,11 +8,11 @@ import pytest
 from fakes import experiment, model, run, traces
 from torch.testing import assert_close
 
-from simfl import tables
 from simfl.codecs.svd import Svd
+from simfl.config.fields import read
 from simfl.experiment import Codecs, Experiment
-from simfl.fields import read
 from simfl.models.mlp import Mlp
+from simfl.runs import tables
 
 SHAPES = ((32, 12), (24, 32), (5, 24))  # of the model's matrices
 BIASES = 4 * (32 + 24 + 5)

@@ -16,7 +16,7 @@ from simfl.algorithms.scaffold import Scaffold
 from simfl.codecs.nf4 import Nf4
 from simfl.experiment import Codecs
 from simfl.memory import Store
-from simfl.results import Run
+from simfl.runs.results import Run
 
 LOSSY = Codecs(upload=Nf4())
 CASES: dict[str, tuple[Algorithm, tuple[str, ...]]] = {

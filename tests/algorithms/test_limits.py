@@ -26,7 +26,7 @@ from simfl.algorithms.scaffold import Scaffold
 from simfl.algorithms.similarity_preserving import SimilarityPreserving
 from simfl.algorithms.soft_targets import SoftTargets
 from simfl.protocol import Weights
-from simfl.results import Run
+from simfl.runs.results import Run
 
 # FedDAT needs adapters: see test_feddat. FedDyn and FedDC have no limit and are shown by hand and at their minima.
 LIMITS: dict[str, tuple[Algorithm, dict[str, Any]]] = {

@@ -8,20 +8,20 @@ import pytest
 import torch
 from fakes import experiment, run, traces
 
-from simfl import config, tables
+from simfl import cache, config
 from simfl.codecs import CODECS
 from simfl.codecs.int8 import Int8
 from simfl.codecs.nf4 import Nf4
 from simfl.codecs.sparse import RandomK, TopK
 from simfl.codecs.svd import Svd
 from simfl.cohort.wire import Wire
-from simfl.driver import CACHE
+from simfl.config.rules import check
 from simfl.errors import ConfigError
 from simfl.experiment import Codecs, PartCodecs
 from simfl.memory import Store
 from simfl.models.mlp import Mlp
-from simfl.results import Run
-from simfl.rules import check
+from simfl.runs import tables
+from simfl.runs.results import Run
 from simfl.setting import Setting
 
 VALUES = 12 * 16 + 16 + 16 * 5 + 5  # of the model
@@ -105,7 +105,7 @@ LOSSY = sorted(name for name, kind in CODECS.items() if not kind.lossless)
 @pytest.mark.parametrize("name", LOSSY)
 def test_error_feedback_remembers_what_any_lossy_codec_lost(name: str, tmp_path: Path) -> None:
     """What a client sent in all is what it meant to send, but for what it still remembers."""
-    stage = Setting(experiment(codec=Codecs(upload=CODECS[name](error_feedback=True))), CACHE).stage(0, 10)
+    stage = Setting(experiment(codec=Codecs(upload=CODECS[name](error_feedback=True))), cache.folder()).stage(0, 10)
     generator = torch.Generator().manual_seed(0)
     meant = [
         {"a": torch.randn(20, 9, generator=generator), "b": torch.randn((), generator=generator)} for _ in range(6)
@@ -123,7 +123,7 @@ def test_error_feedback_remembers_what_any_lossy_codec_lost(name: str, tmp_path:
 @pytest.mark.parametrize("codec", [RandomK(error_feedback=True), Int8(rounding="stochastic"), Svd(compress="zstd")])
 def test_a_cohort_sends_what_its_clients_send_one_by_one(codec: object, tmp_path: Path) -> None:
     """In the way `batch` the uploads of a cohort are encoded together."""
-    stage = Setting(experiment(codec=Codecs(upload=codec)), CACHE).stage(0, 10)
+    stage = Setting(experiment(codec=Codecs(upload=codec)), cache.folder()).stage(0, 10)
     generator = torch.Generator().manual_seed(0)
     uploads = [{"weights": {"a": torch.randn(20, 9, generator=generator)}} for _ in range(5)]
     wire, memories = Wire(stage, 0, 1), [{"codec:weights": {"a": torch.ones(20, 9) * k}} for k in range(5)]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from simfl import partition_spec
+from simfl.config import partitions
 from simfl.data import leaks
 from simfl.data.base import PICTURES, Dataset
 from simfl.data.domains import Domains, digits, emoji, probe
@@ -158,8 +158,8 @@ def test_its_partitions_fit(
     name: str, clients: int, built: dict[str, Dataset], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(Domains, "load", lambda self, cache: built["emoji"])
-    spec = partition_spec.load(SPECS / f"domains_{name}.yaml")
-    partition = partition_spec.build(spec, tmp_path).partition
+    spec = partitions.load(SPECS / f"domains_{name}.yaml")
+    partition = partitions.build(spec, tmp_path).partition
     domain = built["emoji"].splits["train"].examples["domain"].to_pylist()
     assert len(partition) == clients
     assert all(len({domain[row] for row in partition.rows(client)}) == 1 for client in range(clients))

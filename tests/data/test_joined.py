@@ -6,13 +6,13 @@ import pyarrow as pa
 import pytest
 from made import dump, lines, picture
 
+from simfl.config.fields import read, written
 from simfl.data.aqua import Aqua
 from simfl.data.base import Data, Dataset, Split
 from simfl.data.by_data_set import DataSets
 from simfl.data.joined import Joined
 from simfl.data.nlvr2 import Nlvr2
 from simfl.errors import ConfigError, DataError
-from simfl.fields import read, written
 
 
 @dataclass(frozen=True)

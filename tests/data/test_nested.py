@@ -4,13 +4,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from simfl.config.fields import read, written
 from simfl.data.base import Split
 from simfl.data.iid import Iid
 from simfl.data.nested import AnswerLists, Nested, Subsample
 from simfl.data.partition import Natural, Partition, Partitioner, Provider
 from simfl.data.skew import Dirichlet
 from simfl.errors import ConfigError, DataError
-from simfl.fields import read, written
 
 
 def asked(tasks: list[str], answers: list[list[str]] | None = None, documents: list[int] | None = None) -> Split:

@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 from torch.utils.data import TensorDataset
 
+from simfl.config.fields import read, written
 from simfl.data.base import Data, Dataset
 from simfl.data.own import Own
 from simfl.errors import ConfigError, DataError
-from simfl.fields import read, written
 from simfl.objectives.classification import Classification
 
 X = np.arange(24, dtype=np.float32).reshape(4, 2, 3)

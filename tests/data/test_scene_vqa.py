@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from simfl import partition_spec
+from simfl.config import partitions
 from simfl.data import leaks
 from simfl.data.base import DOCUMENTS, QUESTIONS, Dataset, Split
 from simfl.data.scene_vqa import SceneVqa, drawing, emoji, stamps
@@ -221,9 +221,9 @@ def test_every_thing_has_a_known_category_and_a_scene_has_several(content: str) 
 def test_its_partitions_fit_and_keep_scenes_and_kinds_apart(
     name: str, clients: int, small: Dataset, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    spec = partition_spec.load(SPECS / f"scene_vqa_{name}.yaml")
+    spec = partitions.load(SPECS / f"scene_vqa_{name}.yaml")
     monkeypatch.setattr(SceneVqa, "load", lambda self, cache: small)
-    built = partition_spec.build(spec, tmp_path)
+    built = partitions.build(spec, tmp_path)
     assert len(built.partition) == clients
     train: Split = small.splits["train"]
     assert sorted(built.partition.order.tolist()) == list(range(len(train)))

@@ -11,9 +11,8 @@ from fakes import experiment, model, run, toy
 from torch import nn
 from torch.testing import assert_close
 
-from simfl import tables
+from simfl.config.fields import read
 from simfl.errors import ConfigError
-from simfl.fields import read
 from simfl.models.aster import Aster
 from simfl.models.base import Model
 from simfl.models.cnn import Cnn
@@ -22,6 +21,7 @@ from simfl.models.lora import Lora
 from simfl.models.mlp import Mlp
 from simfl.models.sketch import sketch
 from simfl.protocol import Task
+from simfl.runs import tables
 
 
 def expansion(*shape: int, share: int = 4) -> Expansion:

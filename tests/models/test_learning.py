@@ -11,7 +11,6 @@ from fakes import Toy, experiment, run
 from toy_vqa import ANSWERS, Corners
 from toy_words import Bars
 
-from simfl import tables
 from simfl.data.partition import Official, Provider
 from simfl.experiment import Evaluate, Experiment
 from simfl.models.albef import Albef
@@ -25,6 +24,7 @@ from simfl.objectives.ranking import Ranking
 from simfl.objectives.recognition import Recognition
 from simfl.objectives.vqa import Vqa
 from simfl.optimizers.local import LocalOptimizer
+from simfl.runs import tables
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from peft import LoraConfig
 from torch import Tensor, nn
 
 from simfl import config
+from simfl.config.fields import read, written
 from simfl.errors import ConfigError
-from simfl.fields import read, written
 from simfl.models.base import Model
 from simfl.models.dropout import KeyedDropout
 from simfl.models.own import Own

@@ -10,15 +10,15 @@ import torch
 from fakes import experiment, run
 from toy_vqa import ANSWERS, Corners
 
-from simfl import checkpoint, tables
 from simfl.algorithms.feddat import FedDat
 from simfl.data.partition import Provider
 from simfl.experiment import Evaluate, Experiment
 from simfl.models.bottleneck import Bottleneck
 from simfl.models.vilt import Vilt
 from simfl.objectives.vqa import Vqa
+from simfl.runs import checkpoint, tables
+from simfl.runs.snapshot import Snapshot
 from simfl.setting import Setting
-from simfl.snapshot import Snapshot
 
 LISTS = {"c0": list(ANSWERS), "c1": list(ANSWERS[:3]), "c2": list(reversed(ANSWERS[3:]))}  # 5, 3 and 2 answers
 

@@ -13,7 +13,6 @@ from fakes import Experiment, experiment, model, run, then, traces
 from fakes_documents import Pages
 from torch.testing import assert_close
 
-from simfl import tables
 from simfl.data.base import Split
 from simfl.errors import ConfigError, DataError
 from simfl.experiment import Evaluate
@@ -31,6 +30,7 @@ from simfl.objectives.self_pretraining import (
 )
 from simfl.optimizers.server import Adam
 from simfl.protocol import Outputs
+from simfl.runs import tables
 
 BOTH, LAYOUT, LAYOUT_END, TEXT, TEXT_END, PLACE = 1000, 2000, 3000, 4000, 5000, 6000
 MARKS = Marks(*(np.arange(first, first + 501) for first in (BOTH, LAYOUT, LAYOUT_END, TEXT, TEXT_END, PLACE)))

@@ -13,7 +13,7 @@ from simfl.errors import ConfigError
 from simfl.optimizers import SCHEDULES
 from simfl.optimizers.schedules import Constant, Cosine, Decay, Polynomial, Steps
 from simfl.optimizers.server import Sgd
-from simfl.results import Run
+from simfl.runs.results import Run
 
 
 def over_rounds(schedule, rounds: int) -> list[float]:

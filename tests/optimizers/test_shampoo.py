@@ -14,7 +14,7 @@ from simfl.experiment import Local
 from simfl.memory import Store
 from simfl.optimizers.local import LocalOptimizer
 from simfl.optimizers.shampoo import Layout, Shampoo
-from simfl.results import Run
+from simfl.runs.results import Run
 
 ALWAYS = {"statistics_every": 1, "roots_every": 1}
 

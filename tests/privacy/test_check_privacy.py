@@ -11,11 +11,11 @@ import torch
 from fakes import Toy, experiment
 
 from simfl import simulation
+from simfl.debug.privacy_check import check, lines
 from simfl.experiment import AdaptiveClip, Experiment, Privacy
 from simfl.privacy import mechanism, noise
 from simfl.privacy.measured import Measured
 from simfl.privacy.mechanism import Mechanism, Release
-from simfl.privacy_check import check, lines
 from simfl.protocol import Parts, Weights
 from simfl.weights import scale, tree_sum
 

@@ -13,15 +13,16 @@ import torch
 from fakes import Stopping, Toy, experiment, model, run, scatter, traces
 from torch.testing import assert_close
 
-from simfl import config, simulation, tables
+from simfl import config, simulation
 from simfl.codecs.nf4 import Nf4
+from simfl.config.rules import complaints
+from simfl.debug.replay import replay
 from simfl.errors import ConfigError, PrivacyError, RunError
 from simfl.experiment import AdaptiveClip, Codecs, Experiment, Privacy
 from simfl.models.mlp import Mlp
 from simfl.optimizers.server import Adam
-from simfl.replay import replay
-from simfl.results import Run
-from simfl.rules import complaints
+from simfl.runs import tables
+from simfl.runs.results import Run
 from simfl.weights import subtract
 
 SIZES = (12, 9, 6, 12, 9, 7)

@@ -1,0 +1,135 @@
+"""Commands on data sets: list, check, build."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from simfl import cache
+from simfl.commands import options
+
+if TYPE_CHECKING:
+    from simfl.data.base import Data, Dataset
+
+WRONG = 1  # exit code: something in the data looks wrong
+settings = options.overrides("A setting, e.g. image_size=64.")
+
+
+@click.group()
+def data() -> None:
+    """Data sets: which there are, whether yours can be read, and building one."""
+
+
+@data.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_(as_json: bool) -> None:
+    """Show the data sets, what each needs, and the sizes that were published."""
+    from simfl.config import catalogue
+    from simfl.data import DATA
+
+    rows: list[dict[str, Any]] = []
+    for entry in catalogue.entries("data"):
+        needs = [setting.name for setting in entry.settings if setting.required]
+        sizes = getattr(DATA[entry.name], "QUESTIONS", {})
+        rows.append({"name": entry.name, "what": entry.summary, "needs": needs, "published": sizes})
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+    else:
+        print_table(
+            ("name", "needs", "what"), [(r["name"], ", ".join(r["needs"]) or "nothing", r["what"]) for r in rows]
+        )
+
+
+@data.command()
+@click.argument("path", type=click.Path(exists=True, path_type=Path))
+@click.option("--as", "format_", required=True, metavar="FORMAT", help="The name of a data set; see simfl data list.")
+@settings
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def check(path: Path, format_: str, overrides: tuple[str, ...], as_json: bool) -> int:
+    """Read what lies at PATH and say what is in it and what looks wrong. Nothing is kept."""
+    import tempfile
+
+    from simfl.data.check import check
+
+    component = _component(format_, {"path": str(path)} | _quick(format_), overrides)
+    with tempfile.TemporaryDirectory() as folder:
+        found = check(component.load(Path(folder)))
+    if as_json:
+        click.echo(json.dumps({"counts": found.counts, "findings": [asdict(f) for f in found.findings]}, indent=1))
+        return 0 if found.fine else WRONG
+    names = list(dict.fromkeys(name for counts in found.counts.values() for name in counts))
+    print_table(
+        ("split", *names), [(s, *(f"{c[n]:,}" if n in c else "" for n in names)) for s, c in found.counts.items()]
+    )
+    if found.findings:
+        click.echo("")
+        rows = [("!" if f.wrong else "", f.split, f"{f.count:,}", f.what, f.example) for f in found.findings]
+        print_table(("", "split", "number", "what", "such as"), rows)
+    click.echo(f"\n{'nothing looks wrong' if found.fine else 'lines with ! look wrong'}")
+    return 0 if found.fine else WRONG
+
+
+@data.command("build")
+@click.argument("name")
+@settings
+@click.option("--brief", is_flag=True, help="One line in place of the card.")
+def build_data(name: str, overrides: tuple[str, ...], brief: bool) -> None:
+    """Build or read the data set NAME into the cache, and print its card."""
+    import time
+
+    start = time.monotonic()
+    dataset = _component(name, {}, overrides).load(cache.folder())
+    if brief:
+        total = sum(map(len, dataset.splits.values()))
+        seconds = time.monotonic() - start
+        click.echo(
+            f"{name}: {total:,} examples, {dataset.sha256[:16]}, {seconds:.0f} s, {dataset.folder or 'in memory'}"
+        )
+        return
+    rows = [(split, f"{len(part):,}", _documents(dataset, split)) for split, part in dataset.splits.items()]
+    print_table(("split", "examples", "documents"), rows)
+    click.echo(f"\nfolder  {dataset.folder or 'in memory'}\nsha256  {dataset.sha256}")
+    click.echo(json.dumps(dict(dataset.card), indent=1, ensure_ascii=False))
+
+
+def _documents(dataset: Dataset, split: str) -> str:
+    pages = dataset.splits[split].documents
+    return "" if pages is None else f"{pages.num_rows:,}"
+
+
+def _component(name: str, given: Mapping[str, object], overrides: Iterable[str]) -> Data:
+    from simfl import config
+    from simfl.config import fields
+    from simfl.data.base import Data
+
+    mapping: Any = {"name": name, **given}
+    for text in overrides:
+        mapping = config.override(mapping, *config.assignment(text))
+    component: Data = fields.read(Data, mapping, "data")
+    return component
+
+
+def _quick(name: str) -> dict[str, object]:
+    """Settings with which a data set is read fastest and as a whole: paths for pictures, missing ones counted."""
+    from typing import get_type_hints
+
+    from simfl.data import DATA
+    from simfl.ranges import Whole
+
+    hints = get_type_hints(DATA[name], include_extras=True) if name in DATA else {}
+    quick: dict[str, object] = {"missing": "drop"} if "missing" in hints else {}
+    if "image_size" in hints:
+        quick["image_size"] = 0 if hints["image_size"] in (int, Whole) else 16
+    return quick
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns as wide as they need; the last is not padded."""
+    widths = [max(len(str(row[i])) for row in (head, *rows)) for i in range(len(head))]
+    for row in (head, *rows):
+        click.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,142 @@
+"""Commands on partitions: build a manifest, show who holds what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from simfl import cache
+from simfl.commands.data import print_table, settings
+from simfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from simfl.config.partitions import Built
+    from simfl.data.heterogeneity import Heterogeneity
+
+ROWS = 40  # clients in a table
+spec_file = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.group()
+def partition() -> None:
+    """Partitions: build the manifest of a spec, and show who holds what."""
+
+
+@partition.command()
+@click.argument("spec", type=spec_file)
+@click.option("--out", type=click.Path(path_type=Path), help="The manifest.  [default: NAME.json beside the spec]")
+@settings
+def build(spec: Path, out: Path | None, overrides: tuple[str, ...]) -> None:
+    """Divide the data of SPEC among clients and write the manifest."""
+    from simfl import files
+    from simfl.data.holdings import manifest_sha256
+
+    built = _built(spec, overrides)
+    out = out or spec.with_name(f"{built.spec.name}.json")
+    manifest = built.manifest
+    files.write(out, lambda file: file.write(manifest))
+    sizes = built.partition.sizes
+    click.echo(f"{out}: {len(sizes):,} clients hold {sizes.sum():,} of {len(built.split):,} examples")
+    click.echo(f"sha256  {manifest_sha256(manifest)}")
+
+
+@partition.command()
+@click.argument("spec", type=spec_file, required=False)
+@click.option("--compare", nargs=2, type=spec_file, metavar="A B", help="Show two specs side by side instead.")
+@click.option("--of", "what", metavar="COLUMN", help="What is counted.  [default: the spec's `of`]")
+@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw it too; needs simfl[plots].")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@settings
+def show(
+    spec: Path | None,
+    compare: tuple[Path, Path] | None,
+    what: str | None,
+    png: Path | None,
+    as_json: bool,
+    overrides: tuple[str, ...],
+) -> None:
+    """Show who holds what under SPEC: sizes, groups, entropy, how far clients are apart, what other splits share."""
+    if (spec is None) == (not compare):
+        raise ConfigError("partition show: give one SPEC, or --compare A B")
+    from simfl.data.heterogeneity import describe, seen
+
+    built = {path.stem: _built(path, overrides) for path in (compare or (spec,)) if path}
+    numbers = {name: describe(b.split, b.partition, what or b.spec.of) for name, b in built.items()}
+    known = {
+        name: seen(b.dataset, b.partition, _columns(b, numbers[name].what), b.spec.split) for name, b in built.items()
+    }
+    if png:
+        from simfl.data import partition_picture
+
+        partition_picture.save(png, numbers, known)
+    if as_json:
+        click.echo(json.dumps({name: _summary(n) | {"seen": known[name]} for name, n in numbers.items()}, indent=1))
+        return
+    for name, b in built.items() if spec else ():
+        print_table(
+            ("client", "groups", "examples", "documents", "values", "entropy", "from all"), _clients(b, numbers[name])
+        )
+    _summaries(numbers, known)
+
+
+def _built(path: Path, overrides: Iterable[str]) -> Built:
+    from simfl.config import partitions
+
+    return partitions.build(partitions.load(path, overrides), cache.folder())
+
+
+def _columns(built: Built, what: str) -> list[str]:
+    """The counted column, and the provider where pages have one."""
+    pages = built.split.documents
+    others = ["provider"] if pages is not None and "provider" in pages.column_names and what != "provider" else []
+    return [what, *others]
+
+
+def _clients(built: Built, numbers: Heterogeneity) -> list[Sequence[str]]:
+    """A row for each of the first clients."""
+    rows: list[Sequence[str]] = []
+    for client in range(min(len(built.partition), ROWS)):
+        names = [name for name, _ in built.partition.groups(client)]
+        shown = ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+        counts = [f"{values[client]:,}" for values in (numbers.sizes, numbers.documents, numbers.distinct)]
+        rows.append(
+            (str(client), shown, *counts, f"{numbers.entropy[client]:.2f}", f"{numbers.divergence[client]:.3f}")
+        )
+    if len(built.partition) > ROWS:
+        rows.append(("…", f"{len(built.partition) - ROWS:,} more", "", "", "", "", ""))
+    return rows
+
+
+def _summary(numbers: Heterogeneity) -> dict[str, Any]:
+    sizes = numbers.sizes
+    return {
+        "clients": len(sizes),
+        "examples": int(sizes.sum()),
+        "smallest": int(sizes.min(initial=int(sizes.max(initial=0)))),
+        "median": float(sorted(sizes.tolist())[len(sizes) // 2]) if len(sizes) else 0.0,
+        "largest": int(sizes.max(initial=0)),
+        "groups": int(numbers.groups.sum()),
+        "of": numbers.what,
+        "entropy": round(float(numbers.entropy.mean()), 4),
+        "from_all": round(float(numbers.divergence.mean()), 4),
+        "pairwise": round(numbers.mean_pairwise, 4),
+    }
+
+
+def _summaries(numbers: Mapping[str, Heterogeneity], known: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
+    told = {name: _summary(n) for name, n in numbers.items()}
+    rows = [(key, *(_shown(summary[key]) for summary in told.values())) for key in next(iter(told.values()))]
+    pairs = dict.fromkeys((split, what) for splits in known.values() for split, seen in splits.items() for what in seen)
+    for split, what in pairs:
+        shares = [known[name].get(split, {}).get(what) for name in told]
+        rows.append((f"{split}: {what} seen", *("" if share is None else f"{share:.1%}" for share in shares)))
+    click.echo("")
+    print_table(("", *told), rows)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int | float) else str(value)

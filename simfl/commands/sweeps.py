@@ -1,0 +1,126 @@
+"""The commands about many runs: sweep, table, fork and report."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from simfl.commands import options
+
+FAILED, INTERRUPTED = 1, 130
+FORMS = ("markdown", "csv", "latex")
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), help="Folder of the sweep.  [default: runs/NAME, or NAME-2, …]")
+@click.option("--resume", is_flag=True, help="Go on: what is done stays, what was cut goes on, what failed is retried.")
+@options.placed(
+    "ray: a run on each CPU or GPU; inline: one after the other in this process.", "Runs at a time, with Ray."
+)
+@click.option("--only", multiple=True, metavar="PATTERN", help="Only the runs of this name, e.g. 'fedprox*'.")
+@click.option("--list", "as_list", is_flag=True, help="Show the names of the runs, and run nothing.")
+@options.overrides("For all runs; also seeds=[1], grid.PATH=[…].")
+def sweep(
+    file: Path,
+    out: Path | None,
+    resume: bool,
+    backend: str,
+    workers: str | None,
+    address: str | None,
+    only: tuple[str, ...],
+    as_list: bool,
+    overrides: tuple[str, ...],
+) -> int:
+    """Run every combination in FILE: an experiment with grid, variants, experiments or seeds."""
+    number = options.workers_of(backend, workers, address)
+    from simfl.sweeps.file import load
+
+    found = load(file, overrides, only)
+    if as_list:
+        click.echo("\n".join(point.label for point in found.points))
+        return 0
+    from simfl.sweeps import sweep
+    from simfl.sweeps.view import Board
+
+    folder = out or sweep.folder_of(found.name, resume)
+    with Board() as board:
+        outcomes = sweep.run(found, folder, backend, number, address, resume, board)
+    click.echo((folder / "table.md").read_text())
+    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    for outcome in failed:
+        click.echo(f"{outcome.label} failed: {outcome.error}; see {folder / 'runs' / outcome.label / 'error.txt'}")
+    interrupted = any(outcome.status == "interrupted" for outcome in outcomes)
+    click.echo(f"everything is in {folder}" + ("; to go on: the same command with --resume" if interrupted else ""))
+    return INTERRUPTED if interrupted else FAILED if failed else 0
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--metric", "metrics", multiple=True, metavar="NAME", help="A score, e.g. anls or test.personal.anls.")
+@click.option("--against", metavar="VALUE", help="The line that others are tested against.  [default: the first]")
+@click.option("--form", type=click.Choice(FORMS), default="markdown", show_default=True)
+@click.option("--into", type=click.Path(path_type=Path), metavar="FILE", help="Write between the markers in a file.")
+@click.option("--marker", help="Name in the markers.  [default: the name of the first folder]")
+def table(
+    paths: tuple[Path, ...],
+    metrics: tuple[str, ...],
+    against: str | None,
+    form: str,
+    into: Path | None,
+    marker: str | None,
+) -> None:
+    """Put runs and sweeps side by side: mean ± deviation over seeds, bytes, the best in bold."""
+    from simfl.comparison.marked import write_between
+    from simfl.comparison.results import results_of
+    from simfl.comparison.table import compare, csv, latex, markdown, paired
+
+    forms = dict(zip(FORMS, (markdown, csv, latex), strict=True))
+    text = forms[form](compare(results_of(paths), metrics, against, paired))
+    if into is None:
+        click.echo(text, nl=False)
+    else:
+        name = marker or paths[0].name
+        write_between(into, name, text)
+        print(f"{into}: the table {name} is written", file=sys.stderr)
+
+
+@click.command()
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--at", "step", type=int, required=True, metavar="ROUND", help="After so many finished rounds.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder of the new run.  [default: RUN-at-ROUND]")
+@options.overrides("What the new run has otherwise.")
+def fork(run: Path, step: int, out: Path | None, overrides: tuple[str, ...]) -> None:
+    """Branch RUN after a round: a new run that has the same rounds up to there, and other settings from there on."""
+    from simfl import config
+    from simfl.runs.results import Run
+    from simfl.sweeps.fork import fork
+
+    source, folder = Run(run), out or run.with_name(f"{run.name}-at-{step}")
+    given = config.read_yaml(run / "experiment.yaml")
+    for path, value in (("name", folder.name), *map(config.assignment, overrides)):
+        given = config.override(given, path, value)
+    fork(source, folder, config.parse(given), step, say=lambda text: print(text, file=sys.stderr))
+    click.echo(
+        f"{folder} stands after round {step}; to go on: simfl run {folder / 'experiment.yaml'} --out {folder} --resume"
+    )
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="The HTML file.  [default: report.html in the first folder]"
+)
+@click.option("--title", help="Heading of the page.  [default: the names of the folders]")
+def report(paths: tuple[Path, ...], out: Path | None, title: str | None) -> None:
+    """Write one HTML page about runs and sweeps: curves, bytes, clients, partitions, time, predictions, commands."""
+    from simfl.reports import report
+
+    target = out or paths[0] / "report.html"
+    report.write(paths, target, title or "")
+    click.echo(f"{target} is written")
+
+
+COMMANDS = (sweep, table, fork, report)

@@ -1,0 +1,107 @@
+"""What there is to choose from, for `simfl list`: each component with its settings, their types, defaults and meanings.
+
+A meaning is the comment that trails a field in the source; a component's is the first line of its docstring.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import textwrap
+import tokenize
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, get_type_hints
+
+from simfl import experiment
+from simfl.config.fields import default, described, without_tensors, written
+from simfl.config.shelves import SHELVES
+from simfl.errors import ConfigError, nearest
+from simfl.optimizers import LOCAL_OPTIMIZERS, LocalOptimizer
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A field as a reader of YAML sees it."""
+
+    name: str
+    type: str
+    required: bool
+    default: Any  # plain YAML; None for a required one
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A component, or a section of an experiment file."""
+
+    name: str
+    summary: str
+    settings: tuple[Setting, ...]
+
+
+SECTIONS = (
+    "Experiment", "Phase", "Local", "Codecs", "PartCodecs", "Cohort", "LedgerRule", "Privacy", "AdaptiveClip",
+    "Evaluate", "Checkpoint",
+)  # fmt: skip
+NAMES = (*sorted([*SHELVES, "optimizers"]), "sections")
+
+
+def entries(shelf: str) -> list[Entry]:
+    """Everything on a shelf; `optimizers` are torch's, `sections` the keys of an experiment file itself."""
+    if shelf == "optimizers":
+        return [_torch_entry(name) for name in LOCAL_OPTIMIZERS]
+    if shelf == "sections":
+        return [entry(name.lower(), getattr(experiment, name)) for name in SECTIONS]
+    if shelf not in SHELVES:
+        raise ConfigError(f"list: unknown shelf {shelf!r}; {nearest(shelf, NAMES)}")
+    return [entry(name, component, SHELVES[shelf].key) for name, component in SHELVES[shelf].components.items()]
+
+
+def entry(name: str, component: Any, key: str = "") -> Entry:
+    """A dataclass described; the field `key`, which names the component, is left out."""
+    hints, meanings = get_type_hints(component, include_extras=True), _meanings(component)
+    settings = []
+    for field in fields(component):
+        value = default(field)
+        required = value is MISSING
+        plain = None if required else written(value)
+        settings.append(
+            Setting(field.name, described(hints[field.name]), required, plain, meanings.get(field.name, ""))
+        )
+    return Entry(name, _summary(component), tuple(s for s in settings if s.name != key))
+
+
+def _torch_entry(name: str) -> Entry:
+    cls = LOCAL_OPTIMIZERS[name]
+    hints, parameters = get_type_hints(cls.__init__), inspect.signature(cls).parameters
+    settings = tuple(
+        Setting(key, described(without_tensors(hints[key])), False, written(parameters[key].default), "")
+        for key in LocalOptimizer(name).allowed()
+    )
+    return Entry(name, _summary(cls), settings)
+
+
+def _summary(component: Any) -> str:
+    return (inspect.getdoc(component) or "").partition("\n")[0]
+
+
+def _meanings(component: Any) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for cls in reversed(component.__mro__):
+        if "__dataclass_fields__" in vars(cls):
+            found |= {name: text for name, text in _comments(cls).items() if text or name not in found}
+    return found
+
+
+def _comments(cls: type) -> dict[str, str]:
+    source = textwrap.dedent(inspect.getsource(cls))
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
+    statement = ast.parse(source).body[0]
+    assert isinstance(statement, ast.ClassDef)
+    return {
+        line.target.id: " ".join(c for n, c in comments.items() if line.lineno <= n <= (line.end_lineno or 0))
+        for line in statement.body
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+    }

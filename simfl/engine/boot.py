@@ -1,0 +1,123 @@
+"""Ray, started or joined in a thread of its own while this one reads data and builds.
+
+Starting Ray is mostly waiting: seconds in which libraries can be imported and the model built. The thread lives as long
+as Ray does, since the kernel ends Ray's processes with the thread that started them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+from typing import Any
+
+from simfl.engine import limits
+from simfl.errors import ConfigError
+
+
+class Boot:
+    """Ray on its way up, then Ray, until `close`."""
+
+    def __init__(self, address: str | None) -> None:
+        self.address = address
+        self.error: BaseException | None = None
+        self._up, self._over = Event(), Event()
+        self._thread = Thread(target=self._live, name="ray")
+        self._thread.start()
+
+    def _live(self) -> None:
+        try:
+            _up(self.address)
+        except BaseException as error:  # raised again by whoever waits
+            self.error = error
+        self._up.set()
+        if self.error is None:
+            self._over.wait()
+            sys.modules["ray"].shutdown()
+
+    def wait(self) -> None:
+        """Returns when Ray is up; raises what went wrong."""
+        self._up.wait()
+        if self.error is not None:
+            raise self.error
+
+    def close(self, wait: bool) -> None:
+        """End Ray, or what there is of it; without waiting, the thread goes on until it has."""
+        self._over.set()
+        if wait:
+            self._thread.join()
+
+    @property
+    def over(self) -> bool:
+        """Whether it is to end or has ended."""
+        return self._over.is_set()
+
+
+_current: Boot | None = None
+
+
+@contextmanager
+def started(address: str | None) -> Iterator[None]:
+    """Inside the block Ray is up or on its way, and ends with it, unless somebody else has started it.
+
+    A block that fails does not wait for Ray's end: what is wrong should be read at once.
+    """
+    boot = _begin(address)
+    try:
+        yield
+    except BaseException:
+        if boot is not None:
+            boot.close(wait=False)
+        raise
+    if boot is not None:
+        boot.close(wait=True)
+
+
+def ray(address: str | None) -> Any:
+    """Ray, up: as `started` made it, or started or joined here. ConfigError where nobody answers at the address."""
+    if _current is not None and not _current.over:
+        _current.wait()
+    return _up(address)
+
+
+def _begin(address: str | None) -> Boot | None:
+    """A new boot; None where Ray is up or on its way already."""
+    global _current
+    if _current is not None:
+        if not _current.over:
+            return None
+        _current.close(wait=True)
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        return None
+    _current = Boot(address)
+    return _current
+
+
+def _up(address: str | None) -> Any:
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray lowers its workers' priority by 15 unless told not to
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    if not ray.is_initialized():
+        for name in ("worker", "authentication.authentication_token_setup"):
+            logging.getLogger(f"ray._private.{name}").addFilter(_worth_saying)
+        local = {} if address else {"include_dashboard": False, "num_cpus": limits.cpus()}
+        try:
+            ray.init(address=address, log_to_driver=False, configure_logging=False, **local)
+        except ConnectionError as error:
+            raise ConfigError(f"--address: no Ray cluster answers at {address!r}: {cause(error)}") from None
+    return ray
+
+
+def _worth_saying(record: logging.LogRecord) -> bool:
+    """All but what every start would print: that a thread cannot take SIGTERM, and that the cluster is guarded."""
+    return not record.getMessage().startswith(("SIGTERM handler is not set", "Token authentication is enabled"))
+
+
+def cause(error: Exception) -> str:
+    """The last line of Ray's account, which says what happened; the others say to whom."""
+    return str(error).strip().splitlines()[-1].strip()

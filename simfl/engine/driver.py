@@ -1,0 +1,256 @@
+"""The driver of one run: what it is made of, where its work is done, what it leaves and shows.
+
+No arithmetic of learning here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from simfl import cache, files
+from simfl.cohort.pieces import Piece, Slope, Step
+from simfl.cohort.plan import CohortPlan
+from simfl.cohort.stage import Stage
+from simfl.cohort.visit import CohortResult, train_cohort
+from simfl.cohort.wire import STATISTICS
+from simfl.data.holdings import Partition
+from simfl.engine import scoring, summary
+from simfl.engine.audience import Audience, Silent
+from simfl.engine.crew import crew_of
+from simfl.engine.pool import Pool, open_pool
+from simfl.engine.preflight import Settled, account_of, idle_workers
+from simfl.engine.signals import Signals
+from simfl.errors import OutOfMemory, SimflError
+from simfl.experiment import Experiment
+from simfl.following import tracking
+from simfl.memory import Store
+from simfl.mirror import is_url, mirrored
+from simfl.privacy.account import Account
+from simfl.protocol import Parts
+from simfl.runs.record import Record, Rows
+from simfl.runs.snapshot import Snapshot, kept
+from simfl.setting import Setting
+from simfl.timing import Clock, Stopwatch, Trace, clocked, timed
+
+
+@dataclass
+class Driver:
+    """One sitting of a run."""
+
+    settled: Settled
+    record: Record
+    store: Store
+    pool: Pool
+    signals: Signals
+    audience: Audience
+    stopwatch: Stopwatch
+    snapshot: Snapshot
+    startup: float
+    account: Account
+    stage: Stage | None = None
+    durations: list[float] = field(default_factory=list)
+    _round_began: float = 0.0
+
+    @staticmethod
+    @contextmanager
+    def open(
+        experiment: Experiment,
+        out: Path | str,
+        backend: str,
+        workers: int | str,
+        address: str | None,
+        resume: bool,
+        display: Any,
+        profile: bool = False,
+        shared: dict[str, Any] | None = None,
+    ) -> Iterator[Driver]:
+        """Everything before the first round. Errors here are the user's; Ray starts meanwhile.
+
+        `out` may be a URL, where a copy of the run's folder is kept.
+        """
+        began, signals = time.monotonic(), Signals()
+        with ExitStack() as stack:
+            crew = stack.enter_context(crew_of(backend, workers, address))
+            mirror = stack.enter_context(mirrored(str(out), cache.folder())) if is_url(out) else None
+            settled = Settled.of(experiment, backend, crew, shared)
+            record = settled.record(Path(out) if mirror is None else mirror.folder, resume, mirror)
+            account = account_of(experiment, settled.partition, record.folder)
+            stack.enter_context(files.locked(record.folder))
+            found, warning = record.restore()
+            audience, snapshot = Audience(display or Silent(), record), (found or Snapshot()).on(settled.setting.device)
+            if warning:
+                audience.message(warning)
+            stack.enter_context(signals.caught())
+            setup = settled.setup(record.folder, account, profile)
+            pool = stack.enter_context(open_pool(backend, setup, settled.setting, crew, audience.message))
+            stack.enter_context(signals.caught())  # once more: a Ray started here has taken SIGTERM for itself
+            audience.trackers = stack.enter_context(
+                tracking.opened(experiment, settled.setting, record.folder, snapshot.step, audience.message)
+            )
+            trace = stack.enter_context(closing(Trace(record.folder / "trace.json"))) if profile else None
+            stopwatch, store = Stopwatch(pool.num_workers, trace), Store(setup.memory)
+            stack.enter_context(clocked(stopwatch.own))
+            startup = time.monotonic() - began
+            this = Driver(settled, record, store, pool, signals, audience, stopwatch, snapshot, startup, account)
+            account.announce()
+            this._announce(resumed=found is not None)
+            try:
+                yield this
+            except Exception:
+                with suppress(SimflError, OSError):  # the disk may be what failed; the error that matters is on its way
+                    this.finish("failed")
+                raise
+
+    @property
+    def experiment(self) -> Experiment:
+        """What is run."""
+        return self.settled.experiment
+
+    @property
+    def setting(self) -> Setting:
+        """What it is made of, as this process holds it."""
+        return self.settled.setting
+
+    @property
+    def partition(self) -> Partition:
+        """Who holds what."""
+        return self.settled.partition
+
+    def _announce(self, resumed: bool) -> None:
+        phases, done = self.experiment.phases, self.snapshot.step
+        plan = {
+            "name": self.experiment.name,
+            "folder": str(self.record.folder),
+            "rounds": sum(p.rounds for p in phases),
+            "clients": len(self.partition),
+            "workers": self.pool.num_workers,
+            "resumed_at": done if resumed else None,
+            "metric": phases[0].objective.metric,
+        }
+        self.audience.started(plan, self.startup)
+
+    @property
+    def width(self) -> int:
+        """Visits per cohort in the next round."""
+        return self.record.width(self.snapshot.step)
+
+    @property
+    def workers(self) -> int:
+        """Among how many a round is divided."""
+        return self.pool.num_workers
+
+    def narrow(self, error: OutOfMemory) -> None:
+        """Halve the cohorts from the next round on; raises `error` where that cannot help."""
+        width, batched = self.width, self.record.manifest["identity"]["way"] == "batch"
+        if not batched or width == 1:
+            raise OutOfMemory(f"{error}; give a smaller local.batch_size, or fewer workers a GPU or machine")
+        self.record.narrow(self.snapshot.step, width // 2)
+        self.audience.message(f"{error}; from round {self.snapshot.step + 1} on cohorts are {width // 2} clients wide")
+
+    def train(self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float]) -> list[CohortResult]:
+        """The cohorts' results in the order of the plans."""
+        assert self.stage is not None
+        alone = self.stage.pieces == 1 or len(plans) >= self.pool.num_workers
+        results = self.pool.train(plans, received, costs) if alone else [self._lead(plan, received) for plan in plans]
+        self.stopwatch.count((result.clock for result in results), training=True)
+        for result in results:
+            for text in result.said:
+                self.audience.message(text)
+        return results
+
+    def _lead(self, plan: CohortPlan, received: Parts) -> CohortResult:
+        """A cohort trained here, but for the gradients, for which every worker takes pieces of each local batch."""
+        assert self.stage is not None
+
+        def taken(pieces: Sequence[Piece], shared: Step) -> list[Slope]:
+            slopes = self.pool.slopes(pieces, shared)
+            self.stopwatch.count((one.clock for one in slopes), training=True)
+            return slopes
+
+        stage = replace(self.stage, taker=taken)
+        with clocked(Clock()) as clock:
+            result = train_cohort(stage, self.store, plan, received, "loop", self.experiment.on_error)
+        clock.seconds.pop("train", None)  # most of it was waiting for workers, who have counted their own
+        result.clock = clock
+        return result
+
+    def enter_phase(self) -> Stage:
+        """Bring the workers into the snapshot's phase; score the model it starts from."""
+        index = self.snapshot.phase
+        self.pool.begin(index, self.snapshot.base)
+        self.stage = self.setting.stage(index, len(self.partition), self.account.noise_multiplier)
+        if self.snapshot.round == 0:
+            with self.signals.held():
+                self.snapshot = self.snapshot.begin(self.stage)
+            if index == 0 and self.snapshot.step == 0:
+                rows = self._evaluate(self.snapshot)
+                with self.signals.held():
+                    self._settle(self.snapshot, rows, commit=True)
+                    self.audience.initial(rows)
+        if idle := idle_workers(self.settled, self.stage.phase, self.width, self.workers):
+            self.audience.message(idle)
+        self.stopwatch.lap()
+        self._round_began = time.monotonic()
+        return self.stage
+
+    def finish_round(self, after: Snapshot, rows: Rows) -> None:
+        """Score the model if it is time, keep the rows, commit if one is due."""
+        assert self.stage is not None
+        every, last = self.experiment.evaluate.every, after.round == self.stage.phase.rounds
+        rows["rounds"][0].update(self.account.row(after.charged, after.clip))
+        if last or (every and after.round % every == 0):
+            rows = {**rows, **self._evaluate(after, by_example=last and after.phase + 1 == len(self.experiment.phases))}
+        with self.signals.held():
+            self._settle(after, rows, commit=self.record.due(after.step))
+            now = time.monotonic()
+            seconds, self._round_began = now - self._round_began, now
+            self.durations.append(seconds)
+            self.audience.round_done(rows, seconds, *self.stopwatch.lap())
+
+    def leave_phase(self) -> None:
+        """The phase's model becomes the base of the next; clients keep what the next phase names."""
+        phases, index = self.experiment.phases, self.snapshot.phase
+        with self.signals.held():
+            if index + 1 == len(phases):
+                self._settle(replace(self.snapshot, phase=index + 1), {}, commit=True)
+            else:
+                memory = kept(self.snapshot.memory, phases[index + 1], self.store)
+                self._settle(self.snapshot.end(memory), {}, commit=False)
+
+    def _settle(self, after: Snapshot, rows: Rows, commit: bool) -> None:
+        self.snapshot = after
+        self.record.add(rows)
+        if commit:
+            self.record.commit(after, self.store)
+
+    @timed("evaluate")
+    def _evaluate(self, snapshot: Snapshot, by_example: bool = False) -> Rows:
+        """Score the asked models on the asked splits, sharded over the workers; at the end each example is kept."""
+        assert self.stage is not None
+        buffers: Parts = {STATISTICS: snapshot.buffers} if snapshot.buffers else {}
+        received: Parts = {"weights": snapshot.server.weights} | buffers
+        scores = self.pool.evaluate(scoring.plans(self.settled, snapshot), received)
+        self.stopwatch.count((score.clock for score in scores), training=False)
+        rows = scoring.rows(self.settled, snapshot, scores, by_example)
+        self.audience.evaluated(scoring.headlines(self.settled, snapshot, rows, self.stage.phase.objective.metric))
+        return rows
+
+    def finish(self, status: str) -> dict[str, Any]:
+        """Commit where the run stands and write the summary."""
+        self.signals.close()
+        self.record.commit(self.snapshot, self.store)
+        seconds = {
+            "total": self.record.elapsed,
+            "startup": self.startup,
+            "per_round_median": median(self.durations) if self.durations else None,
+        }
+        facts = summary.facts(self.settled, self.record, self.snapshot, seconds, ended_well=status != "failed")
+        found = self.record.finish(self.snapshot, status, facts | self.account.state(self.snapshot.charged))
+        self.audience.finished(found)
+        return found

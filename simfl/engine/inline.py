@@ -1,0 +1,94 @@
+"""What a pool is, and the one that does everything in this process. Imports no Ray."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from simfl.cohort.pieces import Piece, Slope, Step
+from simfl.cohort.plan import CohortPlan
+from simfl.cohort.visit import CohortResult
+from simfl.engine.worker import Setup, Worker
+from simfl.errors import OutOfMemory
+from simfl.evaluation import EvaluationPlan, Scores
+from simfl.protocol import Parts, Weights
+from simfl.setting import Setting
+
+Result = TypeVar("Result", CohortResult, Scores)
+
+
+class Pool(Protocol):
+    """Where the work is done."""
+
+    num_workers: int
+
+    def begin(self, phase: int, base: Weights) -> None:
+        """Bring every worker into a phase."""
+
+    def train(self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float]) -> list[CohortResult]:
+        """Results in the order of the plans; OutOfMemory if a cohort does not fit, also alone on a fresh worker."""
+
+    def slopes(self, pieces: Sequence[Piece], shared: Step) -> list[Slope]:
+        """What the pieces of a local batch add to its gradient, in their order; OutOfMemory if one does not fit."""
+
+    def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> list[Scores]:
+        """Scores in the order of the plans; OutOfMemory if a shard does not fit."""
+
+    def close(self) -> None:
+        """End the workers."""
+
+
+class Inline:
+    """Everything in this process, one cohort after the other."""
+
+    def __init__(self, setup: Setup, setting: Setting) -> None:
+        self.worker, self.num_workers = Worker(setup, setting, home=setting.device), 1
+
+    def begin(self, phase: int, base: Weights) -> None:
+        self.worker.begin(phase, base)
+
+    def train(self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float]) -> list[CohortResult]:
+        return self._each(self.worker.train, plans, received, cohort_names(plans))
+
+    def slopes(self, pieces: Sequence[Piece], shared: Step) -> list[Slope]:
+        return [self.worker.slope(piece, shared, shared.received) for piece in pieces]
+
+    def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> list[Scores]:
+        return self._each(self.worker.evaluate, plans, received, shard_names(plans))
+
+    def _each(
+        self, work: Callable[[Any, Parts], Result], plans: Sequence[Any], received: Parts, names: Sequence[str]
+    ) -> list[Result]:
+        results, began = [], time.perf_counter()
+        for plan, name in zip(plans, names, strict=True):
+            queue = time.perf_counter() - began
+            result = self._twice(work, plan, received, name)
+            result.clock.add("queue", queue)
+            results.append(result)
+        return results
+
+    def _twice(self, work: Callable[[Any, Parts], Result], plan: Any, received: Parts, name: str) -> Result:
+        """The result; what wants memory is tried once more, when all that is not in use has been given back."""
+        try:
+            return work(plan, received)
+        except OutOfMemory as error:
+            cause = str(error)  # the error itself would keep alive what did not fit
+        self.worker.spare()
+        try:
+            return work(plan, received)
+        except OutOfMemory:
+            raise OutOfMemory(f"out of memory on {name}, tried twice: {cause}") from None
+
+    def close(self) -> None:
+        self.worker.watch.close()
+
+
+def cohort_names(plans: Sequence[CohortPlan]) -> list[str]:
+    """What an error calls each cohort."""
+    return [f"clients {', '.join(str(visit.client) for visit in plan.visits)}" for plan in plans]
+
+
+def shard_names(plans: Sequence[EvaluationPlan]) -> list[str]:
+    """What an error calls each shard."""
+    return [f"{len(plan.rows)} examples of split {plan.split}" for plan in plans]

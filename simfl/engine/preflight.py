@@ -1,0 +1,141 @@
+"""What is settled before the first round: data, partition, what numbers depend on, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from simfl import cache, config
+from simfl.cohort.batch import pays_on_cpu
+from simfl.cohort.stage import LAST_LOCAL
+from simfl.data.holdings import Partition, manifest_sha256
+from simfl.engine.crew import Crew
+from simfl.engine.worker import Setup
+from simfl.errors import ConfigError, nearest
+from simfl.experiment import Experiment, Phase
+from simfl.following import tracking
+from simfl.mirror import Mirror
+from simfl.privacy.account import Account
+from simfl.privacy.budget import Budget
+from simfl.runs.record import Record, manifest
+from simfl.sampling import auto_width, num_sampled
+from simfl.setting import Setting
+
+MANY = 32  # clients a round from which cohorts of 16 leave no worker idle
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A run as it stands before anything of it is written."""
+
+    experiment: Experiment
+    setting: Setting
+    partition: Partition
+    holdings: bytes  # the partition's manifest
+    identity: dict[str, Any]  # see `identity_of`
+
+    @staticmethod
+    def of(experiment: Experiment, backend: str, crew: Crew | None, shared: dict[str, Any] | None) -> Settled:
+        """Reads the data, builds the model, divides; the crew is hired when the data are in the cache.
+
+        ConfigError and DataError for all that can be wrong with an experiment, before its folder is made.
+        """
+        tracking.check(experiment)
+        torch.set_num_threads(experiment.cohort.threads)
+        device = crew.device if crew is not None else "cuda" if torch.cuda.is_available() else "cpu"
+        setting = Setting(experiment, cache.folder(), torch.device(device if backend == "inline" else "cpu"), shared)
+        partition, holdings = partition_of(setting)
+        if crew is not None:
+            crew.hire(experiment, setting.cache, setting.dataset.sha256)
+        check(experiment, setting, partition)
+        return Settled(
+            experiment, setting, partition, holdings, identity_of(experiment, setting, len(partition), device)
+        )
+
+    def record(self, folder: Path, resume: bool, mirror: Mirror | None) -> Record:
+        """The run's folder, new, or as it was left by the same run; `mirror`: where a copy of it is kept."""
+        facts = manifest(self.identity, self.setting.dataset.sha256, manifest_sha256(self.holdings))
+        mapping = config.dump(self.experiment)
+        return Record.open(folder, mapping, facts, self.holdings, self.experiment.checkpoint, resume, mirror)
+
+    def setup(self, folder: Path, account: Account, profile: bool) -> Setup:
+        """What every worker is told."""
+        return Setup(
+            self.experiment,
+            self.setting.cache,
+            folder / "memory",
+            self.identity["way"],
+            len(self.partition),
+            self.identity["device"],
+            folder / "stacks",
+            profile,
+            account.noise_multiplier,
+        )
+
+
+def partition_of(setting: Setting) -> tuple[Partition, bytes]:
+    """Who holds which training rows, and the manifest that says so."""
+    experiment = setting.experiment
+    partition = experiment.partition.split(setting.split("train"), experiment.seed)
+    spec = config.to_mapping(experiment)["partition"]
+    return partition, partition.manifest(spec, setting.dataset.sha256, experiment.seed)
+
+
+def account_of(experiment: Experiment, partition: Partition, folder: Path | None = None) -> Account:
+    """The run's privacy account; one that charges nothing without `privacy`."""
+    return Account(None if experiment.privacy is None else Budget.of(experiment, partition), folder)
+
+
+def identity_of(experiment: Experiment, setting: Setting, clients: int, device: str) -> dict[str, Any]:
+    """What numbers depend on besides the experiment (way, width, threads, kind of device), chosen once."""
+    way, roles = experiment.cohort.way, setting.roles(0)
+    expected = max(float(num_sampled(p, clients) or (p.poisson or 0) * clients) for p in experiment.phases)
+    if way == "batch" and roles.buffers:
+        raise ConfigError(
+            f"cohort.way: batch, but padding would enter the running statistics ({roles.buffers[0]}); allowed: loop"
+        )
+    pieces = experiment.cohort.pieces
+    if pieces > 1 and roles.buffers:
+        raise ConfigError(f"cohort.pieces: {pieces}, but running statistics ({roles.buffers[0]}) are of whole batches")
+    if way == "auto":
+        pays = device == "cuda" or (expected >= MANY and pays_on_cpu(setting.module, roles.trained))
+        by_example = experiment.privacy is not None and experiment.privacy.unit == "record"
+        way = "batch" if pays and not roles.buffers and not by_example else "loop"
+    width = experiment.cohort.width if isinstance(experiment.cohort.width, int) else auto_width(way, expected)
+    return {"way": way, "width": width, "threads": experiment.cohort.threads, "device": device}
+
+
+def check(experiment: Experiment, setting: Setting, partition: Partition) -> None:
+    """What can only be known with the data and the model at hand."""
+    for split in experiment.evaluate.splits:
+        setting.split(split)
+    for index, phase in enumerate(experiment.phases):
+        setting.roles(index)
+        sampled = num_sampled(phase, len(partition))
+        if sampled is not None and sampled > len(partition):
+            raise ConfigError(f"phases.{index}.clients_per_round: {sampled} asked, there are {len(partition)} clients")
+        for model in experiment.evaluate.models:
+            offers, name = [*phase.algorithm.offers, LAST_LOCAL], type(phase.algorithm).__name__
+            if model not in offers:
+                raise ConfigError(f"evaluate.models: {name} offers no model {model!r}; {nearest(model, offers)}")
+        if experiment.privacy is not None and setting.roles(index).buffers:
+            raise ConfigError(f"privacy: running statistics ({setting.roles(index).buffers[0]}, …) would leave bare")
+    if experiment.privacy is not None and experiment.privacy.unit == "group" and not partition.num_groups.all():
+        raise ConfigError(
+            "privacy.unit: group, but the partition knows no groups; use partition.by: provider or official"
+        )
+
+
+def idle_workers(settled: Settled, phase: Phase, width: int, workers: int) -> str:
+    """What to say where a round has fewer cohorts than workers, which leaves some of them waiting; empty elsewhere."""
+    sampled = num_sampled(phase, len(settled.partition))
+    cohorts = -(-sampled // width) if sampled else workers
+    if cohorts >= workers or settled.experiment.cohort.pieces > 1:
+        return ""
+    return (
+        f"a round has {sampled} clients in {cohorts} cohort{'s' if cohorts > 1 else ''}, fewer than the"
+        f" {workers} workers: the others wait while it trains, and all of them evaluate"
+    )

@@ -1,0 +1,64 @@
+"""What is scored at an evaluation, and what comes of it: shards for the workers, rows for the tables, headlines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from simfl import evaluation
+from simfl.engine.preflight import Settled
+from simfl.evaluation import EvaluationPlan, Scores
+from simfl.runs.record import Rows
+from simfl.runs.snapshot import Snapshot
+
+FEW = 32  # batches to be scored up to which each goes out alone, so that every worker gets some
+
+
+def plans(settled: Settled, snapshot: Snapshot) -> list[EvaluationPlan]:
+    """The shards of every asked split and model."""
+    asked = settled.experiment.evaluate
+    pairs = [(split, model) for split in asked.splits for model in asked.models]
+    found = [plan for pair in pairs for plan in _shards(settled, snapshot, *pair)]
+    return [replace(plan, index=i) for i, plan in enumerate(found)]
+
+
+def _shards(settled: Settled, snapshot: Snapshot, split: str, model: str) -> list[EvaluationPlan]:
+    asked, setting = settled.experiment.evaluate, settled.setting
+    rows = setting.choose_rows(split, asked.limit)
+    size = asked.batch_size * (4 if len(rows) > FEW * asked.batch_size else 1)
+    if model == "generic":
+        kept = evaluation.sample_rows(setting, split, rows, asked.samples)
+        return [replace(plan, samples=kept) for plan in evaluation.shards(split, model, rows, size)]
+    per_client = evaluation.rows_of_clients(setting, settled.partition, split, rows)
+    return [
+        shard
+        for client, own in enumerate(per_client)
+        for shard in evaluation.shards(split, model, own, size, client, snapshot.remembered(client))
+    ]
+
+
+def rows(settled: Settled, snapshot: Snapshot, scores: Sequence[Scores], by_example: bool) -> Rows:
+    """Rows for the tables; with `by_example` the scores of each example too."""
+    setting, facts = settled.setting, when(snapshot)
+    found: Rows = {
+        "evaluations": evaluation.summarise(setting, scores, facts),
+        "samples": evaluation.samples(setting, scores, facts),
+    }
+    return found | ({"scores": evaluation.by_example(setting, scores, facts)} if by_example else {})
+
+
+def headlines(settled: Settled, snapshot: Snapshot, rows: Rows, metric: str) -> list[dict[str, Any]]:
+    """The headline of every asked split and model."""
+    asked = settled.experiment.evaluate
+    return [
+        {**when(snapshot), "split": split, "model": model, "metric": metric}
+        | {"value": evaluation.headline(rows["evaluations"], metric, split, model)}
+        for split in asked.splits
+        for model in asked.models
+    ]
+
+
+def when(snapshot: Snapshot) -> dict[str, int]:
+    """Where in its run an evaluation stands."""
+    return {"phase": snapshot.phase, "round": snapshot.round, "step": snapshot.step}

@@ -1,0 +1,45 @@
+"""What a run's summary says when it ends: scores, what blind baselines reach, whether the ledger is as planned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simfl import evaluation
+from simfl.engine.preflight import Settled
+from simfl.experiment import Experiment
+from simfl.plans.check import compare, tables_of
+from simfl.runs.record import Record
+from simfl.runs.snapshot import Snapshot
+from simfl.setting import Setting
+
+
+def facts(
+    settled: Settled, record: Record, snapshot: Snapshot, seconds: dict[str, float | None], ended_well: bool
+) -> dict[str, Any]:
+    """All but privacy. A run that failed is not held to its plan."""
+    split = settled.experiment.evaluate.splits[0]
+    steps = {"initial": 0, "final": record.last_step("evaluations")}
+    scores = {when: evaluation.headlines(record.rows_at("evaluations", step), split) for when, step in steps.items()}
+    return {
+        "name": settled.experiment.name,
+        "clients": len(settled.partition),
+        **scores,
+        "baselines": baselines(settled.setting, settled.experiment),
+        "seconds": seconds,
+        "plan": _compared_with_plan(settled, record, snapshot) if ended_well else None,
+        "folder": str(record.folder),
+    }
+
+
+def _compared_with_plan(settled: Settled, record: Record, snapshot: Snapshot) -> str:
+    forked = record.manifest.get("forked", {}).get("step", 0)
+    made = tables_of(record.folder, snapshot.step, forked)
+    return compare(settled.experiment, settled.setting.dataset, len(settled.partition), made)
+
+
+def baselines(setting: Setting, experiment: Experiment) -> dict[str, Any]:
+    """What the data set's blind baselines reach on the first evaluated split, by the headline metric."""
+    metric = experiment.phases[-1].objective.metric
+    known: Any = setting.dataset.card.get("baselines", {})
+    found = known.get(experiment.evaluate.splits[0], known)
+    return {name: scores[metric] for name, scores in found.items() if metric in scores}

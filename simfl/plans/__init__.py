@@ -1,0 +1,1 @@
+"""A run before it is run: its bytes, memory, local steps and time."""

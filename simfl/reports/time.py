@@ -1,0 +1,74 @@
+"""A report's time: when runs were under way, where their time went, and when workers were at work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from simfl.comparison.results import Result
+from simfl.following.progress import duration
+from simfl.following.watch import Log
+from simfl.reports.chart import Bar, bars
+from simfl.reports.page import figure, figures
+
+MOST_ROWS = 40  # of a chart
+LEAST = 0.001  # seconds in all of a kind of work that is shown
+
+
+def timeline(results: Sequence[Result]) -> str:
+    """Of several runs, when each was under way; of one, where each round's time went."""
+    logs = {
+        run.label: list(Log(run.folder / "log.jsonl").lines()) for run in results if (run.folder / "log.jsonl").exists()
+    }
+    sittings = [bar for label, log in logs.items() for bar in _sittings(label, log)]
+    if not sittings:
+        return ""
+    began = min(bar.begin for bar in sittings)
+    shifted = [Bar(bar.row, bar.begin - began, bar.end - began, bar.name, bar.colour) for bar in sittings]
+    kept = list(dict.fromkeys(bar.row for bar in shifted))[:MOST_ROWS]
+    charts = []
+    if len(kept) > 1:
+        chart = bars([bar for bar in shifted if bar.row in kept], [], "time since the first began", duration)
+        charts.append(figure("When each run was under way", chart))
+    charts += [figure(f"Where the time went: {label}", _stages(log)) for label, log in list(logs.items())[:2]]
+    charts += [figure(f"Workers: {label}", _workers(log)) for label, log in list(logs.items())[:2]]
+    return figures([chart for chart in charts if chart])
+
+
+def _sittings(label: str, log: Sequence[dict[str, Any]]) -> Iterator[Bar]:
+    begun = last = None
+    for line in log:
+        if line["event"] == "started":
+            if begun is not None and last is not None:
+                yield Bar(label, begun, last, f"{label}: {duration(last - begun)}")
+            begun = line["time"] - line.get("startup_seconds", 0.0)
+        last = line["time"]
+    if begun is not None and last is not None:
+        yield Bar(label, begun, last, f"{label}: {duration(last - begun)}")
+
+
+def _stages(log: Sequence[dict[str, Any]]) -> str:
+    """Seconds of each kind of work, all rounds together."""
+    spent: dict[str, float] = {}
+    for line in log:
+        for name, seconds in line.get("timings", {}).items() if line["event"] == "round" else ():
+            spent[name] = spent.get(name, 0.0) + seconds
+    shown = sorted(((name, s) for name, s in spent.items() if s >= LEAST), key=lambda item: -item[1])
+    made = [Bar(name, 0.0, seconds, f"{name}: {duration(seconds)}") for name, seconds in shown]
+    return bars(made, [], "seconds of all workers and the driver", duration) if made else ""
+
+
+def _workers(log: Sequence[dict[str, Any]]) -> str:
+    """Each worker's share of each round's time at work, from its beginning; what is left it waited."""
+    rounds = [line for line in log if line["event"] == "round" and line.get("busy")]
+    if not rounds or max(len(line["busy"]) for line in rounds) < 2:
+        return ""
+    began, made = rounds[0]["time"] - rounds[0]["seconds"], []
+    for line in rounds:
+        first = line["time"] - line["seconds"] - began
+        for worker, seconds in enumerate(line["busy"][:MOST_ROWS]):
+            end = first + min(seconds, line["seconds"])
+            made.append(
+                Bar(f"worker {worker}", first, end, f"round {line['step']}: {duration(seconds)} at work", worker)
+            )
+    return bars(made, [], "time", duration)

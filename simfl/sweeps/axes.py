@@ -1,0 +1,161 @@
+"""The axes of a sweep: what its file lets vary, each entry with its name, its columns in tables and its settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from simfl import config
+from simfl.config.fields import shown
+from simfl.errors import ConfigError
+
+Settings = dict[str, Any]  # dotted path -> value
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One entry of an axis."""
+
+    label: str  # in the names of runs
+    shown: Mapping[str, Any]  # column of the tables -> value
+    settings: Settings = field(default_factory=dict)
+    file: Path | None = None  # of the experiment, if the axis is of experiments
+
+
+def axes_of(path: Path, given: Mapping[str, Any]) -> Iterator[list[Choice]]:
+    """What varies, slowest first: experiments, variants, the grid in its order, seeds."""
+    if "experiments" in given:
+        yield _experiments(path, given["experiments"])
+    if given.get("variants") is not None:
+        yield _named(path, "variants", "variant", given["variants"])
+    grid = given.get("grid") or {}
+    if not isinstance(grid, Mapping):
+        raise ConfigError(f"grid: {shown(grid)} is not a mapping of dotted paths to lists of values")
+    short = _short([part for key in grid for part in _paths(key)])
+    for key, values in grid.items():
+        if isinstance(values, Mapping):
+            yield _named(path, f"grid.{key}", str(key), values)
+        else:
+            yield _listed(str(key), values, short)
+    if "seeds" in given:
+        if "seed" in grid:
+            raise ConfigError("seeds: the grid has seed already; allowed: one of them")
+        yield _listed("seed", given["seeds"], {"seed": "seed"}, where="seeds")
+
+
+def _experiments(path: Path, given: Any) -> list[Choice]:
+    if isinstance(given, Mapping):
+        named = {str(name): path.parent / text_of(file, f"experiments.{name}") for name, file in given.items()}
+    else:
+        patterns = [text_of(item, "experiments") for item in _list(given, "experiments", "files")]
+        files = [file for pattern in patterns for file in _matching(path, pattern)]
+        named = {file.stem: file for file in files}
+        if len(named) < len(files):
+            raise ConfigError("experiments: two files have the same name; give them names, as in {a: x/run.yaml}")
+    return [Choice(_clean(name), {"experiment": name}, file=file) for name, file in named.items()]
+
+
+def _matching(path: Path, pattern: str) -> list[Path]:
+    if not any(sign in pattern for sign in "*?["):
+        return [path.parent / pattern]
+    found = sorted(file for file in path.parent.glob(pattern) if file.resolve() != path.resolve())
+    if not found:
+        raise ConfigError(f"experiments: no file matches {pattern!r} in {path.parent}")
+    return found
+
+
+def _named(path: Path, where: str, column: str, given: Any) -> list[Choice]:
+    """Named settings: name -> settings, or the YAML file beside the sweep that holds them."""
+    if isinstance(given, list) and all(isinstance(item, str) for item in given):
+        given = {Path(item).stem: item for item in given}
+    if not isinstance(given, Mapping) or not given:
+        raise ConfigError(f"{where}: {shown(given)} is not a mapping of names to settings")
+    return [
+        Choice(_clean(str(name)), {column: str(name)}, settings_of(settings, f"{where}.{name}", path.parent))
+        for name, settings in given.items()
+    ]
+
+
+def settings_of(given: Any, where: str, folder: Path | None = None) -> Settings:
+    if isinstance(given, str) and folder is not None:
+        given = read_mapping(folder / given)
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where}: {shown(given)} is not a mapping of dotted paths to values")
+    return {str(key): value for key, value in given.items()}
+
+
+def _listed(key: str, values: Any, short: Mapping[str, str], where: str = "") -> list[Choice]:
+    """A list of values for one path; for several, a list of lists."""
+    where, paths = where or f"grid.{key}", _paths(key)
+    choices: list[Choice] = []
+    for item in _list(values, where, "values"):
+        row = [item] if len(paths) == 1 else item
+        if not isinstance(row, list) or len(row) != len(paths):
+            raise ConfigError(f"{where}: {shown(item)} is not a list of {len(paths)}, one for each of {key}")
+        pairs = dict(zip(paths, row, strict=True))
+        label = "_".join(_clean(f"{short[path]}-{_word(value)}") for path, value in pairs.items())
+        choices.append(Choice(label, {short[p]: _cell(v) for p, v in pairs.items()}, pairs))
+        if any(choice.settings == pairs for choice in choices[:-1]):
+            raise ConfigError(f"{where}: {shown(item)} stands there twice")
+    return choices
+
+
+def _list(given: Any, where: str, of: str) -> list[Any]:
+    if not isinstance(given, list) or not given:
+        raise ConfigError(f"{where}: {shown(given)} is not a list of {of}; write [a, b]")
+    return given
+
+
+def text_of(given: Any, where: str) -> str:
+    if not isinstance(given, str):
+        raise ConfigError(f"{where}: {shown(given)} is not the name of a file")
+    return given
+
+
+def _paths(key: Any) -> list[str]:
+    return [part.strip() for part in str(key).split(",")]
+
+
+def _short(paths: list[str]) -> dict[str, str]:
+    """The end of each path, as much of it as tells them apart."""
+    out = {}
+    for path in paths:
+        parts = path.split(".")
+        for count in range(1, len(parts) + 1):
+            end = ".".join(parts[-count:])
+            rivals = [other for other in paths if other != path and f".{other}".endswith(f".{end}")]
+            if not rivals and not parts[-count].isdecimal():
+                break
+        out[path] = end
+    return out
+
+
+def _word(value: Any) -> str:
+    """A value in the name of a run: of a component its name, then its settings."""
+    if isinstance(value, Mapping):
+        named = next((key for key in ("name", "kind", "by", "optimizer") if isinstance(value.get(key), str)), None)
+        rest = [f"{key}-{_word(item)}" for key, item in value.items() if key != named]
+        return "-".join([str(value[named])] * (named is not None) + rest)
+    if isinstance(value, list):
+        return "-".join(_word(item) for item in value)
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _cell(value: Any) -> Any:
+    return value if isinstance(value, (int, float, str)) else _word(value)
+
+
+def _clean(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", text).strip("-.") or "none"
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    found = config.read_yaml(path)
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{path}: {shown(found)} is not a mapping of keys to values")
+    return dict(found)

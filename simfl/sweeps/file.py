@@ -1,0 +1,180 @@
+"""A sweep's file: an experiment and what of it varies, read into one whole experiment for each run.
+
+    experiment | experiments   the file of the experiment, or several; or its keys stand in the sweep's file itself
+    set        dotted path -> value, for all runs
+    variants   name -> settings (dotted path -> value), or the YAML file that holds them
+    grid       dotted path -> values; `path, path` -> lists of values, zipped; any name -> named settings as in variants
+    seeds      the experiment's seeds
+    stop       {median: ...}: runs that fall behind are ended
+
+Every combination is one run. A path may begin at a phase's key, which stands for the only phase; `phases.*` is all of
+them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from simfl import config
+from simfl.config.fields import read, shown
+from simfl.errors import ConfigError, nearest
+from simfl.experiment import Experiment, Phase
+from simfl.ranges import Count
+from simfl.sweeps.axes import Choice, Settings, axes_of, read_mapping, settings_of, text_of
+
+OWN = ("experiment", "experiments", "set", "variants", "grid", "seeds", "stop")  # the other keys are an experiment's
+TOP = tuple(f.name for f in fields(Experiment))
+PHASE = tuple(f.name for f in fields(Phase))
+
+
+@dataclass(frozen=True)
+class Median:
+    """A run ends early when its best score so far is below the median of the other runs' at the same round."""
+
+    after: Count = 1  # rounds that every run may finish
+    least: Count = 3  # other runs that must have come as far
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When a run ends before its last round."""
+
+    median: Median | None = None  # null: never
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep."""
+
+    label: str  # the name of the run and its folder
+    shown: Mapping[str, Any]  # what it has of each thing that varies: column of the tables -> number or text
+    experiment: Experiment
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All runs of a sweep, in the order of its file: the last axis moves fastest."""
+
+    name: str
+    points: tuple[Point, ...]
+    stop: Stop = field(default_factory=Stop)
+
+
+def load(path: Path, overrides: Iterable[str] = (), only: Iterable[str] = ()) -> Sweep:
+    """The sweep in a file; ConfigError where it, or the experiment of one of its runs, cannot be meant.
+
+    `overrides`: `path=value`, for all runs; `seeds=…` and `grid.PATH=…` replace what varies. `only`: patterns of run
+    names, such as `fedprox*`.
+    """
+    given = config.read_yaml(path)
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{path}: {shown(given)} is not a mapping of keys to values")
+    _check_keys(path, given)
+    given, settings = _overridden(dict(given), overrides)
+    axes = list(axes_of(path, given))
+    if not axes:
+        raise ConfigError(f"{path}: nothing varies; give grid, variants, experiments or seeds, or use simfl run")
+    _check_effect(settings, given.get("set") or {}, axes)
+    name = str(given.get("name") or path.stem)
+    base = None if "experiments" in given else _base(path, given)
+    common = {**settings_of(given.get("set"), "set"), **settings}
+    points = tuple(_points(path, name, base, common, axes))
+    return Sweep(name, _chosen(points, tuple(only)), read(Stop, given.get("stop", {}), "stop"))
+
+
+def _check_keys(path: Path, given: Mapping[str, Any]) -> None:
+    """An experiment is named, or stands in the file, not both."""
+    named = [key for key in ("experiment", "experiments") if key in given]
+    allowed = [*OWN, "name"] if named else [*OWN, *TOP]
+    for key in given:
+        if key not in allowed:
+            why = f"; the experiment is in another file: put it under set, as {key}" if key in TOP else ""
+            raise ConfigError(f"{path}: a sweep has no key {key!r}{why or '; ' + nearest(str(key), allowed)}")
+    if len(named) == 2:
+        raise ConfigError(f"{path}: experiment and experiments are given; allowed: one of them")
+
+
+def _overridden(given: dict[str, Any], overrides: Iterable[str]) -> tuple[dict[str, Any], Settings]:
+    """The file with its axes replaced, and the settings for all runs."""
+    settings: Settings = {}
+    for text in overrides:
+        path, value = config.assignment(text)
+        head, _, rest = path.partition(".")
+        if head == "grid" and rest:
+            given["grid"] = {**(given.get("grid") or {}), rest: value}
+        elif head in OWN:
+            given[head] = value
+        else:
+            settings[path] = value
+    return given, settings
+
+
+def _base(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    if "experiment" in given:
+        return read_mapping(path.parent / text_of(given["experiment"], "experiment"))
+    return {key: value for key, value in given.items() if key not in OWN}
+
+
+def _check_effect(settings: Settings, common: Mapping[str, Any], axes: list[list[Choice]]) -> None:
+    """A setting that every run sets otherwise would have no effect."""
+    for where, path in [*(("--set ", path) for path in settings), *(("set.", path) for path in common)]:
+        for axis in axes:
+            if all(path in choice.settings for choice in axis):
+                raise ConfigError(f"{where}{path}: it varies in this sweep; change it there, or leave it out here")
+
+
+def _points(
+    path: Path, name: str, base: dict[str, Any] | None, common: Settings, axes: list[list[Choice]]
+) -> Iterator[Point]:
+    seen: set[str] = set()
+    for choices in itertools.product(*axes):
+        label = "_".join(choice.label for choice in choices)
+        if label in seen:
+            raise ConfigError(f"{path}: two runs would be called {label}; name them with variants")
+        seen.add(label)
+        given = base if base is not None else read_mapping(next(c.file for c in choices if c.file is not None))
+        try:
+            for settings in (common, *(choice.settings for choice in choices)):
+                for key, value in settings.items():
+                    for whole in resolve(given, key):
+                        given = config.override(given, whole, value)
+            experiment = config.parse({**given, "name": label, **_grouped(given, name)})
+        except ConfigError as error:
+            raise ConfigError(f"{path}: run {label}: {str(error).removeprefix('--set ')}") from None
+        yield Point(label, {key: value for c in choices for key, value in c.shown.items()}, experiment)
+
+
+def resolve(given: Mapping[str, Any], path: str) -> list[str]:
+    """The whole paths that a path in a sweep stands for; ConfigError if no experiment has such a key."""
+    head, _, rest = path.partition(".")
+    phases = given.get("phases")
+    count = len(phases) if isinstance(phases, list) else 0
+    if head == "phases" and rest.startswith("*."):
+        return [f"phases.{i}.{rest[2:]}" for i in range(count)]
+    if head in TOP:
+        return [path]
+    if head not in PHASE:
+        raise ConfigError(f"{path}: neither an experiment nor a phase has {head!r}; {nearest(head, [*TOP, *PHASE])}")
+    if count != 1:
+        raise ConfigError(f"{path}: there are {count} phases; write phases.0.{path}, or phases.*.{path} for all")
+    return [f"phases.0.{path}"]
+
+
+def _grouped(given: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The runs of a sweep stand together in Weights & Biases."""
+    tracking = given.get("tracking")
+    if not isinstance(tracking, Mapping) or not isinstance(tracking.get("wandb"), Mapping):
+        return {}
+    return {"tracking": {**tracking, "wandb": {"group": name, **tracking["wandb"]}}}
+
+
+def _chosen(points: tuple[Point, ...], only: tuple[str, ...]) -> tuple[Point, ...]:
+    for pattern in only:
+        if not any(fnmatchcase(point.label, pattern) for point in points):
+            raise ConfigError(f"--only {pattern}: no run is called so; {nearest(pattern, [p.label for p in points])}")
+    return tuple(p for p in points if not only or any(fnmatchcase(p.label, pattern) for pattern in only))

@@ -1,0 +1,223 @@
+"""A run that goes on from another run's state after a number of rounds, with settings of its own.
+
+Up to there it is the other run: its tables hold the other's rows and its ledger the bytes that were sent. A run forked
+with no other change than more rounds is bit-equal to that longer run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from simfl import cache, config, files
+from simfl.cohort.stage import Stage
+from simfl.data.holdings import Partition, manifest_sha256
+from simfl.debug.rerun import Rerun
+from simfl.engine import preflight
+from simfl.errors import ConfigError, RunError
+from simfl.experiment import Experiment, Phase
+from simfl.memory import EMPTY, Store
+from simfl.roles import pick
+from simfl.runs import checkpoint, tables
+from simfl.runs.record import FREE, Record, manifest
+from simfl.runs.results import Run
+from simfl.runs.snapshot import Snapshot
+from simfl.setting import Setting
+
+Say = Callable[[str], None]
+SCORED = ("evaluations", "samples")
+ANEW = ("algorithm", "server", "train", "frozen", "private", "communicate", "buffers")  # settings of a phase
+HORIZON_STEPS = 4  # local steps at which two schedules are held against each other
+
+
+def fork(
+    source: Run,
+    target: Path,
+    experiment: Experiment,
+    step: int,
+    shared: dict[str, Any] | None = None,
+    say: Say = lambda text: None,
+) -> None:
+    """Make `target` a run of `experiment` that stands after `step` rounds of `source`; `simfl run --resume` goes on.
+
+    ConfigError for an experiment that cannot have come there, RunError for a source that cannot be gone on from.
+    """
+    _check(source, experiment, step)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    setting = Setting(experiment, cache.folder(), torch.device(device), shared)
+    partition, text = preflight.partition_of(setting)
+    preflight.check(experiment, setting, partition)
+    with tempfile.TemporaryDirectory(prefix="simfl-fork-") as scratch:
+        snapshot, memory = _state(source, step, Path(scratch), say)
+        identity = preflight.identity_of(experiment, setting, len(partition), device)
+        stage = setting.stage(snapshot.phase, len(partition))
+        snapshot = _adapted(source, snapshot, stage, partition, manifest_sha256(text), say)
+        facts = manifest(identity, setting.dataset.sha256, manifest_sha256(text))
+        origin = {"folder": str(source.folder), "step": step, "weights_sha256": snapshot.weights_sha256}
+        facts["forked"] = origin
+        _write(source, target, experiment, facts, text, snapshot, memory)
+
+
+def _check(source: Run, experiment: Experiment, step: int) -> None:
+    """What is over cannot be changed, and a fork must have rounds to come."""
+    phases, before = experiment.phases, source.experiment.phases
+    if experiment.privacy is not None or source.experiment.privacy is not None:
+        raise RunError(f"{source.folder}: rounds under privacy are charged to the run that made them; it cannot fork")
+    done = len(source.rounds())
+    if not 0 < step <= done:
+        raise ConfigError(f"--at: {step} given; {source.folder} has finished 1 to {done} rounds")
+    phase = _phase_at(before, step)
+    if phases[:phase] != before[:phase]:
+        raise ConfigError(f"--at: phase {phase - 1} is over after round {step}; its settings must stay")
+    whole = sum(p.rounds for p in phases)
+    if len(phases) <= phase or step >= whole:
+        raise ConfigError(f"--at: {step} given; the forked run has {whole} rounds, and must have some to come")
+
+
+def _phase_at(phases: tuple[Phase, ...], step: int) -> int:
+    """The phase in which a run stands after so many rounds, at the end of one still in it."""
+    for index in range(len(phases)):
+        if step <= sum(p.rounds for p in phases[: index + 1]):
+            return index
+    raise AssertionError("a run has no more rounds than its phases")
+
+
+def _state(source: Run, step: int, scratch: Path, say: Say) -> tuple[Snapshot, Path]:
+    """The state after so many rounds, and the folder of what clients remember; rounds are run again if need be."""
+    phases, phase = source.experiment.phases, _phase_at(source.experiment.phases, step)
+    round_of = step - sum(p.rounds for p in phases[:phase])
+    if step in source.steps:
+        with suppress(RunError):  # a damaged commit is made anew
+            found = source.snapshot(step)
+            if found.phase == phase:
+                return found, source.folder / "memory"
+            if found.phase == phase + 1 == len(phases):  # the run's end: nothing but the number is another
+                return replace(found, phase=phase), source.folder / "memory"
+    again = Rerun(source, scratch, say)
+    again.go_to(phase, round_of)
+    again.one_round()
+    if again.unlike:
+        raise RunError(f"{source.folder}: run again, it differs from its record: {again.unlike[0]}")
+    return again.snapshot, scratch / "memory"
+
+
+def _adapted(source: Run, found: Snapshot, stage: Stage, partition: Partition, sha256: str, say: Say) -> Snapshot:
+    """The state as the forked run's phase takes it."""
+    before = source.experiment.phases[found.phase]
+    changed = [name for name in ANEW if getattr(before, name) != getattr(stage.phase, name)]
+    moved = manifest_sha256(source.partition_manifest) != sha256
+    names = set(stage.roles.shared) != set(found.server.weights)
+    if changed == ["server"] and type(before.server) is type(stage.phase.server):
+        changed = []
+    if changed or names:
+        why = f"{', '.join(changed) or 'the model'} changed"
+        say(f"{why}: the server's state begins anew from the weights, and clients have nothing to remember")
+        begun = replace(found, base=found.model, memory={}).begin(stage)
+        kept = pick(found.model, [name for name in stage.roles.shared if name in found.model])
+        server = replace(begun.server, weights={**begun.server.weights, **kept})
+        return replace(begun, server=server)
+    if moved and set(found.memory.values()) - {EMPTY}:
+        say("the partition changed: clients have nothing to remember")
+        found = replace(found, memory={})
+    if before.codec != stage.phase.codec:
+        return replace(found, broadcast=Snapshot().broadcast)
+    return found
+
+
+def _write(
+    source: Run,
+    target: Path,
+    experiment: Experiment,
+    facts: dict[str, Any],
+    partition: bytes,
+    snapshot: Snapshot,
+    memory: Path,
+) -> None:
+    """The run's folder; the commit comes last, so that one without it begins at the beginning."""
+    Record.open(target, config.dump(experiment), facts, partition, experiment.checkpoint, resume=False)
+    store = Store(target / "memory")
+    for digest in sorted(set(snapshot.memory.values()) - {EMPTY}):
+        _link(memory / f"{digest}.safetensors", store.folder / f"{digest}.safetensors")
+    for name in ("rounds", "ledger", "clients", *SCORED):
+        rows = [row for row in source.table(name).to_pylist() if _belongs(name, row, snapshot, experiment)]
+        if rows:
+            tables.write_part(target / "tables", name, snapshot.step, rows)
+    notes = {"seconds": _seconds(source, snapshot.step)}
+    checkpoint.commit(target / "checkpoints", snapshot.step, snapshot.tensors(), snapshot.facts(), notes)
+
+
+def _belongs(name: str, row: dict[str, Any], snapshot: Snapshot, experiment: Experiment) -> bool:
+    """Whether the forked run would have this row: of the fork's own round, scores only if they were due."""
+    here, there = (snapshot.phase, snapshot.round), (row["phase"], row["round"])
+    if name not in SCORED or there != here:
+        return there <= here
+    every, last = experiment.evaluate.every, snapshot.round == experiment.phases[snapshot.phase].rounds
+    return last or bool(every and snapshot.round % every == 0)
+
+
+def _link(there: Path, here: Path) -> None:
+    """A file that is never changed, under a second name."""
+    try:
+        os.link(there, here)
+    except FileExistsError:
+        pass
+    except OSError:  # another disk
+        data = there.read_bytes()
+        files.write(here, lambda file: file.write(data))
+
+
+def _seconds(source: Run, step: int) -> float:
+    """Seconds that the source took for these rounds, as far as it is known: its own share of them by number."""
+    done = len(source.rounds())
+    with suppress(RunError):
+        return float(source.summary["seconds"]["total"]) * step / max(done, 1)
+    return 0.0
+
+
+def beginnings(experiments: Mapping[str, Experiment]) -> dict[str, str]:
+    """For each experiment, by name, the longest of the others that it begins with; of some there is none.
+
+    One is the beginning of another if they are equal but for fewer rounds of the last phase. A schedule that knows the
+    horizon makes them differ from the first round on, and so does a privacy budget.
+    """
+    alike: dict[str, list[str]] = {}
+    for name, experiment in experiments.items():
+        alike.setdefault(address(experiment), []).append(name)
+    found = {}
+    for names in alike.values():
+        ordered = sorted(names, key=lambda name: experiments[name].phases[-1].rounds)
+        for i, name in enumerate(ordered):
+            shorter = [other for other in ordered[:i] if _begins(experiments[other], experiments[name])]
+            if shorter:
+                found[name] = shorter[-1]
+    return found
+
+
+def address(experiment: Experiment) -> str:
+    """A hash of all that determines a run's rounds, but for how many the last phase has."""
+    content = {k: v for k, v in config.to_mapping(experiment).items() if k not in (*FREE, "name")}
+    content["phases"][-1].pop("rounds")
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _begins(shorter: Experiment, longer: Experiment) -> bool:
+    a, b = shorter.phases[-1], longer.phases[-1]
+    return shorter.privacy is None and a.rounds < b.rounds and _same_rates(a, b)
+
+
+def _same_rates(a: Phase, b: Phase) -> bool:
+    """Whether both have the same learning rates in the rounds that both have."""
+    for number in range(a.rounds):
+        rates = [p.local.schedule.factors(p.rounds, number, HORIZON_STEPS).tolist() for p in (a, b)]
+        if rates[0] != rates[1] or a.server.at(number, a.rounds) != b.server.at(number, b.rounds):
+            return False
+    return True

@@ -1,0 +1,173 @@
+"""simfl data and simfl partition, on small files and on the specs that come with simfl."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from simfl import cache
+from simfl.cli import main
+from simfl.config import partitions
+from simfl.data import DATA
+from simfl.data.holdings import Partition, manifest_sha256
+from simfl.errors import DataError
+
+SPECS = sorted((Path(__file__).parents[2] / "partitions").glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SIMFL_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Six pictures in two domains and three classes."""
+    for domain in ("photo", "sketch"):
+        for number, kind in enumerate(("cat", "dog", "owl")):
+            path = tmp_path / "pictures" / domain / kind / "0.png"
+            path.parent.mkdir(parents=True)
+            Image.new("RGB", (8, 8), (number * 90, len(domain) * 30, 0)).save(path)
+    return tmp_path / "pictures"
+
+
+@pytest.fixture
+def spec(folder, tmp_path) -> Path:
+    data = f"{{name: image_folder, path: {folder}, layout: domain/class, image_size: 8}}"
+    path = tmp_path / "specs" / "by_domain.yaml"
+    path.parent.mkdir()
+    path.write_text(f"name: by_domain\ndata: {data}\npartition: {{by: natural, column: domain}}\n")
+    return path
+
+
+def test_data_list_names_every_set_and_what_it_needs(capsys):
+    assert main(["data", "list"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in DATA)
+    assert main(["data", "list", "--json"]) == 0
+    told = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert told["due"]["needs"] == ["path"]
+    assert told["gqa"]["published"]["train"] == 943000
+
+
+def test_data_check_counts_and_says_that_nothing_looks_wrong(folder, capsys):
+    arguments = ["data", "check", str(folder), "--as", "image_folder", "--set", "layout=domain/class"]
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].split() == ["split", "examples", "labels", "domains"]
+    assert shown[1].split() == ["train", "6", "3", "2"]
+    assert shown[-1] == "nothing looks wrong"
+
+
+def test_data_check_says_what_looks_wrong_with_exit_code_1(folder, capsys):
+    twin = folder.parent / "split" / "train" / "cat" / "0.png"
+    for part in ("train", "test"):
+        path = folder.parent / "split" / part / "cat" / "0.png"
+        path.parent.mkdir(parents=True)
+        path.write_bytes((folder / "photo" / "cat" / "0.png").read_bytes())
+    assert twin.is_file()
+    assert (
+        main(["data", "check", str(folder.parent / "split"), "--as", "image_folder", "--set", "layout=split/class"])
+        == 1
+    )
+    assert "!  test   1       equal pages also in train" in capsys.readouterr().out
+
+
+def test_data_check_of_an_unknown_format_or_broken_file_is_one_line(folder, capsys):
+    assert main(["data", "check", str(folder), "--as", "image_foldr"]) == 2
+    assert capsys.readouterr().err == "simfl: data: unknown 'image_foldr'; did you mean 'image_folder'?\n"
+    (folder / "photo" / "cat" / "0.png").write_bytes(b"x")
+    assert main(["data", "check", str(folder), "--as", "image_folder", "--set", "layout=domain/class"]) == 2
+    assert "photo/cat/0.png: not a readable picture" in capsys.readouterr().err
+
+
+def test_data_build_keeps_a_set_and_prints_its_card(tmp_path, capsys):
+    assert main(["data", "build", "prototypes", "--set", "examples=20", "--set", "shape=[1, 2, 2]"]) == 0
+    shown = capsys.readouterr().out
+    assert "train  20" in shown
+    assert "sha256  " in shown
+    assert list((tmp_path / "cache").glob("prototypes-*"))
+
+
+def test_partition_build_writes_the_same_manifest_each_time(spec, tmp_path, capsys):
+    assert main(["partition", "build", str(spec)]) == 0
+    first = spec.with_name("by_domain.json").read_bytes()
+    assert "2 clients hold 6 of 6 examples" in capsys.readouterr().out
+    assert main(["partition", "build", str(spec), "--out", str(tmp_path / "again.json")]) == 0
+    assert (tmp_path / "again.json").read_bytes() == first
+    body = json.loads(first)
+    assert body["spec"]["by"] == "natural"
+    assert body["spec"]["split"] == "train"
+    assert manifest_sha256(first) == body["sha256"]
+    assert len(Partition.read(first, body["data_sha256"])) == 2
+
+
+def test_a_built_manifest_is_used_by_an_experiment(spec, folder):
+    assert main(["partition", "build", str(spec)]) == 0
+    manifest = {"by": "manifest", "path": str(spec.with_name("by_domain.json"))}
+    spec.write_text(spec.read_text().replace("{by: natural, column: domain}", json.dumps(manifest)))
+    built = partitions.build(partitions.load(spec), cache.folder())
+    assert built.partition.sizes.tolist() == [3, 3]
+
+
+def test_partition_show_prints_clients_and_a_summary(spec, capsys):
+    assert main(["partition", "show", str(spec), "--of", "class"]) == 0
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert shown[1] == ["0", "photo", "3", "0", "3", "1.58", "0.000"]
+    assert ["entropy", "1.585"] in shown
+
+
+def test_partition_show_compares_two_specs(spec, tmp_path, capsys):
+    other = tmp_path / "specs" / "iid.yaml"
+    other.write_text(
+        spec.read_text().replace("by_domain", "iid").replace("{by: natural, column: domain}", "{by: iid, clients: 3}")
+    )
+    assert main(["partition", "show", "--compare", str(spec), str(other), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {name: numbers["clients"] for name, numbers in told.items()} == {"by_domain": 2, "iid": 3}
+    assert main(["partition", "show", str(spec), "--compare", str(spec), str(other)]) == 2
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
+def test_partition_show_draws(spec, tmp_path):
+    assert main(["partition", "show", str(spec), "--png", str(tmp_path / "out" / "a.png")]) == 0
+    assert Image.open(tmp_path / "out" / "a.png").size[0] > 300
+
+
+def test_a_spec_that_is_wrong_is_one_line(spec, capsys):
+    for line, message in (
+        ("splt: train", "simfl: splt: a partition spec has no key 'splt' (given 'train'); did you mean 'split'?\n"),
+        ("split: tain", "simfl: split: image_folder has no split 'tain'; did you mean 'train'?\n"),
+        ("disjoint: {test: [id]}", "simfl: disjoint.test: the data has no such split; allowed: train\n"),
+    ):
+        broken = spec.with_name("broken.yaml")
+        broken.write_text(f"{spec.read_text()}{line}\n")
+        assert main(["partition", "build", str(broken)]) == 2
+        assert capsys.readouterr().err == message
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_every_spec_that_comes_with_simfl_is_read_and_named_by_its_file(path):
+    spec = partitions.load(path)
+    assert spec.name == path.stem
+
+
+@pytest.mark.parametrize("name", ["sroie_provider", "scene_text_source"])
+def test_specs_on_real_data_hold_what_they_promise(name, real_data, monkeypatch):
+    monkeypatch.setenv("SIMFL_REAL_DATA", str(real_data))
+    spec = partitions.load(next(path for path in SPECS if path.stem == name))
+    built = partitions.build(spec, cache.folder())
+    assert built.partition.sizes.min() > 0
+    assert built.partition.sizes.sum() == len(built.split)
+
+
+def test_leaks_that_a_spec_forbids_end_the_build(real_data, monkeypatch):
+    monkeypatch.setenv("SIMFL_REAL_DATA", str(real_data))
+    path = next(path for path in SPECS if path.stem == "scene_text_source")
+    both = partitions.load(path, ["data.train=[IC13_test]", "data.test=[IC13_test_857]"])
+    with pytest.raises(DataError, match=r"disjoint\.test: train and test share 8\d\d of content"):
+        partitions.build(both, cache.folder())

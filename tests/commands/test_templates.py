@@ -1,0 +1,75 @@
+"""Experiments to start from: listed, copied, and in the wheel."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from simfl import config
+from simfl.cli import main
+from simfl.commands.templates import templates
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", templates())
+def test_every_template_is_an_experiment_and_says_what_it_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    config.load(templates()[name])
+    assert main(["new", "--list"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"{name} ")]
+    assert len(line.split()) > 3
+
+
+def test_a_new_experiment_is_the_template_under_a_name_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.yaml"
+    assert main(["new", str(file), "--from", "quickstart"]) == 0
+    assert capsys.readouterr().out == f"{file} is written; edit it, then: simfl run {file}\n"
+    before, after = config.to_mapping(config.load(templates()["quickstart"])), config.to_mapping(config.load(file))
+    assert after == {**before, "name": "mine"}
+    kept = set(templates()["quickstart"].read_text().splitlines()) - set(file.read_text().splitlines())
+    assert kept == {"name: quickstart"}  # comments and all
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["there.yaml", "--from", "quickstart"], "there.yaml: is there already"),
+        (["x.yaml", "--from", "quickstat"], "--from: unknown 'quickstat'; did you mean 'quickstart'?"),
+        (["a b.yaml", "--from", "quickstart"], "FILE: 'a b' is not letters, digits, '.', '_' and '-', not beginning"),
+        (["none/x.yaml", "--from", "quickstart"], "none/x.yaml: No such file or directory"),
+        (["x.yaml"], "new: write `simfl new FILE --from NAME`; `simfl new --list` shows the names"),
+    ],
+)
+def test_what_cannot_be_written_is_one_line(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("there.yaml").write_text("mine")
+    assert main(["new", *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"simfl: {said}")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("there.yaml", "mine")]
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_experiments_of_the_repository(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    for name in ("simfl", "experiments"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir"]
+    subprocess.run([*pip, str(tmp_path), str(tree)], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        held = {name: packed.read(name) for name in packed.namelist() if name.startswith("simfl/experiments/")}
+        assert "simfl/py.typed" in packed.namelist()
+    there = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in (ROOT / "experiments").rglob("*.yaml")}
+    assert held == {f"simfl/{name}": content for name, content in there.items()}

@@ -1,0 +1,95 @@
+"""`simfl plan`: the JSON's keys, the table, time by a run's pace, privacy, and data that are not there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fakes import experiment, run
+
+from simfl.cli import main
+from simfl.config import dump
+
+COUNT = {"download", "upload", "total"}
+ROOT = Path(__file__).parents[2] / "experiments"
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])
+    path = tmp_path / "toy.yaml"
+    path.write_text(dump(experiment()))
+    return path
+
+
+def planned(capsys, *arguments):
+    assert main(["plan", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_json_has_these_keys_and_no_others(file, capsys):
+    found = json.loads(planned(capsys, file, "--json"))
+    keys = {"model", "message", "messages", "bytes", "charged", "privacy", "memory"}
+    assert found.keys() == keys | {"phases"}
+    assert [phase.keys() for phase in found["phases"]] == [keys]
+    for level in (found, *found["phases"]):
+        assert level["model"].keys() == {"parameters", "trained", "travelling", "private"}
+        assert level["message"].keys() == {"download", "upload"}
+        assert level["message"]["upload"].keys() == {"floats", "bytes"}
+        assert level["bytes"].keys() == level["charged"].keys() == COUNT
+        assert level["memory"].keys() == {"server", "worker", "client"}
+        assert level["privacy"] is None
+
+
+def test_a_setting_can_be_overridden(file, capsys):
+    three, six = (
+        json.loads(planned(capsys, file, "--json", "--set", f"phases.0.rounds={rounds}")) for rounds in (3, 6)
+    )
+    assert six["bytes"]["total"] == 2 * three["bytes"]["total"] == 6 * 7 * 2 * 4 * 293  # 7 clients, both ways
+
+
+def test_the_table_tells_messages_totals_steps_and_memory(file, capsys):
+    text = planned(capsys, file, "--card", "1GB")
+    assert text.startswith("toy: 3 rounds, 10 clients\n")
+    lines = {line.split("  ")[0]: " ".join(line.split()) for line in text.splitlines()}
+    assert lines["download"] == "download 24,612 0.0 0.000"  # of the totals, which come last
+    assert lines["messages"] == "messages 42"
+    assert lines["local steps"].endswith("by the data")
+    assert "cohorts of 65536 fit 1000.0 MB" in lines["memory: worker"]
+
+
+def test_time_is_told_by_the_pace_of_a_run(file, tmp_path, capsys):
+    run(experiment(), tmp_path / "run")
+    capsys.readouterr()
+    text = planned(capsys, file, "--speed", tmp_path / "run")
+    assert " h at " in text
+    assert "steps/s" in text
+    other = planned(capsys, file, "--speed", tmp_path / "run", "--set", "phases.0.local.batch_size=4")
+    assert "but other batch_size there" in other
+
+
+def test_a_folder_without_a_run_has_no_pace(file, tmp_path, capsys):
+    assert main(["plan", str(file), "--speed", str(tmp_path)]) == 2
+    assert "no run is there" in capsys.readouterr().err
+
+
+def test_privacy_is_accounted_by_the_runs_own_accountant(capsys):
+    text = planned(capsys, ROOT / "pfl_docvqa/track2_baseline.yaml", "--json")
+    found = json.loads(text)["privacy"]
+    assert found == json.loads(text)["phases"][0]["privacy"]
+    assert found["epsilon"] == pytest.approx(1.0, abs=1e-5)
+    assert found["noise_multiplier"] == pytest.approx(1.1477, abs=1e-4)
+    assert (found["delta"], found["sampling_rate"]) == (1e-5, pytest.approx(0.025))
+
+
+def test_without_the_data_steps_are_unknown_and_bytes_are_not(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SIMFL_REAL_DATA", str(tmp_path))
+    text = planned(capsys, ROOT / "sroie/lora_nf4.yaml")
+    assert "not known: data.path" in text
+    assert "15,321,600" in text  # 40 messages of 680,960 values at 4.5 bits
+
+
+def test_an_unknown_setting_is_one_line(file, capsys):
+    assert main(["plan", str(file), "--set", "phases.0.round=3"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

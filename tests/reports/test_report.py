@@ -1,0 +1,179 @@
+"""Reports: one file, nothing fetched, with everything that the runs left."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html import escape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fakes import experiment
+
+from simfl.cli import main
+from simfl.comparison.results import Result
+from simfl.comparison.table import Line
+from simfl.experiment import Evaluate, Experiment
+from simfl.reports.chart import Scale, Series, heat, lines, number, strips
+from simfl.reports.curves import course, facets
+from simfl.reports.page import DARK, LIGHT
+from simfl.runs.results import Run
+from simfl.sweeps import sweep
+from simfl.sweeps.file import Point, Sweep
+
+VOID = {"meta", "br", "hr"}
+
+
+class Balance(HTMLParser):
+    """Every element that opens closes; keeps text and what would be fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open, self.text, self.fetched = list[str](), "", list[str]()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        self.fetched += [f"{tag} {key}" for key, value in attributes if key in ("src", "srcset") or tag == "link"]
+        self.fetched += [value for key, value in attributes if key == "href" and value and not value.startswith("#")]
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        """It closes itself."""
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report") / "s"
+    base = experiment(rounds=2, evaluate=Evaluate(models=("generic", "last_local"), samples=3))
+    points = [
+        Point(
+            f"{rate}-{seed}",
+            {"rate": name, "seed": seed},
+            _named(base, rate, seed),
+        )
+        for rate, name in ((0.1, "<fast>"), (0.01, "slow"))
+        for seed in (1, 2)
+    ]
+    sweep.run(Sweep("s", tuple(points)), folder, "inline")
+    return folder
+
+
+def _named(base: Experiment, rate: float, seed: int) -> Experiment:
+    phase = base.phases[0]
+    phases = (replace(phase, local=replace(phase.local, learning_rate=rate)),)
+    return replace(base, name=f"{rate}-{seed}", seed=seed, phases=phases)
+
+
+def test_it_is_one_file_that_fetches_nothing(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(swept), "--title", "Rates & co"]) == 0
+    assert capsys.readouterr().out == f"{swept / 'report.html'} is written\n"
+    text = (swept / "report.html").read_text()
+    page = Balance()
+    page.feed(text)
+    assert page.open == []
+    assert page.fetched == []
+    assert "<script" not in text
+    assert "url(" not in text
+    assert "Rates & co" in page.text
+    for title in ("Comparison", "Learning", "Bytes", "Clients", "Partition", "Time", "Predictions", "Commands"):
+        assert f"<h2>{title}</h2>" in text
+    assert "<h2>Privacy</h2>" not in text  # nothing was spent
+    assert "<fast>" in page.text  # escaped in the source
+    assert f"simfl run {swept}/runs/0.1-1/experiment.yaml" in page.text
+
+
+def test_a_single_run_has_a_report(swept: Path, tmp_path: Path) -> None:
+    assert main(["report", str(swept / "runs" / "0.1-1"), "--out", str(tmp_path / "one.html")]) == 0
+    assert "<h2>Learning</h2>" in (tmp_path / "one.html").read_text()
+
+
+def test_the_curves_are_those_of_the_tables(swept: Path) -> None:
+    run = Result("0.1-1", {}, swept / "runs" / "0.1-1", "completed")
+    found, there = course(run), Run(run.folder)
+    assert found.bytes == {
+        0: 0,
+        1: there.rounds()["total_bytes"][0].as_py(),
+        2: sum(there.rounds()["total_bytes"].to_pylist()),
+    }
+    assert found.scores["accuracy"][2] == there.summary["final"]["accuracy"]
+    assert found.scores["last_local.accuracy"][0] == there.summary["initial"]["last_local.accuracy"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize("dark", [False, True])
+def test_in_a_browser_nothing_sticks_out_and_the_ground_follows_the_system(
+    swept: Path, tmp_path: Path, width: int, dark: bool
+) -> None:
+    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    if browser is None:
+        pytest.skip("no chromium on the path")
+    assert main(["report", str(swept), "--out", str(tmp_path / "r.html")]) == 0
+    told = "parent.document.body.dataset.told=document.documentElement.scrollWidth+' '+innerWidth+' '"
+    told += "+getComputedStyle(document.body).backgroundColor"
+    inner = (tmp_path / "r.html").read_text() + f"<script>{told}</script>"
+    page = tmp_path / "told.html"  # a window is never as narrow as a phone; a frame in it is
+    page.write_text(f'<body><iframe width="{width}" height="900" srcdoc="{escape(inner)}"></iframe></body>')
+    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000", "--dump-dom"]
+    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    shown = subprocess.run([browser, *flags, scheme, page.as_uri()], capture_output=True, text=True, timeout=120)
+    found = re.search(r'data-told="(\d+) (\d+) (.*?)"', shown.stdout)
+    assert found is not None
+    assert int(found[1]) <= int(found[2]) <= width
+    assert found[3] == ("rgb(18, 21, 26)" if dark else "rgb(255, 255, 255)")
+
+
+def test_ticks_are_round_and_inside() -> None:
+    assert Scale(0.0, 1.0, 0, 100).ticks() == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    assert Scale(0.03, 0.37, 0, 100).ticks() == pytest.approx([0.1, 0.2, 0.3])
+    assert Scale.over([5.0, 5.0], 0, 100)(5.0) == pytest.approx(50.0)
+    assert number(0.0) == "0"
+
+
+def test_series_differ_in_more_than_colour() -> None:
+    text = lines([Series(str(i), [(0.0, i), (1.0, i + 1.0)]) for i in range(8)], "x", "y")
+    drawn = re.findall(r'<path d="M[\d. L-]+" class="line (c\d)" (.*?)/>', text)
+    assert len({colour for colour, _ in drawn}) == 8
+    assert len({dash for _, dash in drawn}) == 2  # and four markers to each
+
+
+def test_charts_of_nothing_and_of_names_with_signs_in_them() -> None:
+    assert lines([], "x", "y") == ""
+    assert "a&lt;b" in strips([("a<b", [0.1, 0.2])], "score")
+    assert "&lt;i&gt;" in heat(["<i>"], ["v"], np.array([[3]]), "examples")
+
+
+def contrast(a: str, b: str) -> float:
+    """Of two colours as WCAG 2 counts it."""
+
+    def light(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    high, low = sorted((light(a), light(b)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_every_colour_stands_out_from_its_ground() -> None:
+    """3 to 1 is what WCAG 2 asks of graphics."""
+    assert min(contrast(colour, "#ffffff") for colour in LIGHT) >= 3
+    assert min(contrast(colour, "#12151a") for colour in DARK) >= 3
+
+
+def test_many_lines_are_divided_among_charts() -> None:
+    made = [Line({"k": k, "c": c, "t": t}, (), {}) for k in range(3) for c in range(3) for t in range(3)]
+    found = list(facets(("k", "c", "t"), made))
+    assert [len(group) for _, group, _ in found] == [3] * 9
+    assert found[0][0] == ["k 0", "c 0"]
+    assert found[0][2] == ("t",)

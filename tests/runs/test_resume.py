@@ -1,0 +1,304 @@
+"""Going on from the last commit: whatever was being written when the process died, and never from what does not fit."""
+
+import errno
+import itertools
+import json
+import os
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fakes import Killed, Official, Stopping, Toy, experiment, run, then, traces
+
+from simfl import files
+from simfl.data.partition import Iid
+from simfl.errors import ConfigError, RunError
+from simfl.runs import checkpoint, tables
+
+SMALL = experiment("scaffold", data=Toy(sizes=(3, 9, 2), valid=10), clients_per_round=2, participation=None)
+LINE = r"^[^\n]*"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    run(SMALL, folder)
+    return traces(folder)
+
+
+OPERATIONS = [(os, "fsync"), (os, "replace"), (os, "mkdir"), (shutil, "rmtree"), (Path, "unlink")]
+
+
+def killed_at(monkeypatch, number, after):
+    """The process dies before or after this file operation; without a number, nothing happens. Counts."""
+    counter = itertools.count()
+    counted = []
+
+    def watched(operation):
+        def call(*args, **kwargs):
+            counted.append(next(counter))
+            if number is not None and (counted[-1] > number or (counted[-1] == number and not after)):
+                raise Killed
+            result = operation(*args, **kwargs)
+            if counted[-1] == number:
+                raise Killed
+            return result
+
+        return call
+
+    for owner, name in OPERATIONS:
+        monkeypatch.setattr(owner, name, watched(getattr(owner, name)))
+    return counted
+
+
+def kill_and_go_on(folder, monkeypatch, number, after):
+    """Start a run, die at a file operation, go on; whether it was alive so long."""
+    with monkeypatch.context() as patch:
+        killed_at(patch, number, after)
+        try:
+            run(SMALL, folder)
+            return False
+        except Killed:
+            pass
+    run(SMALL, folder, resume=(folder / "experiment.yaml").exists())
+    return True
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
+def test_killed_at_a_file_operation_the_run_goes_on_to_the_same_end(after, whole, tmp_path, monkeypatch):
+    """Every 23rd of some 120; all of them in the slow test."""
+    alive = [kill_and_go_on(tmp_path / str(n), monkeypatch, n, after) for n in range(11 * after, 120, 23)]
+    assert all(alive)
+    for folder in tmp_path.iterdir():
+        assert traces(folder) == whole, folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
+def test_killed_at_every_file_operation_the_run_goes_on_to_the_same_end(after, whole, tmp_path, monkeypatch):
+    for number in itertools.count():
+        folder = tmp_path / str(number)
+        if not kill_and_go_on(folder, monkeypatch, number, after):
+            break
+        assert traces(folder) == whole, number
+        shutil.rmtree(folder)
+    assert number > 120
+
+
+def test_no_state_is_left_behind_that_no_commit_needs(tmp_path):
+    run(SMALL, tmp_path, display=Stopping(2))
+    run(SMALL, tmp_path, resume=True)
+    needed = set()
+    for step in checkpoint.steps(tmp_path / "checkpoints"):
+        needed |= set(checkpoint.read(tmp_path / "checkpoints", step).facts["memory"].values())
+    assert {path.stem for path in (tmp_path / "memory").iterdir()} == needed
+    assert checkpoint.steps(tmp_path / "checkpoints") == [2, 3]
+
+
+def test_a_finished_run_can_be_resumed_and_stays_as_it_is(whole, tmp_path):
+    first = run(SMALL, tmp_path)
+    again = run(SMALL, tmp_path, resume=True)
+    assert traces(tmp_path) == whole
+    assert (again["final"], again["initial"]) == (first["final"], first["initial"])
+    assert again["final"] == {"accuracy": first["final"]["accuracy"]}
+
+
+def test_killed_before_the_summary_the_scores_are_not_lost(tmp_path, monkeypatch):
+    expected = run(SMALL, tmp_path / "whole")
+    monkeypatch.setattr(tables, "join", killed)
+    with pytest.raises(Killed):
+        run(SMALL, tmp_path / "killed")
+    monkeypatch.undo()
+    summary = run(SMALL, tmp_path / "killed", resume=True)
+    assert summary["final"] == expected["final"]
+
+
+def killed(*_):
+    raise Killed
+
+
+def test_seconds_of_all_sittings_are_added(tmp_path):
+    first = run(SMALL, tmp_path, display=Stopping(1))
+    second = run(SMALL, tmp_path, resume=True)
+    assert second["seconds"]["total"] > first["seconds"]["total"]
+
+
+def test_every_resume_is_in_the_manifest_with_what_it_ran_on(tmp_path):
+    run(SMALL, tmp_path, display=Stopping(1))
+    with pytest.raises(Killed):
+        run(SMALL, tmp_path, resume=True, display=Stopping(2, scoring=True, error=Killed))
+    assert run(SMALL, tmp_path, resume=True)["resumed_at"] == [1, 1]
+    resumes = json.loads((tmp_path / "manifest.json").read_text())["resumes"]
+    assert [resume["step"] for resume in resumes] == [1, 1]
+    assert {"torch", "ray"} <= resumes[0]["libraries"].keys()
+
+
+# what does not fit is refused
+
+
+def test_without_a_run_there_is_nothing_to_resume(tmp_path):
+    with pytest.raises(RunError, match=f"{LINE}: no run to resume here$"):
+        run(SMALL, tmp_path / "absent", resume=True)
+    assert not (tmp_path / "absent").exists()
+
+
+def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path):
+    run(SMALL, tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with pytest.raises(RunError, match=f"{LINE}: holds a run already; go on with --resume, or give another --out$"):
+        run(SMALL, tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_a_run_that_somebody_is_at_work_on_is_not_resumed_beside_it(tmp_path):
+    run(SMALL, tmp_path)
+    with files.locked(tmp_path), pytest.raises(RunError, match=f"{LINE}: process {os.getpid()} is at work on this run"):
+        run(SMALL, tmp_path, resume=True)
+    run(SMALL, tmp_path, resume=True)
+
+
+CHANGES = {
+    "seed: 42": replace(SMALL, seed=43),
+    "learning_rate: 0.1": experiment("scaffold", learning_rate=0.2, data=SMALL.data, clients_per_round=2),
+    "valid: 10": replace(SMALL, data=replace(SMALL.data, valid=11)),
+    "phases": then(SMALL, SMALL),
+}
+
+
+@pytest.mark.parametrize("line", CHANGES)
+def test_a_changed_experiment_is_refused_by_the_line_that_differs(line, tmp_path):
+    run(SMALL, tmp_path, display=Stopping(1))
+    before = json.loads((tmp_path / "manifest.json").read_text())
+    with pytest.raises(RunError) as refused:
+        run(CHANGES[line], tmp_path, resume=True)
+    assert "\n" not in str(refused.value)
+    old, new = re.search(r"the run there has '(.*)' where this experiment has '(.*)'$", str(refused.value)).groups()
+    assert old != new
+    assert line == "phases" or line in old
+    assert json.loads((tmp_path / "manifest.json").read_text()) == before  # a refused resume is none
+
+
+def test_other_data_under_the_same_settings_are_refused(tmp_path, monkeypatch):
+    run(SMALL, tmp_path, display=Stopping(1))
+    split = Toy._split
+    monkeypatch.setattr(Toy, "_split", lambda self, stream, sizes: split(self, stream + 10, sizes))
+    with pytest.raises(RunError, match=f"{LINE}: data_sha256 was '[0-9a-f]+' at the start, now '[0-9a-f]+'$"):
+        run(SMALL, tmp_path, resume=True)
+
+
+def test_another_partition_under_the_same_settings_is_refused(tmp_path, monkeypatch):
+    run(SMALL, tmp_path, display=Stopping(1))
+    monkeypatch.setattr(Official, "split", lambda self, split, seed: Iid(clients=3).split(split, seed))
+    with pytest.raises(RunError, match=f"{LINE}: partition_sha256 was '[0-9a-f]+' at the start, now '[0-9a-f]+'$"):
+        run(SMALL, tmp_path, resume=True)
+
+
+def test_another_identity_is_refused(tmp_path):
+    run(SMALL, tmp_path, display=Stopping(1))
+    path = tmp_path / "manifest.json"
+    stored = json.loads(path.read_text())
+    stored["identity"]["device"] = "cuda"
+    path.write_text(json.dumps(stored))
+    with pytest.raises(RunError, match=f"{LINE}: identity was .*'device': 'cuda'.* now .*'device': 'cpu'"):
+        run(SMALL, tmp_path, resume=True)
+
+
+def damage(path):
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_damaged_commit_falls_back_loudly_to_the_one_before(whole, tmp_path):
+    run(SMALL, tmp_path, display=Stopping(2))
+    damage(tmp_path / "checkpoints" / "000002" / "state.safetensors")
+    display = Stopping()
+    summary = run(SMALL, tmp_path, resume=True, display=display)
+    assert re.fullmatch(r".*000002: damaged commit: .*; falling back to the commit before", display.messages[0])
+    assert summary["resumed_at"] == [1]
+    assert traces(tmp_path) == whole
+
+
+def test_a_damaged_last_commit_of_a_finished_run_falls_back_too(whole, tmp_path):
+    """Two commits were made after the last round; the memory of the one before is still there."""
+    run(SMALL, tmp_path)
+    damage(tmp_path / "checkpoints" / "000003" / "facts.json")
+    assert run(SMALL, tmp_path, resume=True)["resumed_at"] == [2]
+    assert traces(tmp_path) == whole
+
+
+def test_after_a_fallback_the_commit_before_can_still_be_fallen_back_to(whole, tmp_path):
+    run(SMALL, tmp_path, display=Stopping(2))
+    run(SMALL, tmp_path, resume=True, display=Stopping(3))
+    damage(tmp_path / "checkpoints" / "000003" / "state.safetensors")
+    assert run(SMALL, tmp_path, resume=True)["resumed_at"] == [2, 2]
+    assert traces(tmp_path) == whole
+
+
+def test_when_every_commit_is_damaged_the_run_is_refused(tmp_path):
+    run(SMALL, tmp_path, display=Stopping(2))
+    for step in (1, 2):
+        damage(tmp_path / "checkpoints" / f"{step:06d}" / "facts.json")
+    with pytest.raises(RunError, match=f"{LINE}: every commit is damaged: 1, 2$"):
+        run(SMALL, tmp_path, resume=True)
+
+
+def test_damaged_or_missing_client_memory_is_refused_by_its_file(tmp_path):
+    case = replace(SMALL, phases=(replace(SMALL.phases[0], clients_per_round=3),))
+    for spoil in (damage, Path.unlink):
+        folder = tmp_path / spoil.__name__
+        run(case, folder, display=Stopping(2))
+        digests = checkpoint.latest(folder / "checkpoints").facts["memory"]
+        spoil(folder / "memory" / f"{digests['1']}.safetensors")
+        with pytest.raises(
+            RunError, match=f"{LINE}{digests['1']}.safetensors: this client's memory is (damaged|missing)"
+        ):
+            run(case, folder, resume=True)
+
+
+# what the disk refuses
+
+
+def refusing(monkeypatch, number, when):
+    """From now on the disk refuses with this error number what `when(path)` says."""
+    opened = open
+
+    def refused(path, mode="r", *args, **kwargs):
+        if set(mode) & set("wa") and when(Path(path)):
+            raise OSError(number, os.strerror(number), str(path))
+        return opened(path, mode, *args, **kwargs)
+
+    monkeypatch.setattr("builtins.open", refused)
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "rounds", "memory", "log.jsonl", "manifest.json"])
+def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(name, whole, tmp_path, monkeypatch):
+    run(SMALL, tmp_path, display=Stopping(1))
+    with monkeypatch.context() as patch:
+        refusing(patch, errno.ENOSPC, lambda path: name in str(path.relative_to(tmp_path)))
+        with pytest.raises(RunError, match=f"{LINE}: No space left on device$"):
+            run(SMALL, tmp_path, resume=True)
+    run(SMALL, tmp_path, resume=True)
+    assert traces(tmp_path) == whole
+    assert not list(tmp_path.rglob(f"{files.TEMP}*"))
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
+    refusing(monkeypatch, errno.EACCES, lambda path: tmp_path in path.parents)
+    with pytest.raises(RunError, match=f"{LINE}: Permission denied$"):
+        run(SMALL, tmp_path / "r")
+
+
+def test_a_file_in_the_place_of_the_folder_is_one_line(tmp_path):
+    (tmp_path / "r").write_text("")
+    with pytest.raises(RunError, match=f"{LINE}r: File exists$"):
+        run(SMALL, tmp_path / "r")
+
+
+def test_nothing_is_written_for_an_experiment_that_cannot_run(tmp_path):
+    case = replace(SMALL, phases=(replace(SMALL.phases[0], clients_per_round=4),))
+    with pytest.raises(ConfigError, match=r"^phases\.0\.clients_per_round: 4 asked, there are 3 clients$"):
+        run(case, tmp_path / "r")
+    assert not (tmp_path / "r").exists()

@@ -1,0 +1,216 @@
+"""Sweeps: each run as it would be alone, what is done stays, failures are their own, fewer rounds are not run twice."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import Faulty, Normalised, Toy, experiment, run, then, traces
+
+from simfl import config, simulation
+from simfl.cli import main
+from simfl.errors import RunError
+from simfl.experiment import Evaluate, Experiment
+from simfl.optimizers.schedules import Cosine
+from simfl.runs import tables
+from simfl.sweeps import sweep
+from simfl.sweeps.file import Median, Point, Stop, Sweep
+from simfl.sweeps.job import Job, Outcome, ask, asked
+
+BASE = experiment(rounds=2, evaluate=Evaluate(samples=0))
+
+
+def of(*experiments: Experiment, stop: Stop | None = None, **shown: list[Any]) -> Sweep:
+    """A sweep of these experiments, named a, b, c, …"""
+    names = "abcdefgh"[: len(experiments)]
+    points = [
+        Point(name, {key: values[i] for key, values in shown.items()} or {"run": name}, replace(one, name=name))
+        for i, (name, one) in enumerate(zip(names, experiments, strict=True))
+    ]
+    return Sweep("toys", tuple(points), stop or Stop())
+
+
+def statuses(outcomes: list[Outcome]) -> list[str]:
+    return [outcome.status for outcome in outcomes]
+
+
+def with_rounds(rounds: int, of: Experiment = BASE) -> Experiment:
+    return replace(of, phases=(*of.phases[:-1], replace(of.phases[-1], rounds=rounds)))
+
+
+def test_each_run_is_bit_equal_to_the_run_alone(tmp_path: Path) -> None:
+    """One process does all of them, with data and model shared; two phases leave the model changed between runs."""
+    two = then(BASE, BASE)
+    experiments = (
+        BASE,
+        two,
+        BASE,
+        replace(two, seed=7),
+        replace(BASE, model=Normalised(), data=Toy(sizes=(8, 16, 8, 24))),
+        two,
+    )
+    labelled = of(*experiments)
+    assert statuses(sweep.run(labelled, tmp_path / "s", "inline")) == ["completed"] * len(experiments)
+    for point in labelled.points:
+        run(point.experiment, tmp_path / "alone" / point.label)
+        assert traces(tmp_path / "s" / "runs" / point.label) == traces(tmp_path / "alone" / point.label), point.label
+
+
+def test_on_ray_each_run_is_bit_equal_to_the_run_alone(tmp_path: Path, ray_session: None) -> None:
+    labelled = of(BASE, replace(BASE, seed=2), experiment(Faulty(), rounds=2), with_rounds(3))
+    outcomes = sweep.run(labelled, tmp_path / "s", "ray", workers=2)
+    assert statuses(outcomes) == ["completed", "completed", "failed", "completed"]
+    for label in "abd":
+        run({p.label: p.experiment for p in labelled.points}[label], tmp_path / label)
+        assert traces(tmp_path / "s" / "runs" / label) == traces(tmp_path / label)
+
+
+def test_a_failure_is_the_runs_own(tmp_path: Path) -> None:
+    outcomes = sweep.run(of(BASE, experiment(Faulty(), rounds=2), BASE), tmp_path / "s", "inline")
+    assert statuses(outcomes) == ["completed", "failed", "completed"]
+    assert outcomes[1].error.startswith("client 3, phase 0, round 2, seed ")
+    error = (tmp_path / "s" / "runs" / "b" / "error.txt").read_text()
+    assert error.splitlines()[0] == outcomes[1].error
+    assert outcomes[1].error.endswith(" failed: ZeroDivisionError: the client's own words")
+    assert "ZeroDivisionError: the client's own words" in error
+    row = tables.rows(tmp_path / "s" / "results.parquet")[1]
+    assert (row["status"], row["error"]) == ("failed", outcomes[1].error)
+    assert f"- b failed: {outcomes[1].error}" in (tmp_path / "s" / "table.md").read_text()
+
+
+def test_what_is_done_stays_and_what_failed_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "met").mkdir()
+    once = experiment(Faulty(folder=str(tmp_path / "met"), times=1), rounds=2)
+    labelled, begun = of(BASE, once), list[str]()
+    sweep.run(labelled, tmp_path / "s", "inline")
+    whole = simulation.run
+    monkeypatch.setattr(simulation, "run", lambda one, *a, **k: (begun.append(one.name), whole(one, *a, **k))[1])
+    assert statuses(sweep.run(labelled, tmp_path / "s", "inline", resume=True)) == ["completed", "completed"]
+    assert begun == ["b"]
+    assert not (tmp_path / "s" / "runs" / "b" / "error.txt").exists()
+
+
+def test_an_interrupted_sweep_goes_on_bit_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labelled, whole = of(BASE, replace(BASE, seed=3), replace(BASE, seed=4)), simulation.run
+
+    def cut(one: Experiment, folder: Path, *rest: Any, **settings: Any) -> Any:
+        calls = iter(["", "interrupted"])
+        return whole(one, folder, *rest, **settings | ({"until": lambda: next(calls)} if one.name == "b" else {}))
+
+    monkeypatch.setattr(simulation, "run", cut)
+    outcomes = sweep.run(labelled, tmp_path / "s", "inline")
+    assert statuses(outcomes) == ["completed", "interrupted", "interrupted"]
+    assert not (tmp_path / "s" / "runs" / "c").exists()
+    monkeypatch.setattr(simulation, "run", whole)
+    assert statuses(sweep.run(labelled, tmp_path / "s", "inline", resume=True)) == ["completed"] * 3
+    run(labelled.points[1].experiment, tmp_path / "b")
+    assert traces(tmp_path / "s" / "runs" / "b") == traces(tmp_path / "b")
+
+
+def test_a_grid_over_rounds_costs_its_longest_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluated every 2 rounds: the run of 3 scores its end, round 3, which the run of 5 must not have."""
+    base = replace(then(experiment(rounds=1), experiment("scaffold")), evaluate=Evaluate(every=2, samples=2))
+    labelled = of(*(with_rounds(rounds, base) for rounds in (5, 3, 4)))
+    count, one_round = [], simulation.one_round
+    monkeypatch.setattr(simulation, "one_round", lambda *a: (count.append(1), one_round(*a))[1])
+    assert statuses(sweep.run(labelled, tmp_path / "s", "inline")) == ["completed"] * 3
+    assert len(count) == 1 + 5
+    monkeypatch.undo()
+    for point in labelled.points:
+        run(point.experiment, tmp_path / point.label)
+        assert traces(tmp_path / "s" / "runs" / point.label) == traces(tmp_path / point.label)
+    manifest = json.loads((tmp_path / "s" / "runs" / "a" / "manifest.json").read_text())
+    assert (manifest["forked"]["step"], Path(manifest["forked"]["folder"]).name) == (5, "c")
+
+
+def test_a_schedule_over_the_horizon_has_no_common_rounds(tmp_path: Path) -> None:
+    base = experiment(schedule=Cosine())
+    labelled = of(with_rounds(2, base), with_rounds(3, base))
+    sweep.run(labelled, tmp_path / "s", "inline")
+    assert "forked" not in json.loads((tmp_path / "s" / "runs" / "b" / "manifest.json").read_text())
+    run(labelled.points[1].experiment, tmp_path / "b")
+    assert traces(tmp_path / "s" / "runs" / "b") == traces(tmp_path / "b")
+
+
+def test_new_runs_join_a_sweep_and_another_experiment_is_refused(tmp_path: Path) -> None:
+    sweep.run(of(BASE), tmp_path / "s", "inline")
+    assert statuses(sweep.run(of(BASE, replace(BASE, seed=2)), tmp_path / "s", "inline", resume=True)) == [
+        "completed",
+        "completed",
+    ]
+    with pytest.raises(RunError, match="the run there has 'seed: 42' where this experiment has 'seed: 5'"):
+        sweep.run(of(replace(BASE, seed=5)), tmp_path / "s", "inline", resume=True)
+    with pytest.raises(RunError, match="holds a sweep already; go on with --resume, or give another --out"):
+        sweep.run(of(BASE), tmp_path / "s", "inline")
+    with pytest.raises(RunError, match="no sweep to resume here"):
+        sweep.run(of(BASE), tmp_path / "t", "inline", resume=True)
+
+
+def test_a_run_that_falls_behind_is_ended(tmp_path: Path) -> None:
+    """Three learn, one has a learning rate of 0; it may finish 2 rounds of 6."""
+    base = experiment(rounds=6, evaluate=Evaluate(samples=0))
+    local = base.phases[0].local
+    still = replace(base, phases=(replace(base.phases[0], local=replace(local, learning_rate=0.0)),))
+    labelled = of(*(replace(base, seed=s) for s in (1, 2, 3)), still, stop=Stop(Median(after=2, least=3)))
+    outcomes = sweep.run(labelled, tmp_path / "s", "inline")
+    assert outcomes[-1].status == "stopped"
+    assert len(tables.rows(tmp_path / "s" / "runs" / "d" / "rounds.parquet")) == 2
+    assert statuses(sweep.run(labelled, tmp_path / "s", "inline", resume=True)) == statuses(outcomes)
+
+
+def test_the_median_rule_by_hand() -> None:
+    """At round 2 the others' means so far are .2, .4, .6 (that of the fourth, which is at round 1, does not count)."""
+    others = [{0: 9.0, 1: 0.1, 2: 0.3}, {1: 0.4, 2: 0.4, 3: 0.9}, {1: 0.6, 2: 0.6}, {1: 0.9}]
+    assert sweep.behind({0: 9.0, 1: 0.39, 2: 0.3}, others, Median())
+    assert not sweep.behind({1: 0.4, 2: 0.1}, others, Median())
+    assert not sweep.behind({1: 0.39, 2: 0.3}, others, Median(after=3))
+    assert not sweep.behind({1: 0.39, 2: 0.3}, others, Median(least=4))
+    assert not sweep.behind({0: 0.1}, others, Median())
+
+
+def test_a_run_is_asked_to_end_by_a_file(tmp_path: Path) -> None:
+    assert asked(tmp_path) == ""
+    ask(tmp_path, "stopped")
+    assert asked(tmp_path) == "stopped"
+
+
+def test_a_run_waits_for_the_one_that_it_goes_on_from(tmp_path: Path) -> None:
+    jobs = [Job("long", BASE, tmp_path / "long", after=tmp_path / "short"), Job("short", BASE, tmp_path / "short")]
+    standing = sweep.Standing(of(BASE), tmp_path, waiting=jobs)
+    first = standing.next()
+    assert first is not None
+    assert first.label == "short"
+    assert standing.next() is None
+    standing.end(Outcome("short", "failed"))
+    second = standing.next()
+    assert second is not None
+    assert second.label == "long"
+
+
+def test_the_command_runs_lists_and_says_how_it_went(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "toys.yaml"
+    file.write_text(
+        json.dumps({**config.to_mapping(BASE), "variants": {"plain": None, "prox": {"algorithm": "fedprox"}}})
+    )
+    assert main(["sweep", str(file), "--list"]) == 0
+    assert capsys.readouterr().out == "plain\nprox\n"
+    out = str(tmp_path / "s")
+    assert main(["sweep", str(file), "--out", out, "--backend", "inline", "--set", "seeds=[1,2]"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("| variant | seeds | accuracy |")
+    assert "[4/4] prox_seed-2: completed, valid accuracy " in said.err
+    assert main(["table", out, "--form", "csv", "--metric", "accuracy:worst", "--against", "prox"]) == 0
+    assert capsys.readouterr().out.startswith("variant,seeds,accuracy:worst,accuracy:worst_deviation,accuracy:worst_p,")
+    assert main(["table", out, "--metric", "acuracy"]) == 2
+    assert capsys.readouterr().err == "simfl: --metric: no run has a score 'acuracy'; did you mean 'accuracy'?\n"
+    assert main(["sweep", str(file), "--backend", "inline", "--workers", "2"]) == 2
+
+
+def test_a_failed_run_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = config.to_mapping(experiment(Faulty(), rounds=2)) | {"seeds": [1]}
+    (tmp_path / "f.yaml").write_text(json.dumps(given))
+    assert main(["sweep", str(tmp_path / "f.yaml"), "--out", str(tmp_path / "s"), "--backend", "inline"]) == 1
+    assert "seed-1 failed: client 3, phase 0, round 2" in capsys.readouterr().out

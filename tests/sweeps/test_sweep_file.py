@@ -1,0 +1,152 @@
+"""What a sweep's file says: which runs there are, what each is called and has, and what cannot be meant."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import experiment, then
+
+from simfl import config
+from simfl.errors import ConfigError
+from simfl.sweeps.file import Sweep, load
+
+ONE = config.to_mapping(experiment())
+
+
+def swept(folder: Path, given: dict[str, Any], *overrides: str, base: Any = ONE, only: tuple[str, ...] = ()) -> Sweep:
+    (folder / "base.yaml").write_text(json.dumps(base))
+    named = given if "experiments" in given else {"experiment": "base.yaml", **given}
+    (folder / "kinds.yaml").write_text(json.dumps(named))
+    return load(folder / "kinds.yaml", overrides, only)
+
+
+def labels(sweep: Sweep) -> list[str]:
+    return [point.label for point in sweep.points]
+
+
+def test_every_combination_is_a_run_and_the_last_axis_moves_fastest(tmp_path: Path) -> None:
+    sweep = swept(tmp_path, {"grid": {"phases.0.rounds": [1, 2], "local.learning_rate": [0.1]}, "seeds": [7, 8]})
+    assert labels(sweep) == [f"rounds-{t}_learning_rate-0.1_seed-{s}" for t in (1, 2) for s in (7, 8)]
+    last = sweep.points[-1]
+    assert last.shown == {"rounds": 2, "learning_rate": 0.1, "seed": 8}
+    assert (last.experiment.phases[0].rounds, last.experiment.seed, last.experiment.name) == (2, 8, last.label)
+    assert sweep.name == "kinds"
+
+
+def test_the_experiment_may_stand_in_the_file_itself(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(json.dumps({**ONE, "seeds": [1, 2]}))
+    sweep = load(path)
+    assert (labels(sweep), sweep.name) == (["seed-1", "seed-2"], "toy")
+
+
+def test_variants_are_settings_or_files_of_them_or_nothing(tmp_path: Path) -> None:
+    (tmp_path / "prox.yaml").write_text("algorithm: {name: fedprox, mu: 0.5}\nlocal.epochs: 2\n")
+    sweep = swept(tmp_path, {"variants": {"plain": None, "prox": "prox.yaml", "moon": {"algorithm": "moon"}}})
+    assert labels(sweep) == ["plain", "prox", "moon"]
+    phase = sweep.points[1].experiment.phases[0]
+    assert (phase.algorithm.mu, phase.local.epochs) == (0.5, 2)
+    assert [point.shown for point in sweep.points] == [{"variant": "plain"}, {"variant": "prox"}, {"variant": "moon"}]
+
+
+def test_zipped_paths_go_together(tmp_path: Path) -> None:
+    sweep = swept(tmp_path, {"grid": {"local.epochs, local.batch_size": [[1, 8], [2, 4]]}})
+    found = [(p.experiment.phases[0].local.epochs, p.experiment.phases[0].local.batch_size) for p in sweep.points]
+    assert found == [(1, 8), (2, 4)]
+    assert sweep.points[0].shown == {"epochs": 1, "batch_size": 8}
+
+
+def test_an_axis_of_the_grid_may_have_named_settings(tmp_path: Path) -> None:
+    sweep = swept(tmp_path, {"grid": {"size": {"small": {"model.widths": [4]}, "large": {"model.widths": [8, 8]}}}})
+    assert [(p.shown["size"], p.experiment.model.widths) for p in sweep.points] == [("small", (4,)), ("large", (8, 8))]
+
+
+def test_experiments_are_files_patterns_or_names(tmp_path: Path) -> None:
+    for name, rate in (("a", 0.1), ("b", 0.2)):
+        (tmp_path / f"run_{name}.yaml").write_text(json.dumps(config.to_mapping(experiment(learning_rate=rate))))
+    for given in (["run_a.yaml", "run_b.yaml"], ["run_*.yaml"]):
+        assert labels(swept(tmp_path, {"experiments": given})) == ["run_a", "run_b"]
+    sweep = swept(tmp_path, {"experiments": {"x": "run_a.yaml", "y": "run_b.yaml"}, "set": {"rounds": 1}})
+    assert [(p.label, p.experiment.phases[0].local.learning_rate) for p in sweep.points] == [("x", 0.1), ("y", 0.2)]
+    assert all(p.experiment.phases[0].rounds == 1 for p in sweep.points)
+
+
+def test_a_component_in_the_name_of_a_run_is_its_name_and_settings(tmp_path: Path) -> None:
+    sweep = swept(tmp_path, {"grid": {"algorithm": ["fedavg", {"name": "fedprox", "mu": 0.5}]}})
+    assert labels(sweep) == ["algorithm-fedavg", "algorithm-fedprox-mu-0.5"]
+
+
+def test_paths_of_equal_ends_are_told_apart(tmp_path: Path) -> None:
+    sweep = swept(tmp_path, {"grid": {"local.learning_rate": [0.1], "server.learning_rate": [1.0, 0.5]}})
+    assert sweep.points[0].shown == {"local.learning_rate": 0.1, "server.learning_rate": 1.0}
+
+
+def test_all_phases_at_once(tmp_path: Path) -> None:
+    two = config.to_mapping(then(experiment(), experiment()))
+    sweep = swept(tmp_path, {"grid": {"phases.*.rounds": [1, 2]}}, base=two)
+    assert [[phase.rounds for phase in p.experiment.phases] for p in sweep.points] == [[1, 1], [2, 2]]
+    with pytest.raises(
+        ConfigError, match=r"rounds: there are 2 phases; write phases\.0\.rounds, or phases\.\*\.rounds"
+    ):
+        swept(tmp_path, {"grid": {"rounds": [1]}}, base=two)
+
+
+def test_overrides_are_for_all_runs_and_may_replace_axes(tmp_path: Path) -> None:
+    given = {"grid": {"phases.0.rounds": [5, 6]}, "seeds": [1, 2, 3]}
+    sweep = swept(tmp_path, given, "local.epochs=2", "seeds=[9]", "grid.phases.0.rounds=[1]")
+    assert labels(sweep) == ["rounds-1_seed-9"]
+    assert sweep.points[0].experiment.phases[0].local.epochs == 2
+
+
+def test_only_some_runs(tmp_path: Path) -> None:
+    assert labels(swept(tmp_path, {"seeds": [1, 2, 11]}, only=("seed-1*",))) == ["seed-1", "seed-11"]
+    with pytest.raises(ConfigError, match="--only sed-1: no run is called so; did you mean 'seed-1'"):
+        swept(tmp_path, {"seeds": [1, 2]}, only=("sed-1",))
+
+
+def test_runs_of_a_sweep_stand_together_in_weights_and_biases(tmp_path: Path) -> None:
+    sweep = swept(tmp_path, {"seeds": [1]}, "tracking={wandb: {project: p}}")
+    tracked = sweep.points[0].experiment.tracking.wandb
+    assert tracked is not None
+    assert (tracked.project, tracked.group) == ("p", "kinds")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "kinds.yaml: nothing varies; give grid, variants, experiments or seeds, or use simfl run"),
+        ({"gird": {}}, "kinds.yaml: a sweep has no key 'gird'; did you mean 'grid'?"),
+        ({"seed": 3}, "a sweep has no key 'seed'; the experiment is in another file: put it under set, as seed"),
+        ({"grid": {"rounds": 3}}, r"grid.rounds: 3 is not a list of values; write \[a, b\]"),
+        ({"grid": {"rounds": []}}, r"grid.rounds: \[\] is not a list of values"),
+        ({"grid": {"rounds": [1, 1]}}, "grid.rounds: 1 stands there twice"),
+        ({"grid": {"a, b": [[1]]}}, r"grid.a, b: \[1\] is not a list of 2, one for each of a, b"),
+        (
+            {"grid": {"rouns": [1]}},
+            "run rouns-1: rouns: neither an experiment nor a phase has 'rouns'; did you mean 'r",
+        ),
+        ({"grid": {"rounds": [1, 0]}}, "run rounds-0: phases.0.rounds: 0 is not a whole number of at least 1"),
+        (
+            {"grid": {"phases.3.rounds": [1]}},
+            "run rounds-1: phases.3: '3' is not an entry of the list; allowed: 0 to 0",
+        ),
+        ({"variants": {"a": {"algorithm": "fedprx"}}}, "run a: phases.0.algorithm: unknown 'fedprx'; did you mean 'fe"),
+        ({"variants": {"a": 3}}, "variants.a: 3 is not a mapping of dotted paths to values"),
+        ({"variants": {"a": "b.yaml"}}, "b.yaml: No such file or directory"),
+        ({"experiments": ["*.yml"]}, r"experiments: no file matches '\*.yml'"),
+        ({"seeds": [1], "grid": {"seed": [1]}}, "seeds: the grid has seed already; allowed: one of them"),
+        (
+            {"seeds": [1], "set": {"seed": 2}},
+            "set.seed: it varies in this sweep; change it there, or leave it out here",
+        ),
+        ({"seeds": [1], "stop": {"medain": {}}}, "stop.medain: simfl has no key 'medain'"),
+        ({"variants": {"a b": None, "a-b": None}}, "two runs would be called a-b; name them with variants"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        swept(tmp_path, given)
+    assert "\n" not in str(raised.value)
