@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from simfl import config
-
-from simfl.sweeps import file as sweep_file
 from simfl.errors import ConfigError
 from simfl.submit.parcel import Parcel, gather
+from simfl.sweeps import file as sweeps
 
 LOCATIONS = ("path", "images", "weights")  # settings that may name files or folders
 ELSEWHERE = re.compile(r"^[a-z][a-z0-9+]*://")  # a URL, which every machine reads alike
@@ -73,9 +72,9 @@ def read(
     if not file.resolve().is_relative_to(folder):
         raise ConfigError(f"{file}: is not in the working directory {folder}; give --working-dir a folder above it")
     given = config.read_yaml(file)
-    is_sweep = isinstance(given, Mapping) and any(key in given for key in sweep_file.OWN)
+    is_sweep = isinstance(given, Mapping) and any(key in given for key in sweeps.OWN)
     if is_sweep:
-        sweep = sweep_file.load(file, overrides)
+        sweep = sweeps.load(file, overrides)
         name, experiments = sweep.name, [point.experiment for point in sweep.points]
     else:
         experiment = config.load(file, overrides)

@@ -16,10 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from simfl import api
-
-from simfl.sweeps import sweep
 from simfl.errors import ConfigError
 from simfl.submit.request import ELSEWHERE, Request, values
+from simfl.sweeps import sweep
 
 WARNING = 120  # seconds before the end of its time that a job is told
 TICK = 2.0  # seconds between two looks at a log
