@@ -107,7 +107,7 @@ def _up(address: str | None) -> Any:
             logging.getLogger(f"ray._private.{name}").addFilter(_worth_saying)
         local = {} if address else {"include_dashboard": False, "num_cpus": limits.cpus()}
         try:
-            ray.init(address=address, log_to_driver=False, configure_logging=False, **local)
+            ray.init(address=address or "local", log_to_driver=False, configure_logging=False, **local)
         except ConnectionError as error:
             raise ConfigError(f"--address: no Ray cluster answers at {address!r}: {cause(error)}") from None
     return ray
