@@ -62,8 +62,7 @@ for command in (*inspection.COMMANDS, *sweeps.COMMANDS, data.data, partitions.pa
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
-    help="Folder of the run.  [default: runs/NAME, or the first free of NAME-2, NAME-3, …]",
+    help="Folder of the run, or a URL such as s3://bucket/NAME.  [default: runs/NAME, or NAME-2, …]",
 )
 @options.placed("inline: this process, without Ray.", "Number of Ray workers.")
 @click.option("--resume", is_flag=True, help="Go on from the last commit in the folder of the run.")
@@ -71,7 +70,7 @@ for command in (*inspection.COMMANDS, *sweeps.COMMANDS, data.data, partitions.pa
 @options.overrides("Override a setting, e.g. phases.0.rounds=2.")
 def run(
     file: Path,
-    out: Path | None,
+    out: str | None,
     backend: str,
     workers: str | None,
     address: str | None,
@@ -88,9 +87,9 @@ def run(
     from simfl.api import folder_of
     from simfl.following.progress import Progress
 
-    out = out or folder_of(experiment.name, resume)
+    place = out or folder_of(experiment.name, resume)
     with Progress() as display:
-        summary = simulation.run(experiment, out, backend, number, address, resume, display, profile)
+        summary = simulation.run(experiment, place, backend, number, address, resume, display, profile)
     return {"completed": 0, "interrupted": INTERRUPTED}.get(summary["status"], FAILED)
 
 

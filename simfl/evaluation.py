@@ -13,7 +13,7 @@ from simfl.cohort.stacking import namespace
 from simfl.cohort.stage import LAST_LOCAL, Stage
 from simfl.data.holdings import Partition
 from simfl.data.partitioner import column, columns_of
-from simfl.memory import Store
+from simfl.memory import Memory
 from simfl.passing import Pass, passing
 from simfl.protocol import Forward, Parts, State, Weights
 from simfl.seeds import rng
@@ -56,7 +56,7 @@ def shards(
 
 
 def evaluate(
-    setting: Setting, stage: Stage, store: Store, plan: EvaluationPlan, received: Parts, batch_size: int
+    setting: Setting, stage: Stage, store: Memory, plan: EvaluationPlan, received: Parts, batch_size: int
 ) -> Scores:
     """Score one shard."""
     objective, algorithm = stage.phase.objective, stage.phase.algorithm

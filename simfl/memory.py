@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from simfl import files
 from simfl.errors import RunError
@@ -17,6 +18,19 @@ from simfl.weights import State, flatten, load, sha256, unflatten, write_safeten
 
 EMPTY = sha256({})  # the digest of remembering nothing, which needs no file
 STALE_SECONDS = 3600.0  # a temporary file this old was left by a process that died
+
+
+class Memory(Protocol):
+    """What a cohort needs of the place where clients' memory is."""
+
+    def get(self, digest: str) -> State:
+        """The state with this digest, not to be written to."""
+
+    def write(self, state: State) -> str:
+        """The digest of a state, which is sure to stay once `sync` has returned, or its keeper has acknowledged it."""
+
+    def sync(self, digests: Iterable[str]) -> None:
+        """Make sure of states."""
 
 
 class Store:

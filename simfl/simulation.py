@@ -32,7 +32,7 @@ from simfl.weights import add
 
 def run(
     experiment: Experiment,
-    out: Path,
+    out: Path | str,
     backend: str = "ray",
     workers: int | str = "auto",
     address: str | None = None,
@@ -44,8 +44,8 @@ def run(
 ) -> dict[str, Any]:
     """Run an experiment to its end, from its beginning or from its last commit; returns what `summary.json` holds.
 
-    `until` is asked before each round; a word ends the run there, and is its status. `shared` holds what runs of this
-    process, one after the other, have in common: data, and the model as built.
+    `out` is a folder, or a URL that fsspec knows. `until` is asked before each round; a word ends the run there, and is
+    its status. `shared` holds what runs of this process, one after the other, have in common: data, the model as built.
     """
     with Driver.open(experiment, out, backend, workers, address, resume, display, profile, shared) as driver:
         try:

@@ -148,6 +148,7 @@ class Stopwatch:
     def count(self, clocks: Iterable[Clock], training: bool) -> None:
         """Clocks of finished work. Of evaluation only the workers' hours count, since `evaluate` is its whole time."""
         for clock in clocks:
+            self._busy += [0.0] * (clock.worker + 1 - len(self._busy))  # workers may join
             self._busy[clock.worker] += clock.busy
             for name, seconds in clock.seconds.items() if training else ():
                 self._seconds[name] += seconds

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,14 +45,18 @@ def cluster(*cpus: int, **head: Any) -> Iterator[Any]:
     """A Ray of nodes with so many CPUs, the first one the head; `head`: further settings of it."""
     from ray.cluster_utils import Cluster
 
+    temp = tempfile.mkdtemp(prefix="ray-")  # its own: a Ray in the usual place would be found by everybody else here
     first, *others = ({"num_cpus": n, "num_gpus": 0, "object_store_memory": STORE} for n in cpus)
-    found = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **first, **head})
+    found = Cluster(
+        initialize_head=True, head_node_args={"include_dashboard": False, "temp_dir": temp, **first, **head}
+    )
     try:
         for settings in others:
             found.add_node(**settings)
         yield found
     finally:
         found.shutdown()
+        shutil.rmtree(temp, ignore_errors=True)
 
 
 @dataclass

@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).parent.parent / "simfl"
 SHELVES = ("algorithms", "codecs", "data", "models", "objectives", "optimizers")
 LAYERS = (  # low to high; what stands in one line may import within the line, unless it is a shelf
-    ("__init__", "errors", "cache", "given", "seeds", "ranges", "files", "weights", "passing", "timing", "mirror"),
-    ("protocol", "ledger", "memory", "carried"),
+    ("__init__", "errors", "cache", "given", "seeds", "ranges", "files", "weights", "passing", "timing"),
+    ("protocol", "ledger", "memory"),
     SHELVES,
     ("experiment", "config"),
     ("privacy", "roles", "sampling", "cohort", "setting", "evaluation", "broadcast"),
@@ -31,11 +31,11 @@ LAYERS = (  # low to high; what stands in one line may import within the line, u
 LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
 OWNERS = {  # an outside library, and the modules or packages that may import it
     "click": ("cli", "commands", "submit.command"),
-    "fsspec": ("mirror",),
+    "fsspec": ("runs.mirror",),
     "opacus": ("privacy",),
     "peft": ("models",),
     "pyarrow": ("runs.tables", "codecs", "data"),
-    "ray": ("engine.boot", "engine.crew", "engine.pool", "sweeps.pool", "submit.ray_job"),
+    "ray": ("engine.boot", "engine.crew", "engine.hosted", "engine.pool", "sweeps.pool", "submit.ray_job"),
     "rich": ("cli", "following.progress", "following.watch", "plans.table", "sweeps.view"),
     "ruamel": ("config",),
     "tensorboard": ("following.tracking",),

@@ -96,7 +96,13 @@ def _begin(address: str | None) -> Boot | None:
     return _current
 
 
+def place(address: str | None) -> str | None:
+    """The address of the Ray to join: the one given, or, as everywhere with Ray, RAY_ADDRESS; None: start one here."""
+    return address or os.environ.get("RAY_ADDRESS") or None
+
+
 def _up(address: str | None) -> Any:
+    address = place(address)
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray lowers its workers' priority by 15 unless told not to
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

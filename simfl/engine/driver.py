@@ -30,9 +30,9 @@ from simfl.errors import OutOfMemory, SimflError
 from simfl.experiment import Experiment
 from simfl.following import tracking
 from simfl.memory import Store
-from simfl.mirror import is_url, mirrored
 from simfl.privacy.account import Account
 from simfl.protocol import Parts
+from simfl.runs.mirror import is_url, mirrored
 from simfl.runs.record import Record, Rows
 from simfl.runs.snapshot import Snapshot, kept
 from simfl.setting import Setting

@@ -7,6 +7,7 @@ Workers that start join when they are ready, workers that die are replaced, and 
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,16 +20,20 @@ from simfl.engine import watchdog
 from simfl.engine.boot import cause
 from simfl.engine.crew import Crew, start_ray
 from simfl.engine.errands import RETRIES, Errands
+from simfl.engine.hosted import Berth, marker
 from simfl.engine.inline import Inline, Pool, cohort_names, shard_names
 from simfl.engine.worker import Setup
 from simfl.errors import ConfigError, OutOfMemory, RunError, SimflError, nearest
 from simfl.evaluation import EvaluationPlan, Scores
+from simfl.memory import EMPTY, Store
 from simfl.protocol import Parts, Weights
 from simfl.setting import Setting
 from simfl.timing import Clock, Span
 
 Seen = TypeVar("Seen")
 PATIENCE = 30.0  # seconds without a word while workers start
+LOOK = 5.0  # seconds between two looks for machines that have joined
+APART = "apart"
 START = 600.0  # seconds that the first worker has to start, if the watchdog has no more
 
 
@@ -55,7 +60,8 @@ class RayPool:
 
     def __init__(self, crew: Crew, setup: Setup, on_message: Callable[[str], None]) -> None:
         crew.wait()
-        self.crew, self.ray, self.setup, self.say = crew, crew.ray, setup, on_message
+        self.crew, self.ray, self.say = crew, crew.ray, on_message
+        self.setup = setup = replace(setup, sitting=uuid.uuid4().hex)
         found = self.ray.exceptions
         self.lost = (found.RayActorError, found.ObjectLostError, found.OutOfMemoryError)  # work that can be done again
         self.limit = setup.experiment.watchdog_seconds or float("inf")
@@ -65,6 +71,12 @@ class RayPool:
         self.phase: tuple[int, Any] = (-1, None)  # its number, and a reference to its base
         self.sent: tuple[Parts, Any] = ({}, None)  # what was put last, and the reference to it
         self.starting: dict[Any, Start] = {}
+        self.store = Store(setup.memory, cache_bytes=0)  # for workers that do not see its folder
+        self.apart: set[int] = set()  # their places
+        self.kinds: set[str] = set()  # of processors
+        self.next_look = 0.0
+        self.marker = marker(setup.memory, setup.sitting)
+        self.marker.touch()
 
     def begin(self, phase: int, base: Weights) -> None:
         """Returns when the first worker is in the phase; the others join the work when they are."""
@@ -76,16 +88,18 @@ class RayPool:
             self._started(self._first({}, ()))
 
     def train(self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float]) -> list[CohortResult]:
-        return self._map("train", plans, [self._put(received)], Errands(cohort_names(plans), costs))
+        errands = Errands(cohort_names(plans), costs)
+        return self._map("train", plans, [self._put(received)], errands, lambda plan: [v.memory for v in plan.visits])
 
     def slopes(self, pieces: Sequence[Piece], shared: Step) -> list[Slope]:
         names = [f"{len(piece.rows)} examples of client {piece.client}" for piece in pieces]
         both = [self.ray.put(replace(shared, received={})), self._put(shared.received)]
-        return self._map("slope", pieces, both, Errands(names, [len(piece.rows) for piece in pieces]))
+        errands = Errands(names, [len(piece.rows) for piece in pieces])
+        return self._map("slope", pieces, both, errands, lambda _: [])
 
     def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> list[Scores]:
         errands = Errands(shard_names(plans), [len(plan.rows) for plan in plans])
-        return self._map("evaluate", plans, [self._put(received)], errands)
+        return self._map("evaluate", plans, [self._put(received)], errands, lambda plan: [plan.memory])
 
     def _put(self, received: Parts) -> Any:
         """A reference to what a round sends down, put once however often it is sent."""
@@ -93,7 +107,16 @@ class RayPool:
             self.sent = received, self.ray.put(received)
         return self.sent[1]
 
-    def _map(self, method: str, plans: Sequence[Any], shared: Sequence[Any], errands: Errands) -> list[Any]:
+    def _map(
+        self,
+        method: str,
+        plans: Sequence[Any],
+        shared: Sequence[Any],
+        errands: Errands,
+        needs: Callable[[Any], Sequence[str]],
+    ) -> list[Any]:
+        """Results in the order of the plans; `needs` are the digests of client memory that a plan reads."""
+        self._welcome()
         began = time.perf_counter()
         results: list[Any] = [None] * len(plans)
         running: dict[Any, Call] = {}
@@ -102,7 +125,9 @@ class RayPool:
         while True:
             while idle and (work := self._next(errands, len(running), idle)) is not None:
                 place = idle.pop()
-                running[getattr(self.actors[place], method).remote(plans[work], *shared)] = Call(place, work)
+                memory = self._carry(needs(plans[work])) if place in self.apart else {}
+                call = getattr(self.actors[place], method).remote(plans[work], *shared, memory)
+                running[call] = Call(place, work)
             if not running and errands.empty:
                 return results
             ready = self._first(running, errands.names)
@@ -129,14 +154,36 @@ class RayPool:
     def _result(self, ready: Any, call: Call, errands: Errands) -> Any:
         """What the work returned, or None if it has to be done again and its worker is being replaced."""
         try:
-            result = self._get(ready)
+            result, memory = self._get(ready)
         except (*self.lost, OutOfMemory) as error:
             self._replace(call.place)
             starved = isinstance(error, (OutOfMemory, self.ray.exceptions.OutOfMemoryError))
             self.say((errands.starved if starved else errands.died)(call.work, cause(error)))
             return None
+        if memory:  # on the disk before the work counts as done
+            self.store.put_all(list(memory.values()))
         errands.done()
         return result
+
+    def _carry(self, digests: Sequence[str]) -> dict[str, Any]:
+        """References to client memory, which the worker follows: what is inside an argument does not travel alone."""
+        wanted = set(digests) - {EMPTY, ""}
+        return {digest: self.ray.put(self.store.get(digest)) for digest in sorted(wanted)}
+
+    def _welcome(self) -> None:
+        """Hire for machines that have joined, or become free, since the last look."""
+        now = time.monotonic()
+        if not self.crew.grows or self.starting or now < self.next_look:
+            return
+        self.next_look = now + LOOK
+        more = self.crew.free(self.ray)
+        for _ in range(more):
+            self.actors.append(self.crew.actor())
+            begun = self.actors[-1].begin.remote(self.told, *self.phase)
+            self.starting[begun] = Start(len(self.actors) - 1)
+        if more:
+            self.num_workers = len(self.actors)
+            self.say(f"Ray has room for {more} worker{'s' if more > 1 else ''} more: {self.num_workers} from now on")
 
     def _clock(self, clock: Clock, call: Call, began: float) -> None:
         """What the worker cannot know: how long its work waited to be sent out, and how long it was under way."""
@@ -178,7 +225,7 @@ class RayPool:
         """The place of a worker that is now in the phase; none if it died on the way and another takes its place."""
         start = self.starting.pop(ready)
         try:
-            self._get(ready)
+            berth: Berth = self._get(ready)
         except self.lost as error:
             if getattr(error, "actor_init_failed", False) or start.tries == RETRIES:
                 raise self._cannot_start(error) from None
@@ -187,7 +234,18 @@ class RayPool:
             return []
         except self.ray.exceptions.RayTaskError as error:
             raise self._cannot_start(error) from None
+        (self.apart.add if berth.apart else self.apart.discard)(start.place)
+        self._mention(berth)
         return [start.place]
+
+    def _mention(self, berth: Berth) -> None:
+        """What a run on several machines should know, once."""
+        if berth.apart and APART not in self.kinds:
+            self.kinds.add(APART)
+            self.say(f"a worker does not see {self.setup.memory.parent}: client memory travels through Ray")
+        if berth.kind not in self.kinds and self.kinds - {APART}:
+            self.say(f"workers differ ({berth.kind}): sums may differ in their last bits by who trained what")
+        self.kinds.add(berth.kind)
 
     def _cannot_start(self, error: Exception) -> RunError:
         self.say(str(error).strip())
@@ -209,6 +267,7 @@ class RayPool:
     def close(self) -> None:
         """End the actors."""
         self.crew.close()
+        self.marker.unlink(missing_ok=True)
         self.starting, self.phase, self.sent = {}, (-1, None), ({}, None)
 
 

@@ -17,9 +17,9 @@ from simfl.engine.worker import Setup
 from simfl.errors import ConfigError, nearest
 from simfl.experiment import Experiment, Phase
 from simfl.following import tracking
-from simfl.mirror import Mirror
 from simfl.privacy.account import Account
 from simfl.privacy.budget import Budget
+from simfl.runs.mirror import Mirror
 from simfl.runs.record import Record, manifest
 from simfl.sampling import auto_width, num_sampled
 from simfl.setting import Setting

@@ -21,10 +21,9 @@ EARLY = 0.9  # of the limit: stacks are written before the driver gives up
 class Watch:
     """What a worker holds: a file for its stacks, and how long a piece of work may last before they are written."""
 
-    def __init__(self, folder: Path | None, seconds: float | None) -> None:
-        """Nothing is watched without a folder and seconds."""
-        self.seconds = seconds
-        self._file: TextIO | None = None
+    def __init__(self, folder: Path | None, seconds: float | None, file: TextIO | None = None) -> None:
+        """Nothing is watched without a folder (or a file that is open already) and seconds."""
+        self.seconds, self._file = seconds, file
         if folder is not None and seconds is not None:
             files.make_folder(folder)
             self._file = open(folder / f"{platform.node()}-{os.getpid()}.txt", "w")  # noqa: SIM115  (open for life)

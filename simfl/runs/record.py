@@ -19,6 +19,7 @@ from simfl.errors import RunError
 from simfl.experiment import Checkpoint
 from simfl.memory import Store
 from simfl.runs import checkpoint, tables
+from simfl.runs.mirror import Mirror
 from simfl.runs.snapshot import Snapshot
 from simfl.timing import timed
 
@@ -40,6 +41,7 @@ class Record:
     policy: Checkpoint
     manifest: dict[str, Any] = field(default_factory=dict)
     pending: Rows = field(default_factory=lambda: {name: [] for name in TABLES})
+    mirror: Mirror | None = None  # the folder's copy at a URL; null: there is none
     seconds: float = 0.0  # spent in earlier sittings, up to their last commit
     state_sha256: str = ""
     _started: float = field(default_factory=time.monotonic)
@@ -54,6 +56,7 @@ class Record:
         partition: bytes,
         policy: Checkpoint,
         resume: bool,
+        mirror: Mirror | None = None,
     ) -> Record:
         """A fresh folder, or one to go on in. RunError where it holds another run, or lacks the one to resume."""
         stored = folder / "experiment.yaml"
@@ -61,7 +64,7 @@ class Record:
             raise RunError(f"{folder}: holds a run already; go on with --resume, or give another --out")
         if resume and not stored.exists():
             raise RunError(f"{folder}: no run to resume here")
-        record = Record(folder, policy, {**manifest, "resumes": []})
+        record = Record(folder, policy, {**manifest, "resumes": []}, mirror=mirror)
         if resume:
             record._check(experiment_yaml)
             return record
@@ -159,6 +162,8 @@ class Record:
         self._held[snapshot.step] = set(snapshot.memory.values())
         self._held = {step: self._held[step] for step in checkpoint.steps(folder) if step in self._held}
         store.collect(set().union(*self._held.values()))
+        if self.mirror is not None:
+            self.mirror.push()
 
     @property
     def elapsed(self) -> float:
@@ -190,6 +195,8 @@ class Record:
             "state_sha256": self.state_sha256,
         }
         self._write("summary.json", summary)
+        if self.mirror is not None:
+            self.mirror.push()
         return summary
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -52,13 +54,14 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     folder = tmp_path_factory.mktemp("head")
     token = folder / "token"
     token.write_text(secrets.token_hex(32))
+    temp = tempfile.mkdtemp(prefix="ray-")  # its own: a Ray in the usual place would be found by everybody else here
     ports = [free_port() for _ in range(4)]
     found = Head(f"http://127.0.0.1:{ports[0]}", token)
     words = [
         "start", "--head", "--block", f"--port={ports[1]}", "--num-cpus=2", "--include-dashboard=true",
         f"--dashboard-port={ports[0]}", f"--ray-client-server-port={ports[2]}", "--node-ip-address=127.0.0.1",
         f"--dashboard-agent-listen-port={ports[3]}",
-        "--object-store-memory=100000000",
+        "--object-store-memory=100000000", f"--temp-dir={temp}",
     ]  # fmt: skip
     with open(folder / "log", "w") as log:
         process = subprocess.Popen(
@@ -76,6 +79,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     finally:
         process.terminate()
         process.wait(60)
+        shutil.rmtree(temp, ignore_errors=True)
 
 
 @pytest.fixture

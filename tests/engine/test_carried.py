@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from simfl.carried import Carried
+from simfl.engine.carried import Carried
 from simfl.errors import RunError
 from simfl.memory import EMPTY, Store
 

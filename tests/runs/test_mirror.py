@@ -9,7 +9,7 @@ import fsspec
 import pytest
 
 from simfl.errors import ConfigError, RunError
-from simfl.mirror import is_url, mirrored
+from simfl.runs.mirror import is_url, mirrored
 
 
 def test_urls_are_told_from_folders() -> None:
