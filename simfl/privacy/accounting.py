@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from opacus.accountants import PRVAccountant
-from opacus.accountants.analysis import rdp
 
 from simfl.privacy import pld
 
@@ -66,6 +64,8 @@ def epsilon(history: History, delta: float, accountant: str = "rdp") -> float:
 
 def _at_best_order(history: History, delta: float, orders: tuple[float, ...]) -> tuple[float, float]:
     """The least epsilon that these orders give, and the order that gives it."""
+    from opacus.accountants.analysis import rdp  # two seconds to import, and most runs promise nothing
+
     total = np.sum([times * np.array(divergences(event, orders)) for event, times in history], axis=0)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Optimal order is the")  # a bound still, if not the tightest
@@ -76,6 +76,8 @@ def _at_best_order(history: History, delta: float, orders: tuple[float, ...]) ->
 @lru_cache(maxsize=512)
 def divergences(event: Event, orders: tuple[float, ...]) -> tuple[float, ...]:
     """The Rényi divergence of one event at each order."""
+    from opacus.accountants.analysis import rdp
+
     found = rdp.compute_rdp(
         q=event.sampling_rate, noise_multiplier=event.noise_multiplier, steps=event.steps, orders=list(orders)
     )
@@ -87,6 +89,8 @@ def divergences(event: Event, orders: tuple[float, ...]) -> tuple[float, ...]:
 
 def _prv(history: History, delta: float) -> float:
     """Opacus's numerical composition (Gopi et al. 2021), its upper end."""
+    from opacus.accountants import PRVAccountant
+
     accountant = PRVAccountant()
     accountant.history = [(e.noise_multiplier, min(e.sampling_rate, 1.0), e.steps * n) for e, n in history]
     with np.errstate(divide="ignore"):  # it takes logarithms that it then leaves out

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import ndtr
 
 FAR = 9.0  # standard deviations beyond which an outcome counts as infinite loss; their mass is 1e-19
 WRAPPED = 1e-14  # bound on the mass that the circular convolution may misplace
@@ -139,6 +138,8 @@ def _distribution(losses: np.ndarray, term: Term, removed: bool) -> np.ndarray:
 
 
 def _normal(z: np.ndarray) -> np.ndarray:
+    from scipy.special import ndtr
+
     found: np.ndarray = ndtr(z)
     return found
 
