@@ -69,6 +69,7 @@ class Sitting:
     log: Path  # log.jsonl, as this process sees it
     words: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
+    folder: Path = HERE  # where it stands
     process: Any = None
 
     def start(self, scratch: Path) -> Sitting:
@@ -78,7 +79,8 @@ class Sitting:
         file.write_text(config.dump(self.experiment))
         words = ["run", str(file), "--out", str(self.out), "--address", self.address, *self.words]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "simfl", *words], cwd=HERE, env={**os.environ, **ALONE, **self.environment},
+            [sys.executable, "-m", "simfl", *words], cwd=self.folder,
+            env={**os.environ, **ALONE, "PYTHONPATH": str(HERE), **self.environment},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
         return self

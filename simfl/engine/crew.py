@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -14,7 +12,7 @@ from typing import Any
 import torch
 
 from simfl.engine import boot
-from simfl.engine.hosted import VERSIONS, Hosted, Makings, share_tensors
+from simfl.engine.hosted import VERSIONS, Hosted, Makings, Standpoint, share_tensors
 from simfl.errors import ConfigError
 from simfl.experiment import Experiment
 
@@ -59,7 +57,7 @@ class Crew:
             count = count_workers(self.machines(ray), self.workers)
             if self.grows:  # what others leave of a cluster, and more as it becomes free
                 count = max(1, min(count, self.free(ray)))
-            self.arguments = [os.path.abspath(folder) for folder in sys.path], ray.cloudpickle.dumps(self.makings)
+            self.arguments = Standpoint.here(), ray.cloudpickle.dumps(self.makings)
             with self._lock:
                 self.ray = ray
                 if not self._dismissed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import platform
 import sys
@@ -50,6 +51,25 @@ class Berth:
     kind: str  # of its processor: among different ones, sums may differ in their last bits
 
 
+@dataclass(frozen=True)
+class Standpoint:
+    """From where a process sees files and modules, so that another one can see the same."""
+
+    folder: str
+    path: tuple[str, ...]  # of modules
+
+    @staticmethod
+    def here() -> Standpoint:
+        """That of this process."""
+        return Standpoint(os.getcwd(), tuple(os.path.abspath(folder) for folder in sys.path))
+
+    def take(self) -> None:
+        """Stand there, as far as this machine has such a folder: a Ray that was joined may run anywhere."""
+        sys.path += [folder for folder in self.path if folder not in sys.path]
+        if os.path.isdir(self.folder):
+            os.chdir(self.folder)
+
+
 class Hosted:
     """A worker in an actor, which builds data and model at once, and works when it has been told how.
 
@@ -57,8 +77,8 @@ class Hosted:
     run's folder, client memory comes with its work and goes back with the results.
     """
 
-    def __init__(self, path: list[str], makings: bytes) -> None:
-        sys.path += [folder for folder in path if folder not in sys.path]
+    def __init__(self, place: Standpoint, makings: bytes) -> None:
+        place.take()
         share_tensors()
         self.worker: Worker | None = None
         self.carried: Carried | None = None

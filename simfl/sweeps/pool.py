@@ -5,8 +5,7 @@ A worker serves one run after the other, and keeps the data and the model that t
 
 from __future__ import annotations
 
-import os
-import sys
+import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -16,6 +15,7 @@ import torch
 from simfl.engine import boot
 from simfl.engine.boot import cause
 from simfl.engine.crew import count_workers, start_ray
+from simfl.engine.hosted import Standpoint
 from simfl.errors import ConfigError, nearest
 from simfl.sweeps.job import Job, Outcome, failed, perform
 
@@ -57,11 +57,14 @@ class Here:
 class Seat:
     """In an actor: does one run after the other."""
 
-    def __init__(self, path: list[str]) -> None:
-        sys.path += [folder for folder in path if folder not in sys.path]
+    def __init__(self, place: Standpoint) -> None:
+        place.take()
         self.shared: dict[str, Any] = {}
 
     def perform(self, job: Job) -> Outcome:
+        if not job.folder.parent.is_dir():
+            where = f"{platform.node()} does not see {job.folder.parent}"
+            return Outcome(job.label, "failed", f"{where}: a sweep needs a folder that all machines of Ray share")
         return perform(job, self.shared)
 
 
@@ -69,8 +72,10 @@ class RaySeats:
     """One actor a CPU or GPU, each with one run at a time."""
 
     def __init__(self, workers: int | str, address: str | None, say: Callable[[str], None]) -> None:
-        self.ray, self.say, self.gpus = start_ray(address), say, torch.cuda.is_available()
+        self.ray, self.say = start_ray(address), say
         cluster = self.ray.cluster_resources()
+        started_here = boot.place(address) is None  # else Ray knows better than this machine, which may have no GPU
+        self.gpus = torch.cuda.is_available() if started_here else bool(cluster.get("GPU"))
         kind = "GPU" if self.gpus else "CPU"
         self.num_workers = count_workers({kind: cluster.get(kind, 0)}, workers)
         self.idle: list[Any] = []
@@ -85,8 +90,8 @@ class RaySeats:
         self.running[worker.perform.remote(job)] = (worker, job, tries)
 
     def _worker(self) -> Any:
-        path = [os.path.abspath(folder) for folder in sys.path]
-        return self.ray.remote(num_cpus=1, num_gpus=1 if self.gpus else 0, max_restarts=0)(Seat).remote(path)
+        kind = self.ray.remote(num_cpus=1, num_gpus=1 if self.gpus else 0, max_restarts=0)(Seat)
+        return kind.remote(Standpoint.here())
 
     def ended(self, seconds: float) -> list[Outcome]:
         if not self.running:

@@ -126,3 +126,13 @@ def test_a_node_without_a_shared_file_system(whole: dict[str, str], tmp_path: Pa
     assert traces(shared / "run") == whole
     assert workers(one)[-1] == 2
     assert there.split() == [str(shared)]  # nothing of the run was written there
+
+
+def test_a_run_named_by_a_relative_path_is_seen_by_workers_who_stand_elsewhere(
+    whole: dict[str, str], tmp_path: Path
+) -> None:
+    with cluster(1, 1) as ray:
+        one = Sitting(CASE, "run", ray.address, tmp_path / "run" / "log.jsonl", folder=tmp_path)
+        said = one.start(tmp_path / "scratch").end()
+    assert traces(tmp_path / "run") == whole
+    assert "client memory travels" not in said
