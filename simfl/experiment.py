@@ -169,6 +169,7 @@ class Wandb:
     tags: tuple[str, ...] = ()  # to search by
     mode: Literal["online", "offline"] | None = None  # null: what WANDB_MODE says, else online where a key is known
     artifacts: bool = True  # keep the partition manifest and the final checkpoint
+    varied: Mapping[str, object] = field(default_factory=dict)  # what its sweep varies, which fills this in
 
 
 @dataclass(frozen=True)

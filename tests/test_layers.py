@@ -40,7 +40,8 @@ OWNERS = {  # an outside library, and the modules or packages that may import it
     "ruamel": ("config",),
     "tensorboard": ("following.tracking",),
     "transformers": ("models",),
-    "wandb": ("following.tracking",),
+    "wandb": ("following.tracking", "following.workspace"),
+    "wandb_workspaces": ("following.workspace",),
 }
 
 

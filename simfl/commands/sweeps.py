@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import click
 
 from simfl.commands import options
+from simfl.errors import ConfigError
 
 FAILED, INTERRUPTED = 1, 130
 FORMS = ("markdown", "csv", "latex")
@@ -123,4 +125,31 @@ def report(paths: tuple[Path, ...], out: Path | None, title: str | None) -> None
     click.echo(f"{target} is written")
 
 
-COMMANDS = (sweep, table, fork, report)
+@click.command()
+@click.argument("sweep", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--entity", help="User or team.  [default: what the sweep says, or the account's own]")
+@click.option("--project", help="[default: what the sweep says]")
+@click.option("--json", "as_json", is_flag=True, help="Print the workspace, and send nothing.")
+def dashboard(sweep: Path, entity: str | None, project: str | None, as_json: bool) -> None:
+    """Lay out a workspace of Weights & Biases for a SWEEP's runs: charts by what varies, filtered and grouped."""
+    from dataclasses import replace
+
+    from simfl import config
+    from simfl.comparison.results import POINTS
+    from simfl.following import workspace
+
+    path = sweep / POINTS
+    if not path.exists():
+        raise ConfigError(f"{sweep}: no sweep lies here, whose runs a workspace could show")
+    found = json.loads(path.read_bytes())
+    files = [sweep / "runs" / run["label"] / "experiment.yaml" for run in found["runs"]]
+    shown = workspace.shown(found["name"], found["runs"], [config.load(file) for file in files if file.exists()])
+    shown = replace(shown, entity=entity or shown.entity, project=project or shown.project)
+    made = workspace.workspace(shown)
+    if as_json:
+        click.echo(workspace.as_json(made))
+    else:
+        click.echo(made.save().url)
+
+
+COMMANDS = (sweep, table, fork, report, dashboard)

@@ -25,6 +25,7 @@ from simfl.setting import Setting
 
 MOST_GROUPS = 100  # of a kind, such as clients, with a chart each; tables hold all
 NOTES = "tracking.json"  # in the run's folder: what a resumed run must know
+VARIED = "sweep"  # in W&B's config: what a run has of what its sweep varies
 AXES = {"by_bytes": "bytes", "by_epsilon": "epsilon"}  # of headline scores: prefix -> metric
 
 
@@ -171,7 +172,7 @@ def _wandb(
         "name": experiment.name,
         "dir": str(folder),
         "resume": "allow",
-        "config": config.to_mapping(experiment),
+        "config": config.to_mapping(experiment) | {VARIED: dict(asked.varied)},
         "settings": wandb.Settings(console="off", silent=True),
     }
     try:

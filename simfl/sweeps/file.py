@@ -143,10 +143,11 @@ def _points(
                 for key, value in settings.items():
                     for whole in resolve(given, key):
                         given = config.override(given, whole, value)
-            experiment = config.parse({**given, "name": label, **_grouped(given, name)})
+            varied = {key: value for choice in choices for key, value in choice.shown.items()}
+            experiment = config.parse({**given, "name": label, **_grouped(given, name, varied)})
         except ConfigError as error:
             raise ConfigError(f"{path}: run {label}: {str(error).removeprefix('--set ')}") from None
-        yield Point(label, {key: value for c in choices for key, value in c.shown.items()}, experiment)
+        yield Point(label, varied, experiment)
 
 
 def resolve(given: Mapping[str, Any], path: str) -> list[str]:
@@ -165,12 +166,12 @@ def resolve(given: Mapping[str, Any], path: str) -> list[str]:
     return [f"phases.0.{path}"]
 
 
-def _grouped(given: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The runs of a sweep stand together in Weights & Biases."""
+def _grouped(given: Mapping[str, Any], name: str, varied: Mapping[str, Any]) -> dict[str, Any]:
+    """The runs of a sweep stand together in Weights & Biases, and each tells what it has of what varies."""
     tracking = given.get("tracking")
     if not isinstance(tracking, Mapping) or not isinstance(tracking.get("wandb"), Mapping):
         return {}
-    return {"tracking": {**tracking, "wandb": {"group": name, **tracking["wandb"]}}}
+    return {"tracking": {**tracking, "wandb": {"group": name, "varied": dict(varied), **tracking["wandb"]}}}
 
 
 def _chosen(points: tuple[Point, ...], only: tuple[str, ...]) -> tuple[Point, ...]:
