@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import memory
+from benchmarks import clients, memory
 from benchmarks.bench import LATEST
 from benchmarks.systems import ENVIRONMENTS, REFERENCE, SYSTEMS
 
@@ -77,13 +77,40 @@ def memory_table(rows: list[dict[str, Any]], _: str) -> str:
     return "\n".join(lines)
 
 
+def clients_table(found: dict[str, Any], _: str) -> str:
+    """Many clients, and clients that remember much, after some rounds."""
+    day = time.strftime("%Y-%m-%d", time.gmtime(clients.LATEST.stat().st_mtime))
+    lines = [
+        f"`python -m benchmarks.clients`, {day}, {os.cpu_count()} cores that others used too.",
+        "",
+        "| clients | rounds | a round, s | driver's RSS, MB | states on the disk | GB |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for scale, measured in found.items():
+        rows, name = measured["rows"], f"{measured['clients']:,} {scale}"
+        for number in sorted({0, 1, 2, len(rows) // 4, len(rows) // 2, len(rows) - 1}):
+            row = rows[number]
+            lines.append(
+                f"| {name} | {number} | {row['seconds']:.1f} | {row['rss'] / 1e6:.0f} | {row['states']:,.0f}"
+                f" | {row['disk'] / 1e9:.1f} |"
+            )
+    return "\n".join(lines)
+
+
+TABLES = (
+    ("cpu", LATEST, cpu_table),
+    ("memory", memory.LATEST, memory_table),
+    ("clients", clients.LATEST, clients_table),
+)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Put each table where its marks are, if it was measured here."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__.splitlines()[0])
     parser.add_argument("--note", default="", help="to be said beside the CPU table")
     note = parser.parse_args(arguments).note
     text = RESULTS.read_text()
-    for mark, source, table in (("cpu", LATEST, cpu_table), ("memory", memory.LATEST, memory_table)):
+    for mark, source, table in TABLES:
         if not source.exists():
             print(f"{source.name} is not there: its table stays as it is")
             continue
