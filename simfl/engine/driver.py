@@ -126,7 +126,7 @@ class Driver:
         phases, done = self.experiment.phases, self.snapshot.step
         plan = {
             "name": self.experiment.name,
-            "folder": str(self.record.folder),
+            "folder": self.record.home,
             "rounds": sum(p.rounds for p in phases),
             "clients": len(self.partition),
             "workers": self.pool.num_workers,

@@ -60,8 +60,12 @@ class Standpoint:
 
     @staticmethod
     def here() -> Standpoint:
-        """That of this process."""
-        return Standpoint(os.getcwd(), tuple(os.path.abspath(folder) for folder in sys.path))
+        """That of this process; its folder may be gone, as a job's is when another node on its machine clears up."""
+        try:
+            folder = os.getcwd()
+        except FileNotFoundError:
+            folder = ""
+        return Standpoint(folder, tuple(os.path.join(folder, entry) for entry in sys.path))
 
     def take(self) -> None:
         """Stand there, as far as this machine has such a folder: a Ray that was joined may run anywhere."""

@@ -27,7 +27,7 @@ def facts(
         "baselines": baselines(settled.setting, settled.experiment),
         "seconds": seconds,
         "plan": _compared_with_plan(settled, record, snapshot) if ended_well else None,
-        "folder": str(record.folder),
+        "folder": record.home,
     }
 
 

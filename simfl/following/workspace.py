@@ -48,13 +48,13 @@ def workspace(sweep: Shown) -> Any:
         raise ConfigError("simfl dashboard needs the package wandb-workspaces; pip install 'simfl[dashboard]'")
     import wandb_workspaces.workspaces as ws
 
-    first = [ws.Config(f"{VARIED}.{axis}") for axis in sweep.axes]
+    varied: list[Any] = [ws.Config(f"{VARIED}.{axis}") for axis in sweep.axes]
     return ws.Workspace(
         entity=sweep.entity or _entity(),
         project=sweep.project,
         name=sweep.name,
         sections=_sections(sweep),
-        runset_settings=ws.RunsetSettings(filters=[ws.Metric("Group") == sweep.name], groupby=first),
+        runset_settings=ws.RunsetSettings(filters=[ws.Metric("Group") == sweep.name], groupby=varied),
     )
 
 

@@ -87,6 +87,11 @@ class Record:
         sitting = {key: self.manifest[key] for key in ("simfl", "python", "libraries", "machine")}
         self.manifest = {**stored, "resumes": [*stored["resumes"], sitting]}
 
+    @property
+    def home(self) -> str:
+        """Where the run is to be found: its folder, or the URL of its copy, which outlives this machine."""
+        return str(self.folder) if self.mirror is None else self.mirror.url
+
     def restore(self) -> tuple[Snapshot | None, str]:
         """The newest whole commit, and a warning if newer ones were damaged; None where none was made."""
         found = checkpoint.latest(self.folder / "checkpoints")

@@ -45,14 +45,14 @@ class KubeRay:
     def submit(self, request: Request, say: Callable[[str], None], follow: bool) -> int:
         """Hand the manifest to kubectl."""
         made = manifest(request, self)
-        _kubectl(["apply", "-f", "-"], json.dumps(made))
+        _kubectl(["create", "-f", "-"], json.dumps(made))
         name = made["items"][1]["metadata"]["name"]
         say(f"RayJob {name} is submitted; to end it: kubectl delete rayjob {name}")
         return _follow(name, say) if follow else 0
 
 
 def manifest(request: Request, cluster: KubeRay) -> dict[str, Any]:
-    """A List of the ConfigMap and the RayJob, as `kubectl apply` takes it."""
+    """A List of the ConfigMap and the RayJob, as `kubectl create` takes it."""
     if cluster.image is None:
         raise ConfigError("--image: needed with --to kuberay: an image that has simfl and what it depends on")
     lasting_out(request, "kuberay")
@@ -183,7 +183,7 @@ def _kubectl(words: list[str], text: str | None = None) -> str:
     try:
         done = subprocess.run(["kubectl", *words], input=text, capture_output=True, text=True)
     except FileNotFoundError:
-        raise ConfigError("--to kuberay: there is no kubectl here; --dry-run prints what to apply") from None
+        raise ConfigError("--to kuberay: there is no kubectl here; --dry-run prints what to create") from None
     if done.returncode:
         said = done.stderr.strip().splitlines() or ["no reason given"]
         raise ConfigError(f"--to kuberay: kubectl refuses: {said[-1]}")

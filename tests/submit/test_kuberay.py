@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +84,38 @@ def test_no_secret_is_in_the_manifest(request_: Request, monkeypatch: pytest.Mon
 def test_what_cannot_work_is_refused(request_: Request, settings: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         manifest(request_, KubeRay(**{"image": "simfl:1", "claim": "results=/shared"} | settings))
+
+
+KUBECTL = """#!/bin/bash
+echo "$@" >> "$SHIM/said"
+case "$1" in
+  create) cat > "$SHIM/made.json" ;;
+  logs) [ -e "$SHIM/begun" ] && echo "round 1/1" || { touch "$SHIM/begun"; exit 1; } ;;
+  get) [ -e "$SHIM/begun" ] && grep -q logs.*job/small "$SHIM/said" && echo -n "$STATUS" ;;
+esac
+true
+"""
+
+
+@pytest.mark.parametrize(("status", "code"), [("SUCCEEDED", 0), ("FAILED", 1)])
+def test_kubectl_is_handed_the_manifest_and_asked_until_it_ends(
+    request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, code: int
+) -> None:
+    (tmp_path / "kubectl").write_text(KUBECTL)
+    (tmp_path / "kubectl").chmod(0o755)
+    for name, value in (("PATH", f"{tmp_path}:{os.environ['PATH']}"), ("SHIM", str(tmp_path)), ("STATUS", status)):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("simfl.submit.kuberay.TICK", 0.01)
+    said: list[str] = []
+    assert KubeRay(image="simfl:1", claim="results=/shared").submit(request_, said.append, follow=True) == code
+    assert json.loads((tmp_path / "made.json").read_text())["items"][1]["kind"] == "RayJob"
+    assert said[-1] == f"RayJob small: {status.lower()}"
+
+
+def test_a_job_of_the_same_name_is_one_line(request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal = 'Error from server (AlreadyExists): rayjobs.ray.io "small" already exists'
+    (tmp_path / "kubectl").write_text(f"#!/bin/bash\necho '{refusal}' >&2\nexit 1\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(ConfigError, match=r"--to kuberay: kubectl refuses: Error from server \(AlreadyExists\)"):
+        KubeRay(image="simfl:1", claim="results=/shared").submit(request_, print, follow=False)
