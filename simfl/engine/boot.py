@@ -15,14 +15,16 @@ from threading import Event, Thread
 from typing import Any
 
 from simfl.engine import limits
+from simfl.engine.lean import lean
 from simfl.errors import ConfigError
 
 
 class Boot:
     """Ray on its way up, then Ray, until `close`."""
 
-    def __init__(self, address: str | None) -> None:
-        self.address = address
+    def __init__(self, address: str | None, nursery: str | None = None) -> None:
+        """`nursery`: where workers of a Ray that is started here ask to be born; None: they start as Ray does it."""
+        self.address, self.nursery = address, nursery
         self.error: BaseException | None = None
         self._up, self._over = Event(), Event()
         self._thread = Thread(target=self._live, name="ray")
@@ -30,7 +32,7 @@ class Boot:
 
     def _live(self) -> None:
         try:
-            _up(self.address)
+            _up(self.address, self.nursery)
         except BaseException as error:  # raised again by whoever waits
             self.error = error
         self._up.set()
@@ -60,12 +62,12 @@ _current: Boot | None = None
 
 
 @contextmanager
-def started(address: str | None) -> Iterator[None]:
+def started(address: str | None, nursery: str | None = None) -> Iterator[None]:
     """Inside the block Ray is up or on its way, and ends with it, unless somebody else has started it.
 
     A block that fails does not wait for Ray's end: what is wrong should be read at once.
     """
-    boot = _begin(address)
+    boot = _begin(address, nursery)
     try:
         yield
     except BaseException:
@@ -83,17 +85,22 @@ def ray(address: str | None) -> Any:
     return _up(address)
 
 
-def _begin(address: str | None) -> Boot | None:
+def _begin(address: str | None, nursery: str | None) -> Boot | None:
     """A new boot; None where Ray is up or on its way already."""
     global _current
+    if running():
+        return None
+    _current = Boot(address, nursery)
+    return _current
+
+
+def running() -> bool:
+    """Whether Ray is up here or on its way; one that is on its way down is waited for."""
     if _current is not None:
         if not _current.over:
-            return None
+            return True
         _current.close(wait=True)
-    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
-        return None
-    _current = Boot(address)
-    return _current
+    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
 
 
 def place(address: str | None) -> str | None:
@@ -101,7 +108,7 @@ def place(address: str | None) -> str | None:
     return address or os.environ.get("RAY_ADDRESS") or None
 
 
-def _up(address: str | None) -> Any:
+def _up(address: str | None, nursery: str | None = None) -> Any:
     address = place(address)
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray lowers its workers' priority by 15 unless told not to
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -111,9 +118,13 @@ def _up(address: str | None) -> Any:
     if not ray.is_initialized():
         for name in ("worker", "authentication.authentication_token_setup"):
             logging.getLogger(f"ray._private.{name}").addFilter(_worth_saying)
-        local = {} if address else {"include_dashboard": False, "num_cpus": limits.cpus()}
+        quiet = {"log_to_driver": False, "configure_logging": False}
         try:
-            ray.init(address=address or "local", log_to_driver=False, configure_logging=False, **local)
+            if address:
+                ray.init(address=address, **quiet)
+            else:
+                with lean(nursery):
+                    ray.init("local", include_dashboard=False, num_cpus=limits.cpus(), **quiet)
         except ConnectionError as error:
             raise ConfigError(f"--address: no Ray cluster answers at {address!r}: {cause(error)}") from None
     return ray

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from threading import Lock, Thread
@@ -11,8 +11,11 @@ from typing import Any
 
 import torch
 
+from simfl import cache
 from simfl.engine import boot
+from simfl.engine import nursery as nurseries
 from simfl.engine.hosted import VERSIONS, Hosted, Makings, Standpoint, share_tensors
+from simfl.engine.nursery import Nursery
 from simfl.errors import ConfigError
 from simfl.experiment import Experiment
 
@@ -20,8 +23,8 @@ from simfl.experiment import Experiment
 class Crew:
     """The actors of a run, hired in a thread as soon as Ray is up, for a pool to take over."""
 
-    def __init__(self, workers: int | str, address: str | None) -> None:
-        self.workers, self.address = workers, boot.place(address)
+    def __init__(self, workers: int | str, address: str | None, nursery: Nursery | None = None) -> None:
+        self.workers, self.address, self.nursery = workers, boot.place(address), nursery
         self.ray: Any = None
         self.actors: list[Any] = []
         self.error: BaseException | None = None
@@ -45,9 +48,11 @@ class Crew:
         """Whether to hire whenever a machine joins or becomes free."""
         return self.workers == "auto" and self.address is not None
 
-    def hire(self, experiment: Experiment, cache: Path, data_sha256: str) -> None:
+    def hire(self, experiment: Experiment, folder: Path, data_sha256: str) -> None:
         """Have actors build what the experiment needs; its data should be in the cache, or all would make them."""
-        self.makings = Makings(experiment, cache, self.device, data_sha256, VERSIONS)
+        self.makings = Makings(experiment, folder, self.device, data_sha256, VERSIONS)
+        if self.nursery is not None:
+            self.nursery.build()
         self._thread = Thread(target=self._hire, name="crew")
         self._thread.start()
 
@@ -96,7 +101,7 @@ class Crew:
 
 
 @contextmanager
-def crew_of(backend: str, workers: int | str, address: str | None) -> Iterator[Crew | None]:
+def crew_of(backend: str, workers: int | str, address: str | None, experiment: Experiment) -> Iterator[Crew | None]:
     """A crew to hire for a run on Ray, None otherwise. Ray starts beside the block and, if started here, ends with it.
 
     Meanwhile the caller can read data, check them and build a model of its own, and so can the crew.
@@ -104,8 +109,12 @@ def crew_of(backend: str, workers: int | str, address: str | None) -> Iterator[C
     if backend != "ray":
         yield None
         return
-    with boot.started(address):
-        crew = Crew(workers, address)
+    alone = boot.place(address) is None and not boot.running() and nurseries.possible()
+    with (
+        closing(Nursery(experiment, cache.folder())) if alone else nullcontext() as nursery,
+        boot.started(address, nursery.address if nursery is not None else None),
+    ):
+        crew = Crew(workers, address, nursery)
         try:
             yield crew
         finally:

@@ -76,7 +76,7 @@ class Driver:
         """
         began, signals = time.monotonic(), Signals()
         with ExitStack() as stack:
-            crew = stack.enter_context(crew_of(backend, workers, address))
+            crew = stack.enter_context(crew_of(backend, workers, address, experiment))
             mirror = stack.enter_context(mirrored(str(out), cache.folder())) if is_url(out) else None
             settled = Settled.of(experiment, backend, crew, shared)
             record = settled.record(Path(out) if mirror is None else mirror.folder, resume, mirror)

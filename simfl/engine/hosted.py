@@ -19,6 +19,7 @@ from simfl.cache import folder as own_cache
 from simfl.cohort.pieces import Piece, Slope, Step
 from simfl.cohort.plan import CohortPlan
 from simfl.cohort.visit import CohortResult
+from simfl.engine import nursery
 from simfl.engine.carried import Carried
 from simfl.engine.worker import Setup, Worker
 from simfl.errors import DataError, RunError
@@ -99,7 +100,10 @@ class Hosted:
         if made.versions != VERSIONS:
             raise RunError(f"{platform.node()} has {VERSIONS}, the driver {made.versions}")
         torch.set_num_threads(made.experiment.cohort.threads)
-        self.setting = Setting(made.experiment, cache_here(made.cache), torch.device(made.device))
+        built = nursery.inherited  # by a worker that was born from this run's nursery
+        self.setting = (
+            built[0] if built else Setting(made.experiment, cache_here(made.cache), torch.device(made.device))
+        )
         if self.setting.dataset.sha256 != made.data_sha256:
             raise DataError(f"{platform.node()}: the data there are not those of the driver: their hashes differ")
         self.setting.module  # noqa: B018  (built on first use)

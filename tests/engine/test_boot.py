@@ -15,7 +15,7 @@ from simfl.errors import ConfigError
 
 
 def test_a_start_that_fails_is_told_to_whoever_waits_and_leaves_no_thread(monkeypatch):
-    def refuse(address):
+    def refuse(address, nursery):
         raise ConfigError(f"nobody answers at {address}")
 
     monkeypatch.setattr(boot, "_up", refuse)
@@ -37,7 +37,7 @@ def test_an_error_inside_does_not_wait_for_ray_and_the_next_start_waits_for_its_
         def shutdown():
             log.append("down")
 
-    def slowly(address):
+    def slowly(address, nursery):
         time.sleep(1.0)
         log.append("up")
         return Ray

@@ -1,0 +1,214 @@
+"""Workers of this machine as forks of one process that has imported and built what they need.
+
+As Ray starts a worker, it imports ray, torch and what the model needs, seconds of processor time for each. A nursery is
+a fork of the driver, from before Ray's threads; while Ray comes up it builds data and model, once for all workers. Each
+worker is a fork of it: born in no time, its memory shared until it is written to.
+
+    driver ──fork──> nursery ──fork──> worker          raylet ──starts──> newborn.py ──asks──> nursery
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import traceback
+from contextlib import suppress
+from json import loads
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from simfl.experiment import Experiment
+from simfl.setting import Setting
+
+FIRST = {"RAY_JOB_ID": "01000000"}  # the first job of a Ray; read by Ray when it is imported and never again
+inherited: list[Setting] = []  # in a worker that was born here: what its nursery has built
+
+
+class Nursery:
+    """The driver's end."""
+
+    def __init__(self, experiment: Experiment, cache: Path) -> None:
+        """Forks; to be asked for only where `possible`."""
+        self.folder = Path(tempfile.mkdtemp(prefix="simfl-"))
+        self.address = str(self.folder / "nursery")
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(self.address)
+        listener.listen()
+        line, self._line = os.pipe()
+        sys.stdout.flush(), sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self._line)
+            _live(listener, line, experiment, cache)
+        listener.close()
+        os.close(line)
+
+    def build(self) -> None:
+        """Have it build; the data should be in the cache, or both would make them."""
+        os.write(self._line, b"b")
+
+    def close(self) -> None:
+        """End it, and what was born there."""
+        os.close(self._line)
+        os.waitpid(self.pid, 0)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def possible() -> bool:
+    """Whether this process can be forked and go on: it has one thread, and no GPU, whose driver survives no fork."""
+    return sys.platform == "linux" and threading.active_count() == 1 and not torch.cuda.is_available()
+
+
+def _live(listener: socket.socket, line: int, experiment: Experiment, cache: Path) -> NoReturn:
+    """What the fork does, to its end; an exception in it must not run on into the driver's own code."""
+    status = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _Ward(listener, line).live(experiment, cache)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+class _Ward:
+    """The nursery's end: who was born, and the line to whoever asked for it."""
+
+    def __init__(self, listener: socket.socket, line: int) -> None:
+        self.listener, self.line = listener, line
+        self.lines: dict[int, socket.socket] = {}
+        self.ended, told = os.pipe()
+        for end in (self.ended, told):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+        self.told = told
+
+    def live(self, experiment: Experiment, cache: Path) -> None:
+        """Import and build, then serve, until the driver's end of the line closes."""
+        os.environ |= FIRST | {"RAY_RAYLET_PID": str(os.getppid())}  # a worker is to end with this: with the driver
+        import ray  # noqa: F401  (workers have it)
+
+        if not os.read(self.line, 1):
+            return
+        self._build(experiment, cache)
+        with selectors.DefaultSelector() as watched:
+            for end in (self.listener, self.line, self.ended):
+                watched.register(end, selectors.EVENT_READ)
+            self.watched = watched
+            while self._serve():
+                pass
+        for pid in self.lines:
+            os.kill(pid, signal.SIGKILL)
+
+    def _build(self, experiment: Experiment, cache: Path) -> None:
+        torch.set_num_threads(experiment.cohort.threads)
+        setting = Setting(experiment, cache)
+        try:
+            setting.module  # noqa: B018  (built on first use)
+        except Exception:
+            return  # each worker will meet it again, and be asked
+        inherited.append(setting)
+
+    def _serve(self) -> bool:
+        """Whatever has come; False when it is over."""
+        for key, _ in self.watched.select():
+            if key.fileobj is self.line or key.fd == self.line:
+                return False
+            if key.fd == self.ended:
+                os.read(self.ended, 512)
+                self._reap()
+            elif key.fileobj is self.listener:
+                self._bear(self.listener.accept()[0])
+            elif key.data in self.lines:  # who asked for it was killed
+                os.kill(key.data, signal.SIGKILL)
+                self.watched.unregister(key.fileobj)
+        return True
+
+    def _bear(self, line: socket.socket) -> None:
+        try:
+            size, fds, _, _ = socket.recv_fds(line, 8, 3)
+            body = b""
+            while len(body) < int.from_bytes(size, "big"):
+                more = line.recv(1 << 20)
+                if not more:
+                    raise OSError("cut short")
+                body += more
+            arguments, environment, folder = loads(body)
+            if not environment.items() >= FIRST.items():
+                raise OSError("a worker of another job")
+        except OSError:
+            line.close()  # it starts as any worker does
+            return
+        pid = os.fork()
+        if pid == 0:
+            _be_worker(self, line, fds, arguments, environment, folder)
+        for fd in fds:
+            os.close(fd)
+        self.lines[pid] = line
+        self.watched.register(line, selectors.EVENT_READ, pid)
+        line.sendall(b"!")
+
+    def _reap(self) -> None:
+        while self.lines:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            line = self.lines.pop(pid)
+            if line.fileno() in self.watched.get_map():
+                self.watched.unregister(line)
+            code = os.waitstatus_to_exitcode(status)
+            with suppress(OSError):  # nobody waits any more
+                line.sendall(bytes([code if code >= 0 else 128 - code]))
+            line.close()
+
+
+def _be_worker(
+    ward: _Ward, line: socket.socket, fds: list[int], arguments: list[str], environment: dict[str, str], folder: str
+) -> NoReturn:
+    """A worker of Ray's, as Ray's own program makes one."""
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        os.setpgid(0, 0)  # Ray ends a worker with its group
+        for end in (ward.line, ward.ended, ward.told):
+            os.close(end)
+        for open_line in (ward.listener, line, *ward.lines.values()):
+            open_line.close()
+        ward.watched.close()
+        for number, fd in enumerate(fds):
+            os.dup2(fd, number)
+            os.close(fd)
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(folder)
+        sys.argv = arguments
+        _read_settings_again()
+        runpy.run_path(arguments[0], run_name="__main__")
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _read_settings_again() -> None:
+    """Ray has read its settings from the environment when it was imported, before they were made for workers."""
+    from ray import _raylet
+
+    _raylet.Config.initialize("")

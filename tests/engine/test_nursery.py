@@ -1,0 +1,121 @@
+"""Workers of a Ray that a run starts are forks of one process, as good as those that Ray starts itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parents[1]
+ASK = """
+import json, os, signal, socket, sys, time
+from pathlib import Path
+from fakes import experiment
+from simfl.engine.nursery import FIRST, Nursery, possible
+
+folder = Path(sys.argv[1])
+assert possible()
+nursery = Nursery(experiment(), folder)
+nursery.build()
+
+def ask(code, environment=FIRST):
+    program = folder / "program.py"
+    program.write_text(code)
+    line = socket.socket(socket.AF_UNIX)
+    line.connect(nursery.address)
+    body = json.dumps([[str(program), "word"], dict(environment), str(folder)]).encode()
+    socket.send_fds(line, [len(body).to_bytes(8, "big")], [0, 1, 2])
+    line.sendall(body)
+    return line
+"""
+
+
+def run_in_a_process(code: str, folder: Path) -> str:
+    """What a script prints; a process of its own, since one with threads has no nursery."""
+    done = subprocess.run(
+        [sys.executable, "-c", ASK + code, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_who_is_born_has_the_model_the_words_and_the_place_of_who_asked(tmp_path):
+    code = """
+line = ask("import sys, os; from simfl.engine.nursery import inherited;"
+           "print(sys.argv[1], os.getcwd() == sys.argv[0].rpartition('/')[0], 'ray' in sys.modules,"
+           " 'module' in vars(inherited[0]), os.environ['RAY_JOB_ID'], flush=True); sys.exit(3)")
+assert line.recv(1) == b"!"
+print(line.recv(1), line.recv(1))
+nursery.close()
+print(os.path.exists(nursery.address))
+"""
+    assert run_in_a_process(code, tmp_path).split("\n") == ["word True True True 01000000", "b'\\x03' b''", "False", ""]
+
+
+def test_who_is_born_ends_with_who_asked_and_with_the_nursery(tmp_path):
+    code = """
+def pid_of(line):
+    assert line.recv(1) == b"!"
+    while not (folder / "pid").exists() or not (folder / "pid").read_text():
+        time.sleep(0.02)
+    return int((folder / "pid").read_text()), (folder / "pid").unlink()
+
+def ended(pid):
+    for _ in range(500):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.02)
+    return False
+
+sleeper = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(100)"
+first, _ = pid_of(line := ask(sleeper))
+line.close()
+print(ended(first))
+second, _ = pid_of(line := ask(sleeper))
+nursery.close()
+print(line.recv(1), ended(second))
+"""
+    assert run_in_a_process(code, tmp_path) == "True\nb'' True\n"
+
+
+def test_a_worker_of_another_job_is_not_born_here(tmp_path):
+    code = """
+print(ask("print('born')", {"RAY_JOB_ID": "02000000"}).recv(1))
+nursery.close()
+"""
+    assert run_in_a_process(code, tmp_path) == "b''\n"
+
+
+def test_without_a_nursery_a_worker_starts_as_ray_starts_it(tmp_path):
+    newborn = HERE.parent / "simfl" / "engine" / "newborn.py"
+    done = subprocess.run(
+        [sys.executable, str(newborn), "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "SIMFL_NURSERY": str(tmp_path / "nobody")},
+    )
+    assert done.returncode == 0
+    assert "usage: default_worker.py" in done.stdout
+
+
+@pytest.mark.ray
+def test_a_run_whose_workers_were_born_is_bit_equal_to_one_in_this_process(tmp_path):
+    """The line that newborns ask on is in Ray's environment, and no longer in this process's."""
+    code = """
+nursery.close()
+from fakes import run
+ways = {"inline": {}, "ray": {"workers": 2}}
+found = [run(experiment(rounds=2), folder / way, backend=way, **given)["weights_sha256"] for way, given in ways.items()]
+print(len(set(found)), "SIMFL_NURSERY" in os.environ)
+"""
+    assert run_in_a_process(code, tmp_path) == "1 False\n"
