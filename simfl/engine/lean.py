@@ -30,21 +30,22 @@ STEP = 0.01  # seconds between two looks for the node
 @contextmanager
 def lean(nursery: str | None = None) -> Iterator[None]:
     """Inside the block `ray.init` starts no more than is used; where there is a nursery, workers ask it to be born."""
-    from ray import _raylet
+    import ray._raylet
     from ray._private import parameter, services
 
+    inner: Any = ray._raylet
     names = [f"{agent}_PORT_NAME" for agent in AGENTS]
     settings = {"include_log_monitor", "no_monitor", "worker_path", *(f"{agent.lower()}_port" for agent in AGENTS)}
     known = (
         settings <= inspect.signature(parameter.RayParams).parameters.keys()
-        and all(hasattr(_raylet, name) for name in (*names, "persist_port", "GcsClient"))
+        and all(hasattr(inner, name) for name in (*names, "persist_port", "GcsClient"))
         and all(hasattr(services, name) for name in ("start_api_server", "start_raylet", "get_node", PYTHON))
     )
     if not known:
         yield
         return
     with ExitStack() as stack:
-        given = {"include_log_monitor": False, "no_monitor": True, **_free_ports()}
+        given: dict[str, Any] = {"include_log_monitor": False, "no_monitor": True, **_free_ports()}
         stack.enter_context(_environment("RAY_prestart_worker_first_driver", "0"))
         if nursery is not None:
             given["worker_path"] = str(NEWBORN)
@@ -109,12 +110,13 @@ def _not_waiting_for_agents(usual: Any) -> Any:
     """The raylet waits for files that say where its agents listen, which is known beforehand."""
 
     def start_raylet(*args: Any, **given: Any) -> Any:
-        from ray import _raylet
+        import ray._raylet
 
+        inner: Any = ray._raylet
         told = inspect.signature(usual).bind(*args, **given).arguments
         for agent in AGENTS:
-            name, port = getattr(_raylet, f"{agent}_PORT_NAME"), told[f"{agent.lower()}_port"]
-            _raylet.persist_port(told["session_dir"], told["node_id"], name, port)
+            name, port = getattr(inner, f"{agent}_PORT_NAME"), told[f"{agent.lower()}_port"]
+            inner.persist_port(told["session_dir"], told["node_id"], name, port)
         return usual(*args, **given)
 
     return start_raylet
@@ -124,9 +126,10 @@ def _as_soon_as_it_is_there(usual: Any) -> Any:
     """Ray asks for its node once a second."""
 
     def get_node(gcs_address: str, node_id: str) -> Any:
-        from ray import _raylet
+        import ray._raylet
 
-        client, deadline = _raylet.GcsClient(address=gcs_address), time.monotonic() + 30.0
+        inner: Any = ray._raylet
+        client, deadline = inner.GcsClient(address=gcs_address), time.monotonic() + 30.0
         while not client.get_all_node_info() and time.monotonic() < deadline:
             time.sleep(STEP)
         return usual(gcs_address, node_id)

@@ -22,7 +22,7 @@ import traceback
 from contextlib import suppress
 from json import loads
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -209,6 +209,7 @@ def _be_worker(
 
 def _read_settings_again() -> None:
     """Ray has read its settings from the environment when it was imported, before they were made for workers."""
-    from ray import _raylet
+    import ray._raylet
 
-    _raylet.Config.initialize("")
+    inner: Any = ray._raylet
+    inner.Config.initialize("")
