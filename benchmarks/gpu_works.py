@@ -7,7 +7,7 @@ vt5_full  VT5-base, 512 tokens      K = 20        2 a round  8 pages each    bat
 vilt      ViLT-base, 384×384        K = 20        4 a round  32 pairs each   batch 8   bottleneck adapters, AdamW
 feddat    ViLT-base, 384×384        K = 20        4 a round  32 pairs each   batch 8   FedDAT's dual adapters, AdamW
 dp        CNN as femnist            K = 100       2 a round  50 units of 30  batch 10  units clipped, noise
-million   MLP 60-400-62             K = 10^6  1,000 a round  10 each         batch 10  SGD
+million   MLP 60-400-62             K = 10^6  1,000 a round  2 each          batch 10  SGD
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ WORKS: Mapping[str, Experiment] = {
         privacy=Privacy(unit="group", clip=1.0, noise_multiplier=1.0),
     ),
     "million": _experiment(
-        "million", Prototypes(examples=10_000_000, classes=62, shape=(60,)), 1_000_000, 1000, Mlp(widths=(400,)),
+        "million", Prototypes(examples=2_000_000, classes=62, shape=(60,)), 1_000_000, 1000, Mlp(widths=(400,)),
         Classification(), _sgd(0.05), 256,
     ),
 }  # fmt: skip

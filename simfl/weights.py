@@ -106,11 +106,13 @@ def stack_sum(stacked: Weights) -> Weights:
 
 
 def _sum_rows(rows: Tensor) -> Tensor:
-    while len(rows) > 1:
-        even = len(rows) // 2 * 2
-        pairs = rows[0:even:2] + rows[1:even:2]
-        rows = torch.cat([pairs, rows[even:]]) if even < len(rows) else pairs
-    return rows[0]
+    last: Tensor | None = None  # of an odd number of nodes, the one that is carried up
+    while len(rows) > 1 or (last is not None and len(rows) > 0):
+        if len(rows) % 2 == 1:
+            last = rows[-1] if last is None else rows[-1] + last
+            rows = rows[:-1]
+        rows = rows[0::2] + rows[1::2]
+    return rows[0] if last is None else last
 
 
 def select(

@@ -18,7 +18,7 @@ from simfl.cohort import gradients, tensor_stepper
 from simfl.cohort.gradients import Gradients
 from simfl.cohort.observer import Observer
 from simfl.cohort.program import Tables
-from simfl.cohort.stacking import namespace
+from simfl.cohort.stacking import namespace, sent_to
 from simfl.cohort.stage import Item, Stage, Trained
 from simfl.cohort.step import Work, local_step
 from simfl.cohort.stepper import steppers_of
@@ -53,7 +53,7 @@ def train(
     """Train all items; `start` is stepped in place. `kept`: what each client remembers."""
     n, most = len(items), max(item.steps for item in items)
     nothing = torch.zeros(n, device=stage.device)
-    keys = torch.tensor([item.key for item in items], device=stage.device)
+    keys = sent_to(stage.device, np.array([item.key for item in items], dtype=np.int64))
     work = Work(start, state, nothing, nothing.clone(), received, visit, keys)
     use_groups = gradients.is_grouped(stage)
     gradients_of = gradients.grouped if use_groups else gradients.stacked
@@ -103,11 +103,11 @@ def _as_program(
     assert stage.programs is not None
     n, length = len(items), 1 << max(0, most - 1).bit_length()
     rows, places = _tables(items, length, stage.device)
-    active = torch.tensor([[step < item.steps for item in items] for step in range(length)], device=stage.device)
+    active = np.arange(length)[:, None] < np.array([item.steps for item in items])
     rates = np.zeros((length, n), dtype=np.float32)
     for k, item in enumerate(items):
         rates[: item.steps, k] = item.rates
-    tables = Tables(rows, places, active, torch.from_numpy(rates).to(stage.device))
+    tables = Tables(rows, places, sent_to(stage.device, active), sent_to(stage.device, rates))
     micro_steps, local = stage.phase.algorithm.micro_steps(), stage.phase.local
     moments = []
     for number, micro in enumerate(micro_steps):
@@ -127,11 +127,12 @@ def _tables(items: list[Item], steps: int, device: torch.device) -> tuple[Tensor
     """Rows of the batches and, if the algorithm asks, their places: int64 [steps, n, B] each; -1 is padding."""
     rows = _side_by_side([item.batches for item in items], steps, -1)
     places = [item.places for item in items if item.places is not None]
-    return rows.to(device), _side_by_side(places, steps, 0).to(device) if places else None
+    places_too = sent_to(device, _side_by_side(places, steps, 0)) if places else None
+    return sent_to(device, rows), places_too
 
 
-def _side_by_side(tables: list[np.ndarray], steps: int, padding: int) -> Tensor:
+def _side_by_side(tables: list[np.ndarray], steps: int, padding: int) -> np.ndarray:
     stacked = np.full((steps, len(tables), tables[0].shape[1]), padding, dtype=np.int64)
     for k, table in enumerate(tables):
         stacked[: len(table), k] = table
-    return torch.from_numpy(stacked)
+    return stacked

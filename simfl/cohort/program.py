@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,6 +47,13 @@ class Programs:
 
     mode: str  # eager, graph or compiled
     known: OrderedDict[Any, Program] = field(default_factory=OrderedDict)
+    _told: set[str] = field(default_factory=set)
+
+    def news(self) -> list[str]:
+        """What is to be said of steps that could not be captured, once."""
+        fresh = {program.why for program in self.known.values() if program.why} - self._told
+        self._told |= fresh
+        return [f"local steps run as written, not from a captured graph: {why}" for why in sorted(fresh)]
 
     def run(
         self,
@@ -63,12 +71,20 @@ class Programs:
 
         `hearing`: who is told of each optimizer step of a local step; the program then runs as it is written.
         """
+        _ = stage.examples  # read by now: what is made under tracing is part of the trace
         held = (work.weights, moments, work.state, work.sums, work.counts, _counter(stage))
         given = (work.received, tuple(work.visit), work.keys, tables.rows, tables.places, tables.active, tables.rates)
         leaves, shape = tree_flatten((held, given))
         places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         tensors = [leaves[k] for k in places]
-        key = (stage.index, ragged, str(shape), tuple((tuple(t.shape), t.dtype) for t in tensors))
+        groups = [
+            work.weights,
+            *work.state.values(),
+            *work.received.values(),
+            *(g for m in moments for g in m.values()),
+        ]
+        names = tuple(tuple(group) for group in groups)
+        key = (stage.index, ragged, names, tuple((t.shape, t.dtype) for t in tensors))
         if key not in self.known:
             step = _Step(stage, gradients_of, micro_steps, type(work.visit), leaves, places, shape, ragged)
             self.known[key] = Program(step, self.mode)
@@ -129,6 +145,7 @@ class Program:
         self.step: Callable[..., Any] = step
         self.tensors: list[Tensor] = []
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.why = ""  # it could not be captured and runs as written
 
     def visit(self, tensors: list[Tensor], steps: int, hearing: Callable[[int], Hearing] | None = None) -> list[Tensor]:
         """So many steps from these tensors on: all of them as they are afterwards, valid until the next visit."""
@@ -139,34 +156,41 @@ class Program:
         if self.mode == "compiled" and not self.visits:
             self.step = compile_step(self.step, tensors)
         self.visits += 1
-        if self.visits == 1:  # also warms up what must not be warmed up inside of a capture
-            with _beside():
+        cuda = tensors[0].is_cuda
+        if self.visits == 1 or not cuda:  # also warms up what must not be warmed up inside of a capture
+            with _beside() if cuda else nullcontext():
                 for _ in range(steps):
                     self.step(*tensors)
             return tensors
         if self.graph is None:
-            self.tensors = [t.clone() for t in tensors]
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self.step(*self.tensors)
+            try:
+                self._capture(tensors)
+            except RuntimeError as error:  # a component that looks at a number, or copies one from the host
+                self.mode, self.graph, self.tensors = "eager", None, []
+                self.why = str(error).splitlines()[0]
+                return self.visit(tensors, steps)
+        assert self.graph is not None
         torch._foreach_copy_(self.tensors, tensors)
         for _ in range(steps):
             self.graph.replay()
         return self.tensors
 
+    def _capture(self, tensors: list[Tensor]) -> None:
+        """Keep the step as the kernels that it launches; RuntimeError if it does more than that."""
+        self.tensors, graph = [t.clone() for t in tensors], torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.step(*self.tensors)
+        self.graph = graph
 
-class _beside:
+
+@contextmanager
+def _beside() -> Iterator[None]:
     """On a stream of its own, as work before a capture must be."""
-
-    def __enter__(self) -> None:
-        self.stream = torch.cuda.Stream()
-        self.stream.wait_stream(torch.cuda.current_stream())
-        self.context = torch.cuda.stream(self.stream)
-        self.context.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        self.context.__exit__(*error)
-        torch.cuda.current_stream().wait_stream(self.stream)
+    here, beside = torch.cuda.current_stream(), torch.cuda.Stream()
+    beside.wait_stream(here)
+    with torch.cuda.stream(beside):
+        yield
+    here.wait_stream(beside)
 
 
 def traced(step: Callable[..., Any], tensors: Sequence[Tensor]) -> torch.fx.GraphModule:
@@ -188,14 +212,14 @@ def compile_step(step: Callable[..., Any], tensors: Sequence[Tensor]) -> Callabl
 
 def with_programs(stage: Stage, mode: str) -> Stage:
     """The stage, its local steps as programs where device and optimizer allow; `auto`: graph."""
-    if why_eager(stage):
+    if why_as_written(stage, mode):
         return stage
     return replace(stage, programs=Programs("graph" if mode == "auto" else mode))
 
 
-def why_eager(stage: Stage) -> str:
-    """Why the stage's local steps are no programs; empty if they are."""
-    if stage.device.type != "cuda":
+def why_as_written(stage: Stage, mode: str) -> str:
+    """Why the stage's local steps are no programs; empty if they are. A CPU has them where they are compiled."""
+    if stage.device.type != "cuda" and mode != "compiled":
         return "the device is no GPU"
     if not steppable(stage.phase.local):
         return f"the optimizer {stage.phase.local.optimizer.name} has no form of tensors alone with its settings"

@@ -45,7 +45,8 @@ def release(
     if type(stage.observer) is not Observer:
         for k, client in enumerate(clients):
             stage.observer.sent(client, _of_row(upload, k), _of_row(sent, k))
-    good = None if look else torch.stack([finite(tensors).all() for tensors in upload.values() if tensors]).all()
+    words = [] if look else [finite(tensors).all() for tensors in upload.values() if tensors]
+    good = torch.stack(words).all() if words else None
     if stage.phase.pooled:  # of pooled examples nothing travels, and there is no client to remember
         return Released(sent, [{} for _ in clients], [[] for _ in clients], good)
     memory = [_remembered(stage, group, k, sent, received, lost) for k, lost in enumerate(residuals)]

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map
 
 from simfl.protocol import State, Weights
+
+
+def sent_to(device: torch.device, array: np.ndarray) -> Tensor:
+    """An array on a device, without waiting for what that has to do."""
+    return torch.from_numpy(array).to(device, non_blocking=True)
 
 
 def stack(rows: list[Weights]) -> Weights:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from simfl.cohort.binding import Binding
 from simfl.cohort.observer import Observer
+from simfl.cohort.stacking import sent_to
 from simfl.errors import ConfigError
 from simfl.experiment import Phase
 from simfl.passing import Pass, passing
@@ -204,6 +205,7 @@ def visits(stage: Stage, items: list[Item], round_number: int, weights: list[flo
 
     n, local = len(items), stage.phase.local
     whole = np.array([[i.client for i in items], [i.key for i in items], [round_number] * n, [0] * n], dtype=np.int64)
+    lengths = {key: local.optimizer.length(rates) for key, rates in {id(i.rates): i.rates for i in items}.items()}
     parts = [
         [i.steps for i in items],
         [i.examples for i in items],
@@ -211,7 +213,6 @@ def visits(stage: Stage, items: list[Item], round_number: int, weights: list[flo
         [stage.num_clients] * n,
         [num_sampled] * n,
         [local.learning_rate] * n,
-        [local.optimizer.length(i.rates) for i in items],
+        [lengths[id(i.rates)] for i in items],
     ]
-    numbers = torch.from_numpy(np.array(parts, dtype=np.float32)).to(stage.device)
-    return Visit(*torch.from_numpy(whole).to(stage.device), *numbers)
+    return Visit(*sent_to(stage.device, whole), *sent_to(stage.device, np.array(parts, dtype=np.float32)))

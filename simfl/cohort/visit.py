@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from simfl.cohort.fold import Fold
 from simfl.cohort.group import Group
 from simfl.cohort.plan import CohortPlan, VisitPlan
 from simfl.cohort.release import Released, release
-from simfl.cohort.stacking import row
+from simfl.cohort.stacking import row, sent_to
 from simfl.cohort.stage import Stage
 from simfl.memory import EMPTY, Memory
 from simfl.protocol import Parts, Weights
@@ -89,6 +90,7 @@ def _cohort(
     result.sums = {part: total for part, fold in folds.items() if (total := fold.total()) is not None}
     with measured("commit"):
         store.sync(result.memory.values())
+    result.said += [] if stage.programs is None else stage.programs.news()
     with measured("train"):  # waits for all that a GPU has to do
         if good and not bool(torch.stack(good).all()):
             return None
@@ -190,7 +192,7 @@ def _weighted(tensors: Weights, weights: list[float]) -> Weights:
     """Rows times weights."""
     if len(weights) == 1:
         return {name: t * weights[0] for name, t in tensors.items()}
-    factors = torch.tensor(weights, dtype=torch.float32, device=next(iter(tensors.values())).device)
+    factors = sent_to(next(iter(tensors.values())).device, np.array(weights, dtype=np.float32))
     return {name: t * factors.reshape(-1, *[1] * (t.dim() - 1)) for name, t in tensors.items()}
 
 

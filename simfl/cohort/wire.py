@@ -119,12 +119,15 @@ class Bill:
         self.aliases = dict(stage.aliases) if part == "weights" else {}
         self.floats = {n: t.numel() for n, t in stage.module.named_parameters()} if self.aliases else {}
         self.values = sum(t.numel() for t in tensors.values())
+        self._known: dict[int, tuple[dict[str, int], int, int]] = {}  # payloads, which many messages share, by identity
 
     def row(self, phase: int, round_number: int, client: int, direction: str, payload: dict[str, int]) -> ledger.Row:
         """The ledger's row. `payload`: bytes of each tensor."""
-        trained = set(self.stage.roles.trained) if self.aliases else set[str]()
-        charged = ledger.charge(payload, self.aliases, self.floats, trained, self.stage.alias_rule)
-        total = sum(payload.values())
+        if id(payload) not in self._known:
+            trained = set(self.stage.roles.trained) if self.aliases else set[str]()
+            charged = ledger.charge(payload, self.aliases, self.floats, trained, self.stage.alias_rule)
+            self._known[id(payload)] = payload, sum(payload.values()), charged
+        _, total, charged = self._known[id(payload)]
         return ledger.row(phase, round_number + 1, client, direction, self.part, self.values, total, charged)
 
 
@@ -139,6 +142,6 @@ def check_finite(tensors: Weights, where: Sequence[str]) -> None:
 
 
 def finite(tensors: Weights) -> Tensor:
-    """Whether each row of tensors [n, …] is finite; false too where a sum of its values overflows. [n], or a scalar."""
+    """Whether each row of tensors [n, …] is finite; false too where a sum of its values overflows. [n], [0] of none."""
     totals = [t.reshape(len(t), -1).sum(1, dtype=torch.float32) for t in tensors.values()]
-    return torch.isfinite(torch.stack(totals).sum(0)) if totals else torch.tensor(True)
+    return torch.isfinite(torch.stack(totals).sum(0)) if totals else torch.ones(0, dtype=torch.bool)

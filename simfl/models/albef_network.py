@@ -17,7 +17,7 @@ from torch.nn import functional
 from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertPredictionHeadTransform
 
-from simfl.models.base import mixed
+from simfl.models.base import filled, mixed
 from simfl.models.bert_parts import Text
 from simfl.models.prompt import with_prompt
 from simfl.models.t5_reader import causal
@@ -96,7 +96,7 @@ class AlbefNetwork(nn.Module):
 
     def read(self, input_ids: Tensor, attention_mask: Tensor, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
         """States of the question [B, L, D] and the additive mask over them [B, 1, 1, L]."""
-        mean, std = (torch.tensor(v, device=pixel_values.device)[:, None, None] for v in (MEAN, STD))
+        mean, std = (filled(v, pixel_values, torch.float32)[:, None, None] for v in (MEAN, STD))
         pixels = (pixel_values.to(torch.float32) / 255.0 - mean) / std
         seen = with_prompt(self.prompts, "image", self.image.encode(pixels, nn.ModuleDict()))
         real = additive(attention_mask.to(torch.float32))

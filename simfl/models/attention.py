@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
+from simfl.models import fused_attention
 from simfl.models.dropout import keyed_dropout
 from simfl.passing import current
 
@@ -27,12 +28,19 @@ def keyed_attention(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """`query`, `key`, `value` [B, H, L, D] to [B, L, H, D]; fused where nothing is dropped."""
+    """`query`, `key`, `value` [B, H, L, D] to [B, L, H, D]; fused where nothing is dropped, and on a GPU."""
     scaling = query.size(-1) ** -0.5 if scaling is None else scaling
+    drops = dropout > 0.0 and current().key is not None
+    if (drops or position_bias is not None) and fused_attention.available(query, position_bias, attention_mask):
+        layer = int(module.dropout_layer) if drops else 0
+        fused = fused_attention.attend(
+            query, key, value, position_bias, attention_mask, scaling, dropout if drops else 0.0, layer
+        )
+        return fused.transpose(1, 2).contiguous(), None
     bias = position_bias
     if attention_mask is not None:
         bias = attention_mask if bias is None else bias + attention_mask
-    if (dropout == 0.0 or current().key is None) and not current().stacked:
+    if not drops and not current().stacked:
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
         return mixed.transpose(1, 2).contiguous(), None
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling

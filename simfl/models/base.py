@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -45,6 +45,12 @@ class Model(ABC):
 def mixed(like: Tensor, enabled: bool) -> torch.autocast:
     """bfloat16 where it is enabled, on the device of `like`; on the meta device, which knows none, without effect."""
     return torch.autocast("cpu" if like.is_meta else like.device.type, torch.bfloat16, enabled=enabled)
+
+
+def filled(values: Sequence[float], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Constants [len(values)] on the device of `like`, made there: a copy from the host cannot be captured."""
+    kind = dtype or like.dtype
+    return torch.stack([torch.full((), value, dtype=kind, device=like.device) for value in values])
 
 
 @contextmanager

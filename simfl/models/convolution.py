@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-WGRAD_SLICES = 4  # of the sum over examples and positions, so that few clients fill a GPU too
+WGRAD_SLICES = 8  # of the sum over examples and positions, so that few clients fill a GPU too
 
 
 def available(x: Tensor, weight: Tensor) -> bool:
@@ -101,7 +101,7 @@ def _convolve_to_input(dy: Tensor, weight: Tensor, size: list[int], window: list
     dx = dy.new_empty((g * batch, c, size[0], size[1]))
     turned = weight.permute(0, 3, 4, 1, 2).contiguous()  # [g, h, w, O, C]: what a program reads lies together
     positions, inner = batch * size[0] * size[1], o * kh * kw
-    rows, columns = 128, _tile(c)
+    rows, columns = 256, _tile(c)
     grid = (-(-positions // rows), -(-c // columns), g)
     kernels.to_input[grid](
         dy, turned, dx, c, size[0], size[1], o, oh, ow, positions, inner,
@@ -121,11 +121,11 @@ def _convolve_to_weight(x: Tensor, dy: Tensor, shape: list[int], window: list[in
     batch, (height, width), (oh, ow) = len(x) // g, x.shape[2:], dy.shape[2:]
     positions, inner = batch * oh * ow, c * kh * kw
     parts = x.new_empty((WGRAD_SLICES, g, o, inner))
-    rows, columns = _tile(o), 64 if inner > 32 else 32
+    rows, columns = _tile(o), 128 if inner > 64 else 32
     grid = (-(-o // rows), -(-inner // columns), g * WGRAD_SLICES)
     kernels.to_weight[grid](
         x, dy, parts, c, height, width, o, oh, ow, positions, inner, WGRAD_SLICES,
-        kh, kw, *window, rows, columns, 32, _products(exact), num_warps=4, num_stages=3,
+        kh, kw, *window, rows, columns, 32, _products(exact), num_warps=8 if columns == 128 else 4, num_stages=3,
     )  # fmt: skip
     return parts.sum(0).reshape(shape)
 

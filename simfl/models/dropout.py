@@ -7,12 +7,15 @@ same mask one client at a time, under `vmap`, grouped along the batch, on the CP
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from simfl.passing import current, part
 
-_HALF = 1 << 16
+HALF = 1 << 16
 
 
 def keyed_bits(key: Tensor, layer: int, count: int, first: int = 0) -> Tensor:
@@ -21,12 +24,8 @@ def keyed_bits(key: Tensor, layer: int, count: int, first: int = 0) -> Tensor:
     A 32-bit finaliser (xor-shift-multiply, Wellons' 'lowbias32') over a counter, keyed before and within; each word
     serves two positions. int32 arithmetic wraps, and shifts are made logical by a mask.
     """
-    low, high = (key & 0xFFFFFFFF).to(torch.int32), (key >> 32).to(torch.int32)
-    salt = (low * 0x3C6EF35F) ^ (layer * 0x632BE5AB & 0x7FFFFFFF)
-    x = (
-        torch.arange(first // 2, -(-(first + count) // 2), dtype=torch.int32, device=key.device)
-        ^ (salt ^ ((salt >> 13) & 0x7FFFF))[..., None]
-    )
+    salt, high = salted(key, layer)
+    x = torch.arange(first // 2, -(-(first + count) // 2), dtype=torch.int32, device=key.device) ^ salt[..., None]
     x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
     x = x ^ high[..., None]
     x = (x ^ ((x >> 15) & 0x1FFFF)) * -0x7B935975  # 0x846ca68b as a signed 32-bit number
@@ -34,13 +33,20 @@ def keyed_bits(key: Tensor, layer: int, count: int, first: int = 0) -> Tensor:
     return x.view(torch.int16)[..., first % 2 : first % 2 + count]
 
 
+def salted(key: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    """What the hash of `keyed_bits` is keyed by before and within: int32, shaped as `key`."""
+    low, high = (key & 0xFFFFFFFF).to(torch.int32), (key >> 32).to(torch.int32)
+    salt = (low * 0x3C6EF35F) ^ (layer * 0x632BE5AB & 0x7FFFFFFF)
+    return salt ^ ((salt >> 13) & 0x7FFFF), high
+
+
 def keyed_keep(key: Tensor, layer: int, count: int, p: float) -> tuple[Tensor, float]:
     """Which of `count` positions stay if each is dropped with probability `p`, and the share expected to stay.
 
     `p` is taken in steps of 2⁻¹⁶, and the share is exact for the step taken.
     """
-    dropped = round(p * _HALF)
-    return keyed_bits(key, layer, count, part().before(count)) >= dropped - _HALF // 2, 1.0 - dropped / _HALF
+    dropped = round(p * HALF)
+    return keyed_bits(key, layer, count, part().before(count)) >= dropped - HALF // 2, 1.0 - dropped / HALF
 
 
 def keyed_dropout(x: Tensor, p: float, layer: int) -> Tensor:
@@ -51,8 +57,58 @@ def keyed_dropout(x: Tensor, p: float, layer: int) -> Tensor:
     step = current()
     if step.key is None or p == 0.0:
         return x
-    keep, share = keyed_keep(step.keys, layer, x.numel() // step.groups, p)
+    count = x.numel() // step.groups
+    if x.is_cuda and not step.stacked and x.is_floating_point() and _kernel() is not None:
+        salts, highs = salted(step.keys.reshape(-1), layer)
+        dropped: Tensor = _Dropout.apply(x, salts, highs, part().before(count), round(p * HALF))
+        return dropped
+    keep, share = keyed_keep(step.keys, layer, count, p)
     return x * (keep.reshape(x.shape).to(x.dtype) / share)
+
+
+class _Dropout(torch.autograd.Function):
+    """On a GPU as one kernel, which tracing and compiling see as one operator; the gradient drops the same places."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, salts: Tensor, highs: Tensor, first: int, dropped: int) -> Tensor:
+        ctx.save_for_backward(salts, highs)
+        ctx.numbers = first, dropped
+        out: Tensor = torch.ops.simfl.keyed_dropout(x.contiguous(), salts, highs, first, dropped)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Any:
+        return (
+            torch.ops.simfl.keyed_dropout(slope.contiguous(), *ctx.saved_tensors, *ctx.numbers),
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+@torch.library.custom_op("simfl::keyed_dropout", mutates_args=())
+def _keyed_dropout(x: Tensor, salts: Tensor, highs: Tensor, first: int, dropped: int) -> Tensor:
+    """Of `x`, equal parts of which have a key each, as `salted` gives it."""
+    out, count, block = torch.empty_like(x), x.numel() // len(salts), 1024
+    grid = (-(-count // block), len(salts))
+    _kernel().forward[grid](x, salts, highs, out, count, first, dropped, 1.0 - dropped / HALF, block, num_warps=4)
+    return out
+
+
+@_keyed_dropout.register_fake
+def _(x: Tensor, salts: Tensor, highs: Tensor, first: int, dropped: int) -> Tensor:
+    return torch.empty_like(x)
+
+
+@cache
+def _kernel() -> Any:
+    """The kernel, where there is Triton."""
+    try:
+        from simfl.models import dropout_kernel
+    except ImportError:
+        return None
+    return dropout_kernel
 
 
 class KeyedDropout(nn.Module):

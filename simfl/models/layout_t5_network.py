@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from simfl.models.base import filled
 from simfl.models.t5_reader import T5Reader, position_bias
 
 TABLE_ROWS = 1024  # of each box table
@@ -67,7 +68,7 @@ class LayoutT5Network(T5Reader):
         self, input_ids: Tensor, boxes: Tensor, attention_mask: Tensor, pixel_values: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Words with their patches, then the patches that no word covers, then padding; [B, L + N, d]."""
-        corner = boxes.new_tensor([0, 0, SCALE, SCALE])
+        corner = filled((0, 0, SCALE, SCALE), boxes)
         placed = attention_mask.bool() & ~(boxes == corner).all(-1) & ~(boxes == 0).all(-1)
         place = boxes.to(torch.float32) / SCALE * placed[..., None]
         tokens, visible = self.t5.shared(input_ids), attention_mask.to(torch.float32)
@@ -91,7 +92,7 @@ class LayoutT5Network(T5Reader):
 
     def see(self, pixel_values: Tensor) -> Tensor:
         """Patches [B, N, d] of uint8 pages [B, 3, H, W], normalised as MAE's images."""
-        mean, std = (torch.tensor(v, device=pixel_values.device)[:, None, None] for v in (MEAN, STD))
+        mean, std = (filled(v, pixel_values, torch.float32)[:, None, None] for v in (MEAN, STD))
         return self.patches((pixel_values.to(torch.float32) / 255.0 - mean) / std).flatten(2).transpose(1, 2)
 
     def _cells(self, place: Tensor) -> Tensor:

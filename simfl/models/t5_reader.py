@@ -87,10 +87,11 @@ class T5Reader(nn.Module):
         tokens, visible, bias = self.embed(input_ids, boxes, attention_mask, pixel_values)
         mask = (1.0 - visible)[:, None, None, :] * MASKED
         stack = self.t5.encoder
-        bias = bias + mask
+        # a GPU's attention reads each where it lies (see models.fused_attention); elsewhere one sum serves all blocks
+        bias, hides = (bias, mask) if tokens.is_cuda else (bias + mask, None)
         hidden = stack.dropout(tokens)
         for block in stack.block:
-            hidden = block(hidden, None, bias)[0]
+            hidden = block(hidden, hides, bias)[0]
         return self.encoder_dropout(stack.final_layer_norm(hidden)), mask
 
     def head(self, hidden: Tensor) -> Tensor:

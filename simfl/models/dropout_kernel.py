@@ -1,0 +1,31 @@
+"""The kernel of `models.dropout`: one read and one write, where the hash as tensor operations takes twenty of each."""
+
+# mypy: ignore-errors
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kept(position, salt, high, dropped):
+    """Whether values stay: 16 bits of a hash of their place, as `dropout.keyed_bits` has them. `position` is int32."""
+    x = ((position >> 1) ^ salt).to(tl.uint32)
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = x ^ high.to(tl.uint32)
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    x = x ^ (x >> 16)
+    half = ((x >> ((position & 1) * 16).to(tl.uint32)) & 0xFFFF).to(tl.int32)
+    signed = tl.where(half >= 32768, half - 65536, half)
+    return signed >= dropped - 32768
+
+
+@triton.jit
+def forward(x, salts, highs, out, count, first, dropped, share, BLOCK: tl.constexpr):
+    """out [groups, count] from x; the second index of a program is the group."""
+    group = tl.program_id(1)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    salt, high = tl.load(salts + group), tl.load(highs + group)
+    at = group.to(tl.int64) * count + place
+    here = place < count
+    values = tl.load(x + at, mask=here, other=0.0)
+    scaled = (values.to(tl.float32) / share).to(values.dtype)
+    tl.store(out + at, tl.where(kept(first + place, salt, high, dropped), scaled, 0.0), mask=here)
