@@ -64,7 +64,8 @@ def test_every_line_of_a_bench_runs(folder: str, tmp_path: Path) -> None:
 def _run(folder: str, tmp_path: Path, first: bool) -> None:
     """A round or two of one local step with seed 1, and every score a number."""
     path = ROOT / folder / "bench.yaml"
-    settings = [*SMALL[folder], "phases.*.local.steps=1", "phases.*.local.batch_size=4", "evaluate.limit=4"]
+    few = ["phases.*.rounds=2", "phases.*.local.steps=1", "phases.*.local.batch_size=4", "evaluate.limit=4"]
+    settings = [*SMALL[folder], *few]
     whole = file.load(path, [*settings, "seeds=[1]"])
     found = file.Sweep(whole.name, whole.points[:1] if first else whole.points)
     outcomes = sweep.run(found, tmp_path / "out", "inline")
