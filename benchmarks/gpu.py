@@ -39,6 +39,8 @@ def measure(experiment: Experiment, rounds: int, backend: str, workers: int | st
         lines = [json.loads(line) for line in (Path(folder) / "run" / "log.jsonl").read_text().splitlines()]
     heard = [line for line in lines if "timings" in line]
     spent = [line["seconds"] for line in heard]
+    if len(spent) < rounds:
+        raise RuntimeError(f"{experiment.name}: cut off after {len(spent)} of {rounds} rounds")
     later = slice(min(SKIPPED, rounds - 1), None)
     seconds = float(np.median(spent[later]))
     phase = experiment.phases[0]

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import clients, memory
+from benchmarks import clients, gpu, memory
 from benchmarks.bench import LATEST
 from benchmarks.systems import ENVIRONMENTS, REFERENCE, SYSTEMS
 
@@ -97,10 +97,30 @@ def clients_table(found: dict[str, Any], _: str) -> str:
     return "\n".join(lines)
 
 
+def gpu_table(rows: list[dict[str, Any]], _: str) -> str:
+    """Works of published size on one GPU."""
+    day = time.strftime("%Y-%m-%d", time.gmtime(gpu.LATEST.stat().st_mtime))
+    cards = sorted({f"{row['gpu']}, torch {row['torch']}" for row in rows})
+    lines = [
+        f"`python -m benchmarks.gpu`, {day}, inline, {'; '.join(cards)}.",
+        "",
+        "| work | program | exactness | rounds / s | clients / s | examples / s | first two rounds, s | peak, GiB |",
+        "|---|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['work']} | {row['program']} | {row['exactness']} | {row['rounds_per_second']:.1f}"
+            f" | {_short(row['clients_per_second'])} | {_short(row['examples_per_second'])}"
+            f" | {row['start_seconds']:.1f} | {row['peak_bytes'] / 2**30:.1f} |"
+        )
+    return "\n".join(lines)
+
+
 TABLES = (
     ("cpu", LATEST, cpu_table),
     ("memory", memory.LATEST, memory_table),
     ("clients", clients.LATEST, clients_table),
+    ("gpu", gpu.LATEST, gpu_table),
 )
 
 

@@ -152,3 +152,7 @@ def test_secure_choices_cannot_be_made_again():
 def test_the_width_left_open_is_a_power_of_two(way, expected, width):
     """Side by side all at once up to 16; one by one at most some 32 calls a round."""
     assert auto_width(way, expected) == width
+
+
+def test_a_gpu_takes_more_clients_side_by_side():
+    assert [auto_width("batch", expected, "cuda") for expected in (3, 50, 1000)] == [4, 64, 64]

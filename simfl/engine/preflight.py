@@ -104,7 +104,7 @@ def identity_of(experiment: Experiment, setting: Setting, clients: int, device: 
         pays = device == "cuda" or (expected >= MANY and pays_on_cpu(setting.module, roles.trained))
         by_example = experiment.privacy is not None and experiment.privacy.unit == "record"
         way = "batch" if pays and not roles.buffers and not by_example else "loop"
-    width = experiment.cohort.width if isinstance(experiment.cohort.width, int) else auto_width(way, expected)
+    width = experiment.cohort.width if isinstance(experiment.cohort.width, int) else auto_width(way, expected, device)
     return {"way": way, "width": width, "threads": experiment.cohort.threads, "device": device}
 
 
