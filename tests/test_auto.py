@@ -19,13 +19,19 @@ from simfl.optimizers.local import LocalOptimizer
 from simfl.setting import Setting
 
 
-def chosen(folder: Path, model: Model, sampled: int, device: str = "cpu", way: str = "auto") -> tuple[str, int]:
-    phase = Phase(Classification(), Local(LocalOptimizer("sgd"), 0.1), rounds=1, clients_per_round=sampled)
+def identity(
+    folder: Path, model: Model, sampled: int, device: str = "cpu", way: str = "auto", optimizer: str = "sgd"
+) -> dict[str, object]:
+    phase = Phase(Classification(), Local(LocalOptimizer(optimizer), 0.1), rounds=1, clients_per_round=sampled)
     data = Prototypes(examples=200, classes=4, shape=(1, 6, 6))
     experiment = Experiment("auto", data, Iid(clients=100), model, (phase,))
     experiment = replace(experiment, cohort=replace(experiment.cohort, way=way))
-    identity = identity_of(experiment, Setting(experiment, folder), 100, device)
-    return identity["way"], identity["width"]
+    return identity_of(experiment, Setting(experiment, folder), 100, device)
+
+
+def chosen(folder: Path, model: Model, sampled: int, device: str = "cpu", way: str = "auto") -> tuple[object, object]:
+    found = identity(folder, model, sampled, device, way)
+    return found["way"], found["width"]
 
 
 @pytest.mark.parametrize(("model", "sampled", "device", "way"), [
@@ -42,3 +48,11 @@ def test_a_cpu_trains_side_by_side_where_a_step_is_bound_by_its_overhead(tmp_pat
 def test_a_way_that_is_asked_for_is_taken(tmp_path):
     assert chosen(tmp_path, Mlp(widths=(8,)), 40, way="loop") == ("loop", 2)
     assert chosen(tmp_path, Mlp(widths=(8,)), 40, way="batch") == ("batch", 16)
+
+
+def test_a_gpu_says_how_steps_are_run_and_in_what_it_multiplies(tmp_path):
+    found = identity(tmp_path, Mlp(widths=(8,)), 40, "cuda")
+    assert (found["program"], found["products"]) == ("graph", "tf32")
+    assert identity(tmp_path, Mlp(widths=(8,)), 40, "cuda", way="loop")["program"] == "eager"
+    assert identity(tmp_path, Mlp(widths=(8,)), 40, "cuda", optimizer="adafactor")["program"] == "eager"
+    assert "program" not in identity(tmp_path, Mlp(widths=(8,)), 40)

@@ -24,7 +24,7 @@ from simfl.engine import scoring, summary
 from simfl.engine.audience import Audience, Silent
 from simfl.engine.crew import crew_of
 from simfl.engine.pool import Pool, open_pool
-from simfl.engine.preflight import Settled, account_of, idle_workers
+from simfl.engine.preflight import Settled, account_of, remarks
 from simfl.engine.signals import Signals
 from simfl.errors import OutOfMemory, SimflError
 from simfl.experiment import Experiment
@@ -193,8 +193,8 @@ class Driver:
                 with self.signals.held():
                     self._settle(self.snapshot, rows, commit=True)
                     self.audience.initial(rows)
-        if idle := idle_workers(self.settled, self.stage.phase, self.width, self.workers):
-            self.audience.message(idle)
+        for text in remarks(self.settled, self.stage.phase, self.width, self.workers):
+            self.audience.message(text)
         self.stopwatch.lap()
         self._round_began = time.monotonic()
         return self.stage

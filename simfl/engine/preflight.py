@@ -11,6 +11,7 @@ import torch
 from simfl import cache, config
 from simfl.cohort.batch import pays_on_cpu
 from simfl.cohort.stage import LAST_LOCAL
+from simfl.cohort.tensor_stepper import steppable
 from simfl.data.holdings import Partition, manifest_sha256
 from simfl.engine.crew import Crew
 from simfl.engine.worker import Setup
@@ -105,7 +106,16 @@ def identity_of(experiment: Experiment, setting: Setting, clients: int, device: 
         by_example = experiment.privacy is not None and experiment.privacy.unit == "record"
         way = "batch" if pays and not roles.buffers and not by_example else "loop"
     width = experiment.cohort.width if isinstance(experiment.cohort.width, int) else auto_width(way, expected, device)
-    return {"way": way, "width": width, "threads": experiment.cohort.threads, "device": device}
+    found = {"way": way, "width": width, "threads": experiment.cohort.threads, "device": device}
+    return found if device == "cpu" else found | _on_gpu(experiment, way)
+
+
+def _on_gpu(experiment: Experiment, way: str) -> dict[str, Any]:
+    """How local steps are run, and in what a GPU multiplies float32."""
+    captured = way == "batch" and all(steppable(phase.local) for phase in experiment.phases)
+    program = experiment.cohort.program if captured else "eager"
+    products = "float32" if experiment.exactness == "strict" else "tf32"
+    return {"program": "graph" if program == "auto" else program, "products": products}
 
 
 def check(experiment: Experiment, setting: Setting, partition: Partition) -> None:
@@ -127,6 +137,15 @@ def check(experiment: Experiment, setting: Setting, partition: Partition) -> Non
         raise ConfigError(
             "privacy.unit: group, but the partition knows no groups; use partition.by: provider or official"
         )
+
+
+def remarks(settled: Settled, phase: Phase, width: int, workers: int) -> list[str]:
+    """What a user should know of how a phase is run, and could not see."""
+    said = [idle_workers(settled, phase, width, workers)]
+    if settled.identity["device"] != "cpu" and settled.identity["way"] == "batch" and not steppable(phase.local):
+        name = phase.local.optimizer.name
+        said.append(f"local steps run as written, since {name} with its settings has no form that a GPU could replay")
+    return [text for text in said if text]
 
 
 def idle_workers(settled: Settled, phase: Phase, width: int, workers: int) -> str:
