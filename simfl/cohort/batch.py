@@ -115,7 +115,7 @@ def _as_program(
         before = [namespace(memory, f"optimizer{number}") for memory in kept]
         moments.append(tensor_stepper.loaded(local, {name: work.weights[name] for name in names}, before))
     ragged = any(item.steps < most for item in items)
-    heard = type(stage.observer) is not Observer
+    heard = stage.observer.listens
     hearing = (lambda step: partial(_tell, stage.observer, items, step)) if heard else None
     work, moments = stage.programs.run(stage, gradients_of, micro_steps, work, moments, tables, most, ragged, hearing)
     if n == 1:  # what is summed by itself would lie where the next visit's weights will

@@ -1,8 +1,8 @@
-"""Who is told what happens inside visits. The engine's own observer listens to nothing; a replay listens closely."""
+"""Who is told what happens inside visits. The engine's own is deaf; a replay listens closely."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 class Observer:
     """Hears of every optimizer step and every upload, and changes nothing: tensors it keeps are to be copied."""
+
+    listens: ClassVar[bool] = True  # false: it need not be told, and steps may be replayed without Python
 
     def stepped(
         self,
@@ -29,3 +31,9 @@ class Observer:
 
     def sent(self, client: int, upload: Parts, arrived: Parts) -> None:
         """A client's upload as it left, and as the server got it."""
+
+
+class Deaf(Observer):
+    """The engine's own."""
+
+    listens = False

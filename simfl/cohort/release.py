@@ -11,7 +11,6 @@ from torch import Tensor
 from simfl import ledger
 from simfl.algorithms.base import Algorithm
 from simfl.cohort.group import Group
-from simfl.cohort.observer import Observer
 from simfl.cohort.plan import CohortPlan
 from simfl.cohort.stacking import row
 from simfl.cohort.stage import Stage
@@ -42,7 +41,7 @@ def release(
     clients, upload = [visit.client for visit in group.plans], _upload(stage, group, received)
     before = [memories[client] for client in clients]
     sent, residuals, rows = Wire(stage, plan.phase, plan.round).send(clients, upload, received, before, look)
-    if type(stage.observer) is not Observer:
+    if stage.observer.listens:
         for k, client in enumerate(clients):
             stage.observer.sent(client, _of_row(upload, k), _of_row(sent, k))
     words = [] if look else [finite(tensors).all() for tensors in upload.values() if tensors]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from simfl.cohort.binding import Binding
-from simfl.cohort.observer import Observer
+from simfl.cohort.observer import Deaf, Observer
 from simfl.cohort.stacking import sent_to
 from simfl.errors import ConfigError
 from simfl.experiment import Phase
@@ -90,7 +90,7 @@ class Stage:
     keep_local: bool = False  # clients remember their last local model, to be scored
     aliases: Mapping[str, str] = field(default_factory=dict)
     alias_rule: str = "once"
-    observer: Observer = field(default_factory=Observer)
+    observer: Observer = field(default_factory=Deaf)
     pieces: int = 1  # of each local batch, whose gradients are taken apart
     taker: Callable[..., Any] | None = None  # who takes them: see `cohort.pieces`
     programs: Programs | None = None  # of local steps on a GPU; None: they run as written

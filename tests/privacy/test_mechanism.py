@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from simfl.algorithms.fedavg import FedAvg
 from simfl.codecs import CODECS
-from simfl.cohort import visit
+from simfl.cohort import group
 from simfl.cohort.observer import Observer
 from simfl.errors import ClientError, PrivacyError
 from simfl.experiment import AdaptiveClip, Codecs, Privacy
@@ -197,13 +197,13 @@ def test_the_engine_sends_only_what_was_released_whatever_the_algorithm_says(tmp
 
 
 def test_an_upload_that_went_around_the_mechanism_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = visit._one_upload
+    real = group._hidden
 
-    def around(*args: Any) -> visit.Done:
+    def around(*args: Any) -> group.Group:
         done = real(*args)
         return replace(done, upload={"weights": {n: t.clone() for n, t in done.upload["weights"].items()}})
 
-    monkeypatch.setattr(visit, "_one_upload", around)
+    monkeypatch.setattr(group, "_hidden", around)
     given = experiment(
         "fedavg", weighting="uniform", rounds=1, privacy=Privacy(clip=0.1, groups_per_client=2, noise_multiplier=1.0)
     )
@@ -236,7 +236,8 @@ def test_with_every_codec_what_is_encoded_was_clipped_and_noised_before(
         return out
 
     monkeypatch.setattr(Mechanism, "release", noted)
-    monkeypatch.setattr(stages.Observer, "sent", lambda self, client, up, there: listener.sent(client, up, there))
+    monkeypatch.setattr(stages.Deaf, "listens", True)
+    monkeypatch.setattr(stages.Deaf, "sent", lambda self, client, up, there: listener.sent(client, up, there))
     given = experiment(
         "fedavg",
         weighting="uniform",
@@ -247,6 +248,6 @@ def test_with_every_codec_what_is_encoded_was_clipped_and_noised_before(
     run(given, tmp_path)
     assert len(seen) == len(listener.pairs) == 7
     for message, (left, arrived) in zip(seen, listener.pairs, strict=True):
-        assert left is message or all(left[name] is message[name] for name in message)
+        assert all(left[name].data_ptr() == message[name].data_ptr() for name in message)
         if CODECS[codec]().lossless:
             assert_close(arrived, left)
