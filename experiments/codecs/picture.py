@@ -1,4 +1,4 @@
-"""Draws docs/codecs.png from the runs of sweep.yaml: `python experiments/codecs/picture.py [FOLDER of runs]`.
+"""Draws docs/codecs.png from the runs of sweep.yaml: `python experiments/codecs/picture.py [FOLDER of the sweep]`.
 
 One panel for each set: bytes of all messages against accuracy on the test split, a mark for each codec at the mean of
 its seeds, with a line from the worst seed to the best.
@@ -19,7 +19,7 @@ from matplotlib import pyplot as plt  # (after the backend is chosen)
 
 HERE = Path(__file__).parent
 OUT = HERE.parent.parent / "docs" / "codecs.png"
-TITLES = {"digits": "digits, cnn", "prototypes": "prototypes, mlp"}
+TITLES = {"digits": "digits, mlp", "prototypes": "prototypes, mlp"}
 SHAPES = {"topk": "v", "randomk": "^", "svd": "D", "sign": "P", "nf4": "s", "int8": "o"}  # others: X
 
 Scores = dict[str, list[tuple[float, float]]]  # codec -> (MB, accuracy) of each seed
@@ -27,7 +27,7 @@ Scores = dict[str, list[tuple[float, float]]]  # codec -> (MB, accuracy) of each
 
 def main() -> None:
     """Read the runs' summaries, draw, and print the table."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("runs/sweep")
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("runs/codecs")
     found = scores(folder)
     figure, axes = plt.subplots(1, len(found), figsize=(6.2 * len(found), 4.8), squeeze=False)
     for axis, (data, of_codec) in zip(axes[0], sorted(found.items()), strict=True):
@@ -37,14 +37,16 @@ def main() -> None:
 
 
 def scores(folder: Path) -> dict[str, Scores]:
-    """Of every finished run under the folder, by set and codec; runs are named SET_CODEC_seed-N."""
+    """Of every finished run of the sweep in the folder, by set and codec."""
     found: dict[str, Scores] = defaultdict(lambda: defaultdict(list))
-    for path in sorted(folder.rglob("summary.json")):
-        data, _, rest = path.parent.name.partition("_")
-        codec, _, _ = rest.rpartition("_seed-")
-        summary = json.loads(path.read_text())
-        if summary["status"] == "completed":
-            found[data][codec].append((summary["bytes"]["total"] / 1e6, summary["final"]["accuracy"]))
+    for run in json.loads((folder / "sweep.json").read_text())["runs"]:
+        path = folder / "runs" / run["label"] / "summary.json"
+        summary = json.loads(path.read_text()) if path.exists() else {}
+        if summary.get("status") == "completed":
+            shown = run["shown"]
+            found[shown["experiment"]][shown["variant"]].append(
+                (summary["bytes"]["total"] / 1e6, summary["final"]["accuracy"])
+            )
     return found
 
 
@@ -62,6 +64,8 @@ def panel(axis: plt.Axes, title: str, of_codec: Scores) -> None:
         low, high = values.min(), values.max()
         print(f"  {codec}: {sizes.mean():.3f}, {values.mean():.4f} ({low:.4f} to {high:.4f}), {len(values)} seeds")
     axis.set_xscale("log")
+    axis.xaxis.set_major_formatter(lambda size, _: f"{size:g}")
+    axis.xaxis.set_minor_formatter(lambda size, _: f"{size:g}" if f"{size:e}"[0] in "2346" else "")
     axis.set_xlabel("MB of all messages, down and up")
     axis.set_ylabel("accuracy on the test split")
     axis.set_title(title)
