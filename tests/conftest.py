@@ -39,9 +39,17 @@ def ray_session() -> Iterator[None]:
     """A Ray with 3 CPUs, started for the first test that asks and shared by all."""
     import ray
 
-    ray.init(
-        "local", num_cpus=3, num_gpus=0, include_dashboard=False, log_to_driver=False, object_store_memory=256 * 2**20
-    )
+    from simfl.engine.lean import lean
+
+    with lean():
+        ray.init(
+            "local",
+            num_cpus=3,
+            num_gpus=0,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=256 * 2**20,
+        )
     yield
     ray.shutdown()
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+import torch._decomp
+from torch import Tensor, _compile, nn
 
 from simfl.models import start
 from simfl.models.base import Model
 from simfl.protocol import Task
 
+TOLD = "__dynamo_disable"  # where a wrapped function keeps what the compiler made of it
 FIELDS = ("weights", "text", "patches")  # of models, that name weights
 PUBLISHED = {  # the sizes of well-known weights, for settings that leave the size to them
     "dandelin/vilt-b32-mlm": "base",
@@ -38,6 +44,39 @@ def sketch(model: Model, task: Task) -> nn.Module:
     except (NotImplementedError, RuntimeError):  # a module of one's own that looks at its values, or loads some
         module = here.build(task)
     return _without_memory(module)
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """Inside the block, arithmetic on the meta device does not import torch's compiler, which takes seconds.
+
+    Torch's kernels for that device ask the compiler to leave them alone; here they are told that it does.
+    """
+    told: list[Any] = []
+    if "torch._dynamo" not in sys.modules:
+        found: set[FunctionType] = set()
+        for table in torch._decomp.global_decomposition_table.values():
+            for kernel in table.values():
+                _tell(kernel, found, told)
+    try:
+        yield
+    finally:
+        for function in told:
+            vars(function).pop(TOLD, None)
+
+
+def _tell(function: object, found: set[FunctionType], told: list[Any]) -> None:
+    """Go down to the functions that `torch._disable_dynamo` has wrapped."""
+    if not isinstance(function, FunctionType) or function in found:
+        return
+    found.add(function)
+    for cell in function.__closure__ or ():
+        inner = cell.cell_contents
+        wrapped = isinstance(inner, FunctionType) and function.__code__.co_filename == _compile.__file__
+        if wrapped and TOLD not in vars(inner):
+            setattr(inner, TOLD, inner)
+            told.append(inner)
+        _tell(inner, found, told)
 
 
 def without_distant(model: Model) -> Model:

@@ -16,6 +16,7 @@ from simfl.data.base import Dataset
 from simfl.data.outline import outline
 from simfl.errors import ConfigError
 from simfl.experiment import Experiment
+from simfl.models.sketch import without_compiler
 from simfl.plans.messages import Exchange, Messages
 from simfl.plans.plan import messages_of, sketched
 from simfl.runs import tables
@@ -58,8 +59,9 @@ def compare(experiment: Experiment, data: Dataset, clients: int, made: Tables) -
     """`matches`, or one line that names the first difference, or why there is no plan."""
     notes = Notes()
     try:
-        for line in differences(experiment, data, clients, made, notes):
-            return f"differs: {line}"
+        with without_compiler():
+            for line in differences(experiment, data, clients, made, notes):
+                return f"differs: {line}"
     except ConfigError as error:
         return f"not made: {error}"
     except Exception as error:  # a network or an algorithm of anybody's; it must not cost a finished run its summary
