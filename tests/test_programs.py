@@ -11,6 +11,7 @@ import torch
 from test_ways import small
 
 from simfl.cohort import program
+from simfl.cohort.group import _apart
 from simfl.cohort.stage import Stage
 from simfl.experiment import Experiment
 from simfl.optimizers.local import LocalOptimizer
@@ -123,3 +124,15 @@ def test_a_run_that_goes_on_with_captured_steps_ends_the_same(tmp_path: Path) ->
     assert found is not None
     assert Snapshot.restore(found.tensors, found.facts).weights_sha256 == straight.weights_sha256
     assert torch.cuda.is_available()
+
+
+def test_what_is_uploaded_does_not_lie_where_the_next_visit_trains() -> None:
+    trained, state = torch.randn(3, 4), torch.randn(3, 2)
+    upload = {"weights": {"w": trained, "delta": trained - 1.0}, "notes": {"s": state[:, :1]}}
+    apart = _apart(upload, [{"w": trained}, {"s": state}])
+    assert apart["weights"]["delta"] is upload["weights"]["delta"]
+    kept = {name: t.clone() for name, t in (("w", apart["weights"]["w"]), ("s", apart["notes"]["s"]))}
+    trained.zero_()
+    state.zero_()
+    assert torch.equal(apart["weights"]["w"], kept["w"])
+    assert torch.equal(apart["notes"]["s"], kept["s"])

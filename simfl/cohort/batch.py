@@ -118,8 +118,6 @@ def _as_program(
     heard = stage.observer.listens
     hearing = (lambda step: partial(_tell, stage.observer, items, step)) if heard else None
     work, moments = stage.programs.run(stage, gradients_of, micro_steps, work, moments, tables, most, ragged, hearing)
-    if n == 1:  # what is summed by itself would lie where the next visit's weights will
-        work.weights = {name: t.clone() for name, t in work.weights.items()}
     return work, [s for own in moments for s in tensor_stepper.states(own, n)] if local.keep_optimizer else []
 
 

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from simfl.algorithms.base import Algorithm
 from simfl.cohort import batch, loop
+from simfl.cohort.beginning import Beginning, on_device
 from simfl.cohort.plan import CohortPlan, VisitPlan, batches, places, poisson_batches, rates
-from simfl.cohort.stacking import mapped, namespace, row, row_like, stack
+from simfl.cohort.stacking import mapped, row, row_like, stack
 from simfl.cohort.stage import Item, Stage, Trained, visits
 from simfl.privacy.mechanism import Release
-from simfl.protocol import EXTRA, Facts, Parts, State, Visit, Weights
+from simfl.protocol import Parts, State, Visit, Weights
 from simfl.seeds import seed_for
 from simfl.timing import timed
 
@@ -159,11 +157,13 @@ def _trained(
 ) -> Group:
     algorithm, n = stage.phase.algorithm, len(items)
     visit = visits(stage, items, plan.round, [o.relative for o in owners], plan.num_sampled)
-    beginning = _Beginning(stage, received, visit, [_on_device(memories[item.client], stage.device) for item in items])
+    beginning = Beginning(stage, received, visit, [on_device(memories[item.client], stage.device) for item in items])
     states, start = beginning.states, beginning.weights()
     state = {key: stack([s[key] for s in states]) for key in states[0] if all(key in s for s in states)}
     trained = WAYS[way](stage, items, start, beginning.buffers(), received, state, visit, beginning.kept)
     uploads = mapped(lambda t, s, v: algorithm.upload(t, received, s, v), n)(trained.weights, trained.state, visit)
+    if stage.programs is not None:
+        uploads = _apart(uploads, [trained.weights, *trained.state.values()])
     losses = trained.sums / trained.counts.clamp_min(1e-12)
     kept = trained.optimizer
     return Group(
@@ -181,75 +181,11 @@ def _trained(
     )
 
 
-@dataclass(frozen=True)
-class _Beginning:
-    """Where n visits start, from what they received and what each client remembers (`kept`)."""
+def _apart(uploads: Parts, lent: list[Weights]) -> Parts:
+    """The uploads, copied where they lie in tensors that the next visits of a program will be trained in."""
+    places = {t.untyped_storage().data_ptr() for tensors in lent for t in tensors.values()}
 
-    stage: Stage
-    received: Parts
-    visit: Visit
-    kept: list[State]
+    def own(tensor: Tensor) -> Tensor:
+        return tensor.clone() if tensor.untyped_storage().data_ptr() in places else tensor
 
-    @cached_property
-    def each(self) -> list[Visit]:
-        """The visits one by one."""
-        return [Visit(*numbers) for numbers in zip(*(t.unbind() for t in self.visit), strict=True)]
-
-    @cached_property
-    def states(self) -> list[State]:
-        """What each client's algorithm works with."""
-        algorithm = self.stage.phase.algorithm
-        states = [namespace(memory, "algorithm") for memory in self.kept]
-        if _own(algorithm, "init_client"):
-            states = [
-                state or algorithm.init_client(self.received, one) for state, one in zip(states, self.each, strict=True)
-            ]
-        if _own(algorithm, "prepare"):
-            states = [
-                algorithm.prepare(self.received, state, one) for state, one in zip(states, self.each, strict=True)
-            ]
-        return states
-
-    def weights(self) -> Weights:
-        """Every trained tensor and every extra, to be stepped in place."""
-        stage, n = self.stage, len(self.kept)
-        private = stage.binding.values(stage.roles.private)
-        mine = (
-            [{**private, **namespace(memory, "private").get("weights", {})} for memory in self.kept] if private else []
-        )
-        start: Weights = {}
-        for name in stage.roles.trained:
-            shared = self.received["weights"].get(name)
-            start[name] = torch.stack([m[name] for m in mine]) if shared is None else _copies(shared, n)
-        if _own(stage.phase.algorithm, "extra"):
-            start |= stack([self._extras(k, row(start, k)) for k in range(n)])
-        return start
-
-    def _extras(self, k: int, start: Weights) -> Weights:
-        stage = self.stage
-        mentor = start if stage.mentor is None else stage.mentor.binding.values(stage.mentor.trained)
-        sample, mentor_sample = stage.samples
-        facts = Facts(sample, dict(mentor), mentor_sample)
-        extras = stage.phase.algorithm.extra(facts, self.received, self.states[k], self.each[k])
-        return {f"{EXTRA}/{group}/{name}": t for group, tensors in extras.items() for name, t in tensors.items()}
-
-    def buffers(self) -> Weights:
-        """Running statistics."""
-        if not self.stage.roles.buffers:
-            return {}
-        general = self.received.get("buffers") or self.stage.binding.values(self.stage.roles.buffers)
-        return stack([namespace(memory, "buffers").get("weights") or general for memory in self.kept])
-
-
-def _copies(tensor: torch.Tensor, n: int) -> torch.Tensor:
-    """[n, …] of n equal rows."""
-    return tensor.expand(n, *tensor.shape).clone(memory_format=torch.contiguous_format)
-
-
-def _own(algorithm: Algorithm, method: str) -> bool:
-    """Whether the algorithm has a method of its own in place of the one that does nothing."""
-    return getattr(type(algorithm), method) is not getattr(Algorithm, method)
-
-
-def _on_device(memory: State, device: torch.device) -> dict[str, Any]:
-    return {group: {name: t.to(device) for name, t in tensors.items()} for group, tensors in memory.items()}
+    return {part: {name: own(t) for name, t in tensors.items()} for part, tensors in uploads.items()}
