@@ -55,17 +55,28 @@ def test_the_first_line_of_a_bench_runs(folder: str, tmp_path: Path) -> None:
     _run(folder, tmp_path, first=True)
 
 
+@pytest.mark.parametrize("file", ["small_vault.yaml", "small_albef.yaml"])
+def test_the_first_line_of_feddat_runs_with_its_other_models(file: str, tmp_path: Path) -> None:
+    _run("feddat", tmp_path, first=True, also=(f"experiment={file}",))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["small_vault.yaml", "small_albef.yaml"])
+def test_every_line_of_feddat_runs_with_its_other_models(file: str, tmp_path: Path) -> None:
+    _run("feddat", tmp_path, first=False, also=(f"experiment={file}",))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", BENCHES)
 def test_every_line_of_a_bench_runs(folder: str, tmp_path: Path) -> None:
     _run(folder, tmp_path, first=False)
 
 
-def _run(folder: str, tmp_path: Path, first: bool) -> None:
+def _run(folder: str, tmp_path: Path, first: bool, also: tuple[str, ...] = ()) -> None:
     """A round or two of one local step with seed 1, and every score a number."""
     path = ROOT / folder / "bench.yaml"
     few = ["phases.*.rounds=2", "phases.*.local.steps=1", "phases.*.local.batch_size=4", "evaluate.limit=4"]
-    settings = [*SMALL[folder], *few]
+    settings = [*SMALL[folder], *few, *also]
     whole = file.load(path, [*settings, "seeds=[1]"])
     found = file.Sweep(whole.name, whole.points[:1] if first else whole.points)
     outcomes = sweep.run(found, tmp_path / "out", "inline")
