@@ -50,7 +50,7 @@ def test_the_results_page_has_a_row_for_each_row_measured(tmp_path, monkeypatch)
     page.write_text("before\n<!-- cpu -->\nold\n<!-- /cpu -->\nafter\n")
     monkeypatch.setattr(report, "LATEST", latest)
     monkeypatch.setattr(report, "RESULTS", page)
-    monkeypatch.setattr(report.memory, "LATEST", tmp_path / "memory.json")
+    monkeypatch.setattr(report, "TABLES", (("cpu", latest, report.cpu_table),))
     monkeypatch.setattr(report, "versions", lambda: "Versions: none.")
     report.main([])
     text = page.read_text()
@@ -59,3 +59,15 @@ def test_the_results_page_has_a_row_for_each_row_measured(tmp_path, monkeypatch)
     assert text.endswith("<!-- /cpu -->\nafter\n")
     assert "old" not in text
     assert f"Not measured: {min(set(SYSTEMS) - {'simfl, inline loop'})}" in text
+
+
+def test_the_gpu_table_names_card_and_program(tmp_path, monkeypatch):
+    row = {
+        "work": "cifar", "program": "graph", "exactness": "fast", "rounds_per_second": 50.0,
+        "clients_per_second": 2500.0, "examples_per_second": 125_000.0, "start_seconds": 2.0,
+        "peak_bytes": 3 * 2**30, "gpu": "Card", "torch": "2.11",
+    }  # fmt: skip
+    monkeypatch.setattr(report.gpu, "LATEST", tmp_path)
+    text = report.gpu_table([row], "")
+    assert "Card, torch 2.11" in text
+    assert text.endswith("| cifar | graph | fast | 50.0 | 2500 | 125000 | 2.0 | 3.0 |")

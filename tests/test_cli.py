@@ -92,7 +92,7 @@ def test_run_hands_its_options_to_the_engine(engine: Engine, file: str) -> None:
         == 0
     )
     experiment, out, backend, workers, address, resume, *_ = engine.called
-    assert (out, backend, workers, address, resume) == (Path("o"), "ray", 2, "a", True)
+    assert (Path(out), backend, workers, address, resume) == (Path("o"), "ray", 2, "a", True)
     assert experiment.phases[0].rounds == 5
 
 

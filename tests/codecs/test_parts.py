@@ -112,9 +112,10 @@ def test_error_feedback_remembers_what_any_lossy_codec_lost(name: str, tmp_path:
     ]
     total, memory = {"a": torch.zeros(20, 9), "b": torch.zeros(())}, {}
     for number, upload in enumerate(meant):
-        ((sent, lost, _),) = Wire(stage, 0, number).send([3], [{"weights": upload}], {"weights": {}}, [memory])
+        stacked = {"weights": {key: t[None] for key, t in upload.items()}}
+        sent, (lost,), _ = Wire(stage, 0, number).send([3], stacked, {"weights": {}}, [memory])
         memory = {"codec:weights": lost["weights"]}
-        total = {key: total[key] + sent["weights"][key] for key in total}
+        total = {key: total[key] + sent["weights"][key][0] for key in total}
     for key, value in total.items():
         rest = memory["codec:weights"][key]
         torch.testing.assert_close(value + rest, sum(upload[key] for upload in meant), atol=1e-5, rtol=1e-5)
@@ -125,14 +126,16 @@ def test_a_cohort_sends_what_its_clients_send_one_by_one(codec: object, tmp_path
     """In the way `batch` the uploads of a cohort are encoded together."""
     stage = Setting(experiment(codec=Codecs(upload=codec)), cache.folder()).stage(0, 10)
     generator = torch.Generator().manual_seed(0)
-    uploads = [{"weights": {"a": torch.randn(20, 9, generator=generator)}} for _ in range(5)]
+    uploads = torch.randn(5, 20, 9, generator=generator)
     wire, memories = Wire(stage, 0, 1), [{"codec:weights": {"a": torch.ones(20, 9) * k}} for k in range(5)]
-    together = wire.send(list(range(5)), uploads, {"weights": {}}, memories)
+    together, lost_together, rows_together = wire.send(
+        list(range(5)), {"weights": {"a": uploads}}, {"weights": {}}, memories
+    )
     for k in range(5):
-        ((sent, lost, rows),) = wire.send([k], [uploads[k]], {"weights": {}}, [memories[k]])
-        assert torch.equal(sent["weights"]["a"], together[k][0]["weights"]["a"])
-        assert rows == together[k][2]
-        assert lost.keys() == together[k][1].keys()
+        sent, (lost,), (rows,) = wire.send([k], {"weights": {"a": uploads[k : k + 1]}}, {"weights": {}}, [memories[k]])
+        assert torch.equal(sent["weights"]["a"][0], together["weights"]["a"][k])
+        assert rows == rows_together[k]
+        assert lost.keys() == lost_together[k].keys()
 
 
 @pytest.mark.parametrize("way", ["loop", "batch"])
