@@ -41,6 +41,7 @@ class Clock:
     worker: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
+    memory: int = 0  # bytes at their highest so far: allocated on the GPU, or, without one, of the process
     _inner: float = 0.0  # seconds already counted inside the measure that is open
 
     @property
@@ -144,23 +145,26 @@ class Stopwatch:
         """With a trace, spans go there."""
         self.own, self.trace = Clock(traced=trace is not None), trace
         self._seconds, self._busy = dict.fromkeys(NAMES, 0.0), [0.0] * num_workers
+        self._memory = [0] * num_workers
 
     def count(self, clocks: Iterable[Clock], training: bool) -> None:
         """Clocks of finished work. Of evaluation only the workers' hours count, since `evaluate` is its whole time."""
         for clock in clocks:
-            self._busy += [0.0] * (clock.worker + 1 - len(self._busy))  # workers may join
+            more = clock.worker + 1 - len(self._busy)  # workers may join
+            self._busy, self._memory = self._busy + [0.0] * more, self._memory + [0] * more
             self._busy[clock.worker] += clock.busy
+            self._memory[clock.worker] = max(self._memory[clock.worker], clock.memory)
             for name, seconds in clock.seconds.items() if training else ():
                 self._seconds[name] += seconds
             if self.trace is not None:
                 self.trace.add(1 + clock.worker, clock.spans)
 
-    def lap(self) -> tuple[dict[str, float], tuple[float, ...]]:
-        """Seconds by name and seconds of each worker since the last lap."""
+    def lap(self) -> tuple[dict[str, float], tuple[float, ...], tuple[int, ...]]:
+        """Since the last lap, seconds by name and of each worker; and each worker's memory at its highest so far."""
         if self.trace is not None:
             self.trace.add(0, self.own.spans)
         seconds = {name: self._seconds[name] + self.own.seconds.get(name, 0.0) for name in NAMES}
         busy = tuple(self._busy)
         self.own.seconds, self.own.spans = {}, []
         self._seconds, self._busy = dict.fromkeys(NAMES, 0.0), [0.0] * len(busy)
-        return seconds, busy
+        return seconds, busy, tuple(self._memory)

@@ -69,10 +69,10 @@ def test_a_stopwatch_adds_workers_to_the_driver_and_begins_anew_with_each_lap():
     watch.own.add("server", 1.0)
     watch.count([Clock(worker=1, seconds={"train": 2.0, "queue": 5.0})], training=True)
     watch.count([Clock(worker=0, seconds={"evaluate": 3.0})], training=False)
-    seconds, busy = watch.lap()
+    seconds, busy, memory = watch.lap()
     assert seconds == {**dict.fromkeys(NAMES, 0.0), "server": 1.0, "train": 2.0, "queue": 5.0}
     assert busy == (3.0, 2.0)
-    assert watch.lap() == (dict.fromkeys(NAMES, 0.0), (0.0, 0.0))
+    assert watch.lap() == (dict.fromkeys(NAMES, 0.0), (0.0, 0.0), memory)
 
 
 def test_a_trace_that_was_cut_off_can_be_read_line_by_line(tmp_path):
@@ -139,3 +139,11 @@ def test_on_ray_the_way_there_and_back_is_counted_and_every_worker_has_its_hours
     assert len(last["busy"]) == 2
     assert {span["pid"] for span in spans(tmp_path)} == {0, 1, 2}
     assert "dispatch" in {span["name"] for span in spans(tmp_path)}
+
+
+def test_a_worker_may_join_and_memory_is_what_it_came_to_so_far():
+    watch = Stopwatch(1, None)
+    watch.count([Clock(worker=0, memory=700), Clock(worker=2, memory=50), Clock(worker=0, memory=300)], training=True)
+    assert watch.lap()[2] == (700, 0, 50)
+    watch.count([Clock(worker=2, memory=60)], training=True)
+    assert watch.lap()[2] == (700, 0, 60)

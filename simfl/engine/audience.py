@@ -61,14 +61,21 @@ class Audience:
         for tracker in self.trackers:
             tracker.tell(news)
 
-    def round_done(self, rows: Rows, seconds: float, timings: Mapping[str, float], busy: tuple[float, ...]) -> None:
-        """A round's rows, and where its time went."""
+    def round_done(
+        self,
+        rows: Rows,
+        seconds: float,
+        timings: Mapping[str, float],
+        busy: tuple[float, ...],
+        memory: tuple[int, ...],
+    ) -> None:
+        """A round's rows, where its time went, and what each worker's memory came to."""
         row = {**rows["rounds"][0], "seconds": seconds}
         self.bytes += row["total_bytes"]
-        self.record.log("round", **row, timings=timings, busy=busy)
+        self.record.log("round", **row, timings=timings, busy=busy, memory=memory)
         more = tuple(rows["evaluations"]), tuple(rows["samples"])
         for tracker in self.trackers:
-            tracker.tell(News(row["step"], self.bytes, row, timings, busy, *more))
+            tracker.tell(News(row["step"], self.bytes, row, timings, busy, memory, *more))
         self.display.round_done(row)
 
     def finished(self, summary: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import math
+import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -128,6 +129,7 @@ class Worker:
         try:
             with self.watch.over(), clocked(clock), clock.measure(name, about):
                 yield clock
+            clock.memory = _most_memory(self.setting.device)
         except Exception as error:
             if starved(error):
                 raise OutOfMemory(str(error) if isinstance(error, OutOfMemory) else brief(error)) from None
@@ -140,6 +142,13 @@ class Worker:
     def _here(self, received: Parts) -> Parts:
         device = self.setting.device
         return {part: {name: t.to(device) for name, t in tensors.items()} for part, tensors in received.items()}
+
+
+def _most_memory(device: torch.device) -> int:
+    """Bytes at their highest so far: what torch had on the GPU, or, without one, what the process held."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _keep_memory() -> None:

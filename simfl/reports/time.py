@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from simfl.comparison.results import Result
 from simfl.following.progress import duration
 from simfl.following.watch import Log
-from simfl.reports.chart import Bar, bars
+from simfl.reports.chart import Bar, Series, bars, lines, number
 from simfl.reports.page import figure, figures
 
+MOST_LINES = 8  # in one chart
 MOST_ROWS = 40  # of a chart
 LEAST = 0.001  # seconds in all of a kind of work that is shown
 
@@ -32,6 +33,8 @@ def timeline(results: Sequence[Result]) -> str:
         charts.append(figure("When each run was under way", chart))
     charts += [figure(f"Where the time went: {label}", _stages(log)) for label, log in list(logs.items())[:2]]
     charts += [figure(f"Workers: {label}", _workers(log)) for label, log in list(logs.items())[:2]]
+    for label, log in list(logs.items())[:2]:
+        charts += [figure(f"{title}: {label}", chart) for title, chart in _use(log)]
     return figures([chart for chart in charts if chart])
 
 
@@ -72,3 +75,21 @@ def _workers(log: Sequence[dict[str, Any]]) -> str:
                 Bar(f"worker {worker}", first, end, f"round {line['step']}: {duration(seconds)} at work", worker)
             )
     return bars(made, [], "time", duration)
+
+
+def _use(log: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """How much of each round each worker (on GPUs: each GPU) was at work, and its memory at its highest, by round."""
+    rounds = [line for line in log if line["event"] == "round" and line.get("memory")]
+    if len(rounds) < 2:
+        return
+    count = min(max(len(line["memory"]) for line in rounds), MOST_LINES)
+    use = [_course(rounds, w, lambda line, w: min(1.0, line["busy"][w] / line["seconds"])) for w in range(count)]
+    memory = [_course(rounds, w, lambda line, w: line["memory"][w] / 1e9) for w in range(count)]
+    yield "Share of each round at work", lines(use, "rounds", "share", number)
+    yield "Memory of GPU or process at its highest", lines(memory, "rounds", "GB", number)
+
+
+def _course(rounds: Sequence[dict[str, Any]], worker: int, value: Callable[[dict[str, Any], int], float]) -> Series:
+    """A worker's line, from the round in which it joined."""
+    points = [(float(line["step"]), value(line, worker)) for line in rounds if len(line["memory"]) > worker]
+    return Series(f"worker {worker}", points)

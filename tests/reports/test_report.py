@@ -94,7 +94,10 @@ def test_it_is_one_file_that_fetches_nothing(swept: Path, capsys: pytest.Capture
 
 def test_a_single_run_has_a_report(swept: Path, tmp_path: Path) -> None:
     assert main(["report", str(swept / "runs" / "0.1-1"), "--out", str(tmp_path / "one.html")]) == 0
-    assert "<h2>Learning</h2>" in (tmp_path / "one.html").read_text()
+    text = (tmp_path / "one.html").read_text()
+    assert "<h2>Learning</h2>" in text
+    assert "Share of each round at work" in text
+    assert "GB over rounds" in text  # each worker's memory
 
 
 def test_the_curves_are_those_of_the_tables(swept: Path) -> None:
