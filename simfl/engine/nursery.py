@@ -18,6 +18,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from contextlib import suppress
 from json import loads
@@ -30,6 +31,7 @@ from simfl.experiment import Experiment
 from simfl.setting import Setting
 
 FIRST = {"RAY_JOB_ID": "01000000"}  # the first job of a Ray; read by Ray when it is imported and never again
+PATIENCE = 0.5  # seconds that a nursery has to end those who were born in it
 inherited: list[Setting] = []  # in a worker that was born here: what its nursery has built
 
 
@@ -57,9 +59,13 @@ class Nursery:
         os.write(self._line, b"b")
 
     def close(self) -> None:
-        """End it, and what was born there."""
+        """End it, and what was born there; one that still builds, where nobody was born yet, is not waited for."""
         os.close(self._line)
-        os.waitpid(self.pid, 0)
+        deadline = time.monotonic() + PATIENCE
+        while not os.waitpid(self.pid, os.WNOHANG)[0]:
+            if time.monotonic() > deadline:
+                os.kill(self.pid, signal.SIGKILL)
+            time.sleep(0.005)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -95,6 +95,31 @@ nursery.close()
     assert run_in_a_process(code, tmp_path) == "b''\n"
 
 
+def test_a_nursery_that_still_builds_is_not_waited_for(tmp_path):
+    code = """
+nursery.close()
+
+class Slow:
+    cohort = experiment().cohort
+    data = model = None
+
+class Sleeping:
+    def load(self, cache):
+        (folder / "begun").touch()
+        time.sleep(90)
+
+Slow.data = Sleeping()
+nursery = Nursery(Slow(), folder)
+nursery.build()
+while not (folder / "begun").exists():
+    time.sleep(0.02)
+began = time.monotonic()
+nursery.close()
+print(time.monotonic() - began < 45)
+"""
+    assert run_in_a_process(code, tmp_path) == "True\n"
+
+
 def test_without_a_nursery_a_worker_starts_as_ray_starts_it(tmp_path):
     newborn = HERE.parent / "simfl" / "engine" / "newborn.py"
     done = subprocess.run(
