@@ -62,38 +62,51 @@ class TensorStepper:
             rates = rates * active
         if self.moments:
             self.moments[COUNT][COUNT].add_(active.to(torch.float32))
-        rule = self._sgd if self.local.optimizer.name == "sgd" else self._adam
+        if self.local.optimizer.name == "sgd":
+            first = self.moments[COUNT][COUNT] <= 1.0 if self.moments else active
+            share = torch.where(first, 1.0, 1.0 - settings["dampening"])
+            for name, w in self.weights.items():
+                w.addcmul_(
+                    self._of_sgd(name, w, gradients[name], active, share, settings), _along(rates, w), value=-1.0
+                )
+            return
+        beta1, beta2 = settings["betas"]
+        t = self.moments[COUNT][COUNT].clamp_min(1.0)  # of clients that had no step yet, and have none now
+        sizes, roots = rates / (1.0 - beta1**t), (1.0 - beta2**t).sqrt()
         for name, w in self.weights.items():
-            rule(name, w, gradients[name], active, rates, settings)
+            g = self._decayed(w, gradients[name], rates, settings["weight_decay"])
+            w.addcmul_(self._of_adam(name, w, g, active, roots, settings), _along(sizes, w), value=-1.0)
 
-    def _sgd(self, name: str, w: Tensor, g: Tensor, active: Tensor, rates: Tensor, settings: Mapping[str, Any]) -> None:
-        """w − eta·g, with g replaced by its running sum under momentum."""
+    def _of_sgd(
+        self, name: str, w: Tensor, g: Tensor, active: Tensor, share: Tensor, settings: Mapping[str, Any]
+    ) -> Tensor:
+        """What goes down along: g, or under momentum its running sum, to which `share` of g is added."""
         if settings["weight_decay"]:
             g = g + settings["weight_decay"] * w
-        if settings["momentum"]:
-            buffer, first = self.moments["momentum_buffer"][name], self.moments[COUNT][COUNT] <= 1.0
-            share = torch.where(first, 1.0, 1.0 - settings["dampening"])
-            self._hold(buffer, settings["momentum"] * buffer + _along(share, g) * g, active)
-            g = g + settings["momentum"] * buffer if settings["nesterov"] else buffer
-        w.addcmul_(g, _along(rates, w), value=-1.0)
+        if not settings["momentum"]:
+            return g
+        buffer = self.moments["momentum_buffer"][name]
+        self._keep(buffer, settings["momentum"] * buffer + _along(share, g) * g, active)
+        return g + settings["momentum"] * buffer if settings["nesterov"] else buffer
 
-    def _adam(
-        self, name: str, w: Tensor, g: Tensor, active: Tensor, rates: Tensor, settings: Mapping[str, Any]
-    ) -> None:
-        """Kingma and Ba 2015; for `adamw` Loshchilov and Hutter 2019."""
-        (beta1, beta2), decay = settings["betas"], settings["weight_decay"]
-        mean, square, t = self.moments["exp_avg"][name], self.moments["exp_avg_sq"][name], self.moments[COUNT][COUNT]
+    def _decayed(self, w: Tensor, g: Tensor, rates: Tensor, decay: float) -> Tensor:
+        """The gradient with the decay of Adam in it; AdamW's (Loshchilov and Hutter 2019) is taken from w at once."""
         if decay and self.local.optimizer.name == "adamw":
             w.mul_(1.0 - _along(rates, w) * decay)
-        elif decay:
-            g = g + decay * w
-        self._hold(mean, torch.lerp(mean, g, 1.0 - beta1), active)
-        self._hold(square, (beta2 * square).addcmul(g, g, value=1.0 - beta2), active)
-        t = t.clamp_min(1.0)  # of clients that had no step yet, and have none now
-        size, root = rates / (1.0 - beta1**t), (1.0 - beta2**t).sqrt()
-        w.addcmul_(mean / (square.sqrt() / _along(root, w) + settings["eps"]), _along(size, w), value=-1.0)
+            return g
+        return g + decay * w if decay else g
 
-    def _hold(self, moment: Tensor, new: Tensor, active: Tensor) -> None:
+    def _of_adam(
+        self, name: str, w: Tensor, g: Tensor, active: Tensor, roots: Tensor, settings: Mapping[str, Any]
+    ) -> Tensor:
+        """m / (√v + eps) of Kingma and Ba 2015, with v corrected for its bias by `roots`."""
+        beta1, beta2 = settings["betas"]
+        mean, square = self.moments["exp_avg"][name], self.moments["exp_avg_sq"][name]
+        self._keep(mean, torch.lerp(mean, g, 1.0 - beta1), active)
+        self._keep(square, (beta2 * square).addcmul(g, g, value=1.0 - beta2), active)
+        return mean / (square.sqrt() / _along(roots, w) + settings["eps"])
+
+    def _keep(self, moment: Tensor, new: Tensor, active: Tensor) -> None:
         """Replace a moment, but of clients that have finished if it is to be kept."""
         if self.ragged and self.local.keep_optimizer:
             new = torch.where(_along(active, new), new, moment)
