@@ -17,15 +17,15 @@ from simfl.cohort.pieces import Piece, Slope, Step
 from simfl.cohort.plan import CohortPlan
 from simfl.cohort.visit import CohortResult
 from simfl.engine import watchdog
+from simfl.engine.berths import Berths
 from simfl.engine.boot import cause
 from simfl.engine.crew import Crew, start_ray
 from simfl.engine.errands import RETRIES, Errands
-from simfl.engine.hosted import Berth, marker
+from simfl.engine.hosted import Berth
 from simfl.engine.inline import Inline, Pool, cohort_names, shard_names
 from simfl.engine.worker import Setup
 from simfl.errors import ConfigError, OutOfMemory, RunError, SimflError, nearest
 from simfl.evaluation import EvaluationPlan, Scores
-from simfl.memory import EMPTY, Store
 from simfl.protocol import Parts, Weights
 from simfl.setting import Setting
 from simfl.timing import Clock, Span
@@ -33,7 +33,6 @@ from simfl.timing import Clock, Span
 Seen = TypeVar("Seen")
 PATIENCE = 30.0  # seconds without a word while workers start
 LOOK = 5.0  # seconds between two looks for machines that have joined
-APART = "apart"
 START = 600.0  # seconds that the first worker has to start, if the watchdog has no more
 
 
@@ -71,12 +70,8 @@ class RayPool:
         self.phase: tuple[int, Any] = (-1, None)  # its number, and a reference to its base
         self.sent: tuple[Parts, Any] = ({}, None)  # what was put last, and the reference to it
         self.starting: dict[Any, Start] = {}
-        self.store = Store(setup.memory, cache_bytes=0)  # for workers that do not see its folder
-        self.apart: set[int] = set()  # their places
-        self.kinds: set[str] = set()  # of processors
+        self.berths = Berths(setup, self.ray.put, on_message)
         self.next_look = 0.0
-        self.marker = marker(setup.memory, setup.sitting)
-        self.marker.touch()
 
     def begin(self, phase: int, base: Weights) -> None:
         """Returns when the first worker is in the phase; the others join the work when they are."""
@@ -125,7 +120,7 @@ class RayPool:
         while True:
             while idle and (work := self._next(errands, len(running), idle)) is not None:
                 place = idle.pop()
-                memory = self._carry(needs(plans[work])) if place in self.apart else {}
+                memory = self.berths.carry(place, needs(plans[work]))
                 call = getattr(self.actors[place], method).remote(plans[work], *shared, memory)
                 running[call] = Call(place, work)
             if not running and errands.empty:
@@ -160,15 +155,9 @@ class RayPool:
             starved = isinstance(error, (OutOfMemory, self.ray.exceptions.OutOfMemoryError))
             self.say((errands.starved if starved else errands.died)(call.work, cause(error)))
             return None
-        if memory:  # on the disk before the work counts as done
-            self.store.put_all(list(memory.values()))
+        self.berths.keep(memory)
         errands.done()
         return result
-
-    def _carry(self, digests: Sequence[str]) -> dict[str, Any]:
-        """References to client memory, which the worker follows: what is inside an argument does not travel alone."""
-        wanted = set(digests) - {EMPTY, ""}
-        return {digest: self.ray.put(self.store.get(digest)) for digest in sorted(wanted)}
 
     def _welcome(self) -> None:
         """Hire for machines that have joined, or become free, since the last look."""
@@ -234,18 +223,8 @@ class RayPool:
             return []
         except self.ray.exceptions.RayTaskError as error:
             raise self._cannot_start(error) from None
-        (self.apart.add if berth.apart else self.apart.discard)(start.place)
-        self._mention(berth)
+        self.berths.note(start.place, berth)
         return [start.place]
-
-    def _mention(self, berth: Berth) -> None:
-        """What a run on several machines should know, once."""
-        if berth.apart and APART not in self.kinds:
-            self.kinds.add(APART)
-            self.say(f"a worker does not see {self.setup.memory.parent}: client memory travels through Ray")
-        if berth.kind not in self.kinds and self.kinds - {APART}:
-            self.say(f"workers differ ({berth.kind}): sums may differ in their last bits by who trained what")
-        self.kinds.add(berth.kind)
 
     def _cannot_start(self, error: Exception) -> RunError:
         self.say(str(error).strip())
@@ -267,7 +246,7 @@ class RayPool:
     def close(self) -> None:
         """End the actors."""
         self.crew.close()
-        self.marker.unlink(missing_ok=True)
+        self.berths.close()
         self.starting, self.phase, self.sent = {}, (-1, None), ({}, None)
 
 
