@@ -15,8 +15,10 @@ from threading import Event, Thread
 from typing import Any
 
 from simfl.engine import limits
-from simfl.engine.lean import lean
+from simfl.engine.lean import PLAIN, lean
 from simfl.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 
 class Boot:
@@ -123,11 +125,24 @@ def _up(address: str | None, nursery: str | None = None) -> Any:
             if address:
                 ray.init(address=address, **quiet)
             else:
-                with lean(nursery):
-                    ray.init("local", include_dashboard=False, num_cpus=limits.cpus(), **quiet)
+                _start(ray, nursery, quiet)
         except ConnectionError as error:
             raise ConfigError(f"--address: no Ray cluster answers at {address!r}: {cause(error)}") from None
     return ray
+
+
+def _start(ray: Any, nursery: str | None, quiet: dict[str, Any]) -> None:
+    """Start a Ray here, lean; as it starts by itself where that is asked for, or where the lean one did not come up."""
+    given = {"include_dashboard": False, "num_cpus": limits.cpus(), **quiet}
+    if not os.environ.get(PLAIN):
+        try:
+            with lean(nursery):
+                ray.init("local", **given)
+            return
+        except Exception as error:
+            log.warning("Ray's lean start failed (%s); it is started as usual. %s=1 does so at once", error, PLAIN)
+            ray.shutdown()
+    ray.init("local", **given)
 
 
 def _worth_saying(record: logging.LogRecord) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 
 from simfl.engine.newborn import NURSERY
 
+PLAIN = "SIMFL_PLAIN_RAY"  # environment variable: set to anything, Ray starts as it does everywhere else
 NEWBORN = Path(__file__).with_name("newborn.py")
 AGENTS = ("METRICS_AGENT", "METRICS_EXPORT", "DASHBOARD_AGENT_LISTEN", "RUNTIME_ENV_AGENT")
 PYTHON = "_build_python_executable_command_memory_profileable"  # the interpreter of the agents

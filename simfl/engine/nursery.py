@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from simfl.engine.lean import PLAIN
 from simfl.experiment import Experiment
 from simfl.setting import Setting
 
@@ -71,7 +72,8 @@ class Nursery:
 
 def possible() -> bool:
     """Whether this process can be forked and go on: it has one thread, and no GPU, whose driver survives no fork."""
-    return sys.platform == "linux" and threading.active_count() == 1 and not torch.cuda.is_available()
+    plain = os.environ.get(PLAIN)
+    return not plain and sys.platform == "linux" and threading.active_count() == 1 and not torch.cuda.is_available()
 
 
 def _live(listener: socket.socket, line: int, experiment: Experiment, cache: Path) -> NoReturn:

@@ -7,15 +7,17 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 
-from simfl.engine import boot
+from simfl.engine import boot, nursery
+from simfl.engine.lean import PLAIN
 from simfl.errors import ConfigError
 
 
 def test_a_start_that_fails_is_told_to_whoever_waits_and_leaves_no_thread(monkeypatch):
-    def refuse(address, nursery):
+    def refuse(address, nursery=None):
         raise ConfigError(f"nobody answers at {address}")
 
     monkeypatch.setattr(boot, "_up", refuse)
@@ -37,7 +39,7 @@ def test_an_error_inside_does_not_wait_for_ray_and_the_next_start_waits_for_its_
         def shutdown():
             log.append("down")
 
-    def slowly(address, nursery):
+    def slowly(address, nursery=None):
         time.sleep(1.0)
         log.append("up")
         return Ray
@@ -62,3 +64,39 @@ def test_a_wrong_experiment_is_one_line_and_leaves_nothing_though_ray_was_starti
     assert done.stderr.count("\n") == 1
     assert "nonsense" in done.stderr
     assert done.stdout == ""
+
+
+class Counting:
+    """In the place of ray: notes how it is started."""
+
+    def __init__(self):
+        self.calls = []
+
+    def init(self, *given, **settings):
+        self.calls.append("init")
+
+    def shutdown(self):
+        self.calls.append("shutdown")
+
+
+def test_where_the_lean_start_fails_ray_starts_as_usual(monkeypatch, caplog):
+    @contextmanager
+    def broken(nursery):
+        raise OSError("no such port")
+        yield
+
+    ray = Counting()
+    monkeypatch.delenv(PLAIN, raising=False)
+    monkeypatch.setattr(boot, "lean", broken)
+    boot._start(ray, None, {})
+    assert ray.calls == ["shutdown", "init"]
+    assert "no such port" in caplog.text
+
+
+def test_ray_can_be_asked_to_start_as_usual(monkeypatch):
+    ray = Counting()
+    monkeypatch.setenv(PLAIN, "1")
+    monkeypatch.setattr(boot, "lean", None)  # not to be called
+    boot._start(ray, "/nowhere", {})
+    assert ray.calls == ["init"]
+    assert not nursery.possible()
