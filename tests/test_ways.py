@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from fakes_documents import Pages
 
 from simfl.algorithms import ALGORITHMS
 from simfl.algorithms.scaffold import Scaffold
+from simfl.cohort import group, visit
 from simfl.data.partition import Provider
 from simfl.errors import ConfigError
 from simfl.experiment import Experiment
@@ -116,3 +118,26 @@ def test_a_whole_vt5_is_stacked(tmp_path: Path) -> None:
 def test_running_statistics_are_refused_side_by_side(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="running statistics"):
         run(small("mlp", "fedavg", model=Normalised(), way="batch"), tmp_path)
+
+
+def test_one_by_one_no_two_visits_are_held_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However wide a cohort is: a visit of a large model is gigabytes."""
+    born: list[weakref.ref[group.Group]] = []
+    alive: list[int] = []
+    train, fold = group.train, visit._fold
+
+    def trained(*args: object) -> list[group.Group]:
+        groups = train(*args)
+        born.extend(weakref.ref(one) for one in groups)
+        return groups
+
+    def folded(*args: object) -> None:
+        alive.append(sum(one() is not None for one in born))
+        fold(*args)
+
+    monkeypatch.setattr(group, "train", trained)
+    monkeypatch.setattr(visit, "_fold", folded)
+    given = small("mlp", "fedavg")
+    run(replace(given, cohort=replace(given.cohort, way="loop", width=8)), tmp_path / "run")
+    assert max(alive) == 1
+    assert len(alive) > 8

@@ -107,7 +107,9 @@ def rates(local: Local, rounds: int, round_number: int, steps: int) -> np.ndarra
 
 @lru_cache(256)  # the visits of a round have few lengths
 def _rates(learning_rate: float, schedule: Schedule, rounds: int, round_number: int, steps: int) -> np.ndarray:
-    return learning_rate * schedule.factors(rounds, round_number, steps)
+    found = learning_rate * schedule.factors(rounds, round_number, steps)
+    found.setflags(write=False)
+    return found
 
 
 def places(rows: np.ndarray, schedule: np.ndarray) -> np.ndarray:

@@ -71,9 +71,10 @@ def _cohort(
     losses: list[Tensor] = []
     good: list[Tensor] = []
     for visits, outcomes in _outcomes(stage, store, plan, received, way, on_error, result.said, look):
+        first = position
         for outcome in _together(outcomes):
             if outcome is None:
-                result.skipped.append(visits[position % plan.width].client)
+                result.skipped.append(visits[position - first].client)
                 for fold in folds.values():
                     fold.push(None)
                 position += 1
@@ -103,15 +104,10 @@ def _outcomes(
     stage: Stage, store: Memory, plan: CohortPlan, received: Parts, way: str, on_error: str, said: list[str], look: bool
 ) -> Iterator[tuple[Sequence[VisitPlan], list[Outcome | None]]]:
     """Visits, trained and released, None for one that is skipped; at a time no more than are trained together."""
-    for first in range(0, len(plan.visits), plan.width):
-        several = plan.visits[first : first + plan.width]
-        size = len(several) if way == "batch" and stage.mechanism is None else 1  # units of a client fill the program
-        outcomes: list[Outcome | None] = []
-        for start in range(0, len(several), size):
-            outcomes += _finished(
-                stage, store, plan, several[start : start + size], received, way, on_error, said, look
-            )
-        yield several, outcomes
+    size = plan.width if way == "batch" and stage.mechanism is None else 1  # units of a client fill the program
+    for first in range(0, len(plan.visits), size):
+        visits = plan.visits[first : first + size]
+        yield visits, _finished(stage, store, plan, visits, received, way, on_error, said, look)
 
 
 def _finished(
