@@ -131,11 +131,11 @@ def test_many_pages_that_do_not_fit_together_are_refused(tmp_path, record, messa
 
 class Evil:
     def __reduce__(self):
-        return (print, ("run",))
+        return (eval, ("print('run')",))  # not print itself, in whose place Ray puts its own
 
 
 def test_code_in_a_file_is_refused_and_not_run(tmp_path, capsys):
-    with pytest.raises(DataError, match=r"new_imdb_train\.npy: .*asks for builtins\.print, which is refused"):
+    with pytest.raises(DataError, match=r"new_imdb_train\.npy: .*asks for builtins\.eval, which is refused"):
         load(SpDocvqa, tmp_path, {"train": [HEADER, {"question": Evil()}]})
     assert capsys.readouterr().out == ""
 
