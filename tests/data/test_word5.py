@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from PIL import Image
 from simfl.data.base import WORD_PICTURES, Dataset
 from simfl.data.dice import Dice
 from simfl.data.word5 import Word5, drawing
-from simfl.data.word5.parts import CLIENTS, FONTS, lists
+from simfl.data.word5.lists import lists
+from simfl.data.word5.parts import CLIENTS, FONTS
 from simfl.data.word5.words import KINDS, is_held, word
+from simfl.errors import DataError
 
 pytestmark = pytest.mark.skipif(
     find_spec("zxcvbn") is None, reason="zxcvbn is not installed: pip install 'simfl[word5]'"
@@ -120,3 +123,29 @@ def test_pictures_open(small: Dataset) -> None:
     for row in small.splits["test_font"].examples.to_pylist():
         image = Image.open(io.BytesIO(row["image"]))
         assert (image.mode, image.size) == ("RGB", (row["width"], row["height"]))
+
+
+def test_a_missing_dictionary_is_named_with_its_package(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SIMFL_SHARE", str(tmp_path))
+    line = r"^data\.words: [^\n]*american-english is missing; it comes with: apt install wamerican$"
+    with pytest.raises(DataError, match=line):
+        Word5(words="wamerican").load(tmp_path / "cache")
+
+
+def test_words_of_debians_dictionary_are_drawn_as_those_of_the_package(monkeypatch, tmp_path: Path) -> None:
+    """The dictionary's lines as they come: names with a capital, possessives, accents, and words too short or long."""
+    common = [a + b + c for a in "bdfgklmnprst" for b in "aeiou" for c in ("ll", "nd", "st", "rk")]
+    names = [a + b for a in ("Ar", "Be", "Co", "Du", "El") for b in ("an", "ena", "ido", "ulf", "wyn", "mos")]
+    lines = sorted([*common, *names, "ball's", "Aran's", "étude", "ox", "incomprehensibly", "IBM", "McCoy"])
+    (tmp_path / "dict").mkdir()
+    (tmp_path / "dict/american-english").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    monkeypatch.setenv("SIMFL_SHARE", str(tmp_path))
+    found = lists("wamerican")
+    assert sorted(found["common"]) == sorted(common)
+    assert sorted(found["names"]) == sorted(name.lower() for name in names)
+    assert found["common"] != sorted(common)  # not the first letters most often
+    made = Word5(words="wamerican", train=30, valid=2, test=4, test_font=4).build(processes=2)
+    assert made.card["sources"][0] == "wamerican"
+    texts = made.splits["train"].examples.select(["source", "text"]).to_pylist()
+    assert {row["text"].lower() for row in texts if row["source"] == "sign"} <= set(common)
+    assert {row["text"] for row in texts if row["source"] == "night"} <= set(names)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pyarrow as pa
 
@@ -24,9 +24,9 @@ from simfl.data.pieces import cut, join
 from simfl.data.processes import default_processes, make_all
 from simfl.data.report import Range, hold, report
 from simfl.data.stored import content_sha256, stored
-from simfl.data.word5 import baselines
+from simfl.data.word5 import baselines, lists
 from simfl.data.word5.drawing import HEIGHT, WIDTH, draw
-from simfl.data.word5.parts import CLIENTS, FONTS, PHOTOS, WORDS, files
+from simfl.data.word5.parts import CLIENTS, FONTS, PHOTOS, files
 from simfl.data.word5.words import word
 from simfl.ranges import Count, Limit
 
@@ -53,11 +53,12 @@ class Word5(Data):
     test: Count = 400  # likewise; words that are in neither of the above
     test_font: Count = 400  # likewise; such words in fonts that are in no other split
     longest: Longest | None = None  # letters of a word, digits and marks counted; null: as the words come
+    words: Literal["zxcvbn", "wamerican"] = "zxcvbn"  # wamerican: Debian's dictionary, to be installed by you
     seed: int = 1  # of everything
 
     def load(self, cache: Path) -> Dataset:
         """The benchmark from the cache, or made and kept there."""
-        return stored(cache, "word5", EDITION, self, files(), self.build, partial(report, group="source"))
+        return stored(cache, "word5", EDITION, self, files(self.words), self.build, partial(report, group="source"))
 
     def build(self, processes: int | None = None) -> Dataset:
         """The benchmark, made now; the same with any number of processes (None: one a core, if worth it).
@@ -68,7 +69,7 @@ class Word5(Data):
         total = sum(sizes.values())
         count = processes or default_processes(total, WORTH)
         bounds = [i * total // count for i in range(count + 1)]
-        told = {"seed": self.seed, "sizes": sizes, "longest": self.longest}
+        told = {"seed": self.seed, "sizes": sizes, "longest": self.longest, "words": self.words}
         jobs = [told | {"first": a, "last": b} for a, b in pairwise(bounds)]
         whole = join(make_all(MAKE, jobs, count))
         splits = dict(zip(SPLITS, cut(whole, list(sizes.values())), strict=True))
@@ -82,8 +83,9 @@ class Word5(Data):
         test = scores["test"]
         fonts = sorted({font.told for known, held in FONTS.values() for font in (*known, *held)})
         return {
-            "licence": "Apache-2.0; word list MIT; photographs CC BY 2.0; fonts SIL OFL 1.1 or Apache-2.0",
-            "sources": [WORDS.told, PHOTOS[0].told, *fonts],
+            "licence": f"Apache-2.0; {lists.LICENCES[self.words]}; photographs CC BY 2.0; "
+            "fonts SIL OFL 1.1 or Apache-2.0",
+            "sources": [lists.told(self.words), PHOTOS[0].told, *fonts],
             "words": {name: len(split) for name, split in splits.items()},
             "different words": {name: len(set(split.examples["text"].to_pylist())) for name, split in splits.items()},
             "clients": {name: dict(Counter(split.examples["source"].to_pylist())) for name, split in splits.items()},
@@ -108,7 +110,7 @@ def make(told: Mapping[str, Any]) -> Split:
     columns = Columns(SCHEMA)
     for split, client, number in places[told["first"] : told["last"]]:
         dice = Dice("word5", told["seed"], client, split, number)
-        text = word(client, dice, split in ("test", "test_font"), told["longest"])
+        text = word(client, dice, split in ("test", "test_font"), told["longest"], told["words"])
         font = dice.pick(FONTS[client][split == "test_font"])
         picture = draw(client, text, font.path("word5"), dice)
         columns.add(

