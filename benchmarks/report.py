@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import clients, gpu, memory
+from benchmarks import backbones, clients, gpu, memory
 from benchmarks.bench import LATEST
 from benchmarks.systems import ENVIRONMENTS, REFERENCE, SYSTEMS
 
@@ -116,11 +116,33 @@ def gpu_table(rows: list[dict[str, Any]], _: str) -> str:
     return "\n".join(lines)
 
 
+def backbones_table(rows: list[dict[str, Any]], _: str) -> str:
+    """Training steps of every backbone, a row for both precisions."""
+    day = time.strftime("%Y-%m-%d", time.gmtime(backbones.LATEST.stat().st_mtime))
+    cards = sorted({f"{row['gpu']}, torch {row['torch']}" for row in rows})
+    lines = [
+        f"`python -m benchmarks.backbones`, {day}, {'; '.join(cards)}.",
+        "",
+        "| backbone | batch | trained | float32, examples / s | peak, GiB | bf16, examples / s | peak, GiB |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name in dict.fromkeys(row["backbone"] for row in rows):
+        both = {row["precision"]: row for row in rows if row["backbone"] == name}
+        known = next(iter(both.values()))
+        cells = [f"| {name} | {known['batch']} | {known['trained']:,}"]
+        for precision in backbones.PRECISIONS:
+            row = both.get(precision)
+            cells.append(f"{_short(row['examples_per_second'])} | {row['peak_bytes'] / 2**30:.2f}" if row else "– | –")
+        lines.append(" | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 TABLES = (
     ("cpu", LATEST, cpu_table),
     ("memory", memory.LATEST, memory_table),
     ("clients", clients.LATEST, clients_table),
     ("gpu", gpu.LATEST, gpu_table),
+    ("backbones", backbones.LATEST, backbones_table),
 )
 
 

@@ -71,6 +71,7 @@ class Aster(Model):
     context: bool = True  # the BiLSTM between encoder and decoder
     margin: Margin = 0.05  # of the spline's targets, as in aster.pytorch; TensorFlow's has 0
     norm: Literal["batch", "group"] = "batch"  # over the batch, one client at a time; or over groups of channels
+    precision: Literal["float32", "bf16"] = "float32"  # bf16: autocast behind the rectifier; weights stay float32
     hash: Ratio | None = None  # γ: trained in a hashed space of this share of the weights; null: not hashed
     weights: str | None = None  # a folder with a checkpoint of aster.pytorch; null: drawn from the seed
 
@@ -96,7 +97,7 @@ class Aster(Model):
 
         return AsterNetwork(
             SIZES[self.size], encoder=self.encoder, rectify=self.rectify, context=self.context, margin=self.margin,
-            norm=self.norm,
+            norm=self.norm, bf16=self.precision == "bf16",
         )  # fmt: skip
 
     @cached_property

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from simfl.models.base import mixed
 from simfl.models.rectifier import Rectifier
 from simfl.models.recurrent import BiLstm, GruStep
 from simfl.models.word_encoder import ResNet, ShuffleNet, draw_convolutions
@@ -72,8 +73,9 @@ class AsterNetwork(nn.Module):
     """Rectifier, encoder, context, decoder; `features` are the mean of the row [B, D]."""
 
     def __init__(
-        self, dims: Mapping[str, Any], *, encoder: str, rectify: bool, context: bool, margin: float, norm: str
-    ) -> None:
+        self, dims: Mapping[str, Any], *, encoder: str, rectify: bool, context: bool, margin: float, norm: str,
+        bf16: bool,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.rectifier = Rectifier(dims["stn"], dims["stn_dense"], 20, margin, norm) if rectify else None
         self.encoder = ENCODERS[encoder](dims[encoder], dims["blocks"][encoder], norm)
@@ -81,26 +83,32 @@ class AsterNetwork(nn.Module):
         width, self.slice = self.encoder.width, min(self.encoder.width, dims["slice"])
         self.context = BiLstm(self.slice, dims["lstm"], 2) if context else None
         self.decoder = Decoder(2 * dims["lstm"] if context else width, dims["state"], dims["classes"])
-        self.end = dims["end"]
+        self.end, self.bf16 = dims["end"], bf16
 
     def forward(self, pixel_values: Tensor, labels: Tensor) -> Outputs:
         """Teacher-forced logits [B, T, C] of uint8 pictures [B, 3, H, W] with `labels` [B, T] (−100 is padding)."""
-        row = self.encode(pixel_values)
-        states = self.decoder(row, labels)
+        with mixed(pixel_values, self.bf16):
+            row = self.encode(pixel_values)
+            states = self.decoder(row, labels)
+            logits = self.decoder.fc(states)
         mask = (labels >= 0).to(torch.float32)
-        return Outputs(self.decoder.fc(states), row.mean(1), states, mask)
+        return Outputs(logits.float(), row.float().mean(1), states.float(), mask)
 
     def encode(self, pixel_values: Tensor) -> Tensor:
         """The row of vectors [B, S, D] of uint8 pictures."""
-        pixels = pixel_values.to(torch.float32) / 127.5 - 1.0
-        if self.rectifier is not None:
-            pixels = self.rectifier(pixels)
-        else:
-            pixels = functional.interpolate(pixels, SHAPE, mode="bilinear", align_corners=True)
-        row = self.encoder(pixels)
+        row = self.encoder(self._straight(pixel_values))
         if self.context is None:
             return row
         return self.context(row.unflatten(-1, (-1, self.slice)).flatten(1, 2))
+
+    def _straight(self, pixel_values: Tensor) -> Tensor:
+        """Pixels [B, 3, 32, 100], in float32: a point of the spline needs more digits than bf16 has."""
+        with mixed(pixel_values, False):
+            pixels = pixel_values.to(torch.float32) / 127.5 - 1.0
+            if self.rectifier is not None:
+                straight: Tensor = self.rectifier(pixels)
+                return straight
+            return functional.interpolate(pixels, SHAPE, mode="bilinear", align_corners=True)
 
     @torch.no_grad()
     def read(self, pixel_values: Tensor, beams: int, max_letters: int) -> tuple[Tensor, Tensor]:
@@ -108,6 +116,10 @@ class AsterNetwork(nn.Module):
 
         A word that has ended stays as it is and competes with its chance; there is no reward for length.
         """
+        with mixed(pixel_values, self.bf16):
+            return self._search(pixel_values, beams, max_letters)
+
+    def _search(self, pixel_values: Tensor, beams: int, max_letters: int) -> tuple[Tensor, Tensor]:
         count, row = len(pixel_values), self.encode(pixel_values).repeat_interleave(beams, 0)
         seen, state = self.decoder.attention.feature(row), self.decoder.first(row)
         letter = torch.full((count * beams,), self.decoder.start, device=row.device)
@@ -118,7 +130,7 @@ class AsterNetwork(nn.Module):
         base = torch.arange(count, device=row.device)[:, None] * beams
         for _ in range(max_letters):
             state = self.decoder.step(row, seen, state, letter)
-            chance = self.decoder.fc(state).log_softmax(-1).unflatten(0, (count, beams))
+            chance = self.decoder.fc(state).float().log_softmax(-1).unflatten(0, (count, beams))
             ended = torch.full_like(chance[0, 0], -torch.inf)
             ended[self.end] = 0.0
             chance = torch.where(done[..., None], ended, chance)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from simfl.errors import ConfigError
 from simfl.models import hashed
 from simfl.models.adapters_base import Adapter
-from simfl.models.base import Model, default_trained, seeded
+from simfl.models.base import Model, default_trained, mixed, seeded
 from simfl.models.dropout import install
 from simfl.models.hashed import Ratio
 from simfl.models.mlp import as_float, shape_and_classes
@@ -36,6 +36,7 @@ class Cnn(Model):
     activation: Literal["gelu", "relu"] = "gelu"  # after every layer but the head
     dropout: Half = 0.0  # after pooling, and twice that after the dense layer
     adapters: Adapter | None = None  # trained in place of the rest
+    precision: Literal["float32", "bf16"] = "float32"  # bf16: autocast; weights stay float32
     hash: Ratio | None = None  # γ: trained in a hashed space of this share of the weights; null: not hashed
 
     def __post_init__(self) -> None:
@@ -67,6 +68,7 @@ class CnnNetwork(nn.Module):
     def __init__(self, settings: Cnn, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
         self.shape, (first, second) = tuple(shape), settings.channels
+        self.bf16 = settings.precision == "bf16"
         self.conv1 = nn.Conv2d(shape[0], first, 3)
         self.conv2 = nn.Conv2d(first, second, 3)
         self.activation = ACTIVATIONS[settings.activation]()
@@ -78,7 +80,9 @@ class CnnNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Outputs:
         """`x` [B, C, H, W] or flat [B, C·H·W], floats or uint8 (scaled to [0, 1])."""
-        h = self.activation(self.conv1(as_float(x).reshape(len(x), *self.shape)))
-        h = self.pool(self.activation(self.conv2(h)))
-        h = self.activation(self.dense(self.dropout1(h).flatten(1)))
-        return Outputs(self.head(self.dropout2(h)), h)
+        with mixed(x, self.bf16):
+            h = self.activation(self.conv1(as_float(x).reshape(len(x), *self.shape)))
+            h = self.pool(self.activation(self.conv2(h)))
+            h = self.activation(self.dense(self.dropout1(h).flatten(1)))
+            logits = self.head(self.dropout2(h))
+        return Outputs(logits.float(), h.float())

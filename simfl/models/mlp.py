@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from simfl.errors import ConfigError
 from simfl.models import hashed
 from simfl.models.adapters_base import Adapter
-from simfl.models.base import Dropout, Model, default_trained, seeded
+from simfl.models.base import Dropout, Model, default_trained, mixed, seeded
 from simfl.models.dropout import install
 from simfl.models.hashed import Ratio
 from simfl.protocol import Outputs, Task
@@ -27,6 +28,7 @@ class Mlp(Model):
     dropout: Dropout = 0.0  # after each hidden layer
     layer_norm: bool = False  # before each GELU
     adapters: Adapter | None = None  # trained in place of the rest
+    precision: Literal["float32", "bf16"] = "float32"  # bf16: autocast; weights stay float32
     hash: Ratio | None = None  # γ: trained in a hashed space of this share of the weights; null: not hashed
 
     def __post_init__(self) -> None:
@@ -38,7 +40,7 @@ class Mlp(Model):
         """The module; ConfigError where the task lacks a shape or classes."""
         shape, classes = shape_and_classes(task, "mlp")
         with seeded(task.seed):
-            module = MlpNetwork(math.prod(shape), self.widths, classes, self.dropout, self.layer_norm)
+            module = MlpNetwork(self, math.prod(shape), classes)
             if self.hash is not None:
                 hashed.attach(module, self.hash, task.seed)
             if self.adapters is not None:
@@ -67,11 +69,11 @@ class MlpLayer(nn.Module):
 class MlpNetwork(nn.Module):
     """Hidden layers, then a linear head; `features` are the last hidden layer's."""
 
-    def __init__(self, inputs: int, widths: tuple[Count, ...], classes: int, dropout: float, layer_norm: bool) -> None:
+    def __init__(self, settings: Mlp, inputs: int, classes: int) -> None:
         super().__init__()
-        sizes = (inputs, *widths)
-        self.widths = widths
-        self.layers = nn.ModuleList(MlpLayer(a, b, dropout, layer_norm) for a, b in pairwise(sizes))
+        sizes = (inputs, *settings.widths)
+        self.widths, self.bf16 = settings.widths, settings.precision == "bf16"
+        self.layers = nn.ModuleList(MlpLayer(a, b, settings.dropout, settings.layer_norm) for a, b in pairwise(sizes))
         self.head = nn.Linear(sizes[-1], classes)
 
     def adapter_places(self) -> list[tuple[nn.Module, int]]:
@@ -81,9 +83,11 @@ class MlpNetwork(nn.Module):
     def forward(self, x: Tensor) -> Outputs:
         """`x` [B, ...], floats or uint8 images (scaled to [0, 1])."""
         h = as_float(x).flatten(1)
-        for layer in self.layers:
-            h = layer(h)
-        return Outputs(self.head(h), h)
+        with mixed(x, self.bf16):
+            for layer in self.layers:
+                h = layer(h)
+            logits = self.head(h)
+        return Outputs(logits.float(), h.float())
 
 
 def as_float(x: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ class BiLstm(nn.LSTM):
         kinds = ("weight_ih", "bias_ih", "weight_hh", "bias_hh")
         weight_in, bias_in, weight, bias = (getattr(self, f"{kind}_{name}") for kind in kinds)
         given = functional.linear(x, weight_in, bias_in)
-        h = c = torch.zeros_like(given[:, 0, : self.hidden_size])
+        h = c = torch.zeros_like(given[:, 0, : self.hidden_size], dtype=weight.dtype)  # float32 under autocast too
         states = []
         for step in given.unbind(1):
             take, keep, new, show = (step + functional.linear(h, weight, bias)).chunk(4, -1)
