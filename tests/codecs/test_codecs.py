@@ -141,9 +141,13 @@ def test_error_feedback_on_a_lossless_codec_is_refused():
 
 @pytest.mark.gpu
 @every_codec
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_cuda_tensor_encodes_to_the_same_bytes(name):
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (65,), (1000, 77), (4, 3, 2)])
+def test_tensors_on_a_gpu_encode_to_the_same_bytes_and_come_back_the_same(name, shape):
     if name == "svd":
         pytest.skip("two libraries of linear algebra agree to rounding")
-    codec, x = CODECS[name](), torch.randn(1000, 77, generator=torch.Generator().manual_seed(1))
-    assert np.array_equal(codec.encode(x.cuda(), HERE), codec.encode(x, HERE))
+    codec, x = CODECS[name](), torch.randn(3, *shape, generator=torch.Generator().manual_seed(1))
+    assert np.array_equal(codec.encode(x[0].cuda(), HERE), codec.encode(x[0], HERE))
+    contexts = [Context((7, k)) for k in range(3)]
+    here, there = codec.encode_all(x, contexts), codec.encode_all(x.cuda(), contexts)
+    assert [one.cpu().numpy().tobytes() for one in there] == [one.numpy().tobytes() for one in here]
+    assert torch.equal(codec.decode_all(there, shape, contexts).cpu(), codec.decode_all(here, shape, contexts))
