@@ -85,9 +85,9 @@ def calls() -> Iterator[list[float]]:
 
     usual, seconds = RayPool.train, list[float]()
 
-    def train(self: RayPool, *given: Any) -> Any:
+    def train(self: RayPool, *given: Any, **named: Any) -> Any:
         began = time.perf_counter()
-        results = usual(self, *given)
+        results = usual(self, *given, **named)
         seconds.append(time.perf_counter() - began)
         return results
 
