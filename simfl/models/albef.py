@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
+from simfl.errors import ConfigError
 from simfl.models import start
 from simfl.models.adapters_base import Adapter, beside_heads
 from simfl.models.base import Dropout, Model, aliases, default_trained, seeded
 from simfl.models.dropout import install
-from simfl.models.layouts import fill, renamed, resized_positions
+from simfl.models.layouts import BERT_NAMES, dimensions, fill, renamed, resized_positions
 from simfl.models.tokenizer import Tokenizer, small, wordpiece
 from simfl.protocol import Task
 from simfl.ranges import Count
@@ -26,17 +27,32 @@ from simfl.ranges import Count
 if TYPE_CHECKING:
     from simfl.models.albef_network import AlbefNetwork
 
+WORDS = {"max_position_embeddings": 512, "type_vocab_size": 2, "vocab_size": 30522}  # BERT's
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {
         "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128,
         "image_size": 32, "patch_size": 8, "text_layers": 2, "fusion": 1, "decoder_layers": 1,
         "max_position_embeddings": 64, "type_vocab_size": 2,
     },
-    "base": {
+    "small": WORDS | {
+        "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536,
+        "image_size": 384, "patch_size": 32, "text_layers": 6, "fusion": 3, "decoder_layers": 3,
+    },
+    "base": WORDS | {
         "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
         "image_size": 384, "patch_size": 16, "text_layers": 12, "fusion": 6, "decoder_layers": 6,
-        "max_position_embeddings": 512, "type_vocab_size": 2, "vocab_size": 30522,
     },
+}  # fmt: skip
+TEXT_RULES = (  # names of BERT checkpoints -> ours
+    *BERT_NAMES,
+    (r"^(pooler|cls\.predictions\.decoder)\..*", ""),
+    (r"^cls\.predictions\.bias$", "head.out.bias"),
+    (r"^cls\.predictions\.", "head."),
+    (r"^(?=embeddings\.|layer\.)", "question."),
+)
+SHAPED = {  # what a BERT says of itself: what of a size it must be
+    "hidden_size": "hidden_size", "num_hidden_layers": "text_layers", "num_attention_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
 }  # fmt: skip
 
 
@@ -44,19 +60,26 @@ SIZES: dict[str, dict[str, Any]] = {
 class Albef(Model):
     """ALBEF for questions: it ranks the answers of a client's list by the chance of their pieces."""
 
-    size: Literal["tiny", "base"] = "tiny"  # of all parts
+    size: Literal["tiny", "small", "base"] = "tiny"  # of all parts; small: MiniLM's width and depth
     weights: str | None = None  # a folder with ALBEF.pth or a checkpoint for questions, and BERT's tokenizer
+    text: str | None = None  # a BERT with its tokenizer, for question and answers alone; minilm: of size small
     image_size: Count | None = None  # height and width of the image, if not the size's
     dropout: Dropout = 0.0  # of all parts
     adapters: Adapter | None = None  # trained in place of the rest, beside the head
     precision: Literal["float32", "bf16"] = "float32"  # bf16: autocast; weights stay float32
+
+    def __post_init__(self) -> None:
+        """Refuses texts from two places."""
+        if self.weights is not None and self.text is not None:
+            raise ConfigError(f"model.text: {self.text!r} given with weights, which bring texts of their own")
 
     def build(self, task: Task) -> AlbefNetwork:
         """The network with weights, adapters and tokenizer; ConfigError for settings that do not fit the weights."""
         with seeded(task.seed):
             network = self.network()
             if self._folder is not None:
-                load(network, start.read(self._folder), str(self._folder), SIZES[self.size]["fusion"])
+                read = load_text if self.text is not None else load
+                read(network, start.read(self._folder), str(self._folder), SIZES[self.size]["fusion"])
             if self.adapters is not None:
                 self.adapters.attach(network)
         network.start = self.tokenizer().start
@@ -81,14 +104,27 @@ class Albef(Model):
 
     @cached_property
     def _folder(self) -> Any:
+        if self.text is not None:
+            return start.locate(self.text, "model.text")
         return None if self.weights is None else start.locate(self.weights)
 
     @cached_property
     def _dims(self) -> dict[str, Any]:
         dims = dict(SIZES[self.size])
+        if self.text is not None:
+            dims |= self._of_text(dims)
         if "vocab_size" not in dims:
             dims["vocab_size"] = self._own_pieces()
         return dims | ({"image_size": self.image_size} if self.image_size else {})
+
+    def _of_text(self, dims: dict[str, Any]) -> dict[str, Any]:
+        found = dimensions(self._folder, (*SHAPED, *WORDS), "model.text")
+        for name, other in SHAPED.items():
+            if found.get(name, dims[other]) != dims[other]:
+                raise ConfigError(
+                    f"model.text: {self.text}: {name} is {found[name]}, of size {self.size} {dims[other]}"
+                )
+        return {name: value for name, value in found.items() if name in WORDS}
 
     def _own_pieces(self) -> int:
         return len(Tokenizer(small()) if self._folder is None else wordpiece(self._folder, 1))
@@ -124,6 +160,21 @@ def load(network: AlbefNetwork, stored: Mapping[str, Tensor], where: str, fusion
     if places in found:
         found[places] = resized_positions(found[places], network.image.embeddings.position_embeddings.shape[1])
     fill(network, {name: t for name, t in found.items() if name not in aliases(network)}, where)
+
+
+def load_text(network: AlbefNetwork, stored: Mapping[str, Tensor], where: str, fusion: int) -> None:
+    """Fill question and answers from a BERT, in place: the decoder gets the layers from `fusion` on.
+
+    What looks at the image or at the question, which a BERT does not have, stays as drawn.
+    """
+    found = {ours: stored[name] for name, ours in renamed(stored, TEXT_RULES).items()}
+    for name, tensor in list(found.items()):
+        layer = re.match(r"^question\.layer\.(\d+)\.(.*)$", name)
+        if layer and int(layer[1]) >= fusion:
+            found[f"decoder.layer.{int(layer[1]) - fusion}.{layer[2]}"] = tensor
+        elif name.startswith("question.embeddings."):
+            found[name.replace("question.", "decoder.", 1)] = tensor
+    fill(network, found, where, optional=("image.*", "*.crossattention.*", "head.*"))
 
 
 def arranged(stored: Mapping[str, Tensor], fusion: int) -> dict[str, Tensor]:

@@ -21,12 +21,21 @@ from simfl.errors import ConfigError
 
 Rules = Iterable[tuple[str, str]]  # a pattern and what takes its place, one after the other; "" is not needed
 
+BERT_NAMES = (  # of BERT checkpoints, with or without heads -> embeddings, layer, pooler, cls (the head over pieces)
+    (r"^bert\.", ""),
+    (r"^cls\.seq_relationship\..*", ""),
+    (r"^(.*\.)?position_ids$", ""),
+    (r"^encoder\.layer\.", "layer."),
+    (r"\.LayerNorm\.gamma$", ".LayerNorm.weight"),
+    (r"\.LayerNorm\.beta$", ".LayerNorm.bias"),
+)
 
-def dimensions(folder: Path, keys: Iterable[str]) -> dict[str, Any]:
-    """These keys of `config.json`, those it has; ConfigError if there is no such file."""
+
+def dimensions(folder: Path, keys: Iterable[str], setting: str = "model.weights") -> dict[str, Any]:
+    """These keys of `config.json`, those it has; ConfigError, which names `setting`, if there is no such file."""
     path = folder / "config.json"
     if not path.is_file():
-        raise ConfigError(f"model.weights: {folder} has no config.json")
+        raise ConfigError(f"{setting}: {folder} has no config.json")
     found = json.loads(path.read_text())
     return {key: found[key] for key in keys if key in found}
 

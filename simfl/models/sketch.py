@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -93,7 +92,7 @@ def without_distant(model: Model) -> Model:
 
 
 def _is_distant(weights: str | None) -> bool:
-    return weights is not None and not Path(weights).is_dir() and not (start.BUNDLED / weights).is_dir()
+    return weights is not None and start.here(weights) is None
 
 
 def _without_memory(module: nn.Module) -> nn.Module:

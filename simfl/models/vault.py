@@ -18,7 +18,7 @@ from simfl.models.adapters_base import Adapter, beside_heads
 from simfl.models.base import Dropout, Model, default_trained, seeded
 from simfl.models.dropout import install
 from simfl.models.heads import HeadSpec
-from simfl.models.layouts import dimensions, fill, renamed
+from simfl.models.layouts import BERT_NAMES, dimensions, fill, renamed
 from simfl.models.tokenizer import Tokenizer, small, wordpiece
 from simfl.models.vilt import SIZES as VILT_SIZES
 from simfl.models.vilt import load, two_images
@@ -38,15 +38,7 @@ SIZES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of ViLT and of BE
     ),
     "base": (VILT_SIZES["base"], BERT | {key: VILT_SIZES["base"][key] for key in DIMS}),
 }
-RULES = (  # names of BERT checkpoints, with or without heads -> ours
-    (r"^(bert\.)?pooler\.", "bert.pooler."),
-    (r"^cls\..*", ""),
-    (r"^.*\.position_ids$", ""),
-    (r"^(?:bert\.)?embeddings\.", "bert.embeddings."),
-    (r"^(?:bert\.)?encoder\.layer\.", "bert.layer."),
-    (r"\.LayerNorm\.gamma$", ".LayerNorm.weight"),
-    (r"\.LayerNorm\.beta$", ".LayerNorm.bias"),
-)
+TEXT_RULES = (*BERT_NAMES, (r"^cls\..*", ""), (r"^(?=.)", "bert."))  # names of BERT checkpoints -> ours
 
 
 @dataclass(frozen=True)
@@ -55,7 +47,7 @@ class Vault(Model):
 
     size: Literal["tiny", "small", "base"] = "tiny"  # of both; small: MiniLM's width and depth
     weights: str | None = None  # ViLT's: a folder or hub id in transformers' layout; null: drawn from the seed
-    text: str | None = None  # BERT's, with its tokenizer, likewise
+    text: str | None = None  # BERT's, with its tokenizer, likewise; minilm: six layers of width 384, of size small
     heads: Mapping[str, HeadSpec] = field(default_factory=dict)  # by task; none: one, over the data's answers
     frozen_text: bool = False  # BERT without gradient and without adapters, as the published code runs it
     image_size: Count | None = None  # height and width of the image, if not the size's
@@ -71,7 +63,7 @@ class Vault(Model):
                 folder = start.locate(self.weights)
                 load(network, start.read(folder), str(folder), optional=("bert.*",))
             if self.text is not None:
-                folder = start.locate(self.text)
+                folder = start.locate(self.text, "model.text")
                 load_text(network, start.read(folder), str(folder))
             if self.adapters is not None:
                 self.adapters.attach(network)
@@ -100,7 +92,7 @@ class Vault(Model):
     def tokenizer(self) -> Tokenizer:
         """BERT's pieces; without its weights, a small public vocabulary."""
         side = self._dims[0]["image_size"]
-        return Tokenizer(small(), side) if self.text is None else wordpiece(start.locate(self.text), side)
+        return Tokenizer(small(), side) if self.text is None else wordpiece(start.locate(self.text, "model.text"), side)
 
     @cached_property
     def _dims(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -108,7 +100,7 @@ class Vault(Model):
         if self.weights is not None:
             vilt |= dimensions(start.locate(self.weights), vilt)
         if self.text is not None:
-            bert |= dimensions(start.locate(self.text), bert)
+            bert |= dimensions(start.locate(self.text, "model.text"), bert, "model.text")
         elif self.size == "tiny":
             bert["vocab_size"] = small().get_vocab_size()
         if vilt["hidden_size"] != bert["hidden_size"]:
@@ -121,6 +113,6 @@ class Vault(Model):
 
 def load_text(network: VaultNetwork, stored: Mapping[str, Tensor], where: str) -> None:
     """Fill BERT in place; a checkpoint without a pooler leaves ours as drawn, for nothing reads it."""
-    found = {ours: stored[name] for name, ours in renamed(stored, RULES).items()}
+    found = {ours: stored[name] for name, ours in renamed(stored, TEXT_RULES).items()}
     rest = [name for name, _ in network.named_parameters() if not name.startswith("bert.")]
     fill(network, found, where, optional=(*rest, "bert.pooler.*"))

@@ -18,7 +18,7 @@ from simfl.models.bottleneck import Bottleneck
 from simfl.models.heads import HeadSpec
 from simfl.models.lora import Lora
 from simfl.models.prompt import Prompt
-from simfl.models.vault import RULES, Vault
+from simfl.models.vault import TEXT_RULES, Vault
 from simfl.models.vault_network import VaultNetwork
 from simfl.protocol import Task
 
@@ -90,7 +90,7 @@ def test_lora_prompts_and_biases_are_those_of_feddat() -> None:
 
 def test_every_tensor_of_the_published_bert_finds_its_place_and_shape() -> None:
     own = {name: shape for name, shape in shapes(on_meta()).items() if name.startswith("bert.")}
-    assert placed(listed("bert_base_uncased"), RULES) == own
+    assert placed(listed("bert_base_uncased"), TEXT_RULES) == own
 
 
 def test_what_nothing_reads_is_never_trained() -> None:
