@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 NAMES = ("queue", "transfer", "decode", "load", "train", "encode", "sum", "server", "evaluate", "commit")
@@ -42,6 +43,7 @@ class Clock:
     seconds: dict[str, float] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     memory: int = 0  # bytes at their highest so far: allocated on the GPU, or, without one, of the process
+    use: float | None = None  # share of the time in which the GPU computed; None where that is not known
     _inner: float = 0.0  # seconds already counted inside the measure that is open
 
     @property
@@ -138,6 +140,15 @@ class Trace:
         self._file.close()
 
 
+class Lap(NamedTuple):
+    """Where the time of a round went, and what workers made of their machines."""
+
+    timings: dict[str, float]  # seconds by name
+    busy: tuple[float, ...]  # seconds of each worker at work
+    memory: tuple[int, ...]  # bytes of each worker's GPU, or process, at their highest so far
+    use: tuple[float | None, ...] = ()  # mean share of the time in which each worker's GPU computed; none: not known
+
+
 class Stopwatch:
     """The time of a round: the driver's own clock, and those of its workers."""
 
@@ -146,6 +157,7 @@ class Stopwatch:
         self.own, self.trace = Clock(traced=trace is not None), trace
         self._seconds, self._busy = dict.fromkeys(NAMES, 0.0), [0.0] * num_workers
         self._memory = [0] * num_workers
+        self._use: dict[int, list[float]] = {}  # of each worker's GPU, where it is known
 
     def count(self, clocks: Iterable[Clock], training: bool) -> None:
         """Clocks of finished work. Of evaluation only the workers' hours count, since `evaluate` is its whole time."""
@@ -154,17 +166,20 @@ class Stopwatch:
             self._busy, self._memory = self._busy + [0.0] * more, self._memory + [0] * more
             self._busy[clock.worker] += clock.busy
             self._memory[clock.worker] = max(self._memory[clock.worker], clock.memory)
+            if clock.use is not None:
+                self._use.setdefault(clock.worker, []).append(clock.use)
             for name, seconds in clock.seconds.items() if training else ():
                 self._seconds[name] += seconds
             if self.trace is not None:
                 self.trace.add(1 + clock.worker, clock.spans)
 
-    def lap(self) -> tuple[dict[str, float], tuple[float, ...], tuple[int, ...]]:
-        """Since the last lap, seconds by name and of each worker; and each worker's memory at its highest so far."""
+    def lap(self) -> Lap:
+        """What was counted since the last lap."""
         if self.trace is not None:
             self.trace.add(0, self.own.spans)
         seconds = {name: self._seconds[name] + self.own.seconds.get(name, 0.0) for name in NAMES}
         busy = tuple(self._busy)
+        use = tuple(mean(self._use[k]) if k in self._use else None for k in range(len(busy))) if self._use else ()
         self.own.seconds, self.own.spans = {}, []
-        self._seconds, self._busy = dict.fromkeys(NAMES, 0.0), [0.0] * len(busy)
-        return seconds, busy, tuple(self._memory)
+        self._seconds, self._busy, self._use = dict.fromkeys(NAMES, 0.0), [0.0] * len(busy), {}
+        return Lap(seconds, busy, tuple(self._memory), use)

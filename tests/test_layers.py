@@ -34,6 +34,7 @@ OWNERS = {  # an outside library, and the modules or packages that may import it
     "fsspec": ("runs.mirror",),
     "opacus": ("privacy",),
     "peft": ("models",),
+    "pynvml": ("engine.gauge",),
     "pyarrow": ("runs.tables", "codecs", "data"),
     "ray": (
         "engine.boot",

@@ -69,10 +69,10 @@ def test_a_stopwatch_adds_workers_to_the_driver_and_begins_anew_with_each_lap():
     watch.own.add("server", 1.0)
     watch.count([Clock(worker=1, seconds={"train": 2.0, "queue": 5.0})], training=True)
     watch.count([Clock(worker=0, seconds={"evaluate": 3.0})], training=False)
-    seconds, busy, memory = watch.lap()
+    seconds, busy, memory, use = watch.lap()
     assert seconds == {**dict.fromkeys(NAMES, 0.0), "server": 1.0, "train": 2.0, "queue": 5.0}
     assert busy == (3.0, 2.0)
-    assert watch.lap() == (dict.fromkeys(NAMES, 0.0), (0.0, 0.0), memory)
+    assert watch.lap() == (dict.fromkeys(NAMES, 0.0), (0.0, 0.0), memory, use)
 
 
 def test_a_trace_that_was_cut_off_can_be_read_line_by_line(tmp_path):
@@ -147,3 +147,12 @@ def test_a_worker_may_join_and_memory_is_what_it_came_to_so_far():
     assert watch.lap()[2] == (700, 0, 50)
     watch.count([Clock(worker=2, memory=60)], training=True)
     assert watch.lap()[2] == (700, 0, 60)
+
+
+def test_the_use_of_a_gpu_is_its_mean_over_a_lap_and_absent_where_nobody_knows_it():
+    """Worker 0 was seen at 0.5 and 1: three quarters; worker 1 never."""
+    watch = Stopwatch(2, None)
+    watch.count([Clock(worker=0, use=0.5), Clock(worker=0, use=1.0), Clock(worker=1)], training=True)
+    assert watch.lap().use == (0.75, None)
+    watch.count([Clock(worker=0), Clock(worker=1)], training=True)
+    assert watch.lap().use == ()

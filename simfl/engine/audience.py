@@ -68,14 +68,16 @@ class Audience:
         timings: Mapping[str, float],
         busy: tuple[float, ...],
         memory: tuple[int, ...],
+        use: tuple[float | None, ...] = (),
     ) -> None:
-        """A round's rows, where its time went, and what each worker's memory came to."""
+        """A round's rows, where its time went, and what each worker's memory and GPU came to."""
         row = {**rows["rounds"][0], "seconds": seconds}
         self.bytes += row["total_bytes"]
-        self.record.log("round", **row, timings=timings, busy=busy, memory=memory)
+        gpus = {"use": use} if use else {}
+        self.record.log("round", **row, timings=timings, busy=busy, memory=memory, **gpus)
         more = tuple(rows["evaluations"]), tuple(rows["samples"])
         for tracker in self.trackers:
-            tracker.tell(News(row["step"], self.bytes, row, timings, busy, memory, *more))
+            tracker.tell(News(row["step"], self.bytes, row, timings, busy, memory, use, *more))
         self.display.round_done(row)
 
     def finished(self, summary: dict[str, Any]) -> None:

@@ -16,10 +16,11 @@ import torch
 
 from simfl.cohort.attempts import brief, starved
 from simfl.cohort.pieces import Piece, Slope, Step, all_here, slope
-from simfl.cohort.plan import CohortPlan
+from simfl.cohort.plan import Ahead, CohortPlan, nothing_ahead
 from simfl.cohort.program import with_programs
 from simfl.cohort.stage import Stage
 from simfl.cohort.visit import CohortResult, train_cohort
+from simfl.engine.gauge import Gauge
 from simfl.engine.watchdog import Watch
 from simfl.errors import OutOfMemory
 from simfl.evaluation import EvaluationPlan, Scores, evaluate
@@ -73,7 +74,7 @@ class Worker:
         self.stages: dict[int, Stage] = {}
         own, limit = store is None, setup.experiment.watchdog_seconds  # else this process's log, which Ray collects
         self.watch = Watch(setup.stacks if own else None, limit, None if own else sys.__stderr__)
-        self.phase = -1
+        self.phase, self.gauge = -1, Gauge(self.setting.device)
 
     def begin(self, phase: int, base: Weights) -> None:
         """Enter a phase: `base` is what earlier phases made of the model."""
@@ -82,12 +83,12 @@ class Worker:
         stage = self.setting.stage(phase, self.setup.num_clients, self.setup.noise_multiplier)
         self.stages[phase] = with_programs(all_here(_timed_reads(stage)), self.setup.experiment.cohort.program)
 
-    def train(self, plan: CohortPlan, received: Parts) -> CohortResult:
-        """Train a cohort."""
+    def train(self, plan: CohortPlan, received: Parts, ahead: Ahead = nothing_ahead) -> CohortResult:
+        """Train a cohort; what is `ahead` is drawn while a GPU is at work."""
         experiment, stage = self.setup.experiment, self.stages[plan.phase]
         with self._at_work("train", f"clients {', '.join(str(v.client) for v in plan.visits)}") as clock:
             parts = self._here(received)
-            result = train_cohort(stage, self.store, plan, parts, self.setup.way, experiment.on_error)
+            result = train_cohort(stage, self.store, plan, parts, self.setup.way, experiment.on_error, ahead)
             result.sums = {part: self._home(tensors) for part, tensors in result.sums.items()}
             result.gathered = {part: [self._home(t) for t in uploads] for part, uploads in result.gathered.items()}
         result.clock = clock
@@ -129,7 +130,7 @@ class Worker:
         try:
             with self.watch.over(), clocked(clock), clock.measure(name, about):
                 yield clock
-            clock.memory = _most_memory(self.setting.device)
+            clock.memory, clock.use = _most_memory(self.setting.device), self.gauge.use()
         except Exception as error:
             if starved(error):
                 raise OutOfMemory(str(error) if isinstance(error, OutOfMemory) else brief(error)) from None

@@ -1,6 +1,6 @@
 """Weights & Biases and TensorBoard, from the driver alone: one run for the whole experiment, imported if asked for.
 
-Metrics are named `rounds/<column>`, `timings/<name>`, `busy/<worker>`, `memory/<worker>` and
+Metrics are named `rounds/<column>`, `timings/<name>`, `busy/<worker>`, `memory/<worker>`, `use/<worker>` and
 `evaluations/<split>/<model>/…/<metric>` over the axis `round`; headline scores stand a second time as `by_bytes/…` (and
 `by_epsilon/…`), over what was spent.
 """
@@ -40,6 +40,7 @@ class News:
     timings: Mapping[str, float] = field(default_factory=dict)
     busy: tuple[float, ...] = ()  # seconds of each worker
     memory: tuple[int, ...] = ()  # bytes of each worker's GPU, or process, at their highest so far
+    use: tuple[float | None, ...] = ()  # share of the time in which each worker's GPU computed; none: not known
     evaluations: tuple[dict[str, Any], ...] = ()
     samples: tuple[dict[str, Any], ...] = ()
 
@@ -84,6 +85,7 @@ def metrics(news: News, first_split: str) -> dict[str, float]:
     found |= {f"timings/{name}": value for name, value in news.timings.items()}
     found |= {f"busy/{worker}": value for worker, value in enumerate(news.busy)}
     found |= {f"memory/{worker}": value for worker, value in enumerate(news.memory)}
+    found |= {f"use/{worker}": value for worker, value in enumerate(news.use) if value is not None}
     groups = Counter((row["split"], row["model"], row["by"], row["metric"]) for row in news.evaluations)
     for row in news.evaluations:
         if groups[row["split"], row["model"], row["by"], row["metric"]] <= MOST_GROUPS:
@@ -113,7 +115,7 @@ class WandbTracker:
         self.run, self.experiment, self.setting, self.folder = run, experiment, setting, folder
         self.artifacts = experiment.tracking.wandb is not None and experiment.tracking.wandb.artifacts
         run.define_metric("round", hidden=True)
-        for name in ("rounds", "timings", "busy", "memory", "evaluations", "samples"):
+        for name in ("rounds", "timings", "busy", "memory", "use", "evaluations", "samples"):
             run.define_metric(f"{name}/*", step_metric="round")
         for prefix, axis in AXES.items():
             run.define_metric(axis, hidden=True)

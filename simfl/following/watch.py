@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -17,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simfl.errors import RunError
-from simfl.following.progress import Status, duration, report
+from simfl.following.progress import Status, duration, report, size
 
 SILENT = 60.0  # seconds without a word after which a run may be dead
 EVERY = 0.5  # seconds between two looks at the log
@@ -39,6 +40,7 @@ class View:
     losses: dict[int, float] = field(default_factory=dict)  # by round of the run
     scores: dict[str, dict[int, float]] = field(default_factory=dict)  # by name, by round of the run
     times: dict[str, float] = field(default_factory=dict)  # seconds of the last round by what they went to
+    workers: str = ""  # what they made of their machines in the last round
     said: list[str] = field(default_factory=list)
 
     def hear(self, line: Mapping[str, Any]) -> None:
@@ -51,6 +53,7 @@ class View:
                 self.status.add(line)
                 self.phase = line["phase"]
                 self.times = {name: s for name, s in line.get("timings", {}).items() if s >= SHORT}
+                self.workers = _workers(line)
                 if line["loss"] is not None:
                     self.losses[line["step"]] = line["loss"]
             case "evaluated" if line["value"] is not None:
@@ -77,6 +80,16 @@ class View:
             return self.ended
         silent = now - self.last
         return "running" if silent < SILENT else f"no word for {duration(silent)}; it may be dead"
+
+
+def _workers(line: Mapping[str, Any]) -> str:
+    """Means over the workers, but the largest of their memories."""
+    if not line.get("busy") or not line.get("seconds"):
+        return ""
+    known = [use for use in line.get("use", ()) if use is not None]
+    gpus = [f"GPUs computed {mean(known):.0%} of the time"] if known else []
+    memory = [f"up to {size(max(line['memory']))} each"] if any(line.get("memory", ())) else []
+    return ", ".join([f"at work {min(1.0, mean(line['busy']) / line['seconds']):.0%}", *gpus, *memory])
 
 
 def _message(line: Mapping[str, Any]) -> str:
@@ -143,6 +156,8 @@ def picture(view: View, folder: Path, now: float) -> RenderableType:
     lines.append(_curves(view))
     if view.times:
         lines.append(Text("last round: " + ", ".join(f"{name} {duration(s)}" for name, s in view.times.items())))
+    if view.workers:
+        lines.append(Text(f"workers: {view.workers}"))
     lines += [Text(text) for text in view.said]
     if view.ended:
         lines += [Text(line) for line in _result(folder)]

@@ -78,18 +78,28 @@ def _workers(log: Sequence[dict[str, Any]]) -> str:
 
 
 def _use(log: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """How much of each round each worker (on GPUs: each GPU) was at work, and its memory at its highest, by round."""
+    """By round: each worker's share at work, the use of its GPU where that is known, its memory at its highest."""
     rounds = [line for line in log if line["event"] == "round" and line.get("memory")]
     if len(rounds) < 2:
         return
     count = min(max(len(line["memory"]) for line in rounds), MOST_LINES)
     use = [_course(rounds, w, lambda line, w: min(1.0, line["busy"][w] / line["seconds"])) for w in range(count)]
     memory = [_course(rounds, w, lambda line, w: line["memory"][w] / 1e9) for w in range(count)]
+    gpus = [_course(rounds, w, _gpu) for w in range(count)]
     yield "Share of each round at work", lines(use, "rounds", "share", number)
+    yield "Use of each worker's GPU", lines(gpus, "rounds", "share of the time", number)
     yield "Memory of GPU or process at its highest", lines(memory, "rounds", "GB", number)
 
 
-def _course(rounds: Sequence[dict[str, Any]], worker: int, value: Callable[[dict[str, Any], int], float]) -> Series:
-    """A worker's line, from the round in which it joined."""
-    points = [(float(line["step"]), value(line, worker)) for line in rounds if len(line["memory"]) > worker]
-    return Series(f"worker {worker}", points)
+def _gpu(line: dict[str, Any], worker: int) -> float | None:
+    use = line.get("use", ())
+    return use[worker] if worker < len(use) else None
+
+
+def _course(
+    rounds: Sequence[dict[str, Any]], worker: int, value: Callable[[dict[str, Any], int], float | None]
+) -> Series:
+    """A worker's line, from the round in which it joined; where a value is not known there is no point."""
+    here = [line for line in rounds if len(line["memory"]) > worker]
+    found = [(float(line["step"]), value(line, worker)) for line in here]
+    return Series(f"worker {worker}", [(step, v) for step, v in found if v is not None])

@@ -1,0 +1,52 @@
+"""How much of the time a worker's GPU computes, as NVML knows it (nvidia-ml-py); nothing where there is none."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from typing import Any
+
+import torch
+
+LOOK = 0.25  # seconds between two looks: NVML's own figure covers the last sixth of a second to a second
+
+
+class Gauge:
+    """One GPU, looked at when a piece of work ends."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._gpu = _gpu(str(torch.cuda.get_device_properties(device).uuid)) if device.type == "cuda" else None
+        self._looked, self._use = 0.0, None
+
+    def use(self) -> float | None:
+        """Share of the last moments in which the GPU ran anything, whoever's: 0 to 1; None where it is not known."""
+        now = time.monotonic()
+        if self._gpu is not None and now - self._looked >= LOOK:
+            self._looked, self._use = now, _use(self._gpu)
+        return self._use
+
+
+def _gpu(uuid: str) -> Any:
+    """NVML's name for a GPU; None without the package, a driver, or where NVML does not know such a GPU.
+
+    By UUID, since torch counts only the GPUs that a process was given.
+    """
+    if importlib.util.find_spec("pynvml") is None:
+        return None
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except pynvml.NVMLError:
+        return None
+
+
+def _use(gpu: Any) -> float | None:
+    """Read it; a slice of a shared GPU has no such figure."""
+    import pynvml
+
+    try:
+        return float(pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu) / 100
+    except pynvml.NVMLError:
+        return None
