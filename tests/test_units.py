@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from simfl.data.partition import Official
 from simfl.experiment import Experiment, Privacy
 from simfl.models.mlp import Mlp
-from simfl.privacy import clip_update
+from simfl.privacy import clip_updates
 from simfl.protocol import Weights
 from simfl.runs import checkpoint
 from simfl.runs.snapshot import Snapshot
@@ -101,7 +101,8 @@ def test_a_client_as_unit_is_clipped_whole(tmp_path: Path) -> None:
 
 
 def test_clipping_leaves_what_is_short_enough_and_a_zero_update_alone() -> None:
-    update = {"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}  # norm 5
-    assert_close(clip_update(update, 1.0), {"a": torch.tensor([0.6]), "b": torch.tensor([0.8])})
-    assert clip_update(update, 5.5) == update
-    assert clip_update({"a": torch.zeros(2)}, 1.0)["a"].tolist() == [0.0, 0.0]
+    updates = {"a": torch.tensor([[3.0], [0.3], [0.0]]), "b": torch.tensor([[4.0], [0.4], [0.0]])}  # norms 5, 0.5, 0
+    short, norms = clip_updates(updates, 1.0)
+    assert_close(norms, torch.tensor([5.0, 0.5, 0.0], dtype=torch.float64))
+    assert_close(short, {"a": torch.tensor([[0.6], [0.3], [0.0]]), "b": torch.tensor([[0.8], [0.4], [0.0]])})
+    assert torch.equal(short["a"][1:], updates["a"][1:])

@@ -6,7 +6,7 @@ milliseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,10 +15,11 @@ from torch import Tensor
 
 from simfl.cohort import batch, loop
 from simfl.cohort.beginning import Beginning, on_device
+from simfl.cohort.fold import Fold
 from simfl.cohort.plan import CohortPlan, VisitPlan, batches, places, poisson_batches, rates
-from simfl.cohort.stacking import mapped, row, row_like, stack
+from simfl.cohort.stacking import mapped, row_like, stack
 from simfl.cohort.stage import Item, Stage, Trained, visits
-from simfl.privacy.mechanism import Release
+from simfl.privacy.mechanism import Clipped, Mechanism, Release
 from simfl.protocol import Parts, State, Visit, Weights
 from simfl.seeds import seed_for
 from simfl.timing import timed
@@ -86,7 +87,7 @@ def train(
     """All these visits: one group, or where each client releases its units as one message, a group for each client."""
     if stage.mechanism is None or stage.mechanism.unit == "record":
         items = [_item(stage, plan, visit, *_units(visit)[0]) for visit in plans]
-        return _in_chunks(stage, plan, items, list(plans), memories, received, way)
+        return list(_in_chunks(stage, plan, items, list(plans), memories, received, way))
     return [_hidden(stage, plan, visit, memories, received, way) for visit in plans]
 
 
@@ -97,13 +98,14 @@ def _hidden(
 
     What the client remembers may follow from the release alone, so `trained` is what the server could know of it.
     """
-    assert stage.mechanism is not None
+    mechanism = stage.mechanism
+    assert mechanism is not None
     items = [_item(stage, plan, visit, unit, rows) for unit, rows in _units(visit)]
     groups = _in_chunks(stage, plan, items, [visit] * len(items), memories, received, way)
-    updates = [row(group.upload["weights"], k) for group in groups for k in range(len(group))]
-    release = stage.mechanism.release(updates if visit.units else [], received, (plan.phase, plan.round, visit.client))
+    units, first, losses = _summed(mechanism, groups, received)
+    name = (plan.phase, plan.round, visit.client)
+    release = mechanism.release(units if visit.units else None, received, name)
     parts = {part: {name: t[None] for name, t in tensors.items()} for part, tensors in release.parts.items()}
-    first, losses = groups[0].only(0), torch.cat([group.losses for group in groups])
     known = {name: received["weights"][name] + t for name, t in parts["weights"].items()}
     return replace(
         first,
@@ -113,6 +115,21 @@ def _hidden(
         losses=losses.double().mean()[None],
         release=replace(release, parts=parts),
     )
+
+
+def _summed(mechanism: Mechanism, groups: Iterator[Group], received: Parts) -> tuple[Clipped, Group, Tensor]:
+    """Units clipped and added up as they come, the first one as a group of its own, and all losses."""
+    fold, norms, losses, first = Fold(), list[Tensor](), list[Tensor](), None
+    for group in groups:
+        clipped = mechanism.clipped(group.upload["weights"], received)
+        fold.push(clipped.total, len(group))
+        norms.append(clipped.norms)
+        losses.append(group.losses)
+        first = first or group.only(0)
+    total = fold.total()
+    assert first is not None
+    assert total is not None
+    return Clipped(total, torch.cat(norms)), first, torch.cat(losses)
 
 
 def _units(visit: VisitPlan) -> list[tuple[int, np.ndarray]]:
@@ -128,16 +145,29 @@ def _in_chunks(
     memories: dict[int, State],
     received: Parts,
     way: str,
-) -> list[Group]:
-    """As many items at a time as the way takes."""
+) -> Iterator[Group]:
+    """As many items at a time as the way takes, trained when they are asked for."""
     size = len(items) if way == "batch" else 1
-    return [
-        _trained(stage, plan, items[first : first + size], owners[first : first + size], memories, received, way)
-        for first in range(0, len(items), size)
-    ]
+    for first in range(0, len(items), size):
+        yield _trained(stage, plan, items[first : first + size], owners[first : first + size], memories, received, way)
+
+
+def draw(stage: Stage, plans: Sequence[CohortPlan]) -> None:
+    """The batches of these cohorts, kept until they are trained; those that were kept before are dropped."""
+    if plans:
+        stage.drawn.clear()
+    for plan in plans:
+        for visit in plan.visits:
+            for unit, rows in _units(visit):
+                stage.drawn[plan.round, visit.client, unit] = _drawn(stage, plan, visit, unit, rows)
 
 
 def _item(stage: Stage, plan: CohortPlan, visit: VisitPlan, unit: int, rows: np.ndarray) -> Item:
+    ahead = stage.drawn.pop((plan.round, visit.client, unit), None)
+    return _drawn(stage, plan, visit, unit, rows) if ahead is None else ahead
+
+
+def _drawn(stage: Stage, plan: CohortPlan, visit: VisitPlan, unit: int, rows: np.ndarray) -> Item:
     phase, name = stage.phase, (stage.seed, "visit", plan.phase, plan.round, visit.client, unit)
     draw = poisson_batches if stage.mechanism is not None and stage.mechanism.unit == "record" else batches
     table = draw(rows, phase.local, *name, steps=visit.steps)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from simfl.cohort.stage import Item, Stage, call, inputs_of, tensors_for, with_task
 from simfl.privacy.noise import noised
-from simfl.privacy.units import SHORTER
+from simfl.privacy.units import factors, norms
 from simfl.protocol import Batch, MicroStep, Outputs, Parts, State, Visit, Weights
 
 
@@ -81,7 +81,5 @@ def of_each(
 
 def clipped_sum(each: Weights, clip: float) -> Weights:
     """The sum over examples ([B, …]) of gradients clipped to this norm over all tensors."""
-    squares = torch.stack([g.flatten(1).to(torch.float64).square().sum(1) for g in each.values()]).sum(0)
-    norms = squares.sqrt()
-    factors = torch.where(norms > clip, SHORTER * clip / norms, torch.ones_like(norms)).to(torch.float32)
-    return {name: torch.einsum("b,b...->...", factors.to(g.dtype), g) for name, g in each.items()}
+    scales = factors(norms(each), clip)
+    return {name: torch.einsum("b,b...->...", scales.to(g.dtype), g) for name, g in each.items()}

@@ -4,6 +4,6 @@
 `budget` knows an experiment's scheme (its `foresee` is what a plan shows), `statement` says it to people.
 """
 
-from simfl.privacy.units import clip_update
+from simfl.privacy.units import clip_updates
 
-__all__ = ["clip_update"]
+__all__ = ["clip_updates"]

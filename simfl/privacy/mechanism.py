@@ -18,16 +18,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from simfl.errors import PrivacyError
 from simfl.experiment import Privacy
 from simfl.privacy.noise import noised
-from simfl.privacy.units import clip_update, norm
+from simfl.privacy.units import clip_updates
 from simfl.protocol import Means, Parts, Weights
 from simfl.seeds import Name
-from simfl.weights import scale, tree_sum
+from simfl.weights import scale, stack_sum
 
 CLIP = "clip"  # the engine's own part: down goes the clip, up comes the count of units that it left alone
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """Units of one client after the clip."""
+
+    total: Weights  # their sum on a tree over their places
+    norms: Tensor  # [n], float64, of each before it was clipped
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,6 @@ class Release:
     """What may leave a client, and that it went through the mechanism."""
 
     parts: Parts
-    norms: tuple[float, ...] = ()  # of the units before they were clipped
 
     def admit(self, upload: Parts, where: str) -> None:
         """PrivacyError naming the first tensor of an upload that is not the released one itself."""
@@ -89,23 +97,27 @@ class Mechanism:
         """S in this round, as the client received it."""
         return float(received[CLIP]["norm"]) if CLIP in received else self.privacy.clip
 
-    def release(self, units: Sequence[Weights], received: Parts, name: tuple[Name, ...]) -> Release:
-        """One client's units as one message; nothing but noise where none was sampled."""
+    def clipped(self, updates: Weights, received: Parts) -> Clipped:
+        """The sum of n units' `updates` [n, …], each clipped to what the client was told."""
+        short, norms = clip_updates(updates, self.clip_of(received), self.copies)
+        return Clipped(stack_sum(short), norms)
+
+    def release(self, units: Clipped | None, received: Parts, name: tuple[Name, ...]) -> Release:
+        """One client's units as one message; nothing but noise where none was sampled (None)."""
         clip, own = self.clip_of(received), self.privacy.noise == "client"
-        norms = tuple(norm(unit, self.copies) for unit in units)
-        clipped = [unit if clip is None else clip_update(unit, clip, self.copies) for unit in units]
-        total = tree_sum(clipped) or {n: torch.zeros_like(t) for n, t in received["weights"].items()}
-        divisor = self.divisor(len(units))
+        total = units.total if units is not None else {n: torch.zeros_like(t) for n, t in received["weights"].items()}
+        divisor = self.divisor(0 if units is None else len(units.norms))
         if own and clip is not None:
             total = noised(total, self.update_multiplier * clip, ("noise", self.seed, *name), self.privacy.secure)
         parts: Parts = {"weights": scale(total, 1.0 / divisor)}
         if CLIP in received and clip is not None:
+            norms = received[CLIP]["norm"].new_zeros(0) if units is None else units.norms
             parts[CLIP] = self._count(norms, clip, own, divisor, name)
-        return Release(parts, norms)
+        return Release(parts)
 
-    def _count(self, norms: Sequence[float], clip: float, own: bool, divisor: float, name: tuple[Name, ...]) -> Weights:
+    def _count(self, norms: Tensor, clip: float, own: bool, divisor: float, name: tuple[Name, ...]) -> Weights:
         assert self.privacy.adaptive is not None
-        alone = {"left_alone": torch.tensor([sum(float(n <= clip) - 0.5 for n in norms)], dtype=torch.float32)}
+        alone = {"left_alone": ((norms <= clip).to(torch.float32) - 0.5).sum()[None]}
         if own:
             deviation = self.privacy.adaptive.count_noise * self.noise_multiplier
             alone = noised(alone, deviation, ("count", self.seed, *name), self.privacy.secure)

@@ -15,9 +15,10 @@ from simfl.debug.privacy_check import check, lines
 from simfl.experiment import AdaptiveClip, Experiment, Privacy
 from simfl.privacy import mechanism, noise
 from simfl.privacy.measured import Measured
-from simfl.privacy.mechanism import Mechanism, Release
+from simfl.privacy.mechanism import Clipped, Mechanism, Release
+from simfl.privacy.units import factors, norms
 from simfl.protocol import Parts, Weights
-from simfl.weights import scale, tree_sum
+from simfl.weights import stack_sum
 
 GROUPS = Privacy(clip=0.05, groups_per_client=2, noise_multiplier=1.0)
 
@@ -59,7 +60,7 @@ def test_other_mechanisms_pass(name: str, tmp_path: Path) -> None:
     assert broken(tmp_path, algorithm=algorithm, privacy=privacy) == []
 
 
-REAL_NOISED, REAL_RELEASE, REAL_CLIP = noise.noised, Mechanism.release, mechanism.clip_update
+REAL_NOISED, REAL_RELEASE, REAL_CLIP = noise.noised, Mechanism.release, mechanism.clip_updates
 
 
 def off_by_k(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,26 +71,25 @@ def off_by_k(monkeypatch: pytest.MonkeyPatch) -> None:
 def clip_on_the_wrong_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     """The norm of one tensor decides for all."""
 
-    def clip(update: Weights, limit: float, copies: Any = None) -> Weights:
-        name = "head.bias"
-        clipped = REAL_CLIP({name: update[name]}, limit)
-        factor = float(clipped[name].norm() / update[name].norm())
-        return scale(update, factor)
+    def clip(updates: Weights, limit: float, copies: Any = None) -> tuple[Weights, torch.Tensor]:
+        lengths = norms({"head.bias": updates["head.bias"]})
+        scales = factors(lengths, limit)
+        return {n: t * scales.reshape(-1, *[1] * (t.dim() - 1)) for n, t in updates.items()}, lengths
 
-    monkeypatch.setattr(mechanism, "clip_update", clip)
+    monkeypatch.setattr(mechanism, "clip_updates", clip)
 
 
 def noise_before_clip(monkeypatch: pytest.MonkeyPatch) -> None:
     """Units are noised, then clipped: what is released is no Gaussian around the clipped sum."""
 
-    def release(self: Mechanism, units: Any, received: Parts, name: Any) -> Release:
-        clip = self.privacy.clip or 1.0
-        noisy = [REAL_NOISED(u, self.noise_multiplier * clip, ("noise", *name, k)) for k, u in enumerate(units)]
-        total = tree_sum([REAL_CLIP(u, clip) for u in noisy])
-        assert total is not None
-        return Release({"weights": scale(total, 1 / self.divisor(len(units)))})
+    def clip(self: Mechanism, updates: Weights, received: Parts) -> Clipped:
+        limit = self.clip_of(received) or 1.0
+        noisy = REAL_NOISED(updates, self.noise_multiplier * limit, ("noise",))
+        short, lengths = REAL_CLIP(noisy, limit)
+        return Clipped(stack_sum(short), lengths)
 
-    monkeypatch.setattr(Mechanism, "release", release)
+    monkeypatch.setattr(Mechanism, "clipped", clip)
+    monkeypatch.setattr(mechanism, "noised", lambda tensors, *rest: tensors)
 
 
 def sampled_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,12 +98,16 @@ def sampled_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulation, "sample_groups", lambda *args: [real(*args)[0]] * 2)
 
 
+def _drawn(draw: noise.Draw, tensor: str, like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(draw(tensor, 0, like.numel())).float().view(like.shape)
+
+
 def seed_reused_over_phases(monkeypatch: pytest.MonkeyPatch) -> None:
     """A seed of round and client alone."""
 
     def noised(tensors: Weights, deviation: float, name: tuple, secure: bool = False) -> Weights:
         draw = noise.seeded(*(n for k, n in enumerate(name) if k != 2))  # without the phase, or what it is added to
-        return {k: t + deviation * torch.from_numpy(draw(k, tuple(t.shape))).float() for k, t in tensors.items()}
+        return {k: t + deviation * _drawn(draw, k, t) for k, t in tensors.items()}
 
     monkeypatch.setattr(mechanism, "noised", noised)
 
@@ -113,7 +117,7 @@ def seed_reused_over_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def noised(tensors: Weights, deviation: float, name: tuple, secure: bool = False) -> Weights:
         draw = noise.seeded(*name)
-        return {k: t + deviation * torch.from_numpy(draw("", tuple(t.shape))).float() for k, t in tensors.items()}
+        return {k: t + deviation * _drawn(draw, "", t) for k, t in tensors.items()}
 
     monkeypatch.setattr(mechanism, "noised", noised)
 
@@ -124,7 +128,7 @@ def frozen_tensors_noised(monkeypatch: pytest.MonkeyPatch) -> None:
     def release(self: Mechanism, units: Any, received: Parts, name: Any) -> Release:
         out = REAL_RELEASE(self, units, received, name)
         received["weights"]["frozen"] = torch.zeros(8)
-        return Release({"weights": {**out.parts["weights"], "frozen": torch.randn(8)}}, out.norms)
+        return Release({"weights": {**out.parts["weights"], "frozen": torch.randn(8)}})
 
     monkeypatch.setattr(Mechanism, "release", release)
 

@@ -17,12 +17,14 @@ from simfl.algorithms.fedavg import FedAvg
 from simfl.codecs import CODECS
 from simfl.cohort import group
 from simfl.cohort.observer import Observer
+from simfl.cohort.stacking import stack
 from simfl.errors import ClientError, PrivacyError
 from simfl.experiment import AdaptiveClip, Codecs, Privacy
-from simfl.privacy import clip_update, noise
+from simfl.privacy import clip_updates, noise
 from simfl.privacy.mechanism import CLIP, Mechanism, Release
-from simfl.privacy.units import norm
+from simfl.privacy.units import norms
 from simfl.protocol import Means, Parts, State, Visit, Weights
+from simfl.weights import tree_sum
 
 D = 200_000  # values: a standard deviation is known to 1/√(2 D) = 0.16 %
 
@@ -38,8 +40,13 @@ def along(k: int, length: float) -> Weights:
     return {"w": update}
 
 
+def release(mechanism: Mechanism, units: list[Weights], received: Parts, name: tuple = (0, 0, 0)) -> Release:
+    clipped = mechanism.clipped(stack(units), received) if units else None
+    return mechanism.release(clipped, received, name)
+
+
 def released(units: list[Weights], name: tuple = (0, 0, 0), sigma: float = 0.0, **privacy: Any) -> Weights:
-    return Mechanism(Privacy(**privacy), sigma).release(units, received(), name).parts["weights"]
+    return release(Mechanism(Privacy(**privacy), sigma), units, received(), name).parts["weights"]
 
 
 def test_each_unit_is_clipped_before_they_are_summed_and_divided() -> None:
@@ -64,7 +71,7 @@ def test_a_message_carries_sigma_times_clip_over_m_however_many_units_there_were
 def test_central_noise_leaves_messages_bare_and_is_of_the_average() -> None:
     # K = 2 clients, M = 4 groups: sigma·S / (K M)
     mechanism = Mechanism(Privacy(clip=0.5, groups_per_client=4, noise="central"), 1.2)
-    message = mechanism.release([along(0, 3.0)], received(), (0, 0, 0)).parts
+    message = release(mechanism, [along(0, 3.0)], received()).parts
     assert int((message["weights"]["w"] != 0).sum()) == 1
     means = mechanism.averaged(Means(message, {}, 2, 2, 2.0), [1, 1], 2.0, received(), (0, 0, "server"))
     assert means is not None
@@ -111,6 +118,24 @@ def test_a_retry_that_comes_out_otherwise_has_noise_of_its_own() -> None:
     assert abs(correlation) < 6 / math.sqrt(D)
 
 
+@pytest.mark.parametrize("secure", [False, True])
+def test_pieces_of_a_tensor_have_noise_of_their_own(secure: bool) -> None:
+    drawn = noise.noised({"w": torch.zeros(3 * noise.PIECE + 5)}, 1.0, ("noise",), secure)["w"]
+    assert len(drawn.unique()) > 0.95 * len(drawn)  # float32 has fewer values than that near zero
+    a, b, c = (drawn[k * noise.PIECE : (k + 1) * noise.PIECE] for k in range(3))
+    for x, y in ((a, b), (b, c), (a, c)):
+        assert abs(float((x * y).mean())) < 6 / math.sqrt(noise.PIECE)
+
+
+def test_noise_keeps_shapes_types_and_what_it_is_added_to() -> None:
+    given = {"a": torch.full((3, 4), 2.0).T, "b": torch.full((5,), 3.0, dtype=torch.float64), "c": torch.tensor(1.0)}
+    out = noise.noised(given, 1e-9, ("noise",))
+    assert {name: (t.dtype, t.shape) for name, t in out.items()} == {n: (t.dtype, t.shape) for n, t in given.items()}
+    assert_close(out, given)
+    assert out["b"].tolist() != given["b"].tolist()
+    assert given["b"].tolist() == [3.0] * 5
+
+
 def test_secure_noise_is_gaussian_and_never_the_same() -> None:
     zero = {"w": torch.zeros(D)}
     a, b = (noise.noised(zero, 1.0, ("noise",), secure=True)["w"].double().numpy() for _ in range(2))
@@ -122,18 +147,64 @@ def test_secure_noise_is_gaussian_and_never_the_same() -> None:
 
 def test_tied_weights_count_in_the_norm_once_or_for_each_name() -> None:
     # embedding 3 with two further names, head 4: √(9 + 16) = 5; √(3·9 + 16) = 6.557
-    update = {"embedding": torch.tensor([3.0]), "head": torch.tensor([4.0])}
-    assert norm(update) == pytest.approx(5.0)
-    assert norm(update, {"embedding": 2}) == pytest.approx(math.sqrt(43))
-    assert_close(clip_update(update, 1.0, {"embedding": 2})["head"], torch.tensor([4 / math.sqrt(43)]))
+    updates = {"embedding": torch.tensor([[3.0]]), "head": torch.tensor([[4.0]])}
+    assert norms(updates).tolist() == pytest.approx([5.0])
+    assert norms(updates, {"embedding": 2}).tolist() == pytest.approx([math.sqrt(43)])
+    short, _ = clip_updates(updates, 1.0, {"embedding": 2})
+    assert_close(short["head"], torch.tensor([[4 / math.sqrt(43)]]))
 
 
 def test_what_was_clipped_is_never_longer_than_the_clip() -> None:
+    lengths = torch.tensor([0.4999999, 0.5, 0.5000001, 7.0, 1e6], dtype=torch.float64)
+    updates = side_by_side(len(lengths))
+    scales = lengths / norms(updates)
+    updates = {name: (t.double() * scales.reshape(-1, *[1] * (t.dim() - 1))).float() for name, t in updates.items()}
+    short, _ = clip_updates(updates, 0.5)
+    assert float(norms(short).max()) <= 0.5
+
+
+SHAPES = {"scalar": (), "bias": (7,), "kernel": (16, 3, 5, 5), "wide": (300, 401)}  # the last is more than a piece
+
+
+def side_by_side(n: int) -> Weights:
     generator = torch.Generator().manual_seed(3)
-    for length in (0.4999999, 0.5, 0.5000001, 7.0, 1e6):
-        update = {"a": torch.randn(1000, generator=generator), "b": torch.randn(50, generator=generator)}
-        update = {name: t * (length / norm(update)) for name, t in update.items()}
-        assert norm(clip_update(update, 0.5)) <= 0.5
+    return {name: torch.randn(n, *shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+def plainly_clipped(update: Weights, limit: float) -> Weights:
+    """One unit, as written in every paper: Δ / max(1, ‖Δ‖ / S), S less 2^-22 of itself."""
+    squares = sum(float(t.double().square().sum()) for t in update.values())
+    factor = np.float32(limit * (1 - 2.0**-22) / math.sqrt(squares)) if squares > limit**2 else np.float32(1.0)
+    return {name: t * torch.tensor(factor) for name, t in update.items()}
+
+
+@pytest.mark.parametrize("clip", [None, 1.0, 350.0, 1e6])
+@pytest.mark.parametrize("n", [1, 2, 7, 50])
+def test_units_side_by_side_are_released_as_one_by_one(n: int, clip: float | None) -> None:
+    """To the bit: products and sums are element by element, and a norm in float64 is known far better than the float32
+    of its factor. (With several threads the float64 itself may differ in its last bit, its float32 all but never.)"""
+    updates, mechanism = side_by_side(n), Mechanism(Privacy(clip=clip), 0.0)
+    together = mechanism.clipped(updates, received())
+    alone = [mechanism.clipped({name: t[k : k + 1] for name, t in updates.items()}, received()) for k in range(n)]
+    assert torch.equal(together.norms, torch.cat([one.norms for one in alone]))
+    summed = tree_sum([one.total for one in alone])
+    units = [{name: t[k] for name, t in updates.items()} for k in range(n)]
+    plainly = tree_sum(units if clip is None else [plainly_clipped(unit, clip) for unit in units])
+    assert summed is not None
+    assert plainly is not None
+    for name, t in together.total.items():
+        assert torch.equal(t, summed[name])
+        assert torch.equal(t, plainly[name])
+
+
+def test_a_unit_that_is_not_finite_does_not_touch_the_others() -> None:
+    updates = side_by_side(3)
+    updates["bias"][1, 2] = math.inf
+    short, lengths = clip_updates(updates, 1.0)
+    alone, _ = clip_updates({name: t[2:] for name, t in updates.items()}, 1.0)
+    assert not math.isfinite(float(lengths[1]))
+    assert bool(short["bias"][1].isnan().any())  # so that the visit fails, and nothing of it is released
+    assert torch.equal(short["wide"][2], alone["wide"][0])
 
 
 # adaptive clipping
@@ -143,7 +214,7 @@ def test_the_clip_moves_towards_the_quantile() -> None:
     # three of four units were left alone: share 0.75, gamma 0.5, eta 0.2: times exp(−0.2·0.25)
     mechanism = Mechanism(Privacy(clip=1.0, groups_per_client=4, adaptive=AdaptiveClip()), 0.0)
     units = [along(k, length) for k, length in enumerate((0.1, 0.9, 1.0, 1.1))]
-    parts = mechanism.release(units, received(clip=1.0), (0, 0, 0)).parts
+    parts = release(mechanism, units, received(clip=1.0)).parts
     assert parts[CLIP]["left_alone"].item() == pytest.approx(0.75 - 0.5)
     means = Means(parts, {}, 1, 1, 1.0)
     assert mechanism.next_clip(1.0, means) == pytest.approx(math.exp(-0.2 * 0.25))
@@ -159,7 +230,7 @@ def test_the_count_is_paid_for_by_more_noise_on_the_updates() -> None:
 
 def test_the_clip_received_is_the_clip_used() -> None:
     mechanism = Mechanism(Privacy(clip=1.0, groups_per_client=1, adaptive=AdaptiveClip()), 0.0)
-    sent = mechanism.release([along(0, 3.0)], received(clip=0.25), (0, 0, 0)).parts["weights"]["w"]
+    sent = release(mechanism, [along(0, 3.0)], received(clip=0.25)).parts["weights"]["w"]
     assert float(sent[0]) == pytest.approx(0.25)
 
 
@@ -167,15 +238,15 @@ def test_the_clip_received_is_the_clip_used() -> None:
 
 
 def test_a_tensor_that_did_not_come_from_the_mechanism_may_not_leave() -> None:
-    release = Mechanism(Privacy(clip=0.5, groups_per_client=1), 1.0).release([along(0, 1.0)], received(), (0, 0, 0))
-    release.admit(release.parts, "client 3")
-    copied = {"weights": {"w": release.parts["weights"]["w"].clone()}}
+    receipt = release(Mechanism(Privacy(clip=0.5, groups_per_client=1), 1.0), [along(0, 1.0)], received())
+    receipt.admit(receipt.parts, "client 3")
+    copied = {"weights": {"w": receipt.parts["weights"]["w"].clone()}}
     with pytest.raises(PrivacyError, match="client 3: weights w was not clipped and noised"):
-        release.admit(copied, "client 3")
+        receipt.admit(copied, "client 3")
     with pytest.raises(PrivacyError, match="control w"):
-        release.admit({**release.parts, "control": along(0, 1.0)}, "client 3")
+        receipt.admit({**receipt.parts, "control": along(0, 1.0)}, "client 3")
     with pytest.raises(PrivacyError):
-        Release({}).admit(release.parts, "client 3")
+        Release({}).admit(receipt.parts, "client 3")
 
 
 class Leaky(FedAvg):
