@@ -197,6 +197,28 @@ def test_units_side_by_side_are_released_as_one_by_one(n: int, clip: float | Non
         assert torch.equal(t, plainly[name])
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_clips_without_a_word_to_its_host_and_to_rounding_as_a_cpu() -> None:
+    updates, mechanism = side_by_side(50), Mechanism(Privacy(clip=350.0), 0.0)
+    there = {name: t.cuda() for name, t in updates.items()}
+    torch.cuda.set_sync_debug_mode("error")  # whatever waits for the GPU raises
+    try:
+        found = mechanism.clipped(there, received())
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    expected = mechanism.clipped(updates, received())
+    assert_close(found.norms.cpu(), expected.norms, rtol=1e-13, atol=0.0)
+    assert_close({name: t.cpu() for name, t in found.total.items()}, expected.total, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_what_lies_on_a_gpu_gets_the_noise_that_it_would_get_on_a_cpu() -> None:
+    given = {name: t[0] for name, t in side_by_side(1).items()} | {"d": torch.zeros(3, dtype=torch.float64)}
+    there = noise.noised({name: t.cuda() for name, t in given.items()}, 1.3, ("noise", 1))
+    here = noise.noised(given, 1.3, ("noise", 1))
+    assert all(t.is_cuda and torch.equal(t.cpu(), here[name]) for name, t in there.items())
+
+
 def test_a_unit_that_is_not_finite_does_not_touch_the_others() -> None:
     updates = side_by_side(3)
     updates["bias"][1, 2] = math.inf
