@@ -17,7 +17,9 @@ FORMS = ("markdown", "csv", "latex")
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), help="Folder of the sweep.  [default: runs/NAME, or NAME-2, …]")
+@click.option(
+    "--out", help="Folder of the sweep, or a URL such as s3://bucket/NAME.  [default: runs/NAME, or NAME-2, …]"
+)
 @click.option("--resume", is_flag=True, help="Go on: what is done stays, what was cut goes on, what failed is retried.")
 @options.placed(
     "ray: a run on each CPU or GPU; inline: one after the other in this process.", "Runs at a time, with Ray."
@@ -27,7 +29,7 @@ FORMS = ("markdown", "csv", "latex")
 @options.overrides("For all runs; also seeds=[1], grid.PATH=[…].")
 def sweep(
     file: Path,
-    out: Path | None,
+    out: str | None,
     resume: bool,
     backend: str,
     workers: str | None,
@@ -47,15 +49,17 @@ def sweep(
     from simfl.sweeps import sweep
     from simfl.sweeps.view import Board
 
-    folder = out or sweep.folder_of(found.name, resume)
+    place = out or sweep.folder_of(found.name, resume)
     with Board() as board:
-        outcomes = sweep.run(found, folder, backend, number, address, resume, board)
-    click.echo((folder / "table.md").read_text())
+        outcomes = sweep.run(found, place, backend, number, address, resume, board)
+    click.echo(board.table)
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     for outcome in failed:
-        click.echo(f"{outcome.label} failed: {outcome.error}; see {folder / 'runs' / outcome.label / 'error.txt'}")
+        click.echo(f"{outcome.label} failed: {outcome.error}; see {board.place}/runs/{outcome.label}/error.txt")
     interrupted = any(outcome.status == "interrupted" for outcome in outcomes)
-    click.echo(f"everything is in {folder}" + ("; to go on: the same command with --resume" if interrupted else ""))
+    click.echo(
+        f"everything is in {board.place}" + ("; to go on: the same command with --resume" if interrupted else "")
+    )
     return INTERRUPTED if interrupted else FAILED if failed else 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,19 +29,52 @@ def is_url(out: object) -> bool:
     return bool(URL.match(str(out)))
 
 
+def read(url: str) -> bytes | None:
+    """What a file at a URL holds; None if there is none. RunError where the place does not answer."""
+    system, path = _system(url)
+    try:
+        content: bytes = system.cat_file(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RunError(f"{url}: {error}") from error
+    return content
+
+
+def write(url: str, content: bytes) -> None:
+    """Put a file at a URL. RunError where the place does not take it."""
+    system, path = _system(url)
+    try:
+        system.makedirs(system._parent(path), exist_ok=True)
+        system.pipe_file(path, content)
+    except OSError as error:
+        raise RunError(f"{url}: {error}") from error
+
+
+def remove(url: str) -> None:
+    """Take away a file at a URL, if there is one."""
+    system, path = _system(url)
+    try:
+        system.rm_file(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RunError(f"{url}: {error}") from error
+
+
 @contextmanager
-def mirrored(url: str, cache: Path) -> Iterator[Mirror]:
+def mirrored(url: str, cache: Path, without: Collection[str] = ()) -> Iterator[Mirror]:
     """The mirror of a URL; its folder lies under `cache` and holds at first what the URL holds, and nothing else.
 
-    ConfigError where the scheme is not known; RunError where the place does not answer, or another process of this
-    machine is at work on it.
+    `without`: names of folders that stay at the URL. ConfigError where the scheme is not known; RunError where the
+    place does not answer, or another process of this machine is at work on it.
     """
     name = f"{url.rstrip('/').rpartition('/')[2]}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
     base = cache / "mirrored" / name
     files.make_folder(base)
     with files.locked(base):
         mirror = Mirror(url.rstrip("/"), base / "run")
-        mirror.pull()
+        mirror.pull(without)
         yield mirror
 
 
@@ -53,15 +86,18 @@ class Mirror:
     folder: Path
     copied: dict[str, tuple[int, int]] = field(default_factory=dict)  # file -> size and time when it was copied
 
-    def pull(self) -> None:
-        """Make the folder what the copy is."""
+    def pull(self, without: Collection[str] = ()) -> None:
+        """Make the folder what the copy is, but for folders of these names."""
         shutil.rmtree(self.folder, ignore_errors=True)
         files.make_folder(self.folder)
         system, root = self._system()
+        system.invalidate_cache()  # another machine may have written there
         try:
             found = sorted(system.find(root)) if system.exists(root) else []
             for path in found:
                 name = path[len(root) :].lstrip("/")
+                if not set(without).isdisjoint(name.split("/")[:-1]):
+                    continue
                 target = self.folder / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 system.get_file(path, str(target))
@@ -88,14 +124,18 @@ class Mirror:
             raise RunError(f"{self.url}: {error}") from error
 
     def _system(self) -> tuple[Any, str]:
-        """The file system behind the URL, and the folder's path in it."""
-        import fsspec
+        return _system(self.url)
 
-        try:
-            system, root = fsspec.core.url_to_fs(self.url)
-        except (ImportError, ValueError) as error:
-            raise ConfigError(f"--out: {self.url}: {error}") from None
-        return system, root.rstrip("/")
+
+def _system(url: str) -> tuple[Any, str]:
+    """The file system behind a URL, and the path in it."""
+    import fsspec
+
+    try:
+        system, root = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"--out: {url}: {error}") from None
+    return system, root.rstrip("/")
 
 
 def _counts(path: Path) -> bool:

@@ -46,10 +46,12 @@ def fork(
     step: int,
     shared: dict[str, Any] | None = None,
     say: Say = lambda text: None,
+    home: str = "",
 ) -> None:
     """Make `target` a run of `experiment` that stands after `step` rounds of `source`; `simfl run --resume` goes on.
 
-    ConfigError for an experiment that cannot have come there, RunError for a source that cannot be gone on from.
+    `home`: where the source is to be found, if not in its folder. ConfigError for an experiment that cannot have come
+    there, RunError for a source that cannot be gone on from.
     """
     _check(source, experiment, step)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -62,7 +64,7 @@ def fork(
         stage = setting.stage(snapshot.phase, len(partition))
         snapshot = _adapted(source, snapshot, stage, partition, manifest_sha256(text), say)
         facts = manifest(identity, setting.dataset.sha256, manifest_sha256(text))
-        origin = {"folder": str(source.folder), "step": step, "weights_sha256": snapshot.weights_sha256}
+        origin = {"folder": home or str(source.folder), "step": step, "weights_sha256": snapshot.weights_sha256}
         facts["forked"] = origin
         _write(source, target, experiment, facts, text, snapshot, memory)
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from simfl import files, simulation
+from simfl import simulation
 from simfl.errors import SimflError
 from simfl.experiment import Experiment
 from simfl.runs.results import ERROR, Run, summary_of
 from simfl.sweeps.fork import fork
+from simfl.sweeps.place import Place
 
-STOP = "stop"  # a file in a run's folder: the run ends before its next round, and the word in it is its status
+STOP = "stop"  # a file where a run lies: the run ends before its next round, and the word in it is its status
+PAUSE = 5.0  # seconds between two looks for that file where it is not on a disk
 
 
 @dataclass(frozen=True)
@@ -22,8 +24,8 @@ class Job:
 
     label: str
     experiment: Experiment
-    folder: Path
-    after: Path | None = None  # a run of fewer rounds that this one goes on from, if it was completed
+    place: Place
+    after: Place | None = None  # a run of fewer rounds that this one goes on from, if it was completed
 
 
 @dataclass(frozen=True)
@@ -37,18 +39,17 @@ class Outcome:
 
 def perform(job: Job, shared: dict[str, Any], display: Any = None) -> Outcome:
     """Run to the end, from the last commit if there is one. Whatever goes wrong is this run's alone."""
-    (job.folder / STOP).unlink(missing_ok=True)
-    (job.folder / ERROR).unlink(missing_ok=True)
     try:
+        for name in (STOP, ERROR):
+            job.place.remove(name)
         _begin(job, shared)
-        resume = (job.folder / "experiment.yaml").exists()
         summary = simulation.run(
             job.experiment,
-            job.folder,
+            job.place.url or job.place.folder,
             "inline",
-            resume=resume,
+            resume=_begun(job),
             display=display,
-            until=lambda: asked(job.folder),
+            until=Until(job.place),
             shared=shared,
         )
     except Exception as error:
@@ -57,31 +58,43 @@ def perform(job: Job, shared: dict[str, Any], display: Any = None) -> Outcome:
     return Outcome(job.label, summary["status"])
 
 
+def _begun(job: Job) -> bool:
+    return bool(job.place.read("experiment.yaml"))
+
+
 def _begin(job: Job, shared: dict[str, Any]) -> None:
     """Take over the rounds that a shorter run has done already."""
-    if job.after is not None and not (job.folder / "experiment.yaml").exists():
-        summary = summary_of(job.after) or {}
+    if job.after is None or _begun(job):
+        return
+    with job.after.opened() as source:
+        summary = summary_of(source) or {}
         if summary.get("status") == "completed":
-            fork(Run(job.after), job.folder, job.experiment, summary["rounds"], shared)
+            with job.place.filled() as target:
+                fork(Run(source), target, job.experiment, summary["rounds"], shared, home=str(job.after))
 
 
 def failed(job: Job, error: Exception) -> Outcome:
-    """The outcome of a run that raised; all that is known of it stands in its folder."""
+    """The outcome of a run that raised; all that is known of it stands where the run lies."""
     lines = str(error).strip().splitlines() or [""]
     named = [] if isinstance(error, SimflError) else [f"{type(error).__name__}:"]
     line = " ".join([*named, lines[0], *lines[1:][-1:]])  # what a client's failure was, its traceback says last
-    text = "".join(traceback.format_exception(error))
-    files.make_folder(job.folder)
-    files.write(job.folder / ERROR, lambda file: file.write(f"{line}\n\n{text}".encode()))
+    job.place.write(ERROR, f"{line}\n\n{''.join(traceback.format_exception(error))}")
     return Outcome(job.label, "failed", line)
 
 
-def ask(folder: Path, status: str) -> None:
-    """Have the run in a folder end before its next round."""
-    files.write(folder / STOP, lambda file: file.write(status.encode()))
+class Until:
+    """Whether a run is asked to end: its status, or an empty word."""
+
+    def __init__(self, place: Place) -> None:
+        self.place, self.next_look = place, 0.0
+
+    def __call__(self) -> str:
+        if time.monotonic() < self.next_look:
+            return ""
+        self.next_look = time.monotonic() + (PAUSE if self.place.url else 0.0)
+        return self.place.read(STOP).strip()
 
 
-def asked(folder: Path) -> str:
-    """The status with which a run is asked to end; empty if it is not."""
-    path = folder / STOP
-    return path.read_text().strip() or "interrupted" if path.exists() else ""
+def ask(place: Place, status: str) -> None:
+    """Have the run that lies there end before its next round."""
+    place.write(STOP, status)

@@ -62,9 +62,10 @@ class Seat:
         self.shared: dict[str, Any] = {}
 
     def perform(self, job: Job) -> Outcome:
-        if not job.folder.parent.is_dir():
-            where = f"{platform.node()} does not see {job.folder.parent}"
-            return Outcome(job.label, "failed", f"{where}: a sweep needs a folder that all machines of Ray share")
+        if not job.place.url and not job.place.folder.parent.is_dir():
+            where = f"{platform.node()} does not see {job.place.folder.parent}"
+            why = "a sweep needs a folder that all machines of Ray share, or a URL"
+            return Outcome(job.label, "failed", f"{where}: {why}")
         return perform(job, self.shared)
 
 

@@ -17,7 +17,7 @@ from simfl.runs.results import summary_of
 
 if TYPE_CHECKING:
     from simfl.sweeps.job import Outcome
-    from simfl.sweeps.sweep import Standing
+    from simfl.sweeps.standing import Standing
 
 STYLES = {"completed": "green", "stopped": "yellow", "failed": "bold red", "interrupted": "yellow", "waiting": "dim"}
 SPARE = 6  # lines of the terminal that are not the table's
@@ -27,7 +27,8 @@ class Board:
     """Shows how the runs stand; used in a `with` block, it gives the terminal back however the sweep ends."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console, self.began, self.said = console or Console(stderr=True), time.monotonic(), False
+        self.console, self.said = console or Console(stderr=True), False
+        self.place, self.table = "", ""  # of the results, when they are written
         self.live = Live(console=self.console, auto_refresh=False)
 
     def __enter__(self) -> Board:
@@ -59,11 +60,15 @@ class Board:
         done = len(standing.outcomes)
         self.message(f"[{done}/{len(standing.sweep.points)}] {outcome.label}: {_told(standing, outcome)}")
 
+    def finished(self, standing: Standing) -> None:
+        """Keep the results, for whoever prints them."""
+        self.place, self.table = str(standing.place), (standing.place.folder / "table.md").read_text()
+
     def _announce(self, standing: Standing) -> None:
         if not self.said:
             self.said = True
             done = f", {len(standing.before)} of them done already" if standing.before else ""
-            self.message(f"{standing.sweep.name}: {len(standing.sweep.points)} runs{done}, in {standing.folder}")
+            self.message(f"{standing.sweep.name}: {len(standing.sweep.points)} runs{done}, in {standing.place}")
 
 
 def _told(standing: Standing, outcome: Outcome) -> str:
@@ -71,7 +76,7 @@ def _told(standing: Standing, outcome: Outcome) -> str:
         return f"failed: {outcome.error}"
     view = standing.views.get(outcome.label, View())
     parts = [outcome.status, *(f"{name} {_last(v):.4f}" for name, v in view.scores.items())]
-    summary = summary_of(standing.folder / "runs" / outcome.label)
+    summary = summary_of(standing.place_of(outcome.label).folder)
     if summary is not None:
         parts += [size(summary["bytes"]["total"]), duration(summary["seconds"]["total"])]
     return ", ".join(parts)

@@ -18,7 +18,10 @@ from simfl.optimizers.schedules import Cosine
 from simfl.runs import tables
 from simfl.sweeps import sweep
 from simfl.sweeps.file import Median, Point, Stop, Sweep
-from simfl.sweeps.job import Job, Outcome, ask, asked
+from simfl.sweeps.job import Job, Outcome, Until, ask
+from simfl.sweeps.place import Place
+from simfl.sweeps.standing import Standing
+from simfl.sweeps.stopping import behind
 
 BASE = experiment(rounds=2, evaluate=Evaluate(samples=0))
 
@@ -164,22 +167,24 @@ def test_a_run_that_falls_behind_is_ended(tmp_path: Path) -> None:
 def test_the_median_rule_by_hand() -> None:
     """At round 2 the others' means so far are .2, .4, .6 (that of the fourth, which is at round 1, does not count)."""
     others = [{0: 9.0, 1: 0.1, 2: 0.3}, {1: 0.4, 2: 0.4, 3: 0.9}, {1: 0.6, 2: 0.6}, {1: 0.9}]
-    assert sweep.behind({0: 9.0, 1: 0.39, 2: 0.3}, others, Median())
-    assert not sweep.behind({1: 0.4, 2: 0.1}, others, Median())
-    assert not sweep.behind({1: 0.39, 2: 0.3}, others, Median(after=3))
-    assert not sweep.behind({1: 0.39, 2: 0.3}, others, Median(least=4))
-    assert not sweep.behind({0: 0.1}, others, Median())
+    assert behind({0: 9.0, 1: 0.39, 2: 0.3}, others, Median())
+    assert not behind({1: 0.4, 2: 0.1}, others, Median())
+    assert not behind({1: 0.39, 2: 0.3}, others, Median(after=3))
+    assert not behind({1: 0.39, 2: 0.3}, others, Median(least=4))
+    assert not behind({0: 0.1}, others, Median())
 
 
 def test_a_run_is_asked_to_end_by_a_file(tmp_path: Path) -> None:
-    assert asked(tmp_path) == ""
-    ask(tmp_path, "stopped")
-    assert asked(tmp_path) == "stopped"
+    until = Until(Place(tmp_path))
+    assert until() == ""
+    ask(Place(tmp_path), "stopped")
+    assert until() == "stopped"
 
 
 def test_a_run_waits_for_the_one_that_it_goes_on_from(tmp_path: Path) -> None:
-    jobs = [Job("long", BASE, tmp_path / "long", after=tmp_path / "short"), Job("short", BASE, tmp_path / "short")]
-    standing = sweep.Standing(of(BASE), tmp_path, waiting=jobs)
+    long, short = Place(tmp_path / "long"), Place(tmp_path / "short")
+    jobs = [Job("long", BASE, long, after=short), Job("short", BASE, short)]
+    standing = Standing(of(BASE), Place(tmp_path), waiting=jobs)
     first = standing.next()
     assert first is not None
     assert first.label == "short"
@@ -214,3 +219,66 @@ def test_a_failed_run_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "f.yaml").write_text(json.dumps(given))
     assert main(["sweep", str(tmp_path / "f.yaml"), "--out", str(tmp_path / "s"), "--backend", "inline"]) == 1
     assert "seed-1 failed: client 3, phase 0, round 2" in capsys.readouterr().out
+
+
+URL = "memory://sweeps{}"
+
+
+def test_a_sweep_at_a_url_goes_on_from_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each machine has a cache of its own; the first one fails in b, the second finds a done and does b again."""
+    (tmp_path / "met").mkdir()
+    url = URL.format(tmp_path)
+    once = experiment(Faulty(folder=str(tmp_path / "met"), times=1), rounds=2)
+    labelled, begun, whole = of(BASE, once, with_rounds(4)), list[str](), simulation.run
+    monkeypatch.setenv("SIMFL_CACHE", str(tmp_path / "one"))
+    assert statuses(sweep.run(labelled, url, "inline")) == ["completed", "failed", "completed"]
+    assert Place(tmp_path, url).below("runs", "b").read("error.txt").startswith("client 3, phase 0, round 2")
+    monkeypatch.setenv("SIMFL_CACHE", str(tmp_path / "other"))
+    monkeypatch.setattr(simulation, "run", lambda one, *a, **k: (begun.append(one.name), whole(one, *a, **k))[1])
+    assert statuses(sweep.run(labelled, url, "inline", resume=True)) == ["completed"] * 3
+    assert begun == ["b"]
+    with pytest.raises(RunError, match=f"{url}: holds a sweep already"):
+        sweep.run(labelled, url, "inline")
+    for label, alone in (("a", BASE), ("c", with_rounds(4))):
+        run(replace(alone, name=label), tmp_path / "alone" / label)
+        with Place(tmp_path / label, f"{url}/runs/{label}").opened() as folder:
+            assert traces(folder) == traces(tmp_path / "alone" / label)
+    with Place(tmp_path / "s", url).opened() as folder:
+        rows = tables.rows(folder / "results.parquet")
+        assert [(row["label"], row["status"], row["folder"]) for row in rows] == [
+            (label, "completed", f"{url}/runs/{label}") for label in "abc"
+        ]
+        assert "\\begin{tabular}" in (folder / "table.tex").read_text()
+        assert not (folder / "runs" / "b" / "error.txt").exists()
+        forked = json.loads((folder / "runs" / "c" / "manifest.json").read_text())["forked"]
+        assert (forked["folder"], forked["step"]) == (f"{url}/runs/a", 2)
+
+
+def test_on_ray_workers_write_their_runs_to_the_url(tmp_path: Path, ray_session: None) -> None:
+    url = f"file://{tmp_path}/copy"
+    labelled = of(BASE, replace(BASE, seed=2))
+    assert statuses(sweep.run(labelled, url, "ray", workers=2)) == ["completed"] * 2
+    for point in labelled.points:
+        run(point.experiment, tmp_path / point.label)
+        assert traces(tmp_path / "copy" / "runs" / point.label) == traces(tmp_path / point.label)
+    assert (tmp_path / "copy" / "table.md").exists()
+
+
+def test_a_run_at_a_url_is_asked_to_end_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, clock = Place(tmp_path, URL.format(f"{tmp_path}/asked")), iter([0.0, 0.0, 1.0, 5.0, 5.0])
+    until = Until(place)
+    monkeypatch.setattr("simfl.sweeps.job.time.monotonic", lambda: next(clock))
+    assert until() == ""
+    ask(place, "stopped")
+    assert until() == ""  # it looks again after five seconds
+    assert until() == "stopped"
+
+
+def test_the_command_takes_a_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, url = tmp_path / "toys.yaml", URL.format(f"{tmp_path}/command")
+    file.write_text(json.dumps({**config.to_mapping(BASE), "seeds": [1]}))
+    assert main(["sweep", str(file), "--out", url, "--backend", "inline"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("| run | accuracy |")
+    assert said.out.endswith(f"everything is in {url}\n")
+    assert "[1/1] seed-1: completed, valid accuracy " in said.err
