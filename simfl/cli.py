@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import click
 
 from simfl import __version__
-from simfl.commands import data, inspection, options, partitions, sweeps
+from simfl.commands import data, inspection, options, partitions, submit, sweeps
 from simfl.errors import ClientError, SimflError
-from simfl.submit.command import submit
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,7 +53,7 @@ def commands(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for command in (*inspection.COMMANDS, *sweeps.COMMANDS, data.data, partitions.partition, submit):
+for command in (*inspection.COMMANDS, *sweeps.COMMANDS, data.data, partitions.partition, submit.submit):
     commands.add_command(command)
 
 

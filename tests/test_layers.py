@@ -30,7 +30,7 @@ LAYERS = (  # low to high; what stands in one line may import within the line, u
 )
 LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
 OWNERS = {  # an outside library, and the modules or packages that may import it
-    "click": ("cli", "commands", "submit.command"),
+    "click": ("cli", "commands"),
     "fsspec": ("runs.mirror",),
     "opacus": ("privacy",),
     "peft": ("models",),

@@ -97,7 +97,7 @@ def new(file: Path | None, template: str | None, as_list: bool) -> None:
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Where runs go.")
 @click.option("--ray/--no-ray", default=True, help="Start Ray, or join the one at --address, and look at it too.")
-@click.option("--address", help="Of a running Ray cluster.")
+@options.address
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(out: Path, ray: bool, address: str | None, as_json: bool) -> int:
     """Look for what would break or slow a run on this machine, and say the mend."""

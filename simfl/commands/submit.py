@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from simfl.commands import options
 from simfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 )
 @click.option("--out", help="Folder of the run or sweep, as the cluster sees it.  [slurm: runs/NAME, or NAME-2, …]")
 @click.option("--resume", is_flag=True, help="Go on with what lies in --out.")
-@click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="As with `run` and `sweep`.")
+@options.overrides("As with `run` and `sweep`.")
 @click.option(
     "--working-dir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -60,10 +61,10 @@ def submit(
     python: str | None,
     follow: bool,
     dry_run: bool,
-    **options: Any,
+    **chosen: Any,
 ) -> int:
     """Run the experiment or sweep in FILE on a cluster."""
-    where = _target(target, options)
+    where = _target(target, chosen)
     from simfl.submit.request import read
 
     if resume and out is None:
@@ -78,7 +79,7 @@ def submit(
     return where.submit(request, _say, follow)
 
 
-def _target(name: str, options: dict[str, Any]) -> Target:
+def _target(name: str, chosen: dict[str, Any]) -> Target:
     """What `--to` means, with the options it takes; ConfigError for one that it does not take."""
     from simfl.submit.kuberay import KubeRay
     from simfl.submit.ray_job import RunningRay
@@ -88,7 +89,7 @@ def _target(name: str, options: dict[str, Any]) -> Target:
     if name not in kinds and name != "auto" and "://" not in name:
         raise ConfigError(f"--to: {name!r}; allowed: ray://HOST, http://HOST:8265, auto, slurm, kuberay")
     kind = kinds.get(name, RunningRay)
-    given = {key: value for key, value in options.items() if value not in (None, ())}
+    given = {key: value for key, value in chosen.items() if value not in (None, ())}
     for key in given.keys() - {field.name for field in fields(kind)}:
         raise ConfigError(f"--{key}: has no effect with --to {name}")
     found: Target = kind(name) if kind is RunningRay else kind(**given)
