@@ -1,6 +1,6 @@
-"""RESULTS.md's tables from what was measured last: `python -m benchmarks.report`, after `make bench`.
+"""RESULTS.md's tables from what was measured last: `python -m benchmarks.report [MARK …]`, after `make bench`.
 
-`--note TEXT` says under which circumstances.
+Those of the named marks, or all. `--note TEXT` says under which circumstances.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import backbones, clients, gpu, memory
+from benchmarks import backbones, clients, gpu, memory, scaling
 from benchmarks.bench import LATEST
+from benchmarks.scaling_tables import gpus_table, nodes_table
 from benchmarks.systems import ENVIRONMENTS, REFERENCE, SYSTEMS
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
@@ -143,6 +144,8 @@ TABLES = (
     ("clients", clients.LATEST, clients_table),
     ("gpu", gpu.LATEST, gpu_table),
     ("backbones", backbones.LATEST, backbones_table),
+    ("nodes", scaling.LATEST, nodes_table),
+    ("gpus", scaling.LATEST, gpus_table),
 )
 
 
@@ -150,9 +153,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Put each table where its marks are, if it was measured here."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__.splitlines()[0])
     parser.add_argument("--note", default="", help="to be said beside the CPU table")
-    note = parser.parse_args(arguments).note
+    parser.add_argument("marks", nargs="*", default=[mark for mark, _, _ in TABLES], help="of tables; by default all")
+    given = parser.parse_args(arguments)
+    note, shown = given.note, [entry for entry in TABLES if entry[0] in given.marks]
     text = RESULTS.read_text()
-    for mark, source, table in TABLES:
+    for mark, source, table in shown:
         if not source.exists():
             print(f"{source.name} is not there: its table stays as it is")
             continue

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 LATEST = Path(__file__).parent / "scaling.json"
@@ -123,12 +123,19 @@ def one(case: Case) -> dict[str, Any]:
         "clients_per_second": (experiment.phases[0].clients_per_round or 0) / median(seconds[later]),
         "calls_share": median(w / s for w, s in zip(waited[later], seconds[later], strict=True)),
         "work_share": median(max(row["busy"]) / row["seconds"] for row in rounds[later]),
-        "workers_seen": sum(any(row["busy"][k] for row in rounds) for k in range(len(rounds[-1]["busy"]))),
+        "workers_seen": len(rounds[-1]["busy"]),
+        "gpu_use": _use(rounds[later]),
         "first_round_seconds": total - sum(seconds[1:]),
         "total_seconds": total,
         "state_sha256": summary["state_sha256"],
         "device": _device(),
     }
+
+
+def _use(rounds: list[dict[str, Any]]) -> float | None:
+    """The mean share of the time in which GPUs computed, where NVML tells."""
+    known = [use for row in rounds for use in row.get("use", ()) if use is not None]
+    return mean(known) if known else None
 
 
 def _device() -> str:
@@ -193,7 +200,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = json.loads(given.out.read_text()) if given.out.exists() else []
     for kind in given.kinds:
         cases, turns = plans[kind]()
-        rows = [row for row in rows if row["kind"] != kind]
+        works = {case.work for case in cases}
+        rows = [row for row in rows if row["kind"] != kind or row["work"] not in works]
         for turn in range(turns):
             for case in cases:
                 if (row := measure(kind, case, turn, given.limit)) is not None:
