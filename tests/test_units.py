@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from simfl.data.partition import Official
 from simfl.experiment import Experiment, Privacy
 from simfl.models.mlp import Mlp
-from simfl.privacy import clip_updates
+from simfl.privacy import clipped
 from simfl.protocol import Weights
 from simfl.runs import checkpoint
 from simfl.runs.snapshot import Snapshot
@@ -101,8 +101,10 @@ def test_a_client_as_unit_is_clipped_whole(tmp_path: Path) -> None:
 
 
 def test_clipping_leaves_what_is_short_enough_and_a_zero_update_alone() -> None:
-    updates = {"a": torch.tensor([[3.0], [0.3], [0.0]]), "b": torch.tensor([[4.0], [0.4], [0.0]])}  # norms 5, 0.5, 0
-    short, norms = clip_updates(updates, 1.0)
-    assert_close(norms, torch.tensor([5.0, 0.5, 0.0], dtype=torch.float64))
-    assert_close(short, {"a": torch.tensor([[0.6], [0.3], [0.0]]), "b": torch.tensor([[0.8], [0.4], [0.0]])})
-    assert torch.equal(short["a"][1:], updates["a"][1:])
+    # norms 5, 0.5 and 0; with a limit of 1 the first is (3, 4) / 5
+    updates = {"a": torch.tensor([[3.0], [0.3], [0.0]]), "b": torch.tensor([[4.0], [0.4], [0.0]])}
+    found = clipped(updates, 1.0)
+    assert_close(found.norms, torch.tensor([5.0, 0.5, 0.0], dtype=torch.float64))
+    assert_close(found.total, {"a": torch.tensor([0.9]), "b": torch.tensor([1.2])})
+    short = {name: t[1:] for name, t in updates.items()}
+    assert clipped(short, 1.0).total == {"a": torch.tensor([0.3]), "b": torch.tensor([0.4])}

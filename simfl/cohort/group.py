@@ -19,7 +19,8 @@ from simfl.cohort.fold import Fold
 from simfl.cohort.plan import CohortPlan, VisitPlan, batches, places, poisson_batches, rates
 from simfl.cohort.stacking import mapped, row_like, stack
 from simfl.cohort.stage import Item, Stage, Trained, visits
-from simfl.privacy.mechanism import Clipped, Mechanism, Release
+from simfl.privacy.mechanism import Mechanism, Release
+from simfl.privacy.units import Clipped
 from simfl.protocol import Parts, State, Visit, Weights
 from simfl.seeds import seed_for
 from simfl.timing import timed
@@ -121,9 +122,9 @@ def _summed(mechanism: Mechanism, groups: Iterator[Group], received: Parts) -> t
     """Units clipped and added up as they come, the first one as a group of its own, and all losses."""
     fold, norms, losses, first = Fold(), list[Tensor](), list[Tensor](), None
     for group in groups:
-        clipped = mechanism.clipped(group.upload["weights"], received)
-        fold.push(clipped.total, len(group))
-        norms.append(clipped.norms)
+        units = mechanism.clipped(group.upload["weights"], received)
+        fold.push(units.total, len(group))
+        norms.append(units.norms)
         losses.append(group.losses)
         first = first or group.only(0)
     total = fold.total()

@@ -4,6 +4,6 @@
 `budget` knows an experiment's scheme (its `foresee` is what a plan shows), `statement` says it to people.
 """
 
-from simfl.privacy.units import clip_updates
+from simfl.privacy.units import clipped
 
-__all__ = ["clip_updates"]
+__all__ = ["clipped"]

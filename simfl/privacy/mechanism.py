@@ -23,20 +23,12 @@ from torch import Tensor
 from simfl.errors import PrivacyError
 from simfl.experiment import Privacy
 from simfl.privacy.noise import noised
-from simfl.privacy.units import clip_updates
+from simfl.privacy.units import Clipped, clipped
 from simfl.protocol import Means, Parts, Weights
 from simfl.seeds import Name
-from simfl.weights import scale, stack_sum
+from simfl.weights import scale
 
 CLIP = "clip"  # the engine's own part: down goes the clip, up comes the count of units that it left alone
-
-
-@dataclass(frozen=True)
-class Clipped:
-    """Units of one client after the clip."""
-
-    total: Weights  # their sum on a tree over their places
-    norms: Tensor  # [n], float64, of each before it was clipped
 
 
 @dataclass(frozen=True)
@@ -99,8 +91,7 @@ class Mechanism:
 
     def clipped(self, updates: Weights, received: Parts) -> Clipped:
         """The sum of n units' `updates` [n, …], each clipped to what the client was told."""
-        short, norms = clip_updates(updates, self.clip_of(received), self.copies)
-        return Clipped(stack_sum(short), norms)
+        return clipped(updates, self.clip_of(received), self.copies)
 
     def release(self, units: Clipped | None, received: Parts, name: tuple[Name, ...]) -> Release:
         """One client's units as one message; nothing but noise where none was sampled (None)."""

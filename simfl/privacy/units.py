@@ -7,6 +7,7 @@ a GPU for a number.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,19 +20,30 @@ PIECE = {"cpu": 2**20}  # values that are squared in float64 at a time: what a c
 LARGE_PIECE = 2**26  # elsewhere: what a GPU has room for
 
 
-def clip_updates(
-    updates: Weights, limit: float | None, copies: Mapping[str, int] | None = None
-) -> tuple[Weights, Tensor]:
-    """Each of n `updates` [n, …] scaled down, if need be, to the Euclidean norm `limit` over all its tensors.
+@dataclass(frozen=True)
+class Clipped:
+    """Units after the clip."""
 
-    With them the norms that they had, float64 [n]. `copies`: further names under which a tensor counts in the norm, as
-    in codes that clip a whole state dict. A limit of None leaves all as they are.
+    total: Weights  # their sum, on a tree over their places
+    norms: Tensor  # [n], float64, of each before it was clipped
+
+
+def clipped(updates: Weights, limit: float | None, copies: Mapping[str, int] | None = None) -> Clipped:
+    """The sum of n `updates` [n, …], each scaled down, if need be, to the Euclidean norm `limit` over all its tensors.
+
+    `copies`: further names under which a tensor counts in the norm, as in codes that clip a whole state dict. A limit
+    of None leaves all as they are. The product is taken tensor by tensor, so that no second copy of all units is made.
     """
     lengths = norms(updates, copies)
     if limit is None:
-        return updates, lengths
+        return Clipped(stack_sum(updates), lengths)
     scales = factors(lengths, limit)
-    return {name: t * scales.to(t.dtype).reshape(-1, *[1] * (t.dim() - 1)) for name, t in updates.items()}, lengths
+    return Clipped({name: stack_sum({name: rows_times(t, scales)})[name] for name, t in updates.items()}, lengths)
+
+
+def rows_times(tensor: Tensor, scales: Tensor) -> Tensor:
+    """Row k of a tensor [n, …] times number k of `scales` [n]."""
+    return tensor * scales.to(tensor.dtype).reshape(-1, *[1] * (tensor.dim() - 1))
 
 
 def norms(updates: Weights, copies: Mapping[str, int] | None = None) -> Tensor:

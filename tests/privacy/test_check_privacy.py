@@ -15,12 +15,13 @@ from simfl.debug.privacy_check import check, lines
 from simfl.experiment import AdaptiveClip, Experiment, Privacy
 from simfl.privacy import mechanism, noise
 from simfl.privacy.measured import Measured
-from simfl.privacy.mechanism import Clipped, Mechanism, Release
-from simfl.privacy.units import factors, norms
+from simfl.privacy.mechanism import Mechanism, Release
+from simfl.privacy.units import Clipped, factors, norms, rows_times
 from simfl.protocol import Parts, Weights
 from simfl.weights import stack_sum
 
-GROUPS = Privacy(clip=0.05, groups_per_client=2, noise_multiplier=1.0)
+SIGMA = 1.0
+GROUPS = Privacy(clip=0.05, groups_per_client=2, noise_multiplier=SIGMA)
 
 
 def given(algorithm: str = "group_dp", privacy: Privacy = GROUPS, **settings: Any) -> Experiment:
@@ -60,7 +61,7 @@ def test_other_mechanisms_pass(name: str, tmp_path: Path) -> None:
     assert broken(tmp_path, algorithm=algorithm, privacy=privacy) == []
 
 
-REAL_NOISED, REAL_RELEASE, REAL_CLIP = noise.noised, Mechanism.release, mechanism.clip_updates
+REAL_NOISED, REAL_RELEASE, REAL_CLIP = noise.noised, Mechanism.release, mechanism.clipped
 
 
 def off_by_k(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,24 +72,21 @@ def off_by_k(monkeypatch: pytest.MonkeyPatch) -> None:
 def clip_on_the_wrong_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     """The norm of one tensor decides for all."""
 
-    def clip(updates: Weights, limit: float, copies: Any = None) -> tuple[Weights, torch.Tensor]:
+    def clip(updates: Weights, limit: float, copies: Any = None) -> Clipped:
         lengths = norms({"head.bias": updates["head.bias"]})
-        scales = factors(lengths, limit)
-        return {n: t * scales.reshape(-1, *[1] * (t.dim() - 1)) for n, t in updates.items()}, lengths
+        short = {name: rows_times(t, factors(lengths, limit)) for name, t in updates.items()}
+        return Clipped(stack_sum(short), lengths)
 
-    monkeypatch.setattr(mechanism, "clip_updates", clip)
+    monkeypatch.setattr(mechanism, "clipped", clip)
 
 
 def noise_before_clip(monkeypatch: pytest.MonkeyPatch) -> None:
     """Units are noised, then clipped: what is released is no Gaussian around the clipped sum."""
 
-    def clip(self: Mechanism, updates: Weights, received: Parts) -> Clipped:
-        limit = self.clip_of(received) or 1.0
-        noisy = REAL_NOISED(updates, self.noise_multiplier * limit, ("noise",))
-        short, lengths = REAL_CLIP(noisy, limit)
-        return Clipped(stack_sum(short), lengths)
+    def clip(updates: Weights, limit: float, copies: Any = None) -> Clipped:
+        return REAL_CLIP(REAL_NOISED(updates, SIGMA * limit, ("noise",)), limit)
 
-    monkeypatch.setattr(Mechanism, "clipped", clip)
+    monkeypatch.setattr(mechanism, "clipped", clip)
     monkeypatch.setattr(mechanism, "noised", lambda tensors, *rest: tensors)
 
 

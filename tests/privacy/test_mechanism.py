@@ -20,7 +20,7 @@ from simfl.cohort.observer import Observer
 from simfl.cohort.stacking import stack
 from simfl.errors import ClientError, PrivacyError
 from simfl.experiment import AdaptiveClip, Codecs, Privacy
-from simfl.privacy import clip_updates, noise
+from simfl.privacy import clipped, noise
 from simfl.privacy.mechanism import CLIP, Mechanism, Release
 from simfl.privacy.units import norms
 from simfl.protocol import Means, Parts, State, Visit, Weights
@@ -150,17 +150,14 @@ def test_tied_weights_count_in_the_norm_once_or_for_each_name() -> None:
     updates = {"embedding": torch.tensor([[3.0]]), "head": torch.tensor([[4.0]])}
     assert norms(updates).tolist() == pytest.approx([5.0])
     assert norms(updates, {"embedding": 2}).tolist() == pytest.approx([math.sqrt(43)])
-    short, _ = clip_updates(updates, 1.0, {"embedding": 2})
-    assert_close(short["head"], torch.tensor([[4 / math.sqrt(43)]]))
+    assert_close(clipped(updates, 1.0, {"embedding": 2}).total["head"], torch.tensor([4 / math.sqrt(43)]))
 
 
-def test_what_was_clipped_is_never_longer_than_the_clip() -> None:
-    lengths = torch.tensor([0.4999999, 0.5, 0.5000001, 7.0, 1e6], dtype=torch.float64)
-    updates = side_by_side(len(lengths))
-    scales = lengths / norms(updates)
-    updates = {name: (t.double() * scales.reshape(-1, *[1] * (t.dim() - 1))).float() for name, t in updates.items()}
-    short, _ = clip_updates(updates, 0.5)
-    assert float(norms(short).max()) <= 0.5
+@pytest.mark.parametrize("length", [0.4999999, 0.5, 0.5000001, 7.0, 1e6])
+def test_what_was_clipped_is_never_longer_than_the_clip(length: float) -> None:
+    updates = side_by_side(1)
+    updates = {name: (t.double() * (length / norms(updates))).float() for name, t in updates.items()}
+    assert float(norms({name: t[None] for name, t in clipped(updates, 0.5).total.items()})) <= 0.5
 
 
 SHAPES = {"scalar": (), "bias": (7,), "kernel": (16, 3, 5, 5), "wide": (300, 401)}  # the last is more than a piece
@@ -219,14 +216,14 @@ def test_what_lies_on_a_gpu_gets_the_noise_that_it_would_get_on_a_cpu() -> None:
     assert all(t.is_cuda and torch.equal(t.cpu(), here[name]) for name, t in there.items())
 
 
-def test_a_unit_that_is_not_finite_does_not_touch_the_others() -> None:
+def test_a_unit_that_is_not_finite_is_not_hidden_by_the_clip() -> None:
     updates = side_by_side(3)
     updates["bias"][1, 2] = math.inf
-    short, lengths = clip_updates(updates, 1.0)
-    alone, _ = clip_updates({name: t[2:] for name, t in updates.items()}, 1.0)
-    assert not math.isfinite(float(lengths[1]))
-    assert bool(short["bias"][1].isnan().any())  # so that the visit fails, and nothing of it is released
-    assert torch.equal(short["wide"][2], alone["wide"][0])
+    found = clipped(updates, 1.0)
+    alone = clipped({name: t[2:] for name, t in updates.items()}, 1.0)
+    assert torch.equal(found.norms[2:], alone.norms)
+    assert not math.isfinite(float(found.norms[1]))
+    assert bool(found.total["bias"].isnan().any())  # so that the visit fails, and nothing of it is released
 
 
 # adaptive clipping
