@@ -51,7 +51,7 @@ class Nursery:
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._line)
-            _live(listener, line, experiment, cache)
+            _live(self.folder, listener, line, experiment, cache)
         listener.close()
         os.close(line)
 
@@ -76,8 +76,11 @@ def possible() -> bool:
     return not plain and sys.platform == "linux" and threading.active_count() == 1 and not torch.cuda.is_available()
 
 
-def _live(listener: socket.socket, line: int, experiment: Experiment, cache: Path) -> NoReturn:
-    """What the fork does, to its end; an exception in it must not run on into the driver's own code."""
+def _live(folder: Path, listener: socket.socket, line: int, experiment: Experiment, cache: Path) -> NoReturn:
+    """What the fork does, to its end; an exception in it must not run on into the driver's own code.
+
+    It takes its folder along: a driver that was killed cannot.
+    """
     status = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -87,6 +90,7 @@ def _live(listener: socket.socket, line: int, experiment: Experiment, cache: Pat
     except BaseException:
         traceback.print_exc()
     finally:
+        shutil.rmtree(folder, ignore_errors=True)
         os._exit(status)
 
 

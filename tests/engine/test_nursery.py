@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -33,15 +34,20 @@ def ask(code, environment=FIRST):
 """
 
 
-def run_in_a_process(code: str, folder: Path) -> str:
-    """What a script prints; a process of its own, since one with threads has no nursery."""
-    done = subprocess.run(
+def process(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A script's end; a process of its own, since one with threads has no nursery."""
+    return subprocess.run(
         [sys.executable, "-c", ASK + code, str(folder)],
         capture_output=True,
         text=True,
         timeout=100,
         env={**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}"},
     )
+
+
+def run_in_a_process(code: str, folder: Path) -> str:
+    """What a script prints that ends well."""
+    done = process(code, folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -85,6 +91,20 @@ nursery.close()
 print(line.recv(1), ended(second))
 """
     assert run_in_a_process(code, tmp_path) == "True\nb'' True\n"
+
+
+def test_nothing_of_it_stays_where_its_driver_was_killed(tmp_path):
+    code = """
+assert ask("import time; time.sleep(100)").recv(1) == b"!"
+print(nursery.folder, os.path.exists(nursery.address), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    folder, there = process(code, tmp_path).stdout.split()
+    assert there == "True"
+    until = time.monotonic() + 10
+    while os.path.exists(folder) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not os.path.exists(folder)
 
 
 def test_a_worker_of_another_job_is_not_born_here(tmp_path):
