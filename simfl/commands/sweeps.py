@@ -79,9 +79,10 @@ def table(
     marker: str | None,
 ) -> None:
     """Put runs and sweeps side by side: mean ± deviation over seeds, bytes, the best in bold."""
+    from simfl.comparison.forms import csv, latex, markdown
     from simfl.comparison.marked import write_between
     from simfl.comparison.results import results_of
-    from simfl.comparison.table import compare, csv, latex, markdown, paired
+    from simfl.comparison.table import compare, paired
 
     forms = dict(zip(FORMS, (markdown, csv, latex), strict=True))
     text = forms[form](compare(results_of(paths), metrics, against, paired))

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from simfl.following.tracking import News, Tracker
+from simfl.following.news import News
+from simfl.following.tracking import Tracker
 from simfl.runs.record import Record, Rows
 
 

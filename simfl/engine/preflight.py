@@ -20,8 +20,9 @@ from simfl.experiment import Experiment, Phase
 from simfl.following import tracking
 from simfl.privacy.account import Account
 from simfl.privacy.budget import Budget
+from simfl.runs.manifest import manifest
 from simfl.runs.mirror import Mirror
-from simfl.runs.record import Record, manifest
+from simfl.runs.record import Record
 from simfl.sampling import auto_width, num_sampled
 from simfl.setting import Setting
 

@@ -1,9 +1,4 @@
-"""Weights & Biases and TensorBoard, from the driver alone: one run for the whole experiment, imported if asked for.
-
-Metrics are named `rounds/<column>`, `timings/<name>`, `busy/<worker>`, `memory/<worker>`, `use/<worker>` and
-`evaluations/<split>/<model>/…/<metric>` over the axis `round`; headline scores stand a second time as `by_bytes/…` (and
-`by_epsilon/…`), over what was spent.
-"""
+"""Weights & Biases and TensorBoard, from the driver alone: one run for the whole experiment, imported if asked for."""
 
 from __future__ import annotations
 
@@ -11,38 +6,20 @@ import importlib.util
 import json
 import os
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from simfl import config, evaluation, files
+from simfl import config, files
 from simfl.errors import ConfigError
 from simfl.experiment import Experiment, Wandb
+from simfl.following.news import AXES, News, metrics
 from simfl.following.pictures import picture
 from simfl.setting import Setting
 
-MOST_GROUPS = 100  # of a kind, such as clients, with a chart each; tables hold all
 NOTES = "tracking.json"  # in the run's folder: what a resumed run must know
 VARIED = "sweep"  # in W&B's config: what a run has of what its sweep varies
-AXES = {"by_bytes": "bytes", "by_epsilon": "epsilon"}  # of headline scores: prefix -> metric
-
-
-@dataclass(frozen=True)
-class News:
-    """What is new after a round, or before the first: rows as in the tables, seconds as in the log."""
-
-    step: int
-    bytes: int  # sent so far in both directions
-    row: Mapping[str, Any] = field(default_factory=dict)
-    timings: Mapping[str, float] = field(default_factory=dict)
-    busy: tuple[float, ...] = ()  # seconds of each worker
-    memory: tuple[int, ...] = ()  # bytes of each worker's GPU, or process, at their highest so far
-    use: tuple[float | None, ...] = ()  # share of the time in which each worker's GPU computed; none: not known
-    evaluations: tuple[dict[str, Any], ...] = ()
-    samples: tuple[dict[str, Any], ...] = ()
 
 
 class Tracker(Protocol):
@@ -77,35 +54,6 @@ def opened(
         if experiment.tracking.tensorboard:
             trackers.append(stack.enter_context(_tensorboard(setting, folder, step)))
         yield trackers
-
-
-def metrics(news: News, first_split: str) -> dict[str, float]:
-    """All numbers of the news by name, with their axes."""
-    found = {f"rounds/{name}": value for name, value in news.row.items() if _is_number(value)}
-    found |= {f"timings/{name}": value for name, value in news.timings.items()}
-    found |= {f"busy/{worker}": value for worker, value in enumerate(news.busy)}
-    found |= {f"memory/{worker}": value for worker, value in enumerate(news.memory)}
-    found |= {f"use/{worker}": value for worker, value in enumerate(news.use) if value is not None}
-    groups = Counter((row["split"], row["model"], row["by"], row["metric"]) for row in news.evaluations)
-    for row in news.evaluations:
-        if groups[row["split"], row["model"], row["by"], row["metric"]] <= MOST_GROUPS:
-            found[name_of(row)] = row["value"]
-    axes = {"by_bytes": news.bytes} | ({"by_epsilon": news.row["epsilon"]} if "epsilon" in news.row else {})
-    for prefix, value in axes.items():
-        found |= {f"{prefix}/{k}": v for k, v in evaluation.headlines(list(news.evaluations), first_split).items()}
-        found[AXES[prefix]] = value
-    return found | {"round": news.step}
-
-
-def name_of(row: Mapping[str, Any]) -> str:
-    """The metric's name for a row of `evaluations.parquet`."""
-    by = [] if row["by"] == "all" else [row["by"], row["group"]]
-    path = [row["split"], row["model"], *by, row["metric"]]
-    return "/".join(["evaluations", *(str(part) for part in path if part != "")])
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 class WandbTracker:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from simfl import evaluation, files
+from simfl.comparison.forms import MARK, WAYS, notes
 from simfl.comparison.results import Result, results_of
 from simfl.comparison.significance import per_client
-from simfl.comparison.table import LEVEL, MARK, SEED, Comparison, Line, compare, notes, paired
+from simfl.comparison.table import LEVEL, SEED, Comparison, Line, compare, paired
 from simfl.data.heterogeneity import describe
 from simfl.errors import SimflError
 from simfl.following.progress import duration, size
@@ -73,7 +74,7 @@ def _comparison(found: Comparison) -> str:
             f"{len(line.done)} of {len(line.runs)}" if len(line.done) < len(line.runs) else f"{len(line.done)}"
         )
         cells += [_score(found, line, i, metric) for metric in found.metrics]
-        for way in ("download", "upload"):
+        for way in WAYS:
             count = line.mean_of("bytes", way)
             cells.append("" if count is None else size(count))
         seconds = line.mean_of("seconds", "total")

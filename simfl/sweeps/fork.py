@@ -28,7 +28,8 @@ from simfl.experiment import Experiment, Phase
 from simfl.memory import EMPTY, Store
 from simfl.roles import pick
 from simfl.runs import checkpoint, tables
-from simfl.runs.record import FREE, Record, manifest
+from simfl.runs.manifest import FREE, manifest
+from simfl.runs.record import Record
 from simfl.runs.results import Run
 from simfl.runs.snapshot import Snapshot
 from simfl.setting import Setting

@@ -10,7 +10,7 @@ from simfl import config, files
 from simfl.comparison.results import POINTS
 from simfl.errors import RunError
 from simfl.following.watch import Log, View
-from simfl.runs.record import refuse_another
+from simfl.runs.manifest import refuse_another
 from simfl.runs.results import ENDED, summary_of
 from simfl.sweeps.file import Sweep
 from simfl.sweeps.fork import beginnings

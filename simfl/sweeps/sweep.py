@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from simfl import files
+from simfl.comparison.forms import csv, latex, markdown
 from simfl.comparison.results import POINTS, results_of, rows
-from simfl.comparison.table import compare, csv, latex, markdown, paired
+from simfl.comparison.table import compare, paired
 from simfl.engine.signals import Interrupted, Signals
 from simfl.runs import tables
 from simfl.sweeps.file import Sweep

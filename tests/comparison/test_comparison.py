@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from simfl.comparison.forms import csv, latex, markdown
 from simfl.comparison.results import Result, rows
-from simfl.comparison.table import Line, compare, csv, latex, markdown
+from simfl.comparison.table import Line, compare
 from simfl.errors import ConfigError
 
 SUMMARY = {

@@ -20,8 +20,8 @@ from simfl.algorithms.fedavg import FedAvg
 from simfl.errors import ConfigError
 from simfl.experiment import Evaluate, Tracking, Wandb
 from simfl.following import tracking
+from simfl.following.news import MOST_GROUPS, News, metrics, name_of
 from simfl.following.pictures import picture
-from simfl.following.tracking import MOST_GROUPS, News, metrics, name_of
 from simfl.protocol import Parts, State, Visit
 from simfl.runs import tables
 from simfl.timing import NAMES
