@@ -20,7 +20,9 @@ def nodes_table(rows: list[dict[str, Any]], _: str) -> str:
         "|---|--:|--:|--:|--:|--:|---|---|",
     ]
     for work in dict.fromkeys(row["work"] for row in found):
-        both = [[row for row in found if row["work"] == work and len(row["nodes"]) == n] for n in (1, 2)]
+        halves = [{row["turn"]: row for row in found if row["work"] == work and len(row["nodes"]) == n} for n in (1, 2)]
+        whole = sorted(halves[0].keys() & halves[1].keys())  # turns in which both were done
+        both = [[half[turn] for turn in whole] for half in halves]
         one, two = (median(s for row in half for s in row["seconds"][scaling.SKIPPED :]) for half in both)
         turns = ", ".join(f"{b['seconds_per_round'] / a['seconds_per_round']:.2f}" for a, b in zip(*both, strict=True))
         same = len({row["state_sha256"] for half in both for row in half}) == 1
