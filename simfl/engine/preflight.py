@@ -99,13 +99,17 @@ def identity_of(experiment: Experiment, setting: Setting, clients: int, device: 
         raise ConfigError(
             f"cohort.way: batch, but padding would enter the running statistics ({roles.buffers[0]}); allowed: loop"
         )
+    single = getattr(setting.module, "one_by_one", "")
+    by_example = experiment.privacy is not None and experiment.privacy.unit == "record"
+    if single and (way == "batch" or by_example):
+        where, allowed = ("cohort.way: batch", "loop") if way == "batch" else ("privacy.unit: record", "group")
+        raise ConfigError(f"{where}, but {single}; allowed: {allowed}")
     pieces = experiment.cohort.pieces
     if pieces > 1 and roles.buffers:
         raise ConfigError(f"cohort.pieces: {pieces}, but running statistics ({roles.buffers[0]}) are of whole batches")
     if way == "auto":
         pays = device == "cuda" or (expected >= MANY and pays_on_cpu(setting.module, roles.trained))
-        by_example = experiment.privacy is not None and experiment.privacy.unit == "record"
-        way = "batch" if pays and not roles.buffers and not by_example else "loop"
+        way = "batch" if pays and not roles.buffers and not by_example and not single else "loop"
     width = experiment.cohort.width if isinstance(experiment.cohort.width, int) else auto_width(way, expected, device)
     found = {"way": way, "width": width, "threads": experiment.cohort.threads, "device": device}
     return found if device == "cpu" else found | _on_gpu(experiment, way)

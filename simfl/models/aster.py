@@ -16,7 +16,9 @@ from torch import Tensor
 
 from simfl.errors import ConfigError
 from simfl.models import hashed, start
+from simfl.models.adapters_base import Adapter
 from simfl.models.base import Model, default_trained, seeded
+from simfl.models.dropout import install
 from simfl.models.hashed import Ratio
 from simfl.models.layouts import fill, renamed
 from simfl.protocol import Task
@@ -71,12 +73,15 @@ class Aster(Model):
     context: bool = True  # the BiLSTM between encoder and decoder
     margin: Margin = 0.05  # of the spline's targets, as in aster.pytorch; TensorFlow's has 0
     norm: Literal["batch", "group"] = "batch"  # over the batch, one client at a time; or over groups of channels
+    adapters: Adapter | None = None  # trained in place of the rest; it has no place for prompts
     precision: Literal["float32", "bf16"] = "float32"  # bf16: autocast behind the rectifier; weights stay float32
     hash: Ratio | None = None  # γ: trained in a hashed space of this share of the weights; null: not hashed
     weights: str | None = None  # a folder with a checkpoint of aster.pytorch; null: drawn from the seed
 
     def __post_init__(self) -> None:
-        """Refuses weights that hashing would lose."""
+        """Refuses weights that hashing would lose, and to hash what adapters leave frozen."""
+        if self.hash is not None and self.adapters is not None:
+            raise ConfigError(f"hash: {self.hash} given with adapters, beside which nothing hashed is trained")
         if self.hash is not None and self.weights is not None:
             raise ConfigError(f"hash: {self.hash} given with weights; a hashed model is drawn from the seed")
 
@@ -86,10 +91,17 @@ class Aster(Model):
             network = self.network()
             if self._folder is not None:
                 load(network, start.read(self._folder), str(self._folder))
+            if self.adapters is not None:
+                self.adapters.attach(network)
         if self.hash is not None:
             hashed.attach(network, self.hash, task.seed, SMALLEST[self.size])
+        install(network)
         default_trained(self, network)
         return network.eval()
+
+    def trains(self, module: Any) -> tuple[str, ...]:
+        """The adapters, if there are any."""
+        return ("*",) if self.adapters is None else self.adapters.trained(module)
 
     def network(self) -> AsterNetwork:
         """The bare network on the default device."""

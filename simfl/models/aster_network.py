@@ -61,7 +61,7 @@ class Decoder(nn.Module):
 
     def first(self, row: Tensor) -> Tensor:
         """The state before the first letter."""
-        return torch.zeros_like(self.fc.weight[0]).expand(len(row), -1)
+        return torch.zeros(len(row), self.gru.hidden_size, dtype=self.fc.weight.dtype, device=row.device)
 
     def step(self, row: Tensor, seen: Tensor, state: Tensor, letter: Tensor) -> Tensor:
         """The state [B, state] after a letter [B]."""
@@ -71,6 +71,10 @@ class Decoder(nn.Module):
 
 class AsterNetwork(nn.Module):
     """Rectifier, encoder, context, decoder; `features` are the mean of the row [B, D]."""
+
+    heads = ("decoder.fc.*",)
+    queries_and_values = ("state", "feature")  # of the attention: what is looked for, and where
+    lora_spares = ("rectifier.",)
 
     def __init__(
         self, dims: Mapping[str, Any], *, encoder: str, rectify: bool, context: bool, margin: float, norm: str,
@@ -82,8 +86,20 @@ class AsterNetwork(nn.Module):
         draw_convolutions(self.encoder)
         width, self.slice = self.encoder.width, min(self.encoder.width, dims["slice"])
         self.context = BiLstm(self.slice, dims["lstm"], 2) if context else None
-        self.decoder = Decoder(2 * dims["lstm"] if context else width, dims["state"], dims["classes"])
+        read = 2 * dims["lstm"] if context else width
+        self.decoder = Decoder(read, dims["state"], dims["classes"])
+        self.rows = nn.ModuleDict({"encoder": nn.Identity()} | ({"context": nn.Identity()} if context else {}))
+        self.widths = {"encoder": width, "context": read}
         self.end, self.bf16 = dims["end"], bf16
+
+    def adapter_places(self) -> list[tuple[nn.Module, int]]:
+        """After the encoder and after the context, where a picture is a row of vectors."""
+        return [(place, self.widths[name]) for name, place in self.rows.items()]
+
+    def blocks(self) -> list[str]:
+        """Names of the parts, first to last: those of the encoder, the context, the decoder."""
+        parts = [f"encoder.{name}" for name, _ in self.encoder.named_children() if name != "maxpool"]
+        return [*parts, *(["context"] if self.context is not None else []), "decoder"]
 
     def forward(self, pixel_values: Tensor, labels: Tensor) -> Outputs:
         """Teacher-forced logits [B, T, C] of uint8 pictures [B, 3, H, W] with `labels` [B, T] (−100 is padding)."""
@@ -96,10 +112,11 @@ class AsterNetwork(nn.Module):
 
     def encode(self, pixel_values: Tensor) -> Tensor:
         """The row of vectors [B, S, D] of uint8 pictures."""
-        row = self.encoder(self._straight(pixel_values))
+        row: Tensor = self.rows["encoder"](self.encoder(self._straight(pixel_values)))
         if self.context is None:
             return row
-        return self.context(row.unflatten(-1, (-1, self.slice)).flatten(1, 2))
+        read: Tensor = self.rows["context"](self.context(row.unflatten(-1, (-1, self.slice)).flatten(1, 2)))
+        return read
 
     def _straight(self, pixel_values: Tensor) -> Tensor:
         """Pixels [B, 3, 32, 100], in float32: a point of the spline needs more digits than bf16 has."""

@@ -65,6 +65,8 @@ class Cnn(Model):
 class CnnNetwork(nn.Module):
     """The network; `features` are the dense layer's [B, hidden]."""
 
+    heads = ("head.*",)
+
     def __init__(self, settings: Cnn, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
         self.shape, (first, second) = tuple(shape), settings.channels
@@ -77,6 +79,10 @@ class CnnNetwork(nn.Module):
         self.dense = nn.Linear(second * ((shape[1] - 4) // 2) * ((shape[2] - 4) // 2), settings.hidden)
         self.dropout2 = nn.Dropout(2 * settings.dropout)
         self.head = nn.Linear(settings.hidden, classes)
+
+    def blocks(self) -> list[str]:
+        """Names of the layers below the head, first to last."""
+        return ["conv1", "conv2", "dense"]
 
     def forward(self, x: Tensor) -> Outputs:
         """`x` [B, C, H, W] or flat [B, C·H·W], floats or uint8 (scaled to [0, 1])."""

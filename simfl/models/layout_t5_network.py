@@ -15,6 +15,7 @@ from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from simfl.models.base import filled
+from simfl.models.prompt import with_prompt, with_value
 from simfl.models.t5_reader import T5Reader, position_bias
 
 TABLE_ROWS = 1024  # of each box table
@@ -63,15 +64,21 @@ class LayoutT5Network(T5Reader):
             nn.init.normal_(table.weight, std=t5.d_model**-0.5)
         self.encoder_dropout = nn.Dropout(t5.dropout_rate)
         self.decoder_dropout = nn.Dropout(t5.dropout_rate)
+        self.prompts = nn.ModuleDict()
 
     def embed(
         self, input_ids: Tensor, boxes: Tensor, attention_mask: Tensor, pixel_values: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Words with their patches, then the patches that no word covers, then padding; [B, L + N, d]."""
+        """Words with their patches, then the patches that no word covers, then padding; [B, L + N, d].
+
+        Prompts have no place: those of the text stand before the words, those of the image before the patches.
+        """
+        boxes = with_value(self.prompts, "text", boxes, 0, 0)
         corner = filled((0, 0, SCALE, SCALE), boxes)
-        placed = attention_mask.bool() & ~(boxes == corner).all(-1) & ~(boxes == 0).all(-1)
+        visible = with_value(self.prompts, "text", attention_mask.to(torch.float32), 1.0, 0)
+        placed = visible.bool() & ~(boxes == corner).all(-1) & ~(boxes == 0).all(-1)
         place = boxes.to(torch.float32) / SCALE * placed[..., None]
-        tokens, visible = self.t5.shared(input_ids), attention_mask.to(torch.float32)
+        tokens = with_prompt(self.prompts, "text", self.t5.shared(input_ids), 0)
         if pixel_values is not None:
             patches = self.see(pixel_values)
             cell = self._cells(place)
@@ -81,10 +88,12 @@ class LayoutT5Network(T5Reader):
             order = (used.long() * len(number) + number).sort(-1).indices  # unused patches first, in their order
             free = 1.0 - used.gather(1, order).to(torch.float32)
             left = patches.gather(1, order[..., None].expand_as(patches)) * free[..., None] + self.patch_token
+            left = with_prompt(self.prompts, "image", left, 0)
             tokens = torch.cat([tokens + under, left.to(tokens.dtype)], 1)
             grid = self._grid(number).expand(len(order), -1, -1)
-            place = torch.cat([place, grid.gather(1, order[..., None].expand(-1, -1, 4)) * free[..., None]], 1)
-            visible = torch.cat([visible, free], 1)
+            grid = grid.gather(1, order[..., None].expand(-1, -1, 4)) * free[..., None]
+            place = torch.cat([place, with_value(self.prompts, "image", grid, 0.0, 0)], 1)
+            visible = torch.cat([visible, with_value(self.prompts, "image", free, 1.0, 0)], 1)
         length = tokens.shape[1]
         bias = position_bias(self.t5.encoder, length, length, batch=len(tokens))
         bias = bias + self._distance(place, self.across, 0) + self._distance(place, self.down, 1)

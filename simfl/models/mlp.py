@@ -69,12 +69,18 @@ class MlpLayer(nn.Module):
 class MlpNetwork(nn.Module):
     """Hidden layers, then a linear head; `features` are the last hidden layer's."""
 
+    heads = ("head.*",)
+
     def __init__(self, settings: Mlp, inputs: int, classes: int) -> None:
         super().__init__()
         sizes = (inputs, *settings.widths)
         self.widths, self.bf16 = settings.widths, settings.precision == "bf16"
         self.layers = nn.ModuleList(MlpLayer(a, b, settings.dropout, settings.layer_norm) for a, b in pairwise(sizes))
         self.head = nn.Linear(sizes[-1], classes)
+
+    def blocks(self) -> list[str]:
+        """Names of the hidden layers, first to last."""
+        return [f"layers.{number}" for number in range(len(self.layers))]
 
     def adapter_places(self) -> list[tuple[nn.Module, int]]:
         """After each hidden layer."""

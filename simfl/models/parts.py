@@ -43,8 +43,8 @@ class Bias(Part):
     """All biases (BitFit, Ben Zaken et al. 2022; as the bias-tuning of FedDAT, Chen et al. 2024)."""
 
     def trained(self, module: nn.Module) -> tuple[str, ...]:
-        """Every tensor named bias."""
-        return ("*.bias",)
+        """Every tensor named bias, those of recurrent layers too."""
+        return ("*.bias", "*.bias_[ih]h_l*")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,10 @@ from simfl.errors import ConfigError, nearest
 from simfl.models.adapters_base import Adapter
 
 FIXED = ("peft_type", "peft_version", "inference_mode")  # no settings of a method
+OUTSIDE = ("adaption_prompt", "poly", "shadow", "trainable_tokens", "xlora")  # need peft's own model around ours
+ONE_BY_ONE = (  # their arithmetic has no form for weights of several clients side by side
+    "c3a", "fourierft", "lily", "loha", "lokr", "oft", "peanut", "randlora", "shira", "waveft",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,7 @@ class PeftMethod(Adapter):
     """A tuner of peft that hangs tensors into layers, such as ia3, oft, loha, lokr.
 
     Tuners that share tensors between layers, such as vera, cannot be hung in without peft's own model around ours.
+    Clients with oft, loha, lokr and a few others are trained one by one (`way: loop`).
     """
 
     method: str = "ia3"  # peft's name in lower case
@@ -35,13 +40,16 @@ class PeftMethod(Adapter):
             inject_adapter_in_model(configs[self.method](**settings), module)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"adapters.settings: {str(error).splitlines()[0]}") from error
+        if self.method in ONE_BY_ONE:
+            setattr(module, "one_by_one", f"peft's {self.method} trains clients one by one")  # noqa: B010
 
     def trains(self) -> tuple[str, ...]:
         """The tuner's tensors, by the prefix that peft gives them."""
         from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
 
         prefixes = {str(k.value).lower(): getattr(t, "prefix", "") for k, t in PEFT_TYPE_TO_TUNER_MAPPING.items()}
-        tuners = {name: prefix for name, prefix in prefixes.items() if prefix and not prefix.startswith("prompt")}
+        tuners = {n: prefix for n, prefix in prefixes.items() if prefix and not prefix.startswith("prompt")}
+        tuners = {name: prefix for name, prefix in tuners.items() if name not in OUTSIDE}
         if self.method not in tuners:
             raise ConfigError(f"adapters.method: peft has no {self.method!r}; {nearest(self.method, tuners)}")
         return (f"*.{tuners[self.method]}*",)

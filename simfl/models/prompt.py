@@ -3,7 +3,7 @@
     prompt = W_2 tanh(W_1 E)        E [tokens, D], W_1 to D/4, W_2 back to D
 
 Each place has a generator of its own; the published code makes both of ViLT's from the one for text by mistake. The
-tokens stand behind the first (the class token) of their modality.
+tokens stand behind the class token of their modality, and in front of it where it has none, as T5's text.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ class Prompt(Adapter):
         return ("prompts.*",)
 
 
-def with_prompt(prompts: nn.ModuleDict, place: str, x: Tensor) -> Tensor:
-    """`x` [B, L, D] with the tokens of `place`, if it has any, behind its first."""
+def with_prompt(prompts: nn.ModuleDict, place: str, x: Tensor, behind: int = 1) -> Tensor:
+    """`x` [B, L, D] with the tokens of `place`, if it has any, behind its first so many."""
     if place not in prompts:
         return x
-    return torch.cat([x[:, :1], prompts[place](len(x)).to(x.dtype), x[:, 1:]], 1)
+    return torch.cat([x[:, :behind], prompts[place](len(x)).to(x.dtype), x[:, behind:]], 1)
 
 
-def with_ones(prompts: nn.ModuleDict, place: str, mask: Tensor) -> Tensor:
-    """The mask [B, L] of what `with_prompt` makes."""
+def with_value(prompts: nn.ModuleDict, place: str, x: Tensor, value: float, behind: int = 1) -> Tensor:
+    """A mask, or what else is said of each token, [B, L, …], with `value` for the tokens that `with_prompt` puts in."""
     if place not in prompts:
-        return mask
+        return x
     generator = prompts[place]
     assert isinstance(generator, PromptTokens)
-    ones = torch.ones_like(mask[:, :1]).expand(-1, generator.tokens)
-    return torch.cat([mask[:, :1], ones, mask[:, 1:]], 1)
+    rows = torch.full_like(x[:, :1], value).expand(-1, generator.tokens, *x.shape[2:])
+    return torch.cat([x[:, :behind], rows, x[:, behind:]], 1)

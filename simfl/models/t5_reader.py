@@ -27,11 +27,12 @@ class T5Reader(nn.Module):
     """The base: a subclass says how text, boxes and page become the encoder's input.
 
     T5 applies one dropout twice in each stack, which keyed dropout would not tell apart: a subclass adds
-    `encoder_dropout` and `decoder_dropout` behind its own parts.
+    `encoder_dropout` and `decoder_dropout` behind its own parts, and `prompts` behind these.
     """
 
     encoder_dropout: nn.Dropout
     decoder_dropout: nn.Dropout
+    prompts: nn.ModuleDict
     queries_and_values = ("q", "v")
 
     def __init__(self, t5: T5Config, *, tied: bool, bf16: bool) -> None:
@@ -46,6 +47,10 @@ class T5Reader(nn.Module):
         """Where a bottleneck adapter can hang, after each feed-forward's residual, and the width there."""
         blocks = [*self.t5.encoder.block, *self.t5.decoder.block]
         return [(block.layer[-1], self.t5.config.d_model) for block in blocks]
+
+    def prompt_places(self) -> dict[str, int]:
+        """In front of the text and among the patches."""
+        return {"text": self.t5.config.d_model, "image": self.t5.config.d_model}
 
     def blocks(self) -> list[str]:
         """Names of the transformer blocks, first to last."""

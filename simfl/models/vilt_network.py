@@ -21,7 +21,7 @@ from transformers.models.vilt.modeling_vilt import ViltEmbeddings, ViltPooler
 
 from simfl.models.base import mixed
 from simfl.models.heads import Heads, HeadSpec
-from simfl.models.prompt import with_ones, with_prompt
+from simfl.models.prompt import with_prompt, with_value
 from simfl.models.trunk import QUERIES_AND_VALUES, additive, initialise, transformer
 from simfl.protocol import Outputs, Task
 
@@ -100,7 +100,9 @@ class ViltNetwork(nn.Module):
         text = text + kinds(torch.zeros_like(text[..., 0], dtype=torch.int64))
         image = image + kinds(kind[:, None].expand(-1, image.shape[1]))
         hidden = torch.cat([text, image], 1)
-        seen = torch.cat([with_ones(self.prompts, "text", mask), torch.ones_like(image[..., 0], dtype=mask.dtype)], 1)
+        seen = torch.cat(
+            [with_value(self.prompts, "text", mask, 1.0), torch.ones_like(image[..., 0], dtype=mask.dtype)], 1
+        )
         bias = additive(seen)
         for layer in self.layers:
             hidden = layer(hidden, bias)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import BeitConfig, BeitModel, T5Config
 
 from simfl.models.drop_path import KeyedDropPath
+from simfl.models.prompt import with_prompt, with_value
 from simfl.models.t5_reader import T5Reader, position_bias
 
 TABLE_ROWS = 1024  # of each box table
@@ -51,6 +52,7 @@ class VT5Network(T5Reader):
             layer.drop_path = KeyedDropPath(getattr(layer.drop_path, "drop_prob", 0.0))
         self.encoder_dropout = nn.Dropout(t5.dropout_rate)
         self.decoder_dropout = nn.Dropout(t5.dropout_rate)
+        self.prompts = nn.ModuleDict()
         self.frozen_dropout = frozen_dropout
 
     def train(self, mode: bool = True) -> VT5Network:
@@ -64,10 +66,10 @@ class VT5Network(T5Reader):
         self, input_ids: Tensor, boxes: Tensor, attention_mask: Tensor, pixel_values: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens with their places, then patches, if there is a page."""
-        tokens = self.t5.shared(input_ids) + self.spatial_embedding(boxes)
-        visible = attention_mask.to(tokens.dtype)
+        tokens = with_prompt(self.prompts, "text", self.t5.shared(input_ids) + self.spatial_embedding(boxes), 0)
+        visible = with_value(self.prompts, "text", attention_mask.to(tokens.dtype), 1.0, 0)
         if pixel_values is not None:
-            page = self.visual_projection(self.see(pixel_values))
+            page = with_prompt(self.prompts, "image", self.visual_projection(self.see(pixel_values)))
             tokens = torch.cat([tokens, page.to(tokens.dtype)], 1)
             visible = torch.cat([visible, torch.ones_like(page[..., 0], dtype=visible.dtype)], 1)
         length = tokens.shape[1]

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
+from fakes import experiment, run
 from torch import nn
 from vt5_small import batch, near, small_vt5
 
@@ -173,8 +178,8 @@ def test_every_bias_and_nothing_else() -> None:
 def test_a_model_without_a_head_or_a_place_for_prompts_says_so() -> None:
     with pytest.raises(ConfigError, match="VT5Network has no head"):
         small_vt5(adapters=Head()).build(TASK)
-    with pytest.raises(ConfigError, match="VT5Network has no place for prompts"):
-        small_vt5(adapters=Prompt()).build(TASK)
+    with pytest.raises(ConfigError, match="MlpNetwork has no place for prompts"):
+        Mlp(adapters=Prompt()).build(FEATURES)
 
 
 @pytest.mark.parametrize(("method", "settings"), [("ia3", {"feedforward_modules": []}), ("oft", {}), ("loha", {})])
@@ -190,3 +195,17 @@ def test_what_peft_does_not_know_is_one_line() -> None:
         small_vt5(adapters=PeftMethod("ia4")).build(TASK)
     with pytest.raises(ConfigError, match=r"adapters\.settings: .*unexpected keyword argument 'rank'"):
         small_vt5(adapters=PeftMethod("loha", {"rank": 2})).build(TASK)
+
+
+def test_clients_of_a_method_that_cannot_stand_side_by_side_are_trained_one_by_one(tmp_path: Path) -> None:
+    given = experiment(
+        way="batch",
+        model=Mlp(widths=(8,), adapters=PeftMethod("oft", {"target_modules": ["linear"], "oft_block_size": 4})),
+    )
+    with pytest.raises(
+        ConfigError, match=r"^cohort\.way: batch, but peft's oft trains clients one by one; allowed: loop$"
+    ):
+        run(given, tmp_path / "batch")
+    run(replace(given, cohort=replace(given.cohort, way="auto")), tmp_path / "auto")
+    manifest = json.loads((tmp_path / "auto" / "manifest.json").read_text())
+    assert manifest["identity"]["way"] == "loop"
