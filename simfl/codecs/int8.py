@@ -43,7 +43,8 @@ class Int8(Codec):
         """Levels over 127 times the largest magnitude."""
         payload, scales, count = torch.stack(list(packed)), self._scales(shape), math.prod(shape)
         largest = as_values(payload[:, : 4 * scales], torch.float32)
-        shares = as_values(payload[:, 4 * scales :], torch.int8).to(torch.float32) / LEVELS
+        codes = as_values(payload[:, 4 * scales :], torch.int8).to(torch.float32)
+        shares = codes / codes.new_full((1,), LEVELS)  # by a number alone a GPU would take 1/127 times it, other bits
         groups = shares.reshape(len(payload), scales, -1) if count else shares.reshape(len(payload), 0, 1)
         return (groups * largest[..., None]).reshape(len(payload), count)
 
