@@ -61,7 +61,7 @@ class Decoder(nn.Module):
 
     def first(self, row: Tensor) -> Tensor:
         """The state before the first letter."""
-        return torch.zeros(len(row), self.gru.hidden_size, dtype=self.fc.weight.dtype, device=row.device)
+        return torch.zeros(len(row), self.gru.hidden_size, dtype=self.gru.bias_hh_l0.dtype, device=row.device)
 
     def step(self, row: Tensor, seen: Tensor, state: Tensor, letter: Tensor) -> Tensor:
         """The state [B, state] after a letter [B]."""
