@@ -6,7 +6,7 @@ a GPU for a number.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,8 @@ from simfl.protocol import Weights
 from simfl.weights import stack_sum
 
 SHORTER = 1 - 2.0**-22  # of the clip: what a float32 may round up stays within it
-PIECE = {"cpu": 2**20}  # values that are squared in float64 at a time: what a cache holds
+BUNDLE = 2**17  # values of a unit, of several small tensors together, that are worked on at a time
+PIECE = {"cpu": 2**20}  # values of all units that are squared in float64 at a time: what a cache holds
 LARGE_PIECE = 2**26  # elsewhere: what a GPU has room for
 
 
@@ -32,23 +33,25 @@ def clipped(updates: Weights, limit: float | None, copies: Mapping[str, int] | N
     """The sum of n `updates` [n, …], each scaled down, if need be, to the Euclidean norm `limit` over all its tensors.
 
     `copies`: further names under which a tensor counts in the norm, as in codes that clip a whole state dict. A limit
-    of None leaves all as they are. The product is taken tensor by tensor, so that no second copy of all units is made.
+    of None leaves all as they are. Tensors are worked on one after the other, so that no second copy of all is made.
     """
-    lengths = norms(updates, copies)
-    if limit is None:
-        return Clipped(stack_sum(updates), lengths)
-    scales = factors(lengths, limit)
-    return Clipped({name: stack_sum({name: rows_times(t, scales)})[name] for name, t in updates.items()}, lengths)
-
-
-def rows_times(tensor: Tensor, scales: Tensor) -> Tensor:
-    """Row k of a tensor [n, …] times number k of `scales` [n]."""
-    return tensor * scales.to(tensor.dtype).reshape(-1, *[1] * (tensor.dim() - 1))
+    lengths, total = norms(updates, copies), dict[str, Tensor]()
+    scales = None if limit is None else factors(lengths, limit)[:, None]
+    for names, rows in _bundles(updates):
+        short = rows if scales is None else rows * scales.to(rows.dtype)
+        parts = stack_sum({"": short})[""].split([updates[name][0].numel() for name in names])
+        total |= {name: part.view(updates[name].shape[1:]) for name, part in zip(names, parts, strict=True)}
+    return Clipped({name: total[name] for name in updates}, lengths)
 
 
 def norms(updates: Weights, copies: Mapping[str, int] | None = None) -> Tensor:
     """The Euclidean norm of each of n updates, float64 [n]; tensors with further names counted once for each."""
-    squares = [(1 + (copies or {}).get(name, 0)) * _squares(updates[name]) for name in sorted(updates)]
+    squares = [_squares(rows) for _, rows in _bundles(updates)]
+    squares += [
+        times * _squares(updates[name].reshape(len(updates[name]), -1))
+        for name, times in (copies or {}).items()
+        if name in updates
+    ]
     return stack_sum({"": torch.stack(squares)})[""].sqrt()  # its bits do not depend on n
 
 
@@ -57,9 +60,25 @@ def factors(lengths: Tensor, limit: float) -> Tensor:
     return torch.where(lengths > limit, SHORTER * limit / lengths, 1.0).to(torch.float32)
 
 
-def _squares(tensor: Tensor) -> Tensor:
+def _bundles(updates: Weights) -> Iterator[tuple[list[str], Tensor]]:
+    """Names of neighbouring tensors and their values side by side, [n, …]; a large tensor is a bundle of its own."""
+    names, size = list[str](), 0
+    for name in updates:
+        if names and (size + updates[name][0].numel() > BUNDLE or updates[name].dtype != updates[names[-1]].dtype):
+            yield names, _bundle(updates, names)
+            names, size = [], 0
+        names, size = [*names, name], size + updates[name][0].numel()
+    if names:
+        yield names, _bundle(updates, names)
+
+
+def _bundle(updates: Weights, names: list[str]) -> Tensor:
+    rows = [updates[name].reshape(len(updates[name]), -1) for name in names]
+    return rows[0] if len(rows) == 1 else torch.cat(rows, 1)
+
+
+def _squares(rows: Tensor) -> Tensor:
     """The sum of squares of each row, float64 [n]."""
-    rows = tensor.reshape(len(tensor), -1)
-    at_once = max(1, PIECE.get(tensor.device.type, LARGE_PIECE) // max(1, rows.shape[1]))
+    at_once = max(1, PIECE.get(rows.device.type, LARGE_PIECE) // max(1, rows.shape[1]))
     pieces = (piece.to(torch.float64, copy=True) for piece in rows.split(at_once))
     return torch.cat([piece.square_().sum(1) for piece in pieces])

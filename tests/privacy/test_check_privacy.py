@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fakes import Toy, experiment
@@ -16,7 +17,7 @@ from simfl.experiment import AdaptiveClip, Experiment, Privacy
 from simfl.privacy import mechanism, noise
 from simfl.privacy.measured import Measured
 from simfl.privacy.mechanism import Mechanism, Release
-from simfl.privacy.units import Clipped, factors, norms, rows_times
+from simfl.privacy.units import Clipped, factors, norms
 from simfl.protocol import Parts, Weights
 from simfl.weights import stack_sum
 
@@ -74,7 +75,8 @@ def clip_on_the_wrong_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def clip(updates: Weights, limit: float, copies: Any = None) -> Clipped:
         lengths = norms({"head.bias": updates["head.bias"]})
-        short = {name: rows_times(t, factors(lengths, limit)) for name, t in updates.items()}
+        scales = factors(lengths, limit)
+        short = {name: t * scales.reshape(-1, *[1] * (t.dim() - 1)) for name, t in updates.items()}
         return Clipped(stack_sum(short), lengths)
 
     monkeypatch.setattr(mechanism, "clipped", clip)
@@ -97,7 +99,9 @@ def sampled_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _drawn(draw: noise.Draw, tensor: str, like: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(draw(tensor, 0, like.numel())).float().view(like.shape)
+    values = np.empty(like.numel())
+    draw(tensor, 0, values)
+    return torch.from_numpy(values).float().view(like.shape)
 
 
 def seed_reused_over_phases(monkeypatch: pytest.MonkeyPatch) -> None:
