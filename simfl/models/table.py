@@ -145,8 +145,8 @@ def fitting() -> Iterator[str]:
         ("cnn", Cnn(channels=(2, 2), hidden=8), SEEN), ("mlp", Mlp(widths=(32, 8)), SEEN),
     ]  # fmt: skip
     for name, model, task in small:
-        last = {"targets": ("head",)} if name in ("cnn", "mlp") else {}
-        kinds = (Lora(**last), Bottleneck(), Prompt(), Bias(), Head(), LastLayers(1))
+        lora = Lora(targets=("head",)) if name in ("cnn", "mlp") else Lora()
+        kinds = (lora, Bottleneck(), Prompt(), Bias(), Head(), LastLayers(1))
         yield f"| {name} | " + " | ".join(_form(replace(model, adapters=kind), task) for kind in kinds) + " |"
 
 

@@ -13,12 +13,16 @@ from toy_words import Bars
 
 from simfl.data.partition import Official, Provider
 from simfl.experiment import Evaluate, Experiment
+from simfl.models import MODELS
 from simfl.models.albef import Albef
 from simfl.models.aster import Aster
+from simfl.models.cnn import Cnn
 from simfl.models.layout_t5 import LayoutT5
+from simfl.models.mlp import Mlp
 from simfl.models.vault import Vault
 from simfl.models.vilt import Vilt
 from simfl.models.vit import ViT
+from simfl.models.vt5 import VT5
 from simfl.objectives.docvqa import DocVqa
 from simfl.objectives.ranking import Ranking
 from simfl.objectives.recognition import Recognition
@@ -39,10 +43,13 @@ class Case:
 VQA = {"data": Corners(), "partition": Provider(clients=3), "objective": Vqa()}
 PAGES = VQA | {"objective": DocVqa(max_tokens=32, max_answer=8), "rounds": 4, "epochs": 4, "learning_rate": 5e-3}
 LISTED = VQA | {"objective": Ranking(answers=ANSWERS, soft="any"), "rounds": 4, "epochs": 4, "learning_rate": 5e-3}
+IMAGES = {"data": Toy(shape=(1, 16, 16)), "rounds": 4, "epochs": 3}
 WORDS = {
     "data": Bars(), "partition": Official(), "objective": Recognition(height=32, width=64, max_letters=4, beams=2),
     "rounds": 3, "epochs": 4, "learning_rate": 5e-3, "batch_size": 8,
 }  # fmt: skip
+VT5_SMALL = VT5(d_model=64, d_ff=128, num_layers=2, num_heads=2)
+SHUFFLED = Aster(encoder="shufflenet", norm="group", size="tiny", context=False)
 ASTER = {"size": "tiny", "context": False}  # a BiLSTM of 100 steps takes ten times as long to learn
 CASES = {
     "albef": Case({"model": Albef()} | LISTED, guessing=0.4),
@@ -50,12 +57,16 @@ CASES = {
     "aster": Case({"model": Aster(**ASTER)} | WORDS, guessing=0.35, ways=("loop",)),
     "aster with group norms": Case({"model": Aster(norm="group", **ASTER)} | WORDS, guessing=0.35, ways=("batch",)),
     "aster with shufflenet": Case({"model": Aster(encoder="shufflenet", **ASTER)} | WORDS, 0.35, ways=("loop",)),
+    "aster with shufflenet and group norms": Case({"model": SHUFFLED} | WORDS, 0.35, ways=("batch",)),
+    "cnn": Case({"model": Cnn(channels=(8, 8), hidden=16)} | IMAGES | {"learning_rate": 1e-2}, guessing=0.3),
     "layout_t5": Case({"model": LayoutT5()} | PAGES, guessing=0.2),
+    "mlp": Case({"model": Mlp(widths=(16,))} | IMAGES | {"learning_rate": 1e-2}, guessing=0.3),
     "vault": Case({"model": Vault(), "rounds": 4, "epochs": 3} | VQA, guessing=0.4),
     "vilt": Case({"model": Vilt(), "rounds": 4, "epochs": 3} | VQA, guessing=0.4),
-    "vit": Case({"model": ViT(image_size=16), "data": Toy(shape=(1, 16, 16)), "rounds": 4, "epochs": 3}, guessing=0.3),
+    "vit": Case({"model": ViT(image_size=16)} | IMAGES, guessing=0.3),
+    "vt5": Case({"model": VT5_SMALL} | PAGES, guessing=0.2),
 }
-FAST = (("albef", "batch"), ("aster", "loop"), ("vilt", "batch"), ("vit", "loop"))
+FAST = (("albef", "batch"), ("aster", "loop"), ("cnn", "loop"), ("mlp", "batch"), ("vilt", "batch"), ("vit", "loop"))
 RUNS = [
     pytest.param(name, way, marks=() if (name, way) in FAST else pytest.mark.slow)
     for name, case in CASES.items()
@@ -80,3 +91,11 @@ def test_a_tiny_backbone_learns(name: str, way: str, tmp_path: Path) -> None:
     metric = next(iter(summary["final"].values()))
     assert loss[-1] < 0.8 * loss[0]
     assert metric > case.guessing + 0.15, (metric, loss)
+
+
+def test_every_model_of_the_shelf_is_there() -> None:
+    assert {type(case.settings["model"]) for case in CASES.values()} == set(MODELS.values()) - {MODELS["own"]}
+    every = {type(case.settings["model"]): set[str]() for case in CASES.values()}
+    for case in CASES.values():
+        every[type(case.settings["model"])] |= set(case.ways)
+    assert all(ways == {"loop", "batch"} for ways in every.values())
