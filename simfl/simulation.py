@@ -9,18 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from simfl.cohort.fold import Fold
-from simfl.cohort.plan import VisitPlan, cohorts, pooled
+from simfl.cohort.plan import CohortPlan, Draft, VisitPlan, cohorts, pooled
 from simfl.cohort.stage import Stage
 from simfl.cohort.visit import CohortResult
 from simfl.cohort.wire import STATISTICS
 from simfl.engine.driver import Driver
-from simfl.engine.signals import Interrupted
 from simfl.errors import OutOfMemory
 from simfl.experiment import Experiment
+from simfl.memory import EMPTY
 from simfl.protocol import Means, Weights
 from simfl.runs.record import Rows
 from simfl.runs.rows import round_rows
@@ -57,7 +58,7 @@ def run(
                     driver.finish_round(*round_that_fits(driver, stage))
                 driver.leave_phase()
             return driver.finish("completed")
-        except Interrupted:
+        except KeyboardInterrupt:  # Interrupted, or what Ray makes of it when the signal finds it waiting
             return driver.finish("interrupted")
 
 
@@ -74,14 +75,14 @@ def one_round(driver: Driver, stage: Stage, before: Snapshot) -> tuple[Snapshot,
     """Sample, send down, train, fold, step: the snapshot after the round, and its rows for the tables."""
     phase, number, mechanism = stage.phase, before.round, stage.mechanism
     charged = driver.account.charge(before.charged, stage.index, number)
-    clients = sample_clients(phase, stage.num_clients, stage.seed, stage.index, number, stage.secure)
+    clients, visits = stage.drafts.pop(number, None) or draft(driver, stage, number)
     parts = phase.algorithm.download(before.server) | before.companions
     received, downloads, broadcast = before.broadcast.send(stage, number, parts, [] if phase.pooled else clients)
 
-    visits = [visit(driver, stage, before, client) for client in clients]
-    visits = [pooled(visits, phase.local)] if phase.pooled and visits else visits
+    visits = [replace(visit, memory=before.remembered(visit.client)) for visit in visits] if before.memory else visits
     plans = cohorts(visits, phase.local, driver.width, stage.index, number, driver.workers)
-    results = driver.train(plans, received, [plan.cost(phase.local) for plan in plans])
+    costs = [plan.cost(phase.local) for plan in plans]
+    results = driver.train(plans, received, costs, partial(upcoming, driver, stage, number + 1))
 
     memory = dict(before.memory)
     for result in results:
@@ -110,19 +111,35 @@ def step(stage: Stage, before: Snapshot, means: Means | None) -> Snapshot:
     return replace(before, server=server, buffers=buffers, clip=clip)
 
 
-def visit(driver: Driver, stage: Stage, before: Snapshot, client: int) -> VisitPlan:
-    """A client's visit: its rows (by sampled group, if groups are the unit), its weight, what it remembers."""
+def draft(driver: Driver, stage: Stage, number: int) -> Draft:
+    """Who takes part in a round, and the visits as if nobody remembered anything: all that is known before it."""
+    phase = stage.phase
+    clients = sample_clients(phase, stage.num_clients, stage.seed, stage.index, number, stage.secure)
+    visits = [visit(driver, stage, number, client) for client in clients]
+    return clients, [pooled(visits, phase.local)] if phase.pooled and visits else visits
+
+
+def upcoming(driver: Driver, stage: Stage, number: int) -> list[CohortPlan]:
+    """A round drafted while the one before it is trained elsewhere; none after the last."""
+    if number == stage.phase.rounds:
+        return []
+    _, visits = stage.drafts[number] = draft(driver, stage, number)
+    return cohorts(visits, stage.phase.local, driver.width, stage.index, number, driver.workers)
+
+
+def visit(driver: Driver, stage: Stage, number: int, client: int) -> VisitPlan:
+    """A client's visit: its rows (by sampled group, if groups are the unit) and its weight."""
     rows = driver.partition.rows(client)
     if stage.mechanism is not None and stage.mechanism.unit == "group":
         groups = driver.partition.groups(client)
-        names = sample_groups(len(groups), stage.mechanism.privacy, stage.seed, stage.index, before.round, client)
+        names = sample_groups(len(groups), stage.mechanism.privacy, stage.seed, stage.index, number, client)
         units = tuple(groups[j][1] for j in names)
-        return VisitPlan(client, 1.0, units, before.remembered(client), names=tuple(names))
+        return VisitPlan(client, 1.0, units, EMPTY, names=tuple(names))
     units = (rows,)
     if stage.phase.weighting == "uniform":
-        return VisitPlan(client, 1.0, units, before.remembered(client))
+        return VisitPlan(client, 1.0, units, EMPTY)
     relative = len(rows) / driver.partition.mean_size
-    return VisitPlan(client, float(len(rows)), units, before.remembered(client), relative)
+    return VisitPlan(client, float(len(rows)), units, EMPTY, relative)
 
 
 def units_of(results: Sequence[CohortResult]) -> list[int]:

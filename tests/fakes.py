@@ -240,7 +240,7 @@ class Scattered:
         for worker in self.workers:
             worker.begin(phase, base)
 
-    def train(self, plans: Sequence[Any], received: Parts, costs: Sequence[float]) -> list[Any]:
+    def train(self, plans: Sequence[Any], received: Parts, costs: Sequence[float], ahead: Any) -> list[Any]:
         return self._scatter("train", plans, received)
 
     def evaluate(self, plans: Sequence[Any], received: Parts) -> list[Any]:

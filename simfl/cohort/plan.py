@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -49,6 +50,15 @@ class CohortPlan:
     def cost(self, local: Local) -> int:
         """Local steps in all: what to dispatch first."""
         return sum(visit.num_steps(local) for visit in self.visits)
+
+
+Draft = tuple[list[int], list[VisitPlan]]  # a round's clients, and their visits as if nobody remembered anything
+Ahead = Callable[[], Sequence[CohortPlan]]  # the round after, drafted, for whoever waits for a device meanwhile
+
+
+def nothing_ahead() -> Sequence[CohortPlan]:
+    """Of a round after which none is known."""
+    return ()
 
 
 def num_steps(examples: int, local: Local) -> int:

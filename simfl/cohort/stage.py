@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from simfl.cohort.binding import Binding
 from simfl.cohort.observer import Deaf, Observer
+from simfl.cohort.plan import Draft
 from simfl.cohort.stacking import sent_to
 from simfl.errors import ConfigError
 from simfl.experiment import Phase
@@ -94,6 +95,8 @@ class Stage:
     pieces: int = 1  # of each local batch, whose gradients are taken apart
     taker: Callable[..., Any] | None = None  # who takes them: see `cohort.pieces`
     programs: Programs | None = None  # of local steps on a GPU; None: they run as written
+    drafts: dict[int, Draft] = field(default_factory=dict)  # rounds that were drafted ahead, on the driver
+    drawn: dict[tuple[int, int, int], Item] = field(default_factory=dict)  # (round, client, unit): items drawn ahead
 
     @property
     def secure(self) -> bool:

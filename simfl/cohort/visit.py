@@ -19,7 +19,7 @@ from simfl.cohort import group
 from simfl.cohort.attempts import attempt
 from simfl.cohort.fold import Fold
 from simfl.cohort.group import Group
-from simfl.cohort.plan import CohortPlan, VisitPlan
+from simfl.cohort.plan import Ahead, CohortPlan, VisitPlan, nothing_ahead
 from simfl.cohort.release import Released, release
 from simfl.cohort.stacking import row, sent_to
 from simfl.cohort.stage import Stage
@@ -48,15 +48,22 @@ class CohortResult:
 
 
 def train_cohort(
-    stage: Stage, store: Memory, plan: CohortPlan, received: Parts, way: str, on_error: str
+    stage: Stage,
+    store: Memory,
+    plan: CohortPlan,
+    received: Parts,
+    way: str,
+    on_error: str,
+    ahead: Ahead = nothing_ahead,
 ) -> CohortResult:
     """Every visit of the cohort; ClientError names the client that failed, unless failures are skipped.
 
-    A GPU is not asked what came out before all of its work is on its way. If something was not finite, the visits are
-    made once more, as they are pure functions, and looked at one group after the other.
+    A GPU is not asked what came out before all of its work is on its way, and while it is at work the batches of the
+    round after are drawn. If something was not finite, the visits are made once more, as they are pure functions, and
+    looked at one group after the other.
     """
     hasty = stage.device.type == "cuda"
-    result = _cohort(stage, store, plan, received, way, on_error, look=not hasty)
+    result = _cohort(stage, store, plan, received, way, on_error, not hasty, ahead if hasty else nothing_ahead)
     if result is None:
         result = _cohort(stage, store, plan, received, way, on_error, look=True)
     assert result is not None
@@ -64,7 +71,14 @@ def train_cohort(
 
 
 def _cohort(
-    stage: Stage, store: Memory, plan: CohortPlan, received: Parts, way: str, on_error: str, look: bool
+    stage: Stage,
+    store: Memory,
+    plan: CohortPlan,
+    received: Parts,
+    way: str,
+    on_error: str,
+    look: bool,
+    ahead: Ahead = nothing_ahead,
 ) -> CohortResult | None:
     """The cohort, or None if nobody looked and something was not finite."""
     result, folds, position = CohortResult(plan.index, plan.size), dict[str, Fold](), 0
@@ -92,6 +106,7 @@ def _cohort(
     with measured("commit"):
         store.sync(result.memory.values())
     result.said += [] if stage.programs is None else stage.programs.news()
+    group.draw(stage, ahead())
     with measured("train"):  # waits for all that a GPU has to do
         if good and not bool(torch.stack(good).all()):
             return None

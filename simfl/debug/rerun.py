@@ -17,7 +17,7 @@ import torch
 
 from simfl import cache, simulation
 from simfl.cohort.observer import Observer
-from simfl.cohort.plan import CohortPlan
+from simfl.cohort.plan import Ahead, CohortPlan
 from simfl.cohort.stage import Stage
 from simfl.cohort.visit import CohortResult
 from simfl.data.holdings import Partition
@@ -227,7 +227,9 @@ class _Sitting:
     worker: Worker | None = None
     workers: None = None  # a round is cut into the smallest cohorts
 
-    def train(self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float]) -> list[CohortResult]:
+    def train(
+        self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float], ahead: Ahead
+    ) -> list[CohortResult]:
         if self.worker is None:
             raise _Opened(plans, received)
         return [self.worker.train(plan, received) for plan in plans]

@@ -15,7 +15,7 @@ from typing import Any
 
 from simfl import cache, files
 from simfl.cohort.pieces import Piece, Slope, Step
-from simfl.cohort.plan import CohortPlan
+from simfl.cohort.plan import Ahead, CohortPlan
 from simfl.cohort.stage import Stage
 from simfl.cohort.visit import CohortResult, train_cohort
 from simfl.cohort.wire import STATISTICS
@@ -153,11 +153,16 @@ class Driver:
         self.record.narrow(self.snapshot.step, width // 2)
         self.audience.message(f"{error}; from round {self.snapshot.step + 1} on cohorts are {width // 2} clients wide")
 
-    def train(self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float]) -> list[CohortResult]:
-        """The cohorts' results in the order of the plans."""
+    def train(
+        self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float], ahead: Ahead
+    ) -> list[CohortResult]:
+        """The cohorts' results in the order of the plans; `ahead` is asked for the round after meanwhile."""
         assert self.stage is not None
         alone = self.stage.pieces == 1 or len(plans) >= self.pool.num_workers
-        results = self.pool.train(plans, received, costs) if alone else [self._lead(plan, received) for plan in plans]
+        if alone:
+            results = self.pool.train(plans, received, costs, ahead)
+        else:
+            results = [self._lead(plan, received) for plan in plans]
         self.stopwatch.count((result.clock for result in results), training=True)
         for result in results:
             for text in result.said:

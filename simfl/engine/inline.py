@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from simfl.cohort.pieces import Piece, Slope, Step
-from simfl.cohort.plan import CohortPlan
+from simfl.cohort.plan import Ahead, CohortPlan
 from simfl.cohort.visit import CohortResult
 from simfl.engine.worker import Setup, Worker
 from simfl.errors import OutOfMemory
@@ -26,8 +27,13 @@ class Pool(Protocol):
     def begin(self, phase: int, base: Weights) -> None:
         """Bring every worker into a phase."""
 
-    def train(self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float]) -> list[CohortResult]:
-        """Results in the order of the plans; OutOfMemory if a cohort does not fit, also alone on a fresh worker."""
+    def train(
+        self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float], ahead: Ahead
+    ) -> list[CohortResult]:
+        """Results in the order of the plans; OutOfMemory if a cohort does not fit, also alone on a fresh worker.
+
+        `ahead` gives the round after, to be asked while there is nothing to do but wait.
+        """
 
     def slopes(self, pieces: Sequence[Piece], shared: Step) -> list[Slope]:
         """What the pieces of a local batch add to its gradient, in their order; OutOfMemory if one does not fit."""
@@ -48,8 +54,10 @@ class Inline:
     def begin(self, phase: int, base: Weights) -> None:
         self.worker.begin(phase, base)
 
-    def train(self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float]) -> list[CohortResult]:
-        return self._each(self.worker.train, plans, received, cohort_names(plans))
+    def train(
+        self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float], ahead: Ahead
+    ) -> list[CohortResult]:
+        return self._each(partial(self.worker.train, ahead=ahead), plans, received, cohort_names(plans))
 
     def slopes(self, pieces: Sequence[Piece], shared: Step) -> list[Slope]:
         return [self.worker.slope(piece, shared, shared.received) for piece in pieces]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from simfl.cohort.pieces import Piece, Slope, Step
-from simfl.cohort.plan import CohortPlan
+from simfl.cohort.plan import Ahead, CohortPlan
 from simfl.cohort.visit import CohortResult
 from simfl.engine import watchdog
 from simfl.engine.berths import Berths
@@ -82,9 +82,12 @@ class RayPool:
         while len(self.starting) == self.num_workers:
             self._started(self._first({}, ()))
 
-    def train(self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float]) -> list[CohortResult]:
+    def train(
+        self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float], ahead: Ahead
+    ) -> list[CohortResult]:
         errands = Errands(cohort_names(plans), costs)
-        return self._map("train", plans, [self._put(received)], errands, lambda plan: [v.memory for v in plan.visits])
+        shared = [self._put(received)]
+        return self._map("train", plans, shared, errands, lambda plan: [v.memory for v in plan.visits], ahead)
 
     def slopes(self, pieces: Sequence[Piece], shared: Step) -> list[Slope]:
         names = [f"{len(piece.rows)} examples of client {piece.client}" for piece in pieces]
@@ -109,8 +112,12 @@ class RayPool:
         shared: Sequence[Any],
         errands: Errands,
         needs: Callable[[Any], Sequence[str]],
+        meanwhile: Callable[[], Any] | None = None,
     ) -> list[Any]:
-        """Results in the order of the plans; `needs` are the digests of client memory that a plan reads."""
+        """Results in the order of the plans; `needs` are the digests of client memory that a plan reads.
+
+        `meanwhile` is called once, when everybody is at work.
+        """
         self._welcome()
         began = time.perf_counter()
         results: list[Any] = [None] * len(plans)
@@ -125,6 +132,9 @@ class RayPool:
                 running[call] = Call(place, work)
             if not running and errands.empty:
                 return results
+            if meanwhile is not None:
+                meanwhile()
+                meanwhile = None
             ready = self._first(running, errands.names)
             if ready in self.starting:
                 idle += self._started(ready)
