@@ -5,7 +5,9 @@ Two 3Ã—3 convolutions, one pooling, one dense layer: 1,206,590 parameters on 28Ã
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 from torch import Tensor, nn
@@ -17,10 +19,11 @@ from simfl.models.base import Model, default_trained, mixed, seeded
 from simfl.models.dropout import install
 from simfl.models.hashed import Ratio
 from simfl.models.mlp import as_float, shape_and_classes
+from simfl.models.pooling import MeanPool
 from simfl.protocol import Outputs, Task
 from simfl.ranges import Count, Limit
 
-POOLS: dict[str, type[nn.Module]] = {"avg": nn.AvgPool2d, "max": nn.MaxPool2d}
+POOLS: dict[str, Callable[[], nn.Module]] = {"avg": MeanPool, "max": partial(nn.MaxPool2d, 2)}
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
 
 Half = Annotated[float, Limit("a number of at least 0 and below 0.5", lambda p: 0 <= p < 0.5)]
@@ -74,7 +77,7 @@ class CnnNetwork(nn.Module):
         self.conv1 = nn.Conv2d(shape[0], first, 3)
         self.conv2 = nn.Conv2d(first, second, 3)
         self.activation = ACTIVATIONS[settings.activation]()
-        self.pool = POOLS[settings.pool](2)
+        self.pool = POOLS[settings.pool]()
         self.dropout1 = nn.Dropout(settings.dropout)
         self.dense = nn.Linear(second * ((shape[1] - 4) // 2) * ((shape[2] - 4) // 2), settings.hidden)
         self.dropout2 = nn.Dropout(2 * settings.dropout)
