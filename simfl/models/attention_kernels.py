@@ -1,7 +1,7 @@
 """The kernels of `models.fused_attention`: scores never leave the chip. A program's second index is example and head.
 
-S = q·kᵀ·scale + bias + mask     P = softmax(S)     Z = P where kept, over the share kept     out = Z·v
-D = Σ out·dout                   dZ = dout·vᵀ       dS = P·(dZ where kept, over the share − D)
+S = q·kᵀ·scale + bias + mask     P = softmax(S)     Z = P where kept, lifted by 1 / the share kept     out = Z·v
+D = Σ out·dout                   dZ = dout·vᵀ       dS = P·(dZ where kept, lifted − D)
 dq = dS·k·scale                  dk = dSᵀ·q·scale   dv = Zᵀ·dout
 """
 
@@ -9,7 +9,7 @@ dq = dS·k·scale                  dk = dSᵀ·q·scale   dv = Zᵀ·dout
 import triton
 import triton.language as tl
 
-from simfl.models.dropout_kernel import kept
+from simfl.models.dropout_kernel import kept, salted
 
 
 @triton.jit
@@ -18,13 +18,16 @@ def _scores(
     bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s,
     BIASED: tl.constexpr, MASKED: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
-    """S for these rows and columns, −inf beyond the last column."""
+    """S for these rows and columns, −inf beyond the last column. MASKED: 0, 1 by column alone, 2 by row too."""
     scores = tl.dot(q, tl.trans(k), input_precision=PRODUCTS) * scale
     inside = (rows < L)[:, None] & (columns < S)[None, :]
     if BIASED:
         at = bias + batch * bias_b + head * bias_h + rows[:, None] * bias_l + columns[None, :] * bias_s
         scores += tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    if MASKED:
+    if MASKED == 1:
+        at = mask + batch * mask_b + head * mask_h + columns * mask_s
+        scores += tl.load(at, mask=columns < S, other=0.0).to(tl.float32)[None, :]
+    if MASKED == 2:
         at = mask + batch * mask_b + head * mask_h + rows[:, None] * mask_l + columns[None, :] * mask_s
         scores += tl.load(at, mask=inside, other=0.0).to(tl.float32)
     return tl.where((columns < S)[None, :], scores, float("-inf"))
@@ -32,8 +35,9 @@ def _scores(
 
 @triton.jit
 def forward(
-    q, k, v, bias, mask, salts, highs, out, lse, H, L, S, scale, first, examples, dropped, share,
+    q, k, v, bias, mask, seeds, out, lse, H, L, S, scale, mark, first, examples, dropped, lift,
     bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s,
+    q_b, q_h, q_l, k_b, k_h, k_s, v_b, v_h, v_s, out_b, out_h, out_l,
     BIASED: tl.constexpr, MASKED: tl.constexpr, DROPS: tl.constexpr,
     D: tl.constexpr, BL: tl.constexpr, BS: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
@@ -41,21 +45,21 @@ def forward(
     both = tl.program_id(1)
     batch, head = (both // H).to(tl.int64), (both % H).to(tl.int64)
     rows, depth = tl.program_id(0) * BL + tl.arange(0, BL), tl.arange(0, D)
-    q += both.to(tl.int64) * L * D
-    k += both.to(tl.int64) * S * D
-    v += both.to(tl.int64) * S * D
+    q += batch * q_b + head * q_h
+    k += batch * k_b + head * k_h
+    v += batch * v_b + head * v_h
     here = (rows < L)[:, None]
-    queries = tl.load(q + rows[:, None] * D + depth[None, :], mask=here, other=0.0)
+    queries = tl.load(q + rows[:, None] * q_l + depth[None, :], mask=here, other=0.0)
     top, total = tl.full((BL,), float("-inf"), tl.float32), tl.zeros((BL,), tl.float32)
     mixed = tl.zeros((BL, D), tl.float32)
     if DROPS:
-        salt, high = tl.load(salts + batch // examples), tl.load(highs + batch // examples)
+        salt, high = salted(tl.load(seeds + batch // examples), mark)
         base = first + ((batch % examples).to(tl.int32) * H + head.to(tl.int32)) * L * S
     for start in range(0, S, BS):
         columns = start + tl.arange(0, BS)
         there = (columns < S)[:, None]
-        keys = tl.load(k + columns[:, None] * D + depth[None, :], mask=there, other=0.0)
-        values = tl.load(v + columns[:, None] * D + depth[None, :], mask=there, other=0.0)
+        keys = tl.load(k + columns[:, None] * k_s + depth[None, :], mask=there, other=0.0)
+        values = tl.load(v + columns[:, None] * v_s + depth[None, :], mask=there, other=0.0)
         scores = _scores(
             queries, keys, bias, mask, batch, head, rows, columns, L, S, scale,
             bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s, BIASED, MASKED, PRODUCTS,
@@ -65,19 +69,20 @@ def forward(
         total = total * shrink + tl.sum(chances, 1)
         if DROPS:
             stays = kept(base + rows[:, None] * S + columns[None, :], salt, high, dropped)
-            chances = tl.where(stays, chances / share, 0.0)
+            chances = tl.where(stays, chances * lift, 0.0)
         mixed = mixed * shrink[:, None]
         mixed = tl.dot(chances.to(values.dtype), values, mixed, input_precision=PRODUCTS)
         top = higher
     tl.store(lse + both.to(tl.int64) * L + rows, top + tl.log(total), mask=rows < L)
-    out += both.to(tl.int64) * L * D
-    tl.store(out + rows[:, None] * D + depth[None, :], (mixed / total[:, None]).to(out.dtype.element_ty), mask=here)
+    out += batch * out_b + head * out_h
+    tl.store(out + rows[:, None] * out_l + depth[None, :], (mixed / total[:, None]).to(out.dtype.element_ty), mask=here)
 
 
 @triton.jit
 def to_queries(
-    q, k, v, bias, mask, salts, highs, dout, lse, inner, dq, H, L, S, scale, first, examples, dropped, share,
+    q, k, v, bias, mask, seeds, dout, lse, inner, dq, H, L, S, scale, mark, first, examples, dropped, lift,
     bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s,
+    q_b, q_h, q_l, k_b, k_h, k_s, v_b, v_h, v_s, out_b, out_h, out_l,
     BIASED: tl.constexpr, MASKED: tl.constexpr, DROPS: tl.constexpr,
     D: tl.constexpr, BL: tl.constexpr, BS: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
@@ -85,24 +90,24 @@ def to_queries(
     both = tl.program_id(1)
     batch, head = (both // H).to(tl.int64), (both % H).to(tl.int64)
     rows, depth = tl.program_id(0) * BL + tl.arange(0, BL), tl.arange(0, D)
-    q += both.to(tl.int64) * L * D
-    dout += both.to(tl.int64) * L * D
-    k += both.to(tl.int64) * S * D
-    v += both.to(tl.int64) * S * D
+    q += batch * q_b + head * q_h
+    dout += batch * out_b + head * out_h
+    k += batch * k_b + head * k_h
+    v += batch * v_b + head * v_h
     here = (rows < L)[:, None]
-    queries = tl.load(q + rows[:, None] * D + depth[None, :], mask=here, other=0.0)
-    slopes = tl.load(dout + rows[:, None] * D + depth[None, :], mask=here, other=0.0)
+    queries = tl.load(q + rows[:, None] * q_l + depth[None, :], mask=here, other=0.0)
+    slopes = tl.load(dout + rows[:, None] * out_l + depth[None, :], mask=here, other=0.0)
     logs = tl.load(lse + both.to(tl.int64) * L + rows, mask=rows < L, other=float("inf"))
     product = tl.load(inner + both.to(tl.int64) * L + rows, mask=rows < L, other=0.0)
     total = tl.zeros((BL, D), tl.float32)
     if DROPS:
-        salt, high = tl.load(salts + batch // examples), tl.load(highs + batch // examples)
+        salt, high = salted(tl.load(seeds + batch // examples), mark)
         base = first + ((batch % examples).to(tl.int32) * H + head.to(tl.int32)) * L * S
     for start in range(0, S, BS):
         columns = start + tl.arange(0, BS)
         there = (columns < S)[:, None]
-        keys = tl.load(k + columns[:, None] * D + depth[None, :], mask=there, other=0.0)
-        values = tl.load(v + columns[:, None] * D + depth[None, :], mask=there, other=0.0)
+        keys = tl.load(k + columns[:, None] * k_s + depth[None, :], mask=there, other=0.0)
+        values = tl.load(v + columns[:, None] * v_s + depth[None, :], mask=there, other=0.0)
         scores = _scores(
             queries, keys, bias, mask, batch, head, rows, columns, L, S, scale,
             bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s, BIASED, MASKED, PRODUCTS,
@@ -111,17 +116,18 @@ def to_queries(
         pull = tl.dot(slopes, tl.trans(values), input_precision=PRODUCTS)
         if DROPS:
             stays = kept(base + rows[:, None] * S + columns[None, :], salt, high, dropped)
-            pull = tl.where(stays, pull / share, 0.0)
+            pull = tl.where(stays, pull * lift, 0.0)
         change = chances * (pull - product[:, None])
         total = tl.dot(change.to(keys.dtype), keys, total, input_precision=PRODUCTS)
-    dq += both.to(tl.int64) * L * D
-    tl.store(dq + rows[:, None] * D + depth[None, :], (total * scale).to(dq.dtype.element_ty), mask=here)
+    dq += batch * q_b + head * q_h
+    tl.store(dq + rows[:, None] * q_l + depth[None, :], (total * scale).to(dq.dtype.element_ty), mask=here)
 
 
 @triton.jit
 def to_keys(
-    q, k, v, bias, mask, salts, highs, dout, lse, inner, dk, dv, H, L, S, scale, first, examples, dropped, share,
+    q, k, v, bias, mask, seeds, dout, lse, inner, dk, dv, H, L, S, scale, mark, first, examples, dropped, lift,
     bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s,
+    q_b, q_h, q_l, k_b, k_h, k_s, v_b, v_h, v_s, out_b, out_h, out_l,
     BIASED: tl.constexpr, MASKED: tl.constexpr, DROPS: tl.constexpr,
     D: tl.constexpr, BL: tl.constexpr, BS: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
@@ -129,22 +135,22 @@ def to_keys(
     both = tl.program_id(1)
     batch, head = (both // H).to(tl.int64), (both % H).to(tl.int64)
     columns, depth = tl.program_id(0) * BS + tl.arange(0, BS), tl.arange(0, D)
-    q += both.to(tl.int64) * L * D
-    dout += both.to(tl.int64) * L * D
-    k += both.to(tl.int64) * S * D
-    v += both.to(tl.int64) * S * D
+    q += batch * q_b + head * q_h
+    dout += batch * out_b + head * out_h
+    k += batch * k_b + head * k_h
+    v += batch * v_b + head * v_h
     there = (columns < S)[:, None]
-    keys = tl.load(k + columns[:, None] * D + depth[None, :], mask=there, other=0.0)
-    values = tl.load(v + columns[:, None] * D + depth[None, :], mask=there, other=0.0)
+    keys = tl.load(k + columns[:, None] * k_s + depth[None, :], mask=there, other=0.0)
+    values = tl.load(v + columns[:, None] * v_s + depth[None, :], mask=there, other=0.0)
     to_key, to_value = tl.zeros((BS, D), tl.float32), tl.zeros((BS, D), tl.float32)
     if DROPS:
-        salt, high = tl.load(salts + batch // examples), tl.load(highs + batch // examples)
+        salt, high = salted(tl.load(seeds + batch // examples), mark)
         base = first + ((batch % examples).to(tl.int32) * H + head.to(tl.int32)) * L * S
     for start in range(0, L, BL):
         rows = start + tl.arange(0, BL)
         here = (rows < L)[:, None]
-        queries = tl.load(q + rows[:, None] * D + depth[None, :], mask=here, other=0.0)
-        slopes = tl.load(dout + rows[:, None] * D + depth[None, :], mask=here, other=0.0)
+        queries = tl.load(q + rows[:, None] * q_l + depth[None, :], mask=here, other=0.0)
+        slopes = tl.load(dout + rows[:, None] * out_l + depth[None, :], mask=here, other=0.0)
         logs = tl.load(lse + both.to(tl.int64) * L + rows, mask=rows < L, other=float("inf"))
         product = tl.load(inner + both.to(tl.int64) * L + rows, mask=rows < L, other=0.0)
         scores = _scores(
@@ -156,12 +162,12 @@ def to_keys(
         used = chances
         if DROPS:
             stays = kept(base + rows[:, None] * S + columns[None, :], salt, high, dropped)
-            pull = tl.where(stays, pull / share, 0.0)
-            used = tl.where(stays, chances / share, 0.0)
+            pull = tl.where(stays, pull * lift, 0.0)
+            used = tl.where(stays, chances * lift, 0.0)
         change = chances * (pull - product[:, None])
         to_value = tl.dot(tl.trans(used).to(slopes.dtype), slopes, to_value, input_precision=PRODUCTS)
         to_key = tl.dot(tl.trans(change).to(queries.dtype), queries, to_key, input_precision=PRODUCTS)
-    dk += both.to(tl.int64) * S * D
-    dv += both.to(tl.int64) * S * D
-    tl.store(dk + columns[:, None] * D + depth[None, :], (to_key * scale).to(dk.dtype.element_ty), mask=there)
-    tl.store(dv + columns[:, None] * D + depth[None, :], to_value.to(dv.dtype.element_ty), mask=there)
+    dk += batch * k_b + head * k_h
+    dv += batch * v_b + head * v_h
+    tl.store(dk + columns[:, None] * k_s + depth[None, :], (to_key * scale).to(dk.dtype.element_ty), mask=there)
+    tl.store(dv + columns[:, None] * v_s + depth[None, :], to_value.to(dv.dtype.element_ty), mask=there)

@@ -24,7 +24,9 @@ def keyed_bits(key: Tensor, layer: int, count: int, first: int = 0) -> Tensor:
     A 32-bit finaliser (xor-shift-multiply, Wellons' 'lowbias32') over a counter, keyed before and within; each word
     serves two positions. int32 arithmetic wraps, and shifts are made logical by a mask.
     """
-    salt, high = salted(key, layer)
+    low, high = (key & 0xFFFFFFFF).to(torch.int32), (key >> 32).to(torch.int32)
+    salt = (low * 0x3C6EF35F) ^ mark(layer)
+    salt = salt ^ ((salt >> 13) & 0x7FFFF)
     x = torch.arange(first // 2, -(-(first + count) // 2), dtype=torch.int32, device=key.device) ^ salt[..., None]
     x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
     x = x ^ high[..., None]
@@ -33,11 +35,9 @@ def keyed_bits(key: Tensor, layer: int, count: int, first: int = 0) -> Tensor:
     return x.view(torch.int16)[..., first % 2 : first % 2 + count]
 
 
-def salted(key: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-    """What the hash of `keyed_bits` is keyed by before and within: int32, shaped as `key`."""
-    low, high = (key & 0xFFFFFFFF).to(torch.int32), (key >> 32).to(torch.int32)
-    salt = (low * 0x3C6EF35F) ^ (layer * 0x632BE5AB & 0x7FFFFFFF)
-    return salt ^ ((salt >> 13) & 0x7FFFF), high
+def mark(layer: int) -> int:
+    """A layer's number spread over 31 bits."""
+    return layer * 0x632BE5AB & 0x7FFFFFFF
 
 
 def keyed_keep(key: Tensor, layer: int, count: int, p: float) -> tuple[Tensor, float]:
@@ -59,8 +59,8 @@ def keyed_dropout(x: Tensor, p: float, layer: int) -> Tensor:
         return x
     count = x.numel() // step.groups
     if x.is_cuda and not step.stacked and x.is_floating_point() and _kernel() is not None:
-        salts, highs = salted(step.keys.reshape(-1), layer)
-        dropped: Tensor = _Dropout.apply(x, salts, highs, part().before(count), round(p * HALF))
+        numbers = [mark(layer), part().before(count), round(p * HALF)]
+        dropped: Tensor = _Dropout.apply(x, step.keys.reshape(-1), numbers)
         return dropped
     keep, share = keyed_keep(step.keys, layer, count, p)
     return x * (keep.reshape(x.shape).to(x.dtype) / share)
@@ -70,34 +70,33 @@ class _Dropout(torch.autograd.Function):
     """On a GPU as one kernel, which tracing and compiling see as one operator; the gradient drops the same places."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, salts: Tensor, highs: Tensor, first: int, dropped: int) -> Tensor:
-        ctx.save_for_backward(salts, highs)
-        ctx.numbers = first, dropped
-        out: Tensor = torch.ops.simfl.keyed_dropout(x.contiguous(), salts, highs, first, dropped)
+    def forward(ctx: Any, x: Tensor, keys: Tensor, numbers: list[int]) -> Tensor:
+        ctx.save_for_backward(keys)
+        ctx.numbers = numbers
+        out: Tensor = torch.ops.simfl.keyed_dropout(x.contiguous(), keys, numbers)
         return out
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Any:
-        return (
-            torch.ops.simfl.keyed_dropout(slope.contiguous(), *ctx.saved_tensors, *ctx.numbers),
-            None,
-            None,
-            None,
-            None,
-        )
+        return torch.ops.simfl.keyed_dropout(slope.contiguous(), *ctx.saved_tensors, ctx.numbers), None, None
 
 
 @torch.library.custom_op("simfl::keyed_dropout", mutates_args=())
-def _keyed_dropout(x: Tensor, salts: Tensor, highs: Tensor, first: int, dropped: int) -> Tensor:
-    """Of `x`, equal parts of which have a key each, as `salted` gives it."""
-    out, count, block = torch.empty_like(x), x.numel() // len(salts), 1024
-    grid = (-(-count // block), len(salts))
-    _kernel().forward[grid](x, salts, highs, out, count, first, dropped, 1.0 - dropped / HALF, block, num_warps=4)
+def _keyed_dropout(x: Tensor, keys: Tensor, numbers: list[int]) -> Tensor:
+    """Of `x`, equal parts of which have a key each. `numbers`: the layer's mark, places before `x`, share dropped."""
+    out, count, block = torch.empty_like(x), x.numel() // len(keys), 1024
+    grid = (-(-count // block), len(keys))
+    _kernel().forward[grid](x, keys, out, count, *numbers, lift(numbers[2]), block, num_warps=4)
     return out
 
 
+def lift(dropped: int) -> float:
+    """What is kept is multiplied by, if so many of HALF are dropped."""
+    return 1.0 / (1.0 - dropped / HALF)
+
+
 @_keyed_dropout.register_fake
-def _(x: Tensor, salts: Tensor, highs: Tensor, first: int, dropped: int) -> Tensor:
+def _(x: Tensor, keys: Tensor, numbers: list[int]) -> Tensor:
     return torch.empty_like(x)
 
 

@@ -6,6 +6,14 @@ import triton.language as tl
 
 
 @triton.jit
+def salted(key, mark):
+    """What the hash is keyed by before and within: int32. `key` is int64, `mark` that of the layer."""
+    salt = ((key & 0xFFFFFFFF).to(tl.uint32) * 0x3C6EF35F) ^ mark.to(tl.uint32)
+    salt = salt ^ (salt >> 13)
+    return salt.to(tl.int32, bitcast=True), (key >> 32).to(tl.int32)
+
+
+@triton.jit
 def kept(position, salt, high, dropped):
     """Whether values stay: 16 bits of a hash of their place, as `dropout.keyed_bits` has them. `position` is int32."""
     x = ((position >> 1) ^ salt).to(tl.uint32)
@@ -19,13 +27,13 @@ def kept(position, salt, high, dropped):
 
 
 @triton.jit
-def forward(x, salts, highs, out, count, first, dropped, share, BLOCK: tl.constexpr):
+def forward(x, keys, out, count, mark, first, dropped, lift, BLOCK: tl.constexpr):
     """out [groups, count] from x; the second index of a program is the group."""
     group = tl.program_id(1)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    salt, high = tl.load(salts + group), tl.load(highs + group)
+    salt, high = salted(tl.load(keys + group), mark)
     at = group.to(tl.int64) * count + place
     here = place < count
     values = tl.load(x + at, mask=here, other=0.0)
-    scaled = (values.to(tl.float32) / share).to(values.dtype)
+    scaled = (values.to(tl.float32) * lift).to(values.dtype)
     tl.store(out + at, tl.where(kept(first + place, salt, high, dropped), scaled, 0.0), mask=here)

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from simfl.models.dropout import HALF, salted
+from simfl.models.dropout import HALF, lift, mark
 from simfl.passing import current, part
 
 DEPTHS = (16, 32, 64, 128)
-TILE = 64  # queries and keys at a time
+TILE, WARPS, STAGES = 64, 4, 2  # queries and keys at a time
 
 
 def available(query: Tensor, bias: Tensor | None, mask: Tensor | None) -> bool:
@@ -46,14 +46,12 @@ def attend(
     """
     step, groups = current(), current().groups
     dropped = round(dropout * HALF) if step.key is not None else 0
-    if dropped:
-        salts, highs = salted(step.keys.reshape(-1), layer)
-    else:
-        salts = highs = torch.zeros(1, dtype=torch.int32, device=query.device)
+    bias = None if bias is None else bias if bias.stride(-1) == 1 else bias.contiguous()
+    seeds = step.keys.reshape(-1) if dropped else None
     first = part().before(query.shape[1] * query.shape[2] * key.shape[2] * len(query))
-    numbers = [first, len(query) // groups, dropped]
+    numbers = [mark(layer), first, len(query) // groups, dropped]
     exact = torch.get_float32_matmul_precision() == "highest"
-    out: Tensor = _Attention.apply(query, key, value, bias, mask, salts, highs, scale, numbers, exact)
+    out: Tensor = _Attention.apply(query, key, value, bias, mask, seeds, scale, numbers, exact)
     return out
 
 
@@ -62,84 +60,112 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
-        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-        bias, mask, salts, highs, scale, numbers, exact = rest
-        out, lse = torch.ops.simfl.attend(query, key, value, bias, mask, salts, highs, scale, numbers, exact)
-        ctx.save_for_backward(query, key, value, bias, mask, salts, highs, out, lse)
+        query, key, value = _laid(query), _laid(key), _laid(value)
+        bias, mask, seeds, scale, numbers, exact = rest
+        out, lse = torch.ops.simfl.attend(query, key, value, bias, mask, seeds, scale, numbers, exact)
+        ctx.save_for_backward(query, key, value, bias, mask, seeds, out, lse)
         ctx.settings = scale, numbers, exact
         return out
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> Any:
-        query, key, value, bias, mask, salts, highs, out, lse = ctx.saved_tensors
+        query, key, value, bias, mask, seeds, out, lse = ctx.saved_tensors
         inner = (dout.to(torch.float32) * out.to(torch.float32)).sum(-1)
         slopes = torch.ops.simfl.attend_backward(
-            query, key, value, bias, mask, salts, highs, dout.contiguous(), lse, inner, *ctx.settings
+            query, key, value, bias, mask, seeds, _laid(dout), lse, inner, *ctx.settings
         )
-        return (*slopes, None, None, None, None, None, None, None)
+        return (*slopes, None, None, None, None, None, None)
 
 
 @torch.library.custom_op("simfl::attend", mutates_args=())
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, mask: Tensor | None, salts: Tensor, highs: Tensor,
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, mask: Tensor | None, seeds: Tensor | None,
     scale: float, numbers: list[int], exact: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    query, key, value = _laid(query), _laid(key), _laid(value)
     batch, heads, length, depth = query.shape
-    out, lse = torch.empty_like(query), query.new_empty((batch, heads, length), dtype=torch.float32)
+    out, lse = _results(query)
     tile, common = _tile(length), _common(query, key, bias, mask, scale, numbers)
     grid = (-(-length // tile), batch * heads)
     spread = _spread(query, key, bias, mask)
     _kernels().forward[grid](
-        query, key, value, bias if bias is not None else query, mask if mask is not None else query, salts, highs,
-        out, lse, *common, *spread, bias is not None, mask is not None, numbers[2] > 0,
-        depth, tile, _tile(key.shape[2]), _products(exact), num_warps=4, num_stages=2,
+        query, key, value, bias if bias is not None else query, mask if mask is not None else query,
+        seeds if seeds is not None else query, out, lse, *common, *spread, *_steps(query, key, value, out),
+        bias is not None, _masked(mask), numbers[3] > 0, depth, tile, _tile(key.shape[2]), _products(exact),
+        num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     return out, lse
 
 
 @_attend.register_fake
 def _(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, mask: Tensor | None, salts: Tensor, highs: Tensor,
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, mask: Tensor | None, seeds: Tensor | None,
     scale: float, numbers: list[int], exact: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return torch.empty_like(query), query.new_empty(query.shape[:3], dtype=torch.float32)
+    return _results(query)
 
 
 @torch.library.custom_op("simfl::attend_backward", mutates_args=())
 def _attend_backward(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, mask: Tensor | None, salts: Tensor, highs: Tensor,
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, mask: Tensor | None, seeds: Tensor | None,
     dout: Tensor, lse: Tensor, inner: Tensor, scale: float, numbers: list[int], exact: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    query, key, value, dout = _laid(query), _laid(key), _laid(value), _laid(dout)
     batch, heads, length, depth = query.shape
     dq, dk, dv = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     rows, columns = _tile(length), _tile(key.shape[2])
     given = (
-        query, key, value, bias if bias is not None else query, mask if mask is not None else query, salts, highs,
-        dout, lse, inner,
+        query, key, value, bias if bias is not None else query, mask if mask is not None else query,
+        seeds if seeds is not None else query, dout, lse, inner,
     )  # fmt: skip
     after = (
         *_common(query, key, bias, mask, scale, numbers), *_spread(query, key, bias, mask),
-        bias is not None, mask is not None, numbers[2] > 0, depth, rows, columns, _products(exact),
+        *_steps(query, key, value, dout),
+        bias is not None, _masked(mask), numbers[3] > 0, depth, rows, columns, _products(exact),
     )  # fmt: skip
     kernels = _kernels()
-    kernels.to_queries[(-(-length // rows), batch * heads)](*given, dq, *after, num_warps=4, num_stages=2)
-    kernels.to_keys[(-(-key.shape[2] // columns), batch * heads)](*given, dk, dv, *after, num_warps=4, num_stages=2)
+    kernels.to_queries[(-(-length // rows), batch * heads)](*given, dq, *after, num_warps=WARPS, num_stages=STAGES)
+    kernels.to_keys[(-(-key.shape[2] // columns), batch * heads)](
+        *given, dk, dv, *after, num_warps=WARPS, num_stages=STAGES
+    )
     return dq, dk, dv
 
 
 @_attend_backward.register_fake
 def _(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, mask: Tensor | None, salts: Tensor, highs: Tensor,
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, mask: Tensor | None, seeds: Tensor | None,
     dout: Tensor, lse: Tensor, inner: Tensor, scale: float, numbers: list[int], exact: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
+def _laid(tensor: Tensor) -> Tensor:
+    """With heads beside tokens in memory, as a layer's products lie, or before them; else copied."""
+    return tensor if tensor.transpose(1, 2).is_contiguous() else tensor.contiguous()
+
+
+def _results(query: Tensor) -> tuple[Tensor, Tensor]:
+    """What the forward kernel writes, laid as the next layer reads it."""
+    batch, heads, length, depth = query.shape
+    out = query.new_empty((batch, length, heads, depth)).transpose(1, 2)
+    return out, query.new_empty((batch, heads, length), dtype=torch.float32)
+
+
+def _masked(mask: Tensor | None) -> int:
+    """How a mask hides: nothing, keys alone, or of each query others."""
+    return 0 if mask is None else 1 if mask.shape[-2] == 1 else 2
+
+
+def _steps(*tensors: Tensor) -> list[int]:
+    """From one example, head and row to the next of each tensor; gradients lie as what they are of."""
+    return [step for t in tensors for step in t.stride()[:3]]
+
+
 def _common(
     query: Tensor, key: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float, numbers: list[int]
 ) -> tuple[Any, ...]:
-    first, examples, dropped = numbers
-    return query.shape[1], query.shape[2], key.shape[2], scale, first, examples, dropped, 1.0 - dropped / HALF
+    mark, first, examples, dropped = numbers
+    return query.shape[1], query.shape[2], key.shape[2], scale, mark, first, examples, dropped, lift(dropped)
 
 
 def _spread(query: Tensor, key: Tensor, bias: Tensor | None, mask: Tensor | None) -> list[int]:

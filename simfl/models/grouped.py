@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from simfl.models import convolution
+from simfl.models import convolution, rms_norm
 from simfl.passing import current
 
 
@@ -87,10 +87,9 @@ def _layer_norm(layer: Any, x: Tensor) -> Tensor:
     return scaled if layer.bias is None else _plus(scaled, layer.bias)
 
 
-def _t5_layer_norm(layer: Any, x: Tensor) -> Tensor:
-    variance = x.to(torch.float32).pow(2).mean(-1, keepdim=True)
-    normal = (x * torch.rsqrt(variance + layer.variance_epsilon)).to(x.dtype)
-    return normal * (layer.weight if layer.weight.dim() == 1 else _per_group(layer.weight, x).to(x.dtype))
+def _rms_norm(layer: Any, x: Tensor) -> Tensor:
+    weight = layer.weight if layer.weight.dim() == 1 else _per_group(layer.weight, x)
+    return (rms_norm.normal(x, layer.variance_epsilon) * weight).to(rms_norm.kind(x, weight))
 
 
 GROUPED: dict[str, Callable[[Any, Tensor], Tensor]] = {  # by class name, so that no model library need be loaded
@@ -98,7 +97,8 @@ GROUPED: dict[str, Callable[[Any, Tensor], Tensor]] = {  # by class name, so tha
     "Conv2d": _conv2d,
     "Embedding": _embedding,
     "LayerNorm": _layer_norm,
-    "T5LayerNorm": _t5_layer_norm,
+    "RmsNorm": _rms_norm,
+    "T5LayerNorm": _rms_norm,
 }
 
 

@@ -33,11 +33,15 @@ class Lora(Adapter):
                 raise ConfigError(f"adapters.targets: no linear layer is named {target!r}; {nearest(target, ends)}")
         chosen = [name for name in linear if name.rpartition(".")[2] in targets]
         from peft import LoraConfig, inject_adapter_in_model  # seconds to import, and many runs need none of it
+        from peft.tuners.lora import LoraLayer
 
         config = LoraConfig(
             r=self.rank, lora_alpha=self.alpha, lora_dropout=self.dropout, target_modules=chosen, bias="none"
         )
         inject_adapter_in_model(config, module)
+        for layer in module.modules():
+            if isinstance(layer, LoraLayer):
+                layer.cast_input_dtype_enabled = False  # a pass in bf16 would widen the input for nothing
 
     def trains(self) -> tuple[str, ...]:
         """A and B of every chosen layer, and its bias if wanted."""

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
-from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
+from transformers.models.t5.modeling_t5 import T5Attention, T5DenseActDense, T5Stack
 
 import simfl.models.attention  # noqa: F401  (registers "simfl", which keys the dropout of attention)
+from simfl.models import rms_norm
 from simfl.models.base import mixed
 from simfl.models.tokenizer import Tokenizer
 from simfl.protocol import Outputs
@@ -38,6 +39,7 @@ class T5Reader(nn.Module):
     def __init__(self, t5: T5Config, *, tied: bool, bf16: bool) -> None:
         super().__init__()
         self.t5 = T5ForConditionalGeneration(t5)
+        _lighten(self.t5)
         if not tied:
             self.t5.lm_head.weight = nn.Parameter(self.t5.lm_head.weight.detach().clone())
         self.bf16 = bf16
@@ -148,6 +150,28 @@ class T5Reader(nn.Module):
         return torch.cat(tokens, 1), torch.cat(chances, 1)
 
 
+class FeedForward(nn.Module):
+    """Takes the place of transformers' `T5DenseActDense`, which widens what is between its layers to float32."""
+
+    def __init__(self, dense: T5DenseActDense) -> None:
+        super().__init__()
+        self.wi, self.wo, self.dropout, self.act = dense.wi, dense.wo, dense.dropout, dense.act
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[…, d] to the same."""
+        out: Tensor = self.wo(self.dropout(self.act(self.wi(hidden))))
+        return out
+
+
+def _lighten(t5: nn.Module) -> None:
+    """Layers that read and write less, in place of those of transformers that compute the same, with their tensors."""
+    rms_norm.install(t5)
+    for block in t5.modules():
+        for name, child in block.named_children():
+            if isinstance(child, T5DenseActDense):
+                setattr(block, name, FeedForward(child))
+
+
 def shift_right(labels: Tensor) -> Tensor:
     """Decoder input for `labels` [B, T]: the start token 0, then the labels with padding as 0."""
     return functional.pad(labels[:, :-1].clamp_min(0), (1, 0))
@@ -170,5 +194,5 @@ def position_bias(stack: T5Stack, queries: int, keys: int, past: int = 0, *, bat
         max_distance=attention.relative_attention_max_distance,
     )
     if table.dim() == 2:
-        return functional.embedding(buckets, table).permute(2, 0, 1)[None]
+        return functional.embedding(buckets, table).permute(2, 0, 1)[None].contiguous()  # read row by row
     return table[:, buckets].permute(0, 3, 1, 2).repeat_interleave(batch // len(table), 0)
