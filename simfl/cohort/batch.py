@@ -109,16 +109,22 @@ def _as_program(
         rates[: item.steps, k] = item.rates
     tables = Tables(rows, places, sent_to(stage.device, active), sent_to(stage.device, rates))
     micro_steps, local = stage.phase.algorithm.micro_steps(), stage.phase.local
+    stepped = [select(work.weights, micro.trains, micro.spares, where="algorithm") for micro in micro_steps]
     moments = []
-    for number, micro in enumerate(micro_steps):
-        names = select(work.weights, micro.trains, micro.spares, where="algorithm")
+    for number, names in enumerate(stepped):
         before = [namespace(memory, f"optimizer{number}") for memory in kept]
         moments.append(tensor_stepper.loaded(local, {name: work.weights[name] for name in names}, before))
     ragged = any(item.steps < most for item in items)
     heard = stage.observer.listens
     hearing = (lambda step: partial(_tell, stage.observer, items, step)) if heard else None
     work, moments = stage.programs.run(stage, gradients_of, micro_steps, work, moments, tables, most, ragged, hearing)
-    return work, [s for own in moments for s in tensor_stepper.states(own, n)] if local.keep_optimizer else []
+    if not local.keep_optimizer:
+        return work, []
+    return work, [
+        state
+        for own, names in zip(moments, stepped, strict=True)
+        for state in tensor_stepper.states(own, {name: work.weights[name] for name in names}, n)
+    ]
 
 
 def _tables(items: list[Item], steps: int, device: torch.device) -> tuple[Tensor, Tensor | None]:

@@ -22,6 +22,8 @@ SGD = {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False
 ADAM = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
 SETTINGS: dict[str, dict[str, Any]] = {"sgd": SGD, "adam": ADAM, "adamw": ADAM | {"weight_decay": 0.01}}
 COUNT = "step"  # of the moments: steps taken, as torch's optimizers name it
+SMALL, MANY = 1 << 16, 16  # values of a tensor; so many small ones are stepped as one
+PACK = "small tensors"  # its name
 
 
 def steppable(local: Local) -> bool:
@@ -39,7 +41,7 @@ def fresh(local: Local, weights: Weights, n: int) -> State:
         names: tuple[str, ...] = ("momentum_buffer",) if settings["momentum"] else ()
     else:
         names = ("exp_avg", "exp_avg_sq")
-    moments = {key: {name: torch.zeros_like(t) for name, t in weights.items()} for key in names}
+    moments = {key: packed({name: torch.zeros_like(t) for name, t in weights.items()}) for key in names}
     device = next(iter(weights.values())).device
     return {**moments, COUNT: {COUNT: torch.zeros(n, device=device)}} if names else {}
 
@@ -56,7 +58,8 @@ class TensorStepper:
     @torch.no_grad()
     def step(self, gradients: Weights, active: Tensor, rates: Tensor) -> None:
         """Clip each client's gradient ([n, …]) and step the clients still at work, each at its own learning rate."""
-        gradients, settings = clip(gradients, self.local), _settings(self.local)
+        settings, clipped = _settings(self.local), clip(gradients, self.local)
+        weights, gradients = packed(self.weights), packed({name: clipped[name] for name in self.weights})
         if self.ragged:  # a gradient of nothing need not be a number
             gradients = {name: torch.where(_along(active, g), g, 0.0) for name, g in gradients.items()}
             rates = rates * active
@@ -65,17 +68,25 @@ class TensorStepper:
         if self.local.optimizer.name == "sgd":
             first = self.moments[COUNT][COUNT] <= 1.0 if self.moments else active
             share = torch.where(first, 1.0, 1.0 - settings["dampening"])
-            for name, w in self.weights.items():
+            for name, w in weights.items():
                 w.addcmul_(
                     self._of_sgd(name, w, gradients[name], active, share, settings), _along(rates, w), value=-1.0
                 )
+            self._unpack(weights)
             return
         beta1, beta2 = settings["betas"]
         t = self.moments[COUNT][COUNT].clamp_min(1.0)  # of clients that had no step yet, and have none now
         sizes, roots = rates / (1.0 - beta1**t), (1.0 - beta2**t).sqrt()
-        for name, w in self.weights.items():
+        for name, w in weights.items():
             g = self._decayed(w, gradients[name], rates, settings["weight_decay"])
             w.addcmul_(self._of_adam(name, w, g, active, roots, settings), _along(sizes, w), value=-1.0)
+        self._unpack(weights)
+
+    def _unpack(self, weights: Weights) -> None:
+        """Write what was stepped as one where it belongs."""
+        for name, new in unpacked(weights, self.weights).items():
+            if new is not self.weights[name]:
+                self.weights[name].copy_(new)
 
     def _of_sgd(
         self, name: str, w: Tensor, g: Tensor, active: Tensor, share: Tensor, settings: Mapping[str, Any]
@@ -113,8 +124,33 @@ class TensorStepper:
         moment.copy_(new)
 
 
-def states(moments: State, n: int) -> list[State]:
-    """Each client's moments, to be kept: {moment: {tensor: value}}."""
+def packed(tensors: Weights) -> Weights:
+    """Where there are many small tensors ([n, …]), these as one [n, …]: a step of each is launched, not computed."""
+    small = _small(tensors)
+    if not small:
+        return tensors
+    rest = {name: t for name, t in tensors.items() if name not in small}
+    return {**rest, PACK: torch.cat([tensors[name].flatten(1) for name in small], 1)}
+
+
+def unpacked(tensors: Weights, like: Weights) -> Weights:
+    """The tensors that were `packed`, which had the names and shapes of `like`."""
+    small = _small(like)
+    if not small:
+        return tensors
+    pieces = tensors[PACK].split([like[name][0].numel() for name in small], 1)
+    apart = {name: piece.reshape(like[name].shape) for name, piece in zip(small, pieces, strict=True)}
+    return {name: apart[name] if name in apart else tensors[name] for name in like}
+
+
+def _small(tensors: Weights) -> list[str]:
+    small = [name for name, t in tensors.items() if t[0].numel() <= SMALL and t.dtype == torch.float32]
+    return small if len(small) >= MANY else []
+
+
+def states(moments: State, weights: Weights, n: int) -> list[State]:
+    """Each client's moments for these weights, to be kept: {moment: {tensor: value}}."""
+    moments = {key: group if key == COUNT else unpacked(group, weights) for key, group in moments.items()}
     out: list[State] = []
     for k in range(n):
         own = {key: {m: t[k].clone() for m, t in group.items()} for key, group in moments.items() if key != COUNT}
@@ -128,12 +164,13 @@ def states(moments: State, n: int) -> list[State]:
 def loaded(local: Local, weights: Weights, kept: list[State]) -> State:
     """The moments of these clients as they kept them; fresh for those that kept none."""
     moments = fresh(local, weights, len(kept))
+    apart = {key: group if key == COUNT else unpacked(group, weights) for key, group in moments.items()}
     for k, state in enumerate(kept):
         for key, group in state.items():
             for name, value in group.items():
-                target = moments[COUNT][COUNT] if key == COUNT else moments[key][name]
+                target = apart[COUNT][COUNT] if key == COUNT else apart[key][name]
                 target[k] = value.to(target.device)
-    return moments
+    return {key: group if key == COUNT else packed(apart[key]) for key, group in moments.items()}
 
 
 def _settings(local: Local) -> dict[str, Any]:
