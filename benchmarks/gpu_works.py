@@ -23,12 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.components import LogNormal
 from simfl.algorithms.base import Algorithm
 from simfl.algorithms.fedavg import FedAvg
 from simfl.algorithms.feddat import FedDat
 from simfl.data.base import Data, Dataset, Split
 from simfl.data.holdings import Partition, hold
+from simfl.data.iid import Iid
 from simfl.data.partitioner import Partitioner
 from simfl.data.prototypes import Prototypes
 from simfl.data.stored import content_sha256, stored
@@ -189,7 +189,7 @@ def _experiment(
     return Experiment(
         name=name,
         data=data,
-        partition=partition or LogNormal(clients=clients, sigma=0.0),
+        partition=partition or Iid(clients=clients),
         model=model,
         phases=(replace(phase, algorithm=algorithm or FedAvg()),),
         cohort=Cohort(width=width, way="batch"),
