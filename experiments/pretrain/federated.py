@@ -1,0 +1,40 @@
+"""A finished run of `layout_t5` as a start: weights in half precision, tokenizer, and the loss of every round.
+
+simfl run experiments/pretrain/federated.yaml --out runs/self_pretraining
+python experiments/pretrain/federated.py runs/self_pretraining build/self_pretrained
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from simfl.runs.results import Run
+
+
+def main(run: str, folder: str) -> None:
+    """Write the global model of `run` to `folder`, and say what was written."""
+    trained, into = Run(run), Path(folder)
+    network = trained.model()
+    into.mkdir(parents=True, exist_ok=True)
+    tensors = {name: p.detach().to("cpu", torch.float16).contiguous() for name, p in network.named_parameters()}
+    save_file(tensors, into / "model.safetensors", metadata={"format": "pt"})
+    plain = type(trained.experiment.model)(weights=trained.experiment.model.weights, size=trained.experiment.model.size)
+    plain.tokenizer().text.save(str(into / "tokenizer.json"))  # `marks: true` adds the special pieces again
+    with (into / "curve.csv").open("w", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(("round", "loss"))
+        rows.writerows((row["round"], f"{row['loss']:.4f}") for row in trained.rounds().to_pylist())
+    print(f"{sum(t.numel() for t in tensors.values()):,} parameters")
+    for name in ("model.safetensors", "tokenizer.json", "curve.csv"):
+        data = (into / name).read_bytes()
+        print(f"{name} {len(data):,} B {hashlib.sha256(data).hexdigest()}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
