@@ -12,9 +12,11 @@ import os
 import random
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,9 @@ def lean(nursery: str | None = None) -> Iterator[None]:
     known = (
         settings <= inspect.signature(parameter.RayParams).parameters.keys()
         and all(hasattr(inner, name) for name in (*names, "persist_port", "GcsClient"))
-        and all(hasattr(services, name) for name in ("start_api_server", "start_raylet", "get_node", PYTHON))
+        and all(
+            hasattr(services, name) for name in ("start_api_server", "start_raylet", "get_node", "ConsolePopen", PYTHON)
+        )
     )
     if not known:
         yield
@@ -56,6 +60,8 @@ def lean(nursery: str | None = None) -> Iterator[None]:
         stack.enter_context(_replaced(services, "start_raylet", _not_waiting_for_agents))
         stack.enter_context(_replaced(services, "get_node", _as_soon_as_it_is_there))
         stack.enter_context(_replaced(services, PYTHON, _after_all_others))
+        if sys.platform == "linux":  # where the kernel ends Ray's processes with the driver, and not a process group
+            stack.enter_context(_replaced(services, "ConsolePopen", _in_a_group_of_its_own))
         yield
 
 
@@ -147,3 +153,8 @@ def _after_all_others(usual: Any) -> Any:
         return [nice, "-n", "19", *found] if nice else found
 
     return command
+
+
+def _in_a_group_of_its_own(usual: Any) -> Any:
+    """A signal to the driver's group, as batch systems send it, is for the driver, which has rounds to commit."""
+    return partial(usual, process_group=0)

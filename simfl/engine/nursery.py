@@ -83,8 +83,8 @@ def _live(folder: Path, listener: socket.socket, line: int, experiment: Experime
     """
     status = 1
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGTERM):  # it ends with the driver, which may have rounds to commit
+            signal.signal(number, signal.SIG_IGN)
         _Ward(listener, line).live(experiment, cache)
         status = 0
     except BaseException:
@@ -193,7 +193,8 @@ def _be_worker(
     status = 1
     try:
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         os.setpgid(0, 0)  # Ray ends a worker with its group
         for end in (ward.line, ward.ended, ward.told):

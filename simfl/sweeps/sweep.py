@@ -16,7 +16,7 @@ from simfl import files
 from simfl.comparison.forms import csv, latex, markdown
 from simfl.comparison.results import POINTS, results_of, rows
 from simfl.comparison.table import compare, paired
-from simfl.engine.signals import Interrupted, Signals
+from simfl.engine.signals import Signals
 from simfl.runs import tables
 from simfl.sweeps.file import Sweep
 from simfl.sweeps.job import Job, Outcome, ask
@@ -92,7 +92,7 @@ def _work(standing: Standing, seats: Seats, display: Any) -> None:
             if _collect(standing, seats, display):
                 return  # this process was asked to end while it did a run itself
             judge(standing)
-    except Interrupted:
+    except KeyboardInterrupt:  # Interrupted, or what Ray makes of it when the signal finds it waiting
         _wind_up(standing, seats, display)
 
 

@@ -7,13 +7,14 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from fakes import Stopping, experiment, run, traces
+from nodes import Paced
 
-from simfl import config
+from simfl import config, simulation
 from simfl.engine import driver
 from simfl.engine.signals import Interrupted, Signals
 from simfl.runs import checkpoint
@@ -83,6 +84,8 @@ def test_handlers_are_given_back():
 
 
 CASE = experiment("scaffold")
+LONG = experiment("scaffold", rounds=5000)
+SLOW = experiment(Paced(seconds=0.2), rounds=5000)  # Ray is waited for nearly all the time
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +103,24 @@ def test_an_interrupted_run_goes_on_to_the_same_end(number, whole, tmp_path, mon
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
     assert checkpoint.latest(tmp_path / "checkpoints").step == 2
     assert run(CASE, tmp_path, resume=True)["resumed_at"] == [2]
+    assert traces(tmp_path) == whole
+
+
+def test_who_makes_an_exception_of_its_own_of_a_signal_changes_nothing(whole, tmp_path, monkeypatch):
+    """As Ray does when the signal finds it waiting: a KeyboardInterrupt in place of the one that rose."""
+    one_round, rounds = simulation.one_round, []
+
+    def waiting(*given):
+        rounds.append(1)
+        if len(rounds) == 2:
+            with suppress(Interrupted):
+                send(signal.SIGINT)
+            raise KeyboardInterrupt
+        return one_round(*given)
+
+    monkeypatch.setattr(simulation, "one_round", waiting)
+    assert run(CASE, tmp_path)["status"] == "interrupted"
+    run(CASE, tmp_path, resume=True)
     assert traces(tmp_path) == whole
 
 
@@ -174,9 +195,9 @@ def test_a_run_outside_the_main_thread_needs_no_signals(whole, tmp_path):
 class Command:
     """`simfl run` in a process of its own, in a session of its own: signals go to the group, as from a terminal."""
 
-    def __init__(self, folder, *arguments):
+    def __init__(self, folder, *arguments, case=LONG):
         self.folder = folder
-        (folder.parent / "experiment.yaml").write_text(config.dump(experiment("scaffold", rounds=5000)))
+        (folder.parent / "experiment.yaml").write_text(config.dump(case))
         words = ["run", str(folder.parent / "experiment.yaml"), "--out", str(folder), *arguments]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "simfl", *words],
@@ -221,7 +242,16 @@ def test_the_command_on_ray_commits_and_goes_on(numbers, tmp_path):
     assert (first[0], "Traceback" in first[2]) == (130, False), first
     done = json.loads((tmp_path / "r" / "summary.json").read_text())["rounds"]
     second = Command(tmp_path / "r", "--workers", "1", "--resume")
-    assert second.interrupted(*numbers, after=second.rounds())[0] == 130
+    again = second.interrupted(*numbers, after=second.rounds())
+    assert again[0] == 130, again
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert summary["resumed_at"] == [done]
     assert summary["rounds"] > done
+
+
+@pytest.mark.slow
+def test_the_command_commits_when_it_is_interrupted_while_it_waits_for_ray(tmp_path):
+    code, out, errors = Command(tmp_path / "r", "--workers", "1", case=SLOW).interrupted(signal.SIGINT, after=2)
+    assert (code, "Traceback" in errors) == (130, False), errors
+    assert "the same command with --resume" in out
+    assert json.loads((tmp_path / "r" / "summary.json").read_text())["rounds"] >= 3

@@ -20,6 +20,7 @@ from simfl.sweeps import sweep
 from simfl.sweeps.file import Median, Point, Stop, Sweep
 from simfl.sweeps.job import Job, Outcome, Until, ask
 from simfl.sweeps.place import Place
+from simfl.sweeps.pool import Here
 from simfl.sweeps.standing import Standing
 from simfl.sweeps.stopping import behind
 
@@ -111,6 +112,24 @@ def test_an_interrupted_sweep_goes_on_bit_equal(tmp_path: Path, monkeypatch: pyt
     assert statuses(sweep.run(labelled, tmp_path / "s", "inline", resume=True)) == ["completed"] * 3
     run(labelled.points[1].experiment, tmp_path / "b")
     assert traces(tmp_path / "s" / "runs" / "b") == traces(tmp_path / "b")
+
+
+def test_a_sweep_that_is_interrupted_lets_runs_end_and_writes_its_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray makes a KeyboardInterrupt of its own of a signal that finds it waiting."""
+    ended, asked = Here.ended, list[float]()
+
+    def interrupted(self: Here, seconds: float) -> list[Outcome]:
+        asked.append(seconds)
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+        return ended(self, seconds)
+
+    monkeypatch.setattr(Here, "ended", interrupted)
+    labelled = of(BASE, replace(BASE, seed=2))
+    assert statuses(sweep.run(labelled, tmp_path / "s", "inline")) == ["completed", "interrupted"]
+    assert [row["status"] for row in tables.rows(tmp_path / "s" / "results.parquet")] == ["completed", "waiting"]
 
 
 def test_a_grid_over_rounds_costs_its_longest_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
