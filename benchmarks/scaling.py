@@ -121,7 +121,7 @@ def one(case: Case) -> dict[str, Any]:
         "seconds": seconds,
         "seconds_per_round": median(seconds[later]),
         "clients_per_second": (experiment.phases[0].clients_per_round or 0) / median(seconds[later]),
-        "calls_share": median(w / s for w, s in zip(waited[later], seconds[later], strict=True)),
+        "calls_share": sum(waited[later]) / sum(seconds[later]),
         "work_share": median(max(row["busy"]) / row["seconds"] for row in rounds[later]),
         "workers_seen": len(rounds[-1]["busy"]),
         "gpu_use": _use(rounds[later]),
