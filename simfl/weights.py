@@ -26,6 +26,9 @@ from simfl.errors import ConfigError
 Weights = dict[str, Tensor]
 State = dict[str, Weights]
 
+SMALL, MANY = 1 << 16, 16  # values of a tensor; so many small ones are handled as one
+PACK = "small tensors"  # its name
+
 DTYPES = {  # the names of dtypes in safetensors files
     torch.float64: "F64",
     torch.float32: "F32",
@@ -100,9 +103,36 @@ def _add_present(a: Weights | None, b: Weights | None) -> Weights | None:
     return add(a, b)
 
 
+def packed(tensors: Weights) -> Weights:
+    """Where there are many small tensors ([n, …]), these as one [n, …]: what is done to each costs a launch."""
+    small = _small(tensors)
+    if not small:
+        return tensors
+    rest = {name: t for name, t in tensors.items() if name not in small}
+    return {**rest, PACK: torch.cat([tensors[name].reshape(len(tensors[name]), -1) for name in small], 1)}
+
+
+def unpacked(tensors: Weights, like: Weights) -> Weights:
+    """The tensors that were `packed`, which had the names and shapes of `like`."""
+    small = _small(like)
+    if not small:
+        return tensors
+    pieces = tensors[PACK].split([like[name].numel() // len(like[name]) for name in small], 1)
+    apart = {name: piece.reshape(like[name].shape) for name, piece in zip(small, pieces, strict=True)}
+    return {name: apart[name] if name in apart else tensors[name] for name in like}
+
+
+def _small(tensors: Weights) -> list[str]:
+    small = [name for name, t in tensors.items() if t.numel() <= SMALL * len(t) and t.dtype == torch.float32]
+    return small if len(small) >= MANY else []
+
+
 def stack_sum(stacked: Weights) -> Weights:
     """`tree_sum` of the rows of tensors [n, ...] with n ≥ 1, bit for bit."""
-    return {name: _sum_rows(rows) for name, rows in stacked.items()}
+    if not any(rows.is_cuda for rows in stacked.values()):
+        return {name: _sum_rows(rows) for name, rows in stacked.items()}
+    summed = {name: _sum_rows(rows)[None] for name, rows in packed(stacked).items()}
+    return {name: t[0] for name, t in unpacked(summed, {name: rows[:1] for name, rows in stacked.items()}).items()}
 
 
 def _sum_rows(rows: Tensor) -> Tensor:

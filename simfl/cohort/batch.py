@@ -60,7 +60,7 @@ def train(
     with ExitStack() as stack:
         for network in [stage.network, stage.mentor] if use_groups else []:
             if network is not None:
-                stack.enter_context(grouped(network.module, network.trained))
+                stack.enter_context(grouped(network.owners))
         train_them = _as_written if stage.programs is None else _as_program
         work, optimizer = train_them(stage, gradients_of, items, work, kept, most)
     return Trained(work.weights, buffers, work.sums, work.counts, work.state, optimizer)

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from simfl.algorithms.base import Algorithm
 from simfl.cohort.stage import Stage, call, inputs_of, tensors_for, with_task
-from simfl.models.grouped import ungroupable
 from simfl.protocol import Batch, MicroStep, Outputs, Parts, State, Visit, Weights
 
 Carried = dict[str, dict[str, Tensor]]  # outputs of passes by name and field, [n, …]
@@ -25,7 +24,7 @@ Gradients = Callable[..., tuple[Weights, tuple[Tensor, Tensor], Carried]]
 def is_grouped(stage: Stage) -> bool:
     """Whether every trained layer has a grouped form."""
     networks = [stage.network] + ([stage.mentor] if stage.mentor is not None else [])
-    return not any(ungroupable(net.module, net.trained) for net in networks)
+    return all(network.groupable for network in networks)
 
 
 def stacked(

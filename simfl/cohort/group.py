@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from simfl.algorithms.base import Algorithm
 from simfl.cohort import batch, loop
 from simfl.cohort.beginning import Beginning, on_device
 from simfl.cohort.fold import Fold
@@ -192,7 +193,7 @@ def _trained(
     states, start = beginning.states, beginning.weights()
     state = {key: stack([s[key] for s in states]) for key in states[0] if all(key in s for s in states)}
     trained = WAYS[way](stage, items, start, beginning.buffers(), received, state, visit, beginning.kept)
-    uploads = mapped(lambda t, s, v: algorithm.upload(t, received, s, v), n)(trained.weights, trained.state, visit)
+    uploads = _uploads(algorithm, n)(trained.weights, received, trained.state, visit)
     if stage.programs is not None:
         uploads = _apart(uploads, [trained.weights, *trained.state.values()])
     losses = trained.sums / trained.counts.clamp_min(1e-12)
@@ -209,6 +210,15 @@ def _trained(
         tuple(tuple(kept[k::n]) for k in range(n)),
         losses,
         private_steps=trained.private_steps,
+    )
+
+
+def _uploads(algorithm: Algorithm, n: int) -> Callable[..., Parts]:
+    """What n clients send. The default is a difference of tensors, whether or not they are stacked."""
+    if type(algorithm).upload is Algorithm.upload:
+        return algorithm.upload
+    return lambda trained, received, state, visit: mapped(lambda t, s, v: algorithm.upload(t, received, s, v), n)(
+        trained, state, visit
     )
 
 

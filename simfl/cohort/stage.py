@@ -21,6 +21,7 @@ from simfl.cohort.plan import Draft
 from simfl.cohort.stacking import sent_to
 from simfl.errors import ConfigError
 from simfl.experiment import Phase
+from simfl.models.grouped import Owners, owners, ungroupable
 from simfl.passing import Pass, passing
 from simfl.privacy.mechanism import Mechanism
 from simfl.protocol import EXTRA, Batch, Examples, Forward, Outputs, Parts, State, Visit, Weights
@@ -72,6 +73,16 @@ class Network:
     @cached_property
     def binding(self) -> Binding:
         return Binding(self.module)
+
+    @cached_property
+    def groupable(self) -> bool:
+        """Whether every trained layer has a grouped form."""
+        return not ungroupable(self.module, self.trained)
+
+    @cached_property
+    def owners(self) -> Owners:
+        """The trained layers that have one."""
+        return owners(self.module, self.trained)
 
 
 @dataclass(frozen=True)

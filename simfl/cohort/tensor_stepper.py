@@ -17,13 +17,12 @@ from torch import Tensor
 from simfl.cohort.clipping import clip
 from simfl.experiment import Local
 from simfl.protocol import State, Weights
+from simfl.weights import packed, unpacked
 
 SGD = {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}
 ADAM = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
 SETTINGS: dict[str, dict[str, Any]] = {"sgd": SGD, "adam": ADAM, "adamw": ADAM | {"weight_decay": 0.01}}
 COUNT = "step"  # of the moments: steps taken, as torch's optimizers name it
-SMALL, MANY = 1 << 16, 16  # values of a tensor; so many small ones are stepped as one
-PACK = "small tensors"  # its name
 
 
 def steppable(local: Local) -> bool:
@@ -41,7 +40,8 @@ def fresh(local: Local, weights: Weights, n: int) -> State:
         names: tuple[str, ...] = ("momentum_buffer",) if settings["momentum"] else ()
     else:
         names = ("exp_avg", "exp_avg_sq")
-    moments = {key: packed({name: torch.zeros_like(t) for name, t in weights.items()}) for key in names}
+    like = packed(weights)
+    moments = {key: {name: torch.zeros_like(t) for name, t in like.items()} for key in names}
     device = next(iter(weights.values())).device
     return {**moments, COUNT: {COUNT: torch.zeros(n, device=device)}} if names else {}
 
@@ -124,30 +124,6 @@ class TensorStepper:
         moment.copy_(new)
 
 
-def packed(tensors: Weights) -> Weights:
-    """Where there are many small tensors ([n, …]), these as one [n, …]: a step of each is launched, not computed."""
-    small = _small(tensors)
-    if not small:
-        return tensors
-    rest = {name: t for name, t in tensors.items() if name not in small}
-    return {**rest, PACK: torch.cat([tensors[name].flatten(1) for name in small], 1)}
-
-
-def unpacked(tensors: Weights, like: Weights) -> Weights:
-    """The tensors that were `packed`, which had the names and shapes of `like`."""
-    small = _small(like)
-    if not small:
-        return tensors
-    pieces = tensors[PACK].split([like[name][0].numel() for name in small], 1)
-    apart = {name: piece.reshape(like[name].shape) for name, piece in zip(small, pieces, strict=True)}
-    return {name: apart[name] if name in apart else tensors[name] for name in like}
-
-
-def _small(tensors: Weights) -> list[str]:
-    small = [name for name, t in tensors.items() if t[0].numel() <= SMALL and t.dtype == torch.float32]
-    return small if len(small) >= MANY else []
-
-
 def states(moments: State, weights: Weights, n: int) -> list[State]:
     """Each client's moments for these weights, to be kept: {moment: {tensor: value}}."""
     moments = {key: group if key == COUNT else unpacked(group, weights) for key, group in moments.items()}
@@ -164,6 +140,8 @@ def states(moments: State, weights: Weights, n: int) -> list[State]:
 def loaded(local: Local, weights: Weights, kept: list[State]) -> State:
     """The moments of these clients as they kept them; fresh for those that kept none."""
     moments = fresh(local, weights, len(kept))
+    if not any(kept):
+        return moments
     apart = {key: group if key == COUNT else unpacked(group, weights) for key, group in moments.items()}
     for k, state in enumerate(kept):
         for key, group in state.items():

@@ -113,16 +113,24 @@ def ungroupable(module: nn.Module, trained: tuple[str, ...]) -> list[str]:
     return [name for name, owner in owners.items() if form_of(owner) is None]
 
 
+Owners = list[tuple[nn.Module, Callable[[Any, Tensor], Tensor]]]  # layers, and their grouped forms
+
+
+def owners(module: nn.Module, trained: tuple[str, ...]) -> Owners:
+    """The layers that own `trained` tensors and have a grouped form."""
+    wanted = set(trained)
+    tied = {id(p) for name, p in module.named_parameters() if name in wanted}
+    layers = [layer for layer in module.modules() if any(id(p) in tied for p in layer._parameters.values())]
+    return [(layer, form) for layer in layers if (form := form_of(layer)) is not None]
+
+
 @contextmanager
-def grouped(module: nn.Module, trained: tuple[str, ...]) -> Iterator[None]:
-    """Inside the block, the layers that own `trained` tensors compute in groups."""
-    tied = {id(p) for name, p in module.named_parameters() if name in set(trained)}
-    owners = [layer for layer in module.modules() if any(id(p) in tied for p in layer._parameters.values())]
-    layers = [(layer, form) for layer in owners if (form := form_of(layer)) is not None]
-    for layer, form in layers:
+def grouped(owners: Owners) -> Iterator[None]:
+    """Inside the block, these layers compute in groups."""
+    for layer, form in owners:
         layer.__dict__["forward"] = partial(form, layer)  # found before the class's own
     try:
         yield
     finally:
-        for layer, _ in layers:
+        for layer, _ in owners:
             del layer.__dict__["forward"]

@@ -30,7 +30,7 @@ from simfl.models.albef import Albef
 from simfl.models.aster import Aster
 from simfl.models.bottleneck import Bottleneck
 from simfl.models.cnn import Cnn
-from simfl.models.grouped import grouped, ungroupable
+from simfl.models.grouped import grouped, owners, ungroupable
 from simfl.models.layout_t5 import LayoutT5
 from simfl.models.lora import Lora
 from simfl.models.mlp import Mlp
@@ -108,7 +108,7 @@ def agree(module: nn.Module, batches: Batch, within: float) -> None:
         found = each(trained, batches, KEYS)
     else:
         leaves = {n: t.clone().requires_grad_() for n, t in trained.items()}
-        with grouped(module, tuple(trained)):
+        with grouped(owners(module, tuple(trained))):
             loss = total(module, leaves, {n: t.flatten(0, 1) for n, t in batches.items()}, KEYS, CLIENTS)
         slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         found = dict(zip(leaves, slopes, strict=True))

@@ -16,7 +16,7 @@ from simfl.models.aster import Aster
 from simfl.models.base import Model
 from simfl.models.bottleneck import Bottleneck
 from simfl.models.cnn import Cnn
-from simfl.models.grouped import grouped
+from simfl.models.grouped import grouped, owners
 from simfl.models.layout_t5 import LayoutT5
 from simfl.models.lora import Lora
 from simfl.models.mlp import Mlp
@@ -130,7 +130,7 @@ def test_grouped_gradients_are_those_of_each_client_alone(name: str) -> None:
     expected = alone(module, trained, batches)
     leaves = {n: t.clone().requires_grad_() for n, t in trained.items()}
     flat = {n: t.flatten(0, 1) for n, t in batches.items()}
-    with grouped(module, tuple(trained)):
+    with grouped(owners(module, tuple(trained))):
         loss = total(module, leaves, flat, KEYS, CLIENTS)
     found = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True), strict=True))
     for tensor in trained:
