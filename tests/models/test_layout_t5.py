@@ -14,6 +14,7 @@ from simfl.errors import ConfigError
 from simfl.models.layout_t5 import MAE_RULES, RULES, LayoutT5
 from simfl.models.layout_t5_network import MEAN, STD, LayoutT5Network
 from simfl.models.lora import Lora
+from simfl.models.prompt import Prompt
 from simfl.models.tokenizer import small
 from simfl.protocol import Batch, Task
 
@@ -171,3 +172,17 @@ def test_greedy_answers_are_those_of_teacher_forcing() -> None:
     logits = network(**given, labels=pieces).logits
     assert torch.equal(logits.argmax(-1), pieces)
     assert torch.allclose(logits.softmax(-1).amax(-1), chances, atol=1e-5)
+
+
+def test_prompts_stand_before_words_and_before_patches_without_a_place() -> None:
+    plain, prompted = LayoutT5().build(TASK), LayoutT5(adapters=Prompt(tokens=3)).build(TASK)
+    given = {name: tensor for name, tensor in batch().items() if name != "labels"}
+    before, seen, bias = plain.embed(**given)
+    after, visible, wider = prompted.embed(**given)
+    words, patches = slice(3, 12), slice(15, None)  # of 9 and 16, behind three tokens each
+    assert after.shape[1] == before.shape[1] + 6
+    assert torch.equal(torch.cat([after[:, words], after[:, patches]], 1), before)
+    assert torch.equal(visible[:, :3], torch.ones(2, 3))
+    assert torch.equal(torch.cat([visible[:, words], visible[:, patches]], 1), seen)
+    assert torch.equal(wider[:, :, words, words], bias[:, :, :9, :9])
+    assert not torch.equal(prompted(**batch()).logits, plain(**batch()).logits)

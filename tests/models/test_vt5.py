@@ -12,6 +12,7 @@ from vt5_small import batch, small_vt5
 from simfl.errors import ConfigError
 from simfl.models.base import aliases
 from simfl.models.lora import Lora
+from simfl.models.prompt import Prompt
 from simfl.models.t5_reader import causal, shift_right
 from simfl.models.vt5 import VT5
 from simfl.models.vt5_network import VT5Network
@@ -222,3 +223,18 @@ def test_transformers_own_model_is_not_needed_to_copy_the_network() -> None:
 def test_a_vocabulary_larger_than_the_embedding_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"10 rows are too few for \d+ pieces"):
         small_vt5(vocab_size=10).build(TASK)
+
+
+def test_prompts_stand_before_the_text_and_behind_the_class_token_of_the_page() -> None:
+    plain, prompted = small_vt5().build(Task(1)), small_vt5(adapters=Prompt(tokens=3)).build(Task(1))
+    given = {name: tensor for name, tensor in batch(2).items() if name != "labels"}
+    before, seen, _ = plain.embed(**given)
+    after, visible, bias = prompted.embed(**given)
+    length = given["input_ids"].shape[1]
+    kept = [*range(3, 3 + length + 1), *range(3 + length + 1 + 3, after.shape[1])]  # the class token is one of them
+    assert torch.equal(after[:, kept], before)
+    assert torch.equal(visible[:, kept], seen)
+    assert int(visible.sum() - seen.sum()) == 2 * 6
+    assert bias.shape[-1] == after.shape[1]
+    assert not torch.equal(prompted(**batch(2)).logits, plain(**batch(2)).logits)
+    assert {name.partition(".")[0] for name, p in prompted.named_parameters() if p.requires_grad} == {"prompts"}
