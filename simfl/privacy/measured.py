@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from simfl.privacy.noise import PIECE
 from simfl.protocol import Weights
 
 ERRORS = 6.0  # standard errors that a measurement may be off
@@ -55,7 +56,8 @@ def _errors(values: np.ndarray, expected: float) -> float:
 
 
 def unrelated(drawn: dict[str, Weights]) -> Iterator[Measured]:
-    """The largest correlation, in standard errors, of any two draws, and of two tensors of one shape in one draw."""
+    """The largest correlation, in standard errors, of any two draws; in one draw, of two tensors of one shape, and of
+    neighbouring pieces of one tensor."""
     pairs = [((a, b), flat(drawn[a]), flat(drawn[b])) for a, b in itertools.combinations(drawn, 2)]
     first = next(iter(drawn.values()))
     inside = [
@@ -63,7 +65,12 @@ def unrelated(drawn: dict[str, Weights]) -> Iterator[Measured]:
         for a, b in itertools.combinations(first, 2)
         if first[a].shape == first[b].shape
     ]
-    for title, found in (("draws", pairs), ("tensors of one shape", inside)):
+    pieces = [
+        ((f"{name}, piece {k}", f"piece {k + 1}"), x[: len(y)], y)
+        for name, t in first.items()
+        for k, (x, y) in enumerate(itertools.pairwise(flat({name: part}) for part in t.reshape(-1).split(PIECE)))
+    ]
+    for title, found in (("draws", pairs), ("tensors of one shape", inside), ("pieces of a tensor", pieces)):
         if found:
             names, x, y = max(found, key=lambda pair: _correlation(pair[1], pair[2]))
             value = _correlation(x, y)

@@ -14,6 +14,7 @@ from fakes import Toy, experiment
 from simfl import simulation
 from simfl.debug.privacy_check import check, lines
 from simfl.experiment import AdaptiveClip, Experiment, Privacy
+from simfl.models.mlp import Mlp
 from simfl.privacy import mechanism, noise
 from simfl.privacy.measured import Measured
 from simfl.privacy.mechanism import Mechanism, Release
@@ -124,6 +125,12 @@ def seed_reused_over_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mechanism, "noised", noised)
 
 
+def seed_reused_over_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every piece of a large tensor has the noise of the first."""
+    real = noise.seeded
+    monkeypatch.setattr(noise, "seeded", lambda *name: lambda tensor, place, out: real(*name)(tensor, 0, out))
+
+
 def frozen_tensors_noised(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tensor that is not trained travels, with noise."""
 
@@ -142,6 +149,7 @@ BUGS = {
     sampled_twice: "sampled more than once",
     seed_reused_over_phases: "correlation of two draws",
     seed_reused_over_tensors: "correlation of two tensors",
+    seed_reused_over_pieces: "correlation of two pieces",
     frozen_tensors_noised: "not trained",
 }
 
@@ -151,9 +159,15 @@ def test_a_planted_bug_is_caught(
     bug: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bug(monkeypatch)
-    widths = {"model": __import__("simfl.models.mlp", fromlist=["Mlp"]).Mlp(widths=(12, 12), dropout=0.0)}
-    found = broken(tmp_path, **widths)
+    sizes = (200, 200) if bug is seed_reused_over_pieces else (12, 12)
+    found = broken(tmp_path, model=Mlp(widths=sizes, dropout=0.0))
     assert any(BUGS[bug] in what for what in found), found
+
+
+def test_the_right_mechanism_passes_with_tensors_of_several_pieces(tmp_path: Path) -> None:
+    found = check(given(model=Mlp(widths=(200, 200), dropout=0.0)), tmp_path)
+    assert [one for one in found if not one.holds] == []
+    assert sum("pieces of a tensor" in one.what for one in found) == 1
 
 
 def test_a_group_that_is_sampled_twice_changes_the_average_by_twice_the_clip(
