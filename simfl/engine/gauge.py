@@ -16,7 +16,8 @@ class Gauge:
 
     def __init__(self, device: torch.device) -> None:
         self._gpu = _gpu(str(torch.cuda.get_device_properties(device).uuid)) if device.type == "cuda" else None
-        self._looked, self._use = 0.0, None
+        self._looked = 0.0
+        self._use: float | None = None
 
     def use(self) -> float | None:
         """Share of the last moments in which the GPU ran anything, whoever's: 0 to 1; None where it is not known."""

@@ -193,8 +193,8 @@ def _be_worker(
     status = 1
     try:
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
+        for usual in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(usual, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         os.setpgid(0, 0)  # Ray ends a worker with its group
         for end in (ward.line, ward.ended, ward.told):
