@@ -9,9 +9,11 @@ import torch
 from fakes import Toy, experiment, run, traces
 from torch.testing import assert_close
 
+from simfl.cohort.clipping import clip
 from simfl.data.partition import Official
-from simfl.experiment import Experiment, Privacy
+from simfl.experiment import Experiment, Local, Privacy
 from simfl.models.mlp import Mlp
+from simfl.optimizers.local import LocalOptimizer
 from simfl.privacy import clipped
 from simfl.protocol import Weights
 from simfl.runs import checkpoint
@@ -98,6 +100,14 @@ def test_a_client_as_unit_is_clipped_whole(tmp_path: Path) -> None:
     given = grouped(unit="client", clip=1e-3)
     alone = replace(given, phases=(replace(given.phases[0], participation=0.4),))  # one of three
     assert_close(norm(moved(alone, tmp_path)), torch.tensor(1e-3), rtol=1e-3, atol=0.0)
+
+
+def test_gradients_of_clients_are_clipped_apart_whatever_their_shapes() -> None:
+    # norms √(9 + 16) = 5 and 0.5; with a limit of 1 the first client's is a fifth
+    gradients = {"scale": torch.tensor([3.0, 0.3]), "bias": torch.tensor([[4.0], [0.4]])}
+    found = clip(gradients, Local(LocalOptimizer("sgd"), 0.1, clip_norm=1.0))
+    assert_close(found["scale"], torch.tensor([0.6, 0.3]))
+    assert_close(found["bias"], torch.tensor([[0.8], [0.4]]))
 
 
 def test_clipping_leaves_what_is_short_enough_and_a_zero_update_alone() -> None:

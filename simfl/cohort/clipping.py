@@ -13,7 +13,7 @@ def clip(gradients: Weights, local: Local) -> Weights:
     if local.clip_value is not None:
         gradients = {name: g.clamp(-local.clip_value, local.clip_value) for name, g in gradients.items()}
     if local.clip_norm is not None:
-        squares = torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0)
+        squares = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients.values()]).sum(0)
         factor = (local.clip_norm / (squares.sqrt() + 1e-6)).clamp_max(1.0)
         gradients = {name: g * factor.reshape(-1, *[1] * (g.dim() - 1)) for name, g in gradients.items()}
     return gradients
