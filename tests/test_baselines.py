@@ -64,6 +64,13 @@ def test_what_pooled_training_cannot_have_is_refused(settings: dict, line: str) 
         check(experiment(pooled=True, **settings))
 
 
+def test_clients_alone_are_trained_side_by_side_too(tmp_path: Path) -> None:
+    scored = {"evaluate": Evaluate(models=("personal",), every=0), "communicate": False}
+    loop, batch = (run(experiment(way=way, **WHOLE, **scored), tmp_path / way)["final"] for way in ("loop", "batch"))
+    assert loop["personal.accuracy"] == batch["personal.accuracy"] > 0
+    assert Run(tmp_path / "batch").ledger().column("payload_bytes").to_pylist() == [0] * (2 * 3 * len(SIZES))
+
+
 def test_fine_tuning_after_the_last_round_is_a_phase_that_does_not_communicate(tmp_path: Path) -> None:
     together = experiment(evaluate=Evaluate(models=("generic", "personal"), every=0), learning_rate=0.3, **WHOLE)
     tuned = experiment(communicate=False, rounds=1, epochs=3, learning_rate=0.3, **WHOLE)

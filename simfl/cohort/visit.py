@@ -201,7 +201,7 @@ def _fold(
 
 def _weighted(tensors: Weights, weights: list[float]) -> Weights:
     """Rows times weights."""
-    if len(weights) == 1:
+    if len(weights) == 1 or not tensors:
         return {name: t * weights[0] for name, t in tensors.items()}
     factors = sent_to(next(iter(tensors.values())).device, np.array(weights, dtype=np.float32))
     return {name: t * factors.reshape(-1, *[1] * (t.dim() - 1)) for name, t in tensors.items()}
