@@ -19,7 +19,7 @@ from matplotlib import pyplot as plt  # (after the backend is chosen)
 
 HERE = Path(__file__).parent
 OUT = HERE.parent.parent / "docs" / "codecs.png"
-TITLES = {"digits": "digits, mlp", "prototypes": "prototypes, mlp"}
+TITLES = {"domains": "domains, cnn", "scene_vqa": "scene_vqa, tiny ViLT"}
 SHAPES = {"topk": "v", "randomk": "^", "svd": "D", "sign": "P", "nf4": "s", "int8": "o"}  # others: X
 
 Scores = dict[str, list[tuple[float, float]]]  # codec -> (MB, accuracy) of each seed
