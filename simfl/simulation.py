@@ -75,7 +75,8 @@ def one_round(driver: Driver, stage: Stage, before: Snapshot) -> tuple[Snapshot,
     """Sample, send down, train, fold, step: the snapshot after the round, and its rows for the tables."""
     phase, number, mechanism = stage.phase, before.round, stage.mechanism
     charged = driver.account.charge(before.charged, stage.index, number)
-    clients, visits = stage.drafts.pop(number, None) or draft(driver, stage, number)
+    drafted = stage.drafts.pop(number, None)
+    clients, visits = draft(driver, stage, number) if drafted is None else drafted
     parts = phase.algorithm.download(before.server) | before.companions
     received, downloads, broadcast = before.broadcast.send(stage, number, parts, [] if phase.pooled else clients)
 

@@ -14,7 +14,7 @@ import torch
 
 from simfl import __version__
 from simfl.commands.machine import OK, PROBLEM, WARNING, Finding, cpus, disks, gpus, memory, open_files
-from simfl.engine.pool import survey
+from simfl.engine.crew import survey
 from simfl.following.progress import duration, size
 
 LIBRARIES = ("torch", "ray", "transformers", "peft", "pyarrow", "opacus")

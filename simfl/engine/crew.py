@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from threading import Lock, Thread
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,6 +18,9 @@ from simfl.engine.hosted import VERSIONS, Hosted, Makings, Standpoint, share_ten
 from simfl.engine.nursery import Nursery
 from simfl.errors import ConfigError
 from simfl.experiment import Experiment
+
+Seen = TypeVar("Seen")
+PATIENCE = 30.0  # seconds that a worker has to look
 
 
 class Crew:
@@ -136,3 +139,19 @@ def count_workers(machines: dict[str, float], workers: int | str) -> int:
     if int(workers) > number:
         raise ConfigError(f"--workers: {workers} asked, Ray has {number:g} {kind}s")
     return int(workers)
+
+
+def survey(address: str | None, look: Callable[[], Seen]) -> tuple[dict[str, float], Seen]:
+    """What Ray has, started or joined as for a run, and what `look` sees on a worker, with a GPU if there are any."""
+    import ray
+
+    was_running = ray.is_initialized()
+    try:
+        start_ray(address)
+        resources = {kind: float(number) for kind, number in ray.cluster_resources().items()}
+        remote = ray.remote(num_cpus=1, num_gpus=1 if resources.get("GPU") else 0, max_retries=0)(look)
+        seen: Seen = ray.get(remote.remote(), timeout=PATIENCE)
+        return resources, seen
+    finally:
+        if not was_running:
+            ray.shutdown()

@@ -23,7 +23,8 @@ from simfl.data.holdings import Partition
 from simfl.engine import scoring, summary
 from simfl.engine.audience import Audience, Silent
 from simfl.engine.crew import crew_of
-from simfl.engine.pool import Pool, open_pool
+from simfl.engine.inline import Pool
+from simfl.engine.opening import open_pool
 from simfl.engine.preflight import Settled, account_of, remarks
 from simfl.engine.signals import Signals
 from simfl.errors import OutOfMemory, SimflError

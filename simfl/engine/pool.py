@@ -8,29 +8,25 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from simfl.cohort.pieces import Piece, Slope, Step
 from simfl.cohort.plan import Ahead, CohortPlan
 from simfl.cohort.visit import CohortResult
-from simfl.engine import watchdog
 from simfl.engine.berths import Berths
 from simfl.engine.boot import cause
-from simfl.engine.crew import Crew, start_ray
+from simfl.engine.crew import Crew
 from simfl.engine.errands import RETRIES, Errands
 from simfl.engine.hosted import Berth
-from simfl.engine.inline import Inline, Pool, cohort_names, shard_names
+from simfl.engine.inline import cohort_names, shard_names
 from simfl.engine.worker import Setup
-from simfl.errors import ConfigError, OutOfMemory, RunError, SimflError, nearest
+from simfl.errors import OutOfMemory, RunError, SimflError
 from simfl.evaluation import EvaluationPlan, Scores
 from simfl.protocol import Parts, Weights
-from simfl.setting import Setting
 from simfl.timing import Clock, Span
 
-Seen = TypeVar("Seen")
 PATIENCE = 30.0  # seconds without a word while workers start
 LOOK = 5.0  # seconds between two looks for machines that have joined
 START = 600.0  # seconds that the first worker has to start, if the watchdog has no more
@@ -258,47 +254,3 @@ class RayPool:
         self.crew.close()
         self.berths.close()
         self.starting, self.phase, self.sent = {}, (-1, None), ({}, None)
-
-
-def survey(address: str | None, look: Callable[[], Seen]) -> tuple[dict[str, float], Seen]:
-    """What Ray has, started or joined as for a run, and what `look` sees on a worker, with a GPU if there are any."""
-    import ray
-
-    was_running = ray.is_initialized()
-    try:
-        start_ray(address)
-        resources = {kind: float(number) for kind, number in ray.cluster_resources().items()}
-        remote = ray.remote(num_cpus=1, num_gpus=1 if resources.get("GPU") else 0, max_retries=0)(look)
-        seen: Seen = ray.get(remote.remote(), timeout=PATIENCE)
-        return resources, seen
-    finally:
-        if not was_running:
-            ray.shutdown()
-
-
-@contextmanager
-def open_pool(
-    backend: str,
-    setup: Setup,
-    setting: Setting,
-    crew: Crew | None,
-    on_message: Callable[[str], None],
-) -> Iterator[Pool]:
-    """The pool of this backend, on Ray with a crew; its workers end with the block."""
-    pool: Pool
-    if backend == "inline":
-        pool = Inline(setup, setting)
-        try:
-            yield pool
-        finally:
-            pool.close()
-            watchdog.tidy(setup.stacks)
-    elif crew is not None:
-        pool = RayPool(crew, setup, on_message)
-        try:
-            yield pool
-        finally:
-            pool.close()
-            watchdog.tidy(setup.stacks)
-    else:
-        raise ConfigError(f"--backend: unknown {backend!r}; {nearest(backend, ['inline', 'ray'])}")
