@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -82,8 +83,8 @@ class LayoutT5Network(T5Reader):
         if pixel_values is not None:
             patches = self.see(pixel_values)
             cell = self._cells(place)
-            under = patches.gather(1, cell[..., None].expand(-1, -1, patches.shape[-1])) * placed[..., None]
             number = torch.arange(patches.shape[1], device=cell.device)
+            under = _rows(patches, cell) * placed[..., None]
             used = ((cell[..., None] == number) & placed[..., None]).any(1)
             order = (used.long() * len(number) + number).sort(-1).indices  # unused patches first, in their order
             free = 1.0 - used.gather(1, order).to(torch.float32)
@@ -122,3 +123,12 @@ class LayoutT5Network(T5Reader):
         steps = (steps + steps.sign() * 1e-3).long()  # a whole hundredth must not fall to the one before
         buckets = T5Attention._relative_position_bucket(steps, True, BUCKETS, DISTANCE)
         return table(buckets).permute(0, 3, 1, 2)
+
+
+def _rows(table: Tensor, index: Tensor) -> Tensor:
+    """Rows `index` [B, L] of each example's `table` [B, N, d], which may be taken several times: [B, L, d].
+
+    `gather` would do, but its gradient on a GPU adds in no fixed order.
+    """
+    first = torch.arange(len(table), device=index.device)[:, None] * table.shape[1]
+    return functional.embedding(index + first, table.flatten(0, 1))
