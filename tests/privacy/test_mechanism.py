@@ -195,6 +195,7 @@ def test_units_side_by_side_are_released_as_one_by_one(n: int, clip: float | Non
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_a_gpu_clips_without_a_word_to_its_host_and_to_rounding_as_a_cpu() -> None:
     updates, mechanism = side_by_side(50), Mechanism(Privacy(clip=350.0), 0.0)
     there = {name: t.cuda() for name, t in updates.items()}
