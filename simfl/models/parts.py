@@ -44,7 +44,8 @@ class Bias(Part):
 
     def trained(self, module: nn.Module) -> tuple[str, ...]:
         """Every tensor named bias, those of recurrent layers too."""
-        return ("*.bias", "*.bias_[ih]h_l*")
+        recurrent = any(isinstance(layer, nn.RNNBase) for layer in module.modules())
+        return ("*.bias", "*.bias_[ih]h_l*") if recurrent else ("*.bias",)
 
 
 @dataclass(frozen=True)
