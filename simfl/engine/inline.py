@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from simfl.cohort.pieces import Piece, Slope, Step
-from simfl.cohort.plan import Ahead, CohortPlan
+from simfl.cohort.plan import Ahead, CohortPlan, nothing_ahead
 from simfl.cohort.visit import CohortResult
 from simfl.engine.worker import Setup, Worker
 from simfl.errors import OutOfMemory
@@ -57,7 +56,10 @@ class Inline:
     def train(
         self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float], ahead: Ahead
     ) -> list[CohortResult]:
-        return self._each(partial(self.worker.train, ahead=ahead), plans, received, cohort_names(plans))
+        def work(plan: CohortPlan, received: Parts) -> CohortResult:
+            return self.worker.train(plan, received, ahead if plan is plans[-1] else nothing_ahead)  # asked once
+
+        return self._each(work, plans, received, cohort_names(plans))
 
     def slopes(self, pieces: Sequence[Piece], shared: Step) -> list[Slope]:
         return [self.worker.slope(piece, shared, shared.received) for piece in pieces]
