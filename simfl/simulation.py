@@ -81,7 +81,7 @@ def one_round(driver: Driver, stage: Stage, before: Snapshot) -> tuple[Snapshot,
     received, downloads, broadcast = before.broadcast.send(stage, number, parts, [] if phase.pooled else clients)
 
     visits = [replace(visit, memory=before.remembered(visit.client)) for visit in visits] if before.memory else visits
-    plans = cohorts(visits, phase.local, driver.width, stage.index, number, driver.workers)
+    plans = cohorts(visits, phase.local, driver.manner, stage.index, number, driver.workers)
     costs = [plan.cost(phase.local) for plan in plans]
     results = driver.train(plans, received, costs, partial(upcoming, driver, stage, number + 1))
 
@@ -125,7 +125,7 @@ def upcoming(driver: Driver, stage: Stage, number: int) -> list[CohortPlan]:
     if number == stage.phase.rounds:
         return []
     _, visits = stage.drafts[number] = draft(driver, stage, number)
-    return cohorts(visits, stage.phase.local, driver.width, stage.index, number, driver.workers)
+    return cohorts(visits, stage.phase.local, driver.manner, stage.index, number, driver.workers)
 
 
 def visit(driver: Driver, stage: Stage, number: int, client: int) -> VisitPlan:

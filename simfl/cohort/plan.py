@@ -36,6 +36,18 @@ class VisitPlan:
 
 
 @dataclass(frozen=True)
+class Manner:
+    """How visits are trained: chosen once a phase, and the same on every worker."""
+
+    way: str  # loop or batch
+    width: int  # visits side by side, where they are trained as one program; a power of two
+    program: str = "auto"  # how a step of `batch` is run: see `cohort.program`
+
+    def __str__(self) -> str:
+        return f"{self.way}, {self.width} wide, {self.program}" if self.way == "batch" else self.way
+
+
+@dataclass(frozen=True)
 class CohortPlan:
     """Visits at neighbouring canonical positions of a round, trained on one worker."""
 
@@ -44,8 +56,12 @@ class CohortPlan:
     index: int  # place among the round's cohorts
     num_sampled: int
     visits: tuple[VisitPlan, ...]
-    width: int  # visits side by side, where they are trained as one program
+    manner: Manner
     size: int  # positions: the width times a power of two; the last of a round may be empty
+
+    @property
+    def width(self) -> int:
+        return self.manner.width
 
     def cost(self, local: Local) -> int:
         """Local steps in all: what to dispatch first."""
@@ -69,18 +85,19 @@ def num_steps(examples: int, local: Local) -> int:
 
 
 def cohorts(
-    visits: list[VisitPlan], local: Local, width: int, phase: int, round_number: int, workers: int | None = None
+    visits: list[VisitPlan], local: Local, manner: Manner, phase: int, round_number: int, workers: int | None = None
 ) -> list[CohortPlan]:
     """Sort visits canonically (steps, then client) and cut them into aligned blocks, for this many workers.
 
-    Without their number all blocks are `width` positions. Else they are larger where that spares calls: see `_sizes`.
+    Without their number all blocks have the width of the manner. Else they are larger where it spares calls: `_sizes`.
     """
     ordered = sorted(visits, key=lambda visit: (visit.num_steps(local), visit.client))
+    width = manner.width
     count = -(-len(ordered) // width)
     sizes = [width] * count if workers is None else _sizes([v.num_steps(local) for v in ordered], width, workers)
     ends = np.cumsum(sizes)
     return [
-        CohortPlan(phase, round_number, i, len(visits), tuple(ordered[end - size : end]), width, size)
+        CohortPlan(phase, round_number, i, len(visits), tuple(ordered[end - size : end]), manner, size)
         for i, (size, end) in enumerate(zip(sizes, ends.tolist(), strict=True))
     ]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from simfl import simulation
 from simfl.cohort.observer import Observer
-from simfl.cohort.plan import CohortPlan, VisitPlan
+from simfl.cohort.plan import CohortPlan, Manner, VisitPlan
 from simfl.cohort.visit import CohortResult
 from simfl.data.holdings import Partition
 from simfl.engine import preflight
@@ -53,7 +53,7 @@ class Bench:
         expected = expected_clients(experiment.phases[0], len(self.partition))
         self.clients = max(2, min(CLIENTS, round(expected), len(self.partition)))
         self.experiment, self.scratch = small(experiment, self.clients), scratch
-        self.way = "batch" if experiment.cohort.way == "batch" else "loop"
+        self.manner = Manner("batch" if experiment.cohort.way == "batch" else "loop", 1, experiment.cohort.program)
         self.setting = Setting(self.experiment, cache)
         self.setting.__dict__.update({k: v for k, v in whole.__dict__.items() if k in ("dataset", "module")})
         self.privacy, self.seen = self.experiment.privacy or Privacy(), dict[tuple[Any, ...], Round]()
@@ -64,14 +64,12 @@ class Bench:
         if without is None and key in self.seen:
             return self.seen[key]
         device = self.setting.device.type
-        setup = Setup(
-            self.experiment, self.setting.cache, self.scratch, self.way, self.clients, device, noise_multiplier=sigma
-        )
+        setup = Setup(self.experiment, self.setting.cache, self.scratch, self.clients, device, noise_multiplier=sigma)
         worker, listener = Worker(setup, self.setting, home=self.setting.device), Messages()
         worker.begin(phase, {})
         stage = worker.stages[phase] = replace(worker.stages[phase], observer=listener)
         before = replace(Snapshot(phase=phase).begin(stage), round=number)
-        sitting: Any = Sitting(self.partition, worker, without)
+        sitting: Any = Sitting(self.partition, worker, self.manner, without)
         after, _ = simulation.one_round(sitting, stage, before)
         released = Round(listener.sent_by, subtract(after.server.weights, before.server.weights), tuple(sitting.visits))
         if without is None:
@@ -115,8 +113,8 @@ class Sitting:
 
     partition: Partition
     worker: Worker
+    manner: Manner
     without: Change | None = None
-    width: int = 1
     workers: None = None
     account: Account = field(default_factory=lambda: Account(None))
     visits: list[VisitPlan] = field(default_factory=list)
@@ -131,7 +129,7 @@ class Sitting:
             self.visits += kept
             results.append(self.worker.train(replace(plan, visits=kept), received))
         for result in results:
-            result.skipped = [0] * (self.width - len(result.clients))  # who was left out is not lost
+            result.skipped = [0] * (self.manner.width - len(result.clients))  # who was left out is not lost
         return results
 
 

@@ -17,11 +17,11 @@ import torch
 
 from simfl import cache, simulation
 from simfl.cohort.observer import Observer
-from simfl.cohort.plan import Ahead, CohortPlan
+from simfl.cohort.plan import Ahead, CohortPlan, Manner
 from simfl.cohort.stage import Stage
 from simfl.cohort.visit import CohortResult
 from simfl.data.holdings import Partition
-from simfl.engine import preflight
+from simfl.engine import choosing, preflight
 from simfl.engine.worker import Setup, Worker
 from simfl.errors import RunError
 from simfl.memory import EMPTY, Store
@@ -74,7 +74,7 @@ class Rerun:
         if self.experiment.privacy is not None and self.experiment.privacy.secure:
             raise RunError(f"{run.folder}: its chance is the system's (privacy.secure), so no round can be made again")
         identity = run.manifest["identity"]
-        self.record, self.way = Record(scratch, self.experiment.checkpoint, run.manifest), identity["way"]
+        self.record = Record(scratch, self.experiment.checkpoint, run.manifest)
         torch.set_num_threads(identity["threads"])
         self.setting = Setting(self.experiment, cache.folder(), self._device(identity["device"]))
         self.partition = Partition.read(run.partition_manifest, self.setting.dataset.sha256)
@@ -84,7 +84,6 @@ class Rerun:
             self.experiment,
             cache.folder(),
             memory,
-            self.way,
             len(self.partition),
             self.setting.device.type,
             noise_multiplier=self.account.noise_multiplier,
@@ -195,7 +194,8 @@ class Rerun:
 
     def _sitting(self, worker: Worker | None) -> Any:
         """What stands in for the driver; without a worker, the round stops where its clients' work begins."""
-        return _Sitting(self.partition, self.record.width(self.snapshot.step), self.account, worker)
+        manner = choosing.manner_of(self.experiment, self.record, self.snapshot.phase, self.snapshot.step)
+        return _Sitting(self.partition, manner, self.account, worker)
 
     def train(self, plan: CohortPlan, received: Parts, observer: Observer) -> CohortResult:
         """The visits of a cohort, listened to. A client's exception rises, whatever the run was told to do with it."""
@@ -208,7 +208,7 @@ class Rerun:
     def alone(self, outgoing: Outgoing, client: int) -> CohortPlan:
         """The smallest cohort that gives this client's bits: itself, or all that are trained as one program with it."""
         plan = outgoing.plan_of(client)
-        if self.way == "batch":
+        if plan.manner.way == "batch":
             return plan
         return replace(plan, visits=tuple(visit for visit in plan.visits if visit.client == client))
 
@@ -222,7 +222,7 @@ class _Sitting:
     """A driver, as far as a round needs one, whose work is done in this process."""
 
     partition: Partition
-    width: int
+    manner: Manner
     account: Account  # on no disk: what is made again is paid for already
     worker: Worker | None = None
     workers: None = None  # a round is cut into the smallest cohorts

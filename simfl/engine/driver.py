@@ -15,13 +15,14 @@ from typing import Any
 
 from simfl import cache, files
 from simfl.cohort.pieces import Piece, Slope, Step
-from simfl.cohort.plan import Ahead, CohortPlan
+from simfl.cohort.plan import Ahead, CohortPlan, Manner
 from simfl.cohort.stage import Stage
 from simfl.cohort.visit import CohortResult, train_cohort
 from simfl.cohort.wire import STATISTICS
 from simfl.data.holdings import Partition
 from simfl.engine import scoring, summary
 from simfl.engine.audience import Audience, Silent
+from simfl.engine.choosing import manner_of
 from simfl.engine.crew import crew_of
 from simfl.engine.inline import Pool
 from simfl.engine.opening import open_pool
@@ -137,9 +138,9 @@ class Driver:
         self.audience.started(plan, self.startup)
 
     @property
-    def width(self) -> int:
-        """Visits per cohort in the next round."""
-        return self.record.width(self.snapshot.step)
+    def manner(self) -> Manner:
+        """How visits are trained in the next round."""
+        return manner_of(self.experiment, self.record, self.snapshot.phase, self.snapshot.step)
 
     @property
     def workers(self) -> int:
@@ -148,8 +149,8 @@ class Driver:
 
     def narrow(self, error: OutOfMemory) -> None:
         """Halve the cohorts from the next round on; raises `error` where that cannot help."""
-        width, batched = self.width, self.record.manifest["identity"]["way"] == "batch"
-        if not batched or width == 1:
+        width = self.manner.width
+        if self.manner.way == "loop" or width == 1:
             raise OutOfMemory(f"{error}; give a smaller local.batch_size, or fewer workers a GPU or machine")
         self.record.narrow(self.snapshot.step, width // 2)
         self.audience.message(f"{error}; from round {self.snapshot.step + 1} on cohorts are {width // 2} clients wide")
@@ -199,7 +200,7 @@ class Driver:
                 with self.signals.held():
                     self._settle(self.snapshot, rows, commit=True)
                     self.audience.initial(rows)
-        for text in remarks(self.settled, self.stage.phase, self.width, self.workers):
+        for text in remarks(self.settled, self.stage.phase, self.manner, self.workers):
             self.audience.message(text)
         self.stopwatch.lap()
         self._round_began = time.monotonic()

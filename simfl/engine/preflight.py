@@ -10,6 +10,7 @@ import torch
 
 from simfl import cache, config
 from simfl.cohort.batch import pays_on_cpu
+from simfl.cohort.plan import Manner
 from simfl.cohort.stage import LAST_LOCAL
 from simfl.cohort.tensor_stepper import steppable
 from simfl.data.holdings import Partition, manifest_sha256
@@ -69,7 +70,6 @@ class Settled:
             self.experiment,
             self.setting.cache,
             folder / "memory",
-            self.identity["way"],
             len(self.partition),
             self.identity["device"],
             folder / "stacks",
@@ -144,10 +144,10 @@ def check(experiment: Experiment, setting: Setting, partition: Partition) -> Non
         )
 
 
-def remarks(settled: Settled, phase: Phase, width: int, workers: int) -> list[str]:
+def remarks(settled: Settled, phase: Phase, manner: Manner, workers: int) -> list[str]:
     """What a user should know of how a phase is run, and could not see."""
-    said = [idle_workers(settled, phase, width, workers)]
-    if settled.identity["device"] != "cpu" and settled.identity["way"] == "batch" and not steppable(phase.local):
+    said = [idle_workers(settled, phase, manner.width, workers)]
+    if settled.identity["device"] != "cpu" and manner.way == "batch" and not steppable(phase.local):
         name = phase.local.optimizer.name
         said.append(f"local steps run as written, since {name} with its settings has no form that a GPU could replay")
     return [text for text in said if text]

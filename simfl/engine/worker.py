@@ -40,7 +40,6 @@ class Setup:
     experiment: Experiment
     cache: Path
     memory: Path
-    way: str
     num_clients: int
     device: str = "cpu"
     stacks: Path | None = None  # folder for the stacks of workers that hang
@@ -75,24 +74,34 @@ class Worker:
         own, limit = store is None, setup.experiment.watchdog_seconds  # else this process's log, which Ray collects
         self.watch = Watch(setup.stacks if own else None, limit, None if own else sys.__stderr__)
         self.phase, self.gauge = -1, Gauge(self.setting.device)
+        self.ready = False  # whether the phase's local steps are programs, where they can be
 
     def begin(self, phase: int, base: Weights) -> None:
         """Enter a phase: `base` is what earlier phases made of the model."""
         self.setting.overwrite(base)
         self.phase = phase
         stage = self.setting.stage(phase, self.setup.num_clients, self.setup.noise_multiplier)
-        self.stages[phase] = with_programs(all_here(_timed_reads(stage)), self.setup.experiment.cohort.program)
+        self.stages[phase], self.ready = all_here(_timed_reads(stage)), False
 
     def train(self, plan: CohortPlan, received: Parts, ahead: Ahead = nothing_ahead) -> CohortResult:
         """Train a cohort; what is `ahead` is drawn while a GPU is at work."""
-        experiment, stage = self.setup.experiment, self.stages[plan.phase]
+        stage = self._ready(plan)
         with self._at_work("train", f"clients {', '.join(str(v.client) for v in plan.visits)}") as clock:
             parts = self._here(received)
-            result = train_cohort(stage, self.store, plan, parts, self.setup.way, experiment.on_error, ahead)
+            result = train_cohort(
+                stage, self.store, plan, parts, plan.manner.way, self.setup.experiment.on_error, ahead
+            )
             result.sums = {part: self._home(tensors) for part, tensors in result.sums.items()}
             result.gathered = {part: [self._home(t) for t in uploads] for part, uploads in result.gathered.items()}
         result.clock = clock
         return result
+
+    def _ready(self, plan: CohortPlan) -> Stage:
+        """The stage of a plan, its local steps as the programs that it asks for."""
+        if not self.ready:
+            self.stages[plan.phase] = with_programs(self.stages[plan.phase], plan.manner.program)
+            self.ready = True
+        return self.stages[plan.phase]
 
     def slope(self, piece: Piece, shared: Step, received: Parts) -> Slope:
         """What a piece of a local batch adds to the gradient; `received` stands in for what `shared` lacks of it."""

@@ -138,6 +138,16 @@ class Record:
         changes = [width for since, width in self.manifest.get("widths", []) if since <= step]
         return int(changes[-1] if changes else self.manifest["identity"]["width"])
 
+    def choice(self, phase: int) -> dict[str, Any]:
+        """What was chosen at the start of a phase, and why; empty where the run's identity says it all."""
+        found: dict[str, Any] = self.manifest.get("choices", {}).get(str(phase), {})
+        return found
+
+    def choose(self, phase: int, step: int, facts: Mapping[str, Any]) -> None:
+        """How a phase's visits are trained from its first round on, which comes after so many; on the disk at once."""
+        self.manifest["choices"] = {**self.manifest.get("choices", {}), str(phase): dict(facts)}
+        self.narrow(step, facts["width"])
+
     def narrow(self, step: int, width: int) -> None:
         """From the round after so many on, cohorts are this wide; on the disk before the first of them is trained."""
         self.manifest["widths"] = [*self.manifest.get("widths", []), [step, width]]

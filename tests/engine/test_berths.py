@@ -24,7 +24,7 @@ def said() -> list[str]:
 
 @pytest.fixture
 def berths(tmp_path: Path, said: list[str]) -> Berths:
-    setup = Setup(experiment(), tmp_path, tmp_path / "memory", "loop", 10, sitting="now")
+    setup = Setup(experiment(), tmp_path, tmp_path / "memory", 10, sitting="now")
     return Berths(setup, lambda state: ("put", state), said.append)
 
 

@@ -29,7 +29,7 @@ def makings(tmp_path: Path) -> Makings:
 
 @pytest.fixture
 def setup(tmp_path: Path) -> Setup:
-    return Setup(CASE, tmp_path / "cache", tmp_path / "run" / "memory", "loop", 10, sitting="today")
+    return Setup(CASE, tmp_path / "cache", tmp_path / "run" / "memory", 10, sitting="today")
 
 
 def begun(makings: Makings, setup: Setup) -> tuple[Hosted, Berth]:
