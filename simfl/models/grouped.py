@@ -77,6 +77,12 @@ def _plus(x: Tensor, bias: Tensor) -> Tensor:
     return x + (bias if bias.dim() == 1 else _per_group(bias, x))
 
 
+def _offset(layer: Any, x: Tensor) -> Tensor:
+    if layer.weight.dim() == 3:
+        return x + layer.weight
+    return (x.unflatten(0, (len(layer.weight), -1)) + layer.weight).flatten(0, 1)
+
+
 def _layer_norm(layer: Any, x: Tensor) -> Tensor:
     usual, stacked = len(layer.normalized_shape), layer.weight.dim() > len(layer.normalized_shape)
     if not stacked and (layer.bias is None or layer.bias.dim() == usual):
@@ -99,6 +105,7 @@ GROUPED: dict[str, Callable[[Any, Tensor], Tensor]] = {  # by class name, so tha
     "LayerNorm": _layer_norm,
     "RmsNorm": _rms_norm,
     "T5LayerNorm": _rms_norm,
+    "Offset": _offset,
 }
 
 

@@ -36,6 +36,10 @@ SIZES: dict[str, dict[str, Any]] = {
         "d_model": 256, "d_ff": 512, "num_layers": 4, "num_heads": 4, "d_kv": 64, "vocab_size": 3072, "pieces": 3072,
         "image_size": 64, "patch_size": 16,
     },
+    "medium": {
+        "d_model": 384, "d_ff": 1024, "num_layers": 4, "num_heads": 6, "d_kv": 64, "vocab_size": 3072, "pieces": 3072,
+        "image_size": 64, "patch_size": 16,
+    },
     "base": {
         "d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "d_kv": 64, "vocab_size": 32128,
         "pieces": 32_000, "image_size": 224, "patch_size": 16,
@@ -45,7 +49,7 @@ RULES = (  # names of the published code (and of transformers' UDOP), of a plain
     (r"^.*\.EncDecAttention\.relative_attention_bias\.weight$", ""),
     (r"^pos_embed$", ""),
     (r"^(patch_embed|encoder\.embed_patches)\.proj\.", "patches."),
-    (r"^special_vis_token$", "patch_token"),
+    (r"^special_vis_token$", "patch_token.weight"),
     (r"^encoder\.(cell2dembedding|cell_2d_embedding)\.([xy])_position_embeddings\.", r"box.\2."),
     (r"^encoder\.relative_bias\.biases\.0\..*", ""),  # the first block's own
     (r"^encoder\.relative_bias\.biases\.1\.relative_attention_bias\.", "across."),
@@ -65,8 +69,9 @@ MAE_RULES = (  # MAE's checkpoint: the patch embedding alone
 class LayoutT5(Model):
     """T5 whose words carry the patches of the page that they stand on."""
 
-    size: Literal["tiny", "small", "base"] = "tiny"  # of T5; small: that of the bundled start vt5_tiny
+    size: Literal["tiny", "small", "medium", "base"] = "tiny"  # of T5; small: that of the bundled start vt5_tiny
     weights: str | None = None  # a T5, or a checkpoint of the whole: folder or hub id; null: drawn from the seed
+    vocabulary: str | None = None  # a start whose tokenizer is taken; null: the weights' own, or a small public one
     patches: str | None = None  # MAE's checkpoint, folder or hub id, for the patch embedding; null: as the weights
     boxes: Literal["tables", "linear"] = "tables"  # two tables, as published, or a linear layer, as printed
     head: Literal["tied", "untied"] = "tied"  # output projection
@@ -114,8 +119,11 @@ class LayoutT5(Model):
         return ("*",) if self.adapters is None else self.adapters.trained(module)
 
     def tokenizer(self) -> Tokenizer:
-        """The weights' own; without weights, a small public one."""
-        text = small() if self.weights is None else read(start.locate(self.weights))
+        """That of `vocabulary`, or the weights' own, or a small public one."""
+        named = (
+            (self.vocabulary, "model.vocabulary") if self.vocabulary is not None else (self.weights, "model.weights")
+        )
+        text = small() if named[0] is None else read(start.locate(*named))
         text = marked(text) if self.marks else text
         if text.get_vocab_size() > self._rows:
             raise ConfigError(f"model.vocab_size: {self._rows} rows are too few for {text.get_vocab_size()} pieces")

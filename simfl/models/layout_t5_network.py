@@ -33,6 +33,11 @@ class BoxTables(nn.Module):
         super().__init__()
         self.x = nn.Embedding(TABLE_ROWS, width)
         self.y = nn.Embedding(TABLE_ROWS, width)
+        for table in (
+            self.x,
+            self.y,
+        ):  # as T5 draws its tables of distance: drawn as words are, places would drown them
+            nn.init.normal_(table.weight, std=width**-0.5)
 
     def forward(self, boxes: Tensor) -> Tensor:
         """Boxes in [0, 1], [B, S, 4], to [B, S, d]."""
@@ -47,6 +52,18 @@ class BoxLinear(nn.Linear):
         super().__init__(4, width)
 
 
+class Offset(nn.Module):
+    """A trained vector, added everywhere."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(1, 1, width).normal_(std=0.02))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, N, d] to the same."""
+        return x + self.weight
+
+
 BOXES: dict[str, type[BoxTables] | type[BoxLinear]] = {"tables": BoxTables, "linear": BoxLinear}
 
 
@@ -57,7 +74,9 @@ class LayoutT5Network(T5Reader):
         super().__init__(t5, tied=tied, bf16=bf16)
         self.side = image_size // patch_size
         self.patches = nn.Conv2d(3, t5.d_model, patch_size, patch_size)
-        self.patch_token = nn.Parameter(torch.empty(1, 1, t5.d_model).normal_(std=0.02))
+        nn.init.normal_(self.patches.weight, std=(3 * patch_size**2 * t5.d_model) ** -0.5)
+        nn.init.zeros_(self.patches.bias)
+        self.patch_token = Offset(t5.d_model)
         self.box = BOXES[boxes](t5.d_model)
         self.across = nn.Embedding(BUCKETS, t5.num_heads)
         self.down = nn.Embedding(BUCKETS, t5.num_heads)
@@ -88,17 +107,14 @@ class LayoutT5Network(T5Reader):
             used = ((cell[..., None] == number) & placed[..., None]).any(1)
             order = (used.long() * len(number) + number).sort(-1).indices  # unused patches first, in their order
             free = 1.0 - used.gather(1, order).to(torch.float32)
-            left = patches.gather(1, order[..., None].expand_as(patches)) * free[..., None] + self.patch_token
+            left = self.patch_token(patches.gather(1, order[..., None].expand_as(patches)) * free[..., None])
             left = with_prompt(self.prompts, "image", left, 0)
             tokens = torch.cat([tokens + under, left.to(tokens.dtype)], 1)
             grid = self._grid(number).expand(len(order), -1, -1)
             grid = grid.gather(1, order[..., None].expand(-1, -1, 4)) * free[..., None]
             place = torch.cat([place, with_value(self.prompts, "image", grid, 0.0, 0)], 1)
             visible = torch.cat([visible, with_value(self.prompts, "image", free, 1.0, 0)], 1)
-        length = tokens.shape[1]
-        bias = position_bias(self.t5.encoder, length, length, batch=len(tokens))
-        bias = bias + self._distance(place, self.across, 0) + self._distance(place, self.down, 1)
-        return tokens + self.box(place), visible, bias
+        return tokens + self.box(place), visible, self._bias(place)
 
     def see(self, pixel_values: Tensor) -> Tensor:
         """Patches [B, N, d] of uint8 pages [B, 3, H, W], normalised as MAE's images."""
@@ -116,13 +132,32 @@ class LayoutT5Network(T5Reader):
         column, row = (number % self.side).float(), (number // self.side).float()
         return torch.stack([column, row, column + 1, row + 1], -1) / self.side
 
-    def _distance(self, place: Tensor, table: nn.Embedding, axis: int) -> Tensor:
-        """The bias of centres' distance along an axis, [B, H, S, S]; T5's buckets over hundredths of the page."""
+    def _bias(self, place: Tensor) -> Tensor:
+        """The biases of distance in the text, across and down, [B, H, S, S]; T5's buckets over hundredths of the page.
+
+        Those across and down are one table of pairs, so that the scores of all words are read, and their gradients
+        added up, once. Under autocast it is in bfloat16, as the scores are.
+        """
+        across, down = (self._buckets(place, axis) for axis in (0, 1))
+        pairs = self.across.weight[..., :, None, :] + self.down.weight[..., None, :, :]
+        pairs = pairs.flatten(-3, -2)  # [BUCKETS², H], of each client where they differ
+        kind = torch.bfloat16 if self.bf16 and place.is_cuda else pairs.dtype
+        index = across * BUCKETS + down
+        clients = len(pairs) if pairs.dim() == 3 else 1
+        first = torch.arange(clients, device=index.device) * BUCKETS**2
+        index = index.unflatten(0, (clients, -1)) + first[:, None, None, None]
+        apart = functional.embedding(index, pairs.reshape(-1, pairs.shape[-1]).to(kind))
+        apart = apart.permute(0, 1, 4, 2, 3).contiguous()  # [clients, B / clients, H, S, S]
+        length = place.shape[1]
+        text = position_bias(self.t5.encoder, length, length, batch=clients).to(kind)
+        return (apart + text[:, None]).flatten(0, 1)
+
+    def _buckets(self, place: Tensor, axis: int) -> Tensor:
+        """Which distance lies between the centres of words along an axis, [B, S, S]."""
         centre = (place[..., axis] + place[..., axis + 2]) / 2.0
         steps = (centre[:, None, :] - centre[:, :, None]) * DISTANCE
         steps = (steps + steps.sign() * 1e-3).long()  # a whole hundredth must not fall to the one before
-        buckets = T5Attention._relative_position_bucket(steps, True, BUCKETS, DISTANCE)
-        return table(buckets).permute(0, 3, 1, 2)
+        return T5Attention._relative_position_bucket(steps, True, BUCKETS, DISTANCE)
 
 
 def _rows(table: Tensor, index: Tensor) -> Tensor:

@@ -94,8 +94,10 @@ class T5Reader(nn.Module):
         tokens, visible, bias = self.embed(input_ids, boxes, attention_mask, pixel_values)
         mask = (1.0 - visible)[:, None, None, :] * MASKED
         stack = self.t5.encoder
-        # a GPU's attention reads each where it lies (see models.fused_attention); elsewhere one sum serves all blocks
-        bias, hides = (bias, mask) if tokens.is_cuda else (bias + mask, None)
+        # a GPU's attention reads each where it lies (see models.fused_attention); elsewhere, and where the bias is
+        # trained, one sum serves all blocks
+        apart = tokens.is_cuda and not bias.requires_grad
+        bias, hides = (bias, mask) if apart else (bias + mask.to(bias.dtype), None)
         hidden = stack.dropout(tokens)
         for block in stack.block:
             hidden = block(hidden, hides, bias)[0]

@@ -25,7 +25,7 @@ T5 = {"d_model": 64, "d_ff": 128, "num_layers": 2, "num_heads": 2, "d_kv": 32, "
 
 def on_meta(**settings: object) -> LayoutT5Network:
     with torch.device("meta"):
-        return LayoutT5(size="base", **settings).network()
+        return LayoutT5(**{"size": "base"} | settings).network()
 
 
 def batch(rows: int = 2) -> Batch:
@@ -95,7 +95,7 @@ def test_a_patch_under_a_word_is_added_to_it_and_leaves_the_row_of_patches() -> 
     assert visible[:, 9:].sum(1).tolist() == [16, 15]
     grid = torch.tensor([[0.5, 0.5, 0.75, 0.75]])  # the next one, number 10, has moved up
     assert torch.allclose(
-        tokens[1, 9 + 9], patches[1, 10] + network.patch_token[0, 0] + network.box(grid)[0], atol=1e-6
+        tokens[1, 9 + 9], patches[1, 10] + network.patch_token.weight[0] + network.box(grid)[0], atol=1e-6
     )
     assert visible[1, -1] == 0
 
@@ -154,7 +154,7 @@ def test_a_plain_t5_and_mae_fill_their_parts(tmp_path: Path) -> None:
 
 def test_a_whole_checkpoint_must_be_whole(tmp_path: Path) -> None:
     tensors = udop().state_dict()
-    with pytest.raises(ConfigError, match=r"missing \['patch_token'\]"):
+    with pytest.raises(ConfigError, match=r"missing \['patch_token\.weight'\]"):
         LayoutT5(weights=folder(tmp_path / "w", tensors)).build(TASK)
 
 
@@ -186,3 +186,32 @@ def test_prompts_stand_before_words_and_before_patches_without_a_place() -> None
     assert torch.equal(torch.cat([visible[:, words], visible[:, patches]], 1), seen)
     assert torch.equal(wider[:, :, words, words], bias[:, :, :9, :9])
     assert not torch.equal(prompted(**batch()).logits, plain(**batch()).logits)
+
+
+def test_the_size_that_is_self_pretrained_has_16_million_parameters() -> None:
+    sizes = {name: p.numel() for name, p in on_meta(size="medium", marks=True).named_parameters()}
+    attention, feed_forward, norm = 4 * 384 * 384, 2 * 384 * 1024, 384
+    encoder = 4 * (attention + feed_forward + 2 * norm) + norm + 32 * 6
+    decoder = 4 * (2 * attention + feed_forward + 3 * norm) + norm + 32 * 6
+    words, boxes, patches = (3072 + 1201) * 384, 2 * 1024 * 384, 3 * 16 * 16 * 384 + 384
+    assert sum(sizes.values()) == encoder + decoder + words + boxes + patches + 384 + 2 * 32 * 6 == 16_101_504
+
+
+def test_a_vocabulary_is_taken_without_the_weights_it_lies_beside() -> None:
+    given, own = (
+        LayoutT5(vocabulary="vt5_tiny", size="small").tokenizer(),
+        LayoutT5(weights="vt5_tiny", size="small").tokenizer,
+    )
+    assert given.text.to_str() == own().text.to_str() != small().to_str()
+    with pytest.raises(ConfigError, match=r"model\.vocabulary: .*'vt5_tony'"):
+        LayoutT5(vocabulary="vt5_tony").tokenizer()
+
+
+def test_places_and_patches_begin_small_beside_words() -> None:
+    network = LayoutT5(size="small").build(TASK)
+    place = network.box(torch.rand(1, 500, 4)).detach().std()  # four rows of deviation 1/16 each
+    white = network.see(torch.full((1, 3, 64, 64), 255, dtype=torch.uint8)).detach().std()
+    words = network.t5.shared.weight.detach().std()
+    assert 0.9 < words < 1.1
+    assert abs(float(place) - 0.125) < 0.02
+    assert white < 0.3
