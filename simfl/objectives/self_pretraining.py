@@ -2,6 +2,8 @@
 
 A phase of it comes before one of questions and answers. A document is met once for each question about it, with other
 words hidden each time, drawn by the question's id; the page's picture is always there. The model needs `marks: true`.
+Words that recur on their page can be hidden at a rate of their own, so that there is something to copy from (Ram et al.
+2021, Few-shot question answering by pretraining span selection).
 """
 
 from __future__ import annotations
@@ -16,12 +18,13 @@ from torch import Tensor
 
 from simfl.errors import ConfigError, DataError
 from simfl.objectives.base import Objective
-from simfl.objectives.docvqa import NO_LABEL, PAD, pages, round_up
-from simfl.objectives.masking import TASKS, Hiding, Masked, mask, words_of
+from simfl.objectives.docvqa import pages, round_up
+from simfl.objectives.masking import NO_LABEL, PAD, PROMPTS, Hiding, Masked, Pages, mask, pages_of
 from simfl.protocol import Batch, Examples, Outputs
 from simfl.ranges import Count, Fraction, Whole
-from simfl.seeds import rng
+from simfl.seeds import passing_rng
 
+AT_A_TIME = 4096  # pages masked together
 OF_TASK = ("input_ids", "boxes", "attention_mask")  # have an axis of tasks
 
 
@@ -33,6 +36,7 @@ class SelfPretraining(Objective):
     max_target: Count = 256  # pieces to say, with the end
     most: Count = 100  # L_M: words hidden on a page; those chosen later stay
     form: Literal["paper", "code"] = "paper"  # code: text has a closing sentinel; what cannot be said is hidden too
+    recurring: Fraction | None = None  # share hidden of words that recur on the page, of which one stays; null: as all
     seed: Whole = 0  # of what is hidden
 
     reduction: ClassVar[str] = "example"
@@ -55,25 +59,32 @@ class SelfPretraining(Objective):
             )
         if tokenizer.marks is None:
             raise DataError("self-pretraining: the model has no sentinels and places; give model.marks: true")
-        document = split.examples["document"].to_numpy()
-        words = words_of(split.documents, tokenizer)
+        names, document = split.examples["id"].to_pylist(), split.examples["document"].to_numpy().astype(np.int64)
+        every = pages_of(split.documents, tokenizer)
         hiding = Hiding(tokenizer.marks, self.most, self.max_tokens, self.max_target, self.form == "code")
-        columns: list[list[Masked]] = []
-        for task, rate in self.rates().items():
-            (prompt,) = tokenizer.encode([TASKS[task][0]])
-            names = split.examples["id"].to_pylist()
-            chances = (
-                rng("hide", self.seed, task, n).random(len(words[d])) for n, d in zip(names, document, strict=True)
-            )
-            columns.append(
-                [
-                    mask(task, prompt, words[d], (u < rate).tolist(), hiding)
-                    for u, d in zip(chances, document, strict=True)
-                ]
-            )
-        rows = _tensors(columns, self.max_tokens, self.max_target)
-        rows["document"] = torch.from_numpy(document.astype(np.int64))
-        return Examples(rows, {"pixel_values": ("document", pages(split.documents, tokenizer.image_size))})
+        rows = _Rows(len(names), len(self.rates()), self.max_tokens, self.max_target)
+        for number, (task, rate) in enumerate(self.rates().items()):
+            (prompt,) = tokenizer.encode([PROMPTS[task]])
+            for first in range(0, len(names), AT_A_TIME):
+                some = document[first : first + AT_A_TIME]
+                chosen = self._choose(every, some, names[first : first + AT_A_TIME], task, rate)
+                rows.put(first, number, mask(task, prompt, every, some, chosen, hiding))
+        tensors = rows.tensors() | {"document": torch.from_numpy(document)}
+        return Examples(tensors, {"pixel_values": ("document", pages(split.documents, tokenizer.image_size))})
+
+    def _choose(self, every: Pages, document: np.ndarray, names: list[str], task: str, rate: float) -> np.ndarray:
+        """Which words are to be hidden, bool [n, W]: those whose chance, drawn by the example's id, is low enough."""
+        counts = every.bounds[document + 1] - every.bounds[document]
+        chances = np.ones((len(names), int(counts.max(initial=0))))
+        for row, (name, count) in enumerate(zip(names, counts.tolist(), strict=True)):
+            chances[row, :count] = passing_rng("hide", self.seed, task, name).random(count)
+        if self.recurring is None:
+            return chances < rate
+        word = every.bounds[document][:, None] + np.arange(chances.shape[1])
+        real = np.arange(chances.shape[1]) < counts[:, None]
+        again = np.where(real, every.again[np.where(real, word, 0)], 0) if len(every.again) else np.zeros_like(word)
+        other = np.take_along_axis(chances, np.arange(chances.shape[1]) + again, 1)
+        return np.where(again == 0, chances < rate, (chances < self.recurring) & (chances < other))
 
     def run(self, module: Any, inputs: Batch) -> Outputs:
         """All tasks of a batch in one pass: logits [B, K·T, V], states likewise, features their mean [B, d]."""
@@ -163,26 +174,33 @@ class MixedModeling(SelfPretraining):
         return {task: getattr(self, f"{task}_rate") for task in self.tasks}
 
 
-def _tensors(columns: list[list[Masked]], max_tokens: int, max_target: int) -> dict[str, Tensor]:
-    """Masked pages by task, then example, as padded tensors."""
-    every = [page for column in columns for page in column]
-    length = round_up(max((len(page.ids) for page in every), default=1), 16, max_tokens)
-    said = round_up(max((len(page.target) for page in every), default=1), 4, max_target)
-    count, tasks = len(columns[0]), len(columns)
-    ids = np.full((count, tasks, length), PAD, np.int32)
-    boxes = np.zeros((count, tasks, length, 4), np.int16)
-    labels = np.full((count, tasks, said), NO_LABEL, np.int64)
-    for task, column in enumerate(columns):
-        for row, page in enumerate(column):
-            ids[row, task, : len(page.ids)], boxes[row, task, : len(page.ids)] = page.ids, page.boxes
-            labels[row, task, : len(page.target)] = page.target
-    lengths = np.array([[len(column[row].ids) for column in columns] for row in range(count)]).reshape(count, tasks, 1)
-    return {
-        "input_ids": torch.from_numpy(ids),
-        "boxes": torch.from_numpy(boxes),
-        "attention_mask": torch.from_numpy(np.arange(length) < lengths),
-        "labels": torch.from_numpy(labels.reshape(count, tasks * said)),
-    }
+class _Rows:
+    """Masked pages by example and task, with room for the longest."""
+
+    def __init__(self, count: int, tasks: int, max_tokens: int, max_target: int) -> None:
+        self.ids = np.full((count, tasks, max_tokens), PAD, np.int32)
+        self.boxes = np.zeros((count, tasks, max_tokens, 4), np.int16)
+        self.lengths = np.ones((count, tasks, 1), np.int64)
+        self.labels = np.full((count, tasks, max_target), NO_LABEL, np.int64)
+        self.longest = 1  # to say
+
+    def put(self, first: int, task: int, found: Masked) -> None:
+        """Some pages from the example `first` on."""
+        read, said, rows = found.ids.shape[1], found.target.shape[1], slice(first, first + len(found.ids))
+        self.ids[rows, task, :read], self.boxes[rows, task, :read] = found.ids, found.boxes
+        self.lengths[rows, task, 0], self.labels[rows, task, :said] = found.lengths, found.target
+        self.longest = max(self.longest, said)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Cut to the longest."""
+        length = round_up(int(self.lengths.max(initial=1)), 16, self.ids.shape[2])
+        said = round_up(self.longest, 4, self.labels.shape[2])
+        return {
+            "input_ids": torch.from_numpy(self.ids[..., :length].copy()),
+            "boxes": torch.from_numpy(self.boxes[:, :, :length].copy()),
+            "attention_mask": torch.from_numpy(np.arange(length) < self.lengths),
+            "labels": torch.from_numpy(self.labels[..., :said].reshape(len(self.labels), -1)),
+        }
 
 
 def _chances(outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:

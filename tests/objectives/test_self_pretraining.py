@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from documents import Letters, page, png, question, split
 from fakes import Experiment, experiment, model, run, then, traces
 from fakes_documents import Pages
+from plain_masking import Word, one, plainly, together
 from torch.testing import assert_close
 
 from simfl.data.base import Split
@@ -20,7 +22,7 @@ from simfl.models.layout_t5 import LayoutT5
 from simfl.models.marks import COUNT, Marks, marked, marks
 from simfl.models.tokenizer import small
 from simfl.objectives.docvqa import DocVqa
-from simfl.objectives.masking import END, Hiding, Word, mask
+from simfl.objectives.masking import END, Hiding, pages_of
 from simfl.objectives.self_pretraining import (
     LayoutModeling,
     MixedModeling,
@@ -73,7 +75,7 @@ A, B, C = ([*word.pieces] for word in THREE)
     ],
 )
 def test_a_hidden_word_in_each_task(task: str, code: bool, read: list[int], said: list[int]) -> None:
-    found = mask(task, [9, 9], THREE, [False, True, False], hiding(code=code))
+    found = one(task, [9, 9], THREE, [False, True, False], hiding(code=code))
     assert (found.ids, found.target) == ([9, 9, *read, END], [*said, END])
     boxes = dict(zip(found.ids, found.boxes, strict=True))
     assert all(boxes[piece] == (0, 0, 0, 0) for piece in found.ids if piece >= BOTH)  # what is hidden has no box
@@ -104,7 +106,7 @@ def put_together(ids: list[int], target: list[int], task: str) -> list[int]:
 def test_the_text_can_be_put_together_again_and_hidden_words_are_not_in_what_is_read(task: str, seed: int) -> None:
     page = words(40, letters=3)
     chosen = (np.random.default_rng(seed).random(40) < 0.4).tolist()
-    found = mask(task, [], page, chosen, hiding())
+    found = one(task, [], page, chosen, hiding())
     assert put_together(found.ids, found.target, task) == [piece for word in page for piece in word.pieces]
     if task != "layout":  # of which the text is shown
         shown = [piece for word, hide in zip(page, chosen, strict=True) if not hide for piece in word.pieces]
@@ -115,7 +117,7 @@ def test_the_text_can_be_put_together_again_and_hidden_words_are_not_in_what_is_
 
 @pytest.mark.parametrize(("rate", "hidden"), [(0.0, 0), (1.0, 100)])
 def test_at_most_l_m_words_are_hidden(rate: float, hidden: int) -> None:
-    found = mask("joint", [], words(150, letters=1), [rate == 1.0] * 150, hiding(max_target=1000))
+    found = one("joint", [], words(150, letters=1), [rate == 1.0] * 150, hiding(max_target=1000))
     assert sum(piece >= BOTH for piece in found.ids) == hidden
     assert len(found.ids) == 150 + 1  # one piece each, hidden or not
 
@@ -124,14 +126,31 @@ def test_at_most_l_m_words_are_hidden(rate: float, hidden: int) -> None:
 def test_a_target_of_256_pieces_has_51_places_and_as_published_the_other_words_are_hidden_too(
     code: bool, hidden: int
 ) -> None:
-    found = mask("layout", [], words(120, letters=1), [True] * 120, hiding(code=code))
+    found = one("layout", [], words(120, letters=1), [True] * 120, hiding(code=code))
     assert len(found.target) == 51 * 5 + 1
     assert sum(LAYOUT <= piece < LAYOUT + 100 for piece in found.ids) == hidden
 
 
 def test_a_word_that_is_cut_off_is_not_asked_for() -> None:
-    found = mask("joint", [9, 9], words(10), [True] * 10, hiding(max_tokens=6))
+    found = one("joint", [9, 9], words(10), [True] * 10, hiding(max_tokens=6))
     assert (len(found.ids), sum(p in range(BOTH, BOTH + 100) for p in found.target)) == (6, 3)
+
+
+@pytest.mark.parametrize("task", ["text", "layout", "joint"])
+@pytest.mark.parametrize("code", [False, True])
+@pytest.mark.parametrize(
+    ("most", "max_tokens", "max_target"), [(100, 1024, 256), (3, 40, 256), (9, 1024, 24), (0, 9, 1)]
+)
+def test_many_pages_are_masked_as_each_alone(
+    task: str, code: bool, most: int, max_tokens: int, max_target: int
+) -> None:
+    draw = np.random.default_rng(most)
+    some = [words(count, letters=1 + count % 3) for count in (0, 1, 5, 12, 30)]
+    some += [[word._replace(pieces=word.pieces[: k % 4]) for k, word in enumerate(words(20, letters=3))]]
+    chosen = [(draw.random(len(page)) < 0.6).tolist() for page in some]
+    limits = hiding(most=most, max_tokens=max_tokens, max_target=max_target, code=code)
+    expected = [plainly(task, [9, 8], page, hide, limits) for page, hide in zip(some, chosen, strict=True)]
+    assert together(task, [9, 8], some, chosen, limits) == expected
 
 
 def pages(count: int = 20, many: int = 60) -> Split:
@@ -163,6 +182,37 @@ def test_the_published_share_of_words_is_hidden_and_others_for_each_example(
 def test_a_place_is_a_five_hundredth_of_the_page() -> None:
     found = TextModeling(rate=1.0).encode(pages(1, many=1), MarkedLetters())
     assert [p - PLACE for p in found.rows["input_ids"][0, 0].tolist() if p >= PLACE] == [250, 125, 375, 500]
+
+
+def test_the_next_same_word_of_a_page_is_found_round_in_a_circle() -> None:
+    texts = [["a", "b", "a", "B", "a"], ["c", "a"]]
+    boxes = [[0.0] * 20, [0.0] * 8]
+    found = pages_of(pa.table({"words": texts, "boxes": boxes}), MarkedLetters())
+    assert found.again.tolist() == [2, 2, 2, -2, -4, 0, 0]  # the last "a" is followed by the first
+    assert found.bounds.tolist() == [0, 5, 7]
+
+
+def test_of_words_that_recur_one_stays_and_others_are_hidden_as_often_as_is_said() -> None:
+    texts = ["twice", "once", "twice", "thrice", "thrice", "thrice", "never"]
+    boxes = [0.5, 0.25, 0.75, 1.0] * len(texts)
+    split_ = split(
+        [page(texts, boxes, png((255, 0, 0)))], [question(0, "what?", ["x"], name=f"q{k}") for k in range(99)]
+    )
+    objective = TextModeling(rate=0.0, recurring=1.0, max_tokens=128)
+    found = objective.encode(split_, MarkedLetters())
+    said = (found.rows["labels"] == MARKS.text[0]).any(1) & (found.rows["labels"] == MARKS.text[1]).any(1)
+    assert said.all()  # one of the pair, and at least one of the three
+    lone = objective.encode(split_, MarkedLetters()).rows["input_ids"][:, 0]
+    twice, thrice = (_times(lone, MarkedLetters().encode([text])[0]) for text in ("twice", "thrice"))
+    assert twice.tolist() == [1] * 99
+    assert set(thrice.tolist()) == {1, 2}
+    never = replace(objective, recurring=0.0).encode(split_, MarkedLetters()).rows["input_ids"][:, 0]
+    assert _times(never, MarkedLetters().encode(["twice"])[0]).tolist() == [2] * 99
+
+
+def _times(ids: torch.Tensor, word: list[int]) -> torch.Tensor:
+    """How often a word's pieces stand in each row."""
+    return (ids.unfold(1, len(word), 1) == torch.tensor(word)).all(-1).sum(1)
 
 
 class Saying:
