@@ -26,6 +26,8 @@ FORMS = ("markdown", "csv", "latex")
 )
 @click.option("--only", multiple=True, metavar="PATTERN", help="Only the runs of this name, e.g. 'fedprox*'.")
 @click.option("--list", "as_list", is_flag=True, help="Show the names of the runs, and run nothing.")
+@click.option("--into", type=click.Path(path_type=Path), metavar="FILE", help="Write the table between markers there.")
+@click.option("--marker", help="Name in the markers.  [default: the name of FILE, as in bench for bench.yaml]")
 @options.overrides("For all runs; also seeds=[1], grid.PATH=[…].")
 def sweep(
     file: Path,
@@ -36,6 +38,8 @@ def sweep(
     address: str | None,
     only: tuple[str, ...],
     as_list: bool,
+    into: Path | None,
+    marker: str | None,
     overrides: tuple[str, ...],
 ) -> int:
     """Run every combination in FILE: an experiment with grid, variants, experiments or seeds."""
@@ -46,9 +50,12 @@ def sweep(
     if as_list:
         click.echo("\n".join(point.label for point in found.points))
         return 0
+    from simfl.comparison.marked import around, write_between
     from simfl.sweeps import sweep
     from simfl.sweeps.view import Board
 
+    if into is not None:
+        around(into, marker or file.stem)  # a place that is not there is said before anything runs
     place = out or sweep.folder_of(found.name, resume)
     with Board() as board:
         outcomes = sweep.run(found, place, backend, number, address, resume, board)
@@ -57,6 +64,9 @@ def sweep(
     for outcome in failed:
         click.echo(f"{outcome.label} failed: {outcome.error}; see {board.place}/runs/{outcome.label}/error.txt")
     interrupted = any(outcome.status == "interrupted" for outcome in outcomes)
+    if into is not None and not failed and not interrupted:
+        write_between(into, marker or file.stem, board.table)
+        click.echo(f"{into}: the table {marker or file.stem} is written")
     click.echo(
         f"everything is in {board.place}" + ("; to go on: the same command with --resume" if interrupted else "")
     )
@@ -81,11 +91,13 @@ def table(
     """Put runs and sweeps side by side: mean ± deviation over seeds, bytes, the best in bold."""
     from simfl.comparison.forms import csv, latex, markdown
     from simfl.comparison.marked import write_between
-    from simfl.comparison.results import results_of
-    from simfl.comparison.table import compare, paired
+    from simfl.comparison.results import results_of, wanted
+    from simfl.comparison.table import compare, fitting, paired
 
-    forms = dict(zip(FORMS, (markdown, csv, latex), strict=True))
-    text = forms[form](compare(results_of(paths), metrics, against, paired))
+    forms, found = dict(zip(FORMS, (markdown, csv, latex), strict=True)), results_of(paths)
+    if not metrics and against is None:
+        metrics, against = fitting(found, *wanted(paths))
+    text = forms[form](compare(found, metrics, against, paired))
     if into is None:
         click.echo(text, nl=False)
     else:

@@ -18,18 +18,24 @@ END = "<!-- simfl: end -->"
 
 def write_between(path: Path, name: str, text: str) -> None:
     """Replace what stands between the markers of this name; ConfigError if the file has none."""
+    before, after = around(path, name)
+    whole = f"{before}\n{text.strip()}\n{after}"
+    files.write(path, lambda file: file.write(whole.encode()))
+
+
+def around(path: Path, name: str) -> tuple[str, str]:
+    """What a file has up to the first marker of this name, and from the last on; ConfigError if it has none."""
     try:
-        before = path.read_text(encoding="utf-8")
+        whole = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     start = f"<!-- simfl: {name} -->"
-    names = [found for found in re.findall(r"<!-- simfl: (.+?) -->", before) if found != "end"]
-    first = before.find(start)
+    names = [found for found in re.findall(r"<!-- simfl: (.+?) -->", whole) if found != "end"]
+    first = whole.find(start)
     if first < 0:
         hint = nearest(name, names) if names else f"write {start} and {END} where the table shall stand"
         raise ConfigError(f"{path}: no marker {start}; {hint}")
-    last = before.find(END, first)
+    last = whole.find(END, first)
     if last < 0:
         raise ConfigError(f"{path}: no {END} after {start}")
-    after = f"{before[: first + len(start)]}\n{text.strip()}\n{before[last:]}"
-    files.write(path, lambda file: file.write(after.encode()))
+    return whole[: first + len(start)], whole[last:]

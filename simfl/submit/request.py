@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from simfl import config
+from simfl.config.derived import SWEEP
 from simfl.errors import ConfigError
 from simfl.submit.parcel import Parcel, gather
 from simfl.sweeps import file as sweeps
@@ -72,7 +73,7 @@ def read(
     if not file.resolve().is_relative_to(folder):
         raise ConfigError(f"{file}: is not in the working directory {folder}; give --working-dir a folder above it")
     given = config.read_yaml(file)
-    is_sweep = isinstance(given, Mapping) and any(key in given for key in sweeps.OWN)
+    is_sweep = isinstance(given, Mapping) and any(key in given for key in SWEEP)
     if is_sweep:
         sweep = sweeps.load(file, overrides)
         name, experiments = sweep.name, [point.experiment for point in sweep.points]

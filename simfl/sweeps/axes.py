@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from simfl import config
+from simfl.config.derived import Settings
 from simfl.config.fields import shown
 from simfl.errors import ConfigError
-
-Settings = dict[str, Any]  # dotted path -> value
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def _named(path: Path, where: str, column: str, given: Any) -> list[Choice]:
 
 def settings_of(given: Any, where: str, folder: Path | None = None) -> Settings:
     if isinstance(given, str) and folder is not None:
-        given = read_mapping(folder / given)
+        given = config.settings(folder / given)
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -152,10 +151,3 @@ def _cell(value: Any) -> Any:
 
 def _clean(text: str) -> str:
     return re.sub(r"[^\w.-]+", "-", text).strip("-.") or "none"
-
-
-def read_mapping(path: Path) -> dict[str, Any]:
-    found = config.read_yaml(path)
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"{path}: {shown(found)} is not a mapping of keys to values")
-    return dict(found)

@@ -6,30 +6,32 @@
     grid       dotted path -> values; `path, path` -> lists of values, zipped; any name -> named settings as in variants
     seeds      the experiment's seeds
     stop       {median: ...}: runs that fall behind are ended
+    table      {metrics: [...], against: ...}: what its table has
 
-Every combination is one run. A path may begin at a phase's key, which stands for the only phase; `phases.*` is all of
-them.
+A variant's file may be an experiment that names another: of it, what it says otherwise counts, for any experiment.
+
+Every combination is one run.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from simfl import config
+from simfl.config.derived import OTHER, SWEEP, Settings
 from simfl.config.fields import read, shown
+from simfl.config.paths import TOP
 from simfl.errors import ConfigError, nearest
-from simfl.experiment import Experiment, Phase
+from simfl.experiment import Experiment
 from simfl.ranges import Count
-from simfl.sweeps.axes import Choice, Settings, axes_of, read_mapping, settings_of, text_of
+from simfl.sweeps.axes import Choice, axes_of, settings_of
 
-OWN = ("experiment", "experiments", "set", "variants", "grid", "seeds", "stop")  # the other keys are an experiment's
-TOP = tuple(f.name for f in fields(Experiment))
-PHASE = tuple(f.name for f in fields(Phase))
+OWN = (OTHER, *SWEEP)  # the other keys are an experiment's
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,14 @@ class Stop:
 
 
 @dataclass(frozen=True)
+class Shown:
+    """What a sweep's table has."""
+
+    metrics: tuple[str, ...] = ()  # scores, e.g. test.personal.anls:worst; none: the main one of each split and model
+    against: str | None = None  # the line that others are held against; null: the first
+
+
+@dataclass(frozen=True)
 class Point:
     """One run of a sweep."""
 
@@ -63,6 +73,7 @@ class Sweep:
     name: str
     points: tuple[Point, ...]
     stop: Stop = field(default_factory=Stop)
+    table: Shown = field(default_factory=Shown)
 
 
 def load(path: Path, overrides: Iterable[str] = (), only: Iterable[str] = ()) -> Sweep:
@@ -84,7 +95,8 @@ def load(path: Path, overrides: Iterable[str] = (), only: Iterable[str] = ()) ->
     base = None if "experiments" in given else _base(path, given)
     common = {**settings_of(given.get("set"), "set"), **settings}
     points = tuple(_points(path, name, base, common, axes))
-    return Sweep(name, _chosen(points, tuple(only)), read(Stop, given.get("stop", {}), "stop"))
+    stop, table = read(Stop, given.get("stop", {}), "stop"), read(Shown, given.get("table", {}), "table")
+    return Sweep(name, _chosen(points, tuple(only)), stop, table)
 
 
 def _check_keys(path: Path, given: Mapping[str, Any]) -> None:
@@ -116,7 +128,7 @@ def _overridden(given: dict[str, Any], overrides: Iterable[str]) -> tuple[dict[s
 
 def _base(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     if "experiment" in given:
-        return read_mapping(path.parent / text_of(given["experiment"], "experiment"))
+        return config.whole(config.named(path, given["experiment"]))
     return {key: value for key, value in given.items() if key not in OWN}
 
 
@@ -137,33 +149,15 @@ def _points(
         if label in seen:
             raise ConfigError(f"{path}: two runs would be called {label}; name them with variants")
         seen.add(label)
-        given = base if base is not None else read_mapping(next(c.file for c in choices if c.file is not None))
+        given = base if base is not None else config.whole(next(c.file for c in choices if c.file is not None))
         try:
             for settings in (common, *(choice.settings for choice in choices)):
-                for key, value in settings.items():
-                    for whole in resolve(given, key):
-                        given = config.override(given, whole, value)
+                given = config.with_settings(given, settings)
             varied = {key: value for choice in choices for key, value in choice.shown.items()}
             experiment = config.parse({**given, "name": label, **_grouped(given, name, varied)})
         except ConfigError as error:
             raise ConfigError(f"{path}: run {label}: {str(error).removeprefix('--set ')}") from None
         yield Point(label, varied, experiment)
-
-
-def resolve(given: Mapping[str, Any], path: str) -> list[str]:
-    """The whole paths that a path in a sweep stands for; ConfigError if no experiment has such a key."""
-    head, _, rest = path.partition(".")
-    phases = given.get("phases")
-    count = len(phases) if isinstance(phases, list) else 0
-    if head == "phases" and rest.startswith("*."):
-        return [f"phases.{i}.{rest[2:]}" for i in range(count)]
-    if head in TOP:
-        return [path]
-    if head not in PHASE:
-        raise ConfigError(f"{path}: neither an experiment nor a phase has {head!r}; {nearest(head, [*TOP, *PHASE])}")
-    if count != 1:
-        raise ConfigError(f"{path}: there are {count} phases; write phases.0.{path}, or phases.*.{path} for all")
-    return [f"phases.0.{path}"]
 
 
 def _grouped(given: Mapping[str, Any], name: str, varied: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from simfl import config, files
 from simfl.comparison.results import POINTS
@@ -71,7 +71,8 @@ class Standing:
             for run in json.loads(path.read_bytes())["runs"]:
                 if (self.place_of(run["label"]).folder / "experiment.yaml").exists():
                     runs.setdefault(run["label"], run["shown"])
-        content = {"name": self.sweep.name, "runs": [{"label": label, "shown": shown} for label, shown in runs.items()]}
+        listed = [{"label": label, "shown": shown} for label, shown in runs.items()]
+        content = {"name": self.sweep.name, "runs": listed, "table": asdict(self.sweep.table)}
         files.make_folder(self.place.folder / "runs")
         files.write(path, lambda file: file.write(json.dumps(content, indent=1).encode()))
         self.place.send(POINTS)

@@ -14,8 +14,8 @@ from typing import Any
 
 from simfl import files
 from simfl.comparison.forms import csv, latex, markdown
-from simfl.comparison.results import POINTS, results_of, rows
-from simfl.comparison.table import compare, paired
+from simfl.comparison.results import POINTS, results_of, rows, wanted
+from simfl.comparison.table import compare, fitting, paired
 from simfl.engine.signals import Signals
 from simfl.runs import tables
 from simfl.sweeps.file import Sweep
@@ -150,8 +150,9 @@ class _Ear:
 def write_results(place: Place) -> None:
     """`results.parquet` and the tables of a sweep, as its runs stand now."""
     found, runs = results_of([place.folder]), place.below("runs")
+    metrics, against = fitting(found, *wanted([place.folder]))
     tables.write(place.folder / RESULTS, [{**row, "folder": f"{runs}/{row['label']}"} for row in rows(found)])
-    side_by_side = compare(found, test=paired)
+    side_by_side = compare(found, metrics, against, paired)
     for name, form in FORMS.items():
         text = form(side_by_side)
         files.write(place.folder / name, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]

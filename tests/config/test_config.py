@@ -235,8 +235,8 @@ def test_an_override_that_cannot_be_applied_says_why(file: Path, override: str, 
     [
         ("name: a\nname: b\n", r"experiment.yaml:2:1: while constructing a mapping, found duplicate key \"name\""),
         ("name: [a\nseed: 1\n", r"experiment.yaml:2:\d+: "),
-        ("", r"experiment: null is not a mapping"),
-        ("- a\n", r"experiment: \['a'\] is not a mapping"),
+        ("", r"experiment.yaml: null is not a mapping"),
+        ("- a\n", r"experiment.yaml: \['a'\] is not a mapping"),
         (
             "a: 1\n---\nb: 2\n",
             r"experiment.yaml:2:1: expected a single document in the stream, but found another document",

@@ -233,6 +233,32 @@ def test_the_command_runs_lists_and_says_how_it_went(tmp_path: Path, capsys: pyt
     assert main(["sweep", str(file), "--backend", "inline", "--workers", "2"]) == 2
 
 
+def test_one_command_runs_a_sweep_and_writes_the_table_that_its_file_wants(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, readme, out = tmp_path / "toys.yaml", tmp_path / "README.md", str(tmp_path / "s")
+    variants = {"plain": None, "prox": {"algorithm": {"name": "fedprox", "mu": 0.5}}}
+    wanted = {"against": "prox", "metrics": ["accuracy:worst", "accuracy"]}
+    file.write_text(json.dumps({**config.to_mapping(BASE), "variants": variants, "seeds": [1], "table": wanted}))
+    readme.write_text("Before\n<!-- simfl: toy -->\n<!-- simfl: end -->\nafter\n")
+    command = ["sweep", str(file), "--out", out, "--backend", "inline", "--into", str(readme)]
+    assert main(command) == 2  # before anything runs
+    assert capsys.readouterr().err == (f"simfl: {readme}: no marker <!-- simfl: toys -->; did you mean 'toy'?\n")
+    assert not (tmp_path / "s").exists()
+    assert main([*command, "--marker", "toy"]) == 0
+    table = (
+        readme.read_text().removeprefix("Before\n<!-- simfl: toy -->\n").removesuffix("<!-- simfl: end -->\nafter\n")
+    )
+    assert table.startswith("| variant | accuracy:worst | accuracy | download |")
+    assert "differs from variant prox" in table
+    assert table.strip() == (tmp_path / "s" / "table.md").read_text().strip()
+    capsys.readouterr()
+    assert main(["table", out]) == 0
+    assert capsys.readouterr().out.strip() == table.strip()
+    assert main(["sweep", str(file), "--out", f"{out}2", "--backend", "inline", "--only", "plain*"]) == 0
+    assert "| plain | " in capsys.readouterr().out  # the line to hold others against is not there
+
+
 def test_a_failed_run_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = config.to_mapping(experiment(Faulty(), rounds=2)) | {"seeds": [1]}
     (tmp_path / "f.yaml").write_text(json.dumps(given))

@@ -52,6 +52,19 @@ def test_variants_are_settings_or_files_of_them_or_nothing(tmp_path: Path) -> No
     assert [point.shown for point in sweep.points] == [{"variant": "plain"}, {"variant": "prox"}, {"variant": "moon"}]
 
 
+def test_of_a_variant_that_names_an_experiment_what_it_says_otherwise_counts(tmp_path: Path) -> None:
+    (tmp_path / "prox.yaml").write_text("experiment: other.yaml\nname: p\nalgorithm: {name: fedprox, mu: 0.5}\n")
+    (tmp_path / "long.yaml").write_text("experiment: prox.yaml\nlocal.epochs: 9\n")
+    (tmp_path / "other.yaml").write_text(json.dumps({**ONE, "seed": 77}))
+    sweep = swept(tmp_path, {"variants": ["prox.yaml", "long.yaml"], "seeds": [1, 2]})
+    assert labels(sweep) == ["prox_seed-1", "prox_seed-2", "long_seed-1", "long_seed-2"]
+    (tmp_path / "base2.yaml").write_text("experiment: base.yaml\nlocal.batch_size: 3\n")
+    again = load(tmp_path / "kinds.yaml", ["experiment=base2.yaml"])  # the same variants of another experiment
+    for whole, size in ((sweep, config.parse(ONE).phases[0].local.batch_size), (again, 3)):
+        (phase,) = whole.points[-1].experiment.phases
+        assert (phase.algorithm.mu, phase.local.epochs, phase.local.batch_size) == (0.5, 9, size)
+
+
 def test_zipped_paths_go_together(tmp_path: Path) -> None:
     sweep = swept(tmp_path, {"grid": {"local.epochs, local.batch_size": [[1, 8], [2, 4]]}})
     found = [(p.experiment.phases[0].local.epochs, p.experiment.phases[0].local.batch_size) for p in sweep.points]
@@ -143,6 +156,8 @@ def test_runs_of_a_sweep_stand_together_in_weights_and_biases(tmp_path: Path) ->
             "set.seed: it varies in this sweep; change it there, or leave it out here",
         ),
         ({"seeds": [1], "stop": {"medain": {}}}, "stop.medain: simfl has no key 'medain'"),
+        ({"seeds": [1], "table": {"metric": []}}, "table.metric: simfl has no key 'metric' .*'metrics'"),
+        ({"seeds": [1], "experiment": "bse.yaml"}, "experiment: there is no .*bse.yaml; did you mean 'base.yaml'"),
         ({"variants": {"a b": None, "a-b": None}}, "two runs would be called a-b; name them with variants"),
     ],
 )

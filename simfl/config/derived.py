@@ -1,0 +1,80 @@
+"""An experiment's file that names another, and then says what it has otherwise, by dotted path.
+
+experiment: small.yaml                        # beside this file; it may name another in turn
+name: fedvqa_fedprox
+algorithm: {name: fedprox, mu: 0.01}          # as phases.0.algorithm: a phase's key stands for the only phase
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from simfl.config.fields import shown
+from simfl.config.paths import with_settings
+from simfl.config.text import read_yaml
+from simfl.errors import ConfigError, nearest
+
+OTHER = "experiment"  # the key that names the other file
+SWEEP = (
+    "experiments",
+    "variants",
+    "grid",
+    "seeds",
+    "set",
+    "stop",
+    "table",
+)  # keys of a sweep's file, which is of many runs
+Settings = dict[str, Any]  # dotted path -> value, the later over the earlier
+
+
+def whole(path: Path) -> dict[str, Any]:
+    """The plain content of an experiment's file, with what the files that it names say; ConfigError with its name."""
+    chain = _chain(path)
+    for file, given in chain:
+        for key in [key for key in SWEEP if key in given]:
+            raise ConfigError(f"{file}: {key!r} makes it a sweep, of many runs; use simfl sweep")
+    found = dict(chain[0][1])
+    for file, given in chain[1:]:
+        try:
+            found = with_settings(found, given)
+        except ConfigError as error:
+            raise ConfigError(f"{file}: {error}") from None
+    return found
+
+
+def settings(path: Path) -> Settings:
+    """What a file sets: all of it if it names no other, else all but the whole experiment that it comes down to."""
+    first, *others = _chain(path)
+    return {str(key): value for _, given in others or [first] for key, value in given.items()}
+
+
+def named(file: Path, given: Any) -> Path:
+    """The experiment's file that another file names under `experiment`; ConfigError if there is none."""
+    if not isinstance(given, str):
+        raise ConfigError(f"{file}: {OTHER}: {shown(given)} is not the name of a file")
+    other = file.parent / given
+    if not other.is_file():
+        beside = [path.name for path in other.parent.glob("*.yaml") if path.name != file.name]
+        raise ConfigError(
+            f"{file}: {OTHER}: there is no {other}" + (f"; {nearest(other.name, beside)}" if beside else "")
+        )
+    return other
+
+
+def _chain(path: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """The files that lead to this one, the whole experiment first, and what each says but for the name of the other."""
+    chain: list[tuple[Path, dict[str, Any]]] = []
+    file, seen = path, set[Path]()
+    while True:
+        given = read_yaml(file)
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{file}: {shown(given)} is not a mapping of keys to values")
+        chain.append((file, {key: value for key, value in given.items() if key != OTHER}))
+        if OTHER not in given:
+            return chain[::-1]
+        seen.add(file.resolve())
+        file = named(file, given[OTHER])
+        if file.resolve() in seen:
+            raise ConfigError(f"{path}: {OTHER}: it leads back to {file}")
