@@ -148,6 +148,7 @@ class Evaluate:
     models: tuple[str, ...] = ("generic",)  # generic, last_local, and what the algorithm offers: personal
     batch_size: Count = 64  # examples side by side
     limit: Count | None = None  # examples of each split, drawn once
+    overlap: bool = False  # the next round is trained meanwhile, on Ray; a round counts when it is scored
     samples: Whole = 8  # predictions of the generic model kept at each evaluation, of rows drawn once for each split
 
 

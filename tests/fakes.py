@@ -229,7 +229,7 @@ class Killed(BaseException):
 class Scattered:
     """Three workers in one process, each with a model and data of its own; they take cohorts in random order."""
 
-    num_workers = 3
+    num_workers, overlaps = 3, True
 
     def __init__(self, setup: Setup) -> None:
         self.workers = [Worker(setup, Setting(setup.experiment, setup.cache)) for _ in range(3)]
@@ -243,8 +243,8 @@ class Scattered:
     def train(self, plans: Sequence[Any], received: Parts, costs: Sequence[float], ahead: Any) -> list[Any]:
         return self._scatter("train", plans, received)
 
-    def evaluate(self, plans: Sequence[Any], received: Parts) -> list[Any]:
-        return self._scatter("evaluate", plans, received)
+    def evaluate(self, plans: Sequence[Any], received: Parts) -> Any:
+        return lambda: self._scatter("evaluate", plans, received)
 
     def slopes(self, pieces: Sequence[Any], shared: Any) -> list[Any]:
         return self._scatter("slope", pieces, shared, shared.received)

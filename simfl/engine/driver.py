@@ -18,15 +18,15 @@ from simfl.cohort.pieces import Piece, Slope, Step
 from simfl.cohort.plan import Ahead, CohortPlan, Manner
 from simfl.cohort.stage import Stage
 from simfl.cohort.visit import CohortResult, train_cohort
-from simfl.cohort.wire import STATISTICS
 from simfl.data.holdings import Partition
-from simfl.engine import scoring, summary
+from simfl.engine import summary
 from simfl.engine.audience import Audience, Silent
 from simfl.engine.choosing import manner_of
 from simfl.engine.crew import crew_of
 from simfl.engine.inline import Pool
 from simfl.engine.opening import open_pool
 from simfl.engine.preflight import Settled, account_of, remarks
+from simfl.engine.scoring import Scoring
 from simfl.engine.signals import Signals
 from simfl.errors import OutOfMemory, SimflError
 from simfl.experiment import Experiment
@@ -38,12 +38,24 @@ from simfl.runs.mirror import is_url, mirrored
 from simfl.runs.record import Record, Rows
 from simfl.runs.snapshot import Snapshot, kept
 from simfl.setting import Setting
-from simfl.timing import Clock, Stopwatch, Trace, clocked, timed
+from simfl.timing import Clock, Lap, Stopwatch, Trace, clocked, timed
+
+LOST = ("interrupted", "failed")  # statuses of runs that end with a round trained and not scored: it does not count
+
+
+@dataclass
+class Trained:
+    """A round that has been trained, and counts when it has been scored."""
+
+    before: Snapshot  # where the run stands until then
+    rows: Rows
+    scoring: Scoring | None  # none: it is not to be scored
+    time: tuple[float, Lap] | None = None  # its seconds, where they ended before it counts
 
 
 @dataclass
 class Driver:
-    """One sitting of a run."""
+    """One sitting of a run. `snapshot` is its newest state, which the next round goes out from."""
 
     settled: Settled
     record: Record
@@ -56,8 +68,9 @@ class Driver:
     startup: float
     account: Account
     stage: Stage | None = None
+    trained: Trained | None = None
     durations: list[float] = field(default_factory=list)
-    _round_began: float = 0.0
+    _lap_began: float = 0.0
 
     @staticmethod
     @contextmanager
@@ -196,29 +209,49 @@ class Driver:
             with self.signals.held():
                 self.snapshot = self.snapshot.begin(self.stage)
             if index == 0 and self.snapshot.step == 0:
-                rows = self._evaluate(self.snapshot)
+                rows = self._scores(self._scoring(self.snapshot))
                 with self.signals.held():
                     self._settle(self.snapshot, rows, commit=True)
                     self.audience.initial(rows)
         for text in remarks(self.settled, self.stage.phase, self.manner, self.workers):
             self.audience.message(text)
-        self.stopwatch.lap()
-        self._round_began = time.monotonic()
+        self._lap()
         return self.stage
 
     def finish_round(self, after: Snapshot, rows: Rows) -> None:
-        """Score the model if it is time, keep the rows, commit if one is due."""
+        """Score the model if it is time, keep the rows, commit if one is due.
+
+        With `evaluate.overlap` that waits until the next round has been trained, if there is one in the phase.
+        """
         assert self.stage is not None
         every, last = self.experiment.evaluate.every, after.round == self.stage.phase.rounds
         rows["rounds"][0].update(self.account.row(after.charged, after.clip))
-        if last or (every and after.round % every == 0):
-            rows = {**rows, **self._evaluate(after, by_example=last and after.phase + 1 == len(self.experiment.phases))}
+        scoring = self._scoring(after) if last or (every and after.round % every == 0) else None
+        self._count(newer=after)
+        self.trained = Trained(self.snapshot, rows, scoring)
+        self.snapshot = after
+        if scoring is not None and not last and self.experiment.evaluate.overlap and self.pool.overlaps:
+            self.trained.time = self._lap()
+        else:
+            self._count()
+
+    def _count(self, newer: Snapshot | None = None) -> None:
+        """What was trained counts, with its scores; `newer`: a state after it, of which nothing may get lost."""
+        if (one := self.trained) is None:
+            return
+        rows = one.rows if one.scoring is None else {**one.rows, **self._scores(one.scoring)}
         with self.signals.held():
-            self._settle(after, rows, commit=self.record.due(after.step))
-            now = time.monotonic()
-            seconds, self._round_began = now - self._round_began, now
+            self.trained = None
+            self._settle(self.snapshot, rows, self.record.due(self.snapshot.step), newer)
+            seconds, lap = one.time or self._lap()
             self.durations.append(seconds)
-            self.audience.round_done(rows, seconds, *self.stopwatch.lap())
+            self.audience.round_done(rows, seconds, *lap)
+
+    def _lap(self) -> tuple[float, Lap]:
+        """Seconds since the last lap, and where they went."""
+        now = time.monotonic()
+        seconds, self._lap_began = now - self._lap_began, now
+        return seconds, self.stopwatch.lap()
 
     def leave_phase(self) -> None:
         """The phase's model becomes the base of the next; clients keep what the next phase names."""
@@ -230,34 +263,41 @@ class Driver:
                 memory = kept(self.snapshot.memory, phases[index + 1], self.store)
                 self._settle(self.snapshot.end(memory), {}, commit=False)
 
-    def _settle(self, after: Snapshot, rows: Rows, commit: bool) -> None:
+    def _settle(self, after: Snapshot, rows: Rows, commit: bool, newer: Snapshot | None = None) -> None:
         self.snapshot = after
         self.record.add(rows)
         if commit:
-            self.record.commit(after, self.store)
+            self.record.commit(after, self.store, newer)
+
+    def _scoring(self, snapshot: Snapshot) -> Scoring:
+        """Begin to score a state; at the very end each example's scores are kept."""
+        assert self.stage is not None
+        phase, last = self.stage.phase, self.stage.index + 1 == len(self.experiment.phases)
+        return Scoring(
+            self.settled, snapshot, self.pool, phase.objective.metric, last and snapshot.round == phase.rounds
+        )
 
     @timed("evaluate")
-    def _evaluate(self, snapshot: Snapshot, by_example: bool = False) -> Rows:
-        """Score the asked models on the asked splits, sharded over the workers; at the end each example is kept."""
-        assert self.stage is not None
-        buffers: Parts = {STATISTICS: snapshot.buffers} if snapshot.buffers else {}
-        received: Parts = {"weights": snapshot.server.weights} | buffers
-        scores = self.pool.evaluate(scoring.plans(self.settled, snapshot), received)
-        self.stopwatch.count((score.clock for score in scores), training=False)
-        rows = scoring.rows(self.settled, snapshot, scores, by_example)
-        self.audience.evaluated(scoring.headlines(self.settled, snapshot, rows, self.stage.phase.objective.metric))
+    def _scores(self, scoring: Scoring) -> Rows:
+        """Wait for scores, and tell them."""
+        rows, headlines, clocks = scoring.wait()
+        self.stopwatch.count(clocks, training=False)
+        self.audience.evaluated(headlines)
         return rows
 
     def finish(self, status: str) -> dict[str, Any]:
         """Commit where the run stands and write the summary."""
+        if status not in LOST:
+            self._count()
         self.signals.close()
-        self.record.commit(self.snapshot, self.store)
+        stands = self.snapshot if self.trained is None else self.trained.before
+        self.record.commit(stands, self.store)
         seconds = {
             "total": self.record.elapsed,
             "startup": self.startup,
             "per_round_median": median(self.durations) if self.durations else None,
         }
-        facts = summary.facts(self.settled, self.record, self.snapshot, seconds, ended_well=status != "failed")
-        found = self.record.finish(self.snapshot, status, facts | self.account.state(self.snapshot.charged))
+        facts = summary.facts(self.settled, self.record, stands, seconds, ended_well=status != "failed")
+        found = self.record.finish(stands, status, facts | self.account.state(stands.charged))
         self.audience.finished(found)
         return found

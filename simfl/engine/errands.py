@@ -16,30 +16,32 @@ class Errands:
     def __init__(self, names: Sequence[str], costs: Sequence[float]) -> None:
         """`names`: what an error calls each piece of work; `costs`: in any unit."""
         self.names = names
-        self._waiting = deque(sorted(range(len(names)), key=lambda i: (-costs[i], i)))
+        self.waiting = sorted(range(len(names)), key=lambda i: (-costs[i], i))  # in the order in which it is to go out
         self._alone: deque[int] = deque()
         self._deaths, self._starved = [0] * len(names), [False] * len(names)
         self._sent = self._done = self._again = 0  # dispatched = finished + retried
 
-    def next(self) -> int | None:
-        """The work to send out; None if all is under way. The caller lets nothing else run beside solitary work."""
-        queue = self._waiting or self._alone
-        if not queue:
-            return None
+    def take(self, work: int) -> None:
+        """Of what is waiting, this goes out."""
+        self.waiting.remove(work)
         self._sent += 1
-        return queue.popleft()
+
+    def take_alone(self) -> int:
+        """What goes out with nothing beside it; the caller sees to that."""
+        self._sent += 1
+        return self._alone.popleft()
 
     @property
     def solitary(self) -> bool:
         """Whether what goes out next has to be alone."""
-        return not self._waiting and bool(self._alone)
+        return not self.waiting and bool(self._alone)
 
     @property
-    def empty(self) -> bool:
-        """Whether nothing is left; all that went out must have come back, each piece done once."""
-        if self._waiting or self._alone:
+    def over(self) -> bool:
+        """Whether all is done; all that went out must have come back, each piece done once."""
+        if self.waiting or self._alone or self._sent > self._done + self._again:
             return False
-        assert self._sent == self._done + self._again, "work that was sent out was lost"
+        assert self._sent == self._done + self._again, "work came back that was not sent out"
         assert self._done == len(self.names), "work was never done"
         return True
 
@@ -54,7 +56,7 @@ class Errands:
         if self._deaths[work] > RETRIES:
             raise RunError(f"a worker died {self._deaths[work]} times on {self.names[work]}: {cause}")
         if self._deaths[work] == 1:
-            self._waiting.appendleft(work)
+            self.waiting.insert(0, work)
         else:
             self._alone.append(work)
         return f"a worker died on {self.names[work]} ({cause}); it is replaced and they are tried again"

@@ -21,7 +21,11 @@ Result = TypeVar("Result", CohortResult, Scores)
 class Pool(Protocol):
     """Where the work is done."""
 
-    num_workers: int
+    overlaps: bool  # whether an evaluation goes on while the next round is trained
+
+    @property
+    def num_workers(self) -> int:
+        """Among how many processes work is divided."""
 
     def begin(self, phase: int, base: Weights) -> None:
         """Bring every worker into a phase."""
@@ -37,8 +41,11 @@ class Pool(Protocol):
     def slopes(self, pieces: Sequence[Piece], shared: Step) -> list[Slope]:
         """What the pieces of a local batch add to its gradient, in their order; OutOfMemory if one does not fit."""
 
-    def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> list[Scores]:
-        """Scores in the order of the plans; OutOfMemory if a shard does not fit."""
+    def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> Callable[[], list[Scores]]:
+        """Begin an evaluation, where one can go on by itself. What comes back is called once, in the same phase.
+
+        It waits for the scores, in the order of the plans; OutOfMemory if a shard does not fit.
+        """
 
     def close(self) -> None:
         """End the workers."""
@@ -46,6 +53,8 @@ class Pool(Protocol):
 
 class Inline:
     """Everything in this process, one cohort after the other."""
+
+    overlaps = False
 
     def __init__(self, setup: Setup, setting: Setting) -> None:
         self.worker, self.num_workers = Worker(setup, setting, home=setting.device), 1
@@ -64,8 +73,8 @@ class Inline:
     def slopes(self, pieces: Sequence[Piece], shared: Step) -> list[Slope]:
         return [self.worker.slope(piece, shared, shared.received) for piece in pieces]
 
-    def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> list[Scores]:
-        return self._each(self.worker.evaluate, plans, received, shard_names(plans))
+    def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> Callable[[], list[Scores]]:
+        return lambda: self._each(self.worker.evaluate, plans, received, shard_names(plans))
 
     def _each(
         self, work: Callable[[Any, Parts], Result], plans: Sequence[Any], received: Parts, names: Sequence[str]

@@ -25,6 +25,10 @@ def open_pool(
     """The pool of this backend, on Ray with a crew; its workers end with the block."""
     pool: Pool
     if backend == "inline":
+        if setup.experiment.evaluate.overlap:
+            on_message(
+                "evaluate.overlap: without workers beside this process, rounds are scored before the next begins"
+            )
         pool = Inline(setup, setting)
         try:
             yield pool

@@ -1,99 +1,87 @@
 """Cohorts and shards onto Ray actors.
 
-Results come in the order of the plans, whoever finishes first; free workers pull, the longest work goes out first.
-Workers that start join when they are ready, workers that die are replaced, and the others go on meanwhile.
+Results come in the order of the plans, whoever finishes first; the longest work goes out first, to who would end it
+first. Workers that start join when they are ready, workers that die are replaced, and the others go on meanwhile. An
+evaluation need not be waited for: its shards go to whoever has nothing to train.
 """
 
 from __future__ import annotations
 
+import math
 import time
-import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from simfl.cohort.pieces import Piece, Slope, Step
 from simfl.cohort.plan import Ahead, CohortPlan
 from simfl.cohort.visit import CohortResult
-from simfl.engine.berths import Berths
 from simfl.engine.boot import cause
+from simfl.engine.costs import Costs, Shape, remaining, sent_now
 from simfl.engine.crew import Crew
-from simfl.engine.errands import RETRIES, Errands
-from simfl.engine.hosted import Berth
+from simfl.engine.errands import Errands
 from simfl.engine.inline import cohort_names, shard_names
+from simfl.engine.jobs import Call, Job
+from simfl.engine.staff import Staff
 from simfl.engine.worker import Setup
-from simfl.errors import OutOfMemory, RunError, SimflError
+from simfl.errors import OutOfMemory, RunError
 from simfl.evaluation import EvaluationPlan, Scores
 from simfl.protocol import Parts, Weights
-from simfl.timing import Clock, Span
 
 PATIENCE = 30.0  # seconds without a word while workers start
-LOOK = 5.0  # seconds between two looks for machines that have joined
+RETHINK = 1.0  # seconds after which work that was held back for a busy worker is dealt anew
 START = 600.0  # seconds that the first worker has to start, if the watchdog has no more
 
 
-@dataclass(frozen=True)
-class Call:
-    """A piece of work under way."""
-
-    place: int  # of the worker
-    work: int
-    since: float = field(default_factory=time.perf_counter)
-    clock: float = field(default_factory=time.time)
-
-
-@dataclass(frozen=True)
-class Start:
-    """A worker on its way into the phase."""
-
-    place: int
-    tries: int = 0  # workers that died here on the way
-
-
 class RayPool:
-    """Long-lived actors, one a CPU or GPU. What all of them need is put once into the object store, so once a node."""
+    """The jobs of a run on its workers. What all of them need is put once into the object store, so once a node."""
+
+    overlaps = True
 
     def __init__(self, crew: Crew, setup: Setup, on_message: Callable[[str], None]) -> None:
-        crew.wait()
-        self.crew, self.ray, self.say = crew, crew.ray, on_message
-        self.setup = setup = replace(setup, sitting=uuid.uuid4().hex)
-        found = self.ray.exceptions
-        self.lost = (found.RayActorError, found.ObjectLostError, found.OutOfMemoryError)  # work that can be done again
-        self.limit = setup.experiment.watchdog_seconds or float("inf")
-        self.actors = crew.actors  # its own list: those in the place of others end with it too
-        self.num_workers = len(self.actors)
-        self.told = self.ray.cloudpickle.dumps(setup)
-        self.phase: tuple[int, Any] = (-1, None)  # its number, and a reference to its base
+        self.staff, self.say = Staff(crew, setup, on_message), on_message
+        self.ray, self.setup = self.staff.ray, self.staff.setup
+        self.limit = setup.experiment.watchdog_seconds or math.inf
         self.sent: tuple[Parts, Any] = ({}, None)  # what was put last, and the reference to it
-        self.starting: dict[Any, Start] = {}
-        self.berths = Berths(setup, self.ray.put, on_message)
-        self.next_look = 0.0
+        self.jobs: list[Job] = []  # not over yet, the oldest first
+        self.running: dict[Any, Call] = {}  # those of jobs that failed too, until they come back
+        self.costs: dict[str, Costs] = {}  # by method
+        self.heard = 0.0  # when something last came back
+
+    @property
+    def num_workers(self) -> int:
+        """Workers, those that start included."""
+        return self.staff.size
 
     def begin(self, phase: int, base: Weights) -> None:
         """Returns when the first worker is in the phase; the others join the work when they are."""
-        self.phase = (phase, self.ray.put(base))
-        self.starting = {
-            actor.begin.remote(self.told, *self.phase): Start(place) for place, actor in enumerate(self.actors)
-        }
-        while len(self.starting) == self.num_workers:
-            self._started(self._first({}, ()))
+        assert not self.jobs, "a phase ended with work under way"
+        self.costs = {method: Costs() for method in ("train", "slope", "evaluate")}
+        self.staff.enter(phase, base)
+        self.heard = time.monotonic()
+        while not self.staff.there:
+            self._receive(held=False)
 
     def train(
         self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float], ahead: Ahead
     ) -> list[CohortResult]:
-        errands = Errands(cohort_names(plans), costs)
-        shared = [self._put(received)]
-        return self._map("train", plans, shared, errands, lambda plan: [v.memory for v in plan.visits], ahead)
+        shapes = [(1.0, float(len(plan.visits)), float(steps)) for plan, steps in zip(plans, costs, strict=True)]
+        memory, shared = [[visit.memory for visit in plan.visits] for plan in plans], [self._put(received)]
+        return self._do(self._job("train", plans, shared, memory, shapes, cohort_names(plans)), ahead)
 
     def slopes(self, pieces: Sequence[Piece], shared: Step) -> list[Slope]:
         names = [f"{len(piece.rows)} examples of client {piece.client}" for piece in pieces]
+        shapes = [(1.0, float(len(piece.rows))) for piece in pieces]
         both = [self.ray.put(replace(shared, received={})), self._put(shared.received)]
-        errands = Errands(names, [len(piece.rows) for piece in pieces])
-        return self._map("slope", pieces, both, errands, lambda _: [])
+        return self._do(self._job("slope", pieces, both, [[]] * len(pieces), shapes, names), beside=False)
 
-    def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> list[Scores]:
-        errands = Errands(shard_names(plans), [len(plan.rows) for plan in plans])
-        return self._map("evaluate", plans, [self._put(received)], errands, lambda plan: [plan.memory])
+    def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> Callable[[], list[Scores]]:
+        shapes = [(1.0, float(len(plan.rows))) for plan in plans]
+        memory, shared = [[plan.memory] for plan in plans], [self._put(received)]
+        job = self._job("evaluate", plans, shared, memory, shapes, shard_names(plans))
+        self._send_out(self.jobs)
+        return partial(self._do, job)
 
     def _put(self, received: Parts) -> Any:
         """A reference to what a round sends down, put once however often it is sent."""
@@ -101,156 +89,138 @@ class RayPool:
             self.sent = received, self.ray.put(received)
         return self.sent[1]
 
-    def _map(
+    def _job(
         self,
         method: str,
         plans: Sequence[Any],
         shared: Sequence[Any],
-        errands: Errands,
-        needs: Callable[[Any], Sequence[str]],
-        meanwhile: Callable[[], Any] | None = None,
-    ) -> list[Any]:
-        """Results in the order of the plans; `needs` are the digests of client memory that a plan reads.
+        memory: Sequence[Sequence[str]],
+        shapes: Sequence[Shape],
+        names: Sequence[str],
+    ) -> Job:
+        costs = self.costs[method]
+        errands = Errands(names, [costs.anywhere(shape) for shape in shapes])
+        job = Job(method, plans, shared, memory, shapes, costs, errands, [None] * len(plans))
+        self.jobs.append(job)
+        return job
+
+    def _do(self, job: Job, meanwhile: Callable[[], Any] | None = None, beside: bool = True) -> list[Any]:
+        """Wait for a job; `beside` it, workers that it leaves idle are at the others.
 
         `meanwhile` is called once, when everybody is at work.
         """
-        self._welcome()
-        began = time.perf_counter()
-        results: list[Any] = [None] * len(plans)
-        running: dict[Any, Call] = {}
-        absent = {start.place for start in self.starting.values()}
-        idle = [place for place in range(self.num_workers) if place not in absent]
-        while True:
-            while idle and (work := self._next(errands, len(running), idle)) is not None:
-                place = idle.pop()
-                memory = self.berths.carry(place, needs(plans[work]))
-                call = getattr(self.actors[place], method).remote(plans[work], *shared, memory)
-                running[call] = Call(place, work)
-            if not running and errands.empty:
-                return results
-            if meanwhile is not None:
-                meanwhile()
-                meanwhile = None
-            ready = self._first(running, errands.names)
-            if ready in self.starting:
-                idle += self._started(ready)
-                continue
-            call = running.pop(ready)
-            result = self._result(ready, call, errands)
-            if result is not None:
-                results[call.work] = result
-                self._clock(result.clock, call, began)
-                idle.append(call.place)
-
-    def _next(self, errands: Errands, num_running: int, idle: list[int]) -> int | None:
-        """What to send out; what has to be alone waits for the fresh worker, and for memory that others spare."""
-        if errands.solitary:
-            if num_running or self.starting:
-                return None
-            self.ray.wait(
-                [self.actors[place].spare.remote() for place in idle], num_returns=len(idle), timeout=PATIENCE
-            )
-        return errands.next()
-
-    def _result(self, ready: Any, call: Call, errands: Errands) -> Any:
-        """What the work returned, or None if it has to be done again and its worker is being replaced."""
+        self.staff.welcome()
+        self.heard = time.monotonic()
         try:
-            result, memory = self._get(ready)
-        except (*self.lost, OutOfMemory) as error:
-            self._replace(call.place)
-            starved = isinstance(error, (OutOfMemory, self.ray.exceptions.OutOfMemoryError))
+            while not job.over:
+                held = self._send_out([job, *(other for other in self.jobs if beside and other is not job)])
+                if meanwhile is not None:
+                    meanwhile()
+                    meanwhile = None
+                self._receive(held)
+        finally:
+            self.jobs.remove(job)
+        if job.failure is not None:
+            raise job.failure
+        job.costs.doubt(set(range(self.num_workers)) - job.helpers)
+        return job.results
+
+    def _send_out(self, jobs: Sequence[Job]) -> bool:
+        """Work to idle workers, of the first job first; whether some of that is held back though there are any.
+
+        What has to be alone waits for the fresh worker, and for memory that others spare.
+        """
+        jobs = [job for job in jobs if job.failure is None]
+        if not jobs or any(call.alone for call in self.running.values()):
+            return False
+        now, first = time.perf_counter(), jobs[0].errands
+        busy = {call.place: remaining(call.expected, now - call.since) for call in self.running.values()}
+        idle = [place for place in self.staff.there if place not in busy]
+        if first.solitary:
+            if not busy and not self.staff.starting:
+                self.staff.spare(idle)
+                self._send(jobs[0], first.take_alone(), idle[-1], alone=True)
+            return False
+        for job in jobs:
+            if idle:
+                for place, work in sent_now(job.errands.waiting, idle, busy, job.seconds).items():
+                    job.errands.take(work)
+                    self._send(job, work, place)
+                    idle.remove(place)
+        return bool(idle and first.waiting)
+
+    def _send(self, job: Job, work: int, place: int, alone: bool = False) -> None:
+        memory = self.staff.berths.carry(place, job.memory[work])
+        expected = job.seconds(place, work) if job.costs.known else math.inf
+        call = getattr(self.staff.actors[place], job.method).remote(job.plans[work], *job.shared, memory)
+        self.running[call] = Call(job, place, work, expected, alone)
+        job.helpers.add(place)
+
+    def _receive(self, held: bool) -> None:
+        """Take in the next thing that happens: a worker is there, or work came back."""
+        ready = self._first(held)
+        if ready in self.staff.starting:
+            self.staff.started(ready)
+        elif ready is not None:
+            self._back(self.running.pop(ready), ready)
+
+    def _back(self, call: Call, ready: Any) -> None:
+        """A result, or an error, for the job that is waited for or will be; that of a job that failed is dropped."""
+        job = call.job
+        try:
+            result, memory = self.staff.get(ready)
+            if job.failure is None:
+                self.staff.berths.keep(memory)
+                job.errands.done()
+                job.results[call.work] = result
+                job.costs.learn(call.place, job.shapes[call.work], result.clock.busy)
+                call.count(result.clock)
+        except (*self.staff.lost, OutOfMemory) as error:
+            self.staff.replace(call.place)
+            for costs in self.costs.values():
+                costs.forget(call.place)
+            if job.failure is None:
+                self._again(call, error)
+        except Exception as error:
+            job.failure = job.failure or error
+
+    def _again(self, call: Call, error: Exception) -> None:
+        """Its worker is being replaced: the work will be done again, if it was not tried too often."""
+        starved = isinstance(error, (OutOfMemory, self.ray.exceptions.OutOfMemoryError))
+        errands = call.job.errands
+        try:
             self.say((errands.starved if starved else errands.died)(call.work, cause(error)))
-            return None
-        self.berths.keep(memory)
-        errands.done()
-        return result
+        except (OutOfMemory, RunError) as failure:
+            call.job.failure = failure
 
-    def _welcome(self) -> None:
-        """Hire for machines that have joined, or become free, since the last look."""
-        now = time.monotonic()
-        if not self.crew.grows or self.starting or now < self.next_look:
-            return
-        self.next_look = now + LOOK
-        more = self.crew.free(self.ray)
-        for _ in range(more):
-            self.actors.append(self.crew.actor())
-            begun = self.actors[-1].begin.remote(self.told, *self.phase)
-            self.starting[begun] = Start(len(self.actors) - 1)
-        if more:
-            self.num_workers = len(self.actors)
-            self.say(f"Ray has room for {more} worker{'s' if more > 1 else ''} more: {self.num_workers} from now on")
+    def _first(self, held: bool) -> Any:
+        """The first call that is ready; None, if work is held back, after a while.
 
-    def _clock(self, clock: Clock, call: Call, began: float) -> None:
-        """What the worker cannot know: how long its work waited to be sent out, and how long it was under way."""
-        clock.worker = call.place
-        clock.add("queue", call.since - began)
-        clock.add("transfer", max(0.0, time.perf_counter() - call.since - clock.busy))
-        if clock.traced:
-            first = min(span.began for span in clock.spans)
-            clock.spans.append(Span("dispatch", call.clock, max(0.0, first - call.clock)))
-
-    def _first(self, running: dict[Any, Call], names: Sequence[str]) -> Any:
-        """The first call that is ready. While workers alone are waited for, says so: the cluster may be full."""
-        waited, limit = 0.0, self.limit if running else max(self.limit, START)
-        while waited < limit:
-            step = min(PATIENCE, limit - waited)
-            ready, _ = self.ray.wait([*running, *self.starting], num_returns=1, timeout=step)
+        While workers alone are waited for, says so: the cluster may be full.
+        """
+        limit = self.limit if self.running else max(self.limit, START)
+        while (left := self.heard + limit - time.monotonic()) > 0:
+            calls = [*self.running, *self.staff.starting]
+            ready, _ = self.ray.wait(calls, num_returns=1, timeout=min(RETHINK if held else PATIENCE, left))
             if ready:
+                self.heard = time.monotonic()
                 return ready[0]
-            waited += step
-            if not running:
+            if held:
+                return None
+            if not self.running:
                 self.say(
-                    f"{len(self.starting)} of {self.num_workers} workers are not ready; Ray has free: {self._free()}"
+                    f"{len(self.staff.starting)} of {self.num_workers} workers are not ready; Ray has free:"
+                    f" {self.staff.free()}"
                 )
-        if not running:
-            raise RunError(f"no worker was ready after {limit:g} s; Ray has free: {self._free()}")
-        silent = "; ".join(f"worker {call.place} on {names[call.work]}" for call in running.values())
+        if not self.running:
+            raise RunError(f"no worker was ready after {limit:g} s; Ray has free: {self.staff.free()}")
+        silent = "; ".join(f"worker {call.place} on {call.name}" for call in self.running.values())
         raise RunError(
             f"no result for {self.limit:g} s from {silent}; where they stand is in {self.setup.stacks}; the run can"
             " go on with --resume, and if a cohort may take so long, with a larger watchdog_seconds"
         )
 
-    def _replace(self, place: int, tries: int = 0) -> None:
-        """A new worker in the place of one that died, or is out of reach and yet alive."""
-        self.ray.kill(self.actors[place])
-        self.actors[place] = self.crew.actor()
-        self.starting[self.actors[place].begin.remote(self.told, *self.phase)] = Start(place, tries)
-
-    def _started(self, ready: Any) -> list[int]:
-        """The place of a worker that is now in the phase; none if it died on the way and another takes its place."""
-        start = self.starting.pop(ready)
-        try:
-            berth: Berth = self._get(ready)
-        except self.lost as error:
-            if getattr(error, "actor_init_failed", False) or start.tries == RETRIES:
-                raise self._cannot_start(error) from None
-            self.say(f"a worker died while it started ({cause(error)}); it is replaced")
-            self._replace(start.place, start.tries + 1)
-            return []
-        except self.ray.exceptions.RayTaskError as error:
-            raise self._cannot_start(error) from None
-        self.berths.note(start.place, berth)
-        return [start.place]
-
-    def _cannot_start(self, error: Exception) -> RunError:
-        self.say(str(error).strip())
-        return RunError(f"a worker cannot start: {cause(error)}; --backend inline shows it in this process")
-
-    def _free(self) -> str:
-        free = self.ray.available_resources()
-        return ", ".join(f"{free.get(kind, 0):g} of {n:g} {kind}s" for kind, n in self.crew.machines(self.ray).items())
-
-    def _get(self, refs: Any) -> Any:
-        """Results; an error inside a worker rises as what it was there."""
-        try:
-            return self.ray.get(refs)
-        except self.ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, SimflError):
-                raise error.cause from None
-            raise
-
     def close(self) -> None:
-        """End the actors."""
-        self.crew.close()
-        self.berths.close()
-        self.starting, self.phase, self.sent = {}, (-1, None), ({}, None)
+        """End the workers."""
+        self.staff.close()
+        self.jobs, self.running, self.sent = [], {}, ({}, None)

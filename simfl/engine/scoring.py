@@ -7,12 +7,32 @@ from dataclasses import replace
 from typing import Any
 
 from simfl import evaluation
+from simfl.cohort.wire import STATISTICS
+from simfl.engine.inline import Pool
 from simfl.engine.preflight import Settled
 from simfl.evaluation import EvaluationPlan, Scores
+from simfl.protocol import Parts
 from simfl.runs.record import Rows
 from simfl.runs.snapshot import Snapshot
+from simfl.timing import Clock
 
 FEW = 32  # batches to be scored up to which each goes out alone, so that every worker gets some
+
+
+class Scoring:
+    """An evaluation of the asked models on the asked splits under way, sharded over the workers."""
+
+    def __init__(self, settled: Settled, snapshot: Snapshot, pool: Pool, metric: str, by_example: bool) -> None:
+        """Begin it; `metric` is that of the headlines, with `by_example` the scores of each example are kept too."""
+        self.settled, self.snapshot, self.metric, self.by_example = settled, snapshot, metric, by_example
+        buffers: Parts = {STATISTICS: snapshot.buffers} if snapshot.buffers else {}
+        self.scores = pool.evaluate(plans(settled, snapshot), {"weights": snapshot.server.weights} | buffers)
+
+    def wait(self) -> tuple[Rows, list[dict[str, Any]], list[Clock]]:
+        """Rows for the tables, the headlines, and the clocks of the workers' work."""
+        scores = self.scores()
+        found = rows(self.settled, self.snapshot, scores, self.by_example)
+        return found, headlines(self.settled, self.snapshot, found, self.metric), [score.clock for score in scores]
 
 
 def plans(settled: Settled, snapshot: Snapshot) -> list[EvaluationPlan]:

@@ -13,7 +13,8 @@ import torch
 from simfl import __version__
 from simfl.errors import RunError
 
-FREE = ("checkpoint", "tracking", "watchdog_seconds")  # settings that change no number: a resumed run may have others
+# settings that change no number, so a resumed run may have others
+FREE = ("checkpoint", "tracking", "watchdog_seconds", "evaluate.overlap")
 LIBRARIES = ("torch", "numpy", "ray", "transformers", "peft", "pyarrow", "tokenizers")
 
 
@@ -27,12 +28,22 @@ def refuse_another(folder: Path, experiment_yaml: str) -> None:
 
 def _binding(experiment_yaml: str) -> list[str]:
     """The lines of an experiment that a resumed run must have in common: all but those that change no number."""
-    kept, free = [], False
+    kept, top = [], ""
     for line in experiment_yaml.splitlines():
+        name = line.strip().partition(":")[0]
         if not line.startswith((" ", "-")):
-            free = line.partition(":")[0] in FREE
-        if not free:
+            top = name
+        if top not in FREE and f"{top}.{name}" not in FREE:
             kept.append(line)
+    return kept
+
+
+def bound(experiment: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of an experiment as a mapping."""
+    kept = {name: dict(value) if isinstance(value, Mapping) else value for name, value in experiment.items()}
+    for path in FREE:
+        top, _, name = path.partition(".")
+        (kept[top] if name and top in kept else kept).pop(name or top, None)
     return kept
 
 

@@ -155,8 +155,8 @@ class Record:
         files.sync_folder(self.folder)
 
     @timed("commit")
-    def commit(self, snapshot: Snapshot, store: Store) -> None:
-        """Tables first, then the commit that makes them count."""
+    def commit(self, snapshot: Snapshot, store: Store, newer: Snapshot | None = None) -> None:
+        """Tables first, then the commit that makes them count; what clients remember in a `newer` state is kept too."""
         for name, rows in self.pending.items():
             if rows:
                 tables.write_part(self.folder / "tables", name, snapshot.step, rows)
@@ -167,7 +167,8 @@ class Record:
         self._committed = (snapshot.step, time.monotonic())
         self._held[snapshot.step] = set(snapshot.memory.values())
         self._held = {step: self._held[step] for step in checkpoint.steps(folder) if step in self._held}
-        store.collect(set().union(*self._held.values()))
+        ahead = set() if newer is None else set(newer.memory.values())
+        store.collect(ahead.union(*self._held.values()))
         if self.mirror is not None:
             self.mirror.push()
 

@@ -28,7 +28,7 @@ from simfl.experiment import Experiment, Phase
 from simfl.memory import EMPTY, Store
 from simfl.roles import pick
 from simfl.runs import checkpoint, tables
-from simfl.runs.manifest import FREE, manifest
+from simfl.runs.manifest import bound, manifest
 from simfl.runs.record import Record
 from simfl.runs.results import Run
 from simfl.runs.snapshot import Snapshot
@@ -207,7 +207,7 @@ def beginnings(experiments: Mapping[str, Experiment]) -> dict[str, str]:
 
 def address(experiment: Experiment) -> str:
     """A hash of all that determines a run's rounds, but for how many the last phase has."""
-    content = {k: v for k, v in config.to_mapping(experiment).items() if k not in (*FREE, "name")}
+    content = {k: v for k, v in bound(config.to_mapping(experiment)).items() if k != "name"}
     content["phases"][-1].pop("rounds")
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
