@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Any
 
 from simfl.cohort.pieces import Piece, Slope, Step
 from simfl.cohort.plan import Ahead, CohortPlan
+from simfl.cohort.probe import Findings, Question
 from simfl.cohort.visit import CohortResult
 from simfl.engine.boot import cause
 from simfl.engine.costs import Costs, Shape, remaining, sent_now
@@ -46,8 +48,13 @@ class RayPool:
         self.sent: tuple[Parts, Any] = ({}, None)  # what was put last, and the reference to it
         self.jobs: list[Job] = []  # not over yet, the oldest first
         self.running: dict[Any, Call] = {}  # those of jobs that failed too, until they come back
-        self.costs: dict[str, Costs] = {}  # by method
+        self.costs: defaultdict[str, Costs] = defaultdict(Costs)  # by method
         self.heard = 0.0  # when something last came back
+
+    @property
+    def kind(self) -> str:
+        """What processors the workers have that are there."""
+        return ", ".join(sorted(self.staff.berths.kinds))
 
     @property
     def num_workers(self) -> int:
@@ -57,7 +64,7 @@ class RayPool:
     def begin(self, phase: int, base: Weights) -> None:
         """Returns when the first worker is in the phase; the others join the work when they are."""
         assert not self.jobs, "a phase ended with work under way"
-        self.costs = {method: Costs() for method in ("train", "slope", "evaluate")}
+        self.costs = {method: Costs() for method in ("train", "probe", "slope", "evaluate")}
         self.staff.enter(phase, base)
         self.heard = time.monotonic()
         while not self.staff.there:
@@ -69,6 +76,11 @@ class RayPool:
         shapes = [(1.0, float(len(plan.visits)), float(steps)) for plan, steps in zip(plans, costs, strict=True)]
         memory, shared = [[visit.memory for visit in plan.visits] for plan in plans], [self._put(received)]
         return self._do(self._job("train", plans, shared, memory, shapes, cohort_names(plans)), ahead)
+
+    def probe(self, question: Question, received: Parts) -> Findings:
+        memory, shared = [[visit.memory for visit in question.visits]], [self._put(received)]
+        found: list[Findings] = self._do(self._job("probe", [question], shared, memory, [(1.0,)], ["ways of training"]))
+        return found[0]
 
     def slopes(self, pieces: Sequence[Piece], shared: Step) -> list[Slope]:
         names = [f"{len(piece.rows)} examples of client {piece.client}" for piece in pieces]
