@@ -29,9 +29,7 @@ class Broadcast:
     missed: dict[int, int] = field(default_factory=dict)  # client -> packets since its visit; others take the whole
 
     @timed("encode")
-    def send(
-        self, stage: Stage, round_number: int, parts: Parts, clients: list[int]
-    ) -> tuple[Parts, list[ledger.Row], Broadcast]:
+    def send(self, stage: Stage, round_number: int, parts: Parts, clients: list[int]) -> Sent:
         """What the clients receive, the ledger's rows, and the state after it."""
         arrived, public, packet, whole = Parts(), Parts(), Sizes(), Sizes()
         for part, tensors in parts.items():
@@ -67,6 +65,9 @@ class Broadcast:
         missed = {client: count + 1 for client, count in self.missed.items()} | dict.fromkeys(clients, 0)
         missed = {client: count for client, count in missed.items() if count <= len(packets)}
         return charged, replace(self, packets=packets, missed=missed)
+
+
+Sent = tuple[Parts, list[ledger.Row], Broadcast]  # what clients receive, the ledger's rows, what is public then
 
 
 def _cheapest(packets: tuple[Sizes, ...], missed: int | None, whole: Sizes) -> Sizes:

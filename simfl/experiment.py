@@ -96,6 +96,7 @@ class Cohort:
     way: Literal["auto", "loop", "batch"] = "auto"  # loop: one after the other; batch: as one program
     program: Literal["auto", "eager", "graph", "compiled"] = "auto"  # how a GPU runs a step of `batch`; auto: graph
     pieces: Count = 1  # of each local batch: where a round has fewer clients than workers, these share its clients
+    probe: Literal["auto", "always", "never"] = "auto"  # try what is left open; auto: on a GPU, unless strict
     threads: Count = (
         1  # CPU threads of a worker; sums on the CPU depend on them, so they too are part of the run's identity
     )

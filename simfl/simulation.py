@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from simfl.broadcast import Sent
 from simfl.cohort.fold import Fold
 from simfl.cohort.plan import CohortPlan, Draft, VisitPlan, cohorts, pooled
 from simfl.cohort.stage import Stage
@@ -51,7 +52,7 @@ def run(
     with Driver.open(experiment, out, backend, workers, address, resume, display, profile, shared) as driver:
         try:
             while driver.snapshot.phase < len(experiment.phases):
-                stage = driver.enter_phase()
+                stage = driver.enter_phase(partial(outgoing, driver))
                 while driver.snapshot.round < stage.phase.rounds:
                     if status := until():
                         return driver.finish(status)
@@ -75,12 +76,7 @@ def one_round(driver: Driver, stage: Stage, before: Snapshot) -> tuple[Snapshot,
     """Sample, send down, train, fold, step: the snapshot after the round, and its rows for the tables."""
     phase, number, mechanism = stage.phase, before.round, stage.mechanism
     charged = driver.account.charge(before.charged, stage.index, number)
-    drafted = stage.drafts.pop(number, None)
-    clients, visits = draft(driver, stage, number) if drafted is None else drafted
-    parts = phase.algorithm.download(before.server) | before.companions
-    received, downloads, broadcast = before.broadcast.send(stage, number, parts, [] if phase.pooled else clients)
-
-    visits = [replace(visit, memory=before.remembered(visit.client)) for visit in visits] if before.memory else visits
+    visits, (received, downloads, broadcast) = outgoing(driver, stage, before)
     plans = cohorts(visits, phase.local, driver.manner, stage.index, number, driver.workers)
     costs = [plan.cost(phase.local) for plan in plans]
     results = driver.train(plans, received, costs, partial(upcoming, driver, stage, number + 1))
@@ -95,6 +91,17 @@ def one_round(driver: Driver, stage: Stage, before: Snapshot) -> tuple[Snapshot,
     after = step(stage, before, means)
     after = replace(after, memory=memory, broadcast=broadcast, charged=charged, round=number + 1, step=before.step + 1)
     return after, round_rows(stage, after, [visit.client for visit in visits], downloads, results)
+
+
+def outgoing(driver: Driver, stage: Stage, before: Snapshot) -> tuple[list[VisitPlan], Sent]:
+    """The visits of the next round, and what is sent down to them."""
+    number, phase = before.round, stage.phase
+    drafted = stage.drafts.pop(number, None)
+    clients, visits = draft(driver, stage, number) if drafted is None else drafted
+    parts = phase.algorithm.download(before.server) | before.companions
+    sent = before.broadcast.send(stage, number, parts, [] if phase.pooled else clients)
+    visits = [replace(visit, memory=before.remembered(visit.client)) for visit in visits] if before.memory else visits
+    return visits, sent
 
 
 @timed("server")

@@ -43,6 +43,7 @@ def complaints(experiment: Experiment) -> Complaints:
             yield from (f"phases.{i}.{line}" for line in rule(phase, experiment))
         yield from (f"phases.{i}.{line}" for line in _keep(phase, experiment.phases[i - 1] if i else None))
     yield from _mentor(experiment)
+    yield from _probe(experiment)
     yield from privacy.complaints(experiment)
 
 
@@ -50,6 +51,16 @@ def _mentor(experiment: Experiment) -> Complaints:
     passes = [forward for phase in experiment.phases for forward in phase.algorithm.forwards().values()]
     if experiment.mentor is not None and not any(forward.mentor for forward in passes):
         yield "mentor: has no effect, as no phase's algorithm has a second network; allowed with: fedkd"
+
+
+def _probe(experiment: Experiment) -> Complaints:
+    cohort = experiment.cohort
+    if cohort.probe != "always":
+        return
+    if experiment.exactness == "strict":
+        yield "cohort.probe: always, but exactness is strict, and no clock may decide its bits; allowed: auto, never"
+    if cohort.way == "loop" or (cohort.way == "batch" and cohort.width != "auto"):
+        yield "cohort.probe: always, but cohort.way and cohort.width leave nothing to be tried; give auto for one"
 
 
 def _pieces(phase: Phase, experiment: Experiment) -> Complaints:

@@ -44,6 +44,12 @@ class Audience:
         self.display.message(text)
         self.record.log("message", text=text)
 
+    def chosen(self, phase: int, facts: Mapping[str, Any], text: str) -> None:
+        """How a phase is trained, and every manner that was tried; `text` says it in a line, where there was any."""
+        self.record.log("chosen", phase=phase, **facts)
+        if text:
+            self.message(text)
+
     def started(self, plan: dict[str, Any], startup_seconds: float) -> None:
         """The run begins or goes on."""
         self.bytes = sum(row["total_bytes"] for row in self.record.rows("rounds"))

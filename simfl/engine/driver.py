@@ -21,7 +21,7 @@ from simfl.cohort.visit import CohortResult, train_cohort
 from simfl.data.holdings import Partition
 from simfl.engine import summary
 from simfl.engine.audience import Audience, Silent
-from simfl.engine.choosing import manner_of
+from simfl.engine.choosing import Choice, Outgoing, manner_of, said
 from simfl.engine.crew import crew_of
 from simfl.engine.inline import Pool
 from simfl.engine.opening import open_pool
@@ -200,8 +200,11 @@ class Driver:
         result.clock = clock
         return result
 
-    def enter_phase(self) -> Stage:
-        """Bring the workers into the snapshot's phase; score the model it starts from."""
+    def enter_phase(self, outgoing: Outgoing) -> Stage:
+        """Bring the workers into the snapshot's phase; score the model it starts from; choose how visits are trained.
+
+        `outgoing` gives the next round as it goes out, for something real to be tried on.
+        """
         index = self.snapshot.phase
         self.pool.begin(index, self.snapshot.base)
         self.stage = self.setting.stage(index, len(self.partition), self.account.noise_multiplier)
@@ -213,10 +216,19 @@ class Driver:
                 with self.signals.held():
                     self._settle(self.snapshot, rows, commit=True)
                     self.audience.initial(rows)
+        self._choose(outgoing)
         for text in remarks(self.settled, self.stage.phase, self.manner, self.workers):
             self.audience.message(text)
         self._lap()
         return self.stage
+
+    def _choose(self, outgoing: Outgoing) -> None:
+        """How the phase's visits are trained, where the experiment leaves it open."""
+        assert self.stage is not None
+        choice = Choice(self.experiment, self.record, self.stage, self.snapshot, self.pool)
+        facts = choice.made(outgoing, self.setting.cache)
+        if facts:
+            self.audience.chosen(self.stage.index, facts, said(facts))
 
     def finish_round(self, after: Snapshot, rows: Rows) -> None:
         """Score the model if it is time, keep the rows, commit if one is due.

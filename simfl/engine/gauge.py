@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import platform
 import time
 from typing import Any
 
@@ -25,6 +26,13 @@ class Gauge:
         if self._gpu is not None and now - self._looked >= LOOK:
             self._looked, self._use = now, _use(self._gpu)
         return self._use
+
+
+def processor(device: torch.device) -> str:
+    """The kind of a worker's processor, as far as it decides how sums are rounded."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} with {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _gpu(uuid: str) -> Any:

@@ -18,9 +18,11 @@ from simfl import __version__, files
 from simfl.cache import folder as own_cache
 from simfl.cohort.pieces import Piece, Slope, Step
 from simfl.cohort.plan import CohortPlan
+from simfl.cohort.probe import Findings, Question
 from simfl.cohort.visit import CohortResult
 from simfl.engine import nursery
 from simfl.engine.carried import Carried
+from simfl.engine.gauge import processor
 from simfl.engine.worker import Setup, Worker
 from simfl.errors import DataError, RunError
 from simfl.evaluation import EvaluationPlan, Scores
@@ -115,7 +117,7 @@ class Hosted:
         if self.worker is None:
             self.worker = self._worker(pickle.loads(setup))
         self.worker.begin(phase, base)
-        return Berth(self.carried is not None, _processor(self.setting.device))
+        return Berth(self.carried is not None, processor(self.setting.device))
 
     def _worker(self, setup: Setup) -> Worker:
         if marker(setup.memory, setup.sitting).exists():
@@ -139,6 +141,12 @@ class Hosted:
         assert self.worker is not None
         with self._with(memory) as new:
             return self.worker.train(plan, received), new
+
+    def probe(self, question: Question, received: Parts, memory: Carry) -> tuple[Findings, Carry]:
+        """Try manners of training."""
+        assert self.worker is not None
+        with self._with(memory):
+            return self.worker.probe(question, received), {}
 
     def evaluate(self, plan: EvaluationPlan, received: Parts, memory: Carry) -> tuple[Scores, Carry]:
         """Score a shard."""
@@ -169,13 +177,6 @@ def cache_here(given: Path) -> Path:
 def marker(memory: Path, sitting: str) -> Path:
     """A file that the driver lays: who sees it, and only who does, shares its disk."""
     return memory / f"{files.TEMP}shared-{sitting}"
-
-
-def _processor(device: torch.device) -> str:
-    """The kind of processor, as far as it decides how sums are rounded."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{platform.machine()} with {torch.backends.cpu.get_cpu_capability()}"
 
 
 def share_tensors() -> None:

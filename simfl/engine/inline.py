@@ -8,7 +8,9 @@ from typing import Any, Protocol, TypeVar
 
 from simfl.cohort.pieces import Piece, Slope, Step
 from simfl.cohort.plan import Ahead, CohortPlan, nothing_ahead
+from simfl.cohort.probe import Findings, Question
 from simfl.cohort.visit import CohortResult
+from simfl.engine.gauge import processor
 from simfl.engine.worker import Setup, Worker
 from simfl.errors import OutOfMemory
 from simfl.evaluation import EvaluationPlan, Scores
@@ -21,6 +23,7 @@ Result = TypeVar("Result", CohortResult, Scores)
 class Pool(Protocol):
     """Where the work is done."""
 
+    kind: str  # of the workers' processors
     overlaps: bool  # whether an evaluation goes on while the next round is trained
 
     @property
@@ -37,6 +40,9 @@ class Pool(Protocol):
 
         `ahead` gives the round after, to be asked while there is nothing to do but wait.
         """
+
+    def probe(self, question: Question, received: Parts) -> Findings:
+        """What one worker finds when it tries manners of training."""
 
     def slopes(self, pieces: Sequence[Piece], shared: Step) -> list[Slope]:
         """What the pieces of a local batch add to its gradient, in their order; OutOfMemory if one does not fit."""
@@ -58,6 +64,7 @@ class Inline:
 
     def __init__(self, setup: Setup, setting: Setting) -> None:
         self.worker, self.num_workers = Worker(setup, setting, home=setting.device), 1
+        self.kind = processor(setting.device)
 
     def begin(self, phase: int, base: Weights) -> None:
         self.worker.begin(phase, base)
@@ -69,6 +76,9 @@ class Inline:
             return self.worker.train(plan, received, ahead if plan is plans[-1] else nothing_ahead)  # asked once
 
         return self._each(work, plans, received, cohort_names(plans))
+
+    def probe(self, question: Question, received: Parts) -> Findings:
+        return self.worker.probe(question, received)
 
     def slopes(self, pieces: Sequence[Piece], shared: Step) -> list[Slope]:
         return [self.worker.slope(piece, shared, shared.received) for piece in pieces]

@@ -17,6 +17,7 @@ import torch
 from simfl.cohort.attempts import brief, starved
 from simfl.cohort.pieces import Piece, Slope, Step, all_here, slope
 from simfl.cohort.plan import Ahead, CohortPlan, nothing_ahead
+from simfl.cohort.probe import Findings, Question, probe
 from simfl.cohort.program import with_programs
 from simfl.cohort.stage import Stage
 from simfl.cohort.visit import CohortResult, train_cohort
@@ -74,6 +75,7 @@ class Worker:
         own, limit = store is None, setup.experiment.watchdog_seconds  # else this process's log, which Ray collects
         self.watch = Watch(setup.stacks if own else None, limit, None if own else sys.__stderr__)
         self.phase, self.gauge = -1, Gauge(self.setting.device)
+        self.peak = 0  # bytes at their highest before a probe, which begins to count anew
         self.ready = False  # whether the phase's local steps are programs, where they can be
 
     def begin(self, phase: int, base: Weights) -> None:
@@ -102,6 +104,14 @@ class Worker:
             self.stages[plan.phase] = with_programs(self.stages[plan.phase], plan.manner.program)
             self.ready = True
         return self.stages[plan.phase]
+
+    def probe(self, question: Question, received: Parts) -> Findings:
+        """Try manners of training, of which the phase's first round will take one."""
+        stage, self.peak = self.stages[self.phase], max(self.peak, _most_memory(self.setting.device))
+        with self._at_work("probe", f"{len(question.visits)} clients") as clock:
+            found = probe(stage, self.store, question, self._here(received))
+        found.clock = clock
+        return found
 
     def slope(self, piece: Piece, shared: Step, received: Parts) -> Slope:
         """What a piece of a local batch adds to the gradient; `received` stands in for what `shared` lacks of it."""
@@ -139,7 +149,7 @@ class Worker:
         try:
             with self.watch.over(), clocked(clock), clock.measure(name, about):
                 yield clock
-            clock.memory, clock.use = _most_memory(self.setting.device), self.gauge.use()
+            clock.memory, clock.use = max(self.peak, _most_memory(self.setting.device)), self.gauge.use()
         except Exception as error:
             if starved(error):
                 raise OutOfMemory(str(error) if isinstance(error, OutOfMemory) else brief(error)) from None

@@ -66,8 +66,22 @@ def fork(
         snapshot = _adapted(source, snapshot, stage, partition, manifest_sha256(text), say)
         facts = manifest(identity, setting.dataset.sha256, manifest_sha256(text))
         origin = {"folder": home or str(source.folder), "step": step, "weights_sha256": snapshot.weights_sha256}
-        facts["forked"] = origin
+        facts |= {"forked": origin, **_manners(source, experiment, snapshot)}
         _write(source, target, experiment, facts, text, snapshot, memory)
+
+
+def _manners(source: Run, experiment: Experiment, snapshot: Snapshot) -> dict[str, Any]:
+    """How the source trained its visits, as far as the fork is to train so too: what the manifest keeps of it."""
+    made, phase = source.manifest, snapshot.phase
+    if source.experiment.cohort != experiment.cohort:
+        return {}
+    before, now = source.experiment.phases[phase], experiment.phases[phase]
+    choices, over = made.get("choices", {}), phase if replace(before, rounds=now.rounds) == now else phase - 1
+    until = snapshot.step - (str(phase + 1) in choices)  # what was chosen at this very step is of the phase after
+    return {
+        "choices": {k: choice for k, choice in choices.items() if int(k) <= over},
+        "widths": [[since, width] for since, width in made.get("widths", []) if since <= until],
+    }
 
 
 def _check(source: Run, experiment: Experiment, step: int) -> None:

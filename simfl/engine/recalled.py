@@ -1,0 +1,54 @@
+"""What was found when manners of training were tried, for runs like it: seeds, rates and numbers of rounds are free.
+
+It lies in the cache, so runs of a sweep and repeated runs are trained in one manner, to the same bits, and try once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from simfl import __version__, config, files
+from simfl.errors import SimflError
+from simfl.experiment import Experiment
+
+WHOLE = ("model", "mentor", "data", "partition", "privacy", "exactness", "cohort")  # of an experiment
+FREE = ("rounds", "keep")  # of a phase
+FREE_OF_LOCAL = ("learning_rate", "schedule")
+
+
+@dataclass(frozen=True)
+class Recalled:
+    """A file of the cache."""
+
+    path: Path
+
+    @staticmethod
+    def of(experiment: Experiment, phase: int, workers: int, kind: str, folder: Path) -> Recalled:
+        """`kind` is that of the workers' processors, `folder` the cache."""
+        given = config.to_mapping(experiment)
+        own = {key: value for key, value in given["phases"][phase].items() if key not in FREE}
+        own["local"] = {key: value for key, value in own["local"].items() if key not in FREE_OF_LOCAL}
+        key = {name: given[name] for name in WHOLE} | {"phase": own, "scored": given["evaluate"]["models"]}
+        key |= {"workers": workers, "kind": kind, "simfl": __version__, "torch": torch.__version__}
+        name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+        return Recalled(folder / "manners" / f"{name}.json")
+
+    def read(self) -> dict[str, Any] | None:
+        """What was found; None if nobody has tried, or the file is no longer whole."""
+        with suppress(OSError, ValueError):
+            found: dict[str, Any] = json.loads(self.path.read_bytes())
+            return found
+        return None
+
+    def write(self, found: dict[str, Any]) -> None:
+        """Keep it, if the disk lets: a run does not depend on it."""
+        with suppress(OSError, SimflError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            files.write(self.path, lambda file: file.write(json.dumps(found, indent=1).encode()))
