@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,14 @@ def test_a_bench_has_every_line_over_the_same_three_seeds(folder: str) -> None:
     for point in file.load(ROOT / folder / "bench.yaml").points:
         lines.setdefault(point.shown["variant"], set()).add(point.experiment.seed)
     assert set(map(frozenset, lines.values())) == {frozenset({1, 2, 3})}
+
+
+@pytest.mark.parametrize("folder", BENCHES)
+def test_every_line_of_a_bench_has_a_file_of_its_own_that_runs_the_same(folder: str) -> None:
+    for point in file.load(ROOT / folder / "bench.yaml", ["seeds=[1]"]).points:
+        own = config.load(ROOT / folder / f"{point.shown['variant']}.yaml")
+        assert own.name == f"{folder}_small_{point.shown['variant']}"
+        assert replace(own, name=point.label) == point.experiment
 
 
 @pytest.mark.parametrize("folder", BENCHES)

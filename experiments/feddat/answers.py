@@ -1,7 +1,7 @@
 """The lists of answers that an experiment names, from its own training questions.
 
     python experiments/feddat/answers.py experiments/feddat/vilt_adapter.yaml 100
-    python experiments/feddat/answers.py experiments/fedvqa/fedavg.yaml 1642 --all
+    python experiments/feddat/answers.py experiments/fedvqa/gqa_fedavg.yaml 1642 --all
 
 Writes the most frequent answers, of each client's column or of all, to the file under `answers:`.
 """

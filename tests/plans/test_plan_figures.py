@@ -125,7 +125,7 @@ def test_fedocvqa_samples_the_whole_part_of_its_share(share, sampled):
 
 
 def test_fedocr_sends_its_20_99_m_values_and_running_statistics():
-    found = planned("fedocr/aster")
+    found = planned("fedocr/real_aster")
     parts = {row["part"]: row["floats"] for row in found.phases[0].download}
     assert parts["weights"] == found.model["travelling"] == 20_991_594
     assert found.messages == 40 * 5 * 2
@@ -134,7 +134,7 @@ def test_fedocr_sends_its_20_99_m_values_and_running_statistics():
 
 
 def test_fedvqa_sends_the_last_three_layers_and_its_classifier():
-    found = planned("fedvqa/fedavg")
+    found = planned("fedvqa/gqa_fedavg")
     # three blocks, the classifier 768 → 1536 → 1642 with its norm
     assert message(found) == 4 * 24_971_626 == 4 * (3 * 7_087_872 + 3_708_010)
     assert round(found.bytes["total"] / 1e9, 2) == 4.00
@@ -146,7 +146,7 @@ def test_fedvqa_sends_the_last_three_layers_and_its_classifier():
     [("1", 13.34, 51.37), ("1_2", 6.70, 26.05), ("1_4", 3.38, 13.38), ("1_8", 1.72, 7.05)],
 )
 def test_fedocr_hashed_sends_a_share_of_its_weights(share, millions, printed):
-    found = planned(f"fedocr/hash_{share}")
+    found = planned(f"fedocr/real_hash_{share}")
     assert round(found.model["travelling"] / 1e6, 2) == millions
     # printed are MiB, and some .35 more than weights and running statistics
     assert 0.33 < printed - message(found) / 2**20 < 0.36
