@@ -19,7 +19,7 @@ from simfl.models.base import Model, default_trained, mixed, seeded
 from simfl.models.dropout import install
 from simfl.models.hashed import Ratio
 from simfl.models.mlp import as_float, shape_and_classes
-from simfl.models.pooling import MeanPool
+from simfl.models.pooling import MeanPool, pixelwise
 from simfl.protocol import Outputs, Task
 from simfl.ranges import Count, Limit
 
@@ -90,7 +90,7 @@ class CnnNetwork(nn.Module):
     def forward(self, x: Tensor) -> Outputs:
         """`x` [B, C, H, W] or flat [B, C·H·W], floats or uint8 (scaled to [0, 1])."""
         with mixed(x, self.bf16):
-            h = self.activation(self.conv1(as_float(x).reshape(len(x), *self.shape)))
+            h = self.activation(self.conv1(pixelwise(as_float(x).reshape(len(x), *self.shape))))
             h = self.pool(self.activation(self.conv2(h)))
             h = self.activation(self.dense(self.dropout1(h).flatten(1)))
             logits = self.head(self.dropout2(h))
