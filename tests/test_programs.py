@@ -108,7 +108,7 @@ def test_on_a_gpu_both_ways_take_the_same_path(tmp_path: Path, kind: str, name: 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), ON_CPU)
 def test_a_compiled_step_is_the_program_up_to_rounding(tmp_path: Path, kind: str, name: str) -> None:
-    given = small(kind, name)
+    given = replace(small(kind, name), exactness="strict")  # `fast` may multiply in TF32 here and not there
     eager = model(batched(given, program="eager"), tmp_path / "eager")
     assert gap(model(batched(given, program="compiled"), tmp_path / "compiled"), eager) < 1e-3
 
