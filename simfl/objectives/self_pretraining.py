@@ -36,7 +36,7 @@ class SelfPretraining(Objective):
     max_target: Count = 256  # pieces to say, with the end
     most: Count = 100  # L_M: words hidden on a page; those chosen later stay
     form: Literal["paper", "code"] = "paper"  # code: text has a closing sentinel; what cannot be said is hidden too
-    recurring: Fraction | None = None  # share hidden of words that recur on the page, of which one stays; null: as all
+    recurring: Fraction | None = None  # share hidden of words whose text recurs on the page, one stays; null: as all
     seed: Whole = 0  # of what is hidden
 
     reduction: ClassVar[str] = "example"
@@ -78,7 +78,7 @@ class SelfPretraining(Objective):
         chances = np.ones((len(names), int(counts.max(initial=0))))
         for row, (name, count) in enumerate(zip(names, counts.tolist(), strict=True)):
             chances[row, :count] = passing_rng("hide", self.seed, task, name).random(count)
-        if self.recurring is None:
+        if self.recurring is None or task == "layout":  # whose words are shown
             return chances < rate
         word = every.bounds[document][:, None] + np.arange(chances.shape[1])
         real = np.arange(chances.shape[1]) < counts[:, None]
