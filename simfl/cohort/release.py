@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from simfl import ledger
 from simfl.algorithms.base import Algorithm
 from simfl.cohort.group import Group
 from simfl.cohort.plan import CohortPlan
 from simfl.cohort.stacking import row
 from simfl.cohort.stage import Stage
-from simfl.cohort.wire import STATISTICS, Wire, finite
+from simfl.cohort.wire import STATISTICS, Wire
 from simfl.protocol import Parts, State, Visit, Weights
 from simfl.timing import timed
 
@@ -26,7 +23,6 @@ class Released:
     sent: Parts  # [n, …], decoded
     memory: list[State]  # of each client, on the CPU
     rows: list[list[ledger.Row]]  # of each client
-    finite: Tensor | None = None  # whether all that was sent is, a scalar; None: it was looked at
 
 
 @timed("encode")
@@ -35,8 +31,7 @@ def release(
 ) -> Released:
     """Encode, count and decode; PrivacyError for an upload that was not made private.
 
-    ClientError for one that is not finite, or if nobody is to `look` yet, word of it in what is released: to look at a
-    number on a GPU is to wait for all that it has to do.
+    ClientError for one that is not finite, unless nobody is to `look` yet.
     """
     clients, upload = [visit.client for visit in group.plans], _upload(stage, group, received)
     before = [memories[client] for client in clients]
@@ -44,12 +39,10 @@ def release(
     if stage.observer.listens:
         for k, client in enumerate(clients):
             stage.observer.sent(client, _of_row(upload, k), _of_row(sent, k))
-    words = [] if look else [finite(tensors).all() for tensors in upload.values() if tensors]
-    good = torch.stack(words).all() if words else None
     if stage.phase.pooled:  # of pooled examples nothing travels, and there is no client to remember
-        return Released(sent, [{} for _ in clients], [[] for _ in clients], good)
+        return Released(sent, [{} for _ in clients], [[] for _ in clients])
     memory = [_remembered(stage, group, k, sent, received, lost) for k, lost in enumerate(residuals)]
-    return Released(sent, memory, rows, good)
+    return Released(sent, memory, rows)
 
 
 def _of_row(parts: Parts, k: int) -> Parts:

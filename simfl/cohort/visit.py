@@ -23,6 +23,7 @@ from simfl.cohort.plan import Ahead, CohortPlan, VisitPlan, nothing_ahead
 from simfl.cohort.release import Released, release
 from simfl.cohort.stacking import row, sent_to
 from simfl.cohort.stage import Stage
+from simfl.cohort.wire import finite
 from simfl.memory import EMPTY, Memory
 from simfl.protocol import Parts, Weights
 from simfl.timing import Clock, measured, timed
@@ -58,12 +59,12 @@ def train_cohort(
 ) -> CohortResult:
     """Every visit of the cohort; ClientError names the client that failed, unless failures are skipped.
 
-    A GPU is not asked what came out before all of its work is on its way, and while it is at work the batches of the
-    round after are drawn. If something was not finite, the visits are made once more, as they are pure functions, and
-    looked at one group after the other.
+    Nobody looks at single uploads, but at their sums: a GPU is not asked what came out before all of its work is on
+    its way, and while it is at work the batches of the round after are drawn. If something is not finite, the visits
+    are made once more, as they are pure functions, and looked at one group after the other.
     """
-    hasty = stage.device.type == "cuda"
-    result = _cohort(stage, store, plan, received, way, on_error, not hasty, ahead if hasty else nothing_ahead)
+    ahead = ahead if stage.device.type == "cuda" else nothing_ahead
+    result = _cohort(stage, store, plan, received, way, on_error, _coded(stage), ahead)
     if result is None:
         result = _cohort(stage, store, plan, received, way, on_error, look=True)
     assert result is not None
@@ -83,7 +84,6 @@ def _cohort(
     """The cohort, or None if nobody looked and something was not finite."""
     result, folds, position = CohortResult(plan.index, plan.size), dict[str, Fold](), 0
     losses: list[Tensor] = []
-    good: list[Tensor] = []
     for visits, outcomes in _outcomes(stage, store, plan, received, way, on_error, result.said, look):
         first = position
         for outcome in _together(outcomes):
@@ -101,18 +101,31 @@ def _cohort(
             result.ledger += [line for lines in released.rows for line in lines]
             result.clients += [_client_row(plan, trained, k) for k in range(len(trained))]
             losses.append(trained.losses)
-            good += [] if released.finite is None else [released.finite]
     result.sums = {part: total for part, fold in folds.items() if (total := fold.total()) is not None}
     with measured("commit"):
         store.sync(result.memory.values())
     result.said += [] if stage.programs is None else stage.programs.news()
     group.draw(stage, ahead())
     with measured("train"):  # waits for all that a GPU has to do
-        if good and not bool(torch.stack(good).all()):
+        if not look and not _is_finite(result):
             return None
         for row, loss in zip(result.clients, torch.cat(losses).tolist() if losses else [], strict=True):
             row["loss"] = loss
     return result
+
+
+def _coded(stage: Stage) -> bool:
+    """Whether a format is used that cannot hold what is not finite, and so must not meet it."""
+    codec = stage.phase.codec
+    ways = [codec.upload, *(own.upload for own in codec.parts.values())]
+    return not all(way.lossless for way in ways if way is not None)
+
+
+def _is_finite(result: CohortResult) -> bool:
+    """Whether all that is returned is: a sum is not if what was added is not. A sum that overflows counts as well."""
+    uploads = [*result.sums.values(), *(one for part in result.gathered.values() for one in part)]
+    found = [finite({name: t[None] for name, t in upload.items()}) for upload in uploads if upload]
+    return not found or bool(torch.cat(found).all())
 
 
 def _outcomes(
