@@ -229,7 +229,7 @@ class Killed(BaseException):
 class Scattered:
     """Three workers in one process, each with a model and data of its own; they take cohorts in random order."""
 
-    num_workers, overlaps = 3, True
+    num_workers, overlaps, kind = 3, True, "toy"
 
     def __init__(self, setup: Setup) -> None:
         self.workers = [Worker(setup, Setting(setup.experiment, setup.cache)) for _ in range(3)]
@@ -245,6 +245,9 @@ class Scattered:
 
     def evaluate(self, plans: Sequence[Any], received: Parts) -> Any:
         return lambda: self._scatter("evaluate", plans, received)
+
+    def probe(self, question: Any, received: Parts) -> Any:
+        return self.workers[0].probe(question, received)
 
     def slopes(self, pieces: Sequence[Any], shared: Any) -> list[Any]:
         return self._scatter("slope", pieces, shared, shared.received)

@@ -1,0 +1,310 @@
+"""How a phase's visits are trained is chosen once, kept, and changes nothing but what it is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from fakes import Stopping, experiment, run, scatter, then, traces
+from faults import Troubled, order
+
+from simfl import config
+from simfl.cohort import trial
+from simfl.cohort.plan import Manner
+from simfl.cohort.probe import Findings
+from simfl.cohort.trial import Trial
+from simfl.debug.rerun import Rerun
+from simfl.engine import choosing, worker
+from simfl.engine.choosing import Choice
+from simfl.engine.recalled import Recalled
+from simfl.errors import ConfigError, RunError
+from simfl.experiment import Cohort, Experiment, Privacy
+from simfl.runs.results import Run
+from simfl.sweeps.fork import fork
+
+IDENTITY = {"way": "batch", "width": 8, "device": "cuda", "products": "tf32", "threads": 1}
+LOOP, EIGHT, FOUR = Manner("loop", 1, "graph"), Manner("batch", 8, "graph"), Manner("batch", 4, "graph")
+CASE = experiment("scaffold", cohort=Cohort(probe="always"))
+FORCED = experiment("scaffold", "batch", 4)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIMFL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(trial, "ENOUGH", 0.0)
+
+
+def answered(monkeypatch: pytest.MonkeyPatch, *trials: Trial) -> list[object]:
+    """From now on workers find this; the questions that they are asked."""
+    asked: list[object] = []
+
+    def found(stage, store, question, received):
+        asked.append(question)
+        return Findings(list(trials), 2, 0.5)
+
+    monkeypatch.setattr(worker, "probe", found)
+    return asked
+
+
+def of(manner: Manner, seconds: float | None, why: str = "") -> Trial:
+    return Trial(manner, seconds, seconds, None if manner.way == "loop" else 1e-3, None, why)
+
+
+def choice(identity=IDENTITY, **cohort) -> Choice:
+    case = experiment(cohort=Cohort(**cohort))
+    stage = SimpleNamespace(phase=case.phases[0], num_clients=10, roles=SimpleNamespace(buffers=()))
+    record = SimpleNamespace(manifest={"identity": identity})
+    return Choice(case, record, stage, None, SimpleNamespace(num_workers=1))
+
+
+def manifest(folder: Path) -> dict:
+    return json.loads((folder / "manifest.json").read_text())
+
+
+@pytest.mark.parametrize(("trials", "expected"), [
+    ([of(LOOP, 9.0), of(EIGHT, 3.0), of(FOUR, 2.0)], FOUR),
+    ([of(LOOP, 9.0), of(EIGHT, 3.0), of(FOUR, 2.8)], EIGHT),  # not a tenth faster than what the rules say
+    ([of(LOOP, 1.0), of(EIGHT, 3.0)], Manner("loop", 1, "graph")),
+    ([of(LOOP, 9.0), of(EIGHT, None, "starved"), of(FOUR, 2.8)], FOUR),
+    ([of(LOOP, 9.0), of(EIGHT, 3.0), of(FOUR, 1.0, "it ends elsewhere")], EIGHT),
+    ([of(LOOP, 9.0), of(EIGHT, None, "fails")], Manner("loop", 1, "graph")),
+])  # fmt: skip
+def test_the_fastest_is_chosen_unless_the_rules_manner_is_as_good(trials, expected):
+    assert choice().best(trials)[0] == expected
+
+
+def test_a_way_that_was_asked_for_is_kept_even_if_the_other_is_faster():
+    assert choice(way="batch").best([of(LOOP, 1.0), of(EIGHT, 3.0), of(FOUR, 2.0)])[0] == FOUR
+    assert choice(way="batch").best([of(LOOP, 1.0), of(EIGHT, None, "fails")])[0] == EIGHT
+
+
+@pytest.mark.parametrize(("device", "program", "optimizer", "expected"), [
+    ("cuda", "auto", "sgd", ("graph", "eager")),
+    ("cuda", "eager", "sgd", ("eager",)),
+    ("cuda", "auto", "adafactor", ("eager",)),  # it has no form that a GPU could replay
+    ("cpu", "auto", "sgd", ("eager",)),
+    ("cpu", "compiled", "sgd", ("compiled",)),
+])  # fmt: skip
+def test_programs_are_tried_where_there_are_some(device, program, optimizer, expected):
+    one = choice(IDENTITY | {"device": device}, program=program)
+    phase = experiment(optimizer=optimizer).phases[0]
+    assert replace(one, stage=SimpleNamespace(phase=phase)).programs == expected
+
+
+@pytest.mark.parametrize(("given", "problem"), [
+    ({"probe": "always", "way": "loop"}, "leave nothing to be tried"),
+    ({"probe": "always", "way": "batch", "width": 8}, "leave nothing to be tried"),
+    ({"probe": "sometimes"}, "'sometimes' is not one of auto, always, never"),
+])  # fmt: skip
+def test_a_probe_without_anything_to_try_is_one_line(given, problem):
+    mapping = config.to_mapping(experiment())
+    with pytest.raises(ConfigError, match=f"^cohort.probe: [^\n]*{problem}[^\n]*$"):
+        config.parse(mapping | {"cohort": given})
+
+
+def test_under_strict_no_clock_decides():
+    mapping = config.to_mapping(experiment()) | {"cohort": {"probe": "always"}, "exactness": "strict"}
+    with pytest.raises(ConfigError, match=r"^cohort.probe: always, but exactness is strict[^\n]*$"):
+        config.parse(mapping)
+
+
+def test_on_a_cpu_nothing_is_tried_unless_it_is_asked_for(tmp_path, monkeypatch):
+    asked = answered(monkeypatch, of(LOOP, 9.0))
+    run(experiment(width="auto", way="auto"), tmp_path / "auto")
+    run(experiment(cohort=Cohort(probe="never")), tmp_path / "never")
+    assert asked == []
+    assert "choices" not in manifest(tmp_path / "auto")
+    assert traces(tmp_path / "auto") == traces(tmp_path / "never")
+
+
+@pytest.mark.parametrize(("settings", "why"), [
+    ({"privacy": Privacy(unit="record", clip=1.0, noise_multiplier=1.0)}, "examples are hidden one client at a time"),
+    ({"cohort": Cohort(probe="always", pieces=2)}, "pieces of a batch are of one client"),
+])  # fmt: skip
+def test_where_one_way_alone_can_train_it_nothing_is_tried_and_the_manifest_says_so(
+    tmp_path, monkeypatch, settings, why
+):
+    asked = answered(monkeypatch, of(LOOP, 9.0))
+    name = "dp_sgd" if "privacy" in settings else "fedavg"
+    run(
+        experiment(name, **{"cohort": Cohort(probe="always"), "weighting": "uniform", "rounds": 1} | settings), tmp_path
+    )
+    assert asked == []
+    assert manifest(tmp_path)["choices"]["0"]["why"] == f"by rules, as {why}"
+
+
+def test_what_was_chosen_is_what_could_have_been_written_to_the_bit(tmp_path, monkeypatch):
+    answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0), of(EIGHT, 3.0, "it ends elsewhere"))
+    display = Stopping()
+    run(CASE, tmp_path / "chosen", display=display)
+    run(FORCED, tmp_path / "forced")
+    assert traces(tmp_path / "chosen") == traces(tmp_path / "forced")
+    kept = manifest(tmp_path / "chosen")["choices"]["0"]
+    assert (kept["way"], kept["width"], kept["why"]) == ("batch", 4, "the fastest that was tried")
+    assert [(one["way"], one["width"], one["why"]) for one in kept["trials"]] == [
+        ("loop", 1, ""),
+        ("batch", 4, ""),
+        ("batch", 8, "it ends elsewhere"),
+    ]
+    logged = [json.loads(line) for line in (tmp_path / "chosen" / "log.jsonl").read_text().splitlines()]
+    assert [event["trials"] for event in logged if event["event"] == "chosen"] == [kept["trials"]]
+    assert display.messages == [
+        "clients are trained so: batch, 4 wide, graph (the fastest that was tried): 2e+03 ms a client's step,"
+        " 9e+03 ms one by one; 3 manners tried in 0.5 s, 1 left out (manifest.json says why)"
+    ]
+
+
+def test_a_real_probe_leaves_the_bits_of_what_it_chose(tmp_path):
+    run(CASE, tmp_path / "chosen")
+    kept = manifest(tmp_path / "chosen")["choices"]["0"]
+    run(replace(CASE, cohort=Cohort(way=kept["way"], width=kept["width"])), tmp_path / "forced")
+    assert traces(tmp_path / "chosen") == traces(tmp_path / "forced")
+    assert len(kept["trials"]) > 1
+
+
+def test_on_ray_a_worker_is_asked_and_all_of_them_train_so(tmp_path, ray_session):
+    run(CASE, tmp_path / "chosen", workers=2)
+    kept = manifest(tmp_path / "chosen")["choices"]["0"]
+    assert len(kept["trials"]) > 1
+    assert [one["why"] for one in kept["trials"]] == [""] * len(kept["trials"])
+    run(replace(CASE, cohort=Cohort(way=kept["way"], width=kept["width"])), tmp_path / "forced")
+    assert traces(tmp_path / "chosen") == traces(tmp_path / "forced")
+
+
+def test_a_resumed_run_keeps_its_choice_and_asks_no_more(tmp_path, monkeypatch):
+    answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0))
+    run(CASE, tmp_path / "parts", display=Stopping(0, scoring=True))  # before anything was chosen
+    run(CASE, tmp_path / "parts", resume=True, display=Stopping(1))
+    asked = answered(monkeypatch, of(LOOP, 1.0), of(FOUR, 2.0))
+    run(CASE, tmp_path / "parts", resume=True)
+    run(FORCED, tmp_path / "forced")
+    assert asked == []
+    assert traces(tmp_path / "parts") == traces(tmp_path / "forced")
+
+
+def test_who_joins_trains_as_the_others(tmp_path, monkeypatch):
+    answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0))
+    with monkeypatch.context() as patched:
+        scatter(patched)
+        run(CASE, tmp_path / "scattered")
+    run(FORCED, tmp_path / "forced")
+    assert traces(tmp_path / "scattered") == traces(tmp_path / "forced")
+
+
+def test_each_phase_has_its_choice_and_a_rerun_follows_them(tmp_path, monkeypatch):
+    both = then(CASE, replace(CASE, phases=(replace(CASE.phases[0], keep=("algorithm",)),)))
+    answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0))
+    run(both, tmp_path / "run", display=Stopping(2))
+    answered(monkeypatch, of(LOOP, 1.0), of(FOUR, 2.0))
+    run(both, tmp_path / "run", resume=True)
+    choices = manifest(tmp_path / "run")["choices"]
+    assert [(choices[k]["way"], choices[k]["width"]) for k in "01"] == [("batch", 4), ("loop", 1)]
+    again = Rerun(Run(tmp_path / "run"), tmp_path / "scratch", commits=False)
+    again.go_to(1, 2)
+    again.one_round()
+    assert again.snapshot.step == 5
+    assert again.unlike == []
+
+
+def test_a_choice_that_no_longer_fits_is_halved(tmp_path, monkeypatch):
+    answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0))
+    order(tmp_path / "faults", "no GPU memory", client=None, round=1, times=2)
+    run(experiment(Troubled(folder=str(tmp_path / "faults")), cohort=Cohort(probe="always")), tmp_path / "run")
+    assert manifest(tmp_path / "run")["widths"] == [[0, 4], [1, 2]]
+
+
+def test_a_worker_that_cannot_answer_leaves_it_to_the_rules(tmp_path, monkeypatch):
+    def lost(*_):
+        raise RunError("a worker died 4 times on ways of training: SIGSEGV\nand more")
+
+    monkeypatch.setattr(worker, "probe", lost)
+    run(CASE, tmp_path / "run")
+    why = "by rules, as trying failed (a worker died 4 times on ways of training: SIGSEGV)"
+    assert manifest(tmp_path / "run")["choices"]["0"] == {"way": "loop", "width": 1, "program": "eager", "why": why}
+
+
+def test_a_fork_trains_as_its_source_did(tmp_path, monkeypatch):
+    asked = answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0))
+    longer = replace(CASE, phases=(replace(CASE.phases[0], rounds=5),))
+    run(CASE, tmp_path / "source")
+    fork(Run(tmp_path / "source"), tmp_path / "fork", longer, 3)
+    run(longer, tmp_path / "fork", resume=True)
+    assert len(asked) == 1
+    assert manifest(tmp_path / "fork")["choices"] == manifest(tmp_path / "source")["choices"]
+    run(longer, tmp_path / "whole")
+    assert traces(tmp_path / "fork")["weights_sha256"] == traces(tmp_path / "whole")["weights_sha256"]
+
+
+def test_a_fork_with_another_algorithm_is_tried_anew(tmp_path, monkeypatch):
+    asked = answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0))
+    run(CASE, tmp_path / "source")
+    other = replace(CASE, phases=(replace(experiment("fedavg").phases[0], rounds=4),))
+    fork(Run(tmp_path / "source"), tmp_path / "fork", other, 2)
+    answered(monkeypatch, of(LOOP, 1.0), of(FOUR, 2.0))
+    run(other, tmp_path / "fork", resume=True)
+    assert len(asked) == 1
+    assert manifest(tmp_path / "fork")["choices"]["0"]["way"] == "loop"
+    assert manifest(tmp_path / "fork")["widths"] == [[0, 4], [2, 1]]
+
+
+def test_what_a_run_found_serves_the_runs_like_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(Choice, "_tries", property(lambda self: True))  # as on a GPU
+    asked = answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0))
+    case = replace(CASE, cohort=Cohort(), name="first")
+    run(case, tmp_path / "first")
+    run(replace(case, seed=7, name="second"), tmp_path / "second")
+    assert len(asked) == 1
+    kept = manifest(tmp_path / "second")["choices"]["0"]
+    assert (kept["width"], kept["recalled"]) == (4, True)
+    assert "tried by an earlier run" in choosing.said(kept)
+    run(replace(case, phases=(replace(case.phases[0], rounds=1, participation=1.0),)), tmp_path / "third")
+    assert len(asked) == 2
+
+
+def likes(case: Experiment, **changed: object) -> Path:
+    given = {"phase": 0, "workers": 1, "kind": "card", "folder": Path("cache")} | changed
+    return Recalled.of(case, **given).path  # type: ignore[arg-type]
+
+
+def test_runs_are_alike_if_their_steps_cost_the_same():
+    phase = CASE.phases[0]
+    local = phase.local
+    same = [
+        replace(CASE, name="other", seed=9),
+        replace(CASE, phases=(replace(phase, rounds=99, local=replace(local, learning_rate=0.5)),)),
+    ]
+    other = [
+        replace(CASE, phases=(replace(phase, local=replace(local, batch_size=3)),)),
+        replace(CASE, model=replace(CASE.model, widths=(17,))),
+        replace(CASE, exactness="strict"),
+    ]
+    assert {likes(case) for case in same} == {likes(CASE)}
+    assert len({likes(case) for case in [CASE, *other]} | {likes(CASE, workers=2), likes(CASE, kind="new")}) == 6
+
+
+def test_a_damaged_memory_of_it_is_none(tmp_path):
+    known = Recalled(tmp_path / "there" / "one.json")
+    assert known.read() is None
+    known.write({"steps": 3})
+    assert known.read() == {"steps": 3}
+    known.path.write_text('{"steps":')
+    assert known.read() is None
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_auto_tries_and_ends_as_if_its_choice_had_been_written(tmp_path):
+    case = experiment("scaffold", cohort=Cohort())
+    run(case, tmp_path / "auto")
+    kept = manifest(tmp_path / "auto")["choices"]["0"]
+    assert len(kept["trials"]) >= 3
+    assert [one["why"] for one in kept["trials"]] == [""] * len(kept["trials"])
+    assert {one["program"] for one in kept["trials"]} == {"graph", "eager"}
+    forced = Cohort(way=kept["way"], width=kept["width"], program=kept["program"])
+    run(replace(case, cohort=forced), tmp_path / "forced")
+    assert traces(tmp_path / "auto") == traces(tmp_path / "forced")
+    run(case, tmp_path / "again")
+    assert manifest(tmp_path / "again")["choices"]["0"]["recalled"]
+    assert traces(tmp_path / "again") == traces(tmp_path / "auto")
