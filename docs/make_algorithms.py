@@ -28,7 +28,8 @@ and published codes disagree, [fidelity.md](fidelity.md) says what is done here.
 *d* is the number of values that travel in FedAvg: all trained tensors but the private ones. Other numbers are of a
 model with 4 features and a client with 3 examples. Every method goes with every server optimizer, codec, partition
 and adapter kind, and trains in both ways (`loop`, `batch`); a model with running statistics trains in `loop` alone.
-Combinations that cannot be meant are refused before the run (`simfl/config/rules.py`). `last_local` (each client's
+Combinations that cannot be meant are refused before the run (`simfl/config/rules.py`). The last column says at which
+setting, or when, a method's global model is FedAvg's to the bit; a test shows each. `last_local` (each client's
 model as it was before its last upload) can be scored for every method.
 
 Baselines are no algorithms but one line of a phase: `pooled: true` is centralized training on a round's examples, with
@@ -48,8 +49,8 @@ def main() -> None:
 def document() -> str:
     """The whole text."""
     rows = [
-        "| name | down | up | client memory | a local step | local optimizer | models |",
-        "|---|---|---|---|---|---|---|",
+        "| name | down | up | client memory | a local step | local optimizer | models | is FedAvg |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     rows += [f"| [{name}](#{name}) | " + " | ".join(_facts(kind())) + " |" for name, kind in ALGORITHMS.items()]
     parts = [HEAD, "\n".join(rows) + "\n", *(_section(name, kind) for name, kind in ALGORITHMS.items())]
@@ -89,7 +90,7 @@ def _facts(algorithm: Algorithm) -> tuple[str, ...]:
     models = ", ".join(algorithm.offers)
     kept = [_sizes(memory), *(f"tensors `{glob}`" for glob in algorithm.private)]
     remembered = ", ".join(cell for cell in kept if cell) or "none"
-    return _sizes(received), _sizes(sent), remembered, passes, optimizer, models
+    return _sizes(received), _sizes(sent), remembered, passes, optimizer, models, algorithm.limit or "–"
 
 
 def _sizes(parts: Parts | State) -> str:

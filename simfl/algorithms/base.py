@@ -22,6 +22,7 @@ class Algorithm:
     private: ClassVar[tuple[str, ...]] = ()  # globs of trained tensors that this algorithm keeps on the client
     # what `models` gives, by name, and how each is run; the engine itself offers `last_local` of every algorithm
     offers: ClassVar[Mapping[str, Forward]] = {"generic": Forward(), "personal": Forward()}
+    limit: ClassVar[str] = ""  # where its global model is FedAvg's, for who reads about it; empty: nowhere
     needs_features: ClassVar[bool] = False  # its loss reads Outputs.features
     needs_targets: ClassVar[bool] = False  # its loss reads Outputs.targets
     hides: ClassVar[str | None] = None  # the unit of privacy that it is made for; None: any, or none

@@ -36,6 +36,7 @@ class Clgecl(Algorithm):
 
     form: Literal["averaged", "peaceman_rachford"] = "averaged"  # how far the dual goes: half the reflection, or all
     penalty: Amount = 0.0  # eta: pull of local training to the dual; 0: the dual corrects the update alone
+    limit: ClassVar[str] = "in the first round; with penalty 0 where everybody takes part"
     reduce: ClassVar[Mapping[str, str]] = {"weights": "clients"}
 
     def init_client(self, received: Parts, visit: Visit) -> State:

@@ -39,6 +39,7 @@ class Crd(Algorithm):
     temperature: Positive = 0.07  # tau
     momentum: Fraction = 0.5  # share of the old entry when a bank is updated
     from_round: Count = 2  # of the phase: at first the received model has nothing to teach
+    limit: ClassVar[str] = "weight = 0, and before `from_round`"
     needs_features: ClassVar[bool] = True
     needs_places: ClassVar[bool] = True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from simfl.algorithms.base import Algorithm
 from simfl.protocol import EXTRA, Batch, Facts, Forward, Loss, MicroStep, Outputs, Parts, State, Visit, Weights
@@ -20,6 +21,8 @@ class Ditto(Algorithm):
     """
 
     strength: float = 0.1  # lambda in the paper: how close personal models stay
+
+    limit: ClassVar[str] = "always"
 
     def forwards(self) -> dict[str, Forward]:
         return {"student": Forward(), "personal": Forward(sources=(("*", "extra:personal"),))}

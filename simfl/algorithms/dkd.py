@@ -30,6 +30,7 @@ class Dkd(Algorithm):
     temperature: Positive = 4.0  # tau
     ramp_rounds: Amount = 0.0  # both weights grow linearly over these rounds (the reference: 20 epochs); 0: at once
     from_round: Count = 2  # of the phase: at first the received model has nothing to teach
+    limit: ClassVar[str] = "alpha = beta = 0, and before `from_round`"
     needs_targets: ClassVar[bool] = True
 
     def forwards(self) -> dict[str, Forward]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from simfl.algorithms.base import Algorithm
 
@@ -10,3 +11,5 @@ from simfl.algorithms.base import Algorithm
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
     """Federated averaging: the mean of the clients' deltas, by examples or uniform (the phase's `weighting`)."""
+
+    limit: ClassVar[str] = "always"

@@ -51,6 +51,7 @@ class FedDat(Algorithm):
     teacher: Literal["dual", "client", "received"] = "dual"  # DAT, A_c alone, Â_s alone (then nothing is taught back)
     direction: Literal["teacher", "student"] = "teacher"  # KL(teacher ‖ student), or as printed KL(student ‖ teacher)
     form: Literal["micro", "joint"] = "micro"  # two optimizer steps a batch (A_s and heads, A_c and heads), or one
+    limit: ClassVar[str] = "alpha = beta = 0, frozen heads"
     private: ClassVar[tuple[str, ...]] = (CLIENT,)
     over_batch: ClassVar[bool] = True
     offers: ClassVar[Mapping[str, Forward]] = {

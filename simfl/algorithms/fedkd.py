@@ -40,6 +40,7 @@ class FedKD(Algorithm):
     temperature: Positive = 1.0  # softens both sides
     adaptive: bool = True  # divide by the losses of both, so that unsure teachers teach less; false: as they are
     floor: Positive = 0.01  # least sum of losses to divide by (the paper has none)
+    limit: ClassVar[str] = "distill = hidden = 0"
     over_batch: ClassVar[bool] = True
     needs_features: ClassVar[bool] = True
     offers: ClassVar[Mapping[str, Forward]] = {"generic": Forward(), "personal": Forward(mentor=True)}

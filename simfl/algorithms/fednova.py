@@ -23,6 +23,7 @@ class FedNova(Algorithm):
     of steps. Where all clients take equally many, it is FedAvg. Beside the update travels one number.
     """
 
+    limit: ClassVar[str] = "all take as many steps"
     reduce: ClassVar[Mapping[str, str]] = {"weights": "weighting", "steps": "weighting"}
 
     def upload(self, trained: Weights, received: Parts, state: State, visit: Visit) -> Parts:

@@ -11,7 +11,7 @@ Eq. 13 is printed without its minus and Algorithm 1 without lambda and with CE's
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -41,6 +41,8 @@ class FedP3(Algorithm):
     compare: Literal["probabilities", "logits"] = "probabilities"  # of answers; the paper says both
     temperature: Positive = 1.0  # of predictions, or of the divergence
     from_round: Count = 2  # of the phase, as in eq. 15
+
+    limit: ClassVar[str] = "weight = 0, and before `from_round`"
 
     def __post_init__(self) -> None:
         """Refuses settings of a filter that is not asked for."""

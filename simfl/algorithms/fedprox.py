@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from simfl.algorithms.base import Algorithm
 from simfl.protocol import Batch, Loss, Outputs, Parts, State, Visit, Weights
@@ -14,6 +15,8 @@ class FedProx(Algorithm):
     """FedAvg with a pull of (mu/2)·‖w − w_received‖² towards the received model; mu = 0 is FedAvg."""
 
     mu: float = 0.01  # strength of the pull
+
+    limit: ClassVar[str] = "mu = 0"
 
     def loss(
         self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit

@@ -25,6 +25,7 @@ class Moon(Algorithm):
 
     mu: float = 1.0  # strength of the contrast
     tau: float = 0.5  # temperature
+    limit: ClassVar[str] = "mu = 0"
     needs_features: ClassVar[bool] = True
 
     def forwards(self) -> dict[str, Forward]:

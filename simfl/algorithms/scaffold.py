@@ -45,6 +45,7 @@ class Scaffold(Algorithm):
 
     option: Literal["i", "ii"] = "ii"  # where a client's control comes from: a gradient, or how far it went
     # deltas by the phase's weighting, controls over clients: the sum of all c_k stays N·c
+    limit: ClassVar[str] = "in the first round"
     reduce: ClassVar[Mapping[str, str]] = {"weights": "weighting", "control": "clients"}
 
     def sgd_with(self) -> tuple[str, ...] | None:

@@ -27,6 +27,7 @@ class SimilarityPreserving(Algorithm):
 
     weight: Amount = 3000.0  # gamma; both public references
     from_round: Count = 2  # of the phase: at first the received model has nothing to teach
+    limit: ClassVar[str] = "weight = 0, and before `from_round`"
     needs_features: ClassVar[bool] = True
     over_batch: ClassVar[bool] = True
 

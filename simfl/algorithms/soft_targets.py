@@ -6,6 +6,7 @@ loss = CE + weight·τ²·KL(p^T ‖ p^S), p = softmax(logits/τ)      T the rec
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from simfl.algorithms.base import Algorithm
 from simfl.algorithms.distill import RECEIVED, begun, divergence
@@ -20,6 +21,8 @@ class SoftTargets(Algorithm):
     weight: Amount = 1.0  # of the divergence
     temperature: Positive = 2.0  # tau; the paper tries 1, 2 and 3, and its ST rows are those of 2
     from_round: Count = 2  # of the phase: at first the received model has nothing to teach
+
+    limit: ClassVar[str] = "weight = 0, and before `from_round`"
 
     def forwards(self) -> dict[str, Forward]:
         return {"student": Forward(), "teacher": RECEIVED}

@@ -11,12 +11,14 @@ import pytest
 import torch
 from fakes import Toy, experiment, run
 
+from simfl.algorithms import ALGORITHMS
 from simfl.algorithms.base import Algorithm
 from simfl.algorithms.clgecl import Clgecl
 from simfl.algorithms.crd import Crd
 from simfl.algorithms.ditto import Ditto
 from simfl.algorithms.dkd import Dkd
 from simfl.algorithms.fedavg import FedAvg
+from simfl.algorithms.feddat import FedDat
 from simfl.algorithms.fedkd import FedKD
 from simfl.algorithms.fednova import FedNova
 from simfl.algorithms.fedp3 import FedP3
@@ -45,6 +47,7 @@ LIMITS: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "similarity preserving: weight 0": (SimilarityPreserving(weight=0.0), {}),
     "soft targets: weight 0": (SoftTargets(weight=0.0), {}),
 }
+ELSEWHERE = {FedAvg, FedDat}
 DATA = Toy(sizes=(1, 12, 5, 17), valid=8)
 
 
@@ -75,3 +78,7 @@ def test_at_its_limit_a_method_is_fedavg_to_the_bit(name: str, way: str) -> None
 def test_away_from_its_limit_it_is_not(algorithm: Algorithm) -> None:
     found, plain = trained(algorithm, "loop", {}), fedavg("loop", ())
     assert not all(torch.equal(found[tensor], plain[tensor]) for tensor in plain)
+
+
+def test_every_limit_that_a_method_tells_of_is_shown() -> None:
+    assert {kind for kind in ALGORITHMS.values() if kind.limit} == {type(one) for one, _ in LIMITS.values()} | ELSEWHERE
