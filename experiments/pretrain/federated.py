@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ def main(run: str, folder: str) -> None:
     into.mkdir(parents=True, exist_ok=True)
     tensors = {name: p.detach().to("cpu", torch.float16).contiguous() for name, p in network.named_parameters()}
     save_file(tensors, into / "model.safetensors", metadata={"format": "pt"})
-    plain = type(trained.experiment.model)(weights=trained.experiment.model.weights, size=trained.experiment.model.size)
+    plain = replace(trained.experiment.model, marks=False)
     plain.tokenizer().text.save(str(into / "tokenizer.json"))  # `marks: true` adds the special pieces again
     with (into / "curve.csv").open("w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
