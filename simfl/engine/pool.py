@@ -64,7 +64,7 @@ class RayPool:
     def begin(self, phase: int, base: Weights) -> None:
         """Returns when the first worker is in the phase; the others join the work when they are."""
         assert not self.jobs, "a phase ended with work under way"
-        self.costs = {method: Costs() for method in ("train", "probe", "slope", "evaluate")}
+        self.costs = defaultdict(Costs)
         self.staff.enter(phase, base)
         self.heard = time.monotonic()
         while not self.staff.there:
