@@ -33,7 +33,7 @@ def summary(path: Path) -> str:
         if not line.startswith("#"):
             break
         comment.append(line.lstrip("# "))
-    return re.split(r"(?<=\.)\s", " ".join(comment), maxsplit=1)[0]
+    return re.split(r"(?<=\.)(?<!et al\.)\s", " ".join(comment), maxsplit=1)[0]
 
 
 def write_new(file: Path, template: str) -> None:

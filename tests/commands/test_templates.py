@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,23 @@ def test_a_new_experiment_is_the_template_under_a_name_of_its_own(
     assert after == {**before, "name": "mine"}
     kept = set(templates()["quickstart"].read_text().splitlines()) - set(file.read_text().splitlines())
     assert kept == {"name: quickstart"}  # comments and all
+
+
+def test_of_an_experiment_that_names_another_the_whole_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    assert main(["new", str(file), "--from", "pfl_docvqa/lora_nf4"]) == 0
+    assert config.load(file) == replace(config.load(templates()["pfl_docvqa/lora_nf4"]), name="mine")
+    first, second, third, *_ = file.read_text().splitlines()
+    assert first.startswith("# From pfl_docvqa/lora_nf4 of simfl ")
+    assert second.startswith("# The winner of Track 1")
+    assert third == "name: mine"
+
+
+def test_a_summary_does_not_end_at_whose_work_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", "--list"]) == 0
+    listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert listed["fedvqa/fedprox"].startswith("FedProx (Li et al. 2020) on FedVQA's setting in small")
+    assert not [name for name, said in listed.items() if said.endswith("et al.")]
 
 
 @pytest.mark.parametrize(
