@@ -22,6 +22,7 @@ from simfl.weights import Weights
 
 STEPS = 8  # local steps of a visit, at most
 WIDEST = 1024  # clients side by side
+SHARE = 0.1  # of the time that the phase would take in the manner of the rules: other manners may take that much
 BETTER = 0.97  # of the time before: by so much a next width has to be faster for the one after it to be tried
 
 
@@ -35,6 +36,7 @@ class Question:
     width: int  # the first to be tried
     fixed: bool  # no other width is asked for
     workers: int  # that share a round
+    rounds: int  # that the phase still has
     tolerance: float  # how far from `loop` a client may end, over how far it moved
     seconds: float = 10.0  # that trying may take, without what the first passes load, compile and capture
 
@@ -77,6 +79,7 @@ class _Trying:
             return
         program, *others = self.question.programs
         best = self._fitting(Manner("batch", self.question.width, program))
+        self.until = min(self.until, time.perf_counter() + SHARE * self.question.rounds * (best.round or 0.0))
         for factor in () if self.question.fixed or best.why else (2.0, 0.5):
             best = self._walk(best, factor)
         for other in () if best.starving else others:
@@ -131,7 +134,7 @@ class _Trying:
     def _trial(self, manner: Manner, first: bool = False) -> Trial:
         visits = self.bench.cut(manner.width, self.steps)
         if not first and time.perf_counter() + self._guess(manner, visits) > self.until:
-            return Trial(manner, why=f"not tried: it may take longer than what is left of {self.question.seconds:g} s")
+            return Trial(manner, why="not tried: it may take longer than is left for trying, or is worth it")
         bench = self.bench.under(manner.program)
         programs = bench.stage.programs
         try:

@@ -168,6 +168,7 @@ class Choice:
             self._width,
             fixed=fixed or hidden,  # units of one client fill the program
             workers=self.pool.num_workers,
+            rounds=self.stage.phase.rounds - self.before.round,
             tolerance=ROUNDED if rounded else EXACT,
         )
 

@@ -1,4 +1,4 @@
-"""What was found when manners of training were tried, for runs like it: seeds, rates and numbers of rounds are free.
+"""What was found when manners of training were tried, for runs like it: names, seeds and learning rates are free.
 
 It lies in the cache, so runs of a sweep and repeated runs are trained in one manner, to the same bits, and try once.
 """
@@ -19,8 +19,7 @@ from simfl.errors import SimflError
 from simfl.experiment import Experiment
 
 WHOLE = ("model", "mentor", "data", "partition", "privacy", "exactness", "cohort")  # of an experiment
-FREE = ("rounds", "keep")  # of a phase
-FREE_OF_LOCAL = ("learning_rate", "schedule")
+FREE = ("learning_rate", "schedule")  # of a phase's `local`
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,8 @@ class Recalled:
     def of(experiment: Experiment, phase: int, workers: int, kind: str, folder: Path) -> Recalled:
         """`kind` is that of the workers' processors, `folder` the cache."""
         given = config.to_mapping(experiment)
-        own = {key: value for key, value in given["phases"][phase].items() if key not in FREE}
-        own["local"] = {key: value for key, value in own["local"].items() if key not in FREE_OF_LOCAL}
+        own = dict(given["phases"][phase])
+        own["local"] = {key: value for key, value in own["local"].items() if key not in FREE}
         key = {name: given[name] for name in WHOLE} | {"phase": own, "scored": given["evaluate"]["models"]}
         key |= {"workers": workers, "kind": kind, "simfl": __version__, "torch": torch.__version__}
         name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()

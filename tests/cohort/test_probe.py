@@ -53,7 +53,7 @@ def first_round(case: Experiment, folder: Path) -> Round:
     stage, driver = worker.stages[0], SimpleNamespace(partition=partition)
     visits, (received, _, _) = simulation.outgoing(driver, stage, Snapshot().begin(stage))  # type: ignore[arg-type]
     ordered = sorted(visits, key=lambda visit: (visit.num_steps(stage.phase.local), visit.client))
-    return Round(worker, Question(tuple(ordered), 0, ("eager",), 4, False, 1, tolerance=0.02), received)
+    return Round(worker, Question(tuple(ordered), 0, ("eager",), 4, False, 1, 10**6, tolerance=0.02), received)
 
 
 def manners(found: Findings) -> list[tuple[str, int]]:
@@ -154,7 +154,12 @@ def test_without_time_only_what_the_rules_say_is_tried(tmp_path):
     found = first_round(experiment(), tmp_path).tried(seconds=0.0)
     assert manners(found) == [("loop", 1), ("batch", 4), ("batch", 8), ("batch", 2)]
     assert [bool(one.round) for one in found.trials] == [True, True, False, False]
-    assert found.trials[2].why == "not tried: it may take longer than what is left of 0 s"
+    assert found.trials[2].why == "not tried: it may take longer than is left for trying, or is worth it"
+
+
+def test_for_a_short_phase_little_is_tried(tmp_path):
+    found = first_round(experiment(), tmp_path).tried(rounds=1)
+    assert [bool(one.round) for one in found.trials] == [True, True, False, False]
 
 
 def test_a_probe_leaves_nothing_behind(tmp_path):

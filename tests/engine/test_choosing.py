@@ -169,7 +169,7 @@ def test_on_ray_a_worker_is_asked_and_all_of_them_train_so(tmp_path, ray_session
     run(CASE, tmp_path / "chosen", workers=2)
     kept = manifest(tmp_path / "chosen")["choices"]["0"]
     assert len(kept["trials"]) > 1
-    assert [one["why"] for one in kept["trials"]] == [""] * len(kept["trials"])
+    assert [one["why"] for one in kept["trials"][:2]] == ["", ""]
     run(replace(CASE, cohort=Cohort(way=kept["way"], width=kept["width"])), tmp_path / "forced")
     assert traces(tmp_path / "chosen") == traces(tmp_path / "forced")
 
@@ -269,12 +269,12 @@ def likes(case: Experiment, **changed: object) -> Path:
     return Recalled.of(case, **given).path  # type: ignore[arg-type]
 
 
-def test_runs_are_alike_if_their_steps_cost_the_same():
+def test_runs_are_alike_if_trying_would_find_the_same():
     phase = CASE.phases[0]
     local = phase.local
     same = [
         replace(CASE, name="other", seed=9),
-        replace(CASE, phases=(replace(phase, rounds=99, local=replace(local, learning_rate=0.5)),)),
+        replace(CASE, phases=(replace(phase, local=replace(local, learning_rate=0.5)),)),
     ]
     other = [
         replace(CASE, phases=(replace(phase, local=replace(local, batch_size=3)),)),
@@ -296,12 +296,12 @@ def test_a_damaged_memory_of_it_is_none(tmp_path):
 
 @pytest.mark.gpu
 def test_on_a_gpu_auto_tries_and_ends_as_if_its_choice_had_been_written(tmp_path):
-    case = experiment("scaffold", cohort=Cohort())
+    case = experiment("scaffold", cohort=Cohort(), rounds=300)
     run(case, tmp_path / "auto")
     kept = manifest(tmp_path / "auto")["choices"]["0"]
     assert len(kept["trials"]) >= 3
-    assert [one["why"] for one in kept["trials"]] == [""] * len(kept["trials"])
     assert {one["program"] for one in kept["trials"]} == {"graph", "eager"}
+    assert [one["why"] for one in kept["trials"][:2]] == ["", ""]
     forced = Cohort(way=kept["way"], width=kept["width"], program=kept["program"])
     run(replace(case, cohort=forced), tmp_path / "forced")
     assert traces(tmp_path / "auto") == traces(tmp_path / "forced")
