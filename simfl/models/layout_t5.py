@@ -120,10 +120,10 @@ class LayoutT5(Model):
 
     def tokenizer(self) -> Tokenizer:
         """That of `vocabulary`, or the weights' own, or a small public one."""
-        named = (
-            (self.vocabulary, "model.vocabulary") if self.vocabulary is not None else (self.weights, "model.weights")
-        )
-        text = small() if named[0] is None else read(start.locate(*named))
+        if self.vocabulary is not None:
+            text = read(start.locate(self.vocabulary, "model.vocabulary"))
+        else:
+            text = small() if self.weights is None else read(start.locate(self.weights))
         text = marked(text) if self.marks else text
         if text.get_vocab_size() > self._rows:
             raise ConfigError(f"model.vocab_size: {self._rows} rows are too few for {text.get_vocab_size()} pieces")

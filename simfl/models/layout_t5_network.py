@@ -74,8 +74,7 @@ class LayoutT5Network(T5Reader):
         super().__init__(t5, tied=tied, bf16=bf16)
         self.side = image_size // patch_size
         self.patches = nn.Conv2d(3, t5.d_model, patch_size, patch_size)
-        nn.init.normal_(self.patches.weight, std=(3 * patch_size**2 * t5.d_model) ** -0.5)
-        nn.init.zeros_(self.patches.bias)
+        nn.init.normal_(self.patches.weight, std=(3 * patch_size**2 * t5.d_model) ** -0.5)  # beside words as boxes are
         self.patch_token = Offset(t5.d_model)
         self.box = BOXES[boxes](t5.d_model)
         self.across = nn.Embedding(BUCKETS, t5.num_heads)
