@@ -159,14 +159,15 @@ class Choice:
         return given if isinstance(given, int) else auto_width(way, expected, self.identity["device"])
 
     def _question(self, visits: Sequence[VisitPlan]) -> Question:
-        hidden, fixed = self.stage.mechanism is not None, self.experiment.cohort.width != "auto"
+        hidden, cohort = self.stage.mechanism is not None, self.experiment.cohort
         rounded = self.identity.get("products") == "tf32" or getattr(self.experiment.model, "precision", "") == "bf16"
         return Question(
             tuple(visits),
             self.before.round,
             self.programs,
             self._width,
-            fixed=fixed or hidden,  # units of one client fill the program
+            # units of one client fill the program, and each width would be compiled for itself
+            fixed=cohort.width != "auto" or hidden or cohort.program == "compiled",
             workers=self.pool.num_workers,
             rounds=self.stage.phase.rounds - self.before.round,
             tolerance=ROUNDED if rounded else EXACT,

@@ -23,12 +23,15 @@ Result = TypeVar("Result", CohortResult, Scores)
 class Pool(Protocol):
     """Where the work is done."""
 
-    kind: str  # of the workers' processors
     overlaps: bool  # whether an evaluation goes on while the next round is trained
 
     @property
     def num_workers(self) -> int:
         """Among how many processes work is divided."""
+
+    @property
+    def kind(self) -> str:
+        """What processors the workers have."""
 
     def begin(self, phase: int, base: Weights) -> None:
         """Bring every worker into a phase."""
