@@ -100,6 +100,7 @@ def _rms_norm(layer: Any, x: Tensor) -> Tensor:
 
 GROUPED: dict[str, Callable[[Any, Tensor], Tensor]] = {  # by class name, so that no model library need be loaded
     "Linear": _linear,
+    "BoxLinear": _linear,
     "Conv2d": _conv2d,
     "Embedding": _embedding,
     "LayerNorm": _layer_norm,

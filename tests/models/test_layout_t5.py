@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from transformers import T5Config, T5ForConditionalGeneration, UdopConfig, UdopForConditionalGeneration
 
 from simfl.errors import ConfigError
+from simfl.models.grouped import ungroupable
 from simfl.models.layout_t5 import MAE_RULES, RULES, LayoutT5
 from simfl.models.layout_t5_network import MEAN, STD, LayoutT5Network
 from simfl.models.lora import Lora
@@ -215,3 +216,9 @@ def test_places_and_patches_begin_small_beside_words() -> None:
     assert 0.9 < words < 1.1
     assert abs(float(place) - 0.125) < 0.02
     assert white < 0.3
+
+
+@pytest.mark.parametrize("boxes", ["tables", "linear"])
+def test_every_layer_can_compute_for_clients_side_by_side(boxes: str) -> None:
+    network = LayoutT5(boxes=boxes).build(TASK)
+    assert ungroupable(network, tuple(dict(network.named_parameters()))) == []
