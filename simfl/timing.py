@@ -146,7 +146,9 @@ class Lap(NamedTuple):
     timings: dict[str, float]  # seconds by name
     busy: tuple[float, ...]  # seconds of each worker at work
     memory: tuple[int, ...]  # bytes of each worker's GPU, or process, at their highest so far
-    use: tuple[float | None, ...] = ()  # mean share of the time in which each worker's GPU computed; none: not known
+    use: tuple[float | None, ...]  # mean share of the time in which each worker's GPU computed; none: not known
+    seconds: float  # since the last lap
+    ended: float  # seconds since 1970
 
 
 class Stopwatch:
@@ -158,9 +160,10 @@ class Stopwatch:
         self._seconds, self._busy = dict.fromkeys(NAMES, 0.0), [0.0] * num_workers
         self._memory = [0] * num_workers
         self._use: dict[int, list[float]] = {}  # of each worker's GPU, where it is known
+        self._began = time.perf_counter()
 
     def count(self, clocks: Iterable[Clock], training: bool) -> None:
-        """Clocks of finished work. Of evaluation only the workers' hours count, since `evaluate` is its whole time."""
+        """Clocks of finished work. Of evaluation only the workers' hours count: `evaluate` is what it is waited for."""
         for clock in clocks:
             more = clock.worker + 1 - len(self._busy)  # workers may join
             self._busy, self._memory = self._busy + [0.0] * more, self._memory + [0] * more
@@ -182,4 +185,6 @@ class Stopwatch:
         use = tuple(mean(self._use[k]) if k in self._use else None for k in range(len(busy))) if self._use else ()
         self.own.seconds, self.own.spans = {}, []
         self._seconds, self._busy, self._use = dict.fromkeys(NAMES, 0.0), [0.0] * len(busy), {}
-        return Lap(seconds, busy, tuple(self._memory), use)
+        now = time.perf_counter()
+        lasted, self._began = now - self._began, now
+        return Lap(seconds, busy, tuple(self._memory), use, lasted, time.time())

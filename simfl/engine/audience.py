@@ -9,6 +9,7 @@ from typing import Any
 from simfl.following.news import News
 from simfl.following.tracking import Tracker
 from simfl.runs.record import Record, Rows
+from simfl.timing import Lap
 
 
 class Silent:
@@ -68,23 +69,16 @@ class Audience:
         for tracker in self.trackers:
             tracker.tell(news)
 
-    def round_done(
-        self,
-        rows: Rows,
-        seconds: float,
-        timings: Mapping[str, float],
-        busy: tuple[float, ...],
-        memory: tuple[int, ...],
-        use: tuple[float | None, ...] = (),
-    ) -> None:
+    def round_done(self, rows: Rows, lap: Lap) -> None:
         """A round's rows, where its time went, and what each worker's memory and GPU came to."""
-        row = {**rows["rounds"][0], "seconds": seconds}
+        row = {**rows["rounds"][0], "seconds": lap.seconds}
         self.bytes += row["total_bytes"]
-        gpus = {"use": use} if use else {}
-        self.record.log("round", **row, timings=timings, busy=busy, memory=memory, **gpus)
+        gpus = {"use": lap.use} if lap.use else {}
+        clocks = {"ended": lap.ended, "timings": lap.timings, "busy": lap.busy, "memory": lap.memory}
+        self.record.log("round", **row, **clocks, **gpus)
         more = tuple(rows["evaluations"]), tuple(rows["samples"])
         for tracker in self.trackers:
-            tracker.tell(News(row["step"], self.bytes, row, timings, busy, memory, use, *more))
+            tracker.tell(News(row["step"], self.bytes, row, lap.timings, lap.busy, lap.memory, lap.use, *more))
         self.display.round_done(row)
 
     def finished(self, summary: dict[str, Any]) -> None:

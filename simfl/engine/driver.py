@@ -8,9 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from simfl import cache, files
@@ -26,8 +25,8 @@ from simfl.engine.crew import crew_of
 from simfl.engine.inline import Pool
 from simfl.engine.opening import open_pool
 from simfl.engine.preflight import Settled, account_of, remarks
-from simfl.engine.scoring import Scoring
 from simfl.engine.signals import Signals
+from simfl.engine.tally import Tally
 from simfl.errors import OutOfMemory, SimflError
 from simfl.experiment import Experiment
 from simfl.following import tracking
@@ -38,24 +37,14 @@ from simfl.runs.mirror import is_url, mirrored
 from simfl.runs.record import Record, Rows
 from simfl.runs.snapshot import Snapshot, kept
 from simfl.setting import Setting
-from simfl.timing import Clock, Lap, Stopwatch, Trace, clocked, timed
+from simfl.timing import Clock, Stopwatch, Trace, clocked
 
 LOST = ("interrupted", "failed")  # statuses of runs that end with a round trained and not scored: it does not count
 
 
 @dataclass
-class Trained:
-    """A round that has been trained, and counts when it has been scored."""
-
-    before: Snapshot  # where the run stands until then
-    rows: Rows
-    scoring: Scoring | None  # none: it is not to be scored
-    time: tuple[float, Lap] | None = None  # its seconds, where they ended before it counts
-
-
-@dataclass
 class Driver:
-    """One sitting of a run. `snapshot` is its newest state, which the next round goes out from."""
+    """One sitting of a run."""
 
     settled: Settled
     record: Record
@@ -64,13 +53,10 @@ class Driver:
     signals: Signals
     audience: Audience
     stopwatch: Stopwatch
-    snapshot: Snapshot
+    tally: Tally
     startup: float
     account: Account
     stage: Stage | None = None
-    trained: Trained | None = None
-    durations: list[float] = field(default_factory=list)
-    _lap_began: float = 0.0
 
     @staticmethod
     @contextmanager
@@ -112,7 +98,8 @@ class Driver:
             stopwatch, store = Stopwatch(pool.num_workers, trace), Store(setup.memory)
             stack.enter_context(clocked(stopwatch.own))
             startup = time.monotonic() - began
-            this = Driver(settled, record, store, pool, signals, audience, stopwatch, snapshot, startup, account)
+            tally = Tally(settled, record, store, pool, signals, audience, stopwatch, snapshot)
+            this = Driver(settled, record, store, pool, signals, audience, stopwatch, tally, startup, account)
             account.announce()
             this._announce(resumed=found is not None)
             try:
@@ -149,6 +136,11 @@ class Driver:
             "metric": phases[0].objective.metric,
         }
         self.audience.started(plan, self.startup)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The newest state, which the next round goes out from."""
+        return self.tally.snapshot
 
     @property
     def manner(self) -> Manner:
@@ -210,16 +202,13 @@ class Driver:
         self.stage = self.setting.stage(index, len(self.partition), self.account.noise_multiplier)
         if self.snapshot.round == 0:
             with self.signals.held():
-                self.snapshot = self.snapshot.begin(self.stage)
+                self.tally.move(self.snapshot.begin(self.stage))
             if index == 0 and self.snapshot.step == 0:
-                rows = self._scores(self._scoring(self.snapshot))
-                with self.signals.held():
-                    self._settle(self.snapshot, rows, commit=True)
-                    self.audience.initial(rows)
+                self.tally.begin()
         self._choose(outgoing)
         for text in remarks(self.settled, self.stage.phase, self.manner, self.workers):
             self.audience.message(text)
-        self._lap()
+        self.stopwatch.lap()
         return self.stage
 
     def _choose(self, outgoing: Outgoing) -> None:
@@ -231,84 +220,28 @@ class Driver:
             self.audience.chosen(self.stage.index, facts, said(facts))
 
     def finish_round(self, after: Snapshot, rows: Rows) -> None:
-        """Score the model if it is time, keep the rows, commit if one is due.
-
-        With `evaluate.overlap` that waits until the next round has been trained, if there is one in the phase.
-        """
-        assert self.stage is not None
-        every, last = self.experiment.evaluate.every, after.round == self.stage.phase.rounds
+        """The round has been trained: it is scored if it is time, and counts."""
         rows["rounds"][0].update(self.account.row(after.charged, after.clip))
-        scoring = self._scoring(after) if last or (every and after.round % every == 0) else None
-        self._count(newer=after)
-        self.trained = Trained(self.snapshot, rows, scoring)
-        self.snapshot = after
-        if scoring is not None and not last and self.experiment.evaluate.overlap and self.pool.overlaps:
-            self.trained.time = self._lap()
-        else:
-            self._count()
-
-    def _count(self, newer: Snapshot | None = None) -> None:
-        """What was trained counts, with its scores; `newer`: a state after it, of which nothing may get lost."""
-        if (one := self.trained) is None:
-            return
-        rows = one.rows if one.scoring is None else {**one.rows, **self._scores(one.scoring)}
-        with self.signals.held():
-            self.trained = None
-            self._settle(self.snapshot, rows, self.record.due(self.snapshot.step), newer)
-            seconds, lap = one.time or self._lap()
-            self.durations.append(seconds)
-            self.audience.round_done(rows, seconds, *lap)
-
-    def _lap(self) -> tuple[float, Lap]:
-        """Seconds since the last lap, and where they went."""
-        now = time.monotonic()
-        seconds, self._lap_began = now - self._lap_began, now
-        return seconds, self.stopwatch.lap()
+        self.tally.add(after, rows)
 
     def leave_phase(self) -> None:
         """The phase's model becomes the base of the next; clients keep what the next phase names."""
         phases, index = self.experiment.phases, self.snapshot.phase
         with self.signals.held():
             if index + 1 == len(phases):
-                self._settle(replace(self.snapshot, phase=index + 1), {}, commit=True)
+                self.tally.move(replace(self.snapshot, phase=index + 1), commit=True)
             else:
                 memory = kept(self.snapshot.memory, phases[index + 1], self.store)
-                self._settle(self.snapshot.end(memory), {}, commit=False)
-
-    def _settle(self, after: Snapshot, rows: Rows, commit: bool, newer: Snapshot | None = None) -> None:
-        self.snapshot = after
-        self.record.add(rows)
-        if commit:
-            self.record.commit(after, self.store, newer)
-
-    def _scoring(self, snapshot: Snapshot) -> Scoring:
-        """Begin to score a state; at the very end each example's scores are kept."""
-        assert self.stage is not None
-        phase, last = self.stage.phase, self.stage.index + 1 == len(self.experiment.phases)
-        return Scoring(
-            self.settled, snapshot, self.pool, phase.objective.metric, last and snapshot.round == phase.rounds
-        )
-
-    @timed("evaluate")
-    def _scores(self, scoring: Scoring) -> Rows:
-        """Wait for scores, and tell them."""
-        rows, headlines, clocks = scoring.wait()
-        self.stopwatch.count(clocks, training=False)
-        self.audience.evaluated(headlines)
-        return rows
+                self.tally.move(self.snapshot.end(memory))
 
     def finish(self, status: str) -> dict[str, Any]:
         """Commit where the run stands and write the summary."""
         if status not in LOST:
-            self._count()
+            self.tally.count()
         self.signals.close()
-        stands = self.snapshot if self.trained is None else self.trained.before
+        stands = self.tally.stands
         self.record.commit(stands, self.store)
-        seconds = {
-            "total": self.record.elapsed,
-            "startup": self.startup,
-            "per_round_median": median(self.durations) if self.durations else None,
-        }
+        seconds = {"total": self.record.elapsed, "startup": self.startup, "per_round_median": self.tally.pace}
         facts = summary.facts(self.settled, self.record, stands, seconds, ended_well=status != "failed")
         found = self.record.finish(stands, status, facts | self.account.state(stands.charged))
         self.audience.finished(found)

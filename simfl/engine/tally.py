@@ -1,0 +1,113 @@
+"""How far a run has come: rounds that were trained are scored, and then they count: recorded, committed, told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import median
+
+from simfl.engine.audience import Audience
+from simfl.engine.inline import Pool
+from simfl.engine.preflight import Settled
+from simfl.engine.scoring import Scoring
+from simfl.engine.signals import Signals
+from simfl.memory import Store
+from simfl.runs.record import Record, Rows
+from simfl.runs.snapshot import Snapshot
+from simfl.timing import Lap, Stopwatch, timed
+
+
+@dataclass
+class Trained:
+    """A round that has been trained, and counts when it has been scored."""
+
+    before: Snapshot  # where the run stands until then
+    rows: Rows
+    scoring: Scoring | None  # none: it is not to be scored
+    lap: Lap | None = None  # its time, where that ended before it counts
+
+
+@dataclass
+class Tally:
+    """What counts, and the newest state, which may be ahead of it by the one round that is being scored."""
+
+    settled: Settled
+    record: Record
+    store: Store
+    pool: Pool
+    signals: Signals
+    audience: Audience
+    stopwatch: Stopwatch
+    snapshot: Snapshot  # the newest state: the next round goes out from it
+    trained: Trained | None = None
+    durations: list[float] = field(default_factory=list)  # seconds of each round that counts
+
+    @property
+    def stands(self) -> Snapshot:
+        """The state after all that counts: what the run ends with if it ends now."""
+        return self.snapshot if self.trained is None else self.trained.before
+
+    @property
+    def pace(self) -> float | None:
+        """Seconds of a round, in the median."""
+        return median(self.durations) if self.durations else None
+
+    def begin(self) -> None:
+        """Score what the run starts from."""
+        rows = self._scores(self._scoring(self.snapshot))
+        with self.signals.held():
+            self.move(self.snapshot, rows, commit=True)
+            self.audience.initial(rows)
+
+    def add(self, after: Snapshot, rows: Rows) -> None:
+        """A round has been trained. It counts when it has been scored, if it is time for that, and at once if not.
+
+        With `evaluate.overlap` its scores are waited for when the next round has been trained, if the phase has one.
+        """
+        asked, rounds = self.settled.experiment.evaluate, self.settled.experiment.phases[after.phase].rounds
+        due = after.round == rounds or (asked.every > 0 and after.round % asked.every == 0)
+        scoring = self._scoring(after) if due else None
+        self.count(newer=after)
+        self.trained = Trained(self.snapshot, rows, scoring)
+        self.snapshot = after
+        if scoring is not None and after.round < rounds and asked.overlap and self.pool.overlaps:
+            self.trained.lap = self.stopwatch.lap()
+        else:
+            self.count()
+
+    def count(self, newer: Snapshot | None = None) -> None:
+        """Wait for the scores of what was trained, which counts from now on.
+
+        A commit is made if one is due; `newer`: a state after it, whose client memory is to stay on the disk.
+        """
+        if (one := self.trained) is None:
+            return
+        rows = one.rows if one.scoring is None else {**one.rows, **self._scores(one.scoring)}
+        with self.signals.held():
+            self.trained = None
+            self.move(self.snapshot, rows, self.record.due(self.snapshot.step), newer)
+            lap = one.lap or self.stopwatch.lap()
+            self.durations.append(lap.seconds)
+            self.audience.round_done(rows, lap)
+
+    def move(
+        self, after: Snapshot, rows: Rows | None = None, commit: bool = False, newer: Snapshot | None = None
+    ) -> None:
+        """The run stands here, with these rows."""
+        self.snapshot = after
+        self.record.add(rows or {})
+        if commit:
+            self.record.commit(after, self.store, newer)
+
+    def _scoring(self, snapshot: Snapshot) -> Scoring:
+        """Begin to score a state; at the very end each example's scores are kept."""
+        phases, phase = self.settled.experiment.phases, self.settled.experiment.phases[snapshot.phase]
+        last = snapshot.phase + 1 == len(phases) and snapshot.round == phase.rounds
+        return Scoring(self.settled, snapshot, self.pool, phase.objective.metric, by_example=last)
+
+    @timed("evaluate")
+    def _scores(self, scoring: Scoring) -> Rows:
+        """Wait for scores, and tell them."""
+        rows, headlines, clocks = scoring.wait()
+        self.stopwatch.count(clocks, training=False)
+        self.audience.evaluated(headlines)
+        return rows
