@@ -83,13 +83,16 @@ class View:
 
 
 def _workers(line: Mapping[str, Any]) -> str:
-    """Means over the workers, but the largest of their memories."""
+    """Means over the workers, but the largest of their memories, and their idle seconds together."""
     if not line.get("busy") or not line.get("seconds"):
         return ""
     known = [use for use in line.get("use", ()) if use is not None]
     gpus = [f"GPUs computed {mean(known):.0%} of the time"] if known else []
     memory = [f"up to {size(max(line['memory']))} each"] if any(line.get("memory", ())) else []
-    return ", ".join([f"at work {min(1.0, mean(line['busy']) / line['seconds']):.0%}", *gpus, *memory])
+    shares = [min(1.0, busy / line["seconds"]) for busy in line["busy"]]
+    least = f", the least {min(shares):.0%}" if len(shares) > 1 else ""
+    idle = sum(max(0.0, line["seconds"] - busy) for busy in line["busy"])
+    return ", ".join([f"at work {mean(shares):.0%}{least}, {duration(idle)} idle in all", *gpus, *memory])
 
 
 def _message(line: Mapping[str, Any]) -> str:

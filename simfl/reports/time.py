@@ -9,7 +9,7 @@ from simfl.comparison.results import Result
 from simfl.following.progress import duration
 from simfl.following.watch import Log
 from simfl.reports.chart import Bar, Series, bars, lines, number
-from simfl.reports.page import figure, figures
+from simfl.reports.page import figure, figures, table
 
 MOST_LINES = 8  # in one chart
 MOST_ROWS = 40  # of a chart
@@ -33,6 +33,7 @@ def timeline(results: Sequence[Result]) -> str:
         charts.append(figure("When each run was under way", chart))
     charts += [figure(f"Where the time went: {label}", _stages(log)) for label, log in list(logs.items())[:2]]
     charts += [figure(f"Workers: {label}", _workers(log)) for label, log in list(logs.items())[:2]]
+    charts += [figure(f"Workers in all rounds: {label}", _totals(log)) for label, log in list(logs.items())[:2]]
     for label, log in list(logs.items())[:2]:
         charts += [figure(f"{title}: {label}", chart) for title, chart in _use(log)]
     return figures([chart for chart in charts if chart])
@@ -66,15 +67,33 @@ def _workers(log: Sequence[dict[str, Any]]) -> str:
     rounds = [line for line in log if line["event"] == "round" and line.get("busy")]
     if not rounds or max(len(line["busy"]) for line in rounds) < 2:
         return ""
-    began, made = rounds[0]["time"] - rounds[0]["seconds"], []
+    began, made = _ended(rounds[0]) - rounds[0]["seconds"], []
     for line in rounds:
-        first = line["time"] - line["seconds"] - began
+        first = _ended(line) - line["seconds"] - began
         for worker, seconds in enumerate(line["busy"][:MOST_ROWS]):
             end = first + min(seconds, line["seconds"])
             made.append(
                 Bar(f"worker {worker}", first, end, f"round {line['step']}: {duration(seconds)} at work", worker)
             )
     return bars(made, [], "time", duration)
+
+
+def _ended(line: dict[str, Any]) -> float:
+    """When a round's stretch of time ended: before its line was written, if its scores were waited for later."""
+    return float(line.get("ended", line["time"]))
+
+
+def _totals(log: Sequence[dict[str, Any]]) -> str:
+    """Each worker's hours in all rounds since it joined: at work, and idle."""
+    rounds = [line for line in log if line["event"] == "round" and line.get("busy")]
+    rows = []
+    for worker in range(min(MOST_ROWS, max((len(line["busy"]) for line in rounds), default=0))):
+        here = [line for line in rounds if len(line["busy"]) > worker]
+        whole, busy = (sum(line["seconds"] for line in here), sum(line["busy"][worker] for line in here))
+        idle = sum(max(0.0, line["seconds"] - line["busy"][worker]) for line in here)
+        share = f"{min(1.0, busy / whole):.0%}" if whole else ""
+        rows.append([f"worker {worker}", str(len(here)), duration(busy), duration(idle), share])
+    return table(["", "rounds", "at work", "idle", "share at work"], rows) if rows else ""
 
 
 def _use(log: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:

@@ -67,6 +67,13 @@ def test_other_events_are_messages_and_the_last_few_stay() -> None:
     assert view.said == [f"message: worker {n} died" for n in (4, 5, 6, 7, 8)]
 
 
+def test_the_workers_hours_are_shown() -> None:
+    """Of 10 s, one was at work for 9 and one for 6: 75 % in the mean, 1 and 4 s idle."""
+    view = seen(STARTED, round_line(1, seconds=10.0, busy=[9.0, 6.0]))
+    assert view.workers == "at work 75%, the least 60%, 5.0 s idle in all"
+    assert seen(STARTED, round_line(1, seconds=10.0, busy=[9.0])).workers == "at work 90%, 1.0 s idle in all"
+
+
 def test_half_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     log = Log(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ from simfl.experiment import Evaluate, Experiment
 from simfl.reports.chart import Scale, Series, heat, lines, number, strips
 from simfl.reports.curves import course, facets
 from simfl.reports.page import DARK, LIGHT
+from simfl.reports.time import timeline
 from simfl.runs.results import Run
 from simfl.sweeps import sweep
 from simfl.sweeps.file import Point, Sweep
@@ -98,6 +100,22 @@ def test_a_single_run_has_a_report(swept: Path, tmp_path: Path) -> None:
     assert "<h2>Learning</h2>" in text
     assert "Share of each round at work" in text
     assert "GB over rounds" in text  # each worker's memory
+
+
+def test_a_report_says_how_long_each_worker_was_at_work_and_idle(tmp_path: Path) -> None:
+    """Two rounds of 10 s; worker 0 was at work for 9 and 7, worker 1 came for the second and was for 4."""
+    began = {"time": 100.0, "event": "started"}
+    rounds = [
+        {"time": 110.0, "event": "round", "step": 1, "seconds": 10.0, "busy": [9.0], "memory": [1]},
+        {"time": 125.0, "event": "round", "step": 2, "seconds": 10.0, "busy": [7.0, 4.0], "memory": [1, 1]},
+    ]
+    rounds[1]["ended"] = 120.0  # its scores were waited for longer
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [began, *rounds]))
+    text = timeline([Result("one", {}, tmp_path, "completed")])
+    rows = re.findall(r"<tr><td>(worker \d)</td>(.*?)</tr>", text)
+    cells = {name: re.findall(r">([^<]+)</td>", row) for name, row in rows}
+    assert cells == {"worker 0": ["2", "16.0 s", "4.0 s", "80%"], "worker 1": ["1", "4.0 s", "6.0 s", "40%"]}
+    assert "round 2: 4.0 s at work" in text
 
 
 def test_the_curves_are_those_of_the_tables(swept: Path) -> None:
