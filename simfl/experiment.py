@@ -94,7 +94,7 @@ class Cohort:
 
     width: PowerOfTwo | Literal["auto"] = "auto"  # part of the run's identity
     way: Literal["auto", "loop", "batch"] = "auto"  # loop: one after the other; batch: as one program
-    program: Literal["auto", "eager", "graph", "compiled"] = "auto"  # how a GPU runs a step of `batch`; auto: graph
+    program: Literal["auto", "eager", "graph", "compiled"] = "auto"  # of a step of `batch` on a GPU
     pieces: Count = 1  # of each local batch: where a round has fewer clients than workers, these share its clients
     probe: Literal["auto", "always", "never"] = "auto"  # try what is left open; auto: on a GPU, unless strict
     threads: Count = (

@@ -1,10 +1,15 @@
-"""How long a planned run would take, at the pace of one that was run: its local steps a second, evaluation included."""
+"""How long a planned run would take, at the pace of one that was run: its local steps a second, evaluation included.
+
+Of a run that was stopped before its first round ended, it is the pace that was measured when its manner was chosen.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from simfl import config
 from simfl.errors import ConfigError
@@ -30,11 +35,23 @@ def pace(folder: Path, experiment: Experiment) -> Pace:
         ran = config.load(folder / "experiment.yaml")
     except OSError as error:
         raise ConfigError(f"--speed: {folder}: no run is there ({error.strerror})") from None
-    rounds = [event for event in map(json.loads, lines) if event["event"] == "round"]
+    events = [json.loads(line) for line in lines]
+    rounds = [event for event in events if event["event"] == "round"]
     steps, seconds = (sum(row[key] for row in rounds) for key in ("local_steps", "seconds"))
-    if not steps or not seconds:
+    found = steps / seconds if steps and seconds else _tried(events)
+    if not found:
         raise ConfigError(f"--speed: {folder}: no round with a local step is in its log")
-    return Pace(steps / seconds, tuple(_unlike(ran, experiment)))
+    return Pace(found, tuple(_unlike(ran, experiment)))
+
+
+def _tried(events: Sequence[dict[str, Any]]) -> float:
+    """Local steps a second of all workers in the manner that was chosen last; 0 where none was tried."""
+    workers = [event["workers"] for event in events if event["event"] == "started"]
+    for event in reversed([event for event in events if event.get("trials")]):
+        keys = ("way",) if event["way"] == "loop" else ("way", "width", "program")
+        own = [one["step"] for one in event["trials"] if all(one[key] == event[key] for key in keys) and one["step"]]
+        return workers[-1] / own[0] if own and workers else 0.0
+    return 0.0
 
 
 def _unlike(ran: Experiment, planned: Experiment) -> list[str]:

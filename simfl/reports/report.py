@@ -23,6 +23,16 @@ from simfl.reports.time import timeline
 from simfl.sweeps.fork import beginnings
 
 MOST_SAMPLES = 8  # predictions shown
+MADE = (
+    "simfl",
+    "python",
+    "libraries",
+    "machine",
+    "data_sha256",
+    "partition_sha256",
+    "identity",
+    "choices",
+)  # shown of a manifest
 MOST_CLIENTS = 60  # in a strip or a map
 MOST_PARTITIONS = 6  # shown
 MOST_VALUES = 40  # columns of a map
@@ -171,10 +181,7 @@ def _commands(results: Sequence[Result]) -> str:
         if not path.exists():
             continue
         made = json.loads((run.folder / "manifest.json").read_bytes())
-        facts = {
-            key: made[key]
-            for key in ("simfl", "python", "libraries", "machine", "data_sha256", "partition_sha256", "identity")
-        }
+        facts = {key: made[key] for key in MADE if key in made}
         command = f"simfl run {path} --out {run.folder.name}-again"
         inner = code(command) + code(json.dumps(facts, indent=1)) + code(path.read_text())
         parts.append(folded(f"{run.label}: {run.status}", inner))

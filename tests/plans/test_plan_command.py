@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from fakes import experiment, run
+from fakes import Stopping, experiment, run
 
 from simfl.cli import main
 from simfl.config import dump
+from simfl.experiment import Cohort
 
 COUNT = {"download", "upload", "total"}
 ROOT = Path(__file__).parents[2] / "experiments"
@@ -67,6 +68,19 @@ def test_time_is_told_by_the_pace_of_a_run(file, tmp_path, capsys):
     assert "steps/s" in text
     other = planned(capsys, file, "--speed", tmp_path / "run", "--set", "phases.0.local.batch_size=4")
     assert "but other batch_size there" in other
+
+
+def test_before_a_round_has_ended_the_pace_is_that_of_the_manner_that_was_chosen(file, tmp_path, capsys):
+    run(experiment(cohort=Cohort(probe="always")), tmp_path / "run", display=Stopping(0, scoring=True))
+    assert main(["plan", str(file), "--speed", str(tmp_path / "run")]) == 2
+    assert "no round with a local step" in capsys.readouterr().err
+    trials = [
+        {"way": "loop", "width": 1, "program": "eager", "step": 0.5},
+        {"way": "batch", "width": 4, "program": "eager", "step": 0.01},
+    ]
+    with open(tmp_path / "run" / "log.jsonl", "a") as log:
+        log.write(json.dumps({"event": "chosen", "way": "batch", "width": 4, "program": "eager", "trials": trials}))
+    assert " h at 100.00 steps/s" in planned(capsys, file, "--speed", tmp_path / "run")
 
 
 def test_a_folder_without_a_run_has_no_pace(file, tmp_path, capsys):
