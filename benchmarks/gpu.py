@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import tempfile
 import time
 import traceback
@@ -20,6 +22,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu_works import WORKS
+from benchmarks.systems import ENVIRONMENTS, ROOT
 from simfl import simulation
 from simfl.experiment import Experiment
 
@@ -63,6 +66,16 @@ def _examples(experiment: Experiment) -> int:
     return count
 
 
+def rival(processes: int, rounds: int, python: Path) -> dict[str, Any]:
+    """pfl-research on its CIFAR10 protocol, by so many processes that share the card; see `peers.pfl_gpu`."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "row.json"
+        command = [str(python), "-m", "benchmarks.peers.pfl_gpu", str(result), str(processes), str(rounds)]
+        subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        row: dict[str, Any] = json.loads(result.read_text())
+        return row
+
+
 def as_line(row: dict[str, Any]) -> str:
     """A row for a terminal."""
     parts = " ".join(f"{name} {value:.2f}" for name, value in row["milliseconds"].items() if value > 0.05)
@@ -77,15 +90,23 @@ def as_line(row: dict[str, Any]) -> str:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
-    parser.add_argument("--works", nargs="+", default=[n for n in WORKS if n != "million"], choices=list(WORKS))
+    parser.add_argument("--works", nargs="*", default=[n for n in WORKS if n != "million"], choices=list(WORKS))
     parser.add_argument("--programs", nargs="+", default=["graph", "compiled"], choices=["eager", "graph", "compiled"])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--backend", default="inline", choices=["inline", "ray"])
     parser.add_argument("--workers", default="auto", help="with ray")
     parser.add_argument("--exactness", default="fast", choices=["fast", "strict"])
+    parser.add_argument("--rivals", nargs="*", type=int, default=[], help="processes of pfl-research, one row each")
+    parser.add_argument("--rival-python", type=Path, default=ENVIRONMENTS / "pfl" / "bin" / "python")
     parser.add_argument("--out", type=Path, default=LATEST)
     asked = parser.parse_args()
     rows = []
+
+    def note(row: dict[str, Any]) -> None:
+        rows.append(row)
+        print(as_line(row), flush=True)
+        asked.out.write_text(json.dumps(rows, indent=1) + "\n")
+
     for work in asked.works:
         for program in asked.programs:
             experiment = WORKS[work]
@@ -99,9 +120,9 @@ def main() -> None:
                 continue
             row = {"work": work, "program": program, "exactness": asked.exactness, "backend": asked.backend, **found}
             row["gpu"], row["torch"] = torch.cuda.get_device_name(), torch.__version__
-            rows.append(row)
-            print(as_line(row), flush=True)
-            asked.out.write_text(json.dumps(rows, indent=1) + "\n")
+            note(row)
+    for processes in asked.rivals:
+        note(rival(processes, asked.rounds, asked.rival_python))
 
 
 if __name__ == "__main__":
