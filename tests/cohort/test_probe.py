@@ -15,7 +15,7 @@ from fakes import experiment
 from test_ways import small
 
 from simfl import simulation
-from simfl.cohort import group, trial
+from simfl.cohort import group, program, trial
 from simfl.cohort.plan import Manner, VisitPlan
 from simfl.cohort.probe import Findings, Question, probe
 from simfl.cohort.trial import cut, gap, turns
@@ -78,6 +78,17 @@ def test_both_ways_end_at_one_place_and_are_timed(tmp_path, kind, name):
     assert all(one.gap < 1e-4 for one in found.trials[1:])
     assert all(one.step > 0 and one.round > one.step for one in found.trials)
     assert 0 < found.seconds < 60
+
+
+@pytest.mark.parametrize(("kind", "name"), [("mlp", "fedavg"), pytest.param("vt5", "feddat", marks=pytest.mark.slow)])
+def test_a_step_that_is_a_program_of_tensors_is_tried_as_one(tmp_path, monkeypatch, kind, name):
+    """What the compiler is given is run as it is, since not every machine has a compiler."""
+    monkeypatch.setattr(program, "compile_step", program.traced)
+    one = first_round(small(kind, name), tmp_path)
+    found = one.tried(programs=("compiled", "eager"), width=2, fixed=True)
+    assert [(one.manner.program, one.why) for one in found.trials[1:]] == [("compiled", ""), ("eager", "")]
+    assert all(one.gap < 1e-3 for one in found.trials[1:])
+    assert one.worker.stages[0].programs is None
 
 
 def test_units_of_a_client_are_held_to_loop_without_their_noise(tmp_path):
