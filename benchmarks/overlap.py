@@ -5,7 +5,7 @@
     alone   the same with one client a round: with two workers, one of them has nothing to train
 
 Two Ray workers; without overlap and with it, in turn, each run a process of its own. A row is the median round after
-the first few; both must leave the same tables and state. Results go to benchmarks/overlap.json, work by work.
+the first few; both must leave the same tables and state. Results go to benchmarks/overlap.json, turn by turn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 LATEST = Path(__file__).parent / "overlap.json"
 CLIENTS = {"few": 5, "many": 50, "alone": 1}  # a round
-ROUNDS = {"few": 16, "many": 9, "alone": 16}
+ROUNDS = {"few": 14, "many": 8, "alone": 14}
 SKIPPED = 3  # rounds before the median
 WORKERS = 2
 PROGRAM = "import sys; from benchmarks.overlap import child; child(sys.argv[1], sys.argv[2] == 'yes')"
@@ -65,7 +65,7 @@ def measure(work: str, overlap: bool) -> dict[str, Any]:
     return found
 
 
-def row_of(work: str, pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
+def row_of(work: str, pairs: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
     """A work's figures: medians over all rounds, and the ratio of each turn."""
     halves = list(zip(*pairs, strict=True))
     seconds = [median(s for run in half for s in run["seconds"]) for half in halves]
@@ -88,16 +88,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap", description=__doc__.splitlines()[0])
     parser.add_argument("works", nargs="*", default=list(CLIENTS), help=", ".join(CLIENTS))
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--more", action="store_true", help="keep the turns that were measured before")
     given = parser.parse_args(arguments)
-    rows = json.loads(LATEST.read_text()) if LATEST.exists() else []
+    found: dict[str, Any] = json.loads(LATEST.read_text()) if LATEST.exists() else {}
     for work in given.works:
-        row = row_of(work, [(measure(work, False), measure(work, True)) for _ in range(given.turns)])
-        print(json.dumps(row), flush=True)
-        rows = sorted([r for r in rows if r["work"] != work] + [row], key=lambda r: list(CLIENTS).index(r["work"]))
-        LATEST.write_text(json.dumps(rows, indent=1) + "\n")
+        found[work] = found.get(work, []) if given.more else []
+        for _ in range(given.turns):
+            found[work].append([measure(work, False), measure(work, True)])
+            LATEST.write_text(json.dumps(found) + "\n")
+            print(json.dumps(row_of(work, found[work])), flush=True)
 
 
-def table(rows: list[dict[str, Any]], _: str) -> str:
+def table(found: dict[str, Any], _: str) -> str:
     """RESULTS.md's table."""
     day = time.strftime("%Y-%m-%d", time.gmtime(LATEST.stat().st_mtime))
     lines = [
@@ -107,7 +109,7 @@ def table(rows: list[dict[str, Any]], _: str) -> str:
         " | overlapped | workers at work | overlapped | same bits |",
         "|--:|--:|--:|--:|--:|--:|---|--:|--:|--:|--:|---|",
     ]
-    for row in rows:
+    for row in (row_of(work, found[work]) for work in CLIENTS if work in found):
         cells = [str(row["clients"]), str(row["turns"]), str(row["rounds"]), *(f"{s:.3f}" for s in row["seconds"])]
         cells += [f"{row['ratio']:.2f}", ", ".join(f"{ratio:.2f}" for ratio in row["each"])]
         cells += [*(f"{s:.3f}" for s in row["waited"]), *(f"{share:.0%}" for share in row["busy"])]

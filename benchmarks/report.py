@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import backbones, clients, gpu, memory, scaling
+from benchmarks import backbones, clients, gpu, memory, overlap, scaling
 from benchmarks.bench import LATEST
 from benchmarks.scaling_tables import gpus_table, nodes_table
 from benchmarks.systems import ENVIRONMENTS, REFERENCE, SYSTEMS
@@ -144,6 +144,7 @@ TABLES = (
     ("clients", clients.LATEST, clients_table),
     ("gpu", gpu.LATEST, gpu_table),
     ("backbones", backbones.LATEST, backbones_table),
+    ("overlap", overlap.LATEST, overlap.table),
     ("nodes", scaling.LATEST, nodes_table),
     ("gpus", scaling.LATEST, gpus_table),
 )
