@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from simfl.engine import driver
+from simfl.engine import driver, jobs, pool
 from simfl.engine.hosted import Berth
 from simfl.engine.pool import RayPool
 from simfl.engine.worker import Setup, Worker
@@ -62,6 +62,7 @@ class Pretended:
     row_seconds: float = 0.1  # of an evaluated row; a local step takes 1
     now: float = 0.0
     sent: list[tuple[int, str, str]] = field(default_factory=list)
+    began: dict[int, float] = field(default_factory=dict)  # round -> when its first cohort went out
     count: dict[str, int] = field(default_factory=dict)
     actors: list[Any] = field(default_factory=list)
     grows = False
@@ -123,6 +124,9 @@ class Actor:
                 (place, method, f"{given[0].round}.{given[0].index}" if method == "train" else given[0].model)
             )
 
+        if method == "train":
+            ray.began.setdefault(given[0].round, ray.now)
+
         def make() -> Any:
             fault = ray.faults.get((method, number))
             if fault is not None:
@@ -170,9 +174,12 @@ def pretend(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Pretended:
     ) -> Iterator[RayPool]:
         LOCAL[0] = setup.experiment.phases[0].local
         ray.actors = [Actor(ray, place) for place in range(ray.workers)]
-        pool = RayPool(ray, setup, say)  # type: ignore[arg-type]
-        yield pool
-        pool.close()
+        found = RayPool(ray, setup, say)  # type: ignore[arg-type]
+        yield found
+        found.close()
 
+    clock = SimpleNamespace(perf_counter=lambda: ray.now, monotonic=lambda: ray.now, time=lambda: ray.now)
+    for module in (pool, jobs):
+        monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(driver, "open_pool", opened)
     return ray

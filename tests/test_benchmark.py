@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import bare, bench, engine, handover, report
+from benchmarks import bare, bench, engine, handover, overlap, report
 from benchmarks.result import distance, read_result
 from benchmarks.systems import SYSTEMS
 
@@ -71,3 +71,16 @@ def test_the_gpu_table_names_card_and_program(tmp_path, monkeypatch):
     text = report.gpu_table([row], "")
     assert "Card, torch 2.11" in text
     assert text.endswith("| cifar | graph | fast | 50.0 | 2500 | 125000 | 2.0 | 3.0 |")
+
+
+def test_overlap_is_the_ratio_of_the_medians_of_all_rounds_and_of_each_turn():
+    """Medians of 2, 4, 4, 8 and of 1, 3, 3, 5: 4 and 3; of the turns 3 and 2, 6 and 4."""
+
+    def half(seconds, result="a"):
+        return {"seconds": seconds, "waited": 1.0, "busy": 0.5, "result": [result]}
+
+    turns = [[half([2.0, 4.0]), half([1.0, 3.0])], [half([4.0, 8.0]), half([3.0, 5.0])]]
+    row = overlap.row_of("few", turns)
+    assert (row["seconds"], row["ratio"], row["same"]) == ([4.0, 3.0], 0.75, True)
+    assert row["each"] == [2.0 / 3.0, 4.0 / 6.0]
+    assert not overlap.row_of("few", [[half([2.0]), half([2.0], "b")]])["same"]

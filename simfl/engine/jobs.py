@@ -23,10 +23,10 @@ class Job:
     shapes: Sequence[Shape]  # what the seconds of each plan grow with
     costs: Costs
     errands: Errands
+    began: float  # as `time.perf_counter` has it
     results: list[Any]
     failure: Exception | None = None
     helpers: set[int] = field(default_factory=set)  # places of the workers that got some of it
-    began: float = field(default_factory=time.perf_counter)
 
     @property
     def over(self) -> bool:
@@ -47,7 +47,7 @@ class Call:
     work: int
     expected: float  # seconds; inf: not known
     alone: bool  # nothing may go out beside it
-    since: float = field(default_factory=time.perf_counter)
+    since: float  # as `time.perf_counter` has it
     clock: float = field(default_factory=time.time)
 
     @property

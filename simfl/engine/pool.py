@@ -112,7 +112,7 @@ class RayPool:
     ) -> Job:
         costs = self.costs[method]
         errands = Errands(names, [costs.anywhere(shape) for shape in shapes])
-        job = Job(method, plans, shared, memory, shapes, costs, errands, [None] * len(plans))
+        job = Job(method, plans, shared, memory, shapes, costs, errands, time.perf_counter(), [None] * len(plans))
         self.jobs.append(job)
         return job
 
@@ -165,7 +165,7 @@ class RayPool:
         memory = self.staff.berths.carry(place, job.memory[work])
         expected = job.seconds(place, work) if job.costs.known else math.inf
         call = getattr(self.staff.actors[place], job.method).remote(job.plans[work], *job.shared, memory)
-        self.running[call] = Call(job, place, work, expected, alone)
+        self.running[call] = Call(job, place, work, expected, alone, time.perf_counter())
         job.helpers.add(place)
 
     def _receive(self, held: bool) -> None:

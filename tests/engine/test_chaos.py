@@ -26,7 +26,7 @@ from faults import Moody, Troubled, met, order
 
 from simfl import config
 from simfl.errors import ClientError, OutOfMemory, RunError, SimflError
-from simfl.experiment import Experiment
+from simfl.experiment import Evaluate, Experiment
 from simfl.runs import checkpoint, tables
 
 ROUNDS, SEED = int(os.environ.get("SIMFL_CHAOS_ROUNDS", 1)), int(os.environ.get("SIMFL_CHAOS_SEED", 1))
@@ -40,6 +40,7 @@ class Trial:
     chance: random.Random
     whole: dict[str, str]  # what a run that nothing disturbed leaves
     visits: list[tuple[int, int]]  # (round, client) of all of its visits
+    overlap: bool  # whether each round is scored while the next is trained
     said: list[str] = field(default_factory=list)
 
     @property
@@ -52,7 +53,8 @@ class Trial:
 
     def case(self, **settings: Any) -> Experiment:
         """The experiment; `settings` must change no number."""
-        return replace(CASE(self.faults), **settings)
+        case = CASE(self.faults)
+        return replace(case, evaluate=replace(case.evaluate, overlap=self.overlap), **settings)
 
     def order(self, kind: str, times: int = 1) -> str:
         """A fault at a random visit; says which."""
@@ -112,7 +114,9 @@ class Trial:
 
 def CASE(faults: Path) -> Experiment:
     """Seven clients a round in four cohorts, with control variates in their memory and dropout."""
-    return experiment(Troubled(folder=str(faults)), data=Moody(folder=str(faults)), rounds=5, on_error="retry")
+    evaluate = Evaluate(batch_size=16)  # four shards
+    data = Moody(folder=str(faults))
+    return experiment(Troubled(folder=str(faults)), data=data, rounds=5, on_error="retry", evaluate=evaluate)
 
 
 # each trial says where the fault struck and what came of it
@@ -348,5 +352,6 @@ def record():
 @pytest.mark.parametrize("repeat", range(ROUNDS))
 @pytest.mark.parametrize("name", TRIALS)
 def test_a_disturbed_run_ends_as_if_nothing_had_been(name, repeat, whole, record, tmp_path, ray_session):
-    trial = Trial(tmp_path, random.Random(f"{SEED}.{repeat}.{name}"), *whole)
+    overlap = random.Random(f"{SEED}.{repeat}.{name}.overlap").random() < 0.5
+    trial = Trial(tmp_path, random.Random(f"{SEED}.{repeat}.{name}"), *whole, overlap)
     record.append((name, *TRIALS[name](trial)))

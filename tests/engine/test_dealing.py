@@ -1,0 +1,73 @@
+"""Who gets which work follows what was learned of the workers, and changes no bit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from fakes import experiment, run, traces
+from pretended import ActorDied, pretend
+
+from simfl.engine.errands import Errands
+from simfl.errors import OutOfMemory, RunError
+
+
+def test_a_slow_worker_gets_less_and_the_numbers_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven clients a round, of 3 to 15 local steps; worker 1 is six times slower, so the work of two workers of speed
+    1 takes 2 / (1 + 1/6) = 1.71 times as long at best. A round of dealing by steps takes 72 s, with 12 steps on worker
+    1; it is learned from the second round on, since the first measurement of each worker does not count."""
+    case = experiment("scaffold", width=1, rounds=6, epochs=3)
+    run(case, tmp_path / "here")
+    shares, ends = {}, {}
+    for name, slow in {"even": {}, "uneven": {1: 6.0}}.items():
+        with monkeypatch.context() as patched:
+            ray = pretend(patched, slow=slow, row_seconds=0.0)
+            run(case, tmp_path / name)
+            late = [who for who, method, what in ray.sent if method == "train" and int(what.split(".")[0]) >= 2]
+            shares[name], ends[name] = Counter(late), ray.now - ray.began[2]
+        assert traces(tmp_path / name) == traces(tmp_path / "here")
+    assert abs(shares["even"][0] - shares["even"][1]) <= 6
+    assert shares["uneven"][1] <= shares["uneven"][0] / 3
+    assert ray.began[1] - ray.began[0] == 72.0
+    assert ends["uneven"] < 1.75 * ends["even"]
+
+
+def test_a_new_worker_in_the_place_of_a_slow_one_is_not_thought_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = experiment(width=1, rounds=6)
+    run(case, tmp_path / "here")
+    ray = pretend(monkeypatch, faults={("train", 20): ActorDied("gone")}, row_seconds=0.0)
+    run(case, tmp_path / "there")
+    assert ray.count["begin"] == 3
+    assert traces(tmp_path / "there") == traces(tmp_path / "here")
+
+
+def test_the_longest_waits_first_and_each_piece_is_done_once() -> None:
+    errands = Errands(["a", "b", "c"], [1.0, 3.0, 2.0])
+    assert errands.waiting == [1, 2, 0]
+    for work in (1, 2, 0):
+        errands.take(work)
+    errands.done()
+    assert not errands.over
+    assert errands.died(2, "gone") == "a worker died on c (gone); it is replaced and they are tried again"
+    assert errands.waiting == [2]
+    assert not errands.solitary
+    errands.take(2)
+    errands.died(2, "gone")
+    assert errands.solitary
+    assert errands.take_alone() == 2
+    errands.starved(2, "full")
+    assert errands.take_alone() == 2
+    with pytest.raises(OutOfMemory, match="out of memory on c, also alone on a fresh worker: full"):
+        errands.starved(2, "full")
+
+
+def test_work_that_keeps_killing_workers_ends() -> None:
+    errands = Errands(["a"], [1.0])
+    errands.take(0)
+    for _ in range(3):
+        errands.died(0, "gone")
+    with pytest.raises(RunError, match="a worker died 4 times on a: gone"):
+        errands.died(0, "gone")
