@@ -152,11 +152,16 @@ class LayoutT5Network(T5Reader):
         return (apart + text[:, None]).flatten(0, 1)
 
     def _buckets(self, place: Tensor, axis: int) -> Tensor:
-        """Which distance lies between the centres of words along an axis, [B, S, S]."""
-        centre = (place[..., axis] + place[..., axis + 2]) / 2.0
-        steps = (centre[:, None, :] - centre[:, :, None]) * DISTANCE
-        steps = (steps + steps.sign() * 1e-3).long()  # a whole hundredth must not fall to the one before
-        return T5Attention._relative_position_bucket(steps, True, BUCKETS, DISTANCE)
+        """Which distance lies between the centres of words along an axis, [B, S, S].
+
+        A whole hundredth must not fall to the one before.
+        """
+        centre = (place[..., axis] + place[..., axis + 2]) * (DISTANCE / 2)
+        steps = centre[:, None, :] - centre[:, :, None]
+        steps = (steps + steps.sign() * 1e-3).long() + DISTANCE
+        every = torch.arange(-DISTANCE, DISTANCE + 1, device=place.device)  # of places in a page
+        known = T5Attention._relative_position_bucket(every, True, BUCKETS, DISTANCE)
+        return functional.embedding(steps, known[:, None]).squeeze(-1)
 
 
 def _rows(table: Tensor, index: Tensor) -> Tensor:

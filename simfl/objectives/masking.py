@@ -6,8 +6,11 @@ task     the model reads                                  it says          promp
 layout   <l_i> w </l_i>   without the word's box          <l_i> @          layout modeling.
 text     <t_i> @          (code: and </t_i>)              <t_i> w          text modeling.
 joint    <i>                                              <i> w @          joint text-layout modeling.
+reading  <t_i> @ w                                        <t_i> w          text reading.
 
-Words that are not hidden keep their pieces and boxes. Shapes: n pages at a time, of at most W words; T words in all.
+Words that are not hidden keep their pieces and boxes. The first three are the paper's. In `reading`, which is ours,
+nothing is hidden: what stands there is to be said, which trains copying and nothing else.
+Shapes: n pages at a time, of at most W words; T words in all.
 """
 
 from __future__ import annotations
@@ -25,7 +28,12 @@ PROMPT_BOX = (0, 0, 1000, 1000)  # of the prompt; what is hidden, and the end, h
 PLACE = 4  # special pieces of a place
 STEPS = 500  # of a place, across a page
 TABLE_ROWS = 1024  # of the model's box tables
-PROMPTS = {"text": "text modeling.", "layout": "layout modeling.", "joint": "joint text-layout modeling."}
+PROMPTS = {
+    "text": "text modeling.",
+    "layout": "layout modeling.",
+    "joint": "joint text-layout modeling.",
+    "reading": "text reading.",
+}
 
 
 class Pages(NamedTuple):
@@ -90,6 +98,8 @@ def _sizes(task: str, size: np.ndarray, hiding: Hiding) -> tuple[np.ndarray, np.
         return np.full_like(size, 1 + PLACE + hiding.code), 1 + size
     if task == "layout":
         return size + 2, np.full_like(size, 1 + PLACE)
+    if task == "reading":
+        return size + 1 + PLACE, 1 + size
     return np.ones_like(size), 1 + size + PLACE
 
 
@@ -133,11 +143,16 @@ def _read(
         row, column, piece, _ = _spread(page, at + 1, w, long, pages)
         ids[row, column] = pages.pieces[piece]
         ids[page, at], ids[page, at + 1 + long] = marks.layout[i], marks.layout_end[i]
-    elif task == "text":
+    elif task in ("text", "reading"):
         ids[page, at] = marks.text[i]
         ids[page[:, None], at[:, None] + 1 + np.arange(PLACE)] = pages.place[w]
-        closed = length[page, k] > 1 + PLACE
-        ids[page[closed], (at + 1 + PLACE)[closed]] = marks.text_end[i[closed]]
+        behind = at + 1 + PLACE
+        if task == "reading":
+            row, column, piece, of = _spread(page, behind, w, long, pages)
+            ids[row, column], boxes[row, column] = pages.pieces[piece], pages.box[w][of]
+        else:
+            closed = length[page, k] > 1 + PLACE
+            ids[page[closed], behind[closed]] = marks.text_end[i[closed]]
     else:
         ids[page, at] = marks.both[i]
     return ids, boxes, lengths + 1
@@ -153,11 +168,11 @@ def _say(
     target[np.arange(len(word)), lengths] = END
     page, k = np.nonzero(fate.said)
     at, i, w, long = start[page, k], number[page, k], word[page, k], size[page, k]
-    target[page, at] = {"text": marks.text, "layout": marks.layout, "joint": marks.both}[task][i]
+    target[page, at] = {"layout": marks.layout, "joint": marks.both}.get(task, marks.text)[i]
     if task != "layout":
         row, column, piece, _ = _spread(page, at + 1, w, long, pages)
         target[row, column] = pages.pieces[piece]
-    if task != "text":
+    if task in ("layout", "joint"):
         behind = at + 1 + (long if task == "joint" else 0)
         target[page[:, None], behind[:, None] + np.arange(PLACE)] = pages.place[w]
     return target

@@ -78,7 +78,7 @@ class SelfPretraining(Objective):
         chances = np.ones((len(names), int(counts.max(initial=0))))
         for row, (name, count) in enumerate(zip(names, counts.tolist(), strict=True)):
             chances[row, :count] = passing_rng("hide", self.seed, task, name).random(count)
-        if self.recurring is None or task == "layout":  # whose words are shown
+        if self.recurring is None or task in ("layout", "reading"):  # whose words are shown
             return chances < rate
         word = every.bounds[document][:, None] + np.arange(chances.shape[1])
         real = np.arange(chances.shape[1]) < counts[:, None]
@@ -159,15 +159,20 @@ class TextLayoutModeling(SelfPretraining):
 class MixedModeling(SelfPretraining):
     """Several of these tasks on every example; the loss is the mean of theirs."""
 
-    tasks: tuple[Literal["text", "layout", "joint"], ...] = ("text", "layout", "joint")  # which
+    tasks: tuple[Literal["text", "layout", "joint", "reading"], ...] = (
+        "text",
+        "layout",
+        "joint",
+    )  # which; reading is ours
     text_rate: Fraction = 0.5  # share of words whose text is hidden
     layout_rate: Fraction = 0.75  # share of words whose place is hidden
     joint_rate: Fraction = 0.15  # share of words of which both are hidden
+    reading_rate: Fraction = 0.15  # share of words that are to be said as they stand
 
     def __post_init__(self) -> None:
         """Refuses no task, and one that is named twice."""
         if not self.tasks or len(set(self.tasks)) < len(self.tasks):
-            raise ConfigError(f"tasks: {list(self.tasks)} given; allowed: text, layout, joint, each once")
+            raise ConfigError(f"tasks: {list(self.tasks)} given; allowed: text, layout, joint, reading, each once")
 
     def rates(self) -> dict[str, float]:
         """The tasks named."""

@@ -37,6 +37,8 @@ def exchange(task: str, hiding: Hiding, number: int, word: Word) -> tuple[list[i
     if task == "text":
         end = [marks.text_end[number]] if hiding.code else []
         return [marks.text[number], *word.place, *end], [marks.text[number], *word.pieces]
+    if task == "reading":
+        return [marks.text[number], *word.place, *word.pieces], [marks.text[number], *word.pieces]
     return [marks.both[number]], [marks.both[number], *word.pieces, *word.place]
 
 
@@ -54,7 +56,10 @@ def plainly(task: str, prompt: Sequence[int], words: Sequence[Word], chosen: Seq
             break
         number += box is NO_BOX
         page.ids.extend(shown)
-        page.boxes.extend([box] * len(shown))
+        boxes = [box] * len(shown)
+        if task == "reading" and box is NO_BOX:
+            boxes[5:] = [word.box] * len(word.pieces)
+        page.boxes.extend(boxes)
         page.target.extend(said)
     return Page([*page.ids, END], [*page.boxes, NO_BOX], [*page.target, END])
 

@@ -83,6 +83,12 @@ def test_a_hidden_word_in_each_task(task: str, code: bool, read: list[int], said
     assert task != "layout" or boxes[B[0]] == (0, 0, 0, 0)
 
 
+def test_what_is_to_be_read_stands_behind_its_place_with_its_box() -> None:
+    found = one("reading", [9], THREE, [False, True, False], hiding())
+    assert (found.ids, found.target) == ([9, *A, TEXT, *at(1), *B, *C, END], [TEXT, *B, END])
+    assert found.boxes[3:] == [(0, 0, 0, 0)] * 5 + [(1, 1, 2, 2)] * 2 + [(2, 2, 3, 3)] * 2 + [(0, 0, 0, 0)]
+
+
 def put_together(ids: list[int], target: list[int], task: str) -> list[int]:
     """The pieces of the page, from what is read and what is said alone."""
     first = {"text": TEXT, "layout": LAYOUT, "joint": BOTH}[task]
@@ -136,7 +142,7 @@ def test_a_word_that_is_cut_off_is_not_asked_for() -> None:
     assert (len(found.ids), sum(p in range(BOTH, BOTH + 100) for p in found.target)) == (6, 3)
 
 
-@pytest.mark.parametrize("task", ["text", "layout", "joint"])
+@pytest.mark.parametrize("task", ["text", "layout", "joint", "reading"])
 @pytest.mark.parametrize("code", [False, True])
 @pytest.mark.parametrize(
     ("most", "max_tokens", "max_target"), [(100, 1024, 256), (3, 40, 256), (9, 1024, 24), (0, 9, 1)]
@@ -271,7 +277,7 @@ def test_a_model_with_special_pieces_has_the_published_vocabulary() -> None:
 def test_a_model_without_special_pieces_is_refused() -> None:
     with pytest.raises(DataError, match=r"give model\.marks: true"):
         TextModeling().encode(pages(1), replace(MarkedLetters(), marks=None))
-    with pytest.raises(ConfigError, match="allowed: text, layout, joint, each once"):
+    with pytest.raises(ConfigError, match="allowed: text, layout, joint, reading, each once"):
         MixedModeling(tasks=("text", "text"))
 
 
@@ -281,6 +287,7 @@ OBJECTIVES = {
     "layout": LayoutModeling(**SHORT),
     "joint": TextLayoutModeling(**SHORT, rate=0.5),
     "mixed": MixedModeling(**SHORT),
+    "reading": MixedModeling(**SHORT, tasks=("reading",), reading_rate=0.5),
 }
 ADAM = {"optimizer": "adamw", "learning_rate": 2e-3, "batch_size": 4, "clients_per_round": 2}
 MODEL = {"data": Pages(train=16, valid=4, providers=4), "model": LayoutT5(marks=True, dropout=0.0)}
