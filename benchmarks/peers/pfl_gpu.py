@@ -113,7 +113,7 @@ def serve(result: Path, rounds: int) -> None:
         callbacks=[clock],
     )
     if os.environ["RANK"] == "0":
-        spent = torch.tensor(clock.marks).diff()
+        spent = torch.tensor(clock.marks, dtype=torch.float64).diff()
         seconds = float(spent[SKIPPED:].median())
         row = {
             "work": "cifar",
@@ -134,15 +134,10 @@ def serve(result: Path, rounds: int) -> None:
 
 
 def main(result: str, processes: int, rounds: int) -> None:
-    """Start the processes, or be one of them."""
-    if "RANK" in os.environ:
-        plain = torch.distributed.init_process_group
-        torch.distributed.init_process_group = lambda backend, **given: plain("gloo", **given)
-        serve(Path(result), rounds)
-        return
+    """Start the processes and wait for them."""
     shared = {"WORLD_SIZE": str(processes), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(processes)}
     shared |= {"TORCHELASTIC_RUN_ID": "here", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
-    command = [sys.executable, "-m", "benchmarks.peers.pfl_gpu", result, str(processes), str(rounds)]
+    command = [sys.executable, "-m", "benchmarks.peers.pfl_process", result, str(rounds)]
     crew = [subprocess.Popen(command, env=os.environ | shared | {"RANK": str(rank)}) for rank in range(processes)]
     ended = [process.wait() for process in crew]
     if any(ended):
