@@ -68,15 +68,15 @@ class Costs:
         """Make use of what was measured since the last time that anybody asked."""
         if not self._stale or not self._sums:
             return
-        slowness = {worker: self.slowness.get(worker, 1.0) for worker in self._sums}
+        products, sums = np.stack(list(self._products.values())), np.stack(list(self._sums.values()))
+        slow = np.array([self.slowness.get(worker, 1.0) for worker in self._sums])
         for _ in range(TURNS):
-            products = sum(slow**2 * self._products[worker] for worker, slow in slowness.items())
-            sums = sum(slow * self._sums[worker] for worker, slow in slowness.items())
-            parts = _non_negative(np.asarray(products), np.asarray(sums))
-            slowness = {w: max(parts @ self._sums[w] / (parts @ self._products[w] @ parts), LEAST) for w in slowness}
-            scale = sum(slowness.values()) / len(slowness)
-            slowness, parts = {worker: slow / scale for worker, slow in slowness.items()}, parts * scale
-        self.slowness, self._parts, self._stale = slowness, parts, False
+            parts = _non_negative(np.einsum("w,wij->ij", slow**2, products), slow @ sums)
+            slow = np.maximum(sums @ parts / (products @ parts @ parts), LEAST)
+            scale = slow.mean()
+            slow, parts = slow / scale, parts * scale
+        self.slowness, self._parts = dict(zip(self._sums, slow.tolist(), strict=True)), parts
+        self._stale = False
 
     def doubt(self, workers: Iterable[int]) -> None:
         """Workers that got no work are thought of as less unlike the others, so that they get some in the end."""
@@ -96,15 +96,16 @@ class Costs:
 
 def _non_negative(products: np.ndarray, sums: np.ndarray) -> np.ndarray:
     """Least squares whose parts are not below zero: a part that would be is left out, the lowest first."""
-    kept = list(range(len(sums)))
-    products = products + PRIOR * np.diag(np.diag(products)) + np.diag(np.diag(products) == 0.0)
-    while True:
-        found = np.zeros(len(sums))
+    count = len(sums)
+    diagonal = products.diagonal()
+    products.flat[:: count + 1] = np.where(diagonal > 0.0, diagonal * (1.0 + PRIOR), 1.0)
+    found = np.linalg.solve(products, sums)
+    kept = list(range(count))
+    while found.min() < 0.0:
+        kept.remove(int(found.argmin()))
+        found = np.zeros(count)
         found[kept] = np.linalg.solve(products[np.ix_(kept, kept)], sums[kept])
-        lowest = min(kept, key=lambda i: float(found[i]))
-        if found[lowest] >= 0.0 or len(kept) == 1:
-            return np.maximum(found, 0.0)
-        kept.remove(lowest)
+    return found
 
 
 def sent_now(

@@ -92,8 +92,8 @@ def _totals(log: Sequence[dict[str, Any]]) -> str:
         whole, busy = (sum(line["seconds"] for line in here), sum(line["busy"][worker] for line in here))
         idle = sum(max(0.0, line["seconds"] - line["busy"][worker]) for line in here)
         share = f"{min(1.0, busy / whole):.0%}" if whole else ""
-        rows.append([f"worker {worker}", str(len(here)), duration(busy), duration(idle), share])
-    return table(["", "rounds", "at work", "idle", "share at work"], rows) if rows else ""
+        rows.append([str(worker), str(len(here)), duration(busy), duration(idle), share])
+    return table(["worker", "rounds", "at work", "idle", "share at work"], rows) if rows else ""
 
 
 def _use(log: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:

@@ -112,9 +112,9 @@ def test_a_report_says_how_long_each_worker_was_at_work_and_idle(tmp_path: Path)
     rounds[1]["ended"] = 120.0  # its scores were waited for longer
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [began, *rounds]))
     text = timeline([Result("one", {}, tmp_path, "completed")])
-    rows = re.findall(r"<tr><td>(worker \d)</td>(.*?)</tr>", text)
+    rows = re.findall(r"<tr><td>(\d)</td>(.*?)</tr>", text)
     cells = {name: re.findall(r">([^<]+)</td>", row) for name, row in rows}
-    assert cells == {"worker 0": ["2", "16.0 s", "4.0 s", "80%"], "worker 1": ["1", "4.0 s", "6.0 s", "40%"]}
+    assert cells == {"0": ["2", "16.0 s", "4.0 s", "80%"], "1": ["1", "4.0 s", "6.0 s", "40%"]}
     assert "round 2: 4.0 s at work" in text
 
 
