@@ -157,6 +157,9 @@ class Actor:
         scores.clock.seconds = {"evaluate": seconds}
         return scores, {}
 
+    def _slope(self, seconds: float, piece: Any, shared: Any, received: Any, memory: Any) -> Any:
+        return self.worker.slope(piece, shared, received), {}
+
     def _spare(self, seconds: float) -> None:
         self.worker.spare()
 
