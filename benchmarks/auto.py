@@ -49,7 +49,8 @@ def work_of(name: str, most: int) -> Row:
     print(f"\n{name}: {choice['way']}, {choice['width']} wide, {choice['program']}: {choice['why']}", flush=True)
     if "trials" not in choice:
         return {"work": name, "choice": choice, "auto": 1 / seconds}
-    print(f"  {len(choice['trials'])} manners of {choice['steps']} steps tried in {choice['seconds']:.1f} s")
+    spent = f"{choice['seconds']:.1f} s, of which {choice['loading']:.1f} s of loading"
+    print(f"  {len(choice['trials'])} manners of {choice['steps']} steps tried in {spent}")
     timed: list[Row] = []
     key = (choice["way"], choice["width"], choice["program"])
     for trial in sorted(choice["trials"], key=lambda trial: (trial["round"] is None, trial["round"])):

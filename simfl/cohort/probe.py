@@ -48,6 +48,7 @@ class Findings:
     trials: list[Trial]
     steps: int  # that each visit was cut to
     seconds: float  # that it took in all
+    loading: float = 0.0  # of these, that first passes took, in which the run, too, would have loaded and compiled
     clock: Clock = field(default_factory=Clock)
 
 
@@ -58,7 +59,7 @@ def probe(stage: Stage, store: Memory, question: Question, received: Parts) -> F
         bench = Bench.of(stage, store, received, question.visits, question.round, question.workers)
         trying = _Trying(bench, question)
         trying.all()
-    return Findings(trying.trials, trying.steps, time.perf_counter() - began)
+    return Findings(trying.trials, trying.steps, time.perf_counter() - began, trying.loading)
 
 
 class _Trying:
@@ -68,6 +69,7 @@ class _Trying:
         self.bench, self.question = bench, question
         self.trials: list[Trial] = []
         self.until = time.perf_counter() + question.seconds
+        self.loading = 0.0  # seconds that are not counted
         self.steps, self.slow = 1, 0.0  # steps of a visit, and seconds of one in `loop`
         self.start: list[Weights] = []  # of the compared clients: where they begin
         self.end: list[Weights] = []  # and where `loop` leads them
@@ -165,4 +167,5 @@ class _Trying:
         began = time.perf_counter()
         yield
         if asked:
+            self.loading += time.perf_counter() - began
             self.until += time.perf_counter() - began

@@ -99,7 +99,8 @@ class Choice:
         if answer.trials[0].why:
             return f"one client alone could not be tried ({answer.trials[0].why})", {}
         trials = [_facts(trial) for trial in answer.trials]
-        found = {"steps": answer.steps, "seconds": round(answer.seconds, 3), "trials": trials}
+        seconds = {"seconds": round(answer.seconds, 3), "loading": round(answer.loading, 3)}
+        found = {"steps": answer.steps, **seconds, "trials": trials}
         known.write(found)
         return "", {**found, "recalled": False}
 
@@ -195,7 +196,8 @@ def said(facts: Facts) -> str:
     manner = Manner(facts["way"], facts["width"], facts["program"])
     own = [t.step for t in trials if t.step and (t.manner == manner or t.manner.way == manner.way == "loop")]
     pace = f"{_milliseconds(own[0])} a client's step, {_milliseconds(trials[0].step)} one by one; " if own else ""
-    how = "tried by an earlier run" if facts["recalled"] else f"tried in {facts['seconds']:.1f} s"
+    spent = facts["seconds"] - facts["loading"]
+    how = "tried by an earlier run" if facts["recalled"] else f"tried in {spent:.1f} s, loading aside"
     left = f", {len(out)} left out (manifest.json says why)" if out else ""
     return f"clients are trained so: {manner} ({facts['why']}): {pace}{len(trials)} manners {how}{left}"
 

@@ -12,7 +12,7 @@ from fakes import Stopping, experiment, run, scatter, then, traces
 from faults import Troubled, order
 
 from simfl import config
-from simfl.cohort import trial
+from simfl.cohort import probe, trial
 from simfl.cohort.plan import Manner
 from simfl.cohort.probe import Findings
 from simfl.cohort.trial import Trial
@@ -43,7 +43,7 @@ def answered(monkeypatch: pytest.MonkeyPatch, *trials: Trial) -> list[object]:
 
     def found(stage, store, question, received):
         asked.append(question)
-        return Findings(list(trials), 2, 0.5)
+        return Findings(list(trials), 2, 0.75, 0.25)
 
     monkeypatch.setattr(worker, "probe", found)
     return asked
@@ -153,7 +153,7 @@ def test_what_was_chosen_is_what_could_have_been_written_to_the_bit(tmp_path, mo
     assert [event["trials"] for event in logged if event["event"] == "chosen"] == [kept["trials"]]
     assert display.messages == [
         "clients are trained so: batch, 4 wide, graph (the fastest that was tried): 2e+03 ms a client's step,"
-        " 9e+03 ms one by one; 3 manners tried in 0.5 s, 1 left out (manifest.json says why)"
+        " 9e+03 ms one by one; 3 manners tried in 0.5 s, loading aside, 1 left out (manifest.json says why)"
     ]
 
 
@@ -295,8 +295,9 @@ def test_a_damaged_memory_of_it_is_none(tmp_path):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_auto_tries_and_ends_as_if_its_choice_had_been_written(tmp_path):
-    case = experiment("scaffold", cohort=Cohort(), rounds=300)
+def test_on_a_gpu_auto_tries_and_ends_as_if_its_choice_had_been_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(probe, "SHARE", 1e6)  # as for many rounds
+    case = experiment("scaffold", cohort=Cohort())
     run(case, tmp_path / "auto")
     kept = manifest(tmp_path / "auto")["choices"]["0"]
     assert len(kept["trials"]) >= 3
