@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from simfl.config.derived import named, settings, whole
+from simfl.config.derived import files, named, settings, whole
 from simfl.config.fields import read, written
 from simfl.config.paths import assignment, override, resolve, with_settings
 from simfl.config.rules import check
@@ -16,6 +16,7 @@ from simfl.experiment import Experiment
 __all__ = [
     "assignment",
     "dump",
+    "files",
     "load",
     "named",
     "override",

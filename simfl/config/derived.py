@@ -50,6 +50,11 @@ def settings(path: Path) -> Settings:
     return {str(key): value for _, given in others or [first] for key, value in given.items()}
 
 
+def files(path: Path) -> list[Path]:
+    """A file, of an experiment or a sweep, and those that it names under `experiment`, one after the other."""
+    return [file for file, _ in reversed(_chain(path))]
+
+
 def named(file: Path, given: Any) -> Path:
     """The experiment's file that another file names under `experiment`; ConfigError if there is none."""
     if not isinstance(given, str):

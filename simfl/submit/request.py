@@ -70,8 +70,10 @@ def read(
 ) -> Request:
     """The request for a file, which must lie in `folder`; ConfigError for what could only fail on the other side."""
     folder = folder.resolve()
-    if not file.resolve().is_relative_to(folder):
-        raise ConfigError(f"{file}: is not in the working directory {folder}; give --working-dir a folder above it")
+    needed = config.files(file)
+    for path in needed:
+        if not path.resolve().is_relative_to(folder):
+            raise ConfigError(f"{path}: is not in the working directory {folder}; give --working-dir a folder above it")
     given = config.read_yaml(file)
     is_sweep = isinstance(given, Mapping) and any(key in given for key in SWEEP)
     if is_sweep:
@@ -81,12 +83,13 @@ def read(
         experiment = config.load(file, overrides)
         name, experiments = experiment.name, [experiment]
     parcel = gather(folder, exclude)
-    relative = str(file.resolve().relative_to(folder))
-    if relative not in parcel.files:
-        raise ConfigError(f"{file}: is left out of what is sent, by --exclude or .gitignore")
+    relative = {path: str(path.resolve().relative_to(folder)) for path in needed}
+    for path, name_there in relative.items():
+        if name_there not in parcel.files:
+            raise ConfigError(f"{path}: is left out of what is sent, by --exclude or .gitignore")
     places = dict.fromkeys(place for one in experiments for place in _places(config.to_mapping(one)))
     return Request(
-        name, "sweep" if is_sweep else "run", relative, parcel, out or "", tuple(overrides), resume,
+        name, "sweep" if is_sweep else "run", relative[file], parcel, out or "", tuple(overrides), resume,
         _variables(environment), tuple(_beyond(places, parcel)),
     )  # fmt: skip
 

@@ -53,6 +53,16 @@ def test_a_file_outside_the_working_directory_is_refused(folder: Path) -> None:
         read(folder / "small.yaml", folder / "mine", "/out")
 
 
+def test_the_file_that_an_experiment_names_goes_along_or_is_missed_here(folder: Path) -> None:
+    (folder / "named.yaml").write_text("experiment: small.yaml\nname: named\nrounds: 2\n")
+    assert "small.yaml" in read(folder / "named.yaml", folder, "/out").parcel.files
+    with pytest.raises(ConfigError, match=r"small.yaml: is left out of what is sent"):
+        read(folder / "named.yaml", folder, "/out", exclude=["small.yaml"])
+    (folder / "mine" / "far.yaml").write_text("experiment: ../small.yaml\nname: far\n")
+    with pytest.raises(ConfigError, match=r"small.yaml: is not in the working directory .*mine; give --working-dir"):
+        read(folder / "mine" / "far.yaml", folder / "mine", "/out")
+
+
 def test_a_left_out_file_cannot_be_run(folder: Path) -> None:
     with pytest.raises(ConfigError, match="is left out of what is sent"):
         read(folder / "small.yaml", folder, "/out", exclude=["small.*"])
