@@ -1,8 +1,8 @@
 """What it brings to train the next round while a model is scored: `python -m benchmarks.overlap [WORK …]`.
 
-    few     a CNN of 1.2 M parameters, 5 of 1,000 clients a round, 3,000 pictures scored after every round
-    many    the same with 50 clients a round
-    alone   the same with one client a round: with two workers, one of them has nothing to train
+    alone   a CNN of 1.2 M parameters, 1 of 1,000 clients a round, 8 epochs, 1,000 pictures scored after every round
+    few     5 clients a round, 2 epochs, 1,000 pictures
+    many    50 clients a round, 1 epoch, 3,000 pictures
 
 Two Ray workers; without overlap and with it, in turn, each run a process of its own. A row is the median round after
 the first few; both must leave the same tables and state. Results go to benchmarks/overlap.json, turn by turn.
@@ -24,8 +24,10 @@ from statistics import mean, median
 from typing import Any
 
 LATEST = Path(__file__).parent / "overlap.json"
-CLIENTS = {"few": 5, "many": 50, "alone": 1}  # a round
-ROUNDS = {"few": 14, "many": 8, "alone": 14}
+CLIENTS = {"alone": 1, "few": 5, "many": 50}  # a round
+EPOCHS = {"alone": 8, "few": 2, "many": 1}
+SCORED = {"alone": 1000, "few": 1000, "many": 3000}  # pictures, after every round
+ROUNDS = {"alone": 20, "few": 20, "many": 8}
 SKIPPED = 3  # rounds before the median
 WORKERS = 2
 PROGRAM = "import sys; from benchmarks.overlap import child; child(sys.argv[1], sys.argv[2] == 'yes')"
@@ -38,7 +40,10 @@ def child(work: str, overlap: bool) -> None:
     from simfl.experiment import Evaluate
     from simfl.runs import tables
 
-    experiment = replace(cnn(1000, CLIENTS[work], ROUNDS[work]), evaluate=Evaluate(overlap=overlap, samples=0))
+    given = cnn(1000, CLIENTS[work], ROUNDS[work])
+    phase = replace(given.phases[0], local=replace(given.phases[0].local, epochs=EPOCHS[work]))
+    evaluate = Evaluate(overlap=overlap, limit=SCORED[work], samples=0)
+    experiment = replace(given, phases=(phase,), evaluate=evaluate)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         summary = simulation.run(experiment, out, workers=WORKERS)
