@@ -1,0 +1,63 @@
+"""The recipe of federated self-pretraining: what it trains, on whose pages, and the start it leaves."""
+
+from __future__ import annotations
+
+import csv
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+from simfl import config, simulation
+from simfl.data.provider_invoices import ProviderInvoices
+from simfl.models.layout_t5 import LayoutT5
+from simfl.objectives.self_pretraining import MixedModeling
+from simfl.protocol import Task
+from simfl.runs.results import Run
+
+RECIPE = Path(__file__).resolve().parents[1] / "experiments/pretrain"
+SMALL = (
+    ("model.size", "small"),
+    *((f"data.{name}", count) for name, count in (("providers", 10), ("unseen", 2), ("train", 10), ("valid", 2))),
+    *((f"data.{name}", 2) for name in ("test", "unseen_documents")),
+    ("phases.0.rounds", 1),
+    ("phases.0.local.steps", 1),
+    ("phases.0.local.batch_size", 1),
+    ("cohort.way", "loop"),
+    ("evaluate.limit", 1),
+)
+
+
+def test_both_halves_have_one_network_of_10_to_20_million_and_other_providers() -> None:
+    before, after = (config.load(RECIPE / f"{name}.yaml") for name in ("federated", "questions"))
+    assert before.model == after.model
+    with torch.device("meta"):
+        count = sum(p.numel() for p in before.model.network().parameters())
+    assert 10_000_000 < count < 20_000_000
+    assert isinstance(before.data, ProviderInvoices)
+    assert isinstance(after.data, ProviderInvoices)
+    assert before.data.seed != after.data.seed
+    objective = before.phases[0].objective
+    assert isinstance(objective, MixedModeling)
+    assert {"text", "layout", "joint"} <= set(objective.tasks)
+
+
+def test_a_run_becomes_a_start_that_a_model_begins_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = config.read_yaml(RECIPE / "federated.yaml")
+    for path, value in SMALL:
+        given = config.override(given, path, value)
+    simulation.run(config.parse(given), tmp_path / "run", backend="inline")
+    runpy.run_path(str(RECIPE / "federated.py"))["main"](str(tmp_path / "run"), str(tmp_path / "start"))
+    assert "7,0" in capsys.readouterr().out  # of 7 million
+    trained = dict(Run(tmp_path / "run").model().named_parameters())
+    model = LayoutT5(size="small", weights=str(tmp_path / "start"), marks=True)
+    begun = model.build(Task(5))
+    for name, tensor in begun.named_parameters():
+        assert torch.equal(tensor, trained[name].half().float()), name
+    assert (
+        begun.text.text.to_str() == LayoutT5(size="small", vocabulary="vt5_tiny", marks=True).tokenizer().text.to_str()
+    )
+    (row,) = csv.DictReader((tmp_path / "start" / "curve.csv").open())
+    assert row["round"] == "1"
+    assert 7.0 < float(row["loss"]) < 12.0  # the even chance of 4,273 pieces is 8.4
