@@ -16,7 +16,7 @@ from pretended import ActorDied, Pretended, TaskError, pretend
 
 from simfl.engine.signals import Interrupted
 from simfl.errors import ClientError, OutOfMemory, RunError
-from simfl.experiment import Checkpoint, Cohort, Evaluate, Experiment
+from simfl.experiment import AdaptiveClip, Checkpoint, Cohort, Evaluate, Experiment, Privacy
 from simfl.runs import checkpoint
 
 EVERY = Evaluate(batch_size=8)  # 60 examples are 8 shards
@@ -50,6 +50,12 @@ CASES: dict[str, Callable[[], Experiment]] = {
     "seldom committed": lambda: scaffold(checkpoint=Checkpoint(rounds=3, seconds=0.0)),
     "personal models in two phases": lambda: then(experiment("ditto", **PRIVATE), experiment("ditto", **PRIVATE)),
     "one round": lambda: scaffold(rounds=1),
+    "private": lambda: experiment(
+        way="batch",
+        weighting="uniform",
+        privacy=Privacy(clip=0.5, noise_multiplier=1.0, adaptive=AdaptiveClip()),
+        evaluate=OVERLAPPED,
+    ),
     "pieces of a batch": lambda: experiment(
         cohort=Cohort(way="loop", width=1, pieces=2), clients_per_round=1, evaluate=OVERLAPPED
     ),
