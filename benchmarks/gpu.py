@@ -8,6 +8,7 @@ what comes before the second round: capture or compilation with it. Results go t
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import subprocess
@@ -33,6 +34,7 @@ SKIPPED = 3  # rounds before the median
 def measure(experiment: Experiment, rounds: int, backend: str, workers: int | str) -> dict[str, Any]:
     """Run it and say how fast it went."""
     experiment = replace(experiment, phases=(replace(experiment.phases[0], rounds=rounds),))
+    gc.collect()  # of the work before: programs and what they were captured with lie in circles
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory() as folder:
