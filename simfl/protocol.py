@@ -200,7 +200,8 @@ class Examples:
     def take(self, index: Tensor) -> Batch:
         """The batch at int64 `index` (any shape; -1 is padding), with `mask` (float, 1 for real examples)."""
         safe = index.clamp_min(0)
-        batch = {name: values[safe] for name, values in self.rows.items()}
+        flat = safe.dim() == 1 and not safe.is_cuda
+        batch = {name: v.index_select(0, safe) if flat else v[safe] for name, v in self.rows.items()}
         for name, (key, table) in self.shared.items():
             batch[name] = table[batch[key]]
         batch["mask"] = (index >= 0).to(torch.float32)

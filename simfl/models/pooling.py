@@ -33,8 +33,8 @@ class MeanPool(nn.Module):
         """[B, C, H, W] to [B, C, H // 2, W // 2]."""
         if x.device.type != "cpu":
             return functional.avg_pool2d(x, 2)
-        way = _PixelMean if x.stride(1) == 1 and x.shape[1] > 1 else _Mean
-        pooled: Tensor = way.apply(x)
+        beside = x.stride(1) == 1 and x.shape[1] > 1 and not current().stacked
+        pooled: Tensor = (_PixelMean if beside else _Mean).apply(x)
         return pooled
 
 
@@ -65,20 +65,15 @@ class _Mean(torch.autograd.Function):
 
 
 class _PixelMean(torch.autograd.Function):
-    """As `_Mean`, to the bit, of channels that lie side by side."""
-
-    generate_vmap_rule = True
+    """As `_Mean`, to the bit, of channels that lie side by side; not under `vmap`, for which torch asks more of it."""
 
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        height, width = x.shape[-2] // 2, x.shape[-1] // 2
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.size = x.shape[-2:]
+        height, width = ctx.size[0] // 2, ctx.size[1] // 2
         pixels = x[..., : 2 * height, : 2 * width].movedim(-3, -1).unflatten(-3, (height, 2))
         rows = (pixels[..., 0, :, :] + pixels[..., 1, :, :]).unflatten(-2, (width, 2))
         return (rows[..., 0, :] + rows[..., 1, :]).mul_(0.25).movedim(-1, -3)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.size = inputs[0].shape[-2:]
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Tensor:
