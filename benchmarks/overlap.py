@@ -71,17 +71,18 @@ def measure(work: str, overlap: bool) -> dict[str, Any]:
 
 
 def row_of(work: str, pairs: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
-    """A work's figures: medians over all rounds, and the ratio of each turn."""
+    """A work's figures: medians over all rounds, the ratio of each turn, and the median of these."""
     halves = list(zip(*pairs, strict=True))
     seconds = [median(s for run in half for s in run["seconds"]) for half in halves]
+    each = [median(b["seconds"]) / median(a["seconds"]) for a, b in pairs]
     return {
         "work": work,
         "clients": CLIENTS[work],
         "turns": len(pairs),
         "rounds": ROUNDS[work],
         "seconds": seconds,
-        "ratio": seconds[1] / seconds[0],
-        "each": [median(b["seconds"]) / median(a["seconds"]) for a, b in pairs],
+        "ratio": median(each),
+        "each": each,
         "waited": [median(run["waited"] for run in half) for half in halves],
         "busy": [mean(run["busy"] for run in half) for half in halves],
         "same": len({json.dumps(run["result"]) for half in halves for run in half}) == 1,

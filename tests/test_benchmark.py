@@ -73,14 +73,14 @@ def test_the_gpu_table_names_card_and_program(tmp_path, monkeypatch):
     assert text.endswith("| cifar | graph | fast | 50.0 | 2500 | 125000 | 2.0 | 3.0 |")
 
 
-def test_overlap_is_the_ratio_of_the_medians_of_all_rounds_and_of_each_turn():
-    """Medians of 2, 4, 4, 8 and of 1, 3, 3, 5: 4 and 3; of the turns 3 and 2, 6 and 4."""
+def test_overlap_is_the_median_of_the_ratios_of_turns():
+    """Medians of 2, 4, 4, 8 and of 1, 3, 2, 4: 4 and 2.5; of the turns 3 and 2, 6 and 3: ratios of 2/3 and 1/2."""
 
     def half(seconds, result="a"):
         return {"seconds": seconds, "waited": 1.0, "busy": 0.5, "result": [result]}
 
-    turns = [[half([2.0, 4.0]), half([1.0, 3.0])], [half([4.0, 8.0]), half([3.0, 5.0])]]
+    turns = [[half([2.0, 4.0]), half([1.0, 3.0])], [half([4.0, 8.0]), half([2.0, 4.0])]]
     row = overlap.row_of("few", turns)
-    assert (row["seconds"], row["ratio"], row["same"]) == ([4.0, 3.0], 0.75, True)
-    assert row["each"] == [2.0 / 3.0, 4.0 / 6.0]
+    assert (row["seconds"], row["each"], row["same"]) == ([4.0, 2.5], [2.0 / 3.0, 0.5], True)
+    assert row["ratio"] == pytest.approx(7.0 / 12.0)
     assert not overlap.row_of("few", [[half([2.0]), half([2.0], "b")]])["same"]
