@@ -16,6 +16,7 @@ from simfl.sweeps import file, sweep
 
 ROOT = Path(__file__).parent.parent / "experiments"
 BENCHES = sorted(path.parent.name for path in ROOT.glob("*/bench.yaml"))
+SWEEPS = sorted(set(ROOT.rglob("*.yaml")) - set(templates().values()))
 PAPERS = {"fedvqa", "feddat", "fedocr", "pfl_docvqa", "fedocvqa"}
 SMALL = {  # settings with which a sweep's runs take seconds
     "fedvqa": ["data.train=16", "data.test=6", "data.valid=2", "data.test_novel=2"],
@@ -34,6 +35,13 @@ def test_every_paper_has_its_methods_in_small() -> None:
 def test_an_experiment_is_read_and_says_the_same_when_written_down(name: str) -> None:
     experiment = config.load(templates()[name])
     assert config.parse(config.to_mapping(experiment)) == experiment
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_sweep_is_read_and_its_table_is_held_against_one_of_its_lines(path: Path) -> None:
+    found = file.load(path)
+    values = {str(value) for point in found.points for value in point.shown.values()}
+    assert found.table.against is None or found.table.against in values
 
 
 @pytest.mark.slow
