@@ -92,7 +92,8 @@ def test_every_line_of_a_bench_runs(folder: str, tmp_path: Path) -> None:
 def _run(folder: str, tmp_path: Path, first: bool, also: tuple[str, ...] = ()) -> None:
     """A round or two of one local step with seed 1, and every score a number."""
     path = ROOT / folder / "bench.yaml"
-    few = ["phases.*.rounds=2", "phases.*.local.steps=1", "phases.*.local.batch_size=4", "evaluate.limit=4"]
+    axes = {"rounds": 2, "local.steps": 1, "local.batch_size": 4}  # of the grid, which wins over what a line says
+    few = ["evaluate.limit=4", *(f"grid.phases.*.{name}=[{value}]" for name, value in axes.items())]
     settings = [*SMALL[folder], *few, *also]
     whole = file.load(path, [*settings, "seeds=[1]"])
     found = file.Sweep(whole.name, whole.points[:1] if first else whole.points)
