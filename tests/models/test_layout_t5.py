@@ -222,3 +222,20 @@ def test_places_and_patches_begin_small_beside_words() -> None:
 def test_every_layer_can_compute_for_clients_side_by_side(boxes: str) -> None:
     network = LayoutT5(boxes=boxes).build(TASK)
     assert ungroupable(network, tuple(dict(network.named_parameters()))) == []
+
+
+def slopes(device: str, precision: str) -> dict[str, torch.Tensor]:
+    """The gradient of the mean cross-entropy by every tensor."""
+    network = LayoutT5(dropout=0.0, precision=precision).build(TASK).to(device).train()
+    given = {name: tensor.to(device) for name, tensor in batch(8).items()}
+    loss = torch.nn.functional.cross_entropy(network(**given).logits.flatten(0, 1), given["labels"].flatten())
+    loss.backward()
+    return {name: p.grad.detach().cpu() for name, p in network.named_parameters()}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "bound"), [("float32", 0.02), ("bf16", 0.1)])
+def test_gradients_on_a_gpu_are_those_of_the_cpu(precision: str, bound: float) -> None:
+    expected, found = slopes("cpu", "float32"), slopes("cuda", precision)
+    for name, slope in expected.items():
+        assert (found[name] - slope).norm() < bound * slope.norm(), name
