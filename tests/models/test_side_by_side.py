@@ -88,8 +88,10 @@ def built(name: str) -> tuple[nn.Module, Weights, Batch]:
     return module, trained, batches
 
 
-def total(module: nn.Module, weights: Weights, given: Batch, key: torch.Tensor, groups: int = 1) -> torch.Tensor:
-    with passing(Pass(key=key, groups=groups, branch="dual" if has_bottlenecks(module) else "")):
+def total(
+    module: nn.Module, weights: Weights, given: Batch, key: torch.Tensor, groups: int = 1, stacked: bool = False
+) -> torch.Tensor:
+    with passing(Pass(key, groups, "dual" if has_bottlenecks(module) else "", stacked)):
         out = functional_call(module, weights, kwargs=given)
     logits = out.logits.clamp_min(-100)  # answers that a client does not have
     return logits.square().mean((-1, -2) if logits.dim() == 3 else -1).reshape(groups, -1).mean(-1).sum()
@@ -100,7 +102,7 @@ def has_bottlenecks(module: nn.Module) -> bool:
 
 
 def alone(module: nn.Module, trained: Weights, batches: Batch) -> list[Weights]:
-    one = torch.func.grad(lambda w, given, key: total(module, w, given, key))
+    one = torch.func.grad(lambda w, given, key: total(module, w, given, key, stacked=True))
     return [
         one({n: t[k] for n, t in trained.items()}, {n: t[k] for n, t in batches.items()}, KEYS[k])
         for k in range(CLIENTS)
@@ -112,7 +114,7 @@ def alone(module: nn.Module, trained: Weights, batches: Batch) -> list[Weights]:
 def test_stacked_gradients_are_those_of_each_client_alone(name: str) -> None:
     module, trained, batches = built(name)
     expected = alone(module, trained, batches)
-    stacked = torch.func.vmap(torch.func.grad(lambda w, given, key: total(module, w, given, key)))(
+    stacked = torch.func.vmap(torch.func.grad(lambda w, given, key: total(module, w, given, key, stacked=True)))(
         trained, batches, KEYS
     )
     for tensor in trained:
