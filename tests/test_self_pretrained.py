@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from simfl import config, simulation
+from simfl import config
 from simfl.data.provider_invoices import ProviderInvoices
 from simfl.models.layout_t5 import LayoutT5
 from simfl.objectives.self_pretraining import MixedModeling
@@ -47,8 +47,11 @@ def test_a_run_becomes_a_start_that_a_model_begins_with(tmp_path: Path, capsys: 
     given = config.read_yaml(RECIPE / "federated.yaml")
     for path, value in SMALL:
         given = config.override(given, path, value)
-    simulation.run(config.parse(given), tmp_path / "run", backend="inline")
-    runpy.run_path(str(RECIPE / "federated.py"))["main"](str(tmp_path / "run"), str(tmp_path / "start"))
+    recipe = tmp_path / "small.yaml"
+    recipe.write_text(config.dump(config.parse(given)))
+    runpy.run_path(str(RECIPE / "federated.py"))["main"](
+        *(str(tmp_path / name) for name in ("run", "start")), str(recipe)
+    )
     assert "7,0" in capsys.readouterr().out  # of 7 million
     trained = dict(Run(tmp_path / "run").model().named_parameters())
     model = LayoutT5(size="small", weights=str(tmp_path / "start"), marks=True)

@@ -1,7 +1,8 @@
-"""A finished run of `layout_t5` as a start: weights in half precision, tokenizer, and the loss of every round.
+"""A run of `layout_t5` as a start: weights in half precision, tokenizer, and the loss of every round.
 
-simfl run experiments/pretrain/federated.yaml --out runs/self_pretraining
 python experiments/pretrain/federated.py runs/self_pretraining build/self_pretrained
+
+The run is that of `federated.yaml`, and is made first if it is not there.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from simfl import api
 from simfl.runs.results import Run
 
 
-def main(run: str, folder: str) -> None:
-    """Write the global model of `run` to `folder`, and say what was written."""
-    trained, into = Run(run), Path(folder)
+def main(run: str, folder: str, recipe: str = str(Path(__file__).with_suffix(".yaml"))) -> None:
+    """Write the global model of `run`, made by `recipe` if it is not there, to `folder`, and say what was written."""
+    trained = Run(run) if Path(run).exists() else api.run(recipe, run)
+    into = Path(folder)
     network = trained.model()
     into.mkdir(parents=True, exist_ok=True)
     tensors = {name: p.detach().to("cpu", torch.float16).contiguous() for name, p in network.named_parameters()}
