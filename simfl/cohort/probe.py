@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from simfl.cohort.attempts import brief, starved
 from simfl.cohort.plan import Manner, VisitPlan
 from simfl.cohort.stage import Stage
@@ -81,7 +83,8 @@ class _Trying:
             return
         program, *others = self.question.programs
         best = self._fitting(Manner("batch", self.question.width, program))
-        self.until = min(self.until, time.perf_counter() + SHARE * self.question.rounds * (best.round or 0.0))
+        if best.round is not None:
+            self.until = min(self.until, time.perf_counter() + SHARE * self.question.rounds * best.round)
         for factor in () if self.question.fixed or best.why else (2.0, 0.5):
             best = self._walk(best, factor)
         for other in () if best.starving else others:
@@ -143,7 +146,7 @@ class _Trying:
             with self._unhurried(first):
                 bench.ends(manner, visits)
             ends = bench.ends(manner, visits)  # captured by now, if it can be
-            far = max(map(gap, ends, self.end[-len(ends) :], self.start[-len(ends) :]))
+            far = float(np.max([*map(gap, ends, self.end[-len(ends) :], self.start[-len(ends) :])]))  # NaN if any is
             if not far <= self.question.tolerance:
                 text = f"its clients end {far:.2g} of their way from where loop leads them, more than"
                 return Trial(manner, gap=far, why=f"{text} {self.question.tolerance:g}")
@@ -165,7 +168,9 @@ class _Trying:
     def _unhurried(self, asked: bool = True) -> Iterator[None]:
         """A block whose time is not counted, if that is asked for."""
         began = time.perf_counter()
-        yield
-        if asked:
-            self.loading += time.perf_counter() - began
-            self.until += time.perf_counter() - began
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - began if asked else 0.0
+            self.loading += spent
+            self.until += spent

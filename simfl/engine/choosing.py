@@ -88,13 +88,20 @@ class Choice:
         ordered = sorted(visits, key=lambda visit: (visit.num_steps(local), visit.client))
         if not any(visit.num_steps(local) for visit in ordered):
             return "nobody trains in the first round", {}
-        known = Recalled.of(self.experiment, self.stage.index, self.pool.num_workers, self.pool.kind, cache)
+        known = Recalled.of(
+            self.experiment,
+            self.stage.index,
+            self.record.manifest["data_sha256"],
+            self.pool.num_workers,
+            self.pool.kind,
+            cache,
+        )
         found = known.read() if self.experiment.cohort.probe == "auto" else None
         if found is not None:
             return "", {**found, "recalled": True}
         try:
             answer = self.pool.probe(self._question(ordered), received)
-        except SimflError as error:  # of the worker, not of a manner
+        except SimflError as error:  # of the worker, not of a manner: the run does without, and says why
             return f"trying failed ({str(error).splitlines()[0]})", {}
         if answer.trials[0].why:
             return f"one client alone could not be tried ({answer.trials[0].why})", {}

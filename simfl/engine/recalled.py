@@ -1,6 +1,7 @@
 """What was found when manners of training were tried, for runs like it: names, seeds and learning rates are free.
 
-It lies in the cache, so runs of a sweep and repeated runs are trained in one manner, to the same bits, and try once.
+It lies in the cache, so repeated runs and the later ones of a sweep are trained in one manner, to the same bits, and
+try once; runs that begin at the same moment each try for themselves.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ class Recalled:
     path: Path
 
     @staticmethod
-    def of(experiment: Experiment, phase: int, workers: int, kind: str, folder: Path) -> Recalled:
-        """`kind` is that of the workers' processors, `folder` the cache."""
+    def of(experiment: Experiment, phase: int, data: str, workers: int, kind: str, folder: Path) -> Recalled:
+        """`data`: the hash of the data set; `kind` is that of the workers' processors, `folder` the cache."""
         given = config.to_mapping(experiment)
         own = dict(given["phases"][phase])
         own["local"] = {key: value for key, value in own["local"].items() if key not in FREE}
         key = {name: given[name] for name in WHOLE} | {"phase": own, "scored": given["evaluate"]["models"]}
-        key |= {"workers": workers, "kind": kind, "simfl": __version__, "torch": torch.__version__}
+        key |= {"rows": data, "workers": workers, "kind": kind, "simfl": __version__, "torch": torch.__version__}
         name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
         return Recalled(folder / "manners" / f"{name}.json")
 

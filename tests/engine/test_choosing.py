@@ -265,7 +265,7 @@ def test_what_a_run_found_serves_the_runs_like_it(tmp_path, monkeypatch):
 
 
 def likes(case: Experiment, **changed: object) -> Path:
-    given = {"phase": 0, "workers": 1, "kind": "card", "folder": Path("cache")} | changed
+    given = {"phase": 0, "data": "rows", "workers": 1, "kind": "card", "folder": Path("cache")} | changed
     return Recalled.of(case, **given).path  # type: ignore[arg-type]
 
 
@@ -282,7 +282,8 @@ def test_runs_are_alike_if_trying_would_find_the_same():
         replace(CASE, exactness="strict"),
     ]
     assert {likes(case) for case in same} == {likes(CASE)}
-    assert len({likes(case) for case in [CASE, *other]} | {likes(CASE, workers=2), likes(CASE, kind="new")}) == 6
+    elsewhere = {likes(CASE, workers=2), likes(CASE, kind="new"), likes(CASE, data="other rows")}
+    assert len({likes(case) for case in [CASE, *other]} | elsewhere) == 7
 
 
 def test_a_damaged_memory_of_it_is_none(tmp_path):
