@@ -151,7 +151,8 @@ class RayPool:
         if first.solitary:
             if not busy and not self.staff.starting:
                 self.staff.spare(idle)
-                self._send(jobs[0], first.take_alone(), idle[-1], alone=True)
+                newest = max(idle, key=self.staff.entered.index)
+                self._send(jobs[0], first.take_alone(), newest, alone=True)
             return False
         for job in jobs:
             if idle:

@@ -44,6 +44,7 @@ class Staff:
         self.starting: dict[Any, Start] = {}
         self.berths = Berths(self.setup, self.ray.put, on_message)
         self.next_look = 0.0
+        self.entered: list[int] = []  # places, in the order in which their workers came into the phase
 
     @property
     def size(self) -> int:
@@ -99,6 +100,7 @@ class Staff:
         except self.ray.exceptions.RayTaskError as error:
             raise self._cannot_start(error) from None
         self.berths.note(start.place, berth)
+        self.entered = [place for place in self.entered if place != start.place] + [start.place]
 
     def _cannot_start(self, error: Exception) -> RunError:
         self.say(str(error).strip())

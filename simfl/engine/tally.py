@@ -61,15 +61,18 @@ class Tally:
     def add(self, after: Snapshot, rows: Rows) -> None:
         """A round has been trained. It counts when it has been scored, if it is time for that, and at once if not.
 
-        With `evaluate.overlap` its scores are waited for when the next round has been trained, if the phase has one.
+        With `evaluate.overlap` its scores are waited for when the next round has been trained, if the phase has one;
+        not where chance is secret: a round that was paid for and is lost before it counts cannot be made again.
         """
         asked, rounds = self.settled.experiment.evaluate, self.settled.experiment.phases[after.phase].rounds
+        privacy = self.settled.experiment.privacy
+        overlap = asked.overlap and self.pool.overlaps and not (privacy is not None and privacy.secure)
         due = after.round == rounds or (asked.every > 0 and after.round % asked.every == 0)
         scoring = self._scoring(after) if due else None
         self.count(newer=after)
         self.trained = Trained(self.snapshot, rows, scoring)
         self.snapshot = after
-        if scoring is not None and after.round < rounds and asked.overlap and self.pool.overlaps:
+        if scoring is not None and after.round < rounds and overlap:
             self.trained.lap = self.stopwatch.lap()
         else:
             self.count()
