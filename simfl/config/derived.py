@@ -76,7 +76,7 @@ def _chain(path: Path) -> list[tuple[Path, dict[str, Any]]]:
         given = read_yaml(file)
         if not isinstance(given, Mapping):
             raise ConfigError(f"{file}: {shown(given)} is not a mapping of keys to values")
-        chain.append((file, {key: value for key, value in given.items() if key != OTHER}))
+        chain.append((file, {str(key): value for key, value in given.items() if key != OTHER}))
         if OTHER not in given:
             return chain[::-1]
         seen.add(file.resolve())

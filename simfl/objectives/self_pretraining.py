@@ -36,7 +36,7 @@ class SelfPretraining(Objective):
     max_target: Count = 256  # pieces to say, with the end
     most: Count = 100  # L_M: words hidden on a page; those chosen later stay
     form: Literal["paper", "code"] = "paper"  # code: text has a closing sentinel; what cannot be said is hidden too
-    recurring: Fraction | None = None  # share hidden of words whose text recurs on the page, one stays; null: as all
+    recurring: Fraction | None = None  # r: of words that recur on a page r - r²/2 are hidden; null: as all
     seed: Whole = 0  # of what is hidden
 
     reduction: ClassVar[str] = "example"

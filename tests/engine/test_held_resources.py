@@ -80,7 +80,7 @@ def test_runs_in_one_process_leak_nothing(tmp_path):
     for number in range(20):
         run(experiment(rounds=1), tmp_path / str(number))
     gc.collect()
-    assert settled(before) == before
+    assert all(count <= before[name] for name, count in settled(before).items())  # less, if a test before let go late
     assert resident() - memory < 20 * 2**20
 
 

@@ -104,7 +104,7 @@ def agree(module: nn.Module, batches: Batch, within: float) -> None:
     assert trained
     expected = alone(module, trained, batches)
     if ungroupable(module, tuple(trained)):
-        each = torch.func.vmap(torch.func.grad(lambda w, given, key: total(module, w, given, key)))
+        each = torch.func.vmap(torch.func.grad(lambda w, given, key: total(module, w, given, key, stacked=True)))
         found = each(trained, batches, KEYS)
     else:
         leaves = {n: t.clone().requires_grad_() for n, t in trained.items()}

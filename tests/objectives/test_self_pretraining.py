@@ -198,7 +198,7 @@ def test_the_next_same_word_of_a_page_is_found_round_in_a_circle() -> None:
     assert found.bounds.tolist() == [0, 5, 7]
 
 
-def test_of_words_that_recur_one_stays_and_others_are_hidden_as_often_as_is_said() -> None:
+def test_of_words_that_recur_one_stays_at_least_and_one_of_two_is_hidden_at_a_rate_of_one() -> None:
     texts = ["twice", "once", "twice", "thrice", "thrice", "thrice", "never"]
     boxes = [0.5, 0.25, 0.75, 1.0] * len(texts)
     split_ = split(
