@@ -102,8 +102,10 @@ def test_twenty_pools_started_and_stopped_in_one_process_leak_nothing(tmp_path):
         "gc.collect(); last = settled(first[0]), resident()\n"
         "import json; print(json.dumps([none, *first, *last]))"
     )
+    here = Path(__file__).parent
+    paths = {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{here.parent}"}  # of this file, and of the fakes
     ended = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=Path(__file__).parents[1], capture_output=True, text=True
+        [sys.executable, "-c", code, str(tmp_path)], cwd=here.parent, env=paths, capture_output=True, text=True
     )
     assert ended.returncode == 0, ended.stderr
     none, first, resident_first, last, resident_last = json.loads(ended.stdout.splitlines()[-1])
