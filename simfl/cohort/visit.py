@@ -104,13 +104,13 @@ def _cohort(
     result.sums = {part: total for part, fold in folds.items() if (total := fold.total()) is not None}
     with measured("commit"):
         store.sync(result.memory.values())
-    result.said += [] if stage.programs is None else stage.programs.news()
     group.draw(stage, ahead())
     with measured("train"):  # waits for all that a GPU has to do
         if not look and not _is_finite(result):
             return None
         for row, loss in zip(result.clients, torch.cat(losses).tolist() if losses else [], strict=True):
             row["loss"] = loss
+    result.said += [] if stage.programs is None else stage.programs.news()  # said once: not by a pass that is repeated
     return result
 
 
