@@ -91,12 +91,14 @@ def table(
     """Put runs and sweeps side by side: mean ± deviation over seeds, bytes, the best in bold."""
     from simfl.comparison.forms import csv, latex, markdown
     from simfl.comparison.marked import write_between
-    from simfl.comparison.results import results_of, wanted
-    from simfl.comparison.table import compare, fitting, paired
+    from simfl.comparison.results import results_of
+    from simfl.comparison.table import compare, paired
+    from simfl.comparison.wishes import met, wanted
 
     forms, found = dict(zip(FORMS, (markdown, csv, latex), strict=True)), results_of(paths)
     if not metrics and against is None:
-        metrics, against = fitting(found, *wanted(paths))
+        said = met(wanted(paths), found)
+        metrics, against = said.metrics, said.against
     text = forms[form](compare(found, metrics, against, paired))
     if into is None:
         click.echo(text, nl=False)

@@ -83,13 +83,6 @@ def results_of(paths: Sequence[Path]) -> list[Result]:
     return found
 
 
-def wanted(paths: Sequence[Path]) -> tuple[tuple[str, ...], str | None]:
-    """The scores that a sweep's file wants in its table, and the line to hold others against; nothing of several."""
-    points = paths[0] / POINTS
-    said = json.loads(points.read_bytes()).get("table") if len(paths) == 1 and points.exists() else None
-    return (tuple(said["metrics"]), said["against"]) if said else ((), None)
-
-
 def result(folder: Path, shown: dict[str, Any]) -> Result:
     """A run as it lies in its folder."""
     summary, error = summary_of(folder), folder / ERROR

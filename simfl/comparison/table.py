@@ -97,15 +97,6 @@ def compare(
     return Comparison(settings, names, tested, f"{column} {value}" if column else str(value))
 
 
-def fitting(
-    results: Sequence[Result], metrics: Sequence[str], against: str | None
-) -> tuple[tuple[str, ...], str | None]:
-    """What of a table's wishes these runs can have: a sweep may be cut to some of its lines, which lack some scores."""
-    scores = {name for r in results for name in r.scores}
-    values = {str(value) for r in results for value in (*r.shown.values(), r.label)}
-    return tuple(name for name in metrics if name in scores), against if against in values else None
-
-
 def _metrics(results: Sequence[Result], asked: tuple[str, ...]) -> tuple[str, ...]:
     known = list(dict.fromkeys(name for r in results for name in r.scores))
     for name in asked:

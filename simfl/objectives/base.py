@@ -19,6 +19,7 @@ class Objective(ABC):
     reduction: ClassVar[str]  # "token" or "example": what a mean is over
     inputs: ClassVar[tuple[str, ...]]  # batch keys handed to the model as keyword arguments
     metric: ClassVar[str]  # the headline metric; higher is better
+    metrics: ClassVar[tuple[str, ...]] = ()  # all that `score` gives; empty: they are known after a run alone
     target: ClassVar[str] = ""  # batch key of the right classes [B] or pieces [B, T] (−100: none), if there are such
 
     @abstractmethod

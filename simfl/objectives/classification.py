@@ -26,6 +26,7 @@ class Classification(Objective):
     reduction: ClassVar[str] = "example"
     inputs: ClassVar[tuple[str, ...]] = ("x",)
     metric: ClassVar[str] = "accuracy"
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
     target: ClassVar[str] = "label"
 
     def encode(self, split: Any, tokenizer: Any) -> Examples:

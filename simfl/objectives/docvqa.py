@@ -38,6 +38,7 @@ class DocVqa(Objective):
     reduction: ClassVar[str] = "token"
     inputs: ClassVar[tuple[str, ...]] = ("input_ids", "boxes", "attention_mask", "labels", "pixel_values")
     metric: ClassVar[str] = "anls"
+    metrics: ClassVar[tuple[str, ...]] = ("anls", "accuracy")
     target: ClassVar[str] = "labels"
 
     def encode(self, split: Any, tokenizer: Any) -> Examples:

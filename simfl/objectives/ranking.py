@@ -41,6 +41,7 @@ class Ranking(Objective):
     reduction: ClassVar[str] = "example"
     inputs: ClassVar[tuple[str, ...]] = ("input_ids", "attention_mask", "pixel_values", "labels")
     metric: ClassVar[str] = "accuracy"
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy", "exact")
 
     def encode(self, split: Any, tokenizer: Any) -> Examples:
         """Rows `input_ids` int32, `attention_mask` bool [N, L], `labels` int64 [N, K, T] (−100 behind the end),

@@ -34,6 +34,7 @@ class Recognition(Objective):
     reduction: ClassVar[str] = "example"
     inputs: ClassVar[tuple[str, ...]] = ("pixel_values", "labels")
     metric: ClassVar[str] = "accuracy"
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy", "similarity", "exact")
     target: ClassVar[str] = "labels"
 
     def encode(self, split: Any, tokenizer: Any) -> Examples:

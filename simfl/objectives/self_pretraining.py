@@ -42,6 +42,7 @@ class SelfPretraining(Objective):
     reduction: ClassVar[str] = "example"
     inputs: ClassVar[tuple[str, ...]] = ("input_ids", "boxes", "attention_mask", "labels", "pixel_values")
     metric: ClassVar[str] = "token_accuracy"
+    metrics: ClassVar[tuple[str, ...]] = ("token_accuracy", "log_likelihood")
     target: ClassVar[str] = "labels"
 
     @abstractmethod
@@ -119,7 +120,7 @@ class SelfPretraining(Objective):
 
     def score(self, predictions: dict[str, Any], split: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
         """The same of each row."""
-        return {name: np.array(predictions[name], np.float64) for name in ("token_accuracy", "log_likelihood")}
+        return {name: np.array(predictions[name], np.float64) for name in self.metrics}
 
 
 @dataclass(frozen=True)

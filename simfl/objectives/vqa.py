@@ -38,6 +38,7 @@ class Vqa(Objective):
     reduction: ClassVar[str] = "example"
     inputs: ClassVar[tuple[str, ...]] = ("input_ids", "attention_mask", "pixel_values", "head", "num_answers")
     metric: ClassVar[str] = "accuracy"
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy", "exact")
     target: ClassVar[str] = "label"
 
     def encode(self, split: Any, tokenizer: Any) -> Examples:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from simfl import config
+from simfl.comparison.wishes import Shown, check, cut
 from simfl.config.derived import OTHER, SWEEP, Settings
 from simfl.config.fields import read, shown
 from simfl.config.paths import TOP
@@ -47,14 +48,6 @@ class Stop:
     """When a run ends before its last round."""
 
     median: Median | None = None  # null: never
-
-
-@dataclass(frozen=True)
-class Shown:
-    """What a sweep's table has."""
-
-    metrics: tuple[str, ...] = ()  # scores, e.g. test.personal.anls:worst; none: the main one of each split and model
-    against: str | None = None  # the line that others are held against; null: the first
 
 
 @dataclass(frozen=True)
@@ -95,8 +88,8 @@ def load(path: Path, overrides: Iterable[str] = (), only: Iterable[str] = ()) ->
     base = None if "experiments" in given else _base(path, given)
     common = {**settings_of(given.get("set"), "set"), **settings}
     points = tuple(_points(path, name, base, common, axes))
-    stop, table = read(Stop, given.get("stop", {}), "stop"), read(Shown, given.get("table", {}), "table")
-    return Sweep(name, _chosen(points, tuple(only)), stop, table)
+    stop, chosen = read(Stop, given.get("stop", {}), "stop"), _chosen(points, tuple(only))
+    return Sweep(name, chosen, stop, _table(path, given.get("table", {}), points, chosen))
 
 
 def _check_keys(path: Path, given: Mapping[str, Any]) -> None:
@@ -166,6 +159,16 @@ def _grouped(given: Mapping[str, Any], name: str, varied: Mapping[str, Any]) -> 
     if not isinstance(tracking, Mapping) or not isinstance(tracking.get("wandb"), Mapping):
         return {}
     return {"tracking": {**tracking, "wandb": {"group": name, "varied": dict(varied), **tracking["wandb"]}}}
+
+
+def _table(path: Path, given: Any, points: tuple[Point, ...], chosen: tuple[Point, ...]) -> Shown:
+    """What the file wants in its table, as far as the chosen runs can have it; ConfigError if none of all could."""
+    table = read(Shown, given, "table")
+    try:
+        check(table, points)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return cut(table, chosen)
 
 
 def _chosen(points: tuple[Point, ...], only: tuple[str, ...]) -> tuple[Point, ...]:

@@ -14,8 +14,9 @@ from typing import Any
 
 from simfl import files
 from simfl.comparison.forms import csv, latex, markdown
-from simfl.comparison.results import POINTS, results_of, rows, wanted
-from simfl.comparison.table import compare, fitting, paired
+from simfl.comparison.results import POINTS, results_of, rows
+from simfl.comparison.table import compare, paired
+from simfl.comparison.wishes import met, wanted
 from simfl.engine.signals import Signals
 from simfl.runs import tables
 from simfl.sweeps.file import Sweep
@@ -148,13 +149,16 @@ class _Ear:
 
 
 def write_results(place: Place) -> None:
-    """`results.parquet` and the tables of a sweep, as its runs stand now."""
+    """`results.parquet` and the tables of a sweep, as its runs stand now.
+
+    ConfigError where its file wants a score of them that none has; the results are written by then.
+    """
     found, runs = results_of([place.folder]), place.below("runs")
-    metrics, against = fitting(found, *wanted([place.folder]))
     tables.write(place.folder / RESULTS, [{**row, "folder": f"{runs}/{row['label']}"} for row in rows(found)])
-    side_by_side = compare(found, metrics, against, paired)
+    place.send(RESULTS)
+    table = met(wanted([place.folder]), found)
+    side_by_side = compare(found, table.metrics, table.against, paired)
     for name, form in FORMS.items():
         text = form(side_by_side)
         files.write(place.folder / name, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
-    for name in (RESULTS, *FORMS):
         place.send(name)

@@ -66,4 +66,6 @@ def test_predictions_and_their_scores() -> None:
     found = Classification().predict(module, {"x": torch.tensor([[2.0, 0.0], [0.0, 3.0]])})
     assert found["label"] == [0, 1]
     assert found["confidence"][0] == pytest.approx(np.exp(2) / (np.exp(2) + 1 + np.exp(-2)))
-    assert Classification().score(found, featured(), np.array([0, 1]))["accuracy"].tolist() == [1, 0]
+    scores = Classification().score(found, featured(), np.array([0, 1]))
+    assert scores["accuracy"].tolist() == [1, 0]
+    assert tuple(scores) == Classification.metrics

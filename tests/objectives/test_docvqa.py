@@ -145,6 +145,7 @@ def test_predictions_are_the_models_pieces_as_text() -> None:
 def test_scores_compare_with_the_rows_own_answers() -> None:
     made = split([page(["x"], [0.0] * 4)], [question(0, "?", answers) for answers in (["zz"], ["12.50"], ["ab", "ac"])])
     scores = DocVqa().score({"answer": ["AC ", "12.60"]}, made, np.array([2, 1]))
+    assert tuple(scores) == DocVqa.metrics
     assert scores["accuracy"].tolist() == [1, 0]
     assert scores["anls"].tolist() == [1, 0.8]
     assert DocVqa(anls_threshold="gt").score({"answer": ["zy"]}, made, np.array([0]))["anls"].tolist() == [0]

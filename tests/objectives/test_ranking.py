@@ -60,4 +60,5 @@ def test_loss_is_summed_over_pieces_and_weighted_by_shares() -> None:
 def test_scores_are_those_of_the_chosen_answer() -> None:
     given = split(answers=[["a"] * 4 + ["b"] * 2, ["c"]])
     scores = Ranking(answers=("a", "b")).score({"label": [1, 0]}, given, np.arange(2))
+    assert tuple(scores) == Ranking.metrics
     assert scores["accuracy"].tolist() == pytest.approx([0.6, 0.0])

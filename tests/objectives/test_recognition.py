@@ -38,6 +38,7 @@ def test_classes_are_spelt_up_to_the_end() -> None:
 def test_word_accuracy_forgives_case_and_punctuation() -> None:
     assert plain("It's 5!") == "its5"
     scores = Recognition().score({"text": ["its", "ITS", "it"]}, split("It's", "ITS", "its"), np.arange(3))
+    assert tuple(scores) == Recognition.metrics
     assert scores["accuracy"].tolist() == [1, 1, 0]
     assert scores["exact"].tolist() == [0, 1, 0]
     assert scores["similarity"].tolist() == pytest.approx([1, 1, 2 / 3])  # "it" to "its": one edit of three letters

@@ -134,6 +134,7 @@ def test_sigmoid_loss_is_binary_cross_entropy_summed_over_answers() -> None:
 def test_soft_accuracy_is_the_score_of_the_chosen_answer(tmp_path: Path) -> None:
     people = [["yes"] * 4 + ["no"] * 2, ["no"], ["maybe"]]
     scores = answered(tmp_path, ["yes", "no"]).score({"label": [1, 1, 0]}, split(answers=people), np.arange(3))
+    assert tuple(scores) == Vqa.metrics
     assert scores["accuracy"].tolist() == pytest.approx([0.6, 0.3, 0.0])
     assert scores["exact"].tolist() == [0, 1, 0]
 

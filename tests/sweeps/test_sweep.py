@@ -12,6 +12,7 @@ from fakes import Faulty, Normalised, Toy, experiment, run, then, traces
 
 from simfl import config, simulation
 from simfl.cli import main
+from simfl.data.partition import Iid
 from simfl.errors import RunError
 from simfl.experiment import Evaluate, Experiment
 from simfl.optimizers.schedules import Cosine
@@ -257,6 +258,24 @@ def test_one_command_runs_a_sweep_and_writes_the_table_that_its_file_wants(
     assert capsys.readouterr().out.strip() == table.strip()
     assert main(["sweep", str(file), "--out", f"{out}2", "--backend", "inline", "--only", "plain*"]) == 0
     assert "| plain | " in capsys.readouterr().out  # the line to hold others against is not there
+
+
+def test_a_score_that_turns_out_not_to_be_there_costs_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under an iid partition nobody can say whose an example of `valid` is."""
+    file, out = tmp_path / "toys.yaml", tmp_path / "s"
+    whole = replace(BASE, partition=Iid(clients=4))
+    given = {**config.to_mapping(whole), "seeds": [1], "table": {"metrics": ["accuracy:worst"]}}
+    file.write_text(json.dumps(given))
+    command = ["sweep", str(file), "--out", str(out), "--backend", "inline"]
+    assert main(command) == 2
+    line = "simfl: table.metrics: no run has a score 'accuracy:worst'; did you mean 'accuracy'?\n"
+    assert capsys.readouterr().err.endswith(line)
+    assert tables.rows(out / "results.parquet")[0]["status"] == "completed"
+    file.write_text(json.dumps({**given, "table": {"metrics": ["accuracy"]}}))
+    assert main([*command, "--resume"]) == 0
+    assert (out / "table.md").read_text().startswith("| run | accuracy | download |")
 
 
 def test_a_failed_run_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

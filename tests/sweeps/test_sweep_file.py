@@ -10,7 +10,9 @@ import pytest
 from fakes import experiment, then
 
 from simfl import config
+from simfl.comparison.wishes import Shown
 from simfl.errors import ConfigError
+from simfl.objectives.classification import Classification
 from simfl.sweeps.file import Sweep, load
 
 ONE = config.to_mapping(experiment())
@@ -120,6 +122,26 @@ def test_only_some_runs(tmp_path: Path) -> None:
         swept(tmp_path, {"seeds": [1, 2]}, only=("sed-1",))
 
 
+def test_of_what_the_table_is_to_have_only_what_the_chosen_runs_can_have_is_asked_of_them(tmp_path: Path) -> None:
+    """The split `valid` is scored by both, the model `last_local` by one."""
+    variants = {"plain": None, "own": {"evaluate.models": ["generic", "last_local"]}}
+    wanted = {"metrics": ["last_local.accuracy:worst", "accuracy"], "against": "own"}
+    given = {"variants": variants, "table": wanted, "seeds": [1]}
+    for only, metrics, against in (
+        ((), ("last_local.accuracy:worst", "accuracy"), "own"),
+        (("own*",), ("last_local.accuracy:worst", "accuracy"), "own"),
+        (("plain*",), ("accuracy",), None),
+    ):
+        assert swept(tmp_path, given, only=only).table == Shown(metrics, against)
+
+
+def test_scores_that_an_objective_does_not_tell_beforehand_are_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Classification, "metrics", ())
+    assert swept(tmp_path, {"seeds": [1], "table": {"metrics": ["f1"]}}).table.metrics == ("f1",)
+
+
 def test_runs_of_a_sweep_stand_together_in_weights_and_biases(tmp_path: Path) -> None:
     sweep = swept(tmp_path, {"seeds": [1]}, "tracking={wandb: {project: p}}")
     tracked = sweep.points[0].experiment.tracking.wandb
@@ -157,6 +179,27 @@ def test_runs_of_a_sweep_stand_together_in_weights_and_biases(tmp_path: Path) ->
         ),
         ({"seeds": [1], "stop": {"medain": {}}}, "stop.medain: simfl has no key 'medain'"),
         ({"seeds": [1], "table": {"metric": []}}, "table.metric: simfl has no key 'metric' .*'metrics'"),
+        (
+            {"seeds": [1], "table": {"metrics": ["acuracy"]}},
+            "kinds.yaml: table.metrics: no run will have a score 'acuracy'; did you mean 'accuracy'",
+        ),
+        (
+            {"seeds": [1], "table": {"metrics": ["last_local.accuracy"]}},  # it is not among the models that are scored
+            "kinds.yaml: table.metrics: no run will have a score 'last_local.accuracy'; allowed: accuracy$",
+        ),
+        (
+            {"seeds": [1], "table": {"metrics": ["accuracy:wurst"]}},
+            "kinds.yaml: table.metrics: no run will have a score 'accuracy:wurst'; did you mean 'accuracy:worst'",
+        ),
+        (
+            {
+                "seeds": [1],
+                "variants": {"plain": None, "prox": {"algorithm": "fedprox"}},
+                "table": {"against": "plane"},
+            },
+            "kinds.yaml: table.against: no line has 'plane'; did you mean 'plain'",
+        ),
+        ({"seeds": [1, 2], "table": {"against": "2"}}, "table.against: no line has '2'; allowed: seed-1, seed-2"),
         ({"seeds": [1], "experiment": "bse.yaml"}, "experiment: there is no .*bse.yaml; did you mean 'base.yaml'"),
         ({"variants": {"a b": None, "a-b": None}}, "two runs would be called a-b; name them with variants"),
     ],
