@@ -51,7 +51,7 @@ def settings(path: Path) -> Settings:
 
 
 def files(path: Path) -> list[Path]:
-    """A file, of an experiment or a sweep, and those that it names under `experiment`, one after the other."""
+    """A file and those that it names under `experiment`, one after the other up to the whole experiment."""
     return [file for file, _ in reversed(_chain(path))]
 
 

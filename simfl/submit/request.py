@@ -70,18 +70,17 @@ def read(
 ) -> Request:
     """The request for a file, which must lie in `folder`; ConfigError for what could only fail on the other side."""
     folder = folder.resolve()
-    needed = config.files(file)
-    for path in needed:
-        if not path.resolve().is_relative_to(folder):
-            raise ConfigError(f"{path}: is not in the working directory {folder}; give --working-dir a folder above it")
     given = config.read_yaml(file)
     is_sweep = isinstance(given, Mapping) and any(key in given for key in SWEEP)
     if is_sweep:
         sweep = sweeps.load(file, overrides)
-        name, experiments = sweep.name, [point.experiment for point in sweep.points]
+        name, experiments, needed = sweep.name, [point.experiment for point in sweep.points], list(sweep.files)
     else:
         experiment = config.load(file, overrides)
-        name, experiments = experiment.name, [experiment]
+        name, experiments, needed = experiment.name, [experiment], config.files(file)
+    for path in needed:
+        if not path.resolve().is_relative_to(folder):
+            raise ConfigError(f"{path}: is not in the working directory {folder}; give --working-dir a folder above it")
     parcel = gather(folder, exclude)
     relative = {path: str(path.resolve().relative_to(folder)) for path in needed}
     for path, name_there in relative.items():

@@ -22,6 +22,7 @@ class Choice:
     shown: Mapping[str, Any]  # column of the tables -> value
     settings: Settings = field(default_factory=dict)
     file: Path | None = None  # of the experiment, if the axis is of experiments
+    files: tuple[Path, ...] = ()  # that it was read from
 
 
 def axes_of(path: Path, given: Mapping[str, Any]) -> Iterator[list[Choice]]:
@@ -54,7 +55,10 @@ def _experiments(path: Path, given: Any) -> list[Choice]:
         named = {file.stem: file for file in files}
         if len(named) < len(files):
             raise ConfigError("experiments: two files have the same name; give them names, as in {a: x/run.yaml}")
-    return [Choice(_clean(name), {"experiment": name}, file=file) for name, file in named.items()]
+    return [
+        Choice(_clean(name), {"experiment": name}, file=file, files=tuple(config.files(file)))
+        for name, file in named.items()
+    ]
 
 
 def _matching(path: Path, pattern: str) -> list[Path]:
@@ -72,15 +76,17 @@ def _named(path: Path, where: str, column: str, given: Any) -> list[Choice]:
         given = {Path(item).stem: item for item in given}
     if not isinstance(given, Mapping) or not given:
         raise ConfigError(f"{where}: {shown(given)} is not a mapping of names to settings")
-    return [
-        Choice(_clean(str(name)), {column: str(name)}, settings_of(settings, f"{where}.{name}", path.parent))
-        for name, settings in given.items()
-    ]
+    return [_one(path.parent, f"{where}.{name}", column, str(name), settings) for name, settings in given.items()]
 
 
-def settings_of(given: Any, where: str, folder: Path | None = None) -> Settings:
-    if isinstance(given, str) and folder is not None:
-        given = config.settings(folder / given)
+def _one(folder: Path, where: str, column: str, name: str, given: Any) -> Choice:
+    """A name for settings, which stand there or in a file."""
+    files = tuple(config.files(folder / given)) if isinstance(given, str) else ()
+    settings = config.settings(files[0]) if files else settings_of(given, where)
+    return Choice(_clean(name), {column: name}, settings, files=files)
+
+
+def settings_of(given: Any, where: str) -> Settings:
     if given is None:
         return {}
     if not isinstance(given, Mapping):

@@ -67,6 +67,7 @@ class Sweep:
     points: tuple[Point, ...]
     stop: Stop = field(default_factory=Stop)
     table: Shown = field(default_factory=Shown)
+    files: tuple[Path, ...] = ()  # that all of it was read from, its own the first
 
 
 def load(path: Path, overrides: Iterable[str] = (), only: Iterable[str] = ()) -> Sweep:
@@ -85,11 +86,12 @@ def load(path: Path, overrides: Iterable[str] = (), only: Iterable[str] = ()) ->
         raise ConfigError(f"{path}: nothing varies; give grid, variants, experiments or seeds, or use simfl run")
     _check_effect(settings, given.get("set") or {}, axes)
     name = str(given.get("name") or path.stem)
-    base = None if "experiments" in given else _base(path, given)
+    base, files = (None, [path]) if "experiments" in given else _base(path, given)
     common = {**settings_of(given.get("set"), "set"), **settings}
     points = tuple(_points(path, name, base, common, axes))
     stop, chosen = read(Stop, given.get("stop", {}), "stop"), _chosen(points, tuple(only))
-    return Sweep(name, chosen, stop, _table(path, given.get("table", {}), points, chosen))
+    files += [file for axis in axes for choice in axis for file in choice.files]
+    return Sweep(name, chosen, stop, _table(path, given.get("table", {}), points, chosen), tuple(dict.fromkeys(files)))
 
 
 def _check_keys(path: Path, given: Mapping[str, Any]) -> None:
@@ -119,10 +121,12 @@ def _overridden(given: dict[str, Any], overrides: Iterable[str]) -> tuple[dict[s
     return given, settings
 
 
-def _base(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+def _base(path: Path, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Path]]:
+    """The experiment that varies, and the files that it and the sweep stand in."""
     if "experiment" in given:
-        return config.whole(config.named(path, given["experiment"]))
-    return {key: value for key, value in given.items() if key not in OWN}
+        other = config.named(path, given["experiment"])
+        return config.whole(other), [path, *config.files(other)]
+    return {key: value for key, value in given.items() if key not in OWN}, [path]
 
 
 def _check_effect(settings: Settings, common: Mapping[str, Any], axes: list[list[Choice]]) -> None:

@@ -63,6 +63,41 @@ def test_the_file_that_an_experiment_names_goes_along_or_is_missed_here(folder: 
         read(folder / "mine" / "far.yaml", folder / "mine", "/out")
 
 
+@pytest.mark.parametrize(
+    "sweep",
+    [
+        "experiment: small.yaml\nvariants: [named.yaml]\n",
+        "experiment: small.yaml\ngrid: {size: {one: named.yaml}}\n",
+        "experiments: [named.yaml]\nseeds: [1]\n",
+    ],
+)
+def test_every_file_that_a_sweep_names_goes_along_or_is_missed_here(folder: Path, sweep: str) -> None:
+    """Also those that they name in turn."""
+    (folder / "named.yaml").write_text("experiment: last.yaml\nname: named\nrounds: 2\n")
+    (folder / "last.yaml").write_text("experiment: small.yaml\nlocal.batch_size: 3\n")
+    (folder / "s.yaml").write_text(sweep)
+    assert {"named.yaml", "last.yaml", "small.yaml"} < read(folder / "s.yaml", folder, "/out").parcel.files.keys()
+    for name in ("named.yaml", "last.yaml"):
+        with pytest.raises(ConfigError, match=f"{name}: is left out of what is sent"):
+            read(folder / "s.yaml", folder, "/out", exclude=[name])
+
+
+def test_a_variant_outside_the_working_directory_is_refused(folder: Path) -> None:
+    (folder / "prox.yaml").write_text("algorithm: fedprox\n")
+    (folder / "mine" / "base.yaml").write_text(RUN)
+    (folder / "mine" / "s.yaml").write_text("experiment: base.yaml\nvariants: [../prox.yaml]\n")
+    with pytest.raises(ConfigError, match=r"prox.yaml: is not in the working directory .*mine; give --working-dir"):
+        read(folder / "mine" / "s.yaml", folder / "mine", "/out")
+
+
+def test_the_experiment_that_an_override_names_is_the_one_that_is_sent(folder: Path) -> None:
+    (folder / "other.yaml").write_text(RUN)
+    given = ["experiment=other.yaml"]
+    assert read(folder / "many.yaml", folder, "/out", given, exclude=["small.yaml"]).overrides == tuple(given)
+    with pytest.raises(ConfigError, match=r"other.yaml: is left out of what is sent"):
+        read(folder / "many.yaml", folder, "/out", given, exclude=["other.yaml"])
+
+
 def test_a_left_out_file_cannot_be_run(folder: Path) -> None:
     with pytest.raises(ConfigError, match="is left out of what is sent"):
         read(folder / "small.yaml", folder, "/out", exclude=["small.*"])
