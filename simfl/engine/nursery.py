@@ -71,9 +71,12 @@ class Nursery:
 
 
 def possible() -> bool:
-    """Whether this process can be forked and go on: it has one thread, and no GPU, whose driver survives no fork."""
-    plain = os.environ.get(PLAIN)
-    return not plain and sys.platform == "linux" and threading.active_count() == 1 and not torch.cuda.is_available()
+    """Whether this process can be forked and go on: it has one thread, and no GPU, whose driver survives no fork.
+
+    Nor may Ray have been here before: after its shutdown it refuses to be a worker, in every fork too.
+    """
+    untouched = sys.platform == "linux" and threading.active_count() == 1 and "ray" not in sys.modules
+    return untouched and not os.environ.get(PLAIN) and not torch.cuda.is_available()
 
 
 def _live(folder: Path, listener: socket.socket, line: int, experiment: Experiment, cache: Path) -> NoReturn:

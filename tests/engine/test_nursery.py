@@ -155,12 +155,18 @@ def test_without_a_nursery_a_worker_starts_as_ray_starts_it(tmp_path):
 
 @pytest.mark.ray
 def test_a_run_whose_workers_were_born_is_bit_equal_to_one_in_this_process(tmp_path):
-    """The line that newborns ask on is in Ray's environment, and no longer in this process's."""
+    """The line that newborns ask on is in Ray's environment, and no longer in this process's.
+
+    Once Ray was shut down in a process none can be born of it: a second run's workers start as Ray starts them.
+    """
     code = """
 nursery.close()
 from fakes import run
-ways = {"inline": {}, "ray": {"workers": 2}}
-found = [run(experiment(rounds=2), folder / way, backend=way, **given)["weights_sha256"] for way, given in ways.items()]
-print(len(set(found)), "SIMFL_NURSERY" in os.environ)
+ways = {"inline": ("inline", {}), "born": ("ray", {"workers": 2}), "started": ("ray", {"workers": 1})}
+found, before = [], []
+for way, (backend, given) in ways.items():
+    before.append(possible())
+    found.append(run(experiment(rounds=2), folder / way, backend=backend, **given)["weights_sha256"])
+print(len(set(found)), before, "SIMFL_NURSERY" in os.environ)
 """
-    assert run_in_a_process(code, tmp_path) == "1 False\n"
+    assert run_in_a_process(code, tmp_path) == "1 [True, True, False] False\n"
