@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from simfl.algorithms.base import Algorithm
+from simfl.cohort.passes import Instant, loss_of
 from simfl.cohort.stage import Stage, call, inputs_of, tensors_for, with_task
 from simfl.protocol import Batch, MicroStep, Outputs, Parts, State, Visit, Weights
 
@@ -40,18 +41,13 @@ def stacked(
     carried: Carried,
 ) -> tuple[Weights, tuple[Tensor, Tensor], Carried]:
     """The gradient by each of `stepped` [n, …], sum and weight of the task loss [n], what passes gave."""
-    forwards = stage.phase.algorithm.forwards()
 
     def client(
         mine: Weights, rest: Weights, state: State, batch: Batch, visit: Visit, key: Tensor, carried: Carried
     ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], Carried]]:
-        trained = {**rest, **mine}
         outputs = {name: Outputs(**fields) for name, fields in carried.items()}
-        for name in micro.runs:
-            weights = tensors_for(stage.sources[name], trained, received, state)
-            out = call(stage, forwards[name], weights, inputs_of(stage, batch), key, stacked=True)
-            outputs[name] = with_task(stage, out, batch)
-        loss = micro.loss(outputs, batch, trained, received, state, visit)
+        now = Instant(batch, {**rest, **mine}, received, state, visit, key)
+        loss = loss_of(stage, micro, now, outputs, mapped=True)
         kept = {name: out.detach().tensors() for name, out in outputs.items()}
         return loss.total(batch["mask"]), (loss.parts(), kept)
 

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor
 
 from simfl.cohort import pieces, records
+from simfl.cohort.passes import Instant, loss_of
 from simfl.cohort.pieces import Step
-from simfl.cohort.stage import Item, Stage, Trained, call, inputs_of, step_key, tensors_for, with_task
-from simfl.cohort.stepper import steppers_of
+from simfl.cohort.stage import Item, Stage, Trained, step_key
+from simfl.cohort.stepper import Stepper, steppers_of
 from simfl.protocol import Batch, MicroStep, Outputs, Parts, State, Visit, Weights
+
+
+@dataclass(frozen=True)
+class Move:
+    """A micro-step of this client."""
+
+    micro: MicroStep
+    stepper: Stepper
+    trained: Weights  # all tensors of the client, those of `leaves` among them
+    leaves: Weights  # those that are differentiated: views of what is stepped, so they follow it
 
 
 def train(
@@ -24,80 +38,85 @@ def train(
 ) -> Trained:
     """Train one item, n = 1 in all arguments; `start` is stepped in place. `kept`: what the client remembers."""
     (item,), steppers = items, steppers_of(stage, start, kept)
-    own = {name: t[0] for name, t in buffers.items()}
-    mine = {key: {name: t[0] for name, t in group.items()} for key, group in state.items()}
-    first = Visit(*(t[0] for t in visit))
-    key = torch.tensor(item.key, device=stage.device)
+    moves = [_move(micro, stepper, start) for micro, stepper in steppers]
+    own, model = _alone(buffers), _alone(start)
+    mine = {key: _alone(group) for key, group in state.items()}
+    first, key = Visit(*(t[0] for t in visit)), torch.tensor(item.key, device=stage.device)
     sums = counts = torch.zeros((), device=stage.device)
-    batches = torch.from_numpy(item.batches).to(stage.device)
-    places = None if item.places is None else torch.from_numpy(item.places).to(stage.device)
-    real, algorithm, apart = (item.batches >= 0).sum(1).tolist(), stage.phase.algorithm, stage.pieces > 1
-    micro_steps = [(micro, stepper, *_leaves(start, stepper.weights)) for micro, stepper in steppers]
     with stage.binding.swapped(own):
-        for step in range(item.steps):
-            here = slice(0, real[step])
-            batch = {} if apart else stage.batch(batches[step, here], None if places is None else places[step, here])
-            now = first._replace(step=first.step + step)
-            carried: dict[str, Outputs] = {}
-            seen: list[Weights] = []
-            for number, (micro, stepper, trained, leaves) in enumerate(micro_steps):
-                passes = (stage, micro, carried, batch, trained, received, mine, now, step_key(key, step))
-                if apart:
-                    names = tuple(leaves)
-                    shared = Step(
-                        {n: t.detach() for n, t in trained.items()}, names, received, mine, now, step_key(key, step)
-                    )
-                    task, gradients = pieces.gradients(stage, item, step, shared)
-                elif records.hidden(stage):
-                    task, gradients = records.gradients(*passes, leaves, item)
-                else:
-                    task, total = _loss(*passes)
-                    gradients = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
-                stacked = {n: g[None] for n, g in zip(leaves, gradients, strict=True)}
-                if micro.steps:
-                    stepper.step(stacked, [True], [item.rates[step]])
-                stage.observer.stepped(items, step, number, task[0][None], task[1][None], stacked, stepper.weights)
-                if algorithm.observes():
-                    seen.append(dict(zip(leaves, gradients, strict=True)))
-                del gradients, stacked  # the next ones take their place in memory, and in the cache
-                carried = {name: outputs.detach() for name, outputs in carried.items()}
-                if number == 0:
-                    sums, counts = sums + task[0].detach(), counts + task[1].detach()
-            if algorithm.observes():
-                now_trained = {name: t[0] for name, t in start.items()}
-                mine = algorithm.observe(carried, tuple(seen), batch, now_trained, received, mine, now)
-    optimizer = (
-        [state for _, stepper in steppers for state in stepper.states()] if stage.phase.local.keep_optimizer else []
-    )
-    after = {key: {name: t[None] for name, t in group.items()} for key, group in mine.items()}
-    private_steps = item.steps if records.hidden(stage) else 0
+        for step, batch in enumerate(_batches(stage, item)):
+            now = Instant(batch, model, received, mine, first._replace(step=first.step + step), step_key(key, step))
+            task, mine = _local_step(stage, item, step, moves, now)
+            sums, counts = sums + task[0], counts + task[1]
     return Trained(
-        start, {n: t[None] for n, t in own.items()}, sums[None], counts[None], after, optimizer, private_steps
+        weights=start,
+        buffers=_stacked(own),
+        sums=sums[None],
+        counts=counts[None],
+        state={key: _stacked(group) for key, group in mine.items()},
+        optimizer=[s for _, stepper in steppers for s in stepper.states()] if stage.phase.local.keep_optimizer else [],
+        private_steps=item.steps if records.hidden(stage) else 0,
     )
 
 
-def _leaves(start: Weights, stepped: Weights) -> tuple[Weights, Weights]:
-    """All tensors of the client, and those that a micro-step differentiates: views of `start`, so they follow it."""
-    leaves = {name: t[0].detach().requires_grad_() for name, t in stepped.items()}
-    return {name: leaves.get(name, t[0]) for name, t in start.items()}, leaves
+def _alone(tensors: Weights) -> Weights:
+    """Of [1, …] the one row, as views."""
+    return {name: t[0] for name, t in tensors.items()}
 
 
-def _loss(
-    stage: Stage,
-    micro: MicroStep,
-    carried: dict[str, Outputs],
-    batch: Batch,
-    trained: Weights,
-    received: Parts,
-    state: State,
-    visit: Visit,
-    key: Tensor,
-) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """Run the passes of a micro-step and its loss; outputs stay in `carried` for the next one."""
-    forwards = stage.phase.algorithm.forwards()
-    for name in micro.runs:
-        weights = tensors_for(stage.sources[name], trained, received, state)
-        outputs = call(stage, forwards[name], weights, inputs_of(stage, batch), key)
-        carried[name] = with_task(stage, outputs, batch)
-    loss = micro.loss(carried, batch, trained, received, state, visit)
-    return loss.parts(), loss.total(batch["mask"])
+def _stacked(tensors: Weights) -> Weights:
+    return {name: t[None] for name, t in tensors.items()}
+
+
+def _move(micro: MicroStep, stepper: Stepper, start: Weights) -> Move:
+    leaves = {name: t[0].detach().requires_grad_() for name, t in stepper.weights.items()}
+    return Move(micro, stepper, {name: leaves.get(name, t[0]) for name, t in start.items()}, leaves)
+
+
+def _batches(stage: Stage, item: Item) -> Iterator[Batch]:
+    """Of every local step, without padding; nothing where pieces of it are taken apart."""
+    rows = torch.from_numpy(item.batches).to(stage.device)
+    places = None if item.places is None else torch.from_numpy(item.places).to(stage.device)
+    for step, count in enumerate((item.batches >= 0).sum(1).tolist()):
+        here = None if places is None else places[step, :count]
+        yield {} if stage.pieces > 1 else stage.batch(rows[step, :count], here)
+
+
+def _local_step(
+    stage: Stage, item: Item, step: int, moves: list[Move], now: Instant
+) -> tuple[tuple[Tensor, Tensor], State]:
+    """Every micro-step: sum and weight of the task loss in the first, and the algorithm's state afterwards."""
+    algorithm = stage.phase.algorithm
+    tasks: list[tuple[Tensor, Tensor]] = []
+    carried: dict[str, Outputs] = {}
+    seen: list[Weights] = []
+    for number, move in enumerate(moves):
+        task, gradients = _gradients(stage, item, step, move, replace(now, trained=move.trained), carried)
+        stacked = {n: g[None] for n, g in zip(move.leaves, gradients, strict=True)}
+        if move.micro.steps:
+            move.stepper.step(stacked, [True], [item.rates[step]])
+        stage.observer.stepped([item], step, number, task[0][None], task[1][None], stacked, move.stepper.weights)
+        if algorithm.observes():
+            seen.append(dict(zip(move.leaves, gradients, strict=True)))
+        del gradients, stacked  # the next ones take their place in memory, and in the cache
+        carried = {name: outputs.detach() for name, outputs in carried.items()}
+        tasks.append(task)
+    if not algorithm.observes():
+        return tasks[0], now.state
+    return tasks[0], algorithm.observe(carried, tuple(seen), now.batch, now.trained, now.received, now.state, now.visit)
+
+
+def _gradients(
+    stage: Stage, item: Item, step: int, move: Move, now: Instant, carried: dict[str, Outputs]
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
+    """Sum and weight of the task loss, and the gradient of each of the leaves; outputs stay in `carried`."""
+    if stage.pieces > 1:
+        trained = {name: t.detach() for name, t in now.trained.items()}
+        shared = Step(trained, tuple(move.leaves), now.received, now.state, now.visit, now.key)
+        return pieces.gradients(stage, item, step, shared)
+    if records.hidden(stage):
+        return records.gradients(stage, move.micro, now, move.leaves, item)
+    loss = loss_of(stage, move.micro, now, carried)
+    (sums, weights), total = loss.parts(), loss.total(now.batch["mask"])
+    gradients = torch.autograd.grad(total, list(move.leaves.values()), materialize_grads=True)
+    return (sums.detach(), weights.detach()), gradients

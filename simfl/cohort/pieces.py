@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from simfl.cohort.stage import Item, Stage, call, inputs_of, tensors_for, with_task
+from simfl.cohort.passes import Instant, loss_of
+from simfl.cohort.stage import Item, Stage
 from simfl.errors import ConfigError
 from simfl.passing import Part, part_of
 from simfl.protocol import Outputs, Parts, State, Visit, Weights
@@ -95,14 +96,10 @@ def slope(stage: Stage, piece: Piece, shared: Step) -> Slope:
     trained = {name: leaves.get(name, t) for name, t in shared.trained.items()}
     rows = torch.from_numpy(piece.rows).to(stage.device)
     batch = stage.batch(rows, None if piece.places is None else torch.from_numpy(piece.places).to(stage.device))
-    forwards = stage.phase.algorithm.forwards()
+    now = Instant(batch, trained, shared.received, shared.state, shared.visit, shared.key)
     outputs: dict[str, Outputs] = {}
     with part_of(Part(piece.first, len(rows))):
-        for name in micro.runs:
-            tensors = tensors_for(stage.sources[name], trained, shared.received, shared.state)
-            out = call(stage, forwards[name], tensors, inputs_of(stage, batch), shared.key)
-            outputs[name] = with_task(stage, out, batch)
-    loss = micro.loss(outputs, batch, trained, shared.received, shared.state, shared.visit)
+        loss = loss_of(stage, micro, now, outputs)
     if loss.batch is not None or _reads(loss.client, outputs):
         raise ConfigError("cohort.pieces: the algorithm's loss has a term of a whole batch; allowed: 1")
     extra = [] if loss.examples is None else [(loss.examples * batch["mask"]).sum() / piece.whole]

@@ -6,13 +6,16 @@ an empty one too. Gradients of single examples are taken by `torch.func.vmap`, w
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from simfl.cohort.stage import Item, Stage, call, inputs_of, tensors_for, with_task
+from simfl.cohort.passes import Instant, loss_of
+from simfl.cohort.stage import Item, Stage
 from simfl.privacy.noise import noised
 from simfl.privacy.units import factors, norms
-from simfl.protocol import Batch, MicroStep, Outputs, Parts, State, Visit, Weights
+from simfl.protocol import Batch, MicroStep, Weights
 
 
 def hidden(stage: Stage) -> bool:
@@ -21,61 +24,37 @@ def hidden(stage: Stage) -> bool:
 
 
 def gradients(
-    stage: Stage,
-    micro: MicroStep,
-    carried: dict[str, Outputs],
-    batch: Batch,
-    trained: Weights,
-    received: Parts,
-    state: State,
-    visit: Visit,
-    key: Tensor,
-    leaves: Weights,
-    item: Item,
+    stage: Stage, micro: MicroStep, now: Instant, leaves: Weights, item: Item
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
     """Sum and weight of the task loss, and the noised gradient of each of `leaves`."""
     assert stage.mechanism is not None
     mechanism, mine = stage.mechanism, {name: t.detach() for name, t in leaves.items()}
-    clip, count = mechanism.clip_of(received), len(batch["mask"])
+    clip, count = mechanism.clip_of(now.received), len(now.batch["mask"])
     assert clip is not None
-    total, none = {name: torch.zeros_like(t) for name, t in mine.items()}, torch.zeros((), device=key.device)
+    total, none = {name: torch.zeros_like(t) for name, t in mine.items()}, torch.zeros((), device=now.key.device)
     task = none, none
     if count:
-        each, (sums, weights) = of_each(stage, micro, batch, mine, trained, received, state, visit, key)
+        each, (sums, weights) = of_each(stage, micro, now, mine)
         total, task = clipped_sum(each, clip), (sums.sum().detach(), weights.sum().detach())
-    name = ("step", stage.index, int(visit.round), item.client, int(visit.step))
+    name = ("step", stage.index, int(now.visit.round), item.client, int(now.visit.step))
     seeded = ("noise", mechanism.seed, *name)
     total = noised(total, mechanism.noise_multiplier * clip, seeded, mechanism.privacy.secure)
     return task, tuple(t / stage.phase.local.batch_size for t in total.values())
 
 
-def of_each(
-    stage: Stage,
-    micro: MicroStep,
-    batch: Batch,
-    mine: Weights,
-    trained: Weights,
-    received: Parts,
-    state: State,
-    visit: Visit,
-    key: Tensor,
-) -> tuple[Weights, tuple[Tensor, Tensor]]:
+def of_each(stage: Stage, micro: MicroStep, now: Instant, mine: Weights) -> tuple[Weights, tuple[Tensor, Tensor]]:
     """The gradient of every example of a batch by `mine`, [B, …], and its task loss and weight, [B]."""
-    forwards, rest = stage.phase.algorithm.forwards(), {n: t.detach() for n, t in trained.items() if n not in mine}
+    rest = {name: t.detach() for name, t in now.trained.items() if name not in mine}
 
     def one(own: Weights, example: Batch, key: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        single, whole = {name: t[None] for name, t in example.items()}, {**rest, **own}
-        outputs = {}
-        for name in micro.runs:
-            weights = tensors_for(stage.sources[name], whole, received, state)
-            out = call(stage, forwards[name], weights, inputs_of(stage, single), key, stacked=True)
-            outputs[name] = with_task(stage, out, single)
-        loss = micro.loss(outputs, single, whole, received, state, visit)
+        single = {name: t[None] for name, t in example.items()}
+        alone = replace(now, batch=single, trained={**rest, **own}, key=key)
+        loss = loss_of(stage, micro, alone, {}, mapped=True)
         return loss.total(single["mask"]), loss.parts()
 
-    keys = key + 2 * torch.arange(len(batch["mask"]), device=key.device)
+    keys = now.key + 2 * torch.arange(len(now.batch["mask"]), device=now.key.device)
     mapped = torch.func.vmap(torch.func.grad(one, has_aux=True), in_dims=(None, 0, 0), randomness="error")
-    each, task = mapped(mine, batch, keys)
+    each, task = mapped(mine, now.batch, keys)
     return each, task
 
 
