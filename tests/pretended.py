@@ -5,6 +5,7 @@ Nothing depends on how fast this machine is, so who gets which work is known bef
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -54,11 +55,13 @@ class Ref:
 @dataclass
 class Pretended:
     """What the pool uses of Ray, and the crew. `slow`: by worker, how many times; `faults`: (method, how often so far)
-    -> what happens instead, an exception to raise; `sent`: (worker, method, what) in the order of calls."""
+    -> what happens instead, an exception to raise; `silent`: such calls that never end; `sent`: (worker, method, what)
+    in the order of calls."""
 
     workers: int = 2
     slow: dict[int, float] = field(default_factory=dict)
     faults: dict[tuple[str, int], Exception] = field(default_factory=dict)
+    silent: frozenset[tuple[str, int]] = frozenset()
     row_seconds: float = 0.1  # of an evaluated row; a local step takes 1
     now: float = 0.0
     sent: list[tuple[int, str, str]] = field(default_factory=list)
@@ -118,6 +121,7 @@ class Actor:
         assert self.free <= ray.now or method in ("begin", "spare"), "a worker has one call at a time"
         place = next((k for k, actor in enumerate(ray.actors) if actor is self), self.place)
         seconds = self._seconds(method, given) * ray.slow.get(place, 1.0)
+        seconds = math.inf if (method, number) in ray.silent else seconds
         self.free = max(self.free, ray.now) + seconds
         if method in ("train", "evaluate"):
             ray.sent.append(
@@ -146,6 +150,9 @@ class Actor:
             self.worker = Worker(setup, Setting(setup.experiment, setup.cache))
         self.worker.begin(phase, base)
         return Berth(apart=False, kind="pretended")
+
+    def _probe(self, seconds: float, question: Any, received: Any, memory: Any) -> Any:
+        return self.worker.probe(question, received), {}
 
     def _train(self, seconds: float, plan: Any, received: Any, memory: Any) -> Any:
         result = self.worker.train(plan, received)

@@ -30,6 +30,8 @@ from simfl.sampling import auto_width, expected_clients
 FIRM = 0.9  # of the time in the manner of the rules: another has to take less, so that noise moves nothing
 EXACT, ROUNDED = 0.02, 0.2  # how far from `loop` a client may end, in float32, and where products are rounded further
 
+RULES, FAILED = "by rules, as ", "trying failed"
+
 Facts = dict[str, Any]
 Outgoing = Callable[[Stage, Snapshot], tuple[Sequence[VisitPlan], Sent]]  # the next round's visits, and what they get
 
@@ -65,7 +67,7 @@ class Choice:
         if tried:
             manner, why = self.best([_trial(facts) for facts in tried["trials"]])
         else:
-            manner, why = self.rule, f"by rules, as {why}"
+            manner, why = self.rule, f"{RULES}{why}"
         found = {**asdict(manner), "why": why, **tried}
         self.record.choose(self.stage.index, self.before.step, found)
         return found
@@ -102,7 +104,7 @@ class Choice:
         try:
             answer = self.pool.probe(self._question(ordered), received)
         except SimflError as error:  # of the worker, not of a manner: the run does without, and says why
-            return f"trying failed ({str(error).splitlines()[0]})", {}
+            return f"{FAILED} ({str(error).splitlines()[0].partition('; ')[0]})", {}
         if answer.trials[0].why:
             return f"one client alone could not be tried ({answer.trials[0].why})", {}
         trials = [_facts(trial) for trial in answer.trials]
@@ -195,12 +197,13 @@ class Choice:
 
 
 def said(facts: Facts) -> str:
-    """A choice in one line; empty where nothing was tried."""
+    """A choice in one line; empty where nothing was to be tried."""
+    manner = Manner(facts["way"], facts["width"], facts["program"])
     if "trials" not in facts:
-        return ""
+        failed = str(facts["why"]).startswith(RULES + FAILED)
+        return f"clients are trained so: {manner} ({facts['why']})" if failed else ""
     trials = [_trial(trial) for trial in facts["trials"]]
     out = [trial for trial in trials if trial.why]
-    manner = Manner(facts["way"], facts["width"], facts["program"])
     own = [t.step for t in trials if t.step and (t.manner == manner or t.manner.way == manner.way == "loop")]
     pace = f"{_milliseconds(own[0])} a client's step, {_milliseconds(trials[0].step)} one by one; " if own else ""
     spent = facts["seconds"] - facts["loading"]

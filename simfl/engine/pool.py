@@ -79,7 +79,12 @@ class RayPool:
 
     def probe(self, question: Question, received: Parts) -> Findings:
         memory, shared = [[visit.memory for visit in question.visits]], [self._put(received)]
-        found: list[Findings] = self._do(self._job("probe", [question], shared, memory, [(1.0,)], ["ways of training"]))
+        job = self._job("probe", [question], shared, memory, [(1.0,)], ["ways of training"])
+        try:
+            found: list[Findings] = self._do(job)
+        except RunError:
+            self._leave(job)
+            raise
         return found[0]
 
     def slopes(self, pieces: Sequence[Piece], shared: Step) -> list[Slope]:
@@ -189,13 +194,21 @@ class RayPool:
                 job.costs.learn(call.place, job.shapes[call.work], result.clock.busy)
                 call.count(result.clock)
         except (*self.staff.lost, OutOfMemory) as error:
-            self.staff.replace(call.place)
-            for costs in self.costs.values():
-                costs.forget(call.place)
+            self._replace(call.place)
             if job.failure is None:
                 self._again(call, error)
         except Exception as error:
             job.failure = job.failure or error
+
+    def _leave(self, job: Job) -> None:
+        """The run goes on without this job: who is still at it, and silent, is replaced."""
+        for ready in [ready for ready, call in self.running.items() if call.job is job]:
+            self._replace(self.running.pop(ready).place)
+
+    def _replace(self, place: int) -> None:
+        self.staff.replace(place)
+        for costs in self.costs.values():
+            costs.forget(place)
 
     def _again(self, call: Call, error: Exception) -> None:
         """Its worker is being replaced: the work will be done again, if it was not tried too often."""

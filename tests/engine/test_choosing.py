@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from fakes import Stopping, experiment, run, scatter, then, traces
 from faults import Troubled, order
+from pretended import pretend
 
 from simfl import config
 from simfl.cohort import probe, trial
@@ -224,6 +225,21 @@ def test_a_worker_that_cannot_answer_leaves_it_to_the_rules(tmp_path, monkeypatc
     run(CASE, tmp_path / "run")
     why = "by rules, as trying failed (a worker died 4 times on ways of training: SIGSEGV)"
     assert manifest(tmp_path / "run")["choices"]["0"] == {"way": "loop", "width": 1, "program": "eager", "why": why}
+
+
+def test_a_worker_that_hangs_while_it_tries_is_replaced_and_the_run_goes_on_with_all(tmp_path, monkeypatch):
+    answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0))
+    case = replace(CASE, cohort=Cohort(probe="always", width=1), watchdog_seconds=8.0)
+    ray = pretend(monkeypatch, silent=frozenset({("probe", 0)}))
+    display = Stopping()
+    run(case, tmp_path / "run", display=display)
+    why = manifest(tmp_path / "run")["choices"]["0"]["why"]
+    assert why == "by rules, as trying failed (no result for 8 s from worker 0 on ways of training)"
+    assert display.messages == [f"clients are trained so: loop ({why})"]
+    assert ray.count["begin"] == 3
+    assert {who for who, method, _ in ray.sent if method == "train"} == {0, 1}
+    run(experiment("scaffold", width=1), tmp_path / "alone")
+    assert traces(tmp_path / "run")["weights_sha256"] == traces(tmp_path / "alone")["weights_sha256"]
 
 
 def test_a_fork_trains_as_its_source_did(tmp_path, monkeypatch):
