@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fakes import Scattered, Stopping, experiment, run, scatter, toy, traces
+from fakes import Scattered, Stopping, Toy, experiment, run, scatter, toy, traces
 from fakes_documents import Pages
 
 from simfl.algorithms import ALGORITHMS
@@ -22,6 +22,7 @@ from simfl.models.dropout import keyed_bits
 from simfl.models.vt5 import VT5
 from simfl.objectives.docvqa import DocVqa
 from simfl.runs import checkpoint
+from simfl.runs.results import Run
 from simfl.runs.snapshot import Snapshot
 from simfl.setting import Setting
 
@@ -102,6 +103,14 @@ def test_every_worker_takes_pieces_where_clients_are_fewer(tmp_path, monkeypatch
     calls.clear()
     run(in_pieces(4, rounds=1, clients_per_round=8), tmp_path / "many")
     assert calls == []
+
+
+@pytest.mark.parametrize(("pieces", "way"), [(1, "batch"), (2, "loop")])
+def test_where_the_way_is_open_pieces_are_taken_one_client_at_a_time(pieces, way, tmp_path):
+    """Forty small clients a round are trained side by side if batches are whole: pieces would have no effect."""
+    case = experiment(rounds=1, data=Toy(sizes=(6,) * 40), participation=1.0)
+    run(replace(case, cohort=Cohort(pieces=pieces)), tmp_path)
+    assert Run(tmp_path).manifest["identity"]["way"] == way
 
 
 @pytest.mark.usefixtures("ray_session")

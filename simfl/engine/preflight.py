@@ -109,7 +109,7 @@ def identity_of(experiment: Experiment, setting: Setting, clients: int, device: 
         raise ConfigError(f"cohort.pieces: {pieces}, but running statistics ({roles.buffers[0]}) are of whole batches")
     if way == "auto":
         pays = device == "cuda" or (expected >= MANY and pays_on_cpu(setting.module, roles.trained))
-        way = "batch" if pays and not roles.buffers and not by_example and not single else "loop"
+        way = "batch" if pays and pieces == 1 and not (roles.buffers or by_example or single) else "loop"
     width = experiment.cohort.width if isinstance(experiment.cohort.width, int) else auto_width(way, expected, device)
     found = {"way": way, "width": width, "threads": experiment.cohort.threads, "device": device}
     return found if device == "cpu" else found | _on_gpu(experiment, way)
