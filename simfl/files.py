@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from simfl.errors import RunError
 
+LOOK = 0.2  # seconds between two looks whether a turn has come
 TEMP = ".tmp-"  # temporary names begin so; what a killed process leaves under such a name means nothing
 
 
@@ -75,18 +77,39 @@ def locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise disk_error(folder, error) from error
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _lock(file):
             file.seek(0)
-            raise RunError(f"{folder}: process {file.read().strip()} is at work on this run; end it first") from None
-        except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
-                raise
+            raise RunError(f"{folder}: process {file.read().strip()} is at work on this run; end it first")
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+@contextmanager
+def in_turn(path: Path, on_wait: Callable[[], object]) -> Iterator[None]:
+    """One process at a time is in the block, of those that name this file; `on_wait` is called before a wait.
+
+    A turn ends with the process, however it ends. OSError where the file cannot be made.
+    """
+    with open(path, "a") as file:
+        if not _lock(file):
+            on_wait()
+            while not _lock(file):
+                time.sleep(LOOK)
+        yield
+
+
+def _lock(file: IO[str]) -> bool:
+    """Whether an open file is this process's now; a disk that knows no locks is taken at its word."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
+            raise
+    return True
 
 
 def disk_error(path: Path, error: OSError) -> RunError:

@@ -68,3 +68,22 @@ def test_a_lock_ends_with_its_process(tmp_path):
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == 9
     with files.locked(tmp_path):
         assert (tmp_path / ".lock").read_text() == str(os.getpid())
+
+
+def test_one_process_at_a_time_has_its_turn_and_a_dead_one_has_had_it(tmp_path):
+    """The other process says that it has its turn, holds it until it is killed, and this one waits until then."""
+    code = (
+        "import sys, time, pathlib, simfl.files\n"
+        "with simfl.files.in_turn(pathlib.Path(sys.argv[1]), lambda: None):\n"
+        "    print('mine', flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    path = tmp_path / "turn.lock"
+    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "mine\n"
+        waited = []
+        with files.in_turn(path, lambda: (waited.append(other.poll()), other.kill())):
+            assert waited == [None]
+    with files.in_turn(path, pytest.fail):
+        pass

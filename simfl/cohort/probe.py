@@ -51,6 +51,8 @@ class Findings:
     steps: int  # that each visit was cut to
     seconds: float  # that it took in all
     loading: float = 0.0  # of these, that first passes took, in which the run, too, would have loaded and compiled
+    kind: str = ""  # of the processor that it was found on
+    others: float | None = None  # share of the second before in which it worked for others; None: not known
     clock: Clock = field(default_factory=Clock)
 
 

@@ -29,7 +29,11 @@ class Berths:
         if berth.apart and not self.apart:
             self.say(f"a worker does not see {self.setup.memory.parent}: client memory travels through Ray")
         if self.kinds and berth.kind not in self.kinds:
-            self.say(f"workers differ ({berth.kind}): sums may differ in their last bits by who trained what")
+            kinds = ", ".join(sorted({*self.kinds, berth.kind}))
+            self.say(
+                f"workers differ ({kinds}): sums may differ in their last bits by who trained what; where ways of"
+                " training are tried, one worker tries for all"
+            )
         (self.apart.add if berth.apart else self.apart.discard)(place)
         self.kinds.add(berth.kind)
 

@@ -7,10 +7,10 @@ same, and bits follow from the choice.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from simfl.broadcast import Sent
 from simfl.cohort.plan import Manner, VisitPlan
@@ -18,6 +18,7 @@ from simfl.cohort.probe import Question
 from simfl.cohort.stage import Stage
 from simfl.cohort.tensor_stepper import steppable
 from simfl.cohort.trial import Trial
+from simfl.engine.chosen import FAILED, RULES, Facts, kept, trial_of
 from simfl.engine.inline import Pool
 from simfl.engine.recalled import Recalled
 from simfl.errors import SimflError
@@ -30,9 +31,6 @@ from simfl.sampling import auto_width, expected_clients
 FIRM = 0.9  # of the time in the manner of the rules: another has to take less, so that noise moves nothing
 EXACT, ROUNDED = 0.02, 0.2  # how far from `loop` a client may end, in float32, and where products are rounded further
 
-RULES, FAILED = "by rules, as ", "trying failed"
-
-Facts = dict[str, Any]
 Outgoing = Callable[[Stage, Snapshot], tuple[Sequence[VisitPlan], Sent]]  # the next round's visits, and what they get
 
 
@@ -52,10 +50,10 @@ class Choice:
     before: Snapshot
     pool: Pool
 
-    def made(self, outgoing: Outgoing, cache: Path) -> Facts:
+    def made(self, outgoing: Outgoing, cache: Path, say: Callable[[str], None]) -> Facts:
         """The manner, why it was chosen, and every trial, from now on in the record; empty where it all stands there.
 
-        What an earlier run like this one found is taken from the cache.
+        What an earlier run like this one found is taken from the cache; if one is about to find it, it is waited for.
         """
         begun = self.before.round > 0 and self.record.manifest.get("forked", {}).get("step") != self.before.step
         if not self._tries or begun or self.record.choice(self.stage.index):
@@ -63,9 +61,9 @@ class Choice:
         why, tried = self.by_rules(), Facts()
         if not why:
             visits, (received, _, _) = outgoing(self.stage, self.before)
-            why, tried = self._tried(visits, received, cache)
+            why, tried = self._tried(visits, received, cache, say)
         if tried:
-            manner, why = self.best([_trial(facts) for facts in tried["trials"]])
+            manner, why = self.best([trial_of(facts) for facts in tried["trials"]])
         else:
             manner, why = self.rule, f"{RULES}{why}"
         found = {**asdict(manner), "why": why, **tried}
@@ -84,7 +82,9 @@ class Choice:
         found: Facts = self.record.manifest["identity"]
         return found
 
-    def _tried(self, visits: Sequence[VisitPlan], received: Parts, cache: Path) -> tuple[str, Facts]:
+    def _tried(
+        self, visits: Sequence[VisitPlan], received: Parts, cache: Path, say: Callable[[str], None]
+    ) -> tuple[str, Facts]:
         """What was found, now or by an earlier run; or why nothing was."""
         local = self.stage.phase.local
         ordered = sorted(visits, key=lambda visit: (visit.num_steps(local), visit.client))
@@ -98,18 +98,24 @@ class Choice:
             self.pool.kind,
             cache,
         )
-        found = known.read() if self.experiment.cohort.probe == "auto" else None
-        if found is not None:
-            return "", {**found, "recalled": True}
+        with known.turn(lambda: say("how clients are best trained is being tried by another run, which is waited for")):
+            found = known.read() if self.experiment.cohort.probe == "auto" else None
+            if found is not None:
+                return "", {**found, "recalled": True}
+            return self._found(ordered, received, known)
+
+    def _found(self, ordered: Sequence[VisitPlan], received: Parts, known: Recalled) -> tuple[str, Facts]:
+        """What a worker finds now, kept for later runs; or why it finds nothing."""
         try:
             answer = self.pool.probe(self._question(ordered), received)
         except SimflError as error:  # of the worker, not of a manner: the run does without, and says why
             return f"{FAILED} ({str(error).splitlines()[0].partition('; ')[0]})", {}
         if answer.trials[0].why:
             return f"one client alone could not be tried ({answer.trials[0].why})", {}
-        trials = [_facts(trial) for trial in answer.trials]
+        trials = [kept(trial) for trial in answer.trials]
         seconds = {"seconds": round(answer.seconds, 3), "loading": round(answer.loading, 3)}
-        found = {"steps": answer.steps, **seconds, "trials": trials}
+        where = {"when": time.time(), "kind": answer.kind, "kinds": self.pool.kind, "others": answer.others}
+        found = {"steps": answer.steps, **seconds, **where, "trials": trials}
         known.write(found)
         return "", {**found, "recalled": False}
 
@@ -194,34 +200,3 @@ class Choice:
         if own and (fastest.round or 0.0) > FIRM * own[0]:
             return rule, "that of the rules, which no other beat by a tenth"
         return self._loop if fastest.manner.way == "loop" else fastest.manner, "the fastest that was tried"
-
-
-def said(facts: Facts) -> str:
-    """A choice in one line; empty where nothing was to be tried."""
-    manner = Manner(facts["way"], facts["width"], facts["program"])
-    if "trials" not in facts:
-        failed = str(facts["why"]).startswith(RULES + FAILED)
-        return f"clients are trained so: {manner} ({facts['why']})" if failed else ""
-    trials = [_trial(trial) for trial in facts["trials"]]
-    out = [trial for trial in trials if trial.why]
-    own = [t.step for t in trials if t.step and (t.manner == manner or t.manner.way == manner.way == "loop")]
-    pace = f"{_milliseconds(own[0])} a client's step, {_milliseconds(trials[0].step)} one by one; " if own else ""
-    spent = facts["seconds"] - facts["loading"]
-    how = "tried by an earlier run" if facts["recalled"] else f"tried in {spent:.1f} s, loading aside"
-    left = f", {len(out)} left out (manifest.json says why)" if out else ""
-    return f"clients are trained so: {manner} ({facts['why']}): {pace}{len(trials)} manners {how}{left}"
-
-
-def _milliseconds(seconds: float | None) -> str:
-    return "?" if seconds is None else f"{1000 * seconds:.3g} ms"
-
-
-def _facts(trial: Trial) -> Facts:
-    """A trial as it is kept."""
-    facts = {**asdict(trial.manner), **asdict(trial)}
-    return {name: value for name, value in facts.items() if name not in ("manner", "starving")}
-
-
-def _trial(facts: Facts) -> Trial:
-    names = ("step", "round", "gap", "memory", "why")
-    return Trial(Manner(facts["way"], facts["width"], facts["program"]), **{name: facts[name] for name in names})

@@ -20,7 +20,8 @@ from simfl.cohort.visit import CohortResult, train_cohort
 from simfl.data.holdings import Partition
 from simfl.engine import summary
 from simfl.engine.audience import Audience, Silent
-from simfl.engine.choosing import Choice, Outgoing, manner_of, said
+from simfl.engine.choosing import Choice, Outgoing, manner_of
+from simfl.engine.chosen import said
 from simfl.engine.crew import crew_of
 from simfl.engine.inline import Pool
 from simfl.engine.opening import open_pool
@@ -215,7 +216,7 @@ class Driver:
         """How the phase's visits are trained, where the experiment leaves it open."""
         assert self.stage is not None
         choice = Choice(self.experiment, self.record, self.stage, self.snapshot, self.pool)
-        facts = choice.made(outgoing, self.setting.cache)
+        facts = choice.made(outgoing, self.setting.cache, self.audience.message)
         if facts:
             self.audience.chosen(self.stage.index, facts, said(facts))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+MEMORY = 1.0  # seconds that NVML's figure covers at most
 LOOK = 0.25  # seconds between two looks: NVML's own figure covers the last sixth of a second to a second
 
 
@@ -16,9 +17,18 @@ class Gauge:
     """One GPU, looked at when a piece of work ends."""
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._gpu = _gpu(str(torch.cuda.get_device_properties(device).uuid)) if device.type == "cuda" else None
         self._looked = 0.0
         self._use: float | None = None
+
+    def others(self) -> float | None:
+        """Share of a second in which the GPU ran anything while this process had nothing for it; None: not known."""
+        if self._gpu is None:
+            return None
+        torch.cuda.synchronize(self._device)
+        time.sleep(MEMORY)
+        return _use(self._gpu)
 
     def use(self) -> float | None:
         """Share of the last moments in which the GPU ran anything, whoever's: 0 to 1; None where it is not known."""

@@ -1,14 +1,15 @@
 """What was found when manners of training were tried, for runs like it: names, seeds and learning rates are free.
 
 It lies in the cache, so repeated runs and the later ones of a sweep are trained in one manner, to the same bits, and
-try once; runs that begin at the same moment each try for themselves.
+try once: of runs that begin at the same moment one does, and the others wait for what it finds.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ class Recalled:
         given = config.to_mapping(experiment)
         own = dict(given["phases"][phase])
         own["local"] = {key: value for key, value in own["local"].items() if key not in FREE}
+        given["cohort"] = {key: value for key, value in given["cohort"].items() if key != "probe"}
         key = {name: given[name] for name in WHOLE} | {"phase": own, "scored": given["evaluate"]["models"]}
         key |= {"rows": data, "workers": workers, "kind": kind, "simfl": __version__, "torch": torch.__version__}
         name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
@@ -46,6 +48,18 @@ class Recalled:
             found: dict[str, Any] = json.loads(self.path.read_bytes())
             return found
         return None
+
+    @contextmanager
+    def turn(self, on_wait: Callable[[], object]) -> Iterator[None]:
+        """Inside the block no other process tries for such a run; `on_wait` is called if one does, before the wait.
+
+        Where the cache cannot be written to, nobody waits.
+        """
+        with ExitStack() as stack:
+            with suppress(OSError):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(files.in_turn(self.path.with_suffix(".lock"), on_wait))
+            yield
 
     def write(self, found: dict[str, Any]) -> None:
         """Keep it, if the disk lets: a run does not depend on it."""

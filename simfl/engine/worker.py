@@ -21,7 +21,7 @@ from simfl.cohort.probe import Findings, Question, probe
 from simfl.cohort.program import with_programs
 from simfl.cohort.stage import Stage
 from simfl.cohort.visit import CohortResult, train_cohort
-from simfl.engine.gauge import Gauge
+from simfl.engine.gauge import Gauge, processor
 from simfl.engine.watchdog import Watch
 from simfl.errors import OutOfMemory
 from simfl.evaluation import EvaluationPlan, Scores, evaluate
@@ -108,9 +108,10 @@ class Worker:
     def probe(self, question: Question, received: Parts) -> Findings:
         """Try manners of training, of which the phase's first round will take one."""
         stage, self.peak = self.stages[self.phase], max(self.peak, _most_memory(self.setting.device))
+        others = self.gauge.others()
         with self._at_work("probe", f"{len(question.visits)} clients") as clock:
             found = probe(stage, self.store, question, self._here(received))
-        found.clock = clock
+        found.clock, found.kind, found.others = clock, processor(self.setting.device), others
         return found
 
     def slope(self, piece: Piece, shared: Step, received: Parts) -> Slope:

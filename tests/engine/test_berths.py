@@ -50,6 +50,7 @@ def test_what_several_machines_mean_is_said_once(berths: Berths, said: list[str]
     for place, kind in enumerate(("one", "one", "two", "two")):
         berths.note(place, Berth(place > 0, kind))
     assert [line.partition(" (")[0].partition(" /")[0] for line in said] == ["a worker does not see", "workers differ"]
+    assert said[1].startswith("workers differ (one, two): ")
 
 
 def test_the_marker_lies_as_long_as_the_pool_is_open(berths: Berths, tmp_path: Path) -> None:

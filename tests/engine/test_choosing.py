@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +15,13 @@ from fakes import Stopping, experiment, run, scatter, then, traces
 from faults import Troubled, order
 from pretended import pretend
 
-from simfl import config
+from simfl import config, files
 from simfl.cohort import probe, trial
 from simfl.cohort.plan import Manner
 from simfl.cohort.probe import Findings
 from simfl.cohort.trial import Trial
 from simfl.debug.rerun import Rerun
-from simfl.engine import choosing, worker
+from simfl.engine import chosen, worker
 from simfl.engine.choosing import Choice
 from simfl.engine.recalled import Recalled
 from simfl.errors import ConfigError, RunError
@@ -275,9 +278,80 @@ def test_what_a_run_found_serves_the_runs_like_it(tmp_path, monkeypatch):
     assert len(asked) == 1
     kept = manifest(tmp_path / "second")["choices"]["0"]
     assert (kept["width"], kept["recalled"]) == (4, True)
-    assert "tried by an earlier run" in choosing.said(kept)
+    assert "by an earlier run" in chosen.said(kept)
     run(replace(case, phases=(replace(case.phases[0], rounds=1, participation=1.0),)), tmp_path / "third")
     assert len(asked) == 2
+
+
+class Waiting(Stopping):
+    """A display that, when a run says that it waits for another one, has that one end."""
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        super().__init__()
+        self.end = end
+
+    def message(self, text: str) -> None:
+        super().message(text)
+        if "is waited for" in text:
+            self.end()
+
+
+def test_of_runs_that_begin_at_the_same_moment_one_tries_and_the_other_waits(tmp_path, monkeypatch):
+    monkeypatch.setattr(Choice, "_tries", property(lambda self: True))
+    asked, case = answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0)), replace(CASE, cohort=Cohort())
+    run(case, tmp_path / "first")
+    (found,) = (tmp_path / "cache" / "manners").glob("*.json")
+    text = found.read_bytes()
+    for name, ends, tried in (("second", lambda: found.write_bytes(text), 1), ("third", lambda: None, 2)):
+        found.unlink()  # as while the first one tries
+        with ExitStack() as first:
+            first.enter_context(files.in_turn(found.with_suffix(".lock"), lambda: None))
+            display = Waiting(lambda ends=ends, first=first: (ends(), first.close()))
+            run(case, tmp_path / name, display=display)
+        assert display.messages[0] == "how clients are best trained is being tried by another run, which is waited for"
+        assert manifest(tmp_path / name)["choices"]["0"]["recalled"] == (tried == 1)
+        assert len(asked) == tried  # of the first that ended without an answer, the next one tries
+    display = Stopping()
+    run(case, tmp_path / "fourth", display=display)
+    assert len(display.messages) == 1
+
+
+def test_where_the_cache_cannot_be_written_to_nobody_waits(tmp_path):
+    (tmp_path / "manners").write_text("no folder")
+    with (
+        Recalled(tmp_path / "manners" / "one.json").turn(pytest.fail),
+        Recalled(tmp_path / "manners" / "one.json").turn(pytest.fail),
+    ):
+        assert Recalled(tmp_path / "manners" / "one.json").read() is None
+
+
+def test_what_was_found_while_others_used_the_card_is_kept_and_said_until_it_is_tried_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(Choice, "_tries", property(lambda self: True))
+    monkeypatch.setattr("simfl.engine.gauge.Gauge.others", lambda self: 0.63)
+    answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0))
+    case, doubt = replace(CASE, cohort=Cohort()), "the GPU worked for others 63% of the second before"
+    for name in ("first", "second"):
+        display = Stopping()
+        run(case, tmp_path / name, display=display)
+        assert doubt in display.messages[0]
+        assert manifest(tmp_path / name)["choices"]["0"]["others"] == 0.63
+    assert re.search(r"tried on \d{4}-\d\d-\d\d by an earlier run; the GPU worked", display.messages[0])
+    monkeypatch.setattr("simfl.engine.gauge.Gauge.others", lambda self: 0.0)
+    answered(monkeypatch, of(LOOP, 1.0), of(FOUR, 2.0))
+    run(CASE, tmp_path / "anew")  # cohort.probe is always
+    display = Stopping()
+    run(case, tmp_path / "third", display=display)
+    assert manifest(tmp_path / "third")["choices"]["0"]["way"] == "loop"
+    assert "others" not in display.messages[0]
+
+
+def test_where_workers_differ_it_is_said_on_which_was_tried(tmp_path, monkeypatch):
+    answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0))
+    monkeypatch.setattr(worker, "processor", lambda device: "small")
+    monkeypatch.setattr("simfl.engine.inline.processor", lambda device: "large, small")
+    display = Stopping()
+    run(CASE, tmp_path, display=display)
+    assert display.messages[0].endswith("; they were tried on one worker (small) for all (large, small)")
 
 
 def likes(case: Experiment, **changed: object) -> Path:
@@ -291,6 +365,7 @@ def test_runs_are_alike_if_trying_would_find_the_same():
     same = [
         replace(CASE, name="other", seed=9),
         replace(CASE, phases=(replace(phase, local=replace(local, learning_rate=0.5)),)),
+        replace(CASE, cohort=Cohort()),  # asked to try always, or not
     ]
     other = [
         replace(CASE, phases=(replace(phase, local=replace(local, batch_size=3)),)),

@@ -64,6 +64,16 @@ def test_it_asks_for_the_gpu_by_its_name_and_not_more_often_than_it_is_told_anew
     assert one.use() == 0.12
 
 
+def test_what_the_gpu_does_for_others_is_asked_when_this_process_has_nothing_for_it(card: pytest.MonkeyPatch) -> None:
+    nvml, done = Nvml("GPU-11-22", 40), list[object]()
+    card.setitem(sys.modules, "pynvml", nvml)
+    card.setattr(torch.cuda, "synchronize", done.append)
+    card.setattr(gauge.time, "sleep", done.append)
+    assert Gauge(CUDA).others() == 0.4
+    assert done == [CUDA, gauge.MEMORY]
+    assert Gauge(torch.device("cpu")).others() is None
+
+
 @pytest.mark.parametrize("nvml", [Nvml("GPU-33", 87), Nvml("GPU-11-22", None)], ids=["unknown", "no figure"])
 def test_what_nvml_does_not_know_is_not_told(nvml: Nvml, card: pytest.MonkeyPatch) -> None:
     card.setitem(sys.modules, "pynvml", nvml)
