@@ -24,6 +24,16 @@ WHOLE = ("model", "mentor", "data", "partition", "privacy", "exactness", "cohort
 FREE = ("learning_rate", "schedule")  # of a phase's `local`
 
 
+def basis(experiment: Experiment, phase: int) -> dict[str, Any]:
+    """What of an experiment decides how a phase is best trained, but for how many rounds that has to pay in."""
+    given = config.to_mapping(experiment)
+    own = {key: value for key, value in given["phases"][phase].items() if key != "rounds"}
+    own["local"] = {key: value for key, value in own["local"].items() if key not in FREE}
+    cohort = {key: value for key, value in given["cohort"].items() if key != "probe"}
+    whole = {name: given[name] for name in WHOLE} | {"cohort": cohort}
+    return whole | {"phase": own, "scored": given["evaluate"]["models"]}
+
+
 @dataclass(frozen=True)
 class Recalled:
     """A file of the cache."""
@@ -33,11 +43,7 @@ class Recalled:
     @staticmethod
     def of(experiment: Experiment, phase: int, data: str, workers: int, kind: str, folder: Path) -> Recalled:
         """`data`: the hash of the data set; `kind` is that of the workers' processors, `folder` the cache."""
-        given = config.to_mapping(experiment)
-        own = dict(given["phases"][phase])
-        own["local"] = {key: value for key, value in own["local"].items() if key not in FREE}
-        given["cohort"] = {key: value for key, value in given["cohort"].items() if key != "probe"}
-        key = {name: given[name] for name in WHOLE} | {"phase": own, "scored": given["evaluate"]["models"]}
+        key = basis(experiment, phase) | {"rounds": experiment.phases[phase].rounds}
         key |= {"rows": data, "workers": workers, "kind": kind, "simfl": __version__, "torch": torch.__version__}
         name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
         return Recalled(folder / "manners" / f"{name}.json")

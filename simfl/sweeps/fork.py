@@ -23,6 +23,7 @@ from simfl.cohort.stage import Stage
 from simfl.data.holdings import Partition, manifest_sha256
 from simfl.debug.rerun import Rerun
 from simfl.engine import preflight
+from simfl.engine.recalled import basis
 from simfl.errors import ConfigError, RunError
 from simfl.experiment import Experiment, Phase
 from simfl.memory import EMPTY, Store
@@ -66,21 +67,29 @@ def fork(
         snapshot = _adapted(source, snapshot, stage, partition, manifest_sha256(text), say)
         facts = manifest(identity, setting.dataset.sha256, manifest_sha256(text))
         origin = {"folder": home or str(source.folder), "step": step, "weights_sha256": snapshot.weights_sha256}
-        facts |= {"forked": origin, **_manners(source, experiment, snapshot)}
+        facts |= {"forked": origin, **_manners(source, experiment, snapshot, device, say)}
         _write(source, target, experiment, facts, text, snapshot, memory)
 
 
-def _manners(source: Run, experiment: Experiment, snapshot: Snapshot) -> dict[str, Any]:
-    """How the source trained its visits, as far as the fork is to train so too: what the manifest keeps of it."""
+def _manners(source: Run, experiment: Experiment, snapshot: Snapshot, device: str, say: Say) -> dict[str, Any]:
+    """How the source trained its visits, as far as the fork is to train so too: what the manifest keeps of it.
+
+    All of it, if what it follows from is the same: then the fork's bits are those of the longer run. Else the fork is
+    trained as its own experiment says from its first round on: under `strict`, say, by rules and not by a clock's word.
+    """
     made, phase = source.manifest, snapshot.phase
-    if source.experiment.cohort != experiment.cohort:
+    choices, widths = made.get("choices", {}), made.get("widths", [])
+    a, b = basis(source.experiment, phase), basis(experiment, phase)
+    changed = [name for name in a if a[name] != b[name]] + ["device"] * (made["identity"]["device"] != device)
+    if choices and changed:
+        say(f"{', '.join(changed)} changed: how clients are trained is chosen anew")
+    if set(changed) - {"phase", "scored"}:
         return {}
-    before, now = source.experiment.phases[phase], experiment.phases[phase]
-    choices, over = made.get("choices", {}), phase if replace(before, rounds=now.rounds) == now else phase - 1
+    over = phase - 1 if changed else phase
     until = snapshot.step - (str(phase + 1) in choices)  # what was chosen at this very step is of the phase after
     return {
         "choices": {k: choice for k, choice in choices.items() if int(k) <= over},
-        "widths": [[since, width] for since, width in made.get("widths", []) if since <= until],
+        "widths": [[since, width] for since, width in widths if since <= until],
     }
 
 

@@ -257,6 +257,35 @@ def test_a_fork_trains_as_its_source_did(tmp_path, monkeypatch):
     assert traces(tmp_path / "fork")["weights_sha256"] == traces(tmp_path / "whole")["weights_sha256"]
 
 
+@pytest.mark.parametrize("changed", [
+    {"exactness": "strict", "cohort": Cohort()},
+    {"cohort": Cohort(probe="never", threads=2)},
+    {"model": replace(CASE.model, dropout=0.3)},
+])  # fmt: skip
+def test_a_fork_that_changes_what_the_choice_follows_from_is_trained_by_its_own_word(tmp_path, monkeypatch, changed):
+    """Under `strict` a clock's choice would have the fork differ from the next one of the same experiment."""
+    answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0))
+    run(CASE, tmp_path / "source")
+    longer = replace(CASE, **{"cohort": Cohort(probe="never")} | changed, phases=(replace(CASE.phases[0], rounds=5),))
+    said: list[str] = []
+    fork(Run(tmp_path / "source"), tmp_path / "fork", longer, 2, say=said.append)
+    assert [line for line in said if "chosen anew" in line] == [
+        f"{next(iter(changed))} changed: how clients are trained is chosen anew"
+    ]
+    run(longer, tmp_path / "fork", resume=True)
+    assert manifest(tmp_path / "fork").get("choices", {}) == {}
+    assert manifest(tmp_path / "fork").get("widths", []) == []
+
+
+def test_a_fork_with_another_rate_trains_as_its_source_did(tmp_path, monkeypatch):
+    answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0))
+    run(CASE, tmp_path / "source")
+    phase = CASE.phases[0]
+    slower = replace(CASE, phases=(replace(phase, local=replace(phase.local, learning_rate=0.01)),))
+    fork(Run(tmp_path / "source"), tmp_path / "fork", slower, 2)
+    assert manifest(tmp_path / "fork")["choices"] == manifest(tmp_path / "source")["choices"]
+
+
 def test_a_fork_with_another_algorithm_is_tried_anew(tmp_path, monkeypatch):
     asked = answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0))
     run(CASE, tmp_path / "source")
