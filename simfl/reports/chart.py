@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 WIDTH, HEIGHT = 440.0, 280.0
 LEFT, RIGHT, TOP, BOTTOM = 62.0, 14.0, 12.0, 44.0
 NUM_COLOURS = 8  # of the page: classes c0 to c7
+CLOCK = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 18000, 36000, 86400, 172800)  # seconds
 WIDE = 7  # letters of a tick's text of which only a few find room
 DASHES = ("", "7 4", "2 3", "9 3 2 3")
 MARKERS = ("circle", "square", "triangle", "diamond")
@@ -76,8 +77,8 @@ def strips(groups: Sequence[tuple[str, Sequence[float]]], y: str) -> str:
 
 def heat(rows: Sequence[str], columns: Sequence[str], values: np.ndarray, what: str) -> str:
     """A cell for each row and column, darker for more; float or int [rows, columns]."""
-    left, top = 78.0, 22.0 + 4.6 * min(max((len(name) for name in columns), default=0), 11)
-    wide, high = (WIDTH - left - RIGHT) / max(len(columns), 1), min(22.0, 300.0 / max(len(rows), 1))
+    left, top = 78.0, 22.0 + 5.4 * min(max((len(name) for name in columns), default=0), 11)
+    wide, high = (WIDTH - left - 2 * RIGHT) / max(len(columns), 1), min(22.0, 300.0 / max(len(rows), 1))
     most = float(values.max()) or 1.0
     body = []
     for i, row in enumerate(rows):
@@ -90,19 +91,21 @@ def heat(rows: Sequence[str], columns: Sequence[str], values: np.ndarray, what: 
             place = f'x="{left + wide * j:.1f}" y="{top + high * i:.1f}" width="{wide:.1f}" height="{high:.1f}"'
             body.append(f'<rect {place} class="cell" style="--share:{share:.3f}">{title}</rect>')
     for j, column in enumerate(columns):
-        if wide >= 9 or j % math.ceil(12 / wide) == 0:
+        if (len(columns) - 1 - j) % max(
+            1, math.ceil(12 / wide) if wide < 9 else 1
+        ) == 0:  # the last, of all others, too
             at = f"translate({left + wide * (j + 0.5) + 4:.1f} {top - 5})rotate(-55)"
             body.append(f'<text transform="{at}">{escape(_short(column, 11))}</text>')
     return _svg(top + high * len(rows) + 8, "".join(body), what)
 
 
-def bars(given: Sequence[Bar], names: Sequence[str], x: str, form: Callable[[float], str] | None = None) -> str:
-    """Stretches of time, a row for each name; `names` are the meanings of the colours."""
+def bars(given: Sequence[Bar], x: str) -> str:
+    """Stretches of seconds, a row for each name."""
     rows = list(dict.fromkeys(bar.row for bar in given))
     step, label = 22.0, 150.0
     height = TOP + step * len(rows) + BOTTOM
-    across = Scale.over([v for bar in given for v in (bar.begin, bar.end)], label, WIDTH - RIGHT)
-    body = [_x_axis(across, height - BOTTOM, TOP, x, form or number)]
+    across = replace(Scale.over([v for bar in given for v in (bar.begin, bar.end)], label, WIDTH - RIGHT), steps=CLOCK)
+    body = [_x_axis(across, height - BOTTOM, TOP, x, clock)]
     for i, row in enumerate(rows):
         body.append(
             f'<text x="{label - 6}" y="{TOP + step * (i + 0.5) + 4:.1f}" class="end">{escape(_short(row, 21))}</text>'
@@ -111,15 +114,15 @@ def bars(given: Sequence[Bar], names: Sequence[str], x: str, form: Callable[[flo
         top, wide = TOP + step * rows.index(bar.row) + 3, max(across(bar.end) - across(bar.begin), 0.6)
         place = f'x="{across(bar.begin):.1f}" y="{top:.1f}" width="{wide:.1f}" height="{step - 6}"'
         body.append(f'<rect {place} class="bar c{_colour(bar.colour)}"><title>{escape(bar.name)}</title></rect>')
-    return _svg(height, "".join(body), x) + (legend(names, "box") if names else "")
+    return _svg(height, "".join(body), x)
 
 
-def legend(names: Sequence[str], mark: str = "") -> str:
+def legend(names: Sequence[str]) -> str:
     """What each colour, dash and marker means."""
-    items = []
-    for i, name in enumerate(names):
-        inner = f'<rect x="6" y="2" width="14" height="12" class="bar c{_colour(i)}"/>' if mark else _key(i)
-        items.append(f'<li><svg class="key" viewBox="0 0 26 16" aria-hidden="true">{inner}</svg>{escape(name)}</li>')
+    items = [
+        f'<li><svg class="key" viewBox="0 0 26 16" aria-hidden="true">{_key(i)}</svg>{escape(name)}</li>'
+        for i, name in enumerate(names)
+    ]
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
@@ -136,6 +139,7 @@ class Scale:
     start: float
     end: float
     whole: bool = False  # all values are whole numbers, and so are the ticks
+    steps: tuple[float, ...] = ()  # between ticks, rising, where they may not be 1, 2 or 5 times a power of ten
 
     @staticmethod
     def over(values: Iterable[float], start: float, end: float) -> Scale:
@@ -153,8 +157,19 @@ class Scale:
         raw = max((self.high - self.low) / most, 1.0 if self.whole else 0.0)
         power = 10.0 ** math.floor(math.log10(raw))
         step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
+        if self.steps and self.steps[0] <= raw <= self.steps[-1]:
+            step = next(known for known in self.steps if known >= raw)
         first = math.ceil(self.low / step - 1e-9)
         return [k * step for k in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+
+def clock(seconds: float) -> str:
+    """A tick of a scale of time: 0, 0.5 s, 30 s, 1 min 30 s, 2 min, 1 h 30 min."""
+    if seconds < 60:
+        return f"{seconds:.3g} s" if seconds else "0"
+    (whole, unit), (rest, small) = ((3600, "h"), (60, "min")) if seconds >= 3600 else ((60, "min"), (1, "s"))
+    more = round(seconds % whole / rest)
+    return f"{int(seconds // whole)} {unit}" + (f" {more:02d} {small}" if more else "")
 
 
 def number(value: float) -> str:

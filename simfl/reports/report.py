@@ -64,7 +64,13 @@ def report(results: Sequence[Result], title: str) -> str:
         Section("Commands", _commands(results)),
     ]
     done = sum(len(line.done) for line in found.lines)
-    return page(title, f"{len(results)} runs, {done} of them done", sections)
+    return page(title, _lead(len(results), done), sections)
+
+
+def _lead(runs: int, done: int) -> str:
+    if runs == 1:
+        return "one run, done" if done else "one run, not done yet"
+    return f"{runs} runs, all of them done" if done == runs else f"{runs} runs, {done} of them done"
 
 
 def _longest(shown: Sequence[Line]) -> list[Line]:
@@ -157,8 +163,7 @@ def _samples(found: Comparison, shown: Sequence[Line]) -> str:
             if row["step"] == last:
                 key = row["split"], row["row"]
                 asked.setdefault(key, row)
-                said = [_cell(v) for k, v in row.items() if k.startswith("predicted_") and v is not None]
-                columns.setdefault(name_of(line, told), {})[key] = ", ".join(said)
+                columns.setdefault(name_of(line, told), {})[key] = _said(row)
     keys = list(asked)[:MOST_SAMPLES]
     truth = [name for name in evaluation.TRUTH if any(asked[key].get(name) is not None for key in keys)]
     rows_ = [
@@ -166,6 +171,15 @@ def _samples(found: Comparison, shown: Sequence[Line]) -> str:
         for key in keys
     ]
     return table([*truth, *columns], rows_, len(truth) + len(columns)) if keys else ""
+
+
+def _said(row: dict[str, Any]) -> str:
+    """A prediction, and in brackets what else the model said of it."""
+    found = {k.removeprefix("predicted_"): v for k, v in row.items() if k.startswith("predicted_") and v is not None}
+    if not found:
+        return ""
+    (_, said), *others = found.items()
+    return f"{_cell(said)} ({', '.join(f'{k} {_cell(v)}' for k, v in others)})" if others else _cell(said)
 
 
 def _cell(value: Any) -> str:

@@ -12,6 +12,8 @@ from simfl.reports.chart import Bar, Series, bars, lines, number
 from simfl.reports.page import figure, figures, table
 
 MOST_LINES = 8  # in one chart
+MOST_LOGS = 2  # runs of which it is told
+AT_WORK = "A worker's time at work in each round, drawn from the round's beginning."
 MOST_ROWS = 40  # of a chart
 LEAST = 0.001  # seconds in all of a kind of work that is shown
 
@@ -29,13 +31,13 @@ def timeline(results: Sequence[Result]) -> str:
     kept = list(dict.fromkeys(bar.row for bar in shifted))[:MOST_ROWS]
     charts = []
     if len(kept) > 1:
-        chart = bars([bar for bar in shifted if bar.row in kept], [], "time since the first began", duration)
+        chart = bars([bar for bar in shifted if bar.row in kept], "time since the first began")
         charts.append(figure("When each run was under way", chart))
-    charts += [figure(f"Where the time went: {label}", _stages(log)) for label, log in list(logs.items())[:2]]
-    charts += [figure(f"Workers: {label}", _workers(log)) for label, log in list(logs.items())[:2]]
-    charts += [figure(f"Workers in all rounds: {label}", _totals(log)) for label, log in list(logs.items())[:2]]
-    for label, log in list(logs.items())[:2]:
-        charts += [figure(f"{title}: {label}", chart) for title, chart in _use(log)]
+    first = [(f": {label}" if len(logs) > 1 else "", log) for label, log in list(logs.items())[:MOST_LOGS]]
+    charts += [figure(f"Where the time went{of}", _stages(log)) for of, log in first]
+    charts += [figure(f"Workers{of}", _workers(log), AT_WORK) for of, log in first]
+    charts += [figure(f"Workers in all rounds{of}", _totals(log)) for of, log in first]
+    charts += [figure(f"{title}{of}", chart) for of, log in first for title, chart in _use(log)]
     return figures([chart for chart in charts if chart])
 
 
@@ -58,8 +60,8 @@ def _stages(log: Sequence[dict[str, Any]]) -> str:
         for name, seconds in line.get("timings", {}).items() if line["event"] == "round" else ():
             spent[name] = spent.get(name, 0.0) + seconds
     shown = sorted(((name, s) for name, s in spent.items() if s >= LEAST), key=lambda item: -item[1])
-    made = [Bar(name, 0.0, seconds, f"{name}: {duration(seconds)}") for name, seconds in shown]
-    return bars(made, [], "seconds of all workers and the driver", duration) if made else ""
+    made = [Bar(f"{name}  {duration(s)}", 0.0, s, f"{name}: {duration(s)}") for name, s in shown]
+    return bars(made, "all workers and the driver together") if made else ""
 
 
 def _workers(log: Sequence[dict[str, Any]]) -> str:
@@ -75,7 +77,7 @@ def _workers(log: Sequence[dict[str, Any]]) -> str:
             made.append(
                 Bar(f"worker {worker}", first, end, f"round {line['step']}: {duration(seconds)} at work", worker)
             )
-    return bars(made, [], "time", duration)
+    return bars(made, "time since the first round began")
 
 
 def _ended(line: dict[str, Any]) -> float:
@@ -93,7 +95,7 @@ def _totals(log: Sequence[dict[str, Any]]) -> str:
         idle = sum(max(0.0, line["seconds"] - line["busy"][worker]) for line in here)
         share = f"{min(1.0, busy / whole):.0%}" if whole else ""
         rows.append([str(worker), str(len(here)), duration(busy), duration(idle), share])
-    return table(["worker", "rounds", "at work", "idle", "share at work"], rows) if rows else ""
+    return table(["worker", "rounds", "at work", "idle", "share"], rows) if rows else ""
 
 
 def _use(log: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:

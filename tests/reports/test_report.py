@@ -19,7 +19,7 @@ from simfl.cli import main
 from simfl.comparison.results import Result
 from simfl.comparison.table import Line
 from simfl.experiment import Evaluate, Experiment
-from simfl.reports.chart import Scale, Series, heat, lines, number, strips
+from simfl.reports.chart import Bar, Scale, Series, bars, heat, lines, number, strips
 from simfl.reports.curves import course, facets
 from simfl.reports.page import DARK, LIGHT
 from simfl.reports.time import timeline
@@ -116,6 +116,24 @@ def test_a_report_says_how_long_each_worker_was_at_work_and_idle(tmp_path: Path)
     cells = {name: re.findall(r">([^<]+)</td>", row) for name, row in rows}
     assert cells == {"0": ["2", "16.0 s", "4.0 s", "80%"], "1": ["1", "4.0 s", "6.0 s", "40%"]}
     assert "round 2: 4.0 s at work" in text
+    assert "<figcaption>Workers in all rounds</figcaption>" in text
+    both = timeline([Result(name, {}, tmp_path, "completed") for name in ("one", "two")])
+    assert "<figcaption>Workers in all rounds: two</figcaption>" in both  # whose they are is said where it can be asked
+
+
+@pytest.mark.parametrize(("seconds", "ticks"), [
+    (170.0, ["0", "1 min", "2 min"]),  # and not every 50 or 100 seconds
+    (50.0, ["0", "15 s", "30 s", "45 s"]),
+    (0.4, ["0", "0.1 s", "0.2 s", "0.3 s", "0.4 s"]),
+    (9000.0, ["0", "30 min", "1 h", "1 h 30 min", "2 h", "2 h 30 min"]),
+])  # fmt: skip
+def test_a_scale_of_time_is_cut_as_clocks_are(seconds: float, ticks: list[str]) -> None:
+    text = bars([Bar("worker 0", 0.0, seconds, "all of it")], "time")
+    shown = [tick for tick in re.findall(r">([^<>]+)</text>", text) if tick not in ("worker 0", "time")]
+    if max(map(len, ticks)) > 7:  # which find room at a longer distance
+        assert set(shown) < set(ticks)
+    else:
+        assert shown == ticks
 
 
 def test_the_curves_are_those_of_the_tables(swept: Path) -> None:
