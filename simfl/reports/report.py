@@ -13,6 +13,7 @@ from simfl.comparison.forms import MARK, WAYS, notes
 from simfl.comparison.results import Result, results_of
 from simfl.comparison.significance import per_client
 from simfl.comparison.table import LEVEL, SEED, Comparison, Line, compare, paired
+from simfl.comparison.wishes import wanted
 from simfl.data.heterogeneity import describe
 from simfl.errors import SimflError
 from simfl.following.progress import duration, size
@@ -40,13 +41,13 @@ MOST_VALUES = 40  # columns of a map
 
 def write(paths: Sequence[Path], target: Path, title: str = "") -> None:
     """The report on these runs and sweeps. RunError where nothing lies, or nothing has ended yet."""
-    text = report(results_of(paths), title or ", ".join(path.name for path in paths))
+    text = report(results_of(paths), title or ", ".join(path.name for path in paths), wanted(paths).against)
     files.write(target, lambda file: file.write(text.encode()))
 
 
-def report(results: Sequence[Result], title: str) -> str:
-    """The report's HTML."""
-    found = compare(results, test=paired)
+def report(results: Sequence[Result], title: str, against: str | None = None) -> str:
+    """The report's HTML; other lines are held `against` this one, by default the first."""
+    found = compare(results, against=against, test=paired)
     shown = [line for line in found.lines if line.done]
     courses = {run.label: course(run) for line in shown for run in line.done}
     metrics, drawn = found.metrics, _longest(shown)

@@ -216,3 +216,13 @@ def test_many_lines_are_divided_among_charts() -> None:
     assert [len(group) for _, group, _ in found] == [3] * 9
     assert found[0][0] == ["k 0", "c 0"]
     assert found[0][2] == ("t",)
+
+
+def test_lines_are_held_against_the_one_that_the_sweeps_file_names(swept: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    shutil.copytree(swept, folder)
+    said = json.loads((folder / "sweep.json").read_text())
+    (folder / "sweep.json").write_text(json.dumps({**said, "table": {"metrics": [], "against": "slow"}}))
+    for place, line in ((swept, "differs from rate &lt;fast&gt;"), (folder, "differs from rate slow")):
+        assert main(["report", str(place)]) == 0
+        assert line in (place / "report.html").read_text()
