@@ -6,7 +6,6 @@ it remembers and a seed, and folds what comes back into the server. Rounds are c
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from simfl.broadcast import Sent
-from simfl.cohort.fold import Fold
 from simfl.cohort.plan import CohortPlan, Draft, VisitPlan, cohorts, pooled
 from simfl.cohort.stage import Stage
+from simfl.cohort.total import Total
 from simfl.cohort.visit import CohortResult
 from simfl.cohort.wire import STATISTICS
 from simfl.engine.driver import Driver
 from simfl.errors import OutOfMemory
 from simfl.experiment import Experiment
 from simfl.memory import EMPTY
-from simfl.protocol import Means, Weights
+from simfl.protocol import Means
 from simfl.runs.record import Rows
 from simfl.runs.rows import round_rows
 from simfl.runs.snapshot import Snapshot
@@ -79,18 +78,17 @@ def one_round(driver: Driver, stage: Stage, before: Snapshot) -> tuple[Snapshot,
     visits, (received, downloads, broadcast) = outgoing(driver, stage, before)
     plans = cohorts(visits, phase.local, driver.manner, stage.index, number, driver.workers)
     costs = [plan.cost(phase.local) for plan in plans]
-    results = driver.train(plans, received, costs, partial(upcoming, driver, stage, number + 1))
-
-    memory = dict(before.memory)
-    for result in results:
+    total, memory = Total(stage), dict(before.memory)
+    for result in driver.train(plans, received, costs, partial(upcoming, driver, stage, number + 1)):
+        total.take(result)
         memory |= result.memory
-    means = mean(stage, results)
+    means = total.mean()
     if mechanism is not None:
         expected = expected_clients(phase, stage.num_clients)
-        means = mechanism.averaged(means, units_of(results), expected, received, (stage.index, number, "server"))
+        means = mechanism.averaged(means, units_of(total.results), expected, received, (stage.index, number, "server"))
     after = step(stage, before, means)
     after = replace(after, memory=memory, broadcast=broadcast, charged=charged, round=number + 1, step=before.step + 1)
-    return after, round_rows(stage, after, [visit.client for visit in visits], downloads, results)
+    return after, round_rows(stage, after, [visit.client for visit in visits], downloads, total.results)
 
 
 def outgoing(driver: Driver, stage: Stage, before: Snapshot) -> tuple[list[VisitPlan], Sent]:
@@ -153,30 +151,3 @@ def visit(driver: Driver, stage: Stage, number: int, client: int) -> VisitPlan:
 def units_of(results: Sequence[CohortResult]) -> list[int]:
     """How many units each visit had, of those that came back."""
     return [row["units"] for result in results for row in result.clients]
-
-
-@timed("sum")
-def mean(stage: Stage, results: Sequence[CohortResult]) -> Means | None:
-    """What the cohorts returned as one mean per part; None if nobody came back or nobody has weight.
-
-    The cohorts' sums are nodes of one binary tree over the round's positions, so their total does not depend on who
-    trained what.
-    """
-    rows = [row for result in results for row in result.clients]
-    weight = math.fsum(row["weight"] for row in rows)
-    if weight == 0.0:
-        return None
-    parts: dict[str, Weights] = {}
-    for part in dict.fromkeys(part for result in results for part in result.sums):
-        fold = Fold()
-        for result in results:
-            fold.push(result.sums.get(part), result.size)
-        total = fold.total()
-        assert total is not None
-        divisor = float(len(rows)) if stage.phase.algorithm.reduce.get(part) == "clients" else weight
-        parts[part] = {name: t / divisor for name, t in total.items()}
-    gathered: dict[str, list[Weights]] = {}
-    for result in results:
-        for part, uploads in result.gathered.items():
-            gathered.setdefault(part, []).extend(uploads)
-    return Means(parts, gathered, stage.num_clients, len(rows), weight)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from simfl.engine import driver, jobs, pool
+from simfl.engine import calls, driver, pool
 from simfl.engine.hosted import Berth
 from simfl.engine.pool import RayPool
 from simfl.engine.worker import Setup, Worker
@@ -65,6 +65,7 @@ class Pretended:
     row_seconds: float = 0.1  # of an evaluated row; a local step takes 1
     now: float = 0.0
     sent: list[tuple[int, str, str]] = field(default_factory=list)
+    behind: list[tuple[str, str]] = field(default_factory=list)  # of those, what went to a worker at work
     began: dict[int, float] = field(default_factory=dict)  # round -> when its first cohort went out
     count: dict[str, int] = field(default_factory=dict)
     actors: list[Any] = field(default_factory=list)
@@ -110,7 +111,7 @@ class Actor:
     """A worker."""
 
     def __init__(self, ray: Pretended, place: int) -> None:
-        self.ray, self.place, self.free = ray, place, 0.0
+        self.ray, self.place, self.free, self.ends = ray, place, 0.0, list[float]()  # of its calls
 
     def __getattr__(self, name: str) -> Any:
         return SimpleNamespace(remote=lambda *given: self._call(name, *given))
@@ -118,15 +119,18 @@ class Actor:
     def _call(self, method: str, *given: Any) -> Ref:
         ray, number = self.ray, self.ray.count.get(method, 0)
         ray.count[method] = number + 1
-        assert self.free <= ray.now or method in ("begin", "spare"), "a worker has one call at a time"
+        self.ends = [end for end in self.ends if end > ray.now]
+        assert len(self.ends) <= 1 or method in ("begin", "spare"), "a worker has a call, and another that waits"
         place = next((k for k, actor in enumerate(ray.actors) if actor is self), self.place)
         seconds = self._seconds(method, given) * ray.slow.get(place, 1.0)
         seconds = math.inf if (method, number) in ray.silent else seconds
         self.free = max(self.free, ray.now) + seconds
+        self.ends.append(self.free)
         if method in ("train", "evaluate"):
-            ray.sent.append(
-                (place, method, f"{given[0].round}.{given[0].index}" if method == "train" else given[0].model)
-            )
+            what = f"{given[0].round}.{given[0].index}" if method == "train" else given[0].model
+            ray.sent.append((place, method, what))
+            if len(self.ends) == 2:
+                ray.behind.append((method, what))
 
         if method == "train":
             ray.began.setdefault(given[0].round, ray.now)
@@ -189,7 +193,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Pretended:
         found.close()
 
     clock = SimpleNamespace(perf_counter=lambda: ray.now, monotonic=lambda: ray.now, time=lambda: ray.now)
-    for module in (pool, jobs):
+    for module in (pool, calls):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(driver, "open_pool", opened)
     return ray

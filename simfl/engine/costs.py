@@ -109,22 +109,22 @@ def _non_negative(products: np.ndarray, sums: np.ndarray) -> np.ndarray:
 
 
 def sent_now(
-    waiting: Iterable[int], idle: Collection[int], ready: Mapping[int, float], seconds: Callable[[int, int], float]
+    waiting: Iterable[int], takers: Collection[int], ready: Mapping[int, float], seconds: Callable[[int, int], float]
 ) -> dict[int, int]:
-    """Which work each idle worker gets now, by worker: each piece goes to who would end it first.
+    """Which work each taker gets now, by worker: each piece goes to who would end it first.
 
     List scheduling by earliest finish (Graham 1969; for unlike workers Ibarra and Kim 1977): `waiting` in the order in
     which it is dealt, longest first; `ready`: in how many seconds those at work will be free; `seconds(worker, work)`.
-    A piece that a busy worker would end first waits for it, so an idle one may get nothing.
+    A piece that a worker would end first that takes no more now waits for it, so a taker may get nothing.
     """
-    free = {**ready, **dict.fromkeys(idle, 0.0)}
+    free = {**dict.fromkeys(takers, 0.0), **ready}
     found: dict[int, int] = {}
     for work in waiting:
-        if len(found) == len(idle):
+        if len(found) == len(takers):
             break
         ends = {worker: since + seconds(worker, work) for worker, since in free.items()}
-        first = min(ends, key=lambda worker: (ends[worker], worker not in idle, worker))
-        if first in idle and first not in found:
+        first = min(ends, key=lambda worker: (ends[worker], worker not in takers, worker))
+        if first in takers and first not in found:
             found[first] = work
         free[first] = ends[first]
     return found

@@ -163,19 +163,21 @@ class Driver:
 
     def train(
         self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float], ahead: Ahead
-    ) -> list[CohortResult]:
-        """The cohorts' results in the order of the plans; `ahead` is asked for the round after meanwhile."""
+    ) -> Iterator[CohortResult]:
+        """The cohorts' results in the order of the plans, each as soon as it and those before it are there.
+
+        `ahead` is asked for the round after meanwhile.
+        """
         assert self.stage is not None
-        alone = self.stage.pieces == 1 or len(plans) >= self.pool.num_workers
-        if alone:
+        if self.stage.pieces == 1 or len(plans) >= self.pool.num_workers:
             results = self.pool.train(plans, received, costs, ahead)
         else:
-            results = [self._lead(plan, received) for plan in plans]
-        self.stopwatch.count((result.clock for result in results), training=True)
+            results = (self._lead(plan, received) for plan in plans)
         for result in results:
+            self.stopwatch.count([result.clock], training=True)
             for text in result.said:
                 self.audience.message(text)
-        return results
+            yield result
 
     def _lead(self, plan: CohortPlan, received: Parts) -> CohortResult:
         """A cohort trained here, but for the gradients, for which every worker takes pieces of each local batch."""

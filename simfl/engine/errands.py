@@ -61,6 +61,11 @@ class Errands:
             self._alone.append(work)
         return f"a worker died on {self.names[work]} ({cause}); it is replaced and they are tried again"
 
+    def unbegun(self, work: int) -> None:
+        """It waited at a worker that is gone: it goes out again, and nothing is held against it."""
+        self._again += 1
+        self.waiting.insert(0, work)
+
     def starved(self, work: int, cause: str) -> str:
         """It wanted memory: it is tried again, alone on a fresh worker. Says so; OutOfMemory the second time."""
         self._again += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from simfl.cohort.pieces import Piece, Slope, Step
@@ -38,8 +38,9 @@ class Pool(Protocol):
 
     def train(
         self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float], ahead: Ahead
-    ) -> list[CohortResult]:
-        """Results in the order of the plans; OutOfMemory if a cohort does not fit, also alone on a fresh worker.
+    ) -> Iterator[CohortResult]:
+        """Results in the order of the plans, as they come; OutOfMemory if a cohort does not fit, also alone on a fresh
+        worker.
 
         `ahead` gives the round after, to be asked while there is nothing to do but wait.
         """
@@ -74,7 +75,7 @@ class Inline:
 
     def train(
         self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float], ahead: Ahead
-    ) -> list[CohortResult]:
+    ) -> Iterator[CohortResult]:
         def work(plan: CohortPlan, received: Parts) -> CohortResult:
             return self.worker.train(plan, received, ahead if plan is plans[-1] else nothing_ahead)  # asked once
 
@@ -87,18 +88,17 @@ class Inline:
         return [self.worker.slope(piece, shared, shared.received) for piece in pieces]
 
     def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> Callable[[], list[Scores]]:
-        return lambda: self._each(self.worker.evaluate, plans, received, shard_names(plans))
+        return lambda: list(self._each(self.worker.evaluate, plans, received, shard_names(plans)))
 
     def _each(
         self, work: Callable[[Any, Parts], Result], plans: Sequence[Any], received: Parts, names: Sequence[str]
-    ) -> list[Result]:
-        results, began = [], time.perf_counter()
+    ) -> Iterator[Result]:
+        began = time.perf_counter()
         for plan, name in zip(plans, names, strict=True):
             queue = time.perf_counter() - began
             result = self._twice(work, plan, received, name)
             result.clock.add("queue", queue)
-            results.append(result)
-        return results
+            yield result
 
     def _twice(self, work: Callable[[Any, Parts], Result], plan: Any, received: Parts, name: str) -> Result:
         """The result; what wants memory is tried once more, when all that is not in use has been given back."""

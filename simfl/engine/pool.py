@@ -1,8 +1,9 @@
 """Cohorts and shards onto Ray actors.
 
 Results come in the order of the plans, whoever finishes first; the longest work goes out first, to who would end it
-first. Workers that start join when they are ready, workers that die are replaced, and the others go on meanwhile. An
-evaluation need not be waited for: its shards go to whoever has nothing to train.
+first; a second call waits at each worker, but for the last. Workers that start join when they are ready, workers that
+die are replaced, and the others go on meanwhile. An evaluation need not be waited for: its shards go to whoever has
+nothing to train.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from simfl.cohort.pieces import Piece, Slope, Step
@@ -20,11 +20,12 @@ from simfl.cohort.plan import Ahead, CohortPlan
 from simfl.cohort.probe import Findings, Question
 from simfl.cohort.visit import CohortResult
 from simfl.engine.boot import cause
-from simfl.engine.costs import Costs, Shape, remaining, sent_now
+from simfl.engine.calls import Call, Calls
+from simfl.engine.costs import Costs, Shape, sent_now
 from simfl.engine.crew import Crew
 from simfl.engine.errands import Errands
 from simfl.engine.inline import cohort_names, shard_names
-from simfl.engine.jobs import Call, Job
+from simfl.engine.jobs import Job
 from simfl.engine.staff import Staff
 from simfl.engine.worker import Setup
 from simfl.errors import OutOfMemory, RunError
@@ -47,7 +48,7 @@ class RayPool:
         self.limit = setup.experiment.watchdog_seconds or math.inf
         self.sent: tuple[Parts, Any] = ({}, None)  # what was put last, and the reference to it
         self.jobs: list[Job] = []  # not over yet, the oldest first
-        self.running: dict[Any, Call] = {}  # those of jobs that failed too, until they come back
+        self.calls = Calls()  # those of jobs that failed too, until they come back
         self.costs: defaultdict[str, Costs] = defaultdict(Costs)  # by method
         self.heard = 0.0  # when something last came back
 
@@ -72,16 +73,16 @@ class RayPool:
 
     def train(
         self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float], ahead: Ahead
-    ) -> list[CohortResult]:
+    ) -> Iterator[CohortResult]:
         shapes = [(1.0, float(len(plan.visits)), float(steps)) for plan, steps in zip(plans, costs, strict=True)]
         memory, shared = [[visit.memory for visit in plan.visits] for plan in plans], [self._put(received)]
-        return self._do(self._job("train", plans, shared, memory, shapes, cohort_names(plans)), ahead)
+        return self._results(self._job("train", plans, shared, memory, shapes, cohort_names(plans)), ahead)
 
     def probe(self, question: Question, received: Parts) -> Findings:
         memory, shared = [[visit.memory for visit in question.visits]], [self._put(received)]
         job = self._job("probe", [question], shared, memory, [(1.0,)], ["ways of training"])
         try:
-            found: list[Findings] = self._do(job)
+            found: list[Findings] = list(self._results(job))
         except RunError:
             self._leave(job)
             raise
@@ -91,14 +92,15 @@ class RayPool:
         names = [f"{len(piece.rows)} examples of client {piece.client}" for piece in pieces]
         shapes = [(1.0, float(len(piece.rows))) for piece in pieces]
         both = [self.ray.put(replace(shared, received={})), self._put(shared.received)]
-        return self._do(self._job("slope", pieces, both, [[]] * len(pieces), shapes, names), beside=False)
+        job = self._job("slope", pieces, both, [[]] * len(pieces), shapes, names)
+        return list(self._results(job, beside=False))
 
     def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> Callable[[], list[Scores]]:
         shapes = [(1.0, float(len(plan.rows))) for plan in plans]
         memory, shared = [[plan.memory] for plan in plans], [self._put(received)]
         job = self._job("evaluate", plans, shared, memory, shapes, shard_names(plans))
         self._send_out(self.jobs)
-        return partial(self._do, job)
+        return lambda: list(self._results(job))
 
     def _put(self, received: Parts) -> Any:
         """A reference to what a round sends down, put once however often it is sent."""
@@ -117,12 +119,13 @@ class RayPool:
     ) -> Job:
         costs = self.costs[method]
         errands = Errands(names, [costs.anywhere(shape) for shape in shapes])
-        job = Job(method, plans, shared, memory, shapes, costs, errands, time.perf_counter(), [None] * len(plans))
+        job = Job(method, plans, shared, memory, shapes, costs, errands, time.perf_counter())
         self.jobs.append(job)
         return job
 
-    def _do(self, job: Job, meanwhile: Callable[[], Any] | None = None, beside: bool = True) -> list[Any]:
-        """Wait for a job; `beside` it, workers that it leaves idle are at the others.
+    def _results(self, job: Job, meanwhile: Callable[[], Any] | None = None, beside: bool = True) -> Iterator[Any]:
+        """What comes of a job, in the order of its plans, as it comes; `beside` it, workers that it leaves idle are at
+        the others.
 
         `meanwhile` is called once, when everybody is at work.
         """
@@ -131,16 +134,18 @@ class RayPool:
         try:
             while not job.over:
                 held = self._send_out([job, *(other for other in self.jobs if beside and other is not job)])
+                self._send_ahead(job)
                 if meanwhile is not None:
                     meanwhile()
                     meanwhile = None
+                yield from job.taken()
                 self._receive(held)
         finally:
             self.jobs.remove(job)
         if job.failure is not None:
             raise job.failure
         job.costs.doubt(set(range(self.num_workers)) - job.helpers)
-        return job.results
+        yield from job.taken()
 
     def _send_out(self, jobs: Sequence[Job]) -> bool:
         """Work to idle workers, of the first job first; whether some of that is held back though there are any.
@@ -148,30 +153,45 @@ class RayPool:
         What has to be alone waits for the fresh worker, and for memory that others spare.
         """
         jobs = [job for job in jobs if job.failure is None]
-        if not jobs or any(call.alone for call in self.running.values()):
+        if not jobs or self.calls.alone:
             return False
-        now, first = time.perf_counter(), jobs[0].errands
-        busy = {call.place: remaining(call.expected, now - call.since) for call in self.running.values()}
-        idle = [place for place in self.staff.there if place not in busy]
-        if first.solitary:
-            if not busy and not self.staff.starting:
+        first, idle = jobs[0], self._idle()
+        if first.errands.solitary:
+            if not self.calls.by_ref and not self.staff.starting:
                 self.staff.spare(idle)
                 newest = max(idle, key=self.staff.entered.index)
-                self._send(jobs[0], first.take_alone(), newest, alone=True)
+                self._send(first, first.errands.take_alone(), newest, alone=True)
             return False
         for job in jobs:
-            if idle:
-                for place, work in sent_now(job.errands.waiting, idle, busy, job.seconds).items():
-                    job.errands.take(work)
-                    self._send(job, work, place)
-                    idle.remove(place)
-        return bool(idle and first.waiting)
+            self._deal(job, job.errands.waiting, self._idle())
+        return bool(first.errands.waiting and self._idle())
+
+    def _send_ahead(self, job: Job) -> None:
+        """More work to workers that are at some, but for the last pieces, one a worker: those are for who is free
+        first."""
+        if job.failure is None and not self.calls.alone and not job.errands.solitary:
+            there = set(self.staff.there)
+            self._deal(job, job.errands.waiting[: -len(there)], there & set(self.calls.next_in()))
+
+    def _idle(self) -> list[int]:
+        """The places of workers that are in the phase and have nothing to do."""
+        busy = self.calls.ready()
+        return [place for place in self.staff.there if place not in busy]
+
+    def _deal(self, job: Job, waiting: Sequence[int], takers: Collection[int]) -> None:
+        """Some of a job's work that is waiting to workers who may take it, if nobody else would end it earlier."""
+        if not waiting or not takers:
+            return
+        ready = dict.fromkeys(self.staff.there, 0.0) | self.calls.ready()
+        for place, work in sent_now(waiting, takers, ready, job.seconds).items():
+            job.errands.take(work)
+            self._send(job, work, place)
 
     def _send(self, job: Job, work: int, place: int, alone: bool = False) -> None:
         memory = self.staff.berths.carry(place, job.memory[work])
         expected = job.seconds(place, work) if job.costs.known else math.inf
-        call = getattr(self.staff.actors[place], job.method).remote(job.plans[work], *job.shared, memory)
-        self.running[call] = Call(job, place, work, expected, alone, time.perf_counter())
+        ref = getattr(self.staff.actors[place], job.method).remote(job.plans[work], *job.shared, memory)
+        self.calls.by_ref[ref] = Call(job, place, work, expected, alone)
         job.helpers.add(place)
 
     def _receive(self, held: bool) -> None:
@@ -180,10 +200,11 @@ class RayPool:
         if ready in self.staff.starting:
             self.staff.started(ready)
         elif ready is not None:
-            self._back(self.running.pop(ready), ready)
+            self._back(ready)
 
-    def _back(self, call: Call, ready: Any) -> None:
+    def _back(self, ready: Any) -> None:
         """A result, or an error, for the job that is waited for or will be; that of a job that failed is dropped."""
+        call = self.calls.by_ref[ready]
         job = call.job
         try:
             result, memory = self.staff.get(ready)
@@ -193,54 +214,64 @@ class RayPool:
                 job.results[call.work] = result
                 job.costs.learn(call.place, job.shapes[call.work], result.clock.busy)
                 call.count(result.clock)
-        except (*self.staff.lost, OutOfMemory) as error:
-            self._replace(call.place)
-            if job.failure is None:
-                self._again(call, error)
+        except self.staff.lost as error:
+            self._again(self._replace(call.place), error)  # whichever is told first, it died over what it was at
+        except OutOfMemory as error:
+            there = self._replace(call.place)
+            self._again([call, *(other for other in there if other is not call)], error)
         except Exception as error:
             job.failure = job.failure or error
+        if ready in self.calls.by_ref:
+            self.calls.back(ready)
 
     def _leave(self, job: Job) -> None:
         """The run goes on without this job: who is still at it, and silent, is replaced."""
-        for ready in [ready for ready, call in self.running.items() if call.job is job]:
-            self._replace(self.running.pop(ready).place)
+        for place in {call.place for call in self.calls.by_ref.values() if call.job is job}:
+            self._replace(place)
 
-    def _replace(self, place: int) -> None:
+    def _replace(self, place: int) -> list[Call]:
+        """Another worker; gives what was at the one before, which is dropped."""
         self.staff.replace(place)
         for costs in self.costs.values():
             costs.forget(place)
+        return self.calls.drop(place)
 
-    def _again(self, call: Call, error: Exception) -> None:
-        """Its worker is being replaced: the work will be done again, if it was not tried too often."""
+    def _again(self, calls: Sequence[Call], error: Exception) -> None:
+        """Their worker is being replaced: the first will be done again, if it was not tried too often; others go out
+        again."""
         starved = isinstance(error, (OutOfMemory, self.ray.exceptions.OutOfMemoryError))
-        errands = call.job.errands
-        try:
-            self.say((errands.starved if starved else errands.died)(call.work, cause(error)))
-        except (OutOfMemory, RunError) as failure:
-            call.job.failure = failure
+        for call in [call for call in calls if call.job.failure is None]:
+            errands = call.job.errands
+            try:
+                if call is not calls[0]:
+                    errands.unbegun(call.work)
+                else:
+                    self.say((errands.starved if starved else errands.died)(call.work, cause(error)))
+            except (OutOfMemory, RunError) as failure:
+                call.job.failure = failure
 
     def _first(self, held: bool) -> Any:
         """The first call that is ready; None, if work is held back, after a while.
 
         While workers alone are waited for, says so: the cluster may be full.
         """
-        limit = self.limit if self.running else max(self.limit, START)
+        limit = self.limit if self.calls.by_ref else max(self.limit, START)
         while (left := self.heard + limit - time.monotonic()) > 0:
-            calls = [*self.running, *self.staff.starting]
+            calls = [*self.calls.by_ref, *self.staff.starting]
             ready, _ = self.ray.wait(calls, num_returns=1, timeout=min(RETHINK if held else PATIENCE, left))
             if ready:
                 self.heard = time.monotonic()
                 return ready[0]
             if held:
                 return None
-            if not self.running:
+            if not self.calls.by_ref:
                 self.say(
                     f"{len(self.staff.starting)} of {self.num_workers} workers are not ready; Ray has free:"
                     f" {self.staff.free()}"
                 )
-        if not self.running:
+        if not self.calls.by_ref:
             raise RunError(f"no worker was ready after {limit:g} s; Ray has free: {self.staff.free()}")
-        silent = "; ".join(f"worker {call.place} on {call.name}" for call in self.running.values())
+        silent = "; ".join(f"worker {call.place} on {call.name}" for call in self.calls.at_work)
         raise RunError(
             f"no result for {self.limit:g} s from {silent}; where they stand is in {self.setup.stacks}; the run can"
             " go on with --resume, and if a cohort may take so long, with a larger watchdog_seconds"
@@ -249,4 +280,4 @@ class RayPool:
     def close(self) -> None:
         """End the workers."""
         self.staff.close()
-        self.jobs, self.running, self.sent = [], {}, ({}, None)
+        self.jobs, self.calls, self.sent = [], Calls(), ({}, None)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from fakes import experiment, run, traces
+from fakes import Stopping, experiment, run, traces
 from pretended import ActorDied, pretend
 
+from simfl.engine.calls import Call, Calls
+from simfl.engine.costs import Costs
 from simfl.engine.errands import Errands
+from simfl.engine.jobs import Job
 from simfl.errors import OutOfMemory, RunError
+from simfl.timing import Clock
 
 
 def test_a_slow_worker_gets_less_and_the_numbers_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,3 +76,58 @@ def test_work_that_keeps_killing_workers_ends() -> None:
         errands.died(0, "gone")
     with pytest.raises(RunError, match="a worker died 4 times on a: gone"):
         errands.died(0, "gone")
+
+
+def test_a_second_call_waits_at_each_worker_but_for_the_last_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of seven cohorts a round on two workers, once costs are known: two to idle ones, two behind them, the last two
+    to whoever is free; the seventh goes behind another if that would end it first. In the first round nothing waits."""
+    case = experiment("scaffold", width=1, rounds=4, participation=None, clients_per_round=7)
+    run(case, tmp_path / "here")
+    ray = pretend(monkeypatch, row_seconds=0.0)
+    run(case, tmp_path / "there")
+    behind = Counter(int(what.split(".")[0]) for method, what in ray.behind if method == "train")
+    assert behind[0] == 0
+    assert {behind[2], behind[3]} <= {2, 3}
+    assert traces(tmp_path / "there") == traces(tmp_path / "here")
+
+
+@pytest.mark.parametrize("fault", [ActorDied("gone"), OutOfMemory("full")])
+def test_what_waited_at_a_worker_that_is_gone_goes_out_again_and_is_not_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    """The worker is replaced once, and one cohort alone counts as tried: the one that it was at."""
+    case = experiment("scaffold", width=1, rounds=4, participation=None, clients_per_round=7)
+    run(case, tmp_path / "here")
+    ray = pretend(monkeypatch, faults={("train", 15): fault}, row_seconds=0.0)
+    shown = Stopping([])
+    run(case, tmp_path / "there", display=shown)
+    assert ray.behind, "nothing waited"
+    assert ray.count["begin"] == 3
+    assert sum("tried again" in text for text in shown.messages) == 1
+    assert ray.count["train"] in (29, 30)  # 28, the one that failed, and what waited behind it
+    assert traces(tmp_path / "there") == traces(tmp_path / "here")
+
+
+def test_a_call_that_waited_begins_when_the_one_before_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two calls of 4 s at one worker, from second 10: free in 8, and 6 s later in 4 + 4 - (6 - 4) = 2."""
+    now = [10.0]
+    clock = SimpleNamespace(perf_counter=lambda: now[0], time=lambda: now[0])
+    monkeypatch.setattr("simfl.engine.calls.time", clock)
+    job = Job("train", [], [], [], [], Costs(), Errands(["a", "b"], [1.0, 1.0]), 9.0)
+    calls = Calls()
+    calls.by_ref = {"first": Call(job, 0, 0, 4.0), "second": Call(job, 0, 1, 4.0)}
+    assert calls.ready() == {0: 8.0}
+    assert calls.next_in() == []
+    assert [call.name for call in calls.at_work] == ["a"]
+    now[0] = 14.0
+    assert calls.back("first").name == "a"
+    assert calls.next_in() == [0]
+    now[0] = 16.0
+    assert calls.ready() == {0: 2.0}
+    clock = Clock(seconds={"train": 1.5})
+    calls.by_ref["second"].count(clock)
+    assert clock.seconds == {"train": 1.5, "queue": 5.0, "transfer": 0.5}
+    assert [call.name for call in calls.drop(0)] == ["b"]
+    assert calls.ready() == {}

@@ -1,0 +1,53 @@
+"""A round's cohorts taken in one after the other, as they are trained: one mean per part at the end."""
+
+from __future__ import annotations
+
+import math
+
+from simfl.cohort.fold import Fold
+from simfl.cohort.stage import Stage
+from simfl.cohort.visit import CohortResult
+from simfl.protocol import Means, Weights
+from simfl.timing import timed
+
+
+class Total:
+    """What the cohorts returned so far.
+
+    The cohorts' sums are nodes of one binary tree over the round's positions, so their total does not depend on who
+    trained what. They are added while other cohorts are still trained, and not kept.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.results: list[CohortResult] = []  # without their sums
+        self._folds: dict[str, Fold] = {}
+        self._gathered: dict[str, list[Weights]] = {}
+        self._positions = 0
+
+    @timed("sum")
+    def take(self, result: CohortResult) -> None:
+        """The next cohort, in the order of the round."""
+        for part in result.sums.keys() - self._folds.keys():
+            self._folds[part] = Fold(empty=self._positions)
+        for part, fold in self._folds.items():
+            fold.push(result.sums.pop(part, None), result.size)
+        for part, uploads in result.gathered.items():
+            self._gathered.setdefault(part, []).extend(uploads)
+        self._positions += result.size
+        self.results.append(result)
+
+    @timed("sum")
+    def mean(self) -> Means | None:
+        """One mean per part; None if nobody came back or nobody has weight."""
+        rows = [row for result in self.results for row in result.clients]
+        weight = math.fsum(row["weight"] for row in rows)
+        if weight == 0.0:
+            return None
+        parts: dict[str, Weights] = {}
+        for part, fold in self._folds.items():
+            total = fold.total()
+            assert total is not None
+            divisor = float(len(rows)) if self.stage.phase.algorithm.reduce.get(part) == "clients" else weight
+            parts[part] = {name: t / divisor for name, t in total.items()}
+        return Means(parts, self._gathered, self.stage.num_clients, len(rows), weight)
