@@ -97,7 +97,7 @@ class SequenceToSequence(Objective):
     def encode(self, split: Any, tokenizer: Any) -> Examples:
         """Rows `tokens` [N, L] and `answer` [N, T], int64."""
         columns = {name: split.examples[name].combine_chunks() for name in ("tokens", "answer")}
-        arrays = {name: c.flatten().to_numpy().reshape(len(split), -1) for name, c in columns.items()}
+        arrays = {name: np.from_dlpack(c.flatten()).reshape(len(split), -1) for name, c in columns.items()}
         return Examples({name: torch.from_numpy(a.astype(np.int64)) for name, a in arrays.items()})
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:

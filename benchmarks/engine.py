@@ -8,13 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.result import Stopwatch, write_result
-from benchmarks.works import WORKS
-from simfl import simulation
-from simfl.runs import checkpoint
-from simfl.runs.snapshot import Snapshot
+from simfl.engine import boot
 
 
 class Timer:
@@ -37,18 +32,25 @@ class Timer:
 
 
 def main(work: str, result: str, backend: str, workers: int, way: Any = "auto") -> None:
-    """Run a work and write what was measured."""
-    experiment = WORKS[work]
-    experiment = replace(experiment, cohort=replace(experiment.cohort, way=way))
-    timer = Timer(experiment.phases[0].rounds)
-    with tempfile.TemporaryDirectory() as folder:
+    """Run a work and write what was measured. As with `simfl run`, Ray is asked for before anything is imported."""
+    with boot.ahead(backend, None), tempfile.TemporaryDirectory() as folder:
+        import torch
+
+        from benchmarks.works import WORKS
+        from simfl import simulation
+        from simfl.runs import checkpoint
+        from simfl.runs.snapshot import Snapshot
+
+        experiment = WORKS[work]
+        experiment = replace(experiment, cohort=replace(experiment.cohort, way=way))
+        timer = Timer(experiment.phases[0].rounds)
         out = Path(folder) / "run"
         summary = simulation.run(experiment, out, backend=backend, workers=workers, display=timer)
         found = checkpoint.latest(out / "checkpoints")
-    assert found is not None, summary
-    snapshot = Snapshot.restore(found.tensors, found.facts)
-    end = torch.cat([t.flatten() for t in snapshot.model.values()])
-    write_result(Path(result), timer.watch, end, end)
+        assert found is not None, summary
+        snapshot = Snapshot.restore(found.tensors, found.facts)
+        end = torch.cat([t.flatten() for t in snapshot.model.values()])
+        write_result(Path(result), timer.watch, end, end)
 
 
 if __name__ == "__main__":

@@ -79,16 +79,17 @@ def run(
 ) -> int:
     """Run the experiment in FILE."""
     number = options.workers_of(backend, workers, address)
-    from simfl import config
+    from simfl.engine import boot
 
-    experiment = config.load(file, overrides)
-    from simfl import simulation
-    from simfl.api import folder_of
-    from simfl.following.progress import Progress
+    with boot.ahead(backend, address):
+        from simfl import config, simulation
+        from simfl.api import folder_of
+        from simfl.following.progress import Progress
 
-    place = out or folder_of(experiment.name, resume)
-    with Progress() as display:
-        summary = simulation.run(experiment, place, backend, number, address, resume, display, profile)
+        experiment = config.load(file, overrides)
+        place = out or folder_of(experiment.name, resume)
+        with Progress() as display:
+            summary = simulation.run(experiment, place, backend, number, address, resume, display, profile)
     return {"completed": 0, "interrupted": INTERRUPTED}.get(summary["status"], FAILED)
 
 

@@ -39,6 +39,7 @@ OWNERS = {  # an outside library, and the modules or packages that may import it
     "ray": (
         "engine.boot",
         "engine.crew",
+        "engine.head",
         "engine.hosted",
         "engine.lean",
         "engine.nursery",

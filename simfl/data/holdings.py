@@ -33,7 +33,7 @@ class Partition:
     starts: np.ndarray  # int64 [K+1]: client k holds order[starts[k]:starts[k+1]]
     group_starts: np.ndarray  # int64 [G+1] into order; [0] where there are no groups
     group_clients: np.ndarray  # int64 [K+1]: client k has groups group_clients[k] to group_clients[k+1]
-    group_names: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))  # string [G]
+    group_names: pa.Array = field(default_factory=lambda: pa.nulls(0, pa.string()))  # string [G]
     metas: tuple[dict[str, Any], ...] = ()  # what else is known of each client (task, answer list); or empty
 
     def __len__(self) -> int:
@@ -177,7 +177,7 @@ def _write_groups(partition: Partition) -> list[list[list[Any]]]:
 def _read_groups(groups: list[list[list[Any]]] | None, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, pa.Array]:
     if groups is None:
         none = np.zeros(len(starts), np.int64)
-        return none[:1], none, pa.array([], pa.string())
+        return none[:1], none, pa.nulls(0, pa.string())
     flat = [group for client in groups for group in client]
     sizes = np.array([size for _, size in flat], np.int64)
     counts = np.array([len(client) for client in groups], np.int64)

@@ -69,13 +69,17 @@ def column(split: Split, name: str) -> tuple[np.ndarray, pa.Array]:
         names = encoded.dictionary.cast(pa.string())
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
         raise DataError(f"partition: column {name!r} holds {values.type}, one value a row is needed") from None
-    by = pc.array_sort_indices(encoded.dictionary).to_numpy()
+    if not len(names):
+        return np.zeros(0, np.int64), names
+    by = pc.array_sort_indices(encoded.dictionary)
     rank = np.empty(len(by), np.int64)
-    rank[by] = np.arange(len(by))
-    codes = rank[encoded.indices.to_numpy()] if len(by) else np.zeros(0, np.int64)
+    rank[np.from_dlpack(by)] = np.arange(len(by))  # Arrow's own `to_numpy` imports pandas first, a fifth of a second
+    codes = rank[np.from_dlpack(encoded.indices)]
     codes = codes if rows is None else codes[rows]
-    present = np.bincount(codes, minlength=len(by)) > 0
-    return (np.cumsum(present) - 1)[codes], names.take(pa.array(by[present]))
+    present, names = np.bincount(codes, minlength=len(by)) > 0, names.take(by)
+    if present.all():
+        return codes, names
+    return (np.cumsum(present) - 1)[codes], names.filter(pa.array(present))
 
 
 def _find(split: Split, name: str) -> tuple[pa.Table, np.ndarray | None]:

@@ -1,7 +1,8 @@
-"""Ray, started or joined in a thread of its own while this one reads data and builds.
+"""Ray, on its way up beside everything else, then joined.
 
-Starting Ray is mostly waiting: seconds in which libraries can be imported and the model built. The thread lives as long
-as Ray does, since the kernel ends Ray's processes with the thread that started them.
+On one machine it comes up in a process of its own (`head`), from the moment at which a run on Ray is asked for: while
+this one imports, reads data and builds. It is joined in a thread, which lives as long as Ray does: where Ray is started
+as everywhere else, in this process, the kernel ends it with the thread that started it.
 """
 
 from __future__ import annotations
@@ -10,48 +11,70 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import Event, Thread
 from typing import Any
 
 from simfl.engine import limits
-from simfl.engine.lean import PLAIN, lean
+from simfl.engine.head import Head
+from simfl.engine.lean import PLAIN, worth_saying
 from simfl.errors import ConfigError
 
 log = logging.getLogger(__name__)
+SETTINGS = {  # environment variables
+    "RAY_worker_niceness": "0",  # Ray lowers its workers' priority by 15 unless told not to
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+QUIET = {"log_to_driver": False, "configure_logging": False}
 
 
 class Boot:
     """Ray on its way up, then Ray, until `close`."""
 
-    def __init__(self, address: str | None, nursery: str | None = None) -> None:
-        """`nursery`: where workers of a Ray that is started here ask to be born; None: they start as Ray does it."""
-        self.address, self.nursery = address, nursery
+    def __init__(self, address: str | None) -> None:
+        """One with a head is joined when somebody waits for it: until then this process may fork."""
+        for name, value in SETTINGS.items():
+            os.environ.setdefault(name, value)
+        self.address = place(address)
+        self.head = Head() if _lean(address) else None
         self.error: BaseException | None = None
         self._up, self._over = Event(), Event()
-        self._thread = Thread(target=self._live, name="ray")
-        self._thread.start()
+        self._thread: Thread | None = None
+        if self.head is None:
+            self._join()
+
+    def _join(self) -> None:
+        if self._thread is None:
+            self._thread = Thread(target=self._live, name="ray")
+            self._thread.start()
 
     def _live(self) -> None:
         try:
-            _up(self.address, self.nursery)
+            _up(self.address, self.head)
         except BaseException as error:  # raised again by whoever waits
             self.error = error
         self._up.set()
         if self.error is None:
             self._over.wait()
             sys.modules["ray"].shutdown()
+        if self.head is not None:
+            self.head.close()
 
     def wait(self) -> None:
-        """Returns when Ray is up; raises what went wrong."""
+        """Returns when Ray is up and joined; raises what went wrong."""
+        self._join()
         self._up.wait()
         if self.error is not None:
             raise self.error
 
     def close(self, wait: bool) -> None:
-        """End Ray, or what there is of it; without waiting, the thread goes on until it has."""
+        """End Ray, or what there is of it; without waiting, that goes on by itself."""
         self._over.set()
-        if wait:
+        if self._thread is None:
+            assert self.head is not None, "whatever has no head is joined at once"
+            self.head.close(wait)
+        elif wait:
             self._thread.join()
 
     @property
@@ -64,12 +87,19 @@ _current: Boot | None = None
 
 
 @contextmanager
-def started(address: str | None, nursery: str | None = None) -> Iterator[None]:
+def ahead(backend: str, address: str | None) -> Iterator[None]:
+    """For a block that imports before it runs: a Ray that will be started here is on its way from the first moment."""
+    with started(address) if backend == "ray" and _lean(address) else nullcontext():
+        yield
+
+
+@contextmanager
+def started(address: str | None) -> Iterator[None]:
     """Inside the block Ray is up or on its way, and ends with it, unless somebody else has started it.
 
     A block that fails does not wait for Ray's end: what is wrong should be read at once.
     """
-    boot = _begin(address, nursery)
+    boot = _begin(address)
     try:
         yield
     except BaseException:
@@ -84,15 +114,21 @@ def ray(address: str | None) -> Any:
     """Ray, up: as `started` made it, or started or joined here. ConfigError where nobody answers at the address."""
     if _current is not None and not _current.over:
         _current.wait()
-    return _up(address)
+    return _up(place(address), None)
 
 
-def _begin(address: str | None, nursery: str | None) -> Boot | None:
+def cradle() -> str | None:
+    """Where workers of the Ray that is on its way ask to be born; None: they start as Ray starts them."""
+    head = None if _current is None or _current.over else _current.head
+    return None if head is None else head.cradle
+
+
+def _begin(address: str | None) -> Boot | None:
     """A new boot; None where Ray is up or on its way already."""
     global _current
     if running():
         return None
-    _current = Boot(address, nursery)
+    _current = Boot(address)
     return _current
 
 
@@ -110,44 +146,38 @@ def place(address: str | None) -> str | None:
     return address or os.environ.get("RAY_ADDRESS") or None
 
 
-def _up(address: str | None, nursery: str | None = None) -> Any:
-    address = place(address)
-    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray lowers its workers' priority by 15 unless told not to
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+def _lean(address: str | None) -> bool:
+    """Whether a Ray is started here, and not as everywhere else."""
+    return place(address) is None and not os.environ.get(PLAIN)
+
+
+def _up(address: str | None, head: Head | None) -> Any:
+    """Ray, joined at the address or at the head, or started in this process."""
     import ray
 
     if not ray.is_initialized():
         for name in ("worker", "authentication.authentication_token_setup"):
-            logging.getLogger(f"ray._private.{name}").addFilter(_worth_saying)
-        quiet = {"log_to_driver": False, "configure_logging": False}
+            logging.getLogger(f"ray._private.{name}").addFilter(worth_saying)
         try:
             if address:
-                ray.init(address=address, **quiet)
-            else:
-                _start(ray, nursery, quiet)
+                ray.init(address=address, **QUIET)
+            elif head is None or not _joined(ray, head):
+                ray.init("local", include_dashboard=False, num_cpus=limits.cpus(), **QUIET)
         except ConnectionError as error:
             raise ConfigError(f"--address: no Ray cluster answers at {address!r}: {cause(error)}") from None
     return ray
 
 
-def _start(ray: Any, nursery: str | None, quiet: dict[str, Any]) -> None:
-    """Start a Ray here, lean; as it starts by itself where that is asked for, or where the lean one did not come up."""
-    given = {"include_dashboard": False, "num_cpus": limits.cpus(), **quiet}
-    if not os.environ.get(PLAIN):
-        try:
-            with lean(nursery):
-                ray.init("local", **given)
-            return
-        except Exception as error:
-            log.warning("Ray's lean start failed (%s); it is started as usual. %s=1 does so at once", error, PLAIN)
-            ray.shutdown()
-    ray.init("local", **given)
-
-
-def _worth_saying(record: logging.LogRecord) -> bool:
-    """All but what every start would print: that a thread cannot take SIGTERM, and that the cluster is guarded."""
-    return not record.getMessage().startswith(("SIGTERM handler is not set", "Token authentication is enabled"))
+def _joined(ray: Any, head: Head) -> bool:
+    """Whether the Ray of the head came up and could be joined; if not, the log says why."""
+    try:
+        ray.init(head.address(), **QUIET)
+        return True
+    except Exception as error:
+        log.warning("Ray's lean start failed (%s); it is started as usual. %s=1 does so at once", error, PLAIN)
+        ray.shutdown()
+        head.close(wait=False)
+        return False
 
 
 def cause(error: Exception) -> str:

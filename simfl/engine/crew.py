@@ -1,23 +1,20 @@
-"""Who works: Ray's actors, hired as soon as Ray is up, which build data and model while the driver builds its own."""
+"""Who works: Ray's actors, hired as soon as Ray is up, which have or build data and model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, TypeVar
 
 import torch
 
-from simfl import cache
 from simfl.engine import boot
-from simfl.engine import nursery as nurseries
 from simfl.engine.hosted import VERSIONS, Hosted, Makings, Standpoint, share_tensors
-from simfl.engine.nursery import Nursery
+from simfl.engine.nursery import Nursery, possible
 from simfl.errors import ConfigError
-from simfl.experiment import Experiment
+from simfl.setting import Setting
 
 Seen = TypeVar("Seen")
 PATIENCE = 30.0  # seconds that a worker has to look
@@ -26,8 +23,9 @@ PATIENCE = 30.0  # seconds that a worker has to look
 class Crew:
     """The actors of a run, hired in a thread as soon as Ray is up, for a pool to take over."""
 
-    def __init__(self, workers: int | str, address: str | None, nursery: Nursery | None = None) -> None:
-        self.workers, self.address, self.nursery = workers, boot.place(address), nursery
+    def __init__(self, workers: int | str, address: str | None) -> None:
+        self.workers, self.address = workers, boot.place(address)
+        self.nursery: Nursery | None = None
         self.ray: Any = None
         self.actors: list[Any] = []
         self.error: BaseException | None = None
@@ -51,11 +49,17 @@ class Crew:
         """Whether to hire whenever a machine joins or becomes free."""
         return self.workers == "auto" and self.address is not None
 
-    def hire(self, experiment: Experiment, folder: Path, data_sha256: str) -> None:
-        """Have actors build what the experiment needs; its data should be in the cache, or all would make them."""
-        self.makings = Makings(experiment, folder, self.device, data_sha256, VERSIONS)
-        if self.nursery is not None:
-            self.nursery.build()
+    def hire(self, setting: Setting) -> None:
+        """Have actors build what the experiment needs; its data should be in the cache, or all would make them.
+
+        On one machine without a GPU it is built here, once, and they are forks of a fork of this process. ConfigError
+        for a model that cannot be built.
+        """
+        self.makings = Makings(setting.experiment, setting.cache, self.device, setting.dataset.sha256, VERSIONS)
+        cradle = boot.cradle()
+        if cradle is not None and possible():
+            setting.module  # noqa: B018  (built on first use)
+            self.nursery = Nursery(setting, cradle)
         self._thread = Thread(target=self._hire, name="crew")
         self._thread.start()
 
@@ -96,28 +100,27 @@ class Crew:
             raise self.error
 
     def close(self) -> None:
-        """End the actors; where there are none yet, there will be none."""
+        """End the actors, again or for the first time; where there are none yet, there will be none."""
         with self._lock:
             self._dismissed = True
             for actor in self.actors:
                 self.ray.kill(actor)
+        nursery, self.nursery = self.nursery, None
+        if nursery is not None:
+            nursery.close()
 
 
 @contextmanager
-def crew_of(backend: str, workers: int | str, address: str | None, experiment: Experiment) -> Iterator[Crew | None]:
+def crew_of(backend: str, workers: int | str, address: str | None) -> Iterator[Crew | None]:
     """A crew to hire for a run on Ray, None otherwise. Ray starts beside the block and, if started here, ends with it.
 
-    Meanwhile the caller can read data, check them and build a model of its own, and so can the crew.
+    Meanwhile the caller can read data, check them and build a model.
     """
     if backend != "ray":
         yield None
         return
-    alone = boot.place(address) is None and not boot.running() and nurseries.possible()
-    with (
-        closing(Nursery(experiment, cache.folder())) if alone else nullcontext() as nursery,
-        boot.started(address, nursery.address if nursery is not None else None),
-    ):
-        crew = Crew(workers, address, nursery)
+    with boot.started(address):
+        crew = Crew(workers, address)
         try:
             yield crew
         finally:
@@ -143,15 +146,9 @@ def count_workers(machines: dict[str, float], workers: int | str) -> int:
 
 def survey(address: str | None, look: Callable[[], Seen]) -> tuple[dict[str, float], Seen]:
     """What Ray has, started or joined as for a run, and what `look` sees on a worker, with a GPU if there are any."""
-    import ray
-
-    was_running = ray.is_initialized()
-    try:
-        start_ray(address)
+    with boot.started(address):
+        ray = start_ray(address)
         resources = {kind: float(number) for kind, number in ray.cluster_resources().items()}
         remote = ray.remote(num_cpus=1, num_gpus=1 if resources.get("GPU") else 0, max_retries=0)(look)
         seen: Seen = ray.get(remote.remote(), timeout=PATIENCE)
         return resources, seen
-    finally:
-        if not was_running:
-            ray.shutdown()

@@ -34,6 +34,7 @@ from simfl.following import tracking
 from simfl.memory import Store
 from simfl.privacy.account import Account
 from simfl.protocol import Parts
+from simfl.runs import tables
 from simfl.runs.mirror import is_url, mirrored
 from simfl.runs.record import Record, Rows
 from simfl.runs.snapshot import Snapshot, kept
@@ -78,9 +79,9 @@ class Driver:
         """
         began, signals = time.monotonic(), Signals()
         with ExitStack() as stack:
-            crew = stack.enter_context(crew_of(backend, workers, address, experiment))
-            mirror = stack.enter_context(mirrored(str(out), cache.folder())) if is_url(out) else None
+            crew = stack.enter_context(crew_of(backend, workers, address))
             settled = Settled.of(experiment, backend, crew, shared)
+            mirror = stack.enter_context(mirrored(str(out), cache.folder())) if is_url(out) else None
             record = settled.record(Path(out) if mirror is None else mirror.folder, resume, mirror)
             account = account_of(experiment, settled.partition, record.folder)
             stack.enter_context(files.locked(record.folder))
@@ -91,6 +92,7 @@ class Driver:
             stack.enter_context(signals.caught())
             setup = settled.setup(record.folder, account, profile)
             pool = stack.enter_context(open_pool(backend, setup, settled.setting, crew, audience.message))
+            tables.wake()  # while workers start
             stack.enter_context(signals.caught())  # once more: a Ray started here has taken SIGTERM for itself
             audience.trackers = stack.enter_context(
                 tracking.opened(experiment, settled.setting, record.folder, snapshot.step, audience.message)

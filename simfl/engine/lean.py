@@ -8,15 +8,14 @@ replaced here are private parts of Ray, while it starts; where they are not as t
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import random
 import shutil
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ PLAIN = "SIMFL_PLAIN_RAY"  # environment variable: set to anything, Ray starts a
 NEWBORN = Path(__file__).with_name("newborn.py")
 AGENTS = ("METRICS_AGENT", "METRICS_EXPORT", "DASHBOARD_AGENT_LISTEN", "RUNTIME_ENV_AGENT")
 PYTHON = "_build_python_executable_command_memory_profileable"  # the interpreter of the agents
+DEPENDENCIES = "get_dashboard_dependency_error"  # which of them are missing
 PORTS = range(20_000, 32_000)  # below those that the kernel gives to whoever asks for any
 STEP = 0.01  # seconds between two looks for the node
 
@@ -34,7 +34,7 @@ STEP = 0.01  # seconds between two looks for the node
 def lean(nursery: str | None = None) -> Iterator[None]:
     """Inside the block `ray.init` starts no more than is used; where there is a nursery, workers ask it to be born."""
     import ray._raylet
-    from ray._private import parameter, services
+    from ray._private import parameter, services, utils
 
     inner: Any = ray._raylet
     names = [f"{agent}_PORT_NAME" for agent in AGENTS]
@@ -42,9 +42,8 @@ def lean(nursery: str | None = None) -> Iterator[None]:
     known = (
         settings <= inspect.signature(parameter.RayParams).parameters.keys()
         and all(hasattr(inner, name) for name in (*names, "persist_port", "GcsClient"))
-        and all(
-            hasattr(services, name) for name in ("start_api_server", "start_raylet", "get_node", "ConsolePopen", PYTHON)
-        )
+        and all(hasattr(services, name) for name in ("start_api_server", "start_raylet", "get_node", PYTHON))
+        and hasattr(utils, DEPENDENCIES)
     )
     if not known:
         yield
@@ -60,8 +59,7 @@ def lean(nursery: str | None = None) -> Iterator[None]:
         stack.enter_context(_replaced(services, "start_raylet", _not_waiting_for_agents))
         stack.enter_context(_replaced(services, "get_node", _as_soon_as_it_is_there))
         stack.enter_context(_replaced(services, PYTHON, _after_all_others))
-        if sys.platform == "linux":  # where the kernel ends Ray's processes with the driver, and not a process group
-            stack.enter_context(_replaced(services, "ConsolePopen", _in_a_group_of_its_own))
+        stack.enter_context(_replaced(utils, DEPENDENCIES, _not_looked_for))
         yield
 
 
@@ -155,6 +153,11 @@ def _after_all_others(usual: Any) -> Any:
     return command
 
 
-def _in_a_group_of_its_own(usual: Any) -> Any:
-    """A signal to the driver's group, as batch systems send it, is for the driver, which has rounds to commit."""
-    return partial(usual, process_group=0)
+def _not_looked_for(usual: Any) -> Any:
+    """What a dashboard imports: half a second in this process, and more in its agent, which does with less without."""
+    return lambda: ImportError("no dashboard was asked for")
+
+
+def worth_saying(record: logging.LogRecord) -> bool:
+    """All but what every start would print: that a thread cannot take SIGTERM, and that the cluster is guarded."""
+    return not record.getMessage().startswith(("SIGTERM handler is not set", "Token authentication is enabled"))

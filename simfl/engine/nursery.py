@@ -1,8 +1,8 @@
 """Workers of this machine as forks of one process that has imported and built what they need.
 
 As Ray starts a worker, it imports ray, torch and what the model needs, seconds of processor time for each. A nursery is
-a fork of the driver, from before Ray's threads; while Ray comes up it builds data and model, once for all workers. Each
-worker is a fork of it: born in no time, its memory shared until it is written to.
+a fork of the driver as it stands when data are read and the model is built, before Ray's threads. Each worker is a fork
+of it: born in no time, its memory shared until it is written to.
 
     driver ──fork──> nursery ──fork──> worker          raylet ──starts──> newborn.py ──asks──> nursery
 """
@@ -12,62 +12,54 @@ from __future__ import annotations
 import os
 import runpy
 import selectors
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 import traceback
 from contextlib import suppress
+from importlib import import_module
 from json import loads
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
-from simfl.engine.lean import PLAIN
-from simfl.experiment import Experiment
+from simfl.runs import tables
 from simfl.setting import Setting
 
 FIRST = {"RAY_JOB_ID": "01000000"}  # the first job of a Ray; read by Ray when it is imported and never again
-PATIENCE = 0.5  # seconds that a nursery has to end those who were born in it
+LATER = ("ray._common.pydantic_compat", "pydantic.v1.fields")  # what Ray imports, if it is there, as a worker connects
+PATIENCE = 0.5  # seconds that a nursery has to end
+GRACE = 0.3  # of these, seconds that those who were born there have to end by themselves, as Ray asks them to
 inherited: list[Setting] = []  # in a worker that was born here: what its nursery has built
 
 
 class Nursery:
     """The driver's end."""
 
-    def __init__(self, experiment: Experiment, cache: Path) -> None:
-        """Forks; to be asked for only where `possible`."""
-        self.folder = Path(tempfile.mkdtemp(prefix="simfl-"))
-        self.address = str(self.folder / "nursery")
+    def __init__(self, setting: Setting, address: str) -> None:
+        """Forks, and listens at the address; to be asked for only where `possible`, with the model built."""
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(self.address)
+        listener.bind(address)
         listener.listen()
         line, self._line = os.pipe()
         sys.stdout.flush(), sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._line)
-            _live(self.folder, listener, line, experiment, cache)
+            _live(listener, line, setting)
         listener.close()
         os.close(line)
 
-    def build(self) -> None:
-        """Have it build; the data should be in the cache, or both would make them."""
-        os.write(self._line, b"b")
-
     def close(self) -> None:
-        """End it, and what was born there; one that still builds, where nobody was born yet, is not waited for."""
+        """End it, and what was born there; one that still imports, where nobody was born yet, is not waited for."""
         os.close(self._line)
         deadline = time.monotonic() + PATIENCE
         while not os.waitpid(self.pid, os.WNOHANG)[0]:
             if time.monotonic() > deadline:
                 os.kill(self.pid, signal.SIGKILL)
             time.sleep(0.005)
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def possible() -> bool:
@@ -76,24 +68,21 @@ def possible() -> bool:
     Nor may Ray have been here before: after its shutdown it refuses to be a worker, in every fork too.
     """
     untouched = sys.platform == "linux" and threading.active_count() == 1 and "ray" not in sys.modules
-    return untouched and not os.environ.get(PLAIN) and not torch.cuda.is_available()
+    return untouched and not torch.cuda.is_available()
 
 
-def _live(folder: Path, listener: socket.socket, line: int, experiment: Experiment, cache: Path) -> NoReturn:
-    """What the fork does, to its end; an exception in it must not run on into the driver's own code.
-
-    It takes its folder along: a driver that was killed cannot.
-    """
+def _live(listener: socket.socket, line: int, setting: Setting) -> NoReturn:
+    """What the fork does, to its end; an exception in it must not run on into the driver's own code."""
     status = 1
     try:
         for number in (signal.SIGINT, signal.SIGTERM):  # it ends with the driver, which may have rounds to commit
             signal.signal(number, signal.SIG_IGN)
-        _Ward(listener, line).live(experiment, cache)
+        inherited.append(setting)
+        _Ward(listener, line).live()
         status = 0
     except BaseException:
         traceback.print_exc()
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
         os._exit(status)
 
 
@@ -110,36 +99,30 @@ class _Ward:
         signal.set_wakeup_fd(told, warn_on_full_buffer=False)
         self.told = told
 
-    def live(self, experiment: Experiment, cache: Path) -> None:
-        """Import and build, then serve, until the driver's end of the line closes."""
+    def live(self) -> None:
+        """Import what workers will, then serve, until the driver's end of the line closes."""
         os.environ |= FIRST | {"RAY_RAYLET_PID": str(os.getppid())}  # a worker is to end with this: with the driver
-        import ray  # noqa: F401  (workers have it)
-
-        if not os.read(self.line, 1):
-            return
-        self._build(experiment, cache)
+        for name in ("ray", *LATER):
+            with suppress(ImportError):
+                import_module(name)
+        tables.wake()
         with selectors.DefaultSelector() as watched:
             for end in (self.listener, self.line, self.ended):
                 watched.register(end, selectors.EVENT_READ)
             self.watched = watched
             while self._serve():
                 pass
+            watched.unregister(self.line)
+            deadline = time.monotonic() + GRACE
+            while self.lines and (left := deadline - time.monotonic()) > 0:
+                self._serve(left)
         for pid in self.lines:
             os.kill(pid, signal.SIGKILL)
 
-    def _build(self, experiment: Experiment, cache: Path) -> None:
-        torch.set_num_threads(experiment.cohort.threads)
-        setting = Setting(experiment, cache)
-        try:
-            setting.module  # noqa: B018  (built on first use)
-        except Exception:
-            return  # each worker will meet it again, and be asked
-        inherited.append(setting)
-
-    def _serve(self) -> bool:
+    def _serve(self, seconds: float | None = None) -> bool:
         """Whatever has come; False when it is over."""
-        for key, _ in self.watched.select():
-            if key.fileobj is self.line or key.fd == self.line:
+        for key, _ in self.watched.select(seconds):
+            if key.fd == self.line:
                 return False
             if key.fd == self.ended:
                 os.read(self.ended, 512)

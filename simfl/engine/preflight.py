@@ -52,7 +52,7 @@ class Settled:
         setting = Setting(experiment, cache.folder(), torch.device(device if backend == "inline" else "cpu"), shared)
         partition, holdings = partition_of(setting)
         if crew is not None:
-            crew.hire(experiment, setting.cache, setting.dataset.sha256)
+            crew.hire(setting)
         check(experiment, setting, partition)
         return Settled(
             experiment, setting, partition, holdings, identity_of(experiment, setting, len(partition), device)

@@ -21,6 +21,11 @@ from simfl.errors import RunError
 Row = Mapping[str, object]
 
 
+def wake() -> None:
+    """Arrow imports pandas, a fifth of a second, before it makes its first array: to be called where there is time."""
+    pa.array([])
+
+
 def table(rows: Iterable[Row]) -> pa.Table:
     """The rows as an Arrow table; columns stand in the order of their first appearance."""
     rows = list(rows)

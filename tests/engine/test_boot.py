@@ -1,4 +1,4 @@
-"""Ray starts in a thread beside what the run needs anyway; errors do not wait for it and it is not left behind."""
+"""Ray starts beside what the run needs anyway; errors do not wait for it and it is not left behind."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
 
 import pytest
 
-from simfl.engine import boot, nursery
+from simfl.engine import boot
 from simfl.engine.lean import PLAIN
 from simfl.errors import ConfigError
 
 
 def test_a_start_that_fails_is_told_to_whoever_waits_and_leaves_no_thread(monkeypatch):
-    def refuse(address, nursery=None):
+    def refuse(address, head):
         raise ConfigError(f"nobody answers at {address}")
 
     monkeypatch.setattr(boot, "_up", refuse)
@@ -39,7 +38,7 @@ def test_an_error_inside_does_not_wait_for_ray_and_the_next_start_waits_for_its_
         def shutdown():
             log.append("down")
 
-    def slowly(address, nursery=None):
+    def slowly(address, head):
         time.sleep(1.0)
         log.append("up")
         return Ray
@@ -47,10 +46,10 @@ def test_an_error_inside_does_not_wait_for_ray_and_the_next_start_waits_for_its_
     monkeypatch.setitem(sys.modules, "ray", Ray)
     monkeypatch.setattr(boot, "_up", slowly)
     began = time.monotonic()
-    with pytest.raises(ZeroDivisionError), boot.started(None):
+    with pytest.raises(ZeroDivisionError), boot.started("1.2.3.4"):
         1 / 0  # noqa: B018
     assert time.monotonic() - began < 0.9
-    with boot.started(None), boot.started(None):  # the inner one finds Ray on its way
+    with boot.started("1.2.3.4"), boot.started("1.2.3.4"):  # the inner one finds Ray on its way
         boot._current.wait()
         assert log == ["up", "down", "up"]
     assert log == ["up", "down", "up", "down"]
@@ -72,31 +71,45 @@ class Counting:
     def __init__(self):
         self.calls = []
 
-    def init(self, *given, **settings):
-        self.calls.append("init")
+    def is_initialized(self):
+        return False
+
+    def init(self, address, **settings):
+        self.calls.append(address)
 
     def shutdown(self):
         self.calls.append("shutdown")
 
 
-def test_where_the_lean_start_fails_ray_starts_as_usual(monkeypatch, caplog):
-    @contextmanager
-    def broken(nursery):
-        raise OSError("no such port")
-        yield
+class Broken:
+    """In the place of a head: Ray does not come up."""
 
-    ray = Counting()
-    monkeypatch.delenv(PLAIN, raising=False)
-    monkeypatch.setattr(boot, "lean", broken)
-    boot._start(ray, None, {})
-    assert ray.calls == ["shutdown", "init"]
+    closed = False
+
+    def address(self):
+        raise ConnectionError("no such port")
+
+    def close(self, wait=True):
+        self.closed = True
+
+
+def test_where_the_lean_start_fails_ray_starts_as_usual(monkeypatch, caplog):
+    ray, head = Counting(), Broken()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    assert boot._up(None, head) is ray
+    assert ray.calls == ["shutdown", "local"]
+    assert head.closed
     assert "no such port" in caplog.text
 
 
 def test_ray_can_be_asked_to_start_as_usual(monkeypatch):
     ray = Counting()
     monkeypatch.setenv(PLAIN, "1")
-    monkeypatch.setattr(boot, "lean", None)  # not to be called
-    boot._start(ray, "/nowhere", {})
-    assert ray.calls == ["init"]
-    assert not nursery.possible()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(boot, "Head", None)  # not to be called
+    with boot.ahead("ray", None):
+        assert boot.running() is False
+    with boot.started(None):
+        assert boot.cradle() is None
+        assert boot.ray(None) is ray
+    assert ray.calls == ["local", "local", "shutdown"]  # joined once more, as this one never says that it is up

@@ -10,10 +10,12 @@ from simfl.engine.lean import AGENTS, PORTS, lean
 
 parameter = pytest.importorskip("ray._private.parameter")
 services = pytest.importorskip("ray._private.services")
+utils = pytest.importorskip("ray._private.utils")
 
 
 def parts() -> list[object]:
-    return [parameter.RayParams.__init__, services.start_api_server, services.start_raylet, services.get_node]
+    started = [services.start_api_server, services.start_raylet, services.get_node]
+    return [parameter.RayParams.__init__, *started, utils.get_dashboard_dependency_error]
 
 
 def test_what_is_replaced_is_put_back(monkeypatch):

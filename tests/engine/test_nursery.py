@@ -16,17 +16,19 @@ import json, os, signal, socket, sys, time
 from pathlib import Path
 from fakes import experiment
 from simfl.engine.nursery import FIRST, Nursery, possible
+from simfl.setting import Setting
 
 folder = Path(sys.argv[1])
 assert possible()
-nursery = Nursery(experiment(), folder)
-nursery.build()
+setting, address = Setting(experiment(), folder), str(folder / "nursery")
+setting.module
+nursery = Nursery(setting, address)
 
 def ask(code, environment=FIRST):
     program = folder / "program.py"
     program.write_text(code)
     line = socket.socket(socket.AF_UNIX)
-    line.connect(nursery.address)
+    line.connect(address)
     body = json.dumps([[str(program), "word"], dict(environment), str(folder)]).encode()
     socket.send_fds(line, [len(body).to_bytes(8, "big")], [0, 1, 2])
     line.sendall(body)
@@ -60,9 +62,8 @@ line = ask("import sys, os; from simfl.engine.nursery import inherited;"
 assert line.recv(1) == b"!"
 print(line.recv(1), line.recv(1))
 nursery.close()
-print(os.path.exists(nursery.address))
 """
-    assert run_in_a_process(code, tmp_path).split("\n") == ["word True True True 01000000", "b'\\x03' b''", "False", ""]
+    assert run_in_a_process(code, tmp_path).split("\n") == ["word True True True 01000000", "b'\\x03' b''", ""]
 
 
 def test_who_is_born_ends_with_who_asked_and_with_the_nursery(tmp_path):
@@ -96,15 +97,13 @@ print(line.recv(1), ended(second))
 def test_nothing_of_it_stays_where_its_driver_was_killed(tmp_path):
     code = """
 assert ask("import time; time.sleep(100)").recv(1) == b"!"
-print(nursery.folder, os.path.exists(nursery.address), flush=True)
+print(nursery.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    folder, there = process(code, tmp_path).stdout.split()
-    assert there == "True"
-    until = time.monotonic() + 10
-    while os.path.exists(folder) and time.monotonic() < until:
+    pid, until = int(process(code, tmp_path).stdout), time.monotonic() + 10
+    while os.path.exists(f"/proc/{pid}") and time.monotonic() < until:
         time.sleep(0.02)
-    assert not os.path.exists(folder)
+    assert not os.path.exists(f"/proc/{pid}")
 
 
 def test_a_worker_of_another_job_is_not_born_here(tmp_path):
@@ -115,24 +114,13 @@ nursery.close()
     assert run_in_a_process(code, tmp_path) == "b''\n"
 
 
-def test_a_nursery_that_still_builds_is_not_waited_for(tmp_path):
+def test_a_nursery_that_still_imports_is_not_waited_for(tmp_path):
+    (tmp_path / "ray.py").write_text("import time; time.sleep(90)")
     code = """
 nursery.close()
-
-class Slow:
-    cohort = experiment().cohort
-    data = model = None
-
-class Sleeping:
-    def load(self, cache):
-        (folder / "begun").touch()
-        time.sleep(90)
-
-Slow.data = Sleeping()
-nursery = Nursery(Slow(), folder)
-nursery.build()
-while not (folder / "begun").exists():
-    time.sleep(0.02)
+os.unlink(address)
+sys.path.insert(0, str(folder))
+nursery = Nursery(setting, address)
 began = time.monotonic()
 nursery.close()
 print(time.monotonic() - began < 45)
