@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simfl.cohort.fold import Fold
+from simfl.cohort.fold import Fold, Sums
 from simfl.weights import Weights, tree_sum
 
 floats = st.floats(-1e6, 1e6, width=32)
@@ -65,3 +66,42 @@ def test_the_sum_of_nothing_is_nothing():
     fold.push({}, own=True)
     fold.push({}, own=True)
     assert fold.total() == {}
+
+
+def sent(values: list[float]) -> dict[str, Weights]:
+    """Uploads of as many visits, stacked: numbers, and a count."""
+    return {"weights": {"w": torch.tensor(values)[:, None] / 3, "seen": torch.ones(len(values), 1, dtype=torch.int64)}}
+
+
+@pytest.mark.parametrize("width", [1, 2])
+@given(st.lists(st.tuples(floats, st.floats(1.5, 100.0, width=32)), min_size=1, max_size=9))
+def test_what_may_be_written_to_is_summed_to_the_same_bits(width, visits):
+    """Weighted one by one, as [n, …] or alone, in place or not: (value · weight) on one tree over the positions."""
+    found = []
+    for spare in (False, True):
+        sums = Sums({"weights": "weighting"})
+        for first in range(0, len(visits), width):
+            values, weights = zip(*visits[first : first + width], strict=True)
+            sums.add(sent(list(values)), weights, width, spare)
+        found.append(bits(sums.totals()["weights"]))
+    by_hand = [{n: t[0] * weight for n, t in sent([value])["weights"].items()} for value, weight in visits]
+    assert found[0] == found[1] == bits(tree_sum(by_hand))
+
+
+def test_uploads_that_are_not_spare_are_left_as_they_were():
+    uploads, sums = [sent([float(k), 1.0]) for k in range(4)], Sums({})
+    for upload in uploads:
+        sums.add(upload, [2.0, 3.0], 2, spare=False)
+    assert [bits(upload["weights"]) for upload in uploads] == [bits(sent([float(k), 1.0])["weights"]) for k in range(4)]
+
+
+def test_parts_have_rules_of_their_own_and_empty_positions():
+    """3 · 1 + 5 · 2 by weight, 1 + 2 by clients, and every upload of what is gathered."""
+    sums = Sums({"a": "weighting", "b": "clients", "c": "gather"})
+    sums.skip()
+    for weight, value in ((3.0, 1.0), (5.0, 2.0)):
+        sums.add({part: {"w": torch.tensor([value])} for part in "abc"}, [weight], 1, spare=False)
+        sums.skip()
+    assert {part: float(total["w"]) for part, total in sums.totals().items()} == {"a": 13.0, "b": 3.0}
+    assert [float(upload["w"]) for upload in sums.gathered["c"]] == [1.0, 2.0]
+    assert sums.position == 5

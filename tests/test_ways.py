@@ -13,7 +13,8 @@ from fakes_documents import Pages
 
 from simfl.algorithms import ALGORITHMS
 from simfl.algorithms.scaffold import Scaffold
-from simfl.cohort import group, visit
+from simfl.cohort import group
+from simfl.cohort.fold import Sums
 from simfl.data.partition import Provider
 from simfl.errors import ConfigError
 from simfl.experiment import Experiment
@@ -124,19 +125,20 @@ def test_one_by_one_no_two_visits_are_held_at_once(tmp_path: Path, monkeypatch: 
     """However wide a cohort is: a visit of a large model is gigabytes."""
     born: list[weakref.ref[group.Group]] = []
     alive: list[int] = []
-    train, fold = group.train, visit._fold
+    train, add = group.train, Sums.add
 
     def trained(*args: object) -> list[group.Group]:
+        alive.append(1 + sum(one() is not None for one in born))
         groups = train(*args)
         born.extend(weakref.ref(one) for one in groups)
         return groups
 
-    def folded(*args: object) -> None:
+    def added(*args: object) -> None:
         alive.append(sum(one() is not None for one in born))
-        fold(*args)
+        add(*args)
 
     monkeypatch.setattr(group, "train", trained)
-    monkeypatch.setattr(visit, "_fold", folded)
+    monkeypatch.setattr(Sums, "add", added)
     given = small("mlp", "fedavg")
     run(replace(given, cohort=replace(given.cohort, way="loop", width=8)), tmp_path / "run")
     assert max(alive) == 1

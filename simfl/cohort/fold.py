@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from simfl.protocol import Weights
-from simfl.weights import add, add_into
+import numpy as np
+import torch
+from torch import Tensor
+
+from simfl.cohort.stacking import row, sent_to
+from simfl.protocol import Parts, Weights
+from simfl.timing import timed
+from simfl.weights import add, add_into, stack_sum
 
 
 class Block(NamedTuple):
@@ -42,6 +49,62 @@ class Fold:
         for _, value, _ in reversed(self.blocks):
             total = value if total is None else total if value is None else add(value, total)
         return total
+
+
+class Sums:
+    """What visits send, part by part: the weighted sum over a round's positions, or each upload where it is gathered.
+
+    Positions come in order, as in `Fold`.
+    """
+
+    def __init__(self, reduce: Mapping[str, str]) -> None:
+        """`reduce`: how each part becomes a mean, as the algorithm has it."""
+        self.reduce, self.position = reduce, 0
+        self.folds: dict[str, Fold] = {}
+        self.gathered: dict[str, list[Weights]] = {}
+
+    def skip(self) -> None:
+        """Nothing comes from the next position."""
+        for fold in self.folds.values():
+            fold.push(None)
+        self.position += 1
+
+    @timed("sum")
+    def add(self, sent: Parts, weights: Sequence[float], width: int, spare: bool) -> None:
+        """Uploads [n, …] of the next n positions; several fill an aligned block of `width`.
+
+        `spare`: nobody else reads them, they may be written to.
+        """
+        n = len(weights)
+        for part, tensors in sent.items():
+            rule = self.reduce.get(part, "weighting")
+            if rule == "gather":
+                self.gathered.setdefault(part, []).extend(row(tensors, k) for k in range(n))
+                continue
+            plain = rule != "weighting" or all(weight == 1.0 for weight in weights)
+            weighted = tensors if plain else _weighted(tensors, weights, spare)
+            if part not in self.folds:
+                self.folds[part] = Fold(empty=self.position)
+            self.folds[part].push(stack_sum(weighted), 1 if n == 1 else width, own=spare or n > 1 or not plain)
+        self.position += n
+
+    def totals(self) -> Parts:
+        """The sum of each part."""
+        totals = {part: fold.total() for part, fold in self.folds.items()}
+        return {part: total for part, total in totals.items() if total is not None}
+
+
+def _weighted(tensors: Weights, weights: Sequence[float], spare: bool) -> Weights:
+    """Rows times weights; in place, which on a CPU takes two thirds of the time, where they are `spare`."""
+    if len(weights) == 1 or not tensors:
+        return {name: _times(t, weights[0], spare) for name, t in tensors.items()}
+    factors = sent_to(next(iter(tensors.values())).device, np.array(weights, dtype=np.float32))
+    return {name: _times(t, factors.reshape(-1, *[1] * (t.dim() - 1)), spare) for name, t in tensors.items()}
+
+
+def _times(tensor: Tensor, factor: float | Tensor, spare: bool) -> Tensor:
+    fits = torch.result_type(tensor, factor) == tensor.dtype  # counts times a weight are no counts
+    return tensor.mul_(factor) if spare and fits else tensor * factor
 
 
 def _sum(left: Block, right: Block) -> Block:

@@ -23,6 +23,7 @@ class Released:
     sent: Parts  # [n, …], decoded
     memory: list[State]  # of each client, on the CPU
     rows: list[list[ledger.Row]]  # of each client
+    spare: bool  # whether `sent` is read by nobody but who has this, and may be written to
 
 
 @timed("encode")
@@ -40,9 +41,16 @@ def release(
         for k, client in enumerate(clients):
             stage.observer.sent(client, _of_row(upload, k), _of_row(sent, k))
     if stage.phase.pooled:  # of pooled examples nothing travels, and there is no client to remember
-        return Released(sent, [{} for _ in clients], [[] for _ in clients])
+        return Released(sent, [{} for _ in clients], [[] for _ in clients], _is_spare(stage))
     memory = [_remembered(stage, group, k, sent, received, lost) for k, lost in enumerate(residuals)]
-    return Released(sent, memory, rows)
+    return Released(sent, memory, rows, _is_spare(stage))
+
+
+def _is_spare(stage: Stage) -> bool:
+    """Whether uploads are tensors of their own, as the default's differences are, and the client remembers none."""
+    algorithm = type(stage.phase.algorithm)
+    default = algorithm.upload is Algorithm.upload and algorithm.remember is Algorithm.remember
+    return default and stage.mechanism is None
 
 
 def _of_row(parts: Parts, k: int) -> Parts:
