@@ -106,7 +106,7 @@ def test_on_a_gpu_both_ways_take_the_same_path(tmp_path: Path, kind: str, name: 
 
 @pytest.mark.gpu
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # the compiler's advice
+@pytest.mark.filterwarnings(r"ignore::UserWarning:torch\._inductor")  # the compiler's advice
 @pytest.mark.parametrize(("kind", "name"), ON_CPU)
 def test_a_compiled_step_is_the_program_up_to_rounding(tmp_path: Path, kind: str, name: str) -> None:
     given = replace(small(kind, name), exactness="strict")  # `fast` may multiply in TF32 here and not there
