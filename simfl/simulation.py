@@ -19,6 +19,7 @@ from simfl.cohort.total import Total
 from simfl.cohort.visit import CohortResult
 from simfl.cohort.wire import STATISTICS
 from simfl.engine.driver import Driver
+from simfl.engine.sitting import Asked
 from simfl.errors import OutOfMemory
 from simfl.experiment import Experiment
 from simfl.memory import EMPTY
@@ -48,7 +49,8 @@ def run(
     `out` is a folder, or a URL that fsspec knows. `until` is asked before each round; a word ends the run there, and is
     its status. `shared` holds what runs of this process, one after the other, have in common: data, the model as built.
     """
-    with Driver.open(experiment, out, backend, workers, address, resume, display, profile, shared) as driver:
+    asked = Asked(out, backend, workers, address, resume, display, profile, shared)
+    with Driver.open(experiment, asked) as driver:
         try:
             while driver.snapshot.phase < len(experiment.phases):
                 stage = driver.enter_phase(partial(outgoing, driver))

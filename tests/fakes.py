@@ -28,7 +28,7 @@ from simfl.data.base import Data, Dataset, Split
 from simfl.data.labelled import labelled
 from simfl.data.partition import Official
 from simfl.data.stored import content_sha256
-from simfl.engine import driver
+from simfl.engine import sitting
 from simfl.engine.audience import Silent
 from simfl.engine.signals import Interrupted
 from simfl.engine.worker import Setup, Worker
@@ -266,7 +266,7 @@ def scatter(monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(backend: str, setup: Setup, *rest: Any) -> Iterator[Scattered]:
         yield Scattered(setup)
 
-    monkeypatch.setattr(driver, "open_pool", opened)
+    monkeypatch.setattr(sitting, "open_pool", opened)
 
 
 def model(folder: Path) -> Weights:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from simfl.engine import calls, driver, pool
+from simfl.engine import calls, pool, sitting
 from simfl.engine.hosted import Berth
 from simfl.engine.pool import RayPool
 from simfl.engine.worker import Setup, Worker
@@ -195,5 +195,5 @@ def pretend(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Pretended:
     clock = SimpleNamespace(perf_counter=lambda: ray.now, monotonic=lambda: ray.now, time=lambda: ray.now)
     for module in (pool, calls):
         monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(driver, "open_pool", opened)
+    monkeypatch.setattr(sitting, "open_pool", opened)
     return ray

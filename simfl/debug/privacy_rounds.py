@@ -69,9 +69,11 @@ class Bench:
         worker.begin(phase, {})
         stage = worker.stages[phase] = replace(worker.stages[phase], observer=listener)
         before = replace(Snapshot(phase=phase).begin(stage), round=number)
-        sitting: Any = Sitting(self.partition, worker, self.manner, without)
-        after, _ = simulation.one_round(sitting, stage, before)
-        released = Round(listener.sent_by, subtract(after.server.weights, before.server.weights), tuple(sitting.visits))
+        stand_in: Any = StandIn(self.partition, worker, self.manner, without)
+        after, _ = simulation.one_round(stand_in, stage, before)
+        released = Round(
+            listener.sent_by, subtract(after.server.weights, before.server.weights), tuple(stand_in.visits)
+        )
         if without is None:
             self.seen[key] = released
         return released
@@ -108,7 +110,7 @@ class Messages(Observer):
 
 
 @dataclass
-class Sitting:
+class StandIn:
     """A driver, as far as a round needs one, that may change visits before they are made."""
 
     partition: Partition

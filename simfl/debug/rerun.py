@@ -168,7 +168,7 @@ class Rerun:
     def one_round(self) -> None:
         """The next round of the phase, held to what the run recorded of it."""
         before = self.snapshot
-        self.snapshot, rows = simulation.one_round(self._sitting(self.worker), self._enter(), before)
+        self.snapshot, rows = simulation.one_round(self._stand_in(self.worker), self._enter(), before)
         self.store.collect(set(self.snapshot.memory.values()))
         for name in ("clients", "ledger"):
             recorded = self.recorded(name, before.phase, before.round + 1)
@@ -187,15 +187,15 @@ class Rerun:
     def _outgoing(self) -> Outgoing:
         stage = self._enter()
         try:
-            simulation.one_round(self._sitting(None), stage, self.snapshot)
+            simulation.one_round(self._stand_in(None), stage, self.snapshot)
         except _Opened as opened:
             return Outgoing(self.snapshot, *opened.args)
         raise AssertionError("a round that asks nobody to train")
 
-    def _sitting(self, worker: Worker | None) -> Any:
+    def _stand_in(self, worker: Worker | None) -> Any:
         """What stands in for the driver; without a worker, the round stops where its clients' work begins."""
         manner = choosing.manner_of(self.experiment, self.record, self.snapshot.phase, self.snapshot.step)
-        return _Sitting(self.partition, manner, self.account, worker)
+        return _StandIn(self.partition, manner, self.account, worker)
 
     def train(self, plan: CohortPlan, received: Parts, observer: Observer) -> CohortResult:
         """The visits of a cohort, listened to. A client's exception rises, whatever the run was told to do with it."""
@@ -218,7 +218,7 @@ class _Opened(Exception):
 
 
 @dataclass(frozen=True)
-class _Sitting:
+class _StandIn:
     """A driver, as far as a round needs one, whose work is done in this process."""
 
     partition: Partition

@@ -6,17 +6,15 @@ from typing import Any
 
 from simfl import evaluation
 from simfl.engine.preflight import Settled
-from simfl.experiment import Experiment
+from simfl.engine.sitting import Sitting
 from simfl.plans.check import compare, tables_of
 from simfl.runs.record import Record
 from simfl.runs.snapshot import Snapshot
-from simfl.setting import Setting
 
 
-def facts(
-    settled: Settled, record: Record, snapshot: Snapshot, seconds: dict[str, float | None], ended_well: bool
-) -> dict[str, Any]:
-    """All but privacy. A run that failed is not held to its plan."""
+def facts(sitting: Sitting, snapshot: Snapshot, pace: float | None, ended_well: bool) -> dict[str, Any]:
+    """All but privacy; `pace`: seconds of a round, in the median. A run that failed is not held to its plan."""
+    settled, record = sitting.settled, sitting.record
     split = settled.experiment.evaluate.splits[0]
     steps = {"initial": 0, "final": record.last_step("evaluations")}
     scores = {when: evaluation.headlines(record.rows_at("evaluations", step), split) for when, step in steps.items()}
@@ -24,8 +22,8 @@ def facts(
         "name": settled.experiment.name,
         "clients": len(settled.partition),
         **scores,
-        "baselines": baselines(settled.setting, settled.experiment),
-        "seconds": seconds,
+        "baselines": _baselines(settled),
+        "seconds": {"total": record.elapsed, "startup": sitting.startup, "per_round_median": pace},
         "plan": _compared_with_plan(settled, record, snapshot) if ended_well else None,
         "folder": record.home,
     }
@@ -37,9 +35,10 @@ def _compared_with_plan(settled: Settled, record: Record, snapshot: Snapshot) ->
     return compare(settled.experiment, settled.setting.dataset, len(settled.partition), made)
 
 
-def baselines(setting: Setting, experiment: Experiment) -> dict[str, Any]:
+def _baselines(settled: Settled) -> dict[str, Any]:
     """What the data set's blind baselines reach on the first evaluated split, by the headline metric."""
+    experiment = settled.experiment
     metric = experiment.phases[-1].objective.metric
-    known: Any = setting.dataset.card.get("baselines", {})
+    known: Any = settled.setting.dataset.card.get("baselines", {})
     found = known.get(experiment.evaluate.splits[0], known)
     return {name: scores[metric] for name, scores in found.items() if metric in scores}

@@ -5,15 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from statistics import median
 
-from simfl.engine.audience import Audience
-from simfl.engine.inline import Pool
-from simfl.engine.preflight import Settled
 from simfl.engine.scoring import Scoring
-from simfl.engine.signals import Signals
-from simfl.memory import Store
-from simfl.runs.record import Record, Rows
+from simfl.engine.sitting import Sitting
+from simfl.runs.record import Rows
 from simfl.runs.snapshot import Snapshot
-from simfl.timing import Lap, Stopwatch, timed
+from simfl.timing import Lap, timed
 
 
 @dataclass
@@ -30,13 +26,7 @@ class Trained:
 class Tally:
     """What counts, and the newest state, which may be ahead of it by the one round that is being scored."""
 
-    settled: Settled
-    record: Record
-    store: Store
-    pool: Pool
-    signals: Signals
-    audience: Audience
-    stopwatch: Stopwatch
+    sitting: Sitting
     snapshot: Snapshot  # the newest state: the next round goes out from it
     trained: Trained | None = None
     durations: list[float] = field(default_factory=list)  # seconds of each round that counts
@@ -54,9 +44,9 @@ class Tally:
     def begin(self) -> None:
         """Score what the run starts from."""
         rows = self._scores(self._scoring(self.snapshot))
-        with self.signals.held():
+        with self.sitting.signals.held():
             self.move(self.snapshot, rows, commit=True)
-            self.audience.initial(rows)
+            self.sitting.audience.initial(rows)
 
     def add(self, after: Snapshot, rows: Rows) -> None:
         """A round has been trained. It counts when it has been scored, if it is time for that, and at once if not.
@@ -64,16 +54,19 @@ class Tally:
         With `evaluate.overlap` its scores are waited for when the next round has been trained, if the phase has one;
         not where chance is secret: a round that was paid for and is lost before it counts cannot be made again.
         """
-        asked, rounds = self.settled.experiment.evaluate, self.settled.experiment.phases[after.phase].rounds
-        privacy = self.settled.experiment.privacy
-        overlap = asked.overlap and self.pool.overlaps and not (privacy is not None and privacy.secure)
+        asked, rounds = (
+            self.sitting.settled.experiment.evaluate,
+            self.sitting.settled.experiment.phases[after.phase].rounds,
+        )
+        privacy = self.sitting.settled.experiment.privacy
+        overlap = asked.overlap and self.sitting.pool.overlaps and not (privacy is not None and privacy.secure)
         due = after.round == rounds or (asked.every > 0 and after.round % asked.every == 0)
         scoring = self._scoring(after) if due else None
         self.count(newer=after)
         self.trained = Trained(self.snapshot, rows, scoring)
         self.snapshot = after
         if scoring is not None and after.round < rounds and overlap:
-            self.trained.lap = self.stopwatch.lap()
+            self.trained.lap = self.sitting.stopwatch.lap()
         else:
             self.count()
 
@@ -85,32 +78,32 @@ class Tally:
         if (one := self.trained) is None:
             return
         rows = one.rows if one.scoring is None else {**one.rows, **self._scores(one.scoring)}
-        with self.signals.held():
+        with self.sitting.signals.held():
             self.trained = None
-            self.move(self.snapshot, rows, self.record.due(self.snapshot.step), newer)
-            lap = one.lap or self.stopwatch.lap()
+            self.move(self.snapshot, rows, self.sitting.record.due(self.snapshot.step), newer)
+            lap = one.lap or self.sitting.stopwatch.lap()
             self.durations.append(lap.seconds)
-            self.audience.round_done(rows, lap)
+            self.sitting.audience.round_done(rows, lap)
 
     def move(
         self, after: Snapshot, rows: Rows | None = None, commit: bool = False, newer: Snapshot | None = None
     ) -> None:
         """The run stands here, with these rows."""
         self.snapshot = after
-        self.record.add(rows or {})
+        self.sitting.record.add(rows or {})
         if commit:
-            self.record.commit(after, self.store, newer)
+            self.sitting.record.commit(after, self.sitting.store, newer)
 
     def _scoring(self, snapshot: Snapshot) -> Scoring:
         """Begin to score a state; at the very end each example's scores are kept."""
-        phases, phase = self.settled.experiment.phases, self.settled.experiment.phases[snapshot.phase]
+        phases, phase = self.sitting.settled.experiment.phases, self.sitting.settled.experiment.phases[snapshot.phase]
         last = snapshot.phase + 1 == len(phases) and snapshot.round == phase.rounds
-        return Scoring(self.settled, snapshot, self.pool, phase.objective.metric, by_example=last)
+        return Scoring(self.sitting.settled, snapshot, self.sitting.pool, phase.objective.metric, by_example=last)
 
     @timed("evaluate")
     def _scores(self, scoring: Scoring) -> Rows:
         """Wait for scores, and tell them."""
         rows, headlines, clocks = scoring.wait()
-        self.stopwatch.count(clocks, training=False)
-        self.audience.evaluated(headlines)
+        self.sitting.stopwatch.count(clocks, training=False)
+        self.sitting.audience.evaluated(headlines)
         return rows

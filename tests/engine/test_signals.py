@@ -15,7 +15,7 @@ from fakes import Stopping, experiment, run, traces
 from nodes import Paced
 
 from simfl import config, simulation
-from simfl.engine import driver
+from simfl.engine import sitting
 from simfl.engine.signals import Interrupted, Signals
 from simfl.runs import checkpoint
 from simfl.runs.record import Record
@@ -171,7 +171,7 @@ def test_signals_while_the_run_is_being_ended_change_nothing(whole, tmp_path, mo
 
 def test_a_backend_that_takes_sigterm_for_itself_does_not_get_it(tmp_path, monkeypatch):
     """As Ray does when it starts: its handler would end the process without a commit."""
-    opened, before = driver.open_pool, signal.getsignal(signal.SIGTERM)
+    opened, before = sitting.open_pool, signal.getsignal(signal.SIGTERM)
 
     @contextmanager
     def greedy(*args):
@@ -179,7 +179,7 @@ def test_a_backend_that_takes_sigterm_for_itself_does_not_get_it(tmp_path, monke
         with opened(*args) as pool:
             yield pool
 
-    monkeypatch.setattr(driver, "open_pool", greedy)
+    monkeypatch.setattr(sitting, "open_pool", greedy)
     at_step(monkeypatch, 1, lambda: send(signal.SIGTERM))
     assert run(CASE, tmp_path)["status"] == "interrupted"
     assert signal.getsignal(signal.SIGTERM) == before
