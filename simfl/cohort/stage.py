@@ -75,6 +75,11 @@ class Network:
         return Binding(self.module)
 
     @cached_property
+    def floats(self) -> dict[str, int]:
+        """How many values each parameter has; a walk through the module, so it is made once."""
+        return {name: parameter.numel() for name, parameter in self.module.named_parameters()}
+
+    @cached_property
     def groupable(self) -> bool:
         """Whether every trained layer has a grouped form."""
         return not ungroupable(self.module, self.trained)

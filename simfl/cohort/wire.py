@@ -117,7 +117,7 @@ class Bill:
         """`tensors`: the part of any of the messages."""
         self.stage, self.part = stage, part
         self.aliases = dict(stage.aliases) if part == "weights" else {}
-        self.floats = {n: t.numel() for n, t in stage.module.named_parameters()} if self.aliases else {}
+        self.floats = stage.network.floats if self.aliases else dict[str, int]()
         self.values = sum(t.numel() for t in tensors.values())
         self._known: dict[int, tuple[dict[str, int], int, int]] = {}  # payloads, which many messages share, by identity
 
