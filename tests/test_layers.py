@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "simfl"
 SHELVES = ("algorithms", "codecs", "data", "models", "objectives", "optimizers")
 LAYERS = (  # low to high; what stands in one line may import within the line, unless it is a shelf
-    ("__init__", "errors", "cache", "given", "seeds", "ranges", "files", "weights", "passing", "timing"),
+    ("__init__", "errors", "cache", "given", "seeds", "chance", "ranges", "files", "weights", "passing", "timing"),
     ("protocol", "ledger", "memory"),
     SHELVES,
     ("experiment", "config"),

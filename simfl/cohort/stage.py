@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from simfl.chance import STEP
 from simfl.cohort.binding import Binding
 from simfl.cohort.observer import Deaf, Observer
 from simfl.cohort.plan import Draft
@@ -216,7 +217,7 @@ def inputs_of(stage: Stage, batch: Batch) -> Batch:
 
 def step_key(keys: Tensor, step: int | Tensor) -> Tensor:
     """The dropout key of a local step: an odd multiple apart for each step of an item."""
-    return keys + ((2 * step + 1) * 0x5851F42D4C957F2D & ((1 << 62) - 1))
+    return keys + ((2 * step + 1) * STEP & ((1 << 62) - 1))
 
 
 def visits(stage: Stage, items: list[Item], round_number: int, weights: list[float], num_sampled: int) -> Visit:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from simfl import chance
 from simfl.passing import current, part
 
 HALF = 1 << 16
@@ -21,17 +22,13 @@ HALF = 1 << 16
 def keyed_bits(key: Tensor, layer: int, count: int, first: int = 0) -> Tensor:
     """16 random bits for each of `count` positions from `first` on: int16 [*key.shape, count]; `key` is int64.
 
-    A 32-bit finaliser (xor-shift-multiply, Wellons' 'lowbias32') over a counter, keyed before and within; each word
-    serves two positions. int32 arithmetic wraps, and shifts are made logical by a mask.
+    The hash of `simfl.chance`, keyed before and within; each word serves two positions.
     """
-    low, high = (key & 0xFFFFFFFF).to(torch.int32), (key >> 32).to(torch.int32)
-    salt = (low * 0x3C6EF35F) ^ mark(layer)
-    salt = salt ^ ((salt >> 13) & 0x7FFFF)
+    low, high = chance.words(key)
+    salt = (low * chance.SPREAD) ^ mark(layer)
+    salt = salt ^ chance.shifted(salt, 13)
     x = torch.arange(first // 2, -(-(first + count) // 2), dtype=torch.int32, device=key.device) ^ salt[..., None]
-    x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
-    x = x ^ high[..., None]
-    x = (x ^ ((x >> 15) & 0x1FFFF)) * -0x7B935975  # 0x846ca68b as a signed 32-bit number
-    x = x ^ ((x >> 16) & 0xFFFF)
+    x = chance.last(chance.second(chance.first(x) ^ high[..., None]))
     return x.view(torch.int16)[..., first % 2 : first % 2 + count]
 
 

@@ -1,4 +1,8 @@
-"""The kernel of `models.dropout`: one read and one write, where the hash as tensor operations takes twenty of each."""
+"""The kernel of `models.dropout`: one read and one write, where the hash as tensor operations takes twenty of each.
+
+The hash of `simfl.chance` is written once more, since a Triton program can call nothing but Triton's own functions;
+tests hold both to the same bits.
+"""
 
 # mypy: ignore-errors
 import triton

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
 import torch
 
-from simfl.models.dropout import keyed_bits, keyed_dropout, keyed_keep
+from simfl.models import dropout
+from simfl.models.dropout import HALF, keyed_bits, keyed_dropout, keyed_keep, mark
 from simfl.passing import Pass, passing
 
 
@@ -54,3 +63,39 @@ def test_the_mask_of_the_first_examples_does_not_depend_on_how_many_follow() -> 
 
 def test_outside_a_pass_nothing_is_dropped() -> None:
     assert torch.equal(keyed_dropout(torch.ones(9), 0.9, 1), torch.ones(9))
+
+
+class Word(np.ndarray):
+    """Numbers as Triton's functions see them: of a fixed width, with logical shifts where they have no sign."""
+
+    def to(self, kind: Any, bitcast: bool = False) -> Word:
+        return self.view(kind) if bitcast else self.astype(kind)
+
+
+def word(values: Any, kind: Any) -> Word:
+    return np.asarray(values, kind).view(Word)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of the kernel with its functions as plain ones, whether there is Triton or not."""
+    language: Any = ModuleType("triton.language")
+    language.__dict__.update(int32=np.int32, int64=np.int64, uint32=np.uint32, constexpr=int, where=np.where)
+    triton: Any = SimpleNamespace(jit=lambda function: function, language=language)
+    monkeypatch.setitem(sys.modules, "triton", triton)
+    monkeypatch.setitem(sys.modules, "triton.language", language)
+    spec = importlib.util.spec_from_file_location("plain_kernel", Path(dropout.__file__).parent / "dropout_kernel.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("key", [0, 5, 8 << 40, (1 << 62) - 1, -(1 << 61) - 3])
+def test_what_the_kernel_writes_once_more_is_the_same_hash(kernel: Any, key: int) -> None:
+    """Its text run over numbers of 32 bits; on a GPU `test_kernels` compares what it drops."""
+    for layer, p, count in ((0, 0.1, 33), (7, 0.5, 1000), (200, 0.9, 64)):
+        salt, high = kernel.salted(word([key], np.int64), word([mark(layer)], np.int32))
+        kept = kernel.kept(word(np.arange(count), np.int32), salt, high, round(p * HALF))
+        assert kept.tolist() == keyed_keep(torch.tensor(key), layer, count, p)[0].tolist()
