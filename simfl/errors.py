@@ -36,6 +36,6 @@ class OutOfMemory(SimflError):
 
 def nearest(given: str, allowed: Iterable[str]) -> str:
     """A hint that ends an error line: the nearest allowed name, or all of them."""
-    names = sorted(allowed)
+    names = sorted(set(allowed))
     match = difflib.get_close_matches(str(given), names, n=1)
     return f"did you mean {match[0]!r}?" if match else f"allowed: {', '.join(names)}"

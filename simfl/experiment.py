@@ -22,7 +22,7 @@ from simfl.objectives.base import Objective
 from simfl.optimizers.local import LocalOptimizer
 from simfl.optimizers.schedules import Constant, Schedule
 from simfl.optimizers.server import ServerOptimizer, Sgd
-from simfl.ranges import Amount, Count, FileName, Fraction, Positive, PowerOfTwo, Whole
+from simfl.ranges import Amount, Count, FileName, Fraction, Positive, PowerOfTwo, Seed, Whole
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class Experiment:
     partition: Partitioner  # which client holds which examples
     model: Model  # a backbone with its adapters
     phases: tuple[Phase, ...]  # one after the other
-    seed: Whole = 42  # of every random choice
+    seed: Seed = 42  # of every random choice
     mentor: Model | None = None  # a second network, each client's own, for algorithms with two; null: another `model`
     cohort: Cohort = field(default_factory=Cohort)  # clients side by side
     exactness: Literal["fast", "strict"] = "fast"  # strict forbids what makes two machines of a kind differ

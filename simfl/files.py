@@ -114,4 +114,6 @@ def _lock(file: IO[str]) -> bool:
 
 def disk_error(path: Path, error: OSError) -> RunError:
     """One line for what the disk refused."""
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        return RunError(f"{path}: a file lies where a folder is needed")
     return RunError(f"{path}: {error.strerror or error}")

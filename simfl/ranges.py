@@ -21,6 +21,7 @@ class Limit(NamedTuple):
 
 Whole = Annotated[int, Limit("a whole number of at least 0", lambda n: n >= 0)]
 Count = Annotated[int, Limit("a whole number of at least 1", lambda n: n >= 1)]
+Seed = Annotated[int, Limit("a whole number from 0 to 2**63 - 1", lambda n: 0 <= n < 1 << 63)]  # as generators take it
 PowerOfTwo = Annotated[int, Limit("a power of two", lambda n: n > 0 and n & (n - 1) == 0)]
 
 Amount = Annotated[float, Limit("a number of at least 0", lambda x: x >= 0 and math.isfinite(x))]

@@ -70,7 +70,7 @@ def test_a_wrong_value_needs_no_ray(file: str) -> None:
     code = f"import sys; from simfl.cli import main; print(main({arguments}), 'ray' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout == "2 False\n"
-    assert shown.stderr == "simfl: seed: 'x' is not a whole number of at least 0\n"
+    assert shown.stderr == "simfl: seed: 'x' is not a whole number from 0 to 2**63 - 1\n"
 
 
 def test_the_module_runs_as_the_command() -> None:

@@ -120,10 +120,14 @@ def fork(run: Path, step: int, out: Path | None, overrides: tuple[str, ...]) -> 
     from simfl.sweeps.fork import fork
 
     source, folder = Run(run), out or run.with_name(f"{run.name}-at-{step}")
-    given = config.read_yaml(run / "experiment.yaml")
-    for path, value in (("name", folder.name), *map(config.assignment, overrides)):
-        given = config.override(given, path, value)
-    fork(source, folder, config.parse(given), step, say=lambda text: print(text, file=sys.stderr))
+    given = {**config.keys_of(run / "experiment.yaml"), "name": folder.name}
+    fork(
+        source,
+        folder,
+        config.parse(config.overridden(given, overrides)),
+        step,
+        say=lambda text: print(text, file=sys.stderr),
+    )
     click.echo(
         f"{folder} stands after round {step}; to go on: simfl run {folder / 'experiment.yaml'} --out {folder} --resume"
     )

@@ -11,9 +11,10 @@ from typing import Any
 
 from simfl.comparison.significance import Scored, per_client, scored, spread
 from simfl.errors import RunError
+from simfl.runs.record import SWEEP
 from simfl.runs.results import ENDED, ERROR, Run, summary_of
 
-POINTS = "sweep.json"  # in a sweep's folder: its runs
+POINTS = SWEEP  # in a sweep's folder: its runs
 SPREAD = ("worst", "tenth", "deviation")  # over clients
 
 

@@ -6,19 +6,22 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from simfl.config.derived import files, named, settings, whole
+from simfl.config.derived import beside, files, keys_of, named, settings, whole
 from simfl.config.fields import read, written
-from simfl.config.paths import assignment, override, resolve, with_settings
+from simfl.config.paths import assignment, overridden, override, resolve, with_settings
 from simfl.config.rules import check
 from simfl.config.text import dumped, read_yaml
 from simfl.experiment import Experiment
 
 __all__ = [
     "assignment",
+    "beside",
     "dump",
     "files",
+    "keys_of",
     "load",
     "named",
+    "overridden",
     "override",
     "parse",
     "read_yaml",
@@ -32,10 +35,7 @@ __all__ = [
 
 def load(path: Path, overrides: Iterable[str] = ()) -> Experiment:
     """The experiment in a YAML file, which may name another, after `path=value` overrides."""
-    given = whole(path)
-    for text in overrides:
-        given = override(given, *assignment(text))
-    return parse(given)
+    return parse(overridden(whole(path), overrides))
 
 
 def parse(given: object) -> Experiment:

@@ -55,16 +55,29 @@ def files(path: Path) -> list[Path]:
     return [file for file, _ in reversed(_chain(path))]
 
 
+def keys_of(path: Path) -> dict[str, Any]:
+    """The keys of a YAML file and their values; ConfigError for a file of anything else."""
+    given = read_yaml(path)
+    if given is None:
+        raise ConfigError(f"{path}: nothing stands in it; simfl new --list shows experiments to begin with")
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{path}: {shown(given)} is not a mapping of keys to values")
+    return {str(key): value for key, value in given.items()}
+
+
 def named(file: Path, given: Any) -> Path:
     """The experiment's file that another file names under `experiment`; ConfigError if there is none."""
+    return beside(file, given, f"{file}: {OTHER}")
+
+
+def beside(file: Path, given: Any, where: str) -> Path:
+    """The file that another one names, seen from its folder; ConfigError, beginning with `where`, if there is none."""
     if not isinstance(given, str):
-        raise ConfigError(f"{file}: {OTHER}: {shown(given)} is not the name of a file")
+        raise ConfigError(f"{where}: {shown(given)} is not the name of a file")
     other = file.parent / given
     if not other.is_file():
-        beside = [path.name for path in other.parent.glob("*.yaml") if path.name != file.name]
-        raise ConfigError(
-            f"{file}: {OTHER}: there is no {other}" + (f"; {nearest(other.name, beside)}" if beside else "")
-        )
+        others = [path.name for path in other.parent.glob("*.yaml") if path.name != file.name]
+        raise ConfigError(f"{where}: there is no {other}" + (f"; {nearest(other.name, others)}" if others else ""))
     return other
 
 
@@ -73,10 +86,8 @@ def _chain(path: Path) -> list[tuple[Path, dict[str, Any]]]:
     chain: list[tuple[Path, dict[str, Any]]] = []
     file, seen = path, set[Path]()
     while True:
-        given = read_yaml(file)
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"{file}: {shown(given)} is not a mapping of keys to values")
-        chain.append((file, {str(key): value for key, value in given.items() if key != OTHER}))
+        given = keys_of(file)
+        chain.append((file, {key: value for key, value in given.items() if key != OTHER}))
         if OTHER not in given:
             return chain[::-1]
         seen.add(file.resolve())

@@ -17,7 +17,7 @@ from simfl.data.base import Data, Dataset, Split
 from simfl.data.holdings import Partition
 from simfl.data.partition import Partitioner
 from simfl.errors import ConfigError, nearest
-from simfl.ranges import FileName, Whole
+from simfl.ranges import FileName, Seed
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class PartitionSpec:
     data: Data  # a data set
     partition: Partitioner  # which client holds which examples
     split: str = "train"  # of the data set
-    seed: Whole = 42  # of every random choice
+    seed: Seed = 42  # of every random choice
     disjoint: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # what a split must not share with this one
     of: str | None = None  # the column that `simfl partition show` counts; null: label, answers or field
 
@@ -56,11 +56,9 @@ class Built:
 
 def load(path: Path, overrides: Iterable[str] = ()) -> PartitionSpec:
     """The spec in a YAML file, after `path=value` overrides."""
-    given = config.read_yaml(path)
+    given = config.keys_of(path)
     for text in overrides:
         given = config.override(given, *config.assignment(text))
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{path}: a mapping of keys to values is needed")
     spec: PartitionSpec = fields.build(PartitionSpec, given, "", "a partition spec")
     return spec
 

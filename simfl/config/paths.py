@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -36,10 +36,26 @@ def resolve(given: Mapping[str, Any], path: str) -> list[str]:
     if head in TOP:
         return [path]
     if head not in PHASE:
-        raise ConfigError(f"{path}: neither an experiment nor a phase has {head!r}; {nearest(head, [*TOP, *PHASE])}")
+        raise ConfigError(
+            f"{path or repr(path)}: neither an experiment nor a phase has {head!r}; {nearest(head, [*TOP, *PHASE])}"
+        )
     if count != 1:
         raise ConfigError(f"{path}: there are {count} phases; write phases.0.{path}, or phases.*.{path} for all")
     return [f"phases.0.{path}"]
+
+
+def overridden(given: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """A copy of `given` after `path=value` overrides, the paths whole or short."""
+    out: Any = dict(given)
+    for text in overrides:
+        path, value = assignment(text)
+        try:
+            wholes = resolve(out, path)
+        except ConfigError as error:
+            raise ConfigError(f"--set {error}") from None
+        for whole in wholes:
+            out = override(out, whole, value)
+    return dict(out)
 
 
 def with_settings(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

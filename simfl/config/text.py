@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ def parsed(text: str, where: str) -> object:
         mark = error.problem_mark or error.context_mark
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         what = ", ".join(part for part in (error.context, error.problem) if part)
+        if twice := re.match('found duplicate key "(.*?)" with value', str(error.problem), re.DOTALL):
+            what = f"the key {twice[1]!r} stands there twice"
         raise ConfigError(f"{where}{place}: {what}") from None
     except YAMLError as error:
         raise ConfigError(f"{where}: {str(error).splitlines()[0]}") from None

@@ -21,7 +21,7 @@ from simfl.objectives.base import Objective
 from simfl.objectives.docvqa import pages, round_up
 from simfl.objectives.masking import NO_LABEL, PAD, PROMPTS, Hiding, Masked, Pages, mask, pages_of
 from simfl.protocol import Batch, Examples, Outputs
-from simfl.ranges import Count, Fraction, Whole
+from simfl.ranges import Count, Fraction, Seed
 from simfl.seeds import passing_rng
 
 AT_A_TIME = 4096  # pages masked together
@@ -37,7 +37,7 @@ class SelfPretraining(Objective):
     most: Count = 100  # L_M: words hidden on a page; those chosen later stay
     form: Literal["paper", "code"] = "paper"  # code: text has a closing sentinel; what cannot be said is hidden too
     recurring: Fraction | None = None  # r: of words that recur on a page r - r²/2 are hidden; null: as all
-    seed: Whole = 0  # of what is hidden
+    seed: Seed = 0  # of what is hidden
 
     reduction: ClassVar[str] = "example"
     inputs: ClassVar[tuple[str, ...]] = ("input_ids", "boxes", "attention_mask", "labels", "pixel_values")

@@ -66,7 +66,7 @@ def card_bytes(text: str) -> int:
     """The memory of a GPU, such as 80GB or 80 GiB; ConfigError for anything else."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     unit = found[2].upper() if found else "?"
-    if found is None or unit not in UNITS:
+    if found is None or unit not in UNITS or not float(found[1]):
         raise ConfigError(f"--card: {text!r} given; allowed: a number with MB, GB, MiB or GiB, such as 80GB")
     return int(float(found[1]) * UNITS[unit])
 

@@ -20,6 +20,7 @@ from simfl.runs.mirror import Mirror
 from simfl.runs.snapshot import Snapshot
 from simfl.timing import timed
 
+SWEEP = "sweep.json"  # in the folder of a sweep, whose runs lie further down
 TABLES = ("rounds", "ledger", "clients", "evaluations", "samples", "scores")
 Rows = dict[str, list[dict[str, Any]]]
 
@@ -51,6 +52,8 @@ class Record:
     ) -> Record:
         """A fresh folder, or one to go on in. RunError where it holds another run, or lacks the one to resume."""
         stored = folder / "experiment.yaml"
+        if (folder / SWEEP).exists():
+            raise RunError(f"{folder}: holds a sweep already; give another --out")
         if stored.exists() and not resume:
             raise RunError(f"{folder}: holds a run already; go on with --resume, or give another --out")
         if resume and not stored.exists():

@@ -70,8 +70,7 @@ def read(
 ) -> Request:
     """The request for a file, which must lie in `folder`; ConfigError for what could only fail on the other side."""
     folder = folder.resolve()
-    given = config.read_yaml(file)
-    is_sweep = isinstance(given, Mapping) and any(key in given for key in SWEEP)
+    is_sweep = not config.keys_of(file).keys().isdisjoint(SWEEP)
     if is_sweep:
         sweep = sweeps.load(file, overrides)
         name, experiments, needed = sweep.name, [point.experiment for point in sweep.points], list(sweep.files)

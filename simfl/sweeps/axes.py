@@ -48,7 +48,7 @@ def axes_of(path: Path, given: Mapping[str, Any]) -> Iterator[list[Choice]]:
 
 def _experiments(path: Path, given: Any) -> list[Choice]:
     if isinstance(given, Mapping):
-        named = {str(name): path.parent / text_of(file, f"experiments.{name}") for name, file in given.items()}
+        named = {str(name): config.beside(path, file, f"experiments.{name}") for name, file in given.items()}
     else:
         patterns = [text_of(item, "experiments") for item in _list(given, "experiments", "files")]
         files = [file for pattern in patterns for file in _matching(path, pattern)]
@@ -63,7 +63,7 @@ def _experiments(path: Path, given: Any) -> list[Choice]:
 
 def _matching(path: Path, pattern: str) -> list[Path]:
     if not any(sign in pattern for sign in "*?["):
-        return [path.parent / pattern]
+        return [config.beside(path, pattern, "experiments")]
     found = sorted(file for file in path.parent.glob(pattern) if file.resolve() != path.resolve())
     if not found:
         raise ConfigError(f"experiments: no file matches {pattern!r} in {path.parent}")
@@ -76,12 +76,12 @@ def _named(path: Path, where: str, column: str, given: Any) -> list[Choice]:
         given = {Path(item).stem: item for item in given}
     if not isinstance(given, Mapping) or not given:
         raise ConfigError(f"{where}: {shown(given)} is not a mapping of names to settings")
-    return [_one(path.parent, f"{where}.{name}", column, str(name), settings) for name, settings in given.items()]
+    return [_one(path, f"{where}.{name}", column, str(name), settings) for name, settings in given.items()]
 
 
-def _one(folder: Path, where: str, column: str, name: str, given: Any) -> Choice:
+def _one(path: Path, where: str, column: str, name: str, given: Any) -> Choice:
     """A name for settings, which stand there or in a file."""
-    files = tuple(config.files(folder / given)) if isinstance(given, str) else ()
+    files = tuple(config.files(config.beside(path, given, where))) if isinstance(given, str) else ()
     settings = config.settings(files[0]) if files else settings_of(given, where)
     return Choice(_clean(name), {column: name}, settings, files=files)
 

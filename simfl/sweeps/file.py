@@ -76,11 +76,9 @@ def load(path: Path, overrides: Iterable[str] = (), only: Iterable[str] = ()) ->
     `overrides`: `path=value`, for all runs; `seeds=…` and `grid.PATH=…` replace what varies. `only`: patterns of run
     names, such as `fedprox*`.
     """
-    given = config.read_yaml(path)
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{path}: {shown(given)} is not a mapping of keys to values")
+    given = config.keys_of(path)
     _check_keys(path, given)
-    given, settings = _overridden(dict(given), overrides)
+    given, settings = _overridden(given, overrides)
     axes = list(axes_of(path, given))
     if not axes:
         raise ConfigError(f"{path}: nothing varies; give grid, variants, experiments or seeds, or use simfl run")
@@ -89,9 +87,11 @@ def load(path: Path, overrides: Iterable[str] = (), only: Iterable[str] = ()) ->
     base, files = (None, [path]) if "experiments" in given else _base(path, given)
     common = {**settings_of(given.get("set"), "set"), **settings}
     points = tuple(_points(path, name, base, common, axes))
-    stop, chosen = read(Stop, given.get("stop", {}), "stop"), _chosen(points, tuple(only))
+    stop, chosen = read(Stop, _or_none(given, "stop"), "stop"), _chosen(points, tuple(only))
     files += [file for axis in axes for choice in axis for file in choice.files]
-    return Sweep(name, chosen, stop, _table(path, given.get("table", {}), points, chosen), tuple(dict.fromkeys(files)))
+    return Sweep(
+        name, chosen, stop, _table(path, _or_none(given, "table"), points, chosen), tuple(dict.fromkeys(files))
+    )
 
 
 def _check_keys(path: Path, given: Mapping[str, Any]) -> None:
@@ -102,6 +102,8 @@ def _check_keys(path: Path, given: Mapping[str, Any]) -> None:
         if key not in allowed:
             why = f"; the experiment is in another file: put it under set, as {key}" if key in TOP else ""
             raise ConfigError(f"{path}: a sweep has no key {key!r}{why or '; ' + nearest(str(key), allowed)}")
+    if not named and not any(key in given for key in TOP if key != "name"):
+        raise ConfigError(f"{path}: experiment: missing; name the file of the experiment, or write its keys here")
     if len(named) == 2:
         raise ConfigError(f"{path}: experiment and experiments are given; allowed: one of them")
 
@@ -112,12 +114,17 @@ def _overridden(given: dict[str, Any], overrides: Iterable[str]) -> tuple[dict[s
     for text in overrides:
         path, value = config.assignment(text)
         head, _, rest = path.partition(".")
-        if head == "grid" and rest:
-            given["grid"] = {**(given.get("grid") or {}), rest: value}
-        elif head in OWN:
-            given[head] = value
-        else:
+        if head not in OWN:
             settings[path] = value
+        elif not rest:
+            given[head] = value
+        elif head in ("stop", "table"):
+            given = config.override(given, path, value)
+        else:
+            named = given.get(head) or {}
+            if not isinstance(named, Mapping):
+                raise ConfigError(f"--set {path}: {head} is {shown(named)}, which has no entry {rest!r}")
+            given[head] = {**named, rest: value}
     return given, settings
 
 
@@ -173,6 +180,12 @@ def _table(path: Path, given: Any, points: tuple[Point, ...], chosen: tuple[Poin
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     return cut(table, chosen)
+
+
+def _or_none(given: Mapping[str, Any], key: str) -> Any:
+    """What a key has; nothing is as good as no key."""
+    found = given.get(key)
+    return {} if found is None else found
 
 
 def _chosen(points: tuple[Point, ...], only: tuple[str, ...]) -> tuple[Point, ...]:

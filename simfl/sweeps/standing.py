@@ -37,6 +37,8 @@ class Standing:
     @staticmethod
     def open(sweep: Sweep, place: Place, resume: bool) -> Standing:
         """What is done already, and what is to do. RunError where another sweep lies or, with `resume`, none."""
+        if (place.folder / "experiment.yaml").exists():
+            raise RunError(f"{place}: holds a run already; give another --out")
         there = (place.folder / POINTS).exists()
         if there and not resume:
             raise RunError(f"{place}: holds a sweep already; go on with --resume, or give another --out")

@@ -84,7 +84,7 @@ def test_a_resolved_experiment_keeps_the_order_of_its_keys(file: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "expected"),
     [
-        ("sead", "1", "simfl has no key 'sead' (given 1); did you mean 'seed'?"),
+        ("seed", "99999999999999999999", "99999999999999999999 is not a whole number from 0 to 2**63 - 1"),
         ("phases.0.local.batch_sise", "8", "simfl has no key 'batch_sise' (given 8); did you mean 'batch_size'?"),
         ("phases.0.algorithm", "fedproxx", "unknown 'fedproxx'; did you mean 'fedprox'?"),
         ("phases.0.algorithm.mew", "1", "fedavg has no key 'mew' (given 1)"),
@@ -191,6 +191,11 @@ def test_a_missing_key_is_named_with_what_it_takes(file: Path) -> None:
         config.parse({**given, "model": "vt5"})
 
 
+def test_the_path_of_an_override_may_begin_at_a_key_of_the_only_phase(file: Path) -> None:
+    phase = config.load(file, ["rounds=2", "local.batch_size=3"]).phases[0]
+    assert (phase.rounds, phase.local.batch_size) == (2, 3)
+
+
 def test_an_override_reaches_into_lists_and_leaves_the_rest(file: Path) -> None:
     given = config.read_yaml(file)
     before = deepcopy(given)
@@ -224,6 +229,9 @@ def test_an_override_makes_a_section_that_was_null(file: Path) -> None:
         ("seed.x=2", "--set seed.x: seed is 42, which has no settings"),
         ("seed", "--set seed: write path=value, for example phases.0.rounds=2"),
         ("seed=[1", "--set seed:1:3: "),
+        ("sead=1", "--set sead: neither an experiment nor a phase has 'sead'; did you mean 'seed'?"),
+        ("=1", "--set =1: write path=value"),
+        (".=1", "--set .: neither an experiment nor a phase has ''; allowed: algorithm, buffers, "),
     ],
 )
 def test_an_override_that_cannot_be_applied_says_why(file: Path, override: str, expected: str) -> None:
@@ -233,9 +241,9 @@ def test_an_override_that_cannot_be_applied_says_why(file: Path, override: str, 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("name: a\nname: b\n", r"experiment.yaml:2:1: while constructing a mapping, found duplicate key \"name\""),
+        ("name: a\nname: b\n", r"experiment.yaml:2:1: the key 'name' stands there twice$"),
         ("name: [a\nseed: 1\n", r"experiment.yaml:2:\d+: "),
-        ("", r"experiment.yaml: null is not a mapping"),
+        ("", r"experiment.yaml: nothing stands in it; simfl new --list shows experiments to begin with"),
         ("- a\n", r"experiment.yaml: \['a'\] is not a mapping"),
         (
             "a: 1\n---\nb: 2\n",

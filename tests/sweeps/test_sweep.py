@@ -278,6 +278,20 @@ def test_a_score_that_turns_out_not_to_be_there_costs_no_run(
     assert (out / "table.md").read_text().startswith("| run | accuracy | download |")
 
 
+def test_a_sweep_and_a_run_do_not_lie_in_one_folder(tmp_path: Path) -> None:
+    run(BASE, tmp_path / "run")
+    with pytest.raises(RunError, match=r"run: holds a run already; give another --out$"):
+        sweep.run(of(BASE), tmp_path / "run", "inline")
+    sweep.run(of(BASE), tmp_path / "sweep", "inline")
+    for resume in (False, True):
+        with pytest.raises(RunError, match=r"sweep: holds a sweep already; give another --out$"):
+            run(BASE, tmp_path / "sweep", resume=resume)
+    (tmp_path / "file").touch()
+    for start in (lambda out: run(BASE, out), lambda out: sweep.run(of(BASE), out, "inline")):
+        with pytest.raises(RunError, match=r"file: a file lies where a folder is needed$"):
+            start(tmp_path / "file")
+
+
 def test_a_failed_run_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = config.to_mapping(experiment(Faulty(), rounds=2)) | {"seeds": [1]}
     (tmp_path / "f.yaml").write_text(json.dumps(given))

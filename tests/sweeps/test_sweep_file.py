@@ -13,7 +13,7 @@ from simfl import config
 from simfl.comparison.wishes import Shown
 from simfl.errors import ConfigError
 from simfl.objectives.classification import Classification
-from simfl.sweeps.file import Sweep, load
+from simfl.sweeps.file import Median, Stop, Sweep, load
 
 ONE = config.to_mapping(experiment())
 
@@ -116,6 +116,33 @@ def test_overrides_are_for_all_runs_and_may_replace_axes(tmp_path: Path) -> None
     assert sweep.points[0].experiment.phases[0].local.epochs == 2
 
 
+def test_overrides_reach_into_what_a_sweep_says_of_itself(tmp_path: Path) -> None:
+    given = {"variants": {"a": None, "b": {"algorithm": "fedprox"}}, "set": {"seed": 1}, "table": {"metrics": []}}
+    reached = ["stop.median.least=7", "table.against=b", "set.seed=9", "set.local.epochs=3", "variants.c={rounds: 5}"]
+    sweep = swept(tmp_path, given, *reached)
+    assert sweep.stop == Stop(Median(least=7))
+    assert sweep.table == Shown((), "b")
+    assert labels(sweep) == ["a", "b", "c"]
+    last = sweep.points[-1].experiment
+    assert (last.seed, last.phases[0].local.epochs, last.phases[0].rounds) == (9, 3, 5)
+    with pytest.raises(ConfigError, match=r"^--set seeds.x: seeds is \[1\], which has no entry 'x'$"):
+        swept(tmp_path, {"seeds": [1]}, "seeds.x=3")
+
+
+def test_a_key_with_nothing_is_as_good_as_none(tmp_path: Path) -> None:
+    empty = dict.fromkeys(("stop", "table", "set", "variants", "grid"))
+    assert labels(swept(tmp_path, {"seeds": [1], **empty})) == ["seed-1"]
+
+
+def test_a_file_without_an_experiment_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text("name: s\nseeds: [1]\n")
+    with pytest.raises(
+        ConfigError, match=r"s.yaml: experiment: missing; name the file of the experiment, or write its"
+    ):
+        load(path)
+
+
 def test_only_some_runs(tmp_path: Path) -> None:
     assert labels(swept(tmp_path, {"seeds": [1, 2, 11]}, only=("seed-1*",))) == ["seed-1", "seed-11"]
     with pytest.raises(ConfigError, match="--only sed-1: no run is called so; did you mean 'seed-1'"):
@@ -170,7 +197,9 @@ def test_runs_of_a_sweep_stand_together_in_weights_and_biases(tmp_path: Path) ->
         ),
         ({"variants": {"a": {"algorithm": "fedprx"}}}, "run a: phases.0.algorithm: unknown 'fedprx'; did you mean 'fe"),
         ({"variants": {"a": 3}}, "variants.a: 3 is not a mapping of dotted paths to values"),
-        ({"variants": {"a": "b.yaml"}}, "b.yaml: No such file or directory"),
+        ({"variants": {"a": "bas.yaml"}}, "variants.a: there is no .*/bas.yaml; did you mean 'base.yaml'"),
+        ({"experiments": {"a": "bas.yaml"}}, "experiments.a: there is no .*/bas.yaml; did you mean 'base.yaml'"),
+        ({"grid": {"": [1]}}, "kinds.yaml: run 1: '': neither an experiment nor a phase has ''; allowed: algorithm"),
         ({"experiments": ["*.yml"]}, r"experiments: no file matches '\*.yml'"),
         ({"seeds": [1], "grid": {"seed": [1]}}, "seeds: the grid has seed already; allowed: one of them"),
         (
