@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from simfl.broadcast import Sent
+from simfl.cohort.broadcast import Sent
 from simfl.cohort.plan import CohortPlan, Draft, VisitPlan, cohorts, pooled
 from simfl.cohort.stage import Stage
 from simfl.cohort.total import Total

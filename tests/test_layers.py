@@ -12,11 +12,12 @@ import pytest
 ROOT = Path(__file__).parent.parent / "simfl"
 SHELVES = ("algorithms", "codecs", "data", "models", "objectives", "optimizers")
 LAYERS = (  # low to high; what stands in one line may import within the line, unless it is a shelf
-    ("__init__", "errors", "cache", "given", "seeds", "chance", "ranges", "files", "weights", "passing", "timing"),
+    ("__init__", "errors", "cache", "ranges", "files", "seeds", "timing"),
+    ("given", "chance", "weights", "passing"),
     ("protocol", "ledger", "memory"),
     SHELVES,
     ("experiment", "config"),
-    ("privacy", "roles", "sampling", "cohort", "setting", "evaluation", "broadcast"),
+    ("privacy", "roles", "sampling", "cohort", "setting", "evaluation"),
     ("following",),
     ("runs",),
     ("plans",),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from simfl.broadcast import Sent
+from simfl.cohort.broadcast import Sent
 from simfl.cohort.plan import Manner, VisitPlan
 from simfl.cohort.probe import Question
 from simfl.cohort.stage import Stage

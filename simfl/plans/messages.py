@@ -12,8 +12,8 @@ from functools import cached_property
 
 import torch
 
-from simfl.broadcast import Broadcast, Sizes
 from simfl.codecs.base import Codec
+from simfl.cohort.broadcast import Broadcast, Sizes
 from simfl.cohort.stage import Stage
 from simfl.cohort.wire import PLAIN, STATISTICS, Bill, codec_of
 from simfl.errors import ConfigError

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from simfl.broadcast import Broadcast
+from simfl.cohort.broadcast import Broadcast
 from simfl.cohort.stage import Stage
 from simfl.cohort.wire import STATISTICS
 from simfl.experiment import Phase

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simfl import cache
-from simfl.broadcast import Broadcast
 from simfl.codecs import CODECS
 from simfl.codecs.base import Context
 from simfl.codecs.nf4 import Nf4
+from simfl.cohort.broadcast import Broadcast
 from simfl.cohort.wire import transmit
 from simfl.experiment import Codecs
 from simfl.models.mlp import Mlp
