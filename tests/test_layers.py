@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "simfl"
 SHELVES = ("algorithms", "codecs", "data", "models", "objectives", "optimizers")
 LAYERS = (  # low to high; what stands in one line may import within the line, unless it is a shelf
-    ("__init__", "errors", "cache", "ranges", "files", "seeds", "timing"),
+    ("__init__", "errors", "cache", "ranges", "files", "seeds", "timing", "likeness"),
     ("given", "chance", "weights", "passing"),
     ("protocol", "ledger", "memory"),
     SHELVES,
@@ -36,6 +36,7 @@ OWNERS = {  # an outside library, and the modules or packages that may import it
     "opacus": ("privacy",),
     "peft": ("models",),
     "pynvml": ("engine.gauge",),
+    "rapidfuzz": ("likeness",),
     "pyarrow": ("runs.tables", "codecs", "data"),
     "ray": (
         "engine.boot",

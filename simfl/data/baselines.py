@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-from rapidfuzz.distance import Levenshtein
 
 from simfl.data.base import Split
 from simfl.data.informed import informed
+from simfl.likeness import anls, normal
 from simfl.seeds import rng
 
 CLASSES, FEATURES = 512, 4096  # at most; the most frequent in training
@@ -48,9 +48,9 @@ def score_baselines(baselines: Mapping[str, Predict], split: Split, group: str =
     scores: dict[str, dict[str, Any]] = {}
     for name, predict in baselines.items():
         guesses = predict(split)
-        right = [_norm(g) in map(_norm, a) for g, a in zip(guesses, answers, strict=True)]
+        right = [normal(g) in map(normal, a) for g, a in zip(guesses, answers, strict=True)]
         scores[name] = {
-            "anls": float(np.mean([similarity(g, a) for g, a in zip(guesses, answers, strict=True)])),
+            "anls": float(np.mean([anls(g, a) for g, a in zip(guesses, answers, strict=True)])),
             "accuracy": float(np.mean(right)),
         }
         if group:
@@ -63,17 +63,6 @@ def _by(values: Sequence[str], right: Sequence[bool]) -> dict[str, float]:
     for value, is_right in zip(values, right, strict=True):
         held.setdefault(value, []).append(is_right)
     return {value: float(np.mean(held[value])) for value in sorted(held)}
-
-
-def similarity(guess: str, answers: Sequence[str], threshold: float = 0.5) -> float:
-    """ANLS of one guess (Biten et al. 2019): 1 - edits / length for the nearest answer, 0 below the threshold."""
-    guess = _norm(guess)
-    best = max((Levenshtein.normalized_similarity(guess, _norm(a)) for a in answers), default=0.0)
-    return best if guess and best >= threshold else 0.0
-
-
-def _norm(text: str) -> str:
-    return text.strip().lower()
 
 
 def _first_answers(split: Split) -> list[str]:

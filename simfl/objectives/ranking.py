@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from simfl.errors import ConfigError, DataError
+from simfl.likeness import normal
 from simfl.objectives.answers import Lists, groups_of, people, read_lists, targets
 from simfl.objectives.base import Objective
 from simfl.objectives.images import pictures, table
-from simfl.objectives.metrics import normal
 from simfl.protocol import Batch, Examples, Outputs
 from simfl.ranges import Count
 

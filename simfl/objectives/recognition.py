@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from simfl.errors import DataError
+from simfl.likeness import likeness
 from simfl.objectives.base import Objective
 from simfl.objectives.images import table
-from simfl.objectives.metrics import closeness
 from simfl.protocol import Batch, Examples, Outputs
 from simfl.ranges import Count
 
@@ -78,7 +78,7 @@ class Recognition(Objective):
         pairs = list(zip(predictions["text"], truth, strict=True))
         return {
             "accuracy": np.array([plain(given) == plain(right) for given, right in pairs], np.float64),
-            "similarity": np.array([closeness(plain(given), plain(right)) for given, right in pairs], np.float64),
+            "similarity": np.array([likeness(plain(given), plain(right)) for given, right in pairs], np.float64),
             "exact": np.array([given == right for given, right in pairs], np.float64),
         }
 

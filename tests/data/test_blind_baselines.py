@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pyarrow as pa
-import pytest
 
 from simfl.data.base import Split
-from simfl.data.baselines import blind_baselines, fit_baselines, similarity
+from simfl.data.baselines import blind_baselines, fit_baselines
 
 
 def asked(*rows: tuple[str, str, str]) -> Split:
@@ -46,18 +45,3 @@ def test_the_trained_classifier_learns_what_the_words_of_a_question_tell() -> No
 def test_the_same_seed_gives_the_same_guesses() -> None:
     first, second = (fit_baselines(TRAIN, seed=3)["question_only"] for _ in range(2))
     assert first(VALID) == second(VALID)
-
-
-@pytest.mark.parametrize(
-    ("guess", "answers", "score"),
-    [
-        ("Total ", ["total"], 1.0),  # case and outer blanks do not count
-        ("12.50", ["12.60"], 0.8),  # one edit of five
-        ("12.50", ["99.99", "12.5"], 0.8),  # the nearest answer counts
-        ("ab", ["ac"], 0.5),  # exactly at the threshold
-        ("abc", ["axx"], 0.0),  # 1/3, below it
-        ("", [""], 0.0),
-    ],
-)
-def test_similarity_is_anls_by_hand(guess: str, answers: list[str], score: float) -> None:
-    assert similarity(guess, answers) == pytest.approx(score)

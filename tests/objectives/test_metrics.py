@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from simfl.objectives.metrics import accuracy, anls, group_means, two_step_mean
+from simfl.objectives.metrics import accuracy, anls
 
 
 @pytest.mark.parametrize(
@@ -35,9 +34,3 @@ def test_accuracy_compares_without_case_and_outer_space() -> None:
     assert accuracy(" Yes", ["no", "YES"]) == 1
     assert accuracy("yes!", ["yes"]) == 0
     assert accuracy("none", ["None"]) == 0
-
-
-def test_a_two_step_mean_gives_each_group_one_vote() -> None:
-    values, groups = np.array([1.0, 1.0, 1.0, 0.0]), ["a", "a", "a", "b"]
-    assert group_means(values, groups) == {"a": 1.0, "b": 0.0}
-    assert two_step_mean(values, groups) == 0.5

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from simfl.data.base import Split
-from simfl.data.baselines import similarity
+from simfl.likeness import anls
 
 SMALL = (32, 8)  # pixels, width and height, at which pictures are compared
 BLOCK = 512  # pictures compared at once
@@ -29,7 +29,7 @@ def _score(guesses: Sequence[str], texts: Sequence[str]) -> dict[str, float]:
     pairs = list(zip(guesses, texts, strict=True))
     return {
         "accuracy": float(np.mean([guess == text for guess, text in pairs])),
-        "similarity": float(np.mean([similarity(guess, [text]) for guess, text in pairs])),
+        "similarity": float(np.mean([anls(guess, [text]) for guess, text in pairs])),
     }
 
 
