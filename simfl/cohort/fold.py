@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from simfl.cohort.row_sums import row_sums
 from simfl.cohort.stacking import row, sent_to
 from simfl.protocol import Parts, Weights
 from simfl.timing import timed
@@ -82,10 +83,10 @@ class Sums:
                 self.gathered.setdefault(part, []).extend(row(tensors, k) for k in range(n))
                 continue
             plain = rule != "weighting" or all(weight == 1.0 for weight in weights)
-            weighted = tensors if plain else _weighted(tensors, weights, spare)
+            total = _weighted_sum(tensors, [] if plain else weights, spare)
             if part not in self.folds:
                 self.folds[part] = Fold(empty=self.position)
-            self.folds[part].push(stack_sum(weighted), 1 if n == 1 else width, own=spare or n > 1 or not plain)
+            self.folds[part].push(total, 1 if n == 1 else width, own=spare or n > 1 or not plain)
         self.position += n
 
     def totals(self) -> Parts:
@@ -94,12 +95,17 @@ class Sums:
         return {part: total for part, total in totals.items() if total is not None}
 
 
-def _weighted(tensors: Weights, weights: Sequence[float], spare: bool) -> Weights:
-    """Rows times weights; in place, which on a CPU takes two thirds of the time, where they are `spare`."""
-    if len(weights) == 1 or not tensors:
-        return {name: _times(t, weights[0], spare) for name, t in tensors.items()}
-    factors = sent_to(next(iter(tensors.values())).device, np.array(weights, dtype=np.float32))
-    return {name: _times(t, factors.reshape(-1, *[1] * (t.dim() - 1)), spare) for name, t in tensors.items()}
+def _weighted_sum(tensors: Weights, weights: Sequence[float], spare: bool) -> Weights:
+    """Of rows times weights, if any: multiplied in place, two thirds of the time on a CPU, where they are `spare`."""
+    device = next((t.device for t in tensors.values()), torch.device("cpu"))
+    if len(weights) == 1:
+        return stack_sum({name: _times(t, weights[0], spare) for name, t in tensors.items()})
+    factors = sent_to(device, np.array(weights, dtype=np.float32)) if weights else None
+    if device.type == "cuda":
+        return row_sums(tensors, factors)
+    if factors is None:
+        return stack_sum(tensors)
+    return stack_sum({n: _times(t, factors.reshape(-1, *[1] * (t.dim() - 1)), spare) for n, t in tensors.items()})
 
 
 def _times(tensor: Tensor, factor: float | Tensor, spare: bool) -> Tensor:

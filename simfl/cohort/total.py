@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from simfl.cohort.fold import Fold
 from simfl.cohort.stage import Stage
 from simfl.cohort.visit import CohortResult
@@ -49,5 +51,6 @@ class Total:
             total = fold.total()
             assert total is not None
             divisor = float(len(rows)) if self.stage.phase.algorithm.reduce.get(part) == "clients" else weight
-            parts[part] = {name: t / divisor for name, t in total.items()}
+            means = torch._foreach_div(list(total.values()), divisor) if total else []
+            parts[part] = dict(zip(total, means, strict=True))
         return Means(parts, self._gathered, self.stage.num_clients, len(rows), weight)

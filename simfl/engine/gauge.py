@@ -1,9 +1,10 @@
-"""How much of the time a worker's GPU computes, as NVML knows it (nvidia-ml-py); nothing where there is none."""
+"""What a worker makes of its machine: memory, and how much of the time its GPU computes, as NVML knows it."""
 
 from __future__ import annotations
 
 import importlib.util
 import platform
+import resource
 import time
 from typing import Any
 
@@ -21,6 +22,14 @@ class Gauge:
         self._gpu = _gpu(str(torch.cuda.get_device_properties(device).uuid)) if device.type == "cuda" else None
         self._looked = 0.0
         self._use: float | None = None
+        self._remembered, self._memory = 0.0, 0
+
+    def memory(self) -> int:
+        """`most_memory`, on a GPU as it was a moment ago: torch takes its time to tell, in which the GPU waits."""
+        now = time.monotonic()
+        if self._device.type != "cuda" or now - self._remembered >= LOOK:
+            self._remembered, self._memory = now, most_memory(self._device)
+        return self._memory
 
     def others(self) -> float | None:
         """Share of a second in which the GPU ran anything while this process had nothing for it; None: not known."""
@@ -36,6 +45,13 @@ class Gauge:
         if self._gpu is not None and now - self._looked >= LOOK:
             self._looked, self._use = now, _use(self._gpu)
         return self._use
+
+
+def most_memory(device: torch.device) -> int:
+    """Bytes at their highest so far: what torch had on the GPU, or, without one, what the process held."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def processor(device: torch.device) -> str:

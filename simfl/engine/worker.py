@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import math
-import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from simfl.cohort.probe import Findings, Question, probe
 from simfl.cohort.program import with_programs
 from simfl.cohort.stage import Stage
 from simfl.cohort.visit import CohortResult, train_cohort
-from simfl.engine.gauge import Gauge, processor
+from simfl.engine.gauge import Gauge, most_memory, processor
 from simfl.engine.watchdog import Watch
 from simfl.errors import OutOfMemory
 from simfl.evaluation import EvaluationPlan, Scores, evaluate
@@ -107,7 +106,7 @@ class Worker:
 
     def probe(self, question: Question, received: Parts) -> Findings:
         """Try manners of training, of which the phase's first round will take one."""
-        stage, self.peak = self.stages[self.phase], max(self.peak, _most_memory(self.setting.device))
+        stage, self.peak = self.stages[self.phase], max(self.peak, most_memory(self.setting.device))
         others = self.gauge.others()
         with self._at_work("probe", f"{len(question.visits)} clients") as clock:
             found = probe(stage, self.store, question, self._here(received))
@@ -150,7 +149,7 @@ class Worker:
         try:
             with self.watch.over(), clocked(clock), clock.measure(name, about):
                 yield clock
-            clock.memory, clock.use = max(self.peak, _most_memory(self.setting.device)), self.gauge.use()
+            clock.memory, clock.use = max(self.peak, self.gauge.memory()), self.gauge.use()
         except Exception as error:
             if starved(error):
                 raise OutOfMemory(str(error) if isinstance(error, OutOfMemory) else brief(error)) from None
@@ -163,13 +162,6 @@ class Worker:
     def _here(self, received: Parts) -> Parts:
         device = self.setting.device
         return {part: {name: t.to(device) for name, t in tensors.items()} for part, tensors in received.items()}
-
-
-def _most_memory(device: torch.device) -> int:
-    """Bytes at their highest so far: what torch had on the GPU, or, without one, what the process held."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _keep_memory() -> None:

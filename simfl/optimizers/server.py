@@ -47,7 +47,8 @@ class Sgd(ServerOptimizer):
 
     def step(self, weights: Weights, delta: Weights, state: State) -> tuple[Weights, State]:
         """`state` stays empty."""
-        return _moved(weights, {name: self.learning_rate * d for name, d in delta.items()}), state
+        step = torch._foreach_mul(list(delta.values()), self.learning_rate) if delta else []
+        return _moved(weights, dict(zip(delta, step, strict=True))), state
 
 
 FORMS = ("ema", "sum")
@@ -172,7 +173,8 @@ def _adaptive(
 def _moved(weights: Weights, step: Weights) -> Weights:
     for name, change in step.items():
         assert change.is_floating_point(), f"{name}: {change.dtype} is not stepped"
-    return {name: w + step[name] if name in step else w for name, w in weights.items()}
+    moved = torch._foreach_add([weights[name] for name in step], list(step.values())) if step else []
+    return weights | dict(zip(step, moved, strict=True))
 
 
 def _filled(like: Weights, value: float) -> Weights:
