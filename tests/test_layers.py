@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent / "simfl"
 SHELVES = ("algorithms", "codecs", "data", "models", "objectives", "optimizers")
 LAYERS = (  # low to high; what stands in one line may import within the line, unless it is a shelf
     ("__init__", "errors", "cache", "ranges", "files", "seeds", "timing", "likeness"),
-    ("given", "chance", "weights", "passing"),
+    ("given", "chance", "weights", "passing", "shelf"),
     ("protocol", "ledger", "memory"),
     SHELVES,
     ("experiment", "config"),

@@ -8,6 +8,7 @@ from typing import Any
 
 from simfl import given
 from simfl.errors import ConfigError, nearest
+from simfl.shelf import Table
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,10 @@ class Shelf:
         return imported(self.base)
 
     @property
-    def components(self) -> dict[str, type]:
+    def components(self) -> Table[Any]:
         """The literal table."""
-        return imported(self.table)
+        found: Table[Any] = imported(self.table)
+        return found
 
     def wrapped(self, value: object) -> Any:
         """A component made of a Python object given in place of a name; None where that cannot be."""
@@ -51,10 +53,7 @@ class Shelf:
 
     def name_of(self, component: type) -> str:
         """The name that `find` knows this component by."""
-        for name, known in self.components.items():
-            if known is component:
-                return name
-        return f"{component.__module__}:{component.__qualname__}"
+        return self.components.name_of(component) or f"{component.__module__}:{component.__qualname__}"
 
 
 SHELVES: dict[str, Shelf] = {

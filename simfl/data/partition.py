@@ -15,15 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from simfl.data.base import Published, Split
-from simfl.data.by_data_set import DataSets
-from simfl.data.from_manifest import FromManifest
 from simfl.data.holdings import Partition, hold
 from simfl.data.iid import Iid
-from simfl.data.nested import AnswerLists, Nested, Subsample
 from simfl.data.partitioner import Partitioner, column, refuse_shared, refuse_shared_documents, values_of
-from simfl.data.skew import Dirichlet, Quantity, Shards
 from simfl.errors import ConfigError, DataError
 from simfl.ranges import Count
+from simfl.shelf import Table
 
 __all__ = ["META", "PARTITIONERS", "Iid", "Natural", "Official", "Partition", "Partitioner", "Provider"]
 
@@ -144,17 +141,19 @@ class Natural(Partitioner):
         return np.array([counts.get(value, 0) for value in chosen], np.float64)
 
 
-PARTITIONERS: dict[str, type[Partitioner]] = {
-    "iid": Iid,
-    "data_sets": DataSets,
-    "provider": Provider,
-    "official": Official,
-    "natural": Natural,
-    "dirichlet": Dirichlet,
-    "shards": Shards,
-    "quantity": Quantity,
-    "nested": Nested,
-    "subsample": Subsample,
-    "answer_lists": AnswerLists,
-    "manifest": FromManifest,
-}
+PARTITIONERS: Table[Partitioner] = Table(
+    {
+        "iid": "simfl.data.iid:Iid",
+        "data_sets": "simfl.data.by_data_set:DataSets",
+        "provider": "simfl.data.partition:Provider",
+        "official": "simfl.data.partition:Official",
+        "natural": "simfl.data.partition:Natural",
+        "dirichlet": "simfl.data.skew:Dirichlet",
+        "shards": "simfl.data.skew:Shards",
+        "quantity": "simfl.data.skew:Quantity",
+        "nested": "simfl.data.nested:Nested",
+        "subsample": "simfl.data.nested:Subsample",
+        "answer_lists": "simfl.data.nested:AnswerLists",
+        "manifest": "simfl.data.from_manifest:FromManifest",
+    }
+)

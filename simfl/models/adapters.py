@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from simfl.models.adapters_base import Adapter
-from simfl.models.bottleneck import Bottleneck
-from simfl.models.lora import Lora
-from simfl.models.parts import Bias, Head, LastLayers
-from simfl.models.peft_method import PeftMethod
-from simfl.models.prompt import Prompt
+from simfl.shelf import Table
 
-ADAPTERS: dict[str, type[Adapter]] = {
-    "bias": Bias,
-    "bottleneck": Bottleneck,
-    "head": Head,
-    "last_layers": LastLayers,
-    "lora": Lora,
-    "peft": PeftMethod,
-    "prompt": Prompt,
-}
+ADAPTERS: Table[Adapter] = Table(
+    {
+        "bias": "simfl.models.parts:Bias",
+        "bottleneck": "simfl.models.bottleneck:Bottleneck",
+        "head": "simfl.models.parts:Head",
+        "last_layers": "simfl.models.parts:LastLayers",
+        "lora": "simfl.models.lora:Lora",
+        "peft": "simfl.models.peft_method:PeftMethod",
+        "prompt": "simfl.models.prompt:Prompt",
+    }
+)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from simfl.objectives.base import Objective
-from simfl.objectives.classification import Classification
-from simfl.objectives.docvqa import DocVqa
-from simfl.objectives.ranking import Ranking
-from simfl.objectives.recognition import Recognition
-from simfl.objectives.self_pretraining import LayoutModeling, MixedModeling, TextLayoutModeling, TextModeling
-from simfl.objectives.vqa import Vqa
+from simfl.shelf import Table
 
-OBJECTIVES: dict[str, type[Objective]] = {
-    "classification": Classification,
-    "docvqa": DocVqa,
-    "layout_modeling": LayoutModeling,
-    "mixed_modeling": MixedModeling,
-    "ranking": Ranking,
-    "recognition": Recognition,
-    "text_layout_modeling": TextLayoutModeling,
-    "text_modeling": TextModeling,
-    "vqa": Vqa,
-}
+OBJECTIVES: Table[Objective] = Table(
+    {
+        "classification": "simfl.objectives.classification:Classification",
+        "docvqa": "simfl.objectives.docvqa:DocVqa",
+        "layout_modeling": "simfl.objectives.self_pretraining:LayoutModeling",
+        "mixed_modeling": "simfl.objectives.self_pretraining:MixedModeling",
+        "ranking": "simfl.objectives.ranking:Ranking",
+        "recognition": "simfl.objectives.recognition:Recognition",
+        "text_layout_modeling": "simfl.objectives.self_pretraining:TextLayoutModeling",
+        "text_modeling": "simfl.objectives.self_pretraining:TextModeling",
+        "vqa": "simfl.objectives.vqa:Vqa",
+    }
+)

@@ -2,14 +2,17 @@
 
 from simfl.optimizers.local import LOCAL_OPTIMIZERS, LocalOptimizer
 from simfl.optimizers.schedules import SCHEDULES, Schedule
-from simfl.optimizers.server import Adagrad, Adam, Momentum, ServerOptimizer, Sgd, Yogi
+from simfl.optimizers.server import ServerOptimizer
+from simfl.shelf import Table
 
-SERVER_OPTIMIZERS: dict[str, type[ServerOptimizer]] = {
-    "sgd": Sgd,
-    "momentum": Momentum,
-    "adam": Adam,
-    "yogi": Yogi,
-    "adagrad": Adagrad,
-}
+SERVER_OPTIMIZERS: Table[ServerOptimizer] = Table(
+    {
+        "sgd": "simfl.optimizers.server:Sgd",
+        "momentum": "simfl.optimizers.server:Momentum",
+        "adam": "simfl.optimizers.server:Adam",
+        "yogi": "simfl.optimizers.server:Yogi",
+        "adagrad": "simfl.optimizers.server:Adagrad",
+    }
+)
 
 __all__ = ["LOCAL_OPTIMIZERS", "SCHEDULES", "SERVER_OPTIMIZERS", "LocalOptimizer", "Schedule", "ServerOptimizer"]

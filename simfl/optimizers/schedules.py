@@ -15,6 +15,7 @@ import numpy as np
 
 from simfl.errors import ConfigError
 from simfl.ranges import Amount, Fraction, Positive
+from simfl.shelf import Table
 
 Unit = Literal["round", "progress", "step", "visit"]
 
@@ -104,10 +105,12 @@ def _part(schedule: Schedule, t: np.ndarray, horizon: float) -> np.ndarray:
     return np.clip((t - schedule.warmup) / max(horizon - schedule.warmup, 1e-12), 0.0, 1.0)
 
 
-SCHEDULES: dict[str, type[Schedule]] = {
-    "constant": Constant,
-    "cosine": Cosine,
-    "decay": Decay,
-    "polynomial": Polynomial,
-    "steps": Steps,
-}
+SCHEDULES: Table[Schedule] = Table(
+    {
+        "constant": "simfl.optimizers.schedules:Constant",
+        "cosine": "simfl.optimizers.schedules:Cosine",
+        "decay": "simfl.optimizers.schedules:Decay",
+        "polynomial": "simfl.optimizers.schedules:Polynomial",
+        "steps": "simfl.optimizers.schedules:Steps",
+    }
+)

@@ -7,8 +7,9 @@ import pytest
 
 from simfl.data.base import Split
 from simfl.data.digits import Digits
-from simfl.data.partition import Dirichlet, Natural
+from simfl.data.partition import Natural
 from simfl.data.prototypes import Prototypes
+from simfl.data.skew import Dirichlet
 from simfl.errors import ConfigError, DataError
 
 
