@@ -12,6 +12,7 @@ from typing import Any
 from simfl import config, simulation
 from simfl.errors import ConfigError
 from simfl.experiment import Experiment
+from simfl.following.place import RUN, is_taken
 from simfl.runs.results import Run
 
 Given = Experiment | Mapping[str, Any] | str | Path
@@ -58,10 +59,9 @@ def folder_of(name: str, resume: bool) -> Path:
     """A folder under runs/ that holds no run yet; to resume, the newest one of this name."""
     first = Path("runs") / name
     numbered = (Path("runs") / f"{name}-{number}" for number in itertools.count(2))
-    taken = itertools.takewhile(lambda path: (path / "experiment.yaml").exists(), itertools.chain([first], numbered))
-    found = list(taken)
+    found = list(itertools.takewhile(is_taken, itertools.chain([first], numbered)))
     if resume:
-        return found[-1] if found else first
+        return next((path for path in reversed(found) if (path / RUN).exists()), first)
     return Path("runs") / f"{name}-{len(found) + 1}" if found else first
 
 

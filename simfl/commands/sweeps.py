@@ -111,15 +111,20 @@ def table(
 @click.command()
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--at", "step", type=int, required=True, metavar="ROUND", help="After so many finished rounds.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder of the new run.  [default: RUN-at-ROUND]")
+@click.option("--out", help="Folder of the new run.  [default: RUN-at-ROUND]")
 @options.overrides("What the new run has otherwise.")
-def fork(run: Path, step: int, out: Path | None, overrides: tuple[str, ...]) -> None:
+def fork(run: Path, step: int, out: str | None, overrides: tuple[str, ...]) -> None:
     """Branch RUN after a round: a new run that has the same rounds up to there, and other settings from there on."""
     from simfl import config
+    from simfl.runs.mirror import is_url
     from simfl.runs.results import Run
     from simfl.sweeps.fork import fork
 
-    source, folder = Run(run), out or run.with_name(f"{run.name}-at-{step}")
+    source, folder = Run(run), Path(out) if out else run.with_name(f"{run.name}-at-{step}")
+    if is_url(out):
+        raise ConfigError(
+            f"--out: {out!r} is a URL; a fork is made in a folder of this machine, which its run goes on in"
+        )
     given = {**config.keys_of(run / "experiment.yaml"), "name": folder.name}
     fork(
         source,

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from simfl.comparison.significance import Scored, per_client, scored, spread
-from simfl.errors import RunError
-from simfl.runs.record import SWEEP
+from simfl.errors import ConfigError, RunError
+from simfl.following.place import RUN, SWEEP
 from simfl.runs.results import ENDED, ERROR, Run, summary_of
 
 POINTS = SWEEP  # in a sweep's folder: its runs
@@ -73,14 +73,27 @@ class Result:
 def results_of(paths: Sequence[Path]) -> list[Result]:
     """The runs of sweeps in their order, and single runs, which are told apart by the names of their folders."""
     found: list[Result] = []
+    if twice := [path for i, path in enumerate(paths) if path.resolve() in [p.resolve() for p in paths[:i]]]:
+        raise ConfigError(f"{twice[0]}: given twice; each run or sweep stands in a table once")
+    names = _told_apart(paths)
     for path in paths:
         if (path / POINTS).exists():
             runs = json.loads((path / POINTS).read_bytes())["runs"]
             found += [result(path / "runs" / run["label"], run["shown"]) for run in runs]
-        elif (path / "experiment.yaml").exists():
-            found.append(result(path, {"run": path.name}))
+        elif (path / RUN).exists():
+            found.append(result(path, {"run": names[path]}))
         else:
             raise RunError(f"{path}: neither a run nor a sweep lies here")
+    return found
+
+
+def _told_apart(paths: Sequence[Path]) -> dict[Path, str]:
+    """The ends of these paths, as much of each as no other has."""
+    found = {}
+    for path in paths:
+        parts, others = path.resolve().parts, [other.resolve().parts for other in paths if other is not path]
+        count = next(n for n in range(1, len(parts) + 1) if all(other[-n:] != parts[-n:] for other in others))
+        found[path] = "/".join(parts[-count:])
     return found
 
 

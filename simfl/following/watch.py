@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from simfl.errors import RunError
+from simfl.following.place import require_run
 from simfl.following.progress import Status, duration, report, size
 
 SILENT = 60.0  # seconds without a word after which a run may be dead
@@ -122,8 +122,7 @@ class Log:
 
 def watch(folder: Path, once: bool, console: Console | None = None, every: float = EVERY) -> str:
     """Show the run until it ends, or `once`; returns its state. RunError if no run lies there."""
-    if not (folder / "experiment.yaml").exists():
-        raise RunError(f"{folder}: no run lies here")
+    require_run(folder)
     console = console or Console()
     view, log = View(), Log(folder / "log.jsonl")
     if once or not console.is_terminal:

@@ -21,7 +21,7 @@ from simfl.reports.chart import heat, number, strips
 from simfl.reports.curves import MOST_LINES, by_bytes, by_epsilon, by_round, course, curves, name_of, varied
 from simfl.reports.page import Section, code, figure, figures, folded, page, table
 from simfl.reports.time import timeline
-from simfl.sweeps.fork import beginnings
+from simfl.sweeps.beginnings import beginnings
 
 MOST_SAMPLES = 8  # predictions shown
 MADE = (

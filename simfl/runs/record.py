@@ -13,6 +13,7 @@ from typing import Any
 from simfl import files, ledger
 from simfl.errors import RunError
 from simfl.experiment import Checkpoint
+from simfl.following.place import refuse_taken
 from simfl.memory import Store
 from simfl.runs import checkpoint, tables
 from simfl.runs.manifest import refuse_another
@@ -20,7 +21,6 @@ from simfl.runs.mirror import Mirror
 from simfl.runs.snapshot import Snapshot
 from simfl.timing import timed
 
-SWEEP = "sweep.json"  # in the folder of a sweep, whose runs lie further down
 TABLES = ("rounds", "ledger", "clients", "evaluations", "samples", "scores")
 Rows = dict[str, list[dict[str, Any]]]
 
@@ -52,10 +52,8 @@ class Record:
     ) -> Record:
         """A fresh folder, or one to go on in. RunError where it holds another run, or lacks the one to resume."""
         stored = folder / "experiment.yaml"
-        if (folder / SWEEP).exists():
-            raise RunError(f"{folder}: holds a sweep already; give another --out")
-        if stored.exists() and not resume:
-            raise RunError(f"{folder}: holds a run already; go on with --resume, or give another --out")
+        if not resume or not stored.exists():
+            refuse_taken(folder)
         if resume and not stored.exists():
             raise RunError(f"{folder}: no run to resume here")
         record = Record(folder, policy, {**manifest, "resumes": []}, mirror=mirror)

@@ -16,6 +16,7 @@ from simfl.cohort.stacking import namespace
 from simfl.data.holdings import Partition
 from simfl.errors import RunError
 from simfl.experiment import Experiment
+from simfl.following.place import require_run
 from simfl.following.progress import report
 from simfl.memory import Store
 from simfl.models.base import Model
@@ -41,8 +42,7 @@ class Run:
         RunError if no run lies there.
         """
         self.folder = Path(folder)
-        if not (self.folder / "experiment.yaml").exists():
-            raise RunError(f"{self.folder}: no run lies here")
+        require_run(self.folder)
         if experiment is not None:
             self._refuse_another(experiment)
             self.experiment = experiment
@@ -121,8 +121,11 @@ class Run:
 
     @property
     def partition_manifest(self) -> bytes:
-        """The partition as the run wrote it down."""
-        return (self.folder / "partition.json").read_bytes()
+        """The partition as the run wrote it down; RunError where it is gone."""
+        path = self.folder / "partition.json"
+        if not path.exists():
+            raise RunError(f"{self.folder}: there is no {path.name}; the run is not whole")
+        return path.read_bytes()
 
     @cached_property
     def setting(self) -> Setting:

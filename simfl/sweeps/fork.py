@@ -6,11 +6,9 @@ with no other change than more rounds is bit-equal to that longer run.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,10 +24,11 @@ from simfl.engine import preflight
 from simfl.engine.recalled import basis
 from simfl.errors import ConfigError, RunError
 from simfl.experiment import Experiment, Phase
+from simfl.following.place import refuse_taken
 from simfl.memory import EMPTY, Store
 from simfl.roles import pick
 from simfl.runs import checkpoint, tables
-from simfl.runs.manifest import bound, manifest
+from simfl.runs.manifest import manifest
 from simfl.runs.record import Record
 from simfl.runs.results import Run
 from simfl.runs.snapshot import Snapshot
@@ -38,7 +37,6 @@ from simfl.setting import Setting
 Say = Callable[[str], None]
 SCORED = ("evaluations", "samples")
 ANEW = ("algorithm", "server", "train", "frozen", "private", "communicate", "buffers")  # settings of a phase
-HORIZON_STEPS = 4  # local steps at which two schedules are held against each other
 
 
 def fork(
@@ -55,6 +53,7 @@ def fork(
     `home`: where the source is to be found, if not in its folder. ConfigError for an experiment that cannot have come
     there, RunError for a source that cannot be gone on from.
     """
+    refuse_taken(target)
     _check(source, experiment, step)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     setting = Setting(experiment, cache.folder(), torch.device(device), shared)
@@ -64,6 +63,7 @@ def fork(
         snapshot, memory = _state(source, step, Path(scratch), say)
         identity = preflight.identity_of(experiment, setting, len(partition), device)
         stage = setting.stage(snapshot.phase, len(partition))
+        _check_weights(source, snapshot, stage)
         snapshot = _adapted(source, snapshot, stage, partition, manifest_sha256(text), say)
         facts = manifest(identity, setting.dataset.sha256, manifest_sha256(text))
         origin = {"folder": home or str(source.folder), "step": step, "weights_sha256": snapshot.weights_sha256}
@@ -107,6 +107,16 @@ def _check(source: Run, experiment: Experiment, step: int) -> None:
     whole = sum(p.rounds for p in phases)
     if len(phases) <= phase or step >= whole:
         raise ConfigError(f"--at: {step} given; the forked run has {whole} rounds, and must have some to come")
+
+
+def _check_weights(source: Run, found: Snapshot, stage: Stage) -> None:
+    """What the source has trained must have its place in the fork's model; what this has besides begins as it is."""
+    own = {**dict(stage.module.named_parameters()), **dict(stage.module.named_buffers())}
+    for name, tensor in found.model.items():
+        shape, here = list(tensor.shape), list(own[name].shape) if name in own else None
+        if here != shape:
+            has = f"has {name} with {here}" if here else f"has no {name}"
+            raise ConfigError(f"model: the fork's, on its data, {has}; {source.folder} has trained one with {shape}")
 
 
 def _phase_at(phases: tuple[Phase, ...], step: int) -> int:
@@ -207,43 +217,3 @@ def _seconds(source: Run, step: int) -> float:
     with suppress(RunError):
         return float(source.summary["seconds"]["total"]) * step / max(done, 1)
     return 0.0
-
-
-def beginnings(experiments: Mapping[str, Experiment]) -> dict[str, str]:
-    """For each experiment, by name, the longest of the others that it begins with; of some there is none.
-
-    One is the beginning of another if they are equal but for fewer rounds of the last phase. A schedule that knows the
-    horizon makes them differ from the first round on, and so does a privacy budget.
-    """
-    alike: dict[str, list[str]] = {}
-    for name, experiment in experiments.items():
-        alike.setdefault(address(experiment), []).append(name)
-    found = {}
-    for names in alike.values():
-        ordered = sorted(names, key=lambda name: experiments[name].phases[-1].rounds)
-        for i, name in enumerate(ordered):
-            shorter = [other for other in ordered[:i] if _begins(experiments[other], experiments[name])]
-            if shorter:
-                found[name] = shorter[-1]
-    return found
-
-
-def address(experiment: Experiment) -> str:
-    """A hash of all that determines a run's rounds, but for how many the last phase has."""
-    content = {k: v for k, v in bound(config.to_mapping(experiment)).items() if k != "name"}
-    content["phases"][-1].pop("rounds")
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _begins(shorter: Experiment, longer: Experiment) -> bool:
-    a, b = shorter.phases[-1], longer.phases[-1]
-    return shorter.privacy is None and a.rounds < b.rounds and _same_rates(a, b)
-
-
-def _same_rates(a: Phase, b: Phase) -> bool:
-    """Whether both have the same learning rates in the rounds that both have."""
-    for number in range(a.rounds):
-        rates = [p.local.schedule.factors(p.rounds, number, HORIZON_STEPS).tolist() for p in (a, b)]
-        if rates[0] != rates[1] or a.server.at(number, a.rounds) != b.server.at(number, b.rounds):
-            return False
-    return True

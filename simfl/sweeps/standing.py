@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass, field
 from simfl import config, files
 from simfl.comparison.results import POINTS
 from simfl.errors import RunError
+from simfl.following.place import RUN
 from simfl.following.watch import Log, View
 from simfl.runs.manifest import refuse_another
 from simfl.runs.results import ENDED, summary_of
+from simfl.sweeps.beginnings import beginnings
 from simfl.sweeps.file import Sweep
-from simfl.sweeps.fork import beginnings
 from simfl.sweeps.job import Job, Outcome
 from simfl.sweeps.place import Place
 
@@ -37,7 +38,7 @@ class Standing:
     @staticmethod
     def open(sweep: Sweep, place: Place, resume: bool) -> Standing:
         """What is done already, and what is to do. RunError where another sweep lies or, with `resume`, none."""
-        if (place.folder / "experiment.yaml").exists():
+        if (place.folder / RUN).exists():
             raise RunError(f"{place}: holds a run already; give another --out")
         there = (place.folder / POINTS).exists()
         if there and not resume:

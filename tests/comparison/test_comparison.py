@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from simfl.comparison.forms import csv, latex, markdown
-from simfl.comparison.results import Result, rows
+from simfl.comparison.results import Result, results_of, rows
 from simfl.comparison.table import Line, compare
 from simfl.errors import ConfigError
 
@@ -132,3 +132,14 @@ def test_a_line_without_any_run_that_ended_says_why() -> None:
 def test_a_column_of_numbers_and_text_is_text() -> None:
     found = rows([result("a", 0.4, server=1), result("b", 0.5, server="adam")])
     assert [row["server"] for row in found] == ["1", "adam"]
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    """They are no seeds of one another."""
+    folders = [tmp_path / "x" / "r", tmp_path / "y" / "r", tmp_path / "y" / "q"]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "experiment.yaml").touch()
+    assert [one.shown["run"] for one in results_of(folders)] == ["x/r", "y/r", "q"]
+    with pytest.raises(ConfigError, match=r"q: given twice; each run or sweep stands in a table once$"):
+        results_of([*folders, tmp_path / "x" / ".." / "y" / "q"])

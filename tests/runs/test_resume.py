@@ -293,7 +293,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
 
 def test_a_file_in_the_place_of_the_folder_is_one_line(tmp_path):
     (tmp_path / "r").write_text("")
-    with pytest.raises(RunError, match=f"{LINE}r: File exists$"):
+    with pytest.raises(RunError, match=f"{LINE}r: a file lies where a folder is needed$"):
         run(SMALL, tmp_path / "r")
 
 

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from fakes import experiment, run, then, traces
 
+from simfl import config
 from simfl.cli import main
 from simfl.errors import ConfigError, RunError
 from simfl.experiment import Evaluate, Experiment
 from simfl.optimizers.schedules import Cosine, Decay
 from simfl.runs import checkpoint
 from simfl.runs.results import Run
-from simfl.sweeps.fork import address, beginnings, fork
+from simfl.sweeps.beginnings import address, beginnings
+from simfl.sweeps.fork import fork
 
 BASE = experiment("scaffold", rounds=4, evaluate=Evaluate(every=2, samples=2))
 
@@ -106,6 +108,59 @@ def test_what_cannot_be_forked_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=message):
             fork(source, tmp_path / "f", other, step)
         assert not (tmp_path / "f").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        (
+            "model.widths=[5]",
+            r"^model: the fork's, on its data, has [\w.]+ with \[5.*; .*source has trained one with \[16",
+        ),
+        ("model={name: cnn, channels: [2, 2], hidden: 4}", "^model: "),
+        (
+            "data.shape=[3]",
+            r"^model: the fork's, on its data, has .* with \[16, 3\]; .*source has trained one with \[16, 12\]$",
+        ),
+    ],
+)
+def test_weights_that_have_no_place_in_the_forks_model_are_refused(
+    tmp_path: Path, changed: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(experiment(rounds=2), tmp_path / "source")
+    given = config.overridden(config.to_mapping(experiment(rounds=3)), [changed])
+    with pytest.raises(ConfigError, match=line):
+        fork(Run(tmp_path / "source"), tmp_path / "fork", config.parse(given), 1)
+    assert not (tmp_path / "fork").exists()
+
+
+def test_a_folder_that_is_taken_or_is_no_folder_is_refused_before_any_round_is_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = str(tmp_path / "source")
+    run(experiment(rounds=2), tmp_path / "source")
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "sweep.json").touch()
+    for arguments, line in (
+        ([source, "--out", source], f"{source}: holds a run already; go on with --resume, or give another --out"),
+        ([source, "--out", f"{tmp_path}/s"], f"{tmp_path}/s: holds a sweep already; give another --out"),
+        (
+            [source, "--out", "s3://a/b"],
+            "--out: 's3://a/b' is a URL; a fork is made in a folder of this machine, which",
+        ),
+        ([f"{tmp_path}/s"], f"{tmp_path}/s: a sweep lies here"),
+    ):
+        assert main(["fork", *arguments, "--at", "1"]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"simfl: {line}")
+        assert said.count("\n") == 1
+
+
+def test_a_source_that_lost_its_partition_says_so(tmp_path: Path) -> None:
+    run(experiment(rounds=2), tmp_path / "source")
+    (tmp_path / "source" / "partition.json").unlink()
+    with pytest.raises(RunError, match=r"source: there is no partition.json; the run is not whole$"):
+        fork(Run(tmp_path / "source"), tmp_path / "fork", experiment(rounds=3), 1)
 
 
 def test_which_experiment_begins_which() -> None:
