@@ -126,7 +126,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(RunError, match=r"^[^\n]*file: File exists$"):
+    with pytest.raises(RunError, match=r"^[^\n]*file: a file lies where a folder is needed$"):
         Store(tmp_path / "file" / "memory")
 
 
