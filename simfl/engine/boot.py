@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -26,6 +27,7 @@ SETTINGS = {  # environment variables
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+REACH, CLIENT_PORT = 10.0, "10001"  # seconds that an address has to answer; of ray:// without a port
 QUIET = {"log_to_driver": False, "configure_logging": False}
 
 
@@ -160,12 +162,24 @@ def _up(address: str | None, head: Head | None) -> Any:
             logging.getLogger(f"ray._private.{name}").addFilter(worth_saying)
         try:
             if address:
+                _reach(address)
                 ray.init(address=address, **QUIET)
             elif head is None or not _joined(ray, head):
                 ray.init("local", include_dashboard=False, num_cpus=limits.cpus(), **QUIET)
-        except ConnectionError as error:
+        except (ConnectionError, ValueError) as error:
             raise ConfigError(f"--address: no Ray cluster answers at {address!r}: {cause(error)}") from None
     return ray
+
+
+def _reach(address: str) -> None:
+    """ConnectionError where nobody listens at an address: Ray itself would try for minutes, and say so line by line."""
+    scheme, _, place = address.rpartition("://")
+    host, _, port = place.rpartition(":") if ":" in place else (place, "", CLIENT_PORT if scheme else "")
+    if port.isdecimal() and int(port) < 1 << 16:  # else it is `auto`, or something that Ray refuses at once
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=REACH).close()
+        except OSError as error:
+            raise ConnectionError(error.strerror or str(error)) from None
 
 
 def _joined(ray: Any, head: Head) -> bool:

@@ -113,3 +113,32 @@ def test_ray_can_be_asked_to_start_as_usual(monkeypatch):
         assert boot.cradle() is None
         assert boot.ray(None) is ray
     assert ray.calls == ["local", "local", "shutdown"]  # joined once more, as this one never says that it is up
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("127.0.0.1:1", "Connection refused"),
+        ("ray://127.0.0.1:1", "Connection refused"),
+        ("ray://no-such-host.invalid", ""),
+        ("x", "Invalid address format: x"),
+    ],
+)
+def test_where_no_ray_answers_it_is_said_at_once(address: str, why: str) -> None:
+    """In a process of its own, as no other test's Ray may be up; Ray alone takes a minute or more, and many lines."""
+    asked = [sys.executable, "-c", ASK, address]
+    shown = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=60)
+    assert shown.stdout.startswith(f"--address: no Ray cluster answers at {address!r}: ")
+    assert why in shown.stdout
+    assert shown.stdout.count("\n") == 1
+
+
+ASK = """
+import sys
+from simfl.engine import boot
+from simfl.errors import ConfigError
+try:
+    boot.ray(sys.argv[1])
+except ConfigError as error:
+    print(error)
+"""
