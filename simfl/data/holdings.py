@@ -151,7 +151,9 @@ def _write_rows(order: np.ndarray, starts: np.ndarray) -> list[str]:
     new[starts[:-1][starts[:-1] < len(order)]] = True
     first = np.flatnonzero(new)
     last = np.append(first[1:], len(order)) - 1
-    runs = [str(a) if a == b else f"{a}-{b}" for a, b in zip(order[first].tolist(), order[last].tolist(), strict=True)]
+    runs = list(map(str, order[first].tolist()))
+    for long in np.flatnonzero(last > first).tolist():
+        runs[long] += f"-{order[last[long]]}"
     cuts = np.searchsorted(first, starts).tolist()
     return [",".join(runs[a:b]) for a, b in pairwise(cuts)]
 
