@@ -30,8 +30,9 @@ class Total:
     @timed("sum")
     def take(self, result: CohortResult) -> None:
         """The next cohort, in the order of the round."""
-        for part in result.sums.keys() - self._folds.keys():
-            self._folds[part] = Fold(empty=self._positions)
+        for part in result.sums:  # in their order, which that of a set is not
+            if part not in self._folds:
+                self._folds[part] = Fold(empty=self._positions)
         for part, fold in self._folds.items():
             fold.push(result.sums.pop(part, None), result.size)
         for part, uploads in result.gathered.items():
