@@ -29,6 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.path.append(os.getcwd())  # components may live in a module beside the experiment
     try:
         return commands.main(arguments, prog_name="simfl", standalone_mode=False) or 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message(), file=sys.stderr)
+        return USER_ERROR
     except click.ClickException as error:
         return _say(error.format_message(), USER_ERROR)
     except click.Abort:

@@ -193,3 +193,11 @@ def test_every_setting_of_every_shelf_has_a_meaning() -> None:
 def test_list_of_an_unknown_shelf_is_a_user_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "codec"]) == 2
     assert capsys.readouterr().err == "simfl: list: unknown shelf 'codec'; did you mean 'codecs'?\n"
+    assert main(["list", "fedprox"]) == 2
+    said = "simfl: list: unknown shelf 'fedprox'; it is one of algorithms: simfl list algorithms\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_group_without_a_command_shows_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data"]) == 2
+    assert capsys.readouterr().err.startswith("Usage: simfl data [OPTIONS] COMMAND")

@@ -103,6 +103,8 @@ def doctor(out: Path, ray: bool, address: str | None, as_json: bool) -> int:
     """Look for what would break or slow a run on this machine, and say the mend."""
     from simfl.commands import doctor
 
+    if address and not ray:
+        raise ConfigError("--address: has no effect with --no-ray")
     found = doctor.examine(out, ray, address)
     click.echo(json.dumps([asdict(f) for f in found], indent=1) if as_json else "\n".join(doctor.lines(found)))
     return DIFFERENT if any(finding.grade == doctor.PROBLEM for finding in found) else 0

@@ -54,7 +54,9 @@ def entries(shelf: str) -> list[Entry]:
     if shelf == "sections":
         return [entry(name.lower(), getattr(experiment, name)) for name in SECTIONS]
     if shelf not in SHELVES:
-        raise ConfigError(f"list: unknown shelf {shelf!r}; {nearest(shelf, NAMES)}")
+        of = [name for name, known in SHELVES.items() if shelf in known.components]
+        hint = f"it is one of {of[0]}: simfl list {of[0]}" if of else nearest(shelf, NAMES)
+        raise ConfigError(f"list: unknown shelf {shelf!r}; {hint}")
     return [entry(name, component, SHELVES[shelf].key) for name, component in SHELVES[shelf].components.items()]
 
 

@@ -55,11 +55,11 @@ def files(path: Path) -> list[Path]:
     return [file for file, _ in reversed(_chain(path))]
 
 
-def keys_of(path: Path) -> dict[str, Any]:
-    """The keys of a YAML file and their values; ConfigError for a file of anything else."""
+def keys_of(path: Path, hint: str = "; simfl new --list shows experiments to begin with") -> dict[str, Any]:
+    """The keys of a YAML file and their values; ConfigError for a file of anything else, `hint` for an empty one."""
     given = read_yaml(path)
     if given is None:
-        raise ConfigError(f"{path}: nothing stands in it; simfl new --list shows experiments to begin with")
+        raise ConfigError(f"{path}: nothing stands in it{hint}")
     if not isinstance(given, Mapping):
         raise ConfigError(f"{path}: {shown(given)} is not a mapping of keys to values")
     return {str(key): value for key, value in given.items()}

@@ -56,7 +56,7 @@ class Built:
 
 def load(path: Path, overrides: Iterable[str] = ()) -> PartitionSpec:
     """The spec in a YAML file, after `path=value` overrides."""
-    given = config.keys_of(path)
+    given = config.keys_of(path, hint="")
     for text in overrides:
         given = config.override(given, *config.assignment(text))
     spec: PartitionSpec = fields.build(PartitionSpec, given, "", "a partition spec")

@@ -130,6 +130,7 @@ def _begin(address: str | None) -> Boot | None:
     global _current
     if running():
         return None
+    _reach(place(address))  # what is wrong there is said before a run's folder is made
     _current = Boot(address)
     return _current
 
@@ -171,15 +172,15 @@ def _up(address: str | None, head: Head | None) -> Any:
     return ray
 
 
-def _reach(address: str) -> None:
-    """ConnectionError where nobody listens at an address: Ray itself would try for minutes, and say so line by line."""
-    scheme, _, place = address.rpartition("://")
-    host, _, port = place.rpartition(":") if ":" in place else (place, "", CLIENT_PORT if scheme else "")
+def _reach(address: str | None) -> None:
+    """ConfigError where nobody listens at an address: Ray itself would try for minutes, and say so line by line."""
+    scheme, _, at = (address or "").rpartition("://")
+    host, _, port = at.rpartition(":") if ":" in at else (at, "", CLIENT_PORT if scheme else "")
     if port.isdecimal() and int(port) < 1 << 16:  # else it is `auto`, or something that Ray refuses at once
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=REACH).close()
         except OSError as error:
-            raise ConnectionError(error.strerror or str(error)) from None
+            raise ConfigError(f"--address: no Ray cluster answers at {address!r}: {error.strerror or error}") from None
 
 
 def _joined(ray: Any, head: Head) -> bool:

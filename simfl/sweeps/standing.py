@@ -59,15 +59,14 @@ class Standing:
             else:
                 after = standing.place_of(shorter[point.label]) if point.label in shorter else None
                 standing.waiting.append(Job(point.label, point.experiment, own, after))
-        standing._write_points()
         return standing
 
     def place_of(self, label: str) -> Place:
         """Where a run lies."""
         return self.place.below("runs", label)
 
-    def _write_points(self) -> None:
-        """The runs that a file names now; of an older file, those that have a folder stay."""
+    def write_points(self) -> None:
+        """Write down the runs that a file names now; of an older file, those that have a folder stay."""
         runs = {point.label: dict(point.shown) for point in self.sweep.points}
         path = self.place.folder / POINTS
         if path.exists():

@@ -67,7 +67,10 @@ def run(
         if standing.waiting:
             here = lambda job: _Ear(standing, job, display)
             with open_seats(backend, workers, address, here, display.message) as seats, signals.caught():
+                standing.write_points()
                 _work(standing, seats, display)
+        else:
+            standing.write_points()
         write_results(place)
         display.finished(standing)
     return [standing.outcomes.get(p.label, Outcome(p.label, "interrupted")) for p in sweep.points]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -276,6 +278,36 @@ def test_a_score_that_turns_out_not_to_be_there_costs_no_run(
     file.write_text(json.dumps({**given, "table": {"metrics": ["accuracy"]}}))
     assert main([*command, "--resume"]) == 0
     assert (out / "table.md").read_text().startswith("| run | accuracy | download |")
+
+
+NOBODY = """
+import sys
+from fakes import experiment
+from simfl import simulation
+from simfl.errors import ConfigError
+from simfl.sweeps import sweep
+from simfl.sweeps.file import Point, Sweep
+case, at, folder = experiment(), "127.0.0.1:1", sys.argv[1]
+for start in (
+    lambda: simulation.run(case, f"{folder}/run", "ray", 1, at, False, None),
+    lambda: sweep.run(Sweep("s", (Point("a", {}, case),)), f"{folder}/sweep", "ray", 1, at),
+):
+    try:
+        start()
+    except ConfigError as error:
+        print(error)
+"""
+
+
+def test_where_no_ray_answers_nothing_is_left_behind(tmp_path: Path) -> None:
+    """The same command works when the address is mended."""
+    asked = [sys.executable, "-c", NOBODY, str(tmp_path)]
+    shown = subprocess.run(
+        asked, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1], timeout=100
+    )
+    assert shown.stdout == "--address: no Ray cluster answers at '127.0.0.1:1': Connection refused\n" * 2
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "sweep" / "sweep.json").exists()
 
 
 def test_a_sweep_and_a_run_do_not_lie_in_one_folder(tmp_path: Path) -> None:
