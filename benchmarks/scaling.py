@@ -80,16 +80,18 @@ def ray_of(nodes: Sequence[int]) -> Iterator[str | None]:
 
 @contextmanager
 def calls() -> Iterator[list[float]]:
-    """Seconds of each call of the driver to its workers for a round's training, as they are made inside the block."""
+    """Seconds that the driver waits in each round for its workers' results, as rounds are made inside the block."""
     from simfl.engine.pool import RayPool
 
     usual, seconds = RayPool.train, list[float]()
 
-    def train(self: RayPool, *given: Any, **named: Any) -> Any:
-        began = time.perf_counter()
-        results = usual(self, *given, **named)
-        seconds.append(time.perf_counter() - began)
-        return results
+    def train(self: RayPool, *given: Any, **named: Any) -> Iterator[Any]:
+        began, spent = time.perf_counter(), 0.0
+        for result in usual(self, *given, **named):
+            spent += time.perf_counter() - began
+            yield result
+            began = time.perf_counter()
+        seconds.append(spent + time.perf_counter() - began)
 
     RayPool.train = train  # type: ignore[method-assign]
     try:
