@@ -64,9 +64,12 @@ def row(
 def totals(rows: Iterable[Mapping[str, int | str]]) -> dict[str, dict[str, dict[str, float]]]:
     """Sums of rows: logical | payload | charged -> download | upload | total -> B (int), MB, GiB."""
     sums = {count: dict.fromkeys(DIRECTIONS, 0) for count in ("logical", "payload", "charged")}
-    for entry in rows:
+    rows = list(rows)
+    for direction in DIRECTIONS:
+        own = [entry for entry in rows if entry["direction"] == direction]
         for count, directions in sums.items():
-            directions[str(entry["direction"])] += int(entry[f"{count}_bytes"])
+            key = f"{count}_bytes"
+            directions[direction] = sum(int(entry[key]) for entry in own)
     return {
         count: {name: units(value) for name, value in {**directions, "total": sum(directions.values())}.items()}
         for count, directions in sums.items()

@@ -100,8 +100,11 @@ def outgoing(driver: Driver, stage: Stage, before: Snapshot) -> tuple[list[Visit
     clients, visits = draft(driver, stage, number) if drafted is None else drafted
     parts = phase.algorithm.download(before.server) | before.companions
     sent = before.broadcast.send(stage, number, parts, [] if phase.pooled else clients)
-    visits = [replace(visit, memory=before.remembered(visit.client)) for visit in visits] if before.memory else visits
-    return visits, sent
+    return [_remembering(visit, before.remembered(visit.client)) for visit in visits], sent
+
+
+def _remembering(visit: VisitPlan, memory: str) -> VisitPlan:
+    return visit if visit.memory == memory else replace(visit, memory=memory)
 
 
 @timed("server")
