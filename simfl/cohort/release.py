@@ -28,7 +28,7 @@ class Released:
 
 @timed("encode")
 def release(
-    stage: Stage, plan: CohortPlan, group: Group, received: Parts, memories: Mapping[int, State], look: bool = True
+    stage: Stage, plan: CohortPlan, group: Group, received: Parts, memories: Mapping[int, State], look: bool
 ) -> Released:
     """Encode, count and decode; PrivacyError for an upload that was not made private.
 
@@ -36,13 +36,13 @@ def release(
     """
     clients, upload = [visit.client for visit in group.plans], _upload(stage, group, received)
     before = [memories[client] for client in clients]
-    sent, residuals, rows = Wire(stage, plan.phase, plan.round).send(clients, upload, received, before, look)
+    sent, lost, rows = Wire(stage, plan.phase, plan.round).send(clients, upload, received, before, look)
     if stage.observer.listens:
         for k, client in enumerate(clients):
             stage.observer.sent(client, _of_row(upload, k), _of_row(sent, k))
     if stage.phase.pooled:  # of pooled examples nothing travels, and there is no client to remember
         return Released(sent, [{} for _ in clients], [[] for _ in clients], _is_spare(stage))
-    memory = [_remembered(stage, group, k, sent, received, lost) for k, lost in enumerate(residuals)]
+    memory = [_remembered(stage, group, k, sent, received, own) for k, own in enumerate(lost)]
     return Released(sent, memory, rows, _is_spare(stage))
 
 
@@ -69,9 +69,9 @@ def _upload(stage: Stage, group: Group, received: Parts) -> Parts:
     return upload
 
 
-def _remembered(stage: Stage, group: Group, k: int, sent: Parts, received: Parts, residual: State) -> State:
+def _remembered(stage: Stage, group: Group, k: int, sent: Parts, received: Parts, lost: State) -> State:
     """Everything this client will find at its next visit, by namespace."""
-    algorithm, memory = stage.phase.algorithm, {f"codec:{part}": tensors for part, tensors in residual.items()}
+    algorithm, memory = stage.phase.algorithm, {f"codec:{part}": tensors for part, tensors in lost.items()}
     state: State = group.state_of(k)
     if type(algorithm).remember is not Algorithm.remember:
         mine, visit = row(group.trained, k), Visit(*(t[k] for t in group.visit))

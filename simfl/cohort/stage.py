@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from simfl.protocol import EXTRA, Batch, Examples, Forward, Outputs, Parts, Stat
 from simfl.roles import Roles
 
 if TYPE_CHECKING:
+    from simfl.cohort.pieces import Taker
     from simfl.cohort.program import Programs
 
 LAST_LOCAL = "last_local"  # a client's model as it was before its last upload, which every algorithm can offer
@@ -110,7 +111,7 @@ class Stage:
     alias_rule: str = "once"
     observer: Observer = field(default_factory=Deaf)
     pieces: int = 1  # of each local batch, whose gradients are taken apart
-    taker: Callable[..., Any] | None = None  # who takes them: see `cohort.pieces`
+    taker: Taker | None = None  # who takes them
     programs: Programs | None = None  # of local steps on a GPU; None: they run as written
     drafts: dict[int, Draft] = field(default_factory=dict)  # rounds that were drafted ahead, on the driver
     drawn: dict[tuple[int, int, int], Item] = field(default_factory=dict)  # (round, client, unit): items drawn ahead

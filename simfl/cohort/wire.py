@@ -7,6 +7,7 @@ whose payload has a known length, needs only be counted; tests hold that length 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,10 +24,15 @@ from simfl.protocol import Parts, State, Weights
 PLAIN = Float32()
 STATISTICS = "buffers"  # the engine's own part: running statistics, always in float32
 
-Sent = tuple[
-    Parts, list[State], list[list[ledger.Row]]
-]  # what the server gets; of each client what encoding lost, rows
 Arrived = tuple[Weights, dict[str, int]]  # what the other side gets of a part, and the length of each payload
+
+
+class Delivery(NamedTuple):
+    """The uploads of n clients, as the server gets them."""
+
+    sent: Parts  # [n, …]
+    lost: list[State]  # of each client what encoding lost, by part: to be remembered, with error feedback
+    rows: list[list[ledger.Row]]  # of each client
 
 
 class Wire:
@@ -37,13 +43,13 @@ class Wire:
 
     def send(
         self, clients: Sequence[int], upload: Parts, received: Parts, memories: Sequence[State], look: bool = True
-    ) -> Sent:
-        """The uploads of these clients, stacked; what encoding lost is to be remembered, with error feedback.
+    ) -> Delivery:
+        """The uploads of these clients, stacked, encoded and decoded.
 
         ClientError for an upload that is not finite, unless nobody is to `look` yet: see `finite`.
         """
         sent: Parts = {}
-        residuals: list[State] = [{} for _ in clients]
+        lost: list[State] = [{} for _ in clients]
         rows: list[list[ledger.Row]] = [[] for _ in clients]
         for part, given in upload.items():
             if look:
@@ -55,12 +61,12 @@ class Wire:
             contexts = [context_of(self.stage, self.round, "upload", client, part) for client in clients]
             sent[part], sizes = transmit_all(codec, given, base, contexts)
             if codec.error_feedback:
-                for k, residual in enumerate(residuals):
-                    residual[part] = {name: t[k] - sent[part][name][k] for name, t in given.items()}
+                for k, own in enumerate(lost):
+                    own[part] = {name: t[k] - sent[part][name][k] for name, t in given.items()}
             bill = Bill(self.stage, part, {name: t[0] for name, t in given.items()})
-            for client, payload, own in zip(clients, sizes, rows, strict=True):
-                own.append(bill.row(self.phase, self.round, client, "upload", payload))
-        return sent, residuals, rows
+            for client, payload, lines in zip(clients, sizes, rows, strict=True):
+                lines.append(bill.row(self.phase, self.round, client, "upload", payload))
+        return Delivery(sent, lost, rows)
 
 
 def _with_lost(given: Weights, lost: Sequence[Weights]) -> Weights:
