@@ -19,9 +19,10 @@ class Limit(NamedTuple):
     holds: Callable[[Any], bool]
 
 
-Whole = Annotated[int, Limit("a whole number of at least 0", lambda n: n >= 0)]
-Count = Annotated[int, Limit("a whole number of at least 1", lambda n: n >= 1)]
-Seed = Annotated[int, Limit("a whole number from 0 to 2**63 - 1", lambda n: 0 <= n < 1 << 63)]  # as generators take it
+MOST = (1 << 63) - 1  # of numbers as tables and generators take them
+Whole = Annotated[int, Limit("a whole number of at least 0", lambda n: 0 <= n <= MOST)]
+Count = Annotated[int, Limit("a whole number of at least 1", lambda n: 1 <= n <= MOST)]
+Seed = Annotated[int, Limit("a whole number from 0 to 2**63 - 1", lambda n: 0 <= n <= MOST)]
 PowerOfTwo = Annotated[int, Limit("a power of two", lambda n: n > 0 and n & (n - 1) == 0)]
 
 Amount = Annotated[float, Limit("a number of at least 0", lambda x: x >= 0 and math.isfinite(x))]

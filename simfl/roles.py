@@ -6,6 +6,7 @@ private ⊆ trained: never travels, lives in client memory          shared = tra
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,8 +16,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from simfl.errors import ConfigError
+from simfl.objectives.base import Objective
 from simfl.protocol import Weights
 from simfl.weights import select
+
+NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 if TYPE_CHECKING:
     from simfl.experiment import Phase
@@ -35,6 +39,7 @@ class Roles:
 
 def roles(model: Model, module: nn.Module, phase: Phase, where: str) -> Roles:
     """Sort the tensors of `module` for `phase`; errors name the glob at fault under the path `where`."""
+    _refuse_unread(module, phase, where)
     names = [name for name, _ in module.named_parameters()]
     asked = select(names, phase.train, where=f"{where}.train")
     frozen = select(names, phase.frozen, where=f"{where}.frozen")
@@ -52,6 +57,18 @@ def roles(model: Model, module: nn.Module, phase: Phase, where: str) -> Roles:
     private = select(trained, private_globs, where=f"{where}.private")
     shared = tuple(name for name in trained if name not in set(private))
     return Roles(tuple(trained), shared, tuple(private), running_statistics(module))
+
+
+def _refuse_unread(module: nn.Module, phase: Phase, where: str) -> None:
+    """ConfigError where the model cannot do without something that the phase's objective does not give."""
+    if type(phase.objective).run is not Objective.run:
+        return  # it calls the model in a way of its own
+    asked = inspect.signature(module.forward).parameters.values()
+    needed = [one.name for one in asked if one.default is one.empty and one.kind in NAMED]
+    lacking = [name for name in needed if name not in phase.objective.inputs]
+    if lacking:
+        name, gives = type(phase.objective).__name__, ", ".join(phase.objective.inputs)
+        raise ConfigError(f"{where}.objective: {name} gives the model {gives}; this one reads {', '.join(lacking)} too")
 
 
 def running_statistics(module: nn.Module) -> tuple[str, ...]:

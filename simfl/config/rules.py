@@ -42,9 +42,19 @@ def complaints(experiment: Experiment) -> Complaints:
         ):
             yield from (f"phases.{i}.{line}" for line in rule(phase, experiment))
         yield from (f"phases.{i}.{line}" for line in _keep(phase, experiment.phases[i - 1] if i else None))
+    yield from _evaluate(experiment)
     yield from _mentor(experiment)
     yield from _probe(experiment)
     yield from privacy.complaints(experiment)
+
+
+def _evaluate(experiment: Experiment) -> Complaints:
+    for key in ("splits", "models"):
+        names = getattr(experiment.evaluate, key)
+        if not names:
+            yield f"evaluate.{key}: at least one is needed"
+        if len(set(names)) < len(names):
+            yield f"evaluate.{key}: {list(names)} names one twice"
 
 
 def _mentor(experiment: Experiment) -> Complaints:
