@@ -85,7 +85,7 @@ def test_a_step_that_is_a_program_of_tensors_is_tried_as_one(tmp_path, monkeypat
     """What the compiler is given is run as it is, since not every machine has a compiler."""
     monkeypatch.setattr(program, "compile_step", program.traced)
     one = first_round(small(kind, name), tmp_path)
-    found = one.tried(programs=("compiled", "eager"), width=2, fixed=True)
+    found = one.tried(programs=("compiled", "eager"), width=2, fixed=True, seconds=1e3)
     assert [(one.manner.program, one.why) for one in found.trials[1:]] == [("compiled", ""), ("eager", "")]
     assert all(one.gap < 1e-3 for one in found.trials[1:])
     assert one.worker.stages[0].programs is None
