@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from simfl.engine import calls, pool, sitting
+from simfl.engine import calls, lookout, pool, sitting
 from simfl.engine.hosted import Berth
 from simfl.engine.pool import RayPool
 from simfl.engine.worker import Setup, Worker
@@ -193,7 +193,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Pretended:
         found.close()
 
     clock = SimpleNamespace(perf_counter=lambda: ray.now, monotonic=lambda: ray.now, time=lambda: ray.now)
-    for module in (pool, calls):
+    for module in (pool, calls, lookout):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(sitting, "open_pool", opened)
     return ray

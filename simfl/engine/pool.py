@@ -26,15 +26,12 @@ from simfl.engine.crew import Crew
 from simfl.engine.errands import Errands
 from simfl.engine.inline import cohort_names, shard_names
 from simfl.engine.jobs import Job
+from simfl.engine.lookout import Lookout
 from simfl.engine.staff import Staff
-from simfl.engine.worker import Setup
+from simfl.engine.worker import Setup, keep_memory
 from simfl.errors import OutOfMemory, RunError
 from simfl.evaluation import EvaluationPlan, Scores
 from simfl.protocol import Parts, Weights
-
-PATIENCE = 30.0  # seconds without a word while workers start
-RETHINK = 1.0  # seconds after which work that was held back for a busy worker is dealt anew
-START = 600.0  # seconds that the first worker has to start, if the watchdog has no more
 
 
 class RayPool:
@@ -43,14 +40,14 @@ class RayPool:
     overlaps = True
 
     def __init__(self, crew: Crew, setup: Setup, on_message: Callable[[str], None]) -> None:
+        keep_memory()  # sums of models are made here
         self.staff, self.say = Staff(crew, setup, on_message), on_message
-        self.ray, self.setup = self.staff.ray, self.staff.setup
-        self.limit = setup.experiment.watchdog_seconds or math.inf
+        self.ray = self.staff.ray
         self.sent: tuple[Parts, Any] = ({}, None)  # what was put last, and the reference to it
         self.jobs: list[Job] = []  # not over yet, the oldest first
         self.calls = Calls()  # those of jobs that failed too, until they come back
         self.costs: defaultdict[str, Costs] = defaultdict(Costs)  # by method
-        self.heard = 0.0  # when something last came back
+        self.lookout = Lookout(self.staff, self.calls)
 
     @property
     def kind(self) -> str:
@@ -67,7 +64,7 @@ class RayPool:
         assert not self.jobs, "a phase ended with work under way"
         self.costs = defaultdict(Costs)
         self.staff.enter(phase, base)
-        self.heard = time.monotonic()
+        self.lookout.begin()
         while not self.staff.there:
             self._receive(held=False)
 
@@ -130,7 +127,7 @@ class RayPool:
         `meanwhile` is called once, when everybody is at work.
         """
         self.staff.welcome()
-        self.heard = time.monotonic()
+        self.lookout.begin()
         try:
             while not job.over:
                 held = self._send_out([job, *(other for other in self.jobs if beside and other is not job)])
@@ -196,7 +193,7 @@ class RayPool:
 
     def _receive(self, held: bool) -> None:
         """Take in the next thing that happens: a worker is there, or work came back."""
-        ready = self._first(held)
+        ready = self.lookout.first(held)
         if ready in self.staff.starting:
             self.staff.started(ready)
         elif ready is not None:
@@ -250,34 +247,8 @@ class RayPool:
             except (OutOfMemory, RunError) as failure:
                 call.job.failure = failure
 
-    def _first(self, held: bool) -> Any:
-        """The first call that is ready; None, if work is held back, after a while.
-
-        While workers alone are waited for, says so: the cluster may be full.
-        """
-        limit = self.limit if self.calls.by_ref else max(self.limit, START)
-        while (left := self.heard + limit - time.monotonic()) > 0:
-            calls = [*self.calls.by_ref, *self.staff.starting]
-            ready, _ = self.ray.wait(calls, num_returns=1, timeout=min(RETHINK if held else PATIENCE, left))
-            if ready:
-                self.heard = time.monotonic()
-                return ready[0]
-            if held:
-                return None
-            if not self.calls.by_ref:
-                self.say(
-                    f"{len(self.staff.starting)} of {self.num_workers} workers are not ready; Ray has free:"
-                    f" {self.staff.free()}"
-                )
-        if not self.calls.by_ref:
-            raise RunError(f"no worker was ready after {limit:g} s; Ray has free: {self.staff.free()}")
-        silent = "; ".join(f"worker {call.place} on {call.name}" for call in self.calls.at_work)
-        raise RunError(
-            f"no result for {self.limit:g} s from {silent}; where they stand is in {self.setup.stacks}; the run can"
-            " go on with --resume, and if a cohort may take so long, with a larger watchdog_seconds"
-        )
-
     def close(self) -> None:
         """End the workers."""
         self.staff.close()
-        self.jobs, self.calls, self.sent = [], Calls(), ({}, None)
+        self.calls.by_ref.clear()
+        self.jobs, self.sent = [], ({}, None)

@@ -63,7 +63,7 @@ class Worker:
         `store`: client memory of a worker that does not see the run's folder.
         """
         torch.set_num_threads(setup.experiment.cohort.threads)
-        _keep_memory()
+        keep_memory()
         if setup.device == "cuda":
             _round(strict=setup.experiment.exactness == "strict")
         self.setup = setup
@@ -164,7 +164,7 @@ class Worker:
         return {part: {name: t.to(device) for name, t in tensors.items()} for part, tensors in received.items()}
 
 
-def _keep_memory() -> None:
+def keep_memory() -> None:
     """Have glibc keep freed blocks up to 32 MiB: every local step asks for the same again.
 
     Page faults took 6 % of a small CNN's time, and more of a stacked MLP's. Other C libraries lack the switch.

@@ -65,10 +65,10 @@ def test_a_hung_worker_ends_the_run_with_its_clients_and_stacks_and_the_run_can_
 def test_waiting_for_a_full_cluster_is_told_and_ends(tmp_path, ray_session, monkeypatch):
     import ray
 
-    from simfl.engine import pool
+    from simfl.engine import lookout
 
-    monkeypatch.setattr(pool, "PATIENCE", 1.0)
-    monkeypatch.setattr(pool, "START", 3.0)
+    monkeypatch.setattr(lookout, "PATIENCE", 1.0)
+    monkeypatch.setattr(lookout, "START", 3.0)
 
     @ray.remote(num_cpus=3)
     class Holder:
