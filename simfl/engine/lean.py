@@ -28,6 +28,11 @@ PYTHON = "_build_python_executable_command_memory_profileable"  # the interprete
 DEPENDENCIES = "get_dashboard_dependency_error"  # which of them are missing
 PORTS = range(20_000, 32_000)  # below those that the kernel gives to whoever asks for any
 STEP = 0.01  # seconds between two looks for the node
+UNASKED = {  # environment variables of Ray's processes
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_metrics_collection": "0",  # of metrics that nobody reads
+    "REPORTER_UPDATE_INTERVAL_MS": "3600000",  # the agent's looks at every process took 3 % of two busy cores
+}
 
 
 @contextmanager
@@ -50,7 +55,8 @@ def lean(nursery: str | None = None) -> Iterator[None]:
         return
     with ExitStack() as stack:
         given: dict[str, Any] = {"include_log_monitor": False, "no_monitor": True, **_free_ports()}
-        stack.enter_context(_environment("RAY_prestart_worker_first_driver", "0"))
+        for name, value in UNASKED.items():
+            stack.enter_context(_environment(name, value))
         if nursery is not None:
             given["worker_path"] = str(NEWBORN)
             stack.enter_context(_environment(NURSERY, nursery))
