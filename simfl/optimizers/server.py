@@ -173,8 +173,9 @@ def _adaptive(
 def _moved(weights: Weights, step: Weights) -> Weights:
     for name, change in step.items():
         assert change.is_floating_point(), f"{name}: {change.dtype} is not stepped"
-    moved = torch._foreach_add([weights[name] for name in step], list(step.values())) if step else []
-    return weights | dict(zip(step, moved, strict=True))
+    names = [name for name in weights if name in step]
+    moved = torch._foreach_add([weights[name] for name in names], [step[name] for name in names]) if names else []
+    return weights | dict(zip(names, moved, strict=True))
 
 
 def _filled(like: Weights, value: float) -> Weights:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from simfl.cohort import records
+from simfl.cohort.passes import Instant
 from simfl.cohort.plan import num_steps, poisson_batches
 from simfl.experiment import Local, Privacy
 from simfl.models.mlp import Mlp
@@ -37,7 +38,8 @@ def test_the_engines_clipped_gradients_are_opacuss(tmp_path: Path) -> None:
     own = {name: p.detach() for name, p in stage.module.named_parameters()}
     (micro,) = stage.phase.algorithm.micro_steps()
     visit: Any = None
-    each, (sums, _) = records.of_each(stage, micro, batch, own, own, {"weights": own}, {}, visit, torch.tensor(0))
+    now = Instant(batch, own, {"weights": own}, {}, visit, torch.tensor(0))
+    each, (sums, _) = records.of_each(stage, micro, now, own)
 
     class Logits(nn.Module):
         def __init__(self) -> None:
