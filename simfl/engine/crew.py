@@ -57,7 +57,7 @@ class Crew:
         """
         self.makings = Makings(setting.experiment, setting.cache, self.device, setting.dataset.sha256, VERSIONS)
         cradle = boot.cradle()
-        if cradle is not None and possible():
+        if cradle is not None and possible(setting.experiment.cohort.threads):
             setting.module  # noqa: B018  (built on first use)
             self.nursery = Nursery(setting, cradle)
         self._thread = Thread(target=self._hire, name="crew")

@@ -62,13 +62,14 @@ class Nursery:
             time.sleep(0.005)
 
 
-def possible() -> bool:
+def possible(threads: int) -> bool:
     """Whether this process can be forked and go on: it has one thread, and no GPU, whose driver survives no fork.
 
-    Nor may Ray have been here before: after its shutdown it refuses to be a worker, in every fork too.
+    Nor may Ray have been here before: after its shutdown it refuses to be a worker, in every fork too. And workers of
+    several `threads` would wait forever for those that torch has had here, which a fork does not take along.
     """
     untouched = sys.platform == "linux" and threading.active_count() == 1 and "ray" not in sys.modules
-    return untouched and not torch.cuda.is_available()
+    return untouched and threads == 1 and not torch.cuda.is_available()
 
 
 def _live(listener: socket.socket, line: int, setting: Setting) -> NoReturn:

@@ -19,7 +19,7 @@ from simfl.engine.nursery import FIRST, Nursery, possible
 from simfl.setting import Setting
 
 folder = Path(sys.argv[1])
-assert possible()
+assert possible(1) and not possible(2)
 setting, address = Setting(experiment(), folder), str(folder / "nursery")
 setting.module
 nursery = Nursery(setting, address)
@@ -153,7 +153,7 @@ from fakes import run
 ways = {"inline": ("inline", {}), "born": ("ray", {"workers": 2}), "started": ("ray", {"workers": 1})}
 found, before = [], []
 for way, (backend, given) in ways.items():
-    before.append(possible())
+    before.append(possible(1))
     found.append(run(experiment(rounds=2), folder / way, backend=backend, **given)["weights_sha256"])
 print(len(set(found)), before, "SIMFL_NURSERY" in os.environ)
 """
