@@ -65,7 +65,7 @@ class Calls:
             found[call.place] = found.get(call.place, 0.0) + more
         return found
 
-    def next_in(self) -> list[int]:
+    def with_room(self) -> list[int]:
         """Places of workers at something that is known to end, with nothing that waits there."""
         count = Counter(call.place for call in self.by_ref.values())
         return [call.place for call in self.by_ref.values() if count[call.place] == 1 and call.expected < math.inf]

@@ -168,7 +168,7 @@ class RayPool:
         first."""
         if job.failure is None and not self.calls.alone and not job.errands.solitary:
             there = set(self.staff.there)
-            self._deal(job, job.errands.waiting[: -len(there)], there & set(self.calls.next_in()))
+            self._deal(job, job.errands.waiting[: -len(there)], there & set(self.calls.with_room()))
 
     def _idle(self) -> list[int]:
         """The places of workers that are in the phase and have nothing to do."""

@@ -54,11 +54,8 @@ class Tally:
         With `evaluate.overlap` its scores are waited for when the next round has been trained, if the phase has one;
         not where chance is secret: a round that was paid for and is lost before it counts cannot be made again.
         """
-        asked, rounds = (
-            self.sitting.settled.experiment.evaluate,
-            self.sitting.settled.experiment.phases[after.phase].rounds,
-        )
-        privacy = self.sitting.settled.experiment.privacy
+        experiment = self.sitting.settled.experiment
+        asked, rounds, privacy = experiment.evaluate, experiment.phases[after.phase].rounds, experiment.privacy
         overlap = asked.overlap and self.sitting.pool.overlaps and not (privacy is not None and privacy.secure)
         due = after.round == rounds or (asked.every > 0 and after.round % asked.every == 0)
         scoring = self._scoring(after) if due else None

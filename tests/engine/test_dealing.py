@@ -119,11 +119,11 @@ def test_a_call_that_waited_begins_when_the_one_before_it_is_back(monkeypatch: p
     calls = Calls()
     calls.by_ref = {"first": Call(job, 0, 0, 4.0), "second": Call(job, 0, 1, 4.0)}
     assert calls.ready() == {0: 8.0}
-    assert calls.next_in() == []
+    assert calls.with_room() == []
     assert [call.name for call in calls.at_work] == ["a"]
     now[0] = 14.0
     assert calls.back("first").name == "a"
-    assert calls.next_in() == [0]
+    assert calls.with_room() == [0]
     now[0] = 16.0
     assert calls.ready() == {0: 2.0}
     clock = Clock(seconds={"train": 1.5})
