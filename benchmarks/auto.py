@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.gpu_works import WORKS
 from simfl import simulation
-from simfl.experiment import Cohort, Experiment
+from simfl.experiment import Execution, Experiment
 
 LATEST = Path(__file__).parent / "latest_auto.json"
 SKIPPED = 3  # rounds before the median
@@ -28,9 +28,9 @@ SECONDS = 1.5  # that the rounds of a row are thought to take
 Row = dict[str, Any]
 
 
-def rounds_of(experiment: Experiment, cohort: Cohort, rounds: int, shared: Row) -> tuple[float, Row]:
+def rounds_of(experiment: Experiment, execution: Execution, rounds: int, shared: Row) -> tuple[float, Row]:
     """Seconds of a round, and the manifest of the run, which is one of many rounds and stopped after some."""
-    experiment = replace(experiment, cohort=cohort, phases=(replace(experiment.phases[0], rounds=MANY),))
+    experiment = replace(experiment, execution=execution, phases=(replace(experiment.phases[0], rounds=MANY),))
     words = iter([""] * rounds)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
@@ -44,7 +44,7 @@ def rounds_of(experiment: Experiment, cohort: Cohort, rounds: int, shared: Row) 
 def work_of(name: str, most: int) -> Row:
     """Choose, then time what was tried: the chosen manner first, the others as they were thought to be fast."""
     experiment, shared = WORKS[name], Row()
-    seconds, made = rounds_of(experiment, Cohort(probe="always"), SKIPPED + 12, shared)
+    seconds, made = rounds_of(experiment, Execution(autotune="always"), SKIPPED + 12, shared)
     choice = made["choices"]["0"]
     print(f"\n{name}: {choice['way']}, {choice['width']} wide, {choice['program']}: {choice['why']}", flush=True)
     if "trials" not in choice:
@@ -52,14 +52,18 @@ def work_of(name: str, most: int) -> Row:
     spent = f"{choice['seconds']:.1f} s, of which {choice['loading']:.1f} s of loading"
     print(f"  {len(choice['trials'])} manners of {choice['steps']} steps tried in {spent}")
     timed: list[Row] = []
-    key = (choice["way"], choice["width"], choice["program"])
+    key = (choice["mode"], choice["clients_per_batch"], choice["program"])
     for trial in sorted(choice["trials"], key=lambda trial: (trial["round"] is None, trial["round"])):
-        manner = (trial["way"], trial["width"] if trial["way"] == "batch" else choice["width"], trial["program"])
+        manner = (
+            trial["mode"],
+            trial["clients_per_batch"] if trial["mode"] == "vectorized" else choice["clients_per_batch"],
+            trial["program"],
+        )
         trial["rounds_per_second"] = None
-        if trial["round"] and (len(timed) < most or trial["way"] == "loop"):
+        if trial["round"] and (len(timed) < most or trial["mode"] == "sequential"):
             count = 2 + max(1, min(40, int(SECONDS / trial["round"])))
-            way, width, program = manner
-            forced = Cohort(way=way, width=width, program=program)
+            mode, clients_per_batch, program = manner
+            forced = Execution(mode=mode, clients_per_batch=clients_per_batch, program=program)
             trial["rounds_per_second"] = 1 / rounds_of(experiment, forced, count, shared)[0]
             timed.append(trial)
         print(as_line(trial, chosen=manner == key), flush=True)

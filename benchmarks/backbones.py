@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from simfl.models.albef import Albef
 from simfl.models.aster import Aster
+from simfl.models.call_context import ModelCall, call_context
 from simfl.models.cnn import Cnn
 from simfl.models.heads import HeadSpec
 from simfl.models.layout_t5 import LayoutT5
@@ -32,7 +33,6 @@ from simfl.models.vilt import Vilt
 from simfl.models.vit import ViT
 from simfl.models.vt5 import VT5
 from simfl.objectives.self_pretraining import MixedModeling
-from simfl.passing import Pass, passing
 from simfl.protocol import Batch, Outputs, Task
 
 LATEST = Path(__file__).parent / "latest_backbones.json"
@@ -149,7 +149,7 @@ BACKBONES = {
     "aster": Backbone(Aster(), 512, word, 1e-3),
     "aster, ShuffleNetV2": Backbone(Aster(encoder="shufflenet"), 512, word, 1e-3),
     "cnn": Backbone(Cnn(), 20, grey, 1e-3, DIGITS, 62),
-    "mlp": Backbone(Mlp(widths=(200, 200)), 20, grey, 1e-3, DIGITS, 62),
+    "mlp": Backbone(Mlp(hidden_sizes=(200, 200)), 20, grey, 1e-3, DIGITS, 62),
 }
 TINY: dict[str, Callable[[Draw, int], Batch]] = {  # what the tiny sizes read
     "vt5": page(512, 20, 64), "layout_t5": page(1024, 256, 64), "layout_t5, self-pretraining": hidden(1024, 256, 64),
@@ -167,7 +167,7 @@ def tiny(name: str) -> Backbone:
 def measure(backbone: Backbone, precision: str, device: str = "cuda", scale: float = 1.0) -> dict[str, Any]:
     """Train on one batch and say how fast it went, with how much memory, and the loss before every step.
 
-    Memory is the most that torch had allocated, weights, optimizer and batch included; without a GPU 0.
+    ClientStore is the most that torch had allocated, weights, optimizer and batch included; without a GPU 0.
     """
     with torch.device(device):  # drawn where they will lie: seconds less for the large ones
         module = replace(backbone.model, precision=precision).build(backbone.task)
@@ -181,7 +181,7 @@ def measure(backbone: Backbone, precision: str, device: str = "cuda", scale: flo
     for step in range(WARM + TIMED):
         if step == WARM:
             started = now(device)
-        with passing(Pass(key=torch.tensor(step, device=device))):  # dropout is on
+        with call_context(ModelCall(key=torch.tensor(step, device=device))):  # dropout is on
             logits = backbone.run(module, inputs).logits
         loss = functional.cross_entropy(logits.flatten(0, -2), target.flatten())
         optimizer.zero_grad()
@@ -191,7 +191,7 @@ def measure(backbone: Backbone, precision: str, device: str = "cuda", scale: flo
     seconds = now(device) - started
     return {
         "precision": precision,
-        "batch": backbone.batch,
+        "vectorized": backbone.batch,
         "trained": sum(p.numel() for p in trained),
         "examples_per_second": TIMED * backbone.batch / seconds,
         "peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else 0,

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.plain import Visit, Work, flat, read
+from benchmarks.plain import ClientUpdate, Work, flat, read
 from benchmarks.result import Stopwatch, write_result
 
 
-def train(work: Work, start: list[Tensor], visits: list[Visit], total: Tensor) -> None:
+def train(work: Work, start: list[Tensor], visits: list[ClientUpdate], total: Tensor) -> None:
     """Train these clients one after the other; `total` becomes the sum of their weighted changes, flat."""
     sums = [torch.zeros_like(p) for p in start]
     for visit in visits:
@@ -30,9 +30,9 @@ def train(work: Work, start: list[Tensor], visits: list[Visit], total: Tensor) -
     total.copy_(flat(sums))
 
 
-def shares(visits: list[Visit], processes: int) -> list[list[Visit]]:
+def shares(visits: list[ClientUpdate], processes: int) -> list[list[ClientUpdate]]:
     """Largest first, each to the process with the fewest steps so far."""
-    out: list[list[Visit]] = [[] for _ in range(processes)]
+    out: list[list[ClientUpdate]] = [[] for _ in range(processes)]
     load = [0] * processes
     for visit in sorted(visits, key=lambda v: -len(v.steps)):
         least = load.index(min(load))
@@ -69,7 +69,7 @@ def run(work: Work, processes: int) -> Stopwatch:
     return watch
 
 
-def _fork(work: Work, start: list[Tensor], rounds: list[list[Visit]], total: Tensor) -> tuple[Any, Any]:
+def _fork(work: Work, start: list[Tensor], rounds: list[list[ClientUpdate]], total: Tensor) -> tuple[Any, Any]:
     context = get_context("fork")
     here, there = context.Pipe()
 

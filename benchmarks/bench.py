@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), help="only these, and the bare loop")
     parser.add_argument("--turns", type=int, default=2, help="processes of each system")
     asked = parser.parse_args()
-    console = Console(width=max(110, Console().width))
+    console = Console(clients_per_batch=max(110, Console().clients_per_batch))
     systems = chosen(asked.systems, console)
     everything: list[dict[str, Any]] = []
     for work in asked.works:

@@ -55,7 +55,7 @@ class Look:
 def registered(clients: int, rounds: int) -> Any:
     """FedAvg on one example a client, or a few."""
     from benchmarks.components import LogNormal
-    from simfl.data.prototypes import Prototypes
+    from simfl.data.benchmarks.prototypes import Prototypes
     from simfl.experiment import Evaluate, Experiment, Local, Phase
     from simfl.models.mlp import Mlp
     from simfl.objectives.classification import Classification
@@ -66,7 +66,7 @@ def registered(clients: int, rounds: int) -> Any:
         name="registered",
         data=Prototypes(examples=clients, classes=2, shape=(4,)),
         partition=LogNormal(clients=clients),
-        model=Mlp(widths=(64,)),
+        model=Mlp(hidden_sizes=(64,)),
         phases=(Phase(objective=Classification(), local=local, rounds=rounds, clients_per_round=A_ROUND),),
         evaluate=Evaluate(every=0, limit=1),
     )
@@ -76,7 +76,7 @@ def remembering(clients: int, rounds: int) -> Any:
     """SCAFFOLD on four examples a client: the network has 2.5 million weights, and so has each client's memory."""
     from benchmarks.components import LogNormal
     from simfl.algorithms.scaffold import Scaffold
-    from simfl.data.prototypes import Prototypes
+    from simfl.data.benchmarks.prototypes import Prototypes
     from simfl.experiment import Checkpoint, Evaluate, Experiment, Local, Phase
     from simfl.models.mlp import Mlp
     from simfl.objectives.classification import Classification
@@ -90,7 +90,7 @@ def remembering(clients: int, rounds: int) -> Any:
         name="remembering",
         data=Prototypes(examples=4 * clients, classes=2, shape=(4,)),
         partition=LogNormal(clients=clients, sigma=0.0),
-        model=Mlp(widths=(WIDTH, WIDTH)),
+        model=Mlp(hidden_sizes=(WIDTH, WIDTH)),
         phases=(phase,),
         evaluate=Evaluate(every=0, limit=1),
         checkpoint=Checkpoint(rounds=1, seconds=0.0),

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from benchmarks.networks import T5Network
 from benchmarks.result import first_step
 from simfl.data.base import Data, Dataset, Split
-from simfl.data.holdings import Partition, hold
-from simfl.data.partitioner import Partitioner
-from simfl.data.stored import content_sha256, stored
+from simfl.data.io.arrow_store import content_sha256, stored
+from simfl.data.partition.base import Partitioner
+from simfl.data.partition.manifest import Partition, hold
 from simfl.models.adapters_base import Adapter
 from simfl.models.base import Model, default_trained, seeded
 from simfl.models.dropout import install

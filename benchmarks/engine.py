@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.result import Stopwatch, write_result
-from simfl.engine import boot
+from simfl.runtime.ray import cluster as boot
 
 
 class Timer:
@@ -31,7 +31,7 @@ class Timer:
         return lambda *_: None
 
 
-def main(work: str, result: str, backend: str, workers: int, way: Any = "auto") -> None:
+def main(work: str, result: str, backend: str, workers: int, mode: Any = "auto") -> None:
     """Run a work and write what was measured. As with `simfl run`, Ray is asked for before anything is imported."""
     with boot.ahead(backend, None), tempfile.TemporaryDirectory() as folder:
         import torch
@@ -42,7 +42,7 @@ def main(work: str, result: str, backend: str, workers: int, way: Any = "auto") 
         from simfl.runs.snapshot import Snapshot
 
         experiment = WORKS[work]
-        experiment = replace(experiment, cohort=replace(experiment.cohort, way=way))
+        experiment = replace(experiment, execution=replace(experiment.execution, mode=mode))
         timer = Timer(experiment.phases[0].rounds)
         out = Path(folder) / "run"
         summary = simulation.run(experiment, out, backend=backend, workers=workers, display=timer)

@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--backend", default="inline", choices=["inline", "ray"])
     parser.add_argument("--workers", default="auto", help="with ray")
-    parser.add_argument("--exactness", default="fast", choices=["fast", "strict"])
+    parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--rivals", nargs="*", type=int, default=[], help="processes of pfl-research, one row each")
     parser.add_argument("--rival-python", type=Path, default=ENVIRONMENTS / "pfl" / "bin" / "python")
     parser.add_argument("--out", type=Path, default=LATEST)
@@ -112,15 +112,21 @@ def main() -> None:
     for work in asked.works:
         for program in asked.programs:
             experiment = WORKS[work]
-            cohort = replace(experiment.cohort, program=program)
-            experiment = replace(experiment, cohort=cohort, exactness=asked.exactness)
+            cohort = replace(experiment.execution, program=program)
+            experiment = replace(experiment, execution=execution, deterministic=asked.deterministic)
             workers = asked.workers if asked.workers == "auto" else int(asked.workers)
             try:
                 found = measure(experiment, asked.rounds, asked.backend, workers)
             except Exception:
                 traceback.print_exc(limit=-4)
                 continue
-            row = {"work": work, "program": program, "exactness": asked.exactness, "backend": asked.backend, **found}
+            row = {
+                "work": work,
+                "program": program,
+                "deterministic": asked.deterministic,
+                "backend": asked.backend,
+                **found,
+            }
             row["gpu"], row["torch"] = torch.cuda.get_device_name(), torch.__version__
             note(row)
     for processes in asked.rivals:

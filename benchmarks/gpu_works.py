@@ -27,12 +27,12 @@ from simfl.algorithms.base import Algorithm
 from simfl.algorithms.fedavg import FedAvg
 from simfl.algorithms.feddat import FedDat
 from simfl.data.base import Data, Dataset, Split
-from simfl.data.holdings import Partition, hold
-from simfl.data.iid import Iid
-from simfl.data.partitioner import Partitioner
-from simfl.data.prototypes import Prototypes
-from simfl.data.stored import content_sha256, stored
-from simfl.experiment import Cohort, Evaluate, Experiment, Local, Phase, Privacy
+from simfl.data.benchmarks.prototypes import Prototypes
+from simfl.data.io.arrow_store import content_sha256, stored
+from simfl.data.partition.base import Partitioner
+from simfl.data.partition.iid import Iid
+from simfl.data.partition.manifest import Partition, hold
+from simfl.experiment import Evaluate, Execution, Experiment, Local, Phase, Privacy
 from simfl.models.bottleneck import Bottleneck
 from simfl.models.cnn import Cnn
 from simfl.models.heads import HeadSpec
@@ -180,7 +180,7 @@ def _experiment(
     model: Any,
     objective: Objective,
     local: Local,
-    width: int,
+    clients_per_batch: int,
     algorithm: Algorithm | None = None,
     partition: Partitioner | None = None,
     **more: Any,
@@ -192,7 +192,7 @@ def _experiment(
         partition=partition or Iid(clients=clients),
         model=model,
         phases=(replace(phase, algorithm=algorithm or FedAvg()),),
-        cohort=Cohort(width=width, way="batch"),
+        execution=Execution(clients_per_batch=clients_per_batch, mode="vectorized"),
         evaluate=Evaluate(every=0, limit=8, samples=0),
         **more,
     )
@@ -244,7 +244,7 @@ WORKS: Mapping[str, Experiment] = {
         privacy=Privacy(unit="group", clip=1.0, noise_multiplier=1.0),
     ),
     "million": _experiment(
-        "million", Prototypes(examples=2_000_000, classes=62, shape=(60,)), 1_000_000, 1000, Mlp(widths=(400,)),
+        "million", Prototypes(examples=2_000_000, classes=62, shape=(60,)), 1_000_000, 1000, Mlp(hidden_sizes=(400,)),
         Classification(), _sgd(0.05), 256,
     ),
 }  # fmt: skip

@@ -12,15 +12,15 @@ import numpy as np
 
 from benchmarks.works import WORKS
 from simfl import cache
-from simfl.cohort.plan import batches
+from simfl.run_context import RunContext
 from simfl.sampling import sample_clients
-from simfl.setting import Setting
+from simfl.training.plan import batches
 
 
 def write(work: str, path: Path) -> None:
     """Everything in the order in which simfl has it, so that all systems do the same work."""
     experiment = WORKS[work]
-    setting, phase = Setting(experiment, cache.folder()), experiment.phases[0]
+    setting, phase = RunContext(experiment, cache.folder()), experiment.phases[0]
     arrays = {f"row:{name}": t.numpy() for name, t in setting.examples(phase.objective, "train").rows.items()}
     for place, (name, p) in enumerate(setting.module.named_parameters()):
         arrays[f"start:{place:03}:{name}"] = p.detach().numpy()

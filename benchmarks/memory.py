@@ -49,7 +49,7 @@ def one(clients: int) -> list[int]:
     """The driver's resident bytes with so many clients, in this process."""
     from benchmarks.components import LogNormal
     from simfl import simulation
-    from simfl.data.prototypes import Prototypes
+    from simfl.data.benchmarks.prototypes import Prototypes
     from simfl.experiment import Evaluate, Experiment, Local, Phase
     from simfl.models.mlp import Mlp
     from simfl.objectives.classification import Classification
@@ -60,7 +60,7 @@ def one(clients: int) -> list[int]:
         name="memory",
         data=Prototypes(examples=EXAMPLES, classes=2, shape=(4,)),
         partition=LogNormal(clients=clients),
-        model=Mlp(widths=(64,)),
+        model=Mlp(hidden_sizes=(64,)),
         phases=(Phase(objective=Classification(), local=local, rounds=ROUNDS, clients_per_round=50),),
         evaluate=Evaluate(every=0, limit=1),
     )

@@ -29,13 +29,13 @@ def mlp() -> nn.Module:
 class T5Network(nn.Module):
     """Teacher-forced pass of transformers' T5, 15 M parameters; no dropout."""
 
-    def __init__(self, vocabulary: int = 16_384, width: int = 256, layers: int = 6) -> None:
+    def __init__(self, vocabulary: int = 16_384, clients_per_batch: int = 256, layers: int = 6) -> None:
         super().__init__()
         from transformers import T5Config, T5ForConditionalGeneration
 
         self.t5 = T5ForConditionalGeneration(
             T5Config(
-                vocab_size=vocabulary, d_model=width, d_kv=32, num_heads=8, d_ff=4 * width, num_layers=layers,
+                vocab_size=vocabulary, d_model=clients_per_batch, d_kv=32, num_heads=8, d_ff=4 * clients_per_batch, num_layers=layers,
                 feed_forward_proj="gelu", dropout_rate=0.0,
             )
         )  # fmt: skip

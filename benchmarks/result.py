@@ -71,5 +71,5 @@ def read_result(path: Path) -> Result:
 
 def distance(one: Result, other: Result) -> float:
     """How far apart two runs end, as a share of the way that the second went."""
-    way = np.linalg.norm(other.end - other.start)
-    return float(np.linalg.norm(one.end - other.end) / way)
+    mode = np.linalg.norm(other.end - other.start)
+    return float(np.linalg.norm(one.end - other.end) / mode)

@@ -55,7 +55,7 @@ def experiment_of(case: Case) -> Any:
         found = of_gpu[case.work]
         changes = {"clients_per_round": AT_ONCE}
     phase = replace(found.phases[0], rounds=case.rounds, **changes)
-    return replace(found, phases=(phase,), exactness=case.exactness)
+    return replace(found, phases=(phase,), exactness=case.deterministic)
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def ray_of(nodes: Sequence[int]) -> Iterator[str | None]:
 @contextmanager
 def calls() -> Iterator[list[float]]:
     """Seconds that the driver waits in each round for its workers' results, as rounds are made inside the block."""
-    from simfl.engine.pool import RayPool
+    from simfl.runtime.ray.pool import RayPool
 
     usual, seconds = RayPool.train, list[float]()
 

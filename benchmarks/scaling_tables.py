@@ -47,7 +47,7 @@ def gpus_table(rows: list[dict[str, Any]], _: str) -> str:
         " | busiest worker at work | GPUs computing | bits of 1 |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|---|",
     ]
-    at = {(row["work"], row["exactness"], row["workers"]): row for row in found}
+    at = {(row["work"], row["deterministic"], row["workers"]): row for row in found}
     for (work, exactness, gpus), row in at.items():
         seconds = row["seconds_per_round"]
         alone, fast = at.get((work, exactness, 1)), at.get((work, "fast", gpus))

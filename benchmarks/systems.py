@@ -40,8 +40,8 @@ REFERENCE = "bare loop, 2 processes"
 SYSTEMS = {
     REFERENCE: System(("benchmarks.bare", "{file}", "{result}", "2")),
     "bare loop, 1 process": System(("benchmarks.bare", "{file}", "{result}", "1")),
-    "simfl, inline loop": System(("benchmarks.engine", "{work}", "{result}", "inline", "1", "loop")),
-    "simfl, inline batch": System(("benchmarks.engine", "{work}", "{result}", "inline", "1", "batch")),
+    "simfl, inline loop": System(("benchmarks.engine", "{work}", "{result}", "inline", "1", "sequential")),
+    "simfl, inline batch": System(("benchmarks.engine", "{work}", "{result}", "inline", "1", "vectorized")),
     "simfl, Ray, 2 workers": System(("benchmarks.engine", "{work}", "{result}", "ray", "2")),
     "pfl-research, 1 process": System(("benchmarks.peers.pfl_research", "{file}", "{result}"), "pfl"),
     "pfl-research, 2 processes": System((*TORCHRUN, "benchmarks.peers.pfl_research", "{file}", "{result}"), "pfl"),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from benchmarks.components import T5, LogNormal, Pictures, Sequences, SequenceToSequence
 from benchmarks.networks import LORA_ALPHA, LORA_RANK
-from simfl.data.prototypes import Prototypes
+from simfl.data.benchmarks.prototypes import Prototypes
 from simfl.experiment import Evaluate, Experiment, Local, Phase
 from simfl.models.cnn import Cnn
 from simfl.models.lora import Lora
@@ -31,7 +31,7 @@ def cnn(clients: int, sampled: int, rounds: int) -> Experiment:
 
 def mlp(clients: int, sampled: int, rounds: int) -> Experiment:
     """W2 with this many clients."""
-    return _classification("mlp", Mlp(widths=(400,)), (60,), clients, sampled, rounds)
+    return _classification("mlp", Mlp(hidden_sizes=(400,)), (60,), clients, sampled, rounds)
 
 
 def _classification(

@@ -16,7 +16,7 @@ from simfl.algorithms.base import Algorithm
 from simfl.config.catalogue import Entry, entry
 from simfl.config.fields import shown
 from simfl.optimizers import SCHEDULES, SERVER_OPTIMIZERS
-from simfl.protocol import EXTRA, Facts, Outputs, Parts, Server, State, Visit
+from simfl.protocol import EXTRA, ClientUpdate, Facts, Outputs, Parts, Server, State
 
 FILE = Path(__file__).parent / "algorithms.md"
 D = 1009  # values of the model; a prime, so that multiples of it are told from other numbers
@@ -27,9 +27,9 @@ and published codes disagree, [fidelity.md](fidelity.md) says what is done here.
 
 *d* is the number of values that travel in FedAvg: all trained tensors but the private ones. Other numbers are of a
 model with 4 features and a client with 3 examples. Every method goes with every server optimizer, codec, partition
-and adapter kind, and trains in both ways (`loop`, `batch`); a model with running statistics trains in `loop` alone.
+and adapter kind, and trains in both ways (`sequential`, `vectorized`); a model with running statistics trains in `sequential` alone.
 Combinations that cannot be meant are refused before the run (`simfl/config/rules.py`). The last column says at which
-setting, or when, a method's global model is FedAvg's to the bit; a test shows each. `last_local` (each client's
+setting, or when, a method's global model is FedAvg's to the bit; a test shows each. `local` (each client's
 model as it was before its last upload) can be scored for every method.
 
 Baselines are no algorithms but one line of a phase: `pooled: true` is centralized training on a round's examples, with
@@ -87,7 +87,7 @@ def _facts(algorithm: Algorithm) -> tuple[str, ...]:
     passes = f"{len(runs)} pass{'es' if len(runs) > 1 else ''}, {len(steps)} gradient{'s' if len(steps) > 1 else ''}"
     allowed = algorithm.sgd_with()
     optimizer = "any" if allowed is None else " ".join(["plain sgd", *(f"+ `{key}`" for key in allowed)])
-    models = ", ".join(algorithm.offers)
+    models = ", ".join(algorithm.offered_models)
     kept = [_sizes(memory), *(f"tensors `{glob}`" for glob in algorithm.private)]
     remembered = ", ".join(cell for cell in kept if cell) or "none"
     return _sizes(received), _sizes(sent), remembered, passes, optimizer, models, algorithm.limit or "–"
@@ -108,8 +108,8 @@ def _one_visit(algorithm: Algorithm) -> tuple[Parts, Parts, State]:
     weights = {"w": torch.zeros(D)}
     server = Server(weights, algorithm.init_server(weights))
     received, ones = algorithm.download(server), torch.ones(())
-    visit = Visit(
-        *(ones.to(torch.int64) if name in ("client", "key", "round", "step") else ones for name in Visit._fields)
+    visit = ClientUpdate(
+        *(ones.to(torch.int64) if name in ("client", "key", "round", "step") else ones for name in ClientUpdate._fields)
     )
     visit = visit._replace(examples=3 * ones)
     state = algorithm.prepare(received, algorithm.init_client(received, visit), visit)

@@ -30,7 +30,7 @@ from simfl.models.base import Model
 from simfl.models.cnn import Cnn
 from simfl.models.layout_t5 import LayoutT5
 from simfl.models.lora import Lora
-from simfl.models.sketch import sketch
+from simfl.models.meta import sketch
 from simfl.models.vt5 import VT5
 from simfl.protocol import Task
 from simfl.seeds import rng
@@ -104,8 +104,8 @@ def _through(codec: Codec, change: dict[str, Tensor]) -> tuple[int, float, float
     """Bytes, relative error and CPU seconds there and back."""
     began, length, lost, norm = time.process_time(), 0, 0.0, 0.0
     for name, tensor in change.items():
-        payload = codec.encode(tensor, HERE.of(name))
-        back = codec.decode(payload, tuple(tensor.shape), HERE.of(name))
+        payload = codec.encode_tensor(tensor, HERE.of(name))
+        back = codec.decode_tensor(payload, tuple(tensor.shape), HERE.of(name))
         length += len(payload)
         lost, norm = lost + float((back - tensor).square().sum()), norm + float(tensor.square().sum())
     return length, (lost / norm) ** 0.5, time.process_time() - began

@@ -12,8 +12,8 @@ from typing import Any
 from simfl import config, simulation
 from simfl.errors import ConfigError
 from simfl.experiment import Experiment
-from simfl.following.place import RUN, is_taken
 from simfl.runs.results import Run
+from simfl.tracking.run_folder import RUN, is_taken
 
 Given = Experiment | Mapping[str, Any] | str | Path
 
@@ -69,6 +69,6 @@ def _display(given: Any) -> Any:
     """What is told how the run goes, as a context."""
     if given is not None or not sys.stderr.isatty():
         return nullcontext(given)
-    from simfl.following.progress import Progress
+    from simfl.tracking.progress import Progress
 
     return Progress()

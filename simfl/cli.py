@@ -82,12 +82,12 @@ def run(
 ) -> int:
     """Run the experiment in FILE."""
     number = options.workers_of(backend, workers, address)
-    from simfl.engine import boot
+    from simfl.runtime.ray import cluster as boot
 
     with boot.ahead(backend, address):
         from simfl import config, simulation
         from simfl.api import folder_of
-        from simfl.following.progress import Progress
+        from simfl.tracking.progress import Progress
 
         experiment = config.load(file, overrides)
         place = out or folder_of(experiment.name, resume)

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from simfl.cohort.stacking import namespace
-from simfl.cohort.stage import LAST_LOCAL, Stage
-from simfl.data.holdings import Partition
-from simfl.data.partitioner import column, columns_of
-from simfl.memory import Memory
-from simfl.passing import Pass, passing
+from simfl.client_state import ClientStore
+from simfl.data.partition.base import column, columns_of
+from simfl.data.partition.manifest import Partition
+from simfl.models.call_context import ModelCall, call_context
 from simfl.protocol import Forward, Parts, State, Weights
+from simfl.run_context import RunContext
 from simfl.seeds import rng
-from simfl.setting import Setting
+from simfl.stacking import namespace
 from simfl.timing import Clock, measured
+from simfl.training.context import LOCAL, PhaseContext
 
 TRUTH = ("id", "question", "answers", "label", "text")  # columns shown beside a prediction, where the data has them
 # columns by which scores are also averaged, where the data has them, beside those that the partition goes by
@@ -56,19 +56,19 @@ def shards(
 
 
 def evaluate(
-    setting: Setting, stage: Stage, store: Memory, plan: EvaluationPlan, received: Parts, batch_size: int
+    setting: RunContext, stage: PhaseContext, store: ClientStore, plan: EvaluationPlan, received: Parts, batch_size: int
 ) -> Scores:
     """Score one shard."""
     objective, algorithm = stage.phase.objective, stage.phase.algorithm
     with measured("load"):
         memory = store.get(plan.memory) if plan.memory else {}
-    view = algorithm.offers.get(plan.model, Forward())
+    view = algorithm.offered_models.get(plan.model, Forward())
     network, weights = stage.runs_on(view), weights_of(stage, plan, received, memory)
     examples, split = setting.examples(objective, plan.split), setting.split(plan.split)
     network.module.eval()
     pieces, samples = [], []
     own = {name: tensor.to(stage.device) for name, tensor in weights.items()}
-    with torch.no_grad(), passing(Pass(branch=view.branch)), network.binding.swapped(own):
+    with torch.no_grad(), call_context(ModelCall(branch=view.branch)), network.binding.swapped(own):
         for first in range(0, len(plan.rows), batch_size):
             rows = plan.rows[first : first + batch_size]
             batch = examples.take(torch.from_numpy(rows).to(stage.device))
@@ -78,14 +78,14 @@ def evaluate(
     return Scores(plan, {name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]}, tuple(samples))
 
 
-def weights_of(stage: Stage, plan: EvaluationPlan, received: Parts, memory: State) -> Weights:
+def weights_of(stage: PhaseContext, plan: EvaluationPlan, received: Parts, memory: State) -> Weights:
     """The tensors of the evaluated model: the algorithm's offer, and what else a client has of its own."""
     algorithm, state = stage.phase.algorithm, namespace(memory, "algorithm")
-    if stage.runs_on(algorithm.offers.get(plan.model, Forward())) is not stage.network:
+    if stage.runs_on(algorithm.offered_models.get(plan.model, Forward())) is not stage.network:
         return algorithm.models({}, state)[plan.model]  # a second network shares no tensor with the global model
     offered = algorithm.models(received["weights"], state)
-    offered |= {LAST_LOCAL: {**received["weights"], **namespace(memory, "local").get("weights", {})}}
-    private = namespace(memory, "private").get("weights", {}) if plan.client is not None else {}
+    offered |= {LOCAL: {**received["weights"], **namespace(memory, "local").get("weights", {})}}
+    private = namespace(memory, "personal_params").get("weights", {}) if plan.client is not None else {}
     buffers = {**received.get("buffers", {}), **namespace(memory, "buffers").get("weights", {})}
     return {**offered[plan.model], **buffers, **private}
 
@@ -100,7 +100,7 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def sample_rows(setting: Setting, split: str, rows: np.ndarray, count: int) -> tuple[int, ...]:
+def sample_rows(setting: RunContext, split: str, rows: np.ndarray, count: int) -> tuple[int, ...]:
     """The rows whose predictions are kept: drawn once for each split, in file order."""
     if count >= len(rows):
         return tuple(rows.tolist())
@@ -108,7 +108,7 @@ def sample_rows(setting: Setting, split: str, rows: np.ndarray, count: int) -> t
     return tuple(sorted(drawn.tolist()))
 
 
-def samples(setting: Setting, scores: Iterable[Scores], facts: dict[str, Any]) -> list[dict[str, Any]]:
+def samples(setting: RunContext, scores: Iterable[Scores], facts: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows for `samples.parquet`: what was asked, what is true, what was predicted."""
     out = []
     for part in scores:
@@ -120,7 +120,7 @@ def samples(setting: Setting, scores: Iterable[Scores], facts: dict[str, Any]) -
     return out
 
 
-def by_example(setting: Setting, scores: Iterable[Scores], facts: dict[str, Any]) -> list[dict[str, Any]]:
+def by_example(setting: RunContext, scores: Iterable[Scores], facts: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows for `scores.parquet`: each example's own scores, and the groups it is of as `by_<column>`.
 
     What two runs are compared on in pairs, and what tells how unlike clients fare.
@@ -138,7 +138,7 @@ def by_example(setting: Setting, scores: Iterable[Scores], facts: dict[str, Any]
     return out
 
 
-def summarise(setting: Setting, scores: Iterable[Scores], facts: dict[str, Any]) -> list[dict[str, Any]]:
+def summarise(setting: RunContext, scores: Iterable[Scores], facts: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows for `evaluations.parquet`: each metric's mean by split and model, and by every group column and client.
 
     `two_step` is the mean of the group means, as paper 000 averages over data sets.
@@ -168,7 +168,7 @@ def _mean(values: np.ndarray) -> dict[str, Any]:
     return {"value": float(np.mean(values, dtype=np.float64)), "count": len(values)}
 
 
-def _groups(setting: Setting, split: str, rows: np.ndarray) -> list[tuple[str, np.ndarray]]:
+def _groups(setting: RunContext, split: str, rows: np.ndarray) -> list[tuple[str, np.ndarray]]:
     found = setting.split(split)
     tables = [found.examples] + ([found.documents] if found.documents is not None else [])
     wanted = dict.fromkeys([*columns_of(setting.experiment.partition), *GROUPS])
@@ -181,7 +181,7 @@ def headline(rows: list[dict[str, Any]], metric: str, split: str, model: str) ->
     """The overall value of a metric, of personal models the mean over clients; None where it was not evaluated."""
     wanted = {"metric": metric, "split": split, "model": model}
     found = [r for r in rows if r["by"] in ("all", "client") and all(r[key] == value for key, value in wanted.items())]
-    return headlines(found, split)[metric if model == "generic" else f"{model}.{metric}"] if found else None
+    return headlines(found, split)[metric if model == "global" else f"{model}.{metric}"] if found else None
 
 
 def headlines(rows: list[dict[str, Any]], first: str) -> dict[str, float]:
@@ -193,12 +193,12 @@ def headlines(rows: list[dict[str, Any]], first: str) -> dict[str, float]:
     for r in rows:
         if r["by"] in ("all", "client"):
             path = [r["split"]] if r["split"] != first else []
-            path += [r["model"]] if r["model"] != "generic" else []
+            path += [r["model"]] if r["model"] != "global" else []
             found.setdefault(".".join([*path, r["metric"]]), []).append(r["value"])
     return {name: float(np.mean(values)) for name, values in found.items()}
 
 
-def rows_of_clients(setting: Setting, partition: Partition, split: str, rows: np.ndarray) -> list[np.ndarray]:
+def rows_of_clients(setting: RunContext, partition: Partition, split: str, rows: np.ndarray) -> list[np.ndarray]:
     """Which of these rows each client is scored on: those of its groups; all, where no row is of anybody's group."""
     if split == "train":
         return [np.intersect1d(rows, partition.rows(k)) for k in range(len(partition))]

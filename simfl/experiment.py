@@ -15,14 +15,14 @@ from simfl.algorithms.base import Algorithm
 from simfl.algorithms.fedavg import FedAvg
 from simfl.codecs.base import Codec
 from simfl.codecs.identity import Float32
+from simfl.constraints import Amount, Count, FileName, Fraction, Positive, PowerOfTwo, Seed, Whole
 from simfl.data.base import Data
-from simfl.data.partition import Partitioner
+from simfl.data.partition.partitioners import Partitioner
 from simfl.models.base import Model
 from simfl.objectives.base import Objective
 from simfl.optimizers.local import LocalOptimizer
 from simfl.optimizers.schedules import Constant, Schedule
 from simfl.optimizers.server import ServerOptimizer, Sgd
-from simfl.ranges import Amount, Count, FileName, Fraction, Positive, PowerOfTwo, Seed, Whole
 
 
 @dataclass(frozen=True)
@@ -80,23 +80,27 @@ class Phase:
     weighting: Literal["examples", "uniform"] = "examples"  # the weight of a client in a mean
     train: tuple[str, ...] = ()  # globs trained besides the adapters; without adapters the default is everything
     frozen: tuple[str, ...] = ()  # globs that stay as they are
-    private: tuple[str, ...] = ()  # globs that are trained and never travel
+    personal_params: tuple[str, ...] = ()  # globs that are trained and never travel
     communicate: bool = True  # false: everything is private, and clients train alone
-    pooled: bool = False  # true: centralized training on a round's examples, with the steps its clients would take
+    centralized: bool = False  # true: centralized training on a round's examples, with the steps its clients would take
     buffers: Literal["average", "local", "refuse"] = "average"  # running statistics
     codec: Codecs = field(default_factory=Codecs)  # how tensors become bytes
-    keep: tuple[Literal["algorithm", "optimizer", "codec", "private"], ...] = ()  # client memory of the phase before
+    carry_over: tuple[
+        Literal["algorithm", "optimizer", "codec", "personal_params"], ...
+    ] = ()  # client memory of the phase before
 
 
 @dataclass(frozen=True)
-class Cohort:
+class Execution:
     """How many clients are trained side by side, and in which way."""
 
-    width: PowerOfTwo | Literal["auto"] = "auto"  # part of the run's identity
-    way: Literal["auto", "loop", "batch"] = "auto"  # loop: one after the other; batch: as one program
-    program: Literal["auto", "eager", "graph", "compiled"] = "auto"  # of a step of `batch` on a GPU
-    pieces: Count = 1  # of each local batch: where a round has fewer clients than workers, these share its clients
-    probe: Literal["auto", "always", "never"] = "auto"  # try what is left open; auto: on a GPU, unless strict
+    clients_per_batch: PowerOfTwo | Literal["auto"] = "auto"  # part of the run's identity
+    mode: Literal["auto", "sequential", "vectorized"] = "auto"  # loop: one after the other; batch: as one program
+    program: Literal["auto", "eager", "graph", "compiled"] = "auto"  # of a step of `vectorized` on a GPU
+    data_parallel: Count = (
+        1  # of each local batch: where a round has fewer clients than workers, these share its clients
+    )
+    autotune: Literal["auto", "always", "never"] = "auto"  # try what is left open; auto: on a GPU, unless strict
     threads: Count = (
         1  # CPU threads of a worker; sums on the CPU depend on them, so they too are part of the run's identity
     )
@@ -106,7 +110,9 @@ class Cohort:
 class LedgerRule:
     """How tied weights are charged."""
 
-    aliases: Literal["once", "of_trained", "always"] = "once"  # tied names: one payment, only for trained ones, each
+    tied_weights: Literal["once", "of_trained", "always"] = (
+        "once"  # tied names: one payment, only for trained ones, each
+    )
 
 
 @dataclass(frozen=True)
@@ -136,7 +142,9 @@ class Privacy:
     view: Literal["averages", "messages", "formula"] = "averages"  # epsilon is of who sees these, or a paper's formula
     accountant: Literal["rdp", "rdp_fine", "prv", "pld"] = "rdp"  # Rényi orders of PFL-DocVQA, more of them, numerical
     adaptive: AdaptiveClip | None = None  # null: the clip stays as it is
-    aliases: Literal["once", "always"] = "once"  # in the norm, tied weights count once, or once for each of their names
+    tied_weights: Literal["once", "always"] = (
+        "once"  # in the norm, tied weights count once, or once for each of their names
+    )
     secure: bool = False  # sampling and noise from the system's source: no run can be repeated
 
 
@@ -146,7 +154,7 @@ class Evaluate:
 
     every: Whole = 1  # rounds; 0: only before the first and after the last
     splits: tuple[str, ...] = ("valid",)  # of the data set
-    models: tuple[str, ...] = ("generic",)  # generic, last_local, and what the algorithm offers: personal
+    models: tuple[str, ...] = ("global",)  # generic, local, and what the algorithm offers: personal
     batch_size: Count = 64  # examples side by side
     limit: Count | None = None  # examples of each split, drawn once
     overlap: bool = False  # the next round is trained meanwhile, on Ray; a round counts when it is scored
@@ -193,8 +201,8 @@ class Experiment:
     phases: tuple[Phase, ...]  # one after the other
     seed: Seed = 42  # of every random choice
     mentor: Model | None = None  # a second network, each client's own, for algorithms with two; null: another `model`
-    cohort: Cohort = field(default_factory=Cohort)  # clients side by side
-    exactness: Literal["fast", "strict"] = "fast"  # strict forbids what makes two machines of a kind differ
+    execution: Execution = field(default_factory=Execution)  # clients side by side
+    deterministic: bool = False  # strict forbids what makes two machines of a kind differ
     ledger: LedgerRule = field(default_factory=LedgerRule)  # how bytes are charged
     privacy: Privacy | None = None  # null: nothing is clipped
     evaluate: Evaluate = field(default_factory=Evaluate)  # what is scored

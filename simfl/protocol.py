@@ -3,9 +3,9 @@
     Weights   named tensors                              Parts, State   named groups of named tensors
     Forward   one pass of the model, declared as data    MicroStep      one optimizer step of a local step
     Outputs   what a pass returns                        Loss           what an algorithm makes of the outputs
-    Visit     a client at work, as numbers               Means, Server  what the server sees
+    ClientUpdate     a client at work, as numbers               AggregatedUpdates, Server  what the server sees
 
-A tensor function given `trained`, `received`, `state` and `visit` never knows whether it serves one client or, under
+A tensor function given `trained`, `received`, `state` and `update` never knows whether it serves one client or, under
 `torch.func.vmap`, a whole cohort.
 """
 
@@ -89,8 +89,8 @@ class Outputs:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What an algorithm may know of the networks before a visit.
+class ModelFacts:
+    """What an algorithm may know of the networks before a update.
 
     `sample` and `mentor_sample`: what model and second network give for one example, if the algorithm needs features.
     `mentor`: where the second network starts, by trained tensor. Without a second network it is a copy of the model.
@@ -101,14 +101,14 @@ class Facts:
     mentor_sample: Outputs | None = None
 
 
-class Visit(NamedTuple):
+class ClientUpdate(NamedTuple):
     """A client at work, as scalar tensors, so that a batched or captured step can read them."""
 
     client: Tensor
-    key: Tensor  # random bits of this visit, int64
+    key: Tensor  # random bits of this update, int64
     round: Tensor
     step: Tensor  # local steps taken so far
-    steps: Tensor  # local steps in all of this visit
+    steps: Tensor  # local steps in all of this update
     examples: Tensor
     weight: Tensor  # the client's weight in a mean, 1 on average over all clients
     num_clients: Tensor  # K, clients in all
@@ -158,7 +158,7 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Means:
+class AggregatedUpdates:
     """What came back from a round: means of the summed parts, every upload of the gathered ones in canonical order."""
 
     parts: Parts

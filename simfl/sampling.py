@@ -64,13 +64,13 @@ def sample_groups(
     return sorted(int(j) for j in generator.choice(groups, size=count, replace=False))
 
 
-def auto_width(way: str, expected: float, device: str = "cpu") -> int:
+def auto_clients_per_batch(mode: str, expected: float, device: str = "cpu") -> int:
     """Visits per cohort, a power of two, when the experiment leaves it open.
 
     One at a time the width does not touch the result: wide enough that a round is at most some thirty calls. As one
     program: 16 on a CPU, whose cache holds no more, and 64 on a GPU, which is halved where it does not fit.
     """
-    if way == "batch":
+    if mode == "vectorized":
         most = 64 if device == "cuda" else 16
         return min(most, 1 << max(0, math.ceil(math.log2(max(1.0, expected)))))
     return 1 << max(0, math.ceil(math.log2(max(1.0, expected / 32))))

@@ -25,7 +25,7 @@ torch.set_num_threads(1)
 REPOSITORY = Path(__file__).parent.parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.TrainingUnit]) -> None:
     """Tests that use Ray are marked `ray`; those for a GPU are skipped where there is none."""
     for item in items:
         if "ray_session" in getattr(item, "fixturenames", ()):
@@ -39,7 +39,7 @@ def ray_session() -> Iterator[None]:
     """A Ray with 3 CPUs, started for the first test that asks and shared by all."""
     import ray
 
-    from simfl.engine.lean import lean
+    from simfl.runtime.ray.faststart.patches import lean
 
     with lean():
         ray.init(

@@ -25,23 +25,23 @@ from simfl import simulation
 from simfl.algorithms import ALGORITHMS
 from simfl.algorithms.base import Algorithm
 from simfl.data.base import Data, Dataset, Split
-from simfl.data.labelled import labelled
-from simfl.data.partition import Official
-from simfl.data.stored import content_sha256
-from simfl.engine import sitting
-from simfl.engine.audience import Silent
-from simfl.engine.signals import Interrupted
-from simfl.engine.worker import Setup, Worker
-from simfl.experiment import Checkpoint, Cohort, Experiment, Local, Phase
+from simfl.data.io.arrow_store import content_sha256
+from simfl.data.io.labelled import labelled
+from simfl.data.partition.partitioners import Official
+from simfl.experiment import Checkpoint, Execution, Experiment, Local, Phase
 from simfl.models.base import Model, seeded
 from simfl.models.mlp import Mlp, shape_and_classes
 from simfl.objectives.classification import Classification
 from simfl.optimizers.local import LocalOptimizer
-from simfl.protocol import Outputs, Parts, State, Task, Visit, Weights
+from simfl.protocol import ClientUpdate, Outputs, Parts, State, Task, Weights
+from simfl.run_context import RunContext
 from simfl.runs import checkpoint, tables
 from simfl.runs.record import TABLES
 from simfl.runs.snapshot import Snapshot
-from simfl.setting import Setting
+from simfl.runtime.worker import Worker, WorkerConfig
+from simfl.session import session as sitting
+from simfl.session.callbacks import NullDisplay
+from simfl.session.signals import Interrupted
 
 SIZES = (
     1,
@@ -73,11 +73,11 @@ class Toy(Data):
         return Dataset("toy", splits, content_sha256(splits), {"shape": list(self.shape), "num_classes": 5})
 
     def _split(self, stream: int, sizes: list[int]) -> Split:
-        width, count = int(np.prod(self.shape)), sum(sizes)
-        centres = np.random.default_rng([self.seed, 0]).normal(size=(5, width))
+        clients_per_batch, count = int(np.prod(self.shape)), sum(sizes)
+        centres = np.random.default_rng([self.seed, 0]).normal(size=(5, clients_per_batch))
         rng = np.random.default_rng([self.seed, stream])
         labels = rng.integers(0, 5, count)
-        features = centres[labels] + rng.normal(size=(count, width))
+        features = centres[labels] + rng.normal(size=(count, clients_per_batch))
         client = np.repeat(np.arange(len(sizes)), sizes)
         number = np.concatenate([np.arange(n) for n in sizes]) % self.groups
         names = pa.array([f"g{c}.{n}" for c, n in zip(client, number, strict=True)])
@@ -90,7 +90,11 @@ def toy(**settings: Any) -> Toy:
 
 
 def experiment(
-    algorithm: Algorithm | str = "fedavg", way: str = "loop", width: int | str = 2, rounds: int = 3, **settings: Any
+    algorithm: Algorithm | str = "fedavg",
+    mode: str = "sequential",
+    clients_per_batch: int | str = 2,
+    rounds: int = 3,
+    **settings: Any,
 ) -> Experiment:
     """A small experiment, 7 of 10 clients a round: by default 4 cohorts of uneven clients, with dropout.
 
@@ -106,9 +110,9 @@ def experiment(
         "name": "toy",
         "data": Toy(),
         "partition": Official(groups="group"),
-        "model": Mlp(widths=(16,), dropout=0.2),
+        "model": Mlp(hidden_sizes=(16,), dropout=0.2),
         "phases": (Phase(**phase),),
-        "cohort": Cohort(way=way, width=width),
+        "execution": Execution(mode=mode, clients_per_batch=clients_per_batch),
         "checkpoint": Checkpoint(rounds=1, seconds=0.0),
     }
     return Experiment(**whole | settings)
@@ -145,20 +149,24 @@ def traces(folder: Path) -> dict[str, str]:
 class Normalised(Model):
     """A layer, batch normalisation with running statistics, a head."""
 
-    width: int = 8
+    clients_per_batch: int = 8
 
     def build(self, task: Task) -> nn.Module:
         shape, classes = shape_and_classes(task, "normalised")
         with seeded(task.seed):
-            return NormalisedNetwork(int(np.prod(shape)), self.width, classes).eval()
+            return NormalisedNetwork(int(np.prod(shape)), self.clients_per_batch, classes).eval()
 
 
 class NormalisedNetwork(nn.Module):
     """Written by hand, since torch's own counts batches in an integer that `vmap` cannot step in place."""
 
-    def __init__(self, inputs: int, width: int, classes: int) -> None:
+    def __init__(self, inputs: int, clients_per_batch: int, classes: int) -> None:
         super().__init__()
-        self.body, self.norm, self.head = nn.Linear(inputs, width), nn.BatchNorm1d(width), nn.Linear(width, classes)
+        self.body, self.norm, self.head = (
+            nn.Linear(inputs, clients_per_batch),
+            nn.BatchNorm1d(clients_per_batch),
+            nn.Linear(clients_per_batch, classes),
+        )
 
     def forward(self, x: Tensor) -> Outputs:
         h = torch.tanh(self.norm(self.body(x)))
@@ -175,8 +183,8 @@ class Faulty(Algorithm):
     folder: str = ""  # where workers leave a file named by their pid each time the fault is met
     times: int = 1000  # how often it is met
 
-    def init_client(self, received: Parts, visit: Visit) -> State:
-        if self.fault == "nan" or (int(visit.client), int(visit.round)) != (self.client, self.round):
+    def init_client(self, received: Parts, update: ClientUpdate) -> State:
+        if self.fault == "nan" or (int(update.client), int(update.round)) != (self.client, self.round):
             return {}
         met = len(list(Path(self.folder).iterdir())) if self.folder else 0
         if met < self.times:
@@ -185,10 +193,10 @@ class Faulty(Algorithm):
             FAULTS[self.fault]()
         return {}
 
-    def upload(self, trained: Weights, received: Parts, state: State, visit: Visit) -> Parts:
+    def upload(self, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> Parts:
         delta = {name: trained[name] - w for name, w in received["weights"].items()}
         if self.fault == "nan":
-            hit = (visit.client == self.client) & (visit.round == self.round)
+            hit = (update.client == self.client) & (update.round == self.round)
             delta["head.bias"] = torch.where(hit, torch.nan, delta["head.bias"])
         return {"weights": delta}
 
@@ -204,7 +212,7 @@ def _die() -> None:
 FAULTS = {"raise": _raise, "die": _die, "sleep": lambda: time.sleep(60)}
 
 
-class Stopping(Silent):
+class Stopping(NullDisplay):
     """A display that stops the run after some rounds, or while their model is scored: before they count."""
 
     def __init__(self, *steps: int, scoring: bool = False, error: type[BaseException] = Interrupted) -> None:
@@ -231,8 +239,8 @@ class Scattered:
 
     num_workers, overlaps, kind = 3, True, "toy"
 
-    def __init__(self, setup: Setup) -> None:
-        self.workers = [Worker(setup, Setting(setup.experiment, setup.cache)) for _ in range(3)]
+    def __init__(self, setup: WorkerConfig) -> None:
+        self.workers = [Worker(setup, RunContext(setup.experiment, setup.cache)) for _ in range(3)]
         self.clocks: list[Any] = []
         self.chance = np.random.default_rng(7)
 
@@ -249,7 +257,7 @@ class Scattered:
     def probe(self, question: Any, received: Parts) -> Any:
         return self.workers[0].probe(question, received)
 
-    def slopes(self, pieces: Sequence[Any], shared: Any) -> list[Any]:
+    def partial_gradients(self, pieces: Sequence[Any], shared: Any) -> list[Any]:
         return self._scatter("slope", pieces, shared, shared.received)
 
     def _scatter(self, method: str, plans: Sequence[Any], *shared: Any) -> list[Any]:
@@ -263,7 +271,7 @@ def scatter(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on inline work is scattered over three workers."""
 
     @contextmanager
-    def opened(backend: str, setup: Setup, *rest: Any) -> Iterator[Scattered]:
+    def opened(backend: str, setup: WorkerConfig, *rest: Any) -> Iterator[Scattered]:
         yield Scattered(setup)
 
     monkeypatch.setattr(sitting, "open_pool", opened)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from PIL import Image
 
 from simfl.data.base import DOCUMENTS, QUESTIONS, Data, Dataset, Split
-from simfl.data.stored import content_sha256
+from simfl.data.io.arrow_store import content_sha256
 
 
 @dataclass(frozen=True)

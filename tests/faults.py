@@ -16,7 +16,7 @@ from fakes import Toy
 
 from simfl.algorithms.scaffold import Scaffold
 from simfl.data.base import Dataset
-from simfl.protocol import Parts, State, Visit
+from simfl.protocol import ClientUpdate, Parts, State
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Troubled(Scaffold):
 
     folder: str = ""
 
-    def prepare(self, received: Parts, state: State, visit: Visit) -> State:
+    def prepare(self, received: Parts, state: State, update: ClientUpdate) -> State:
         path = Path(self.folder) / "faults.json"
         for number, fault in enumerate(json.loads(path.read_text()) if path.exists() else []):
             wanted = (
                 fault["kind"] in FAULTS
-                and fault["client"] in (int(visit.client), None)
-                and fault["round"] in (int(visit.round), None)
+                and fault["client"] in (int(update.client), None)
+                and fault["round"] in (int(update.round), None)
             )
             if wanted and met(self.folder, number) < fault["times"]:
                 _mark(self.folder, number)

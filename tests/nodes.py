@@ -22,7 +22,7 @@ from typing import Any
 from simfl import config
 from simfl.algorithms.scaffold import Scaffold
 from simfl.experiment import Experiment
-from simfl.protocol import Parts, State, Visit
+from simfl.protocol import ClientUpdate, Parts, State
 
 HERE = Path(__file__).parent
 STORE = 80 << 20  # bytes of each node's object store: the least that Ray takes
@@ -35,7 +35,7 @@ class Paced(Scaffold):
 
     seconds: float = 0.1
 
-    def prepare(self, received: Parts, state: State, visit: Visit) -> State:
+    def prepare(self, received: Parts, state: State, visit: ClientUpdate) -> State:
         time.sleep(self.seconds)
         return state
 

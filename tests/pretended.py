@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
-from simfl.engine import calls, lookout, pool, sitting
-from simfl.engine.hosted import Berth
-from simfl.engine.pool import RayPool
-from simfl.engine.worker import Setup, Worker
-from simfl.setting import Setting
+from simfl.run_context import RunContext
+from simfl.runtime.ray import calls, pool
+from simfl.runtime.ray import wait as lookout
+from simfl.runtime.ray.actor import WorkerLocation
+from simfl.runtime.ray.pool import RayPool
+from simfl.runtime.worker import Worker, WorkerConfig
+from simfl.session import session as sitting
 
 
 class ActorDied(Exception):
@@ -148,12 +150,12 @@ class Actor:
             return float(sum(visit.num_steps(LOCAL[0]) for visit in given[0].visits))
         return len(given[0].rows) * self.ray.row_seconds if method == "evaluate" else 0.0
 
-    def _begin(self, seconds: float, told: bytes, phase: int, base: Any) -> Berth:
+    def _begin(self, seconds: float, told: bytes, phase: int, base: Any) -> WorkerLocation:
         if "worker" not in self.__dict__:
-            setup: Setup = pickle.loads(told)
-            self.worker = Worker(setup, Setting(setup.experiment, setup.cache))
+            setup: WorkerConfig = pickle.loads(told)
+            self.worker = Worker(setup, RunContext(setup.experiment, setup.cache))
         self.worker.begin(phase, base)
-        return Berth(apart=False, kind="pretended")
+        return WorkerLocation(apart=False, kind="pretended")
 
     def _probe(self, seconds: float, question: Any, received: Any, memory: Any) -> Any:
         return self.worker.probe(question, received), {}
@@ -169,7 +171,7 @@ class Actor:
         return scores, {}
 
     def _slope(self, seconds: float, piece: Any, shared: Any, received: Any, memory: Any) -> Any:
-        return self.worker.slope(piece, shared, received), {}
+        return self.worker.partial_gradient(piece, shared, received), {}
 
     def _spare(self, seconds: float) -> None:
         self.worker.spare()
@@ -184,7 +186,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Pretended:
 
     @contextmanager
     def opened(
-        backend: str, setup: Setup, setting: Setting, crew: Any, say: Callable[[str], None]
+        backend: str, setup: WorkerConfig, setting: RunContext, crew: Any, say: Callable[[str], None]
     ) -> Iterator[RayPool]:
         LOCAL[0] = setup.experiment.phases[0].local
         ray.actors = [Actor(ray, place) for place in range(ray.workers)]

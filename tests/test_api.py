@@ -21,13 +21,13 @@ from simfl import config
 from simfl.algorithms.base import Algorithm
 from simfl.cli import main
 from simfl.debug.replay import replay
-from simfl.engine.audience import Silent
 from simfl.errors import ConfigError, RunError
 from simfl.experiment import Evaluate
 from simfl.models.mlp import Mlp
 from simfl.models.own import Own
 from simfl.objectives.classification import Classification
 from simfl.protocol import Loss, Task
+from simfl.session.callbacks import NullDisplay
 
 
 def data(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -123,10 +123,13 @@ def test_a_component_is_an_object_a_class_or_a_name(algorithm: Any) -> None:
 
 
 def test_a_module_takes_the_same_path_alone_and_side_by_side(tmp_path: Path) -> None:
-    runs = [simfl.run(given(cohort={"way": way, "width": 4}), tmp_path / way) for way in ("loop", "batch")]
+    runs = [
+        simfl.run(given(execution={"mode": mode, "clients_per_batch": 4}), tmp_path / mode)
+        for mode in ("sequential", "vectorized")
+    ]
     one, other = (run.model().state_dict() for run in runs)
     assert all(torch.allclose(one[name], other[name], atol=1e-5) for name in one)
-    assert runs[1].manifest["identity"]["way"] == "batch"
+    assert runs[1].manifest["identity"]["mode"] == "vectorized"
 
 
 def test_a_module_of_the_same_layers_is_the_same_model(tmp_path: Path) -> None:
@@ -171,8 +174,8 @@ def test_the_model_of_a_run_scores_what_the_run_says(tmp_path: Path) -> None:
 
 
 def test_personal_models_hold_what_only_their_client_has(tmp_path: Path) -> None:
-    personal = Evaluate(models=("generic", "personal"), splits=("valid",))
-    made = experiment("ditto", private=("head.*",), evaluate=personal, participation=1.0)
+    personal = Evaluate(models=("global", "personal"), splits=("valid",))
+    made = experiment("ditto", personal_params=("head.*",), evaluate=personal, participation=1.0)
     run = simfl.run(made, tmp_path / "run")
     heads = [run.client_model(k).head.weight for k in (0, 1)]
     assert not torch.equal(*heads)
@@ -244,7 +247,7 @@ def test_a_run_by_a_script_is_replayed_through_the_script_as_a_module(
 
 
 def test_a_run_that_goes_on_can_be_looked_at(tmp_path: Path) -> None:
-    class Looking(Silent):
+    class Looking(NullDisplay):
         seen: list[Any] = []
 
         def round_done(self, row: dict[str, Any]) -> None:

@@ -10,30 +10,30 @@ import pytest
 import torch
 from fakes import SIZES, experiment, run, then
 
-from simfl.cohort.plan import VisitPlan, batches, pooled
+from simfl.client_state import EMPTY, FileClientStore
 from simfl.config.rules import check
 from simfl.errors import ConfigError
 from simfl.experiment import Evaluate, Local
-from simfl.memory import EMPTY, Store
 from simfl.optimizers.local import LocalOptimizer
 from simfl.runs.results import Run
+from simfl.training.plan import ClientPlan, batches, centralized
 
 LOCAL = Local(LocalOptimizer("sgd"), 0.1, epochs=2, batch_size=8)
 WHOLE = {"participation": 1.0, "batch_size": 8}
 
 
 def test_pooled_examples_take_the_steps_that_their_clients_would() -> None:
-    visits = [VisitPlan(k, 1.0, (np.arange(10 * k, 10 * k + n),), EMPTY) for k, n in enumerate((3, 9))]
-    whole = pooled(visits, LOCAL)
+    visits = [ClientPlan(k, 1.0, (np.arange(10 * k, 10 * k + n),), EMPTY) for k, n in enumerate((3, 9))]
+    whole = centralized(visits, LOCAL)
     assert whole.steps == 2 * 1 + 2 * 2  # two epochs of ⌈3/8⌉ and ⌈9/8⌉ batches
-    table = batches(whole.units[0], LOCAL, "pooled", steps=whole.steps)
+    table = batches(whole.units[0], LOCAL, "centralized", steps=whole.steps)
     assert table.shape == (6, 8)
     assert sorted(set(table[table >= 0].tolist())) == [0, 1, 2, *range(10, 19)]
 
 
-@pytest.mark.parametrize("way", ["loop", "batch"])
-def test_centralized_training_sends_nothing_and_is_one_learner(way: str, tmp_path: Path) -> None:
-    run(experiment(way=way, pooled=True, rounds=2, **WHOLE), tmp_path)
+@pytest.mark.parametrize("mode", ["sequential", "vectorized"])
+def test_centralized_training_sends_nothing_and_is_one_learner(mode: str, tmp_path: Path) -> None:
+    run(experiment(mode=mode, centralized=True, rounds=2, **WHOLE), tmp_path)
     found = Run(tmp_path)
     assert found.ledger().num_rows == 0
     rounds = found.rounds().to_pylist()
@@ -43,10 +43,10 @@ def test_centralized_training_sends_nothing_and_is_one_learner(way: str, tmp_pat
 
 
 def test_centralized_training_beats_the_mean_of_clients_that_train_alone(tmp_path: Path) -> None:
-    scored = {"evaluate": Evaluate(models=("generic", "personal"), every=0), "learning_rate": 0.3, "rounds": 4}
+    scored = {"evaluate": Evaluate(models=("global", "personal"), every=0), "learning_rate": 0.3, "rounds": 4}
     alone = run(experiment(communicate=False, **WHOLE, **scored), tmp_path / "alone")["final"]
     scored["evaluate"] = Evaluate(every=0)
-    centralized = run(experiment(pooled=True, **WHOLE, **scored), tmp_path / "centralized")["final"]
+    centralized = run(experiment(centralized=True, **WHOLE, **scored), tmp_path / "centralized")["final"]
     assert centralized["accuracy"] > alone["personal.accuracy"] + 0.1
     assert Run(tmp_path / "alone").ledger().column("payload_bytes").to_pylist().count(0) == 2 * 4 * len(SIZES)
 
@@ -54,56 +54,58 @@ def test_centralized_training_beats_the_mean_of_clients_that_train_alone(tmp_pat
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"algorithm": "scaffold"}, "phases.0.algorithm: has no meaning with pooled: true"),
-        ({"private": ("head.*",)}, "phases.0.private: has no meaning with pooled: true"),
-        ({"keep_optimizer": True, "optimizer": "adam"}, "phases.0.pooled: true has no clients that could keep"),
+        ({"algorithm": "scaffold"}, "phases.0.algorithm: has no meaning with centralized: true"),
+        ({"personal_params": ("head.*",)}, "phases.0.personal_params: has no meaning with centralized: true"),
+        ({"keep_optimizer": True, "optimizer": "adam"}, "phases.0.centralized: true has no clients that could keep"),
     ],
 )
 def test_what_pooled_training_cannot_have_is_refused(settings: dict, line: str) -> None:
     with pytest.raises(ConfigError, match=line):
-        check(experiment(pooled=True, **settings))
+        check(experiment(centralized=True, **settings))
 
 
 def test_clients_alone_are_trained_side_by_side_too(tmp_path: Path) -> None:
     scored = {"evaluate": Evaluate(models=("personal",), every=0), "communicate": False}
-    loop, batch = (run(experiment(way=way, **WHOLE, **scored), tmp_path / way)["final"] for way in ("loop", "batch"))
+    loop, batch = (
+        run(experiment(mode=mode, **WHOLE, **scored), tmp_path / mode)["final"] for mode in ("sequential", "vectorized")
+    )
     assert loop["personal.accuracy"] == batch["personal.accuracy"] > 0
-    assert Run(tmp_path / "batch").ledger().column("payload_bytes").to_pylist() == [0] * (2 * 3 * len(SIZES))
+    assert Run(tmp_path / "vectorized").ledger().column("payload_bytes").to_pylist() == [0] * (2 * 3 * len(SIZES))
 
 
 def test_fine_tuning_after_the_last_round_is_a_phase_that_does_not_communicate(tmp_path: Path) -> None:
-    together = experiment(evaluate=Evaluate(models=("generic", "personal"), every=0), learning_rate=0.3, **WHOLE)
+    together = experiment(evaluate=Evaluate(models=("global", "personal"), every=0), learning_rate=0.3, **WHOLE)
     tuned = experiment(communicate=False, rounds=1, epochs=3, learning_rate=0.3, **WHOLE)
     given = then(together, replace(tuned, evaluate=together.evaluate))
     run(given, tmp_path / "both")
     run(together, tmp_path / "first")
     both, first = Run(tmp_path / "both"), Run(tmp_path / "first")
-    memory = Store(tmp_path / "both" / "memory").get(both.snapshot().remembered(4))["private:weights"]
+    memory = FileClientStore(tmp_path / "both" / "memory").get(both.snapshot().client_state(4))["personal:weights"]
     start = first.snapshot().model
     assert not torch.equal(memory["head.weight"], start["head.weight"])
     assert all(torch.equal(both.snapshot().model[name], t) for name, t in start.items())  # the generic model stays
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "ditto"])
-def test_last_local_models_of_any_method_are_scored(algorithm: str, tmp_path: Path) -> None:
-    scored = Evaluate(models=("generic", "last_local"), splits=("valid",), every=0)
+def test_local_models_of_any_method_are_scored(algorithm: str, tmp_path: Path) -> None:
+    scored = Evaluate(models=("global", "local"), splits=("valid",), every=0)
     given = experiment(algorithm, evaluate=scored, rounds=1, clients_per_round=3, learning_rate=0.3)
     final = run(given, tmp_path)["final"]
-    assert "last_local.accuracy" in final
+    assert "local.accuracy" in final
     found = Run(tmp_path)
     visited = [row["client"] for row in found.clients().to_pylist()]
-    store, snapshot = Store(tmp_path / "memory"), found.snapshot()
+    store, snapshot = FileClientStore(tmp_path / "memory"), found.snapshot()
     for client in range(len(SIZES)):
-        kept = store.get(snapshot.remembered(client))
+        kept = store.get(snapshot.client_state(client))
         assert ("local:weights" in kept) == (client in visited)
     # the mean of the kept models is the new global one, as the server averages them
     if algorithm == "fedavg":
         weights = [SIZES[k] / sum(SIZES[j] for j in visited) for k in visited]
-        kept = [store.get(snapshot.remembered(k))["local:weights"]["head.weight"] for k in visited]
+        kept = [store.get(snapshot.client_state(k))["local:weights"]["head.weight"] for k in visited]
         mean = sum(w * t for w, t in zip(weights, kept, strict=True))
         torch.testing.assert_close(mean, snapshot.server.weights["head.weight"])
 
 
-def test_last_local_is_not_kept_unless_it_is_scored(tmp_path: Path) -> None:
+def test_local_is_not_kept_unless_it_is_scored(tmp_path: Path) -> None:
     run(experiment(rounds=1), tmp_path)
     assert set(Run(tmp_path).snapshot().memory.values()) <= {EMPTY}

@@ -183,7 +183,7 @@ def test_list_of_sections_shows_the_keys_of_an_experiment(capsys: pytest.Capture
 
 
 def test_every_setting_of_every_shelf_has_a_meaning() -> None:
-    for shelf in (*catalogue.SHELVES, "sections"):
+    for shelf in (*catalogue.REGISTRIES, "sections"):
         for entry in catalogue.entries(shelf):
             assert entry.summary, entry.name
             for setting in entry.settings:

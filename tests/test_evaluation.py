@@ -8,16 +8,16 @@ import torch
 from fakes import Toy, experiment, model, run
 
 from simfl import cache
-from simfl.data.partition import Natural
-from simfl.engine.audience import Silent
+from simfl.client_state import FileClientStore
+from simfl.data.partition.partitioners import Natural
 from simfl.errors import ConfigError
 from simfl.evaluation import EvaluationPlan, Scores, headline, headlines, rows_of_clients, shards, summarise
 from simfl.experiment import Evaluate
-from simfl.memory import Store
+from simfl.run_context import RunContext
 from simfl.runs import checkpoint, tables
-from simfl.setting import Setting
+from simfl.session.callbacks import NullDisplay
 
-CASE = experiment("ditto", private=("head.*",), evaluate=Evaluate(models=("generic", "personal")))
+CASE = experiment("ditto", personal_params=("head.*",), evaluate=Evaluate(models=("global", "personal")))
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def setting():
-    return Setting(CASE, cache.folder())
+    return RunContext(CASE, cache.folder())
 
 
 def right(setting, weights, rows, split="valid"):
@@ -51,7 +51,7 @@ def test_the_generic_score_by_hand(finished, setting):
     folder, summary = finished
     expected = right(setting, model(folder), np.arange(60)).mean()
     assert summary["final"]["accuracy"] == pytest.approx(expected, abs=1e-12)
-    (row,) = last(folder, model="generic", by="all")
+    (row,) = last(folder, model="global", by="all")
     assert (row["value"], row["count"], row["metric"]) == (summary["final"]["accuracy"], 60, "accuracy")
 
 
@@ -63,12 +63,12 @@ def test_the_score_before_the_first_round_is_that_of_the_fresh_model(finished, s
 def test_personal_scores_are_of_the_clients_own_model_on_its_own_groups(finished, setting):
     """With its own body from DITTO's memory and its own head; a client that never came has the generic model."""
     folder, summary = finished
-    store, memory = Store(folder / "memory"), checkpoint.latest(folder / "checkpoints").facts["memory"]
+    store, memory = FileClientStore(folder / "memory"), checkpoint.latest(folder / "checkpoints").facts["memory"]
     client = setting.split("valid").examples["client"].to_numpy()
     values = []
     for k in range(10):
         known = store.get(memory[str(k)]) if str(k) in memory else {}
-        own = {**model(folder), **known.get("algorithm:personal", {}), **known.get("private:weights", {})}
+        own = {**model(folder), **known.get("algorithm:personal", {}), **known.get("personal:weights", {})}
         rows = np.flatnonzero(client == k)
         names = {f"g{k}.{n}" for n in range(3) if n < Toy().sizes[k]}  # a small client has fewer groups
         rows = rows[[name in names for name in setting.split("valid").examples["group"].take(rows).to_pylist()]]
@@ -95,12 +95,12 @@ def test_shards_cover_the_rows_in_order():
     assert {(plan.split, plan.model, plan.client, plan.memory) for plan in plans} == {
         ("valid", "personal", 4, "digest")
     }
-    assert shards("valid", "generic", rows[:0], 2) == []
+    assert shards("valid", "global", rows[:0], 2) == []
 
 
 def test_means_by_group_and_their_mean_by_hand(setting):
     """Rows 0 to 3 are client 0's, in groups g0.0, g0.1, g0.2 and g0.0 again: means ½, 1, 0, and ½ of these."""
-    plans = [EvaluationPlan(0, "valid", "generic", np.array(rows)) for rows in ([0, 1], [2, 3])]
+    plans = [EvaluationPlan(0, "valid", "global", np.array(rows)) for rows in ([0, 1], [2, 3])]
     scores = [Scores(plans[0], {"m": np.array([1.0, 1.0])}), Scores(plans[1], {"m": np.array([0.0, 0.0])})]
     rows = summarise(setting, scores, {"step": 3})
     found = {(row["by"], row["group"]): (row["value"], row["count"]) for row in rows}
@@ -111,7 +111,7 @@ def test_means_by_group_and_their_mean_by_hand(setting):
         ("group", "g0.2"): (0.0, 1),
         ("group:two_step", ""): (0.5, 3),
     }
-    assert {(row["step"], row["split"], row["model"], row["metric"]) for row in rows} == {(3, "valid", "generic", "m")}
+    assert {(row["step"], row["split"], row["model"], row["metric"]) for row in rows} == {(3, "valid", "global", "m")}
 
 
 def entry(split, model, by, value):
@@ -119,10 +119,10 @@ def entry(split, model, by, value):
 
 
 ROWS = [
-    entry("valid", "generic", "all", 0.5),
-    entry("valid", "generic", "provider", 0.9),
-    entry("valid", "generic", "provider:two_step", 0.8),
-    entry("unseen", "generic", "all", 0.25),
+    entry("valid", "global", "all", 0.5),
+    entry("valid", "global", "provider", 0.9),
+    entry("valid", "global", "provider:two_step", 0.8),
+    entry("unseen", "global", "all", 0.25),
     entry("valid", "personal", "client", 0.2),
     entry("valid", "personal", "client", 0.6),
 ]
@@ -133,23 +133,23 @@ def test_headlines_by_name():
 
 
 def test_one_headline():
-    assert headline(ROWS, "anls", "valid", "generic") == 0.5
-    assert headline(ROWS, "anls", "unseen", "generic") == 0.25
+    assert headline(ROWS, "anls", "valid", "global") == 0.5
+    assert headline(ROWS, "anls", "unseen", "global") == 0.25
     assert headline(ROWS, "anls", "valid", "personal") == 0.4
     assert headline(ROWS, "anls", "unseen", "personal") is None
-    assert headline(ROWS, "accuracy", "valid", "generic") is None
+    assert headline(ROWS, "accuracy", "valid", "global") is None
 
 
 def test_the_display_hears_of_personal_models_too(tmp_path):
     heard = []
 
-    class Display(Silent):
+    class Display(NullDisplay):
         def evaluated(self, row):
             heard.append((row["step"], row["model"], row["value"]))
 
     summary = run(experiment("ditto", rounds=1, evaluate=CASE.evaluate), tmp_path, display=Display())
     assert heard[2:] == [
-        (1, "generic", summary["final"]["accuracy"]),
+        (1, "global", summary["final"]["accuracy"]),
         (1, "personal", summary["final"]["personal.accuracy"]),
     ]
 
@@ -162,17 +162,17 @@ def test_the_model_is_scored_first_last_and_as_often_as_asked(every, steps, tmp_
 
 def test_several_splits_and_a_limit(tmp_path):
     """20 rows of each split, the same in every round and for every model."""
-    asked = Evaluate(splits=("train", "valid"), models=("generic", "personal"), limit=20)
+    asked = Evaluate(splits=("train", "valid"), models=("global", "personal"), limit=20)
     case = experiment("ditto", evaluate=asked)
     summary = run(case, tmp_path)
     assert set(summary["final"]) == {"accuracy", "valid.accuracy", "personal.accuracy", "valid.personal.accuracy"}
     assert {row["count"] for row in last(tmp_path, by="all")} == {20}
     assert sum(row["count"] for row in last(tmp_path, by="client", split="train")) == 20
-    chosen = Setting(case, cache.folder()).choose_rows("train", 20)
+    chosen = RunContext(case, cache.folder()).choose_rows("train", 20)
     assert chosen.tolist() == sorted(set(chosen.tolist()))
-    assert chosen.tolist() == Setting(case, cache.folder()).choose_rows("train", 20).tolist()
+    assert chosen.tolist() == RunContext(case, cache.folder()).choose_rows("train", 20).tolist()
     assert chosen.tolist() != list(range(20))
-    assert Setting(case, cache.folder()).choose_rows("valid", 1000).tolist() == list(range(60))
+    assert RunContext(case, cache.folder()).choose_rows("valid", 1000).tolist() == list(range(60))
 
 
 def test_where_no_row_is_of_anybodys_group_every_client_is_scored_on_all(setting):
@@ -188,12 +188,12 @@ def test_where_no_row_is_of_anybodys_group_every_client_is_scored_on_all(setting
 def test_clients_of_a_natural_column_are_scored_on_its_values_and_scores_are_averaged_over_them(setting):
     """Each of the 10 clients holds the training rows of one value of `client`, and its rows among 60 of valid."""
     case = replace(CASE, partition=Natural(column="client"))
-    setting = Setting(case, cache.folder())
+    setting = RunContext(case, cache.folder())
     partition = case.partition.split(setting.split("train"), 42)
     own = rows_of_clients(setting, partition, "valid", np.arange(60))
     held = setting.split("valid").examples["client"].to_numpy()
     assert [rows.tolist() for rows in own] == [np.flatnonzero(held == k).tolist() for k in range(10)]
-    (scores,) = shards("valid", "generic", np.arange(60), 60)
+    (scores,) = shards("valid", "global", np.arange(60), 60)
     rows = summarise(setting, [Scores(scores, {"accuracy": (held == 3).astype(float)})], {})
     assert {row["group"]: row["value"] for row in rows if row["by"] == "client"} == {str(k): k == 3 for k in range(10)}
 

@@ -16,41 +16,41 @@ from simfl.models.lora import Lora
 from simfl.models.mlp import Mlp
 from simfl.optimizers.server import Adam
 
-LOSSY = Codecs(download=Nf4(of="delta"), upload=Nf4(error_feedback=True))
-PERSONAL = Evaluate(models=("generic", "personal"))
+LOSSY = Codecs(download=Nf4(encode="update"), upload=Nf4(error_feedback=True))
+PERSONAL = Evaluate(models=("global", "personal"))
 EVEN = Toy(sizes=(2, 40, 6, 8, 27, 13, 3, 21, 10, 16))  # no batch of one, which batch normalisation refuses
 
 
-def everything(way):
+def everything(mode):
     """Memory of all kinds: private tensors, optimizer state, what encoding lost; and downloads of changes."""
     momentum = {"optimizer": "adam", "learning_rate": 0.01, "keep_optimizer": True, "clip_norm": 1.0}
-    return experiment("ditto", way, private=("head.*",), codec=LOSSY, evaluate=PERSONAL, epochs=2, **momentum)
+    return experiment("ditto", mode, personal_params=("head.*",), codec=LOSSY, evaluate=PERSONAL, epochs=2, **momentum)
 
 
-def two_phases(way):
+def two_phases(mode):
     """The second phase keeps memory of the first and has another server optimizer."""
     settings = {"optimizer": "adamw", "learning_rate": 0.01, "keep_optimizer": True, "codec": LOSSY, "rounds": 2}
-    first = experiment("moon", way, private=("head.*",), **settings)
-    keep = ("algorithm", "private", "optimizer", "codec")
-    return then(first, experiment("moon", way, private=("head.*",), server=Adam(), keep=keep, **settings))
+    first = experiment("moon", mode, personal_params=("head.*",), **settings)
+    keep = ("algorithm", "personal_params", "optimizer", "codec")
+    return then(first, experiment("moon", mode, personal_params=("head.*",), server=Adam(), keep=keep, **settings))
 
 
-def lora(way):
-    return experiment("fedavg", way, model=Mlp((16, 16), dropout=0.2, adapters=Lora(targets=("linear",))))
+def lora(mode):
+    return experiment("fedavg", mode, model=Mlp((16, 16), dropout=0.2, adapters=Lora(targets=("linear",))))
 
 
 BOTH_WAYS = {
-    "scaffold": lambda way: experiment("scaffold", way),
+    "scaffold": lambda mode: experiment("scaffold", mode),
     "everything": everything,
     "two phases": two_phases,
     "lora": lora,
 }
-CASES = {f"{name}, {way}": make(way) for name, make in BOTH_WAYS.items() for way in ("loop", "batch")}
+CASES = {f"{name}, {mode}": make(mode) for name, make in BOTH_WAYS.items() for mode in ("sequential", "vectorized")}
 CASES |= {
-    "feddat": experiment(FedDat(), "batch", model=Mlp((16,), dropout=0.2, adapters=Bottleneck())),
+    "feddat": experiment(FedDat(), "vectorized", model=Mlp((16,), dropout=0.2, adapters=Bottleneck())),
     "gathered": experiment("krum"),
-    "groups": experiment("fedavg", "batch", privacy=Privacy(clip=0.5, groups_per_client=1), weighting="uniform"),
-    "poisson": experiment("fedavg", "batch", poisson=0.15, rounds=5, weighting="uniform"),
+    "groups": experiment("fedavg", "vectorized", privacy=Privacy(clip=0.5, groups_per_client=1), weighting="uniform"),
+    "poisson": experiment("fedavg", "vectorized", poisson=0.15, rounds=5, weighting="uniform"),
     "running averages": experiment("scaffold", data=EVEN, model=Normalised()),
     "own averages": experiment("fedavg", data=EVEN, model=Normalised(), buffers="local", evaluate=PERSONAL),
 }
@@ -153,7 +153,7 @@ def test_cases_are_what_they_should_be(whole, tmp_path):
 
 
 def test_the_width_and_the_way_are_part_of_the_identity(whole):
-    """Batched products round otherwise, so equal hashes of both ways would mean that one of them was not used."""
+    """Batched products round otherwise, so equal hashes of both modes would mean that one of them was not used."""
     assert whole("scaffold, loop")["weights_sha256"] != whole("scaffold, batch")["weights_sha256"]
 
 

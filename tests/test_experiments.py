@@ -10,8 +10,8 @@ import pytest
 
 from simfl import config
 from simfl.commands.templates import templates
-from simfl.comparison.results import results_of
 from simfl.plans.plan import plan
+from simfl.reports.results import results_of
 from simfl.sweeps import file, sweep
 
 ROOT = Path(__file__).parent.parent / "experiments"

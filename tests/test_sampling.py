@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from simfl.algorithms.scaffold import Scaffold
 from simfl.experiment import Privacy
 from simfl.runs import tables
-from simfl.sampling import auto_width, num_sampled, sample_clients, sample_groups
+from simfl.sampling import auto_clients_per_batch, num_sampled, sample_clients, sample_groups
 
 
 def phase(**settings):
@@ -99,10 +99,10 @@ def test_a_round_with_nobody_counts_and_commits_and_changes_nothing(tmp_path):
     assert run(case, tmp_path, resume=True)["state_sha256"] == summary["state_sha256"]
 
 
-@pytest.mark.parametrize("way", ["loop", "batch"])
-def test_one_client_a_round_and_one_client_in_all(way, tmp_path):
-    assert run(experiment(way=way, clients_per_round=1), tmp_path / "of many")["status"] == "completed"
-    alone = experiment(way=way, participation=1.0, data=Toy(sizes=(30,)))
+@pytest.mark.parametrize("mode", ["sequential", "vectorized"])
+def test_one_client_a_round_and_one_client_in_all(mode, tmp_path):
+    assert run(experiment(mode=mode, clients_per_round=1), tmp_path / "of many")["status"] == "completed"
+    alone = experiment(mode=mode, participation=1.0, data=Toy(sizes=(30,)))
     summary = run(alone, tmp_path / "alone")
     assert summary["final"]["accuracy"] > summary["initial"]["accuracy"]
     assert [row["sampled"] for row in tables.rows(tmp_path / "alone" / "rounds.parquet")] == [1, 1, 1]
@@ -145,14 +145,14 @@ def test_secure_choices_cannot_be_made_again():
     assert sample_groups(1000, privacy, 42, 0, 0, 3) != sample_groups(1000, privacy, 42, 0, 0, 3)
 
 
-@pytest.mark.parametrize(("way", "expected", "width"), [
-    ("batch", 1, 1), ("batch", 2, 2), ("batch", 7, 8), ("batch", 50, 16),
-    ("loop", 1, 1), ("loop", 32, 1), ("loop", 33, 2), ("loop", 1000, 32), ("loop", 0.3, 1),
+@pytest.mark.parametrize(("mode", "expected", "clients_per_batch"), [
+    ("vectorized", 1, 1), ("vectorized", 2, 2), ("vectorized", 7, 8), ("vectorized", 50, 16),
+    ("sequential", 1, 1), ("sequential", 32, 1), ("sequential", 33, 2), ("sequential", 1000, 32), ("sequential", 0.3, 1),
 ])  # fmt: skip
-def test_the_width_left_open_is_a_power_of_two(way, expected, width):
+def test_the_width_left_open_is_a_power_of_two(mode, expected, clients_per_batch):
     """Side by side all at once up to 16; one by one at most some 32 calls a round."""
-    assert auto_width(way, expected) == width
+    assert auto_clients_per_batch(mode, expected) == clients_per_batch
 
 
 def test_a_gpu_takes_more_clients_side_by_side():
-    assert [auto_width("batch", expected, "cuda") for expected in (3, 50, 1000)] == [4, 64, 64]
+    assert [auto_clients_per_batch("vectorized", expected, "cuda") for expected in (3, 50, 1000)] == [4, 64, 64]

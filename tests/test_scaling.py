@@ -34,7 +34,7 @@ def test_nodes_are_held_against_each_other_within_a_turn() -> None:
 def test_gpus_are_held_against_one_and_strict_against_fast() -> None:
     def row(gpus: int, exactness: str, seconds: float, state: str) -> dict[str, Any]:
         return {
-            "kind": "gpus", "work": "femnist", "workers": gpus, "exactness": exactness, "seconds_per_round": seconds,
+            "kind": "gpus", "work": "femnist", "workers": gpus, "deterministic": exactness, "seconds_per_round": seconds,
             "clients_per_second": 1000 / seconds, "calls_share": 0.9, "work_share": 0.8, "gpu_use": None,
             "state_sha256": state, "device": "a card",
         }  # fmt: skip

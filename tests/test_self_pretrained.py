@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from simfl import config
-from simfl.data.provider_invoices import ProviderInvoices
+from simfl.data.benchmarks.provider_invoices import ProviderInvoices
 from simfl.models.layout_t5 import LayoutT5
 from simfl.objectives.self_pretraining import MixedModeling
 from simfl.protocol import Task
@@ -24,7 +24,7 @@ SMALL = (
     ("phases.0.rounds", 1),
     ("phases.0.local.steps", 1),
     ("phases.0.local.batch_size", 1),
-    ("cohort.way", "loop"),
+    ("execution.mode", "sequential"),
     ("evaluate.limit", 1),
 )
 

@@ -9,34 +9,36 @@ import torch
 from fakes import Toy, experiment, run, traces
 from torch.testing import assert_close
 
-from simfl.cohort.clipping import clip
-from simfl.data.partition import Official
+from simfl.data.partition.partitioners import Official
 from simfl.experiment import Experiment, Local, Privacy
 from simfl.models.mlp import Mlp
 from simfl.optimizers.local import LocalOptimizer
 from simfl.privacy import clipped
 from simfl.protocol import Weights
+from simfl.run_context import RunContext
 from simfl.runs import checkpoint
 from simfl.runs.snapshot import Snapshot
-from simfl.setting import Setting
+from simfl.training.clipping import clip
 from simfl.weights import norm, subtract
 
 SIZES = (12, 9, 6)
 
 
-def grouped(way: str = "loop", **privacy: object) -> Experiment:
+def grouped(mode: str = "sequential", **privacy: object) -> Experiment:
     """Three clients of three groups each, all sampled, uniform weights, one full batch a group."""
     made = experiment(
         "fedavg",
-        way=way,
-        width=4,
+        mode=mode,
+        clients_per_batch=4,
         rounds=1,
         participation=1.0,
         weighting="uniform",
         batch_size=16,
         data=Toy(sizes=SIZES),
     )
-    return replace(made, model=Mlp(widths=(8,)), privacy=Privacy(**privacy), exactness="strict")  # no TF32 on a GPU
+    return replace(
+        made, model=Mlp(hidden_sizes=(8,)), privacy=Privacy(**privacy), deterministic=True
+    )  # no TF32 on a GPU
 
 
 def moved(given: Experiment, folder: Path) -> Weights:
@@ -45,13 +47,13 @@ def moved(given: Experiment, folder: Path) -> Weights:
     found = checkpoint.latest(folder / "checkpoints")
     assert found is not None
     after = Snapshot.restore(found.tensors, found.facts).server.weights
-    start = {n: p.detach() for n, p in Setting(given, folder / "cache").module.named_parameters()}
+    start = {n: p.detach() for n, p in RunContext(given, folder / "cache").module.named_parameters()}
     return subtract(after, start)
 
 
 def by_hand(given: Experiment, folder: Path, clip: float, divisor: int | None = None) -> Weights:
     """One SGD step for each group, clipped, summed, divided by the number of groups; then the mean over clients."""
-    setting = Setting(given, folder / "cache")
+    setting = RunContext(given, folder / "cache")
     partition = Official(groups="group").split(setting.split("train"), given.seed)
     examples, module = setting.stage(0, 3).examples, setting.module.train()
     total: Weights = {}
@@ -84,7 +86,7 @@ def test_the_denominator_is_the_number_asked_for_even_where_a_client_has_fewer(t
 
 
 def test_both_ways_train_groups_alike(tmp_path: Path) -> None:
-    one, all_at_once = (moved(grouped(way, clip=0.05), tmp_path / way) for way in ("loop", "batch"))
+    one, all_at_once = (moved(grouped(mode, clip=0.05), tmp_path / mode) for mode in ("sequential", "vectorized"))
     assert_close(one, all_at_once, rtol=1e-4, atol=1e-7)
 
 

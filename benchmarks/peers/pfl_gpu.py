@@ -118,7 +118,7 @@ def serve(result: Path, rounds: int) -> None:
         row = {
             "work": "cifar",
             "program": f"pfl-research × {os.environ['WORLD_SIZE']}",
-            "exactness": "its own",
+            "deterministic": "its own",
             "backend": "pfl 0.6.0",
             "rounds_per_second": 1 / seconds,
             "clients_per_second": SAMPLED / seconds,

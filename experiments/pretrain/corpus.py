@@ -15,7 +15,7 @@ from encoding import Asked
 from tables import Table
 from torch import Tensor
 
-from simfl.data.provider_invoices.documents import Recipe, draw_documents
+from simfl.data.benchmarks.provider_invoices.documents import Recipe, draw_documents
 
 NAME, COUNT = "pretrain", 48000
 PARTS = ("words", "question", "answer")
@@ -71,7 +71,7 @@ class Corpus:
         self.generator = torch.Generator(device).manual_seed(seed)
 
     def draw(self, batch: int, held: bool = False) -> Asked:
-        """`batch` questions with their documents, of those kept for training or of the others."""
+        """`vectorized` questions with their documents, of those kept for training or of the others."""
         low, high = (self.train, len(self.document)) if held else (0, self.train)
         rows = torch.randint(low, high, (batch,), generator=self.generator, device=self.document.device)
         question, _ = self._take("question", rows)

@@ -72,7 +72,7 @@ class Drawer:
         return torch.where(span[..., 1] > 0, words, -1)
 
     def draw(self, batch: int, rows: int, length: int) -> Encoded:
-        """`batch` documents of `rows` rows with a question each, encoded to `length` pieces."""
+        """`vectorized` documents of `rows` rows with a question each, encoded to `length` pieces."""
         grid = draw_grid(self.dice, batch, rows)
         labels, values = self._labels(batch, rows), self._some(self.value_kinds, batch, rows, COLUMNS)
         words = torch.where(grid.labels()[..., None], labels, values)

@@ -16,7 +16,7 @@ from corpus import COUNT, count_words, pack, texts
 from questions import prompt_words
 from tables import build, kinds
 
-from simfl.models.start import BUNDLED
+from simfl.models.pretrained import BUNDLED
 
 TOKENIZER = BUNDLED / "vt5_tiny" / "tokenizer.json"
 

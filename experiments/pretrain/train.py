@@ -27,7 +27,7 @@ from step import Step
 from tables import Table
 from torch import Tensor, nn
 
-from simfl.models import start
+from simfl.models import pretrained as start
 from simfl.models.base import seeded
 from simfl.models.dropout import install
 from simfl.models.tokenizer import Tokenizer

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from simfl.algorithms.base import Algorithm
-from simfl.shelf import Table
+from simfl.registry import Registry
 
-ALGORITHMS: Table[Algorithm] = Table(
+ALGORITHMS: Registry[Algorithm] = Registry(
     {
         "clgecl": "simfl.algorithms.clgecl:Clgecl",
         "crd": "simfl.algorithms.crd:Crd",

@@ -3,8 +3,8 @@
 w     received model          x_k   the client's model after its last step     step   1: averaged, 2: Peaceman-Rachford
 λ_k   its dual variable       w'_k  what it last released: w as it was then + the update it sent
 
-shift (penalty 0)    visit   λ_k ← λ_k + step·(w − w'_k),   then send x_k − w + λ_k        (at first λ_k = 0, w'_k = w)
-pull (penalty η)     visit   y_k ← y_k + step·(w − x_k),    then x_k ≈ argmin f_k(θ) + (η/2)·‖θ − y_k‖²,
+shift (penalty 0)    update   λ_k ← λ_k + step·(w − w'_k),   then send x_k − w + λ_k        (at first λ_k = 0, w'_k = w)
+pull (penalty η)     update   y_k ← y_k + step·(w − x_k),    then x_k ≈ argmin f_k(θ) + (η/2)·‖θ − y_k‖²,
                              send 2x_k − y_k − w            (at first y_k = x_k = w)
 server               w ← w + mean of what was sent
 """
@@ -18,8 +18,8 @@ from typing import ClassVar, Literal
 import torch
 
 from simfl.algorithms.base import Algorithm
-from simfl.protocol import Batch, Loss, Outputs, Parts, State, Visit, Weights
-from simfl.ranges import Amount
+from simfl.constraints import Amount
+from simfl.protocol import Batch, ClientUpdate, Loss, Outputs, Parts, State, Weights
 from simfl.weights import squared_norm
 
 STEPS = {"averaged": 1.0, "peaceman_rachford": 2.0}
@@ -29,7 +29,7 @@ STEPS = {"averaged": 1.0, "peaceman_rachford": 2.0}
 class Clgecl(Algorithm):
     """Clients correct what they send by how far the global model has gone from what they released before.
 
-    With penalty 0, as for PFL-DocVQA's Track 2, training is untouched and a first visit is FedAvg's; where everybody
+    With penalty 0, as for PFL-DocVQA's Track 2, training is untouched and a first update is FedAvg's; where everybody
     takes part in every round, so are all. With a penalty it is operator splitting proper, whose fixed point is a
     minimum of the clients' summed losses.
     """
@@ -39,31 +39,37 @@ class Clgecl(Algorithm):
     limit: ClassVar[str] = "in the first round; with penalty 0 where everybody takes part"
     reduce: ClassVar[Mapping[str, str]] = {"weights": "clients"}
 
-    def init_client(self, received: Parts, visit: Visit) -> State:
+    def init_client(self, received: Parts, update: ClientUpdate) -> State:
         start = received["weights"]
         dual = dict(start) if self.penalty else {name: torch.zeros_like(w) for name, w in start.items()}
         return {"dual": dual, "last": dict(start)}
 
-    def prepare(self, received: Parts, state: State, visit: Visit) -> State:
+    def prepare(self, received: Parts, state: State, update: ClientUpdate) -> State:
         step, last = STEPS[self.form], state["last"]
         dual = {name: y + step * (received["weights"][name] - last[name]) for name, y in state["dual"].items()}
         return {"dual": dual, "last": last}
 
     def loss(
-        self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
+        self,
+        outputs: dict[str, Outputs],
+        batch: Batch,
+        trained: Weights,
+        received: Parts,
+        state: State,
+        update: ClientUpdate,
     ) -> Loss:
         if not self.penalty:
             return Loss.of(outputs["student"])
         pull = squared_norm({name: trained[name] - y for name, y in state["dual"].items()})
         return Loss.of(outputs["student"], client=0.5 * self.penalty * pull)
 
-    def upload(self, trained: Weights, received: Parts, state: State, visit: Visit) -> Parts:
+    def upload(self, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> Parts:
         dual, start = state["dual"], received["weights"]
         if self.penalty:
             return {"weights": {name: 2.0 * trained[name] - dual[name] - w for name, w in start.items()}}
         return {"weights": {name: trained[name] - w + dual[name] for name, w in start.items()}}
 
-    def remember(self, sent: Parts, trained: Weights, received: Parts, state: State, visit: Visit) -> State:
+    def update_state(self, sent: Parts, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> State:
         # from what was released, which is all that the duals may depend on
         released = {name: w + sent["weights"][name] for name, w in received["weights"].items()}
         if self.penalty:

@@ -18,8 +18,8 @@ from torch.nn.functional import linear, normalize
 from simfl.algorithms.base import Algorithm
 from simfl.algorithms.chance import uniform
 from simfl.algorithms.distill import RECEIVED, begun
-from simfl.protocol import EXTRA, Batch, Facts, Forward, Loss, Outputs, Parts, State, Visit, Weights
-from simfl.ranges import Amount, Count, Fraction, Positive
+from simfl.constraints import Amount, Count, Fraction, Positive
+from simfl.protocol import EXTRA, Batch, ClientUpdate, Forward, Loss, ModelFacts, Outputs, Parts, State, Weights
 
 SIDES = ("student", "teacher")
 OTHER = {"student": "teacher", "teacher": "student"}
@@ -41,45 +41,51 @@ class Crd(Algorithm):
     from_round: Count = 2  # of the phase: at first the received model has nothing to teach
     limit: ClassVar[str] = "weight = 0, and before `from_round`"
     needs_features: ClassVar[bool] = True
-    needs_places: ClassVar[bool] = True
+    needs_positions: ClassVar[bool] = True
 
     def forwards(self) -> dict[str, Forward]:
         return {"student": Forward(), "teacher": RECEIVED}
 
-    def init_client(self, received: Parts, visit: Visit) -> State:
-        count, bound = max(int(visit.examples), 1), (3.0 / self.width) ** 0.5
-        each = visit._replace(step=torch.zeros_like(visit.step))
-        names = torch.arange(count, device=visit.key.device)
+    def init_client(self, received: Parts, update: ClientUpdate) -> State:
+        count, bound = max(int(update.examples), 1), (3.0 / self.width) ** 0.5
+        each = update._replace(step=torch.zeros_like(update.step))
+        names = torch.arange(count, device=update.key.device)
         draw = {side: uniform(each, 2 * names + i, self.width) for i, side in enumerate(SIDES)}
-        unset = torch.zeros((), device=visit.key.device)
+        unset = torch.zeros((), device=update.key.device)
         return {
             "bank": {side: bound * (2.0 * bits - 1.0) for side, bits in draw.items()},
             "scale": {side: unset.clone() for side in SIDES},
         }
 
-    def extra(self, facts: Facts, received: Parts, state: State, visit: Visit) -> dict[str, Weights]:
+    def extra(self, facts: ModelFacts, received: Parts, state: State, update: ClientUpdate) -> dict[str, Weights]:
         if "embed" in state:
             return {"embed": state["embed"]}
         assert facts.sample is not None
         size = facts.sample.need("features").flatten(1).shape[1]
-        tensors, each = {}, visit._replace(step=torch.zeros_like(visit.step))
+        tensors, each = {}, update._replace(step=torch.zeros_like(update.step))
         for i, side in enumerate(SIDES):  # as torch initialises a linear layer
-            rows = uniform(each, torch.arange(self.width + 1, device=visit.key.device) - 1000003 * (i + 1), size)
+            rows = uniform(each, torch.arange(self.width + 1, device=update.key.device) - 1000003 * (i + 1), size)
             tensors[f"{side}.weight"] = (2.0 * rows[:-1] - 1.0) * size**-0.5
             tensors[f"{side}.bias"] = (2.0 * rows[-1].repeat(-(-self.width // size))[: self.width] - 1.0) * size**-0.5
         return {"embed": tensors}
 
     def loss(
-        self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
+        self,
+        outputs: dict[str, Outputs],
+        batch: Batch,
+        trained: Weights,
+        received: Parts,
+        state: State,
+        update: ClientUpdate,
     ) -> Loss:
-        chosen, real = self._chosen(batch["place"], state, visit)
+        chosen, real = self._chosen(batch["position"], state, update)
         embedded = self._embedded(outputs, trained)
         contrast = torch.zeros_like(batch["mask"])
         for side in SIDES:
             scores = self._scores(state["bank"][OTHER[side]], chosen, embedded[side])
-            scale = self._scale(scores.detach(), real, batch["mask"], state["scale"][side], visit)
-            contrast = contrast + noise_contrast(scores / scale, real, visit.examples.clamp_min(1.0))
-        return Loss.of(outputs["student"], examples=self.weight * begun(visit, self.from_round) * contrast)
+            scale = self._scale(scores.detach(), real, batch["mask"], state["scale"][side], update)
+            contrast = contrast + noise_contrast(scores / scale, real, update.examples.clamp_min(1.0))
+        return Loss.of(outputs["student"], examples=self.weight * begun(update, self.from_round) * contrast)
 
     def observes(self) -> bool:
         """Its banks move with every step."""
@@ -93,23 +99,23 @@ class Crd(Algorithm):
         trained: Weights,
         received: Parts,
         state: State,
-        visit: Visit,
+        update: ClientUpdate,
     ) -> State:
         """The banks after a step, with the embeddings it made; at the first one, the scale too."""
-        place, teaching = batch["place"], begun(visit, self.from_round)
-        chosen, real = self._chosen(place, state, visit)
+        place, teaching = batch["position"], begun(update, self.from_round)
+        chosen, real = self._chosen(place, state, update)
         embedded = self._embedded(outputs, trained)
         bank, scale = {}, {}
         for side in SIDES:
             scores = self._scores(state["bank"][OTHER[side]], chosen, embedded[side])
-            scale[side] = teaching * self._scale(scores, real, batch["mask"], state["scale"][side], visit)
+            scale[side] = teaching * self._scale(scores, real, batch["mask"], state["scale"][side], update)
             old = state["bank"][side][place]
             new = normalize(self.momentum * old + (1.0 - self.momentum) * embedded[side], dim=-1)
             change = (teaching * batch["mask"])[:, None] * (new - old)
             bank[side] = state["bank"][side].index_add(0, place, change)
         return state | {"bank": bank, "scale": scale}
 
-    def remember(self, sent: Parts, trained: Weights, received: Parts, state: State, visit: Visit) -> State:
+    def update_state(self, sent: Parts, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> State:
         prefix = f"{EXTRA}/embed/"
         embed = {name.removeprefix(prefix): t for name, t in trained.items() if name.startswith(prefix)}
         return {"bank": state["bank"], "scale": state["scale"], "embed": embed}
@@ -122,11 +128,11 @@ class Crd(Algorithm):
             found[side] = normalize(linear(features, weight, bias), dim=-1)
         return found
 
-    def _chosen(self, place: Tensor, state: State, visit: Visit) -> tuple[Tensor, Tensor]:
+    def _chosen(self, place: Tensor, state: State, update: ClientUpdate) -> tuple[Tensor, Tensor]:
         """Rows of the bank [B, 1 + K], an example's own first, and which of the K negatives count [K]."""
-        count = visit.examples.clamp_min(1.0)
+        count = update.examples.clamp_min(1.0)
         most = min(self.negatives, state["bank"]["student"].shape[0] - 1)
-        ahead = 1 + (uniform(visit, place, most) * (count - 1.0)).floor().to(torch.int64)
+        ahead = 1 + (uniform(update, place, most) * (count - 1.0)).floor().to(torch.int64)
         others = (place[:, None] + ahead) % count.to(torch.int64)
         real = (torch.arange(most, device=place.device) < count - 1.0).to(count.dtype)
         return torch.cat([place[:, None], others], dim=1), real
@@ -135,10 +141,10 @@ class Crd(Algorithm):
         """exp(a/tau) of each example with its chosen entries, [B, 1 + K]."""
         return ((bank[chosen] * embedded[:, None]).sum(-1) / self.temperature).exp()
 
-    def _scale(self, scores: Tensor, real: Tensor, mask: Tensor, kept: Tensor, visit: Visit) -> Tensor:
+    def _scale(self, scores: Tensor, real: Tensor, mask: Tensor, kept: Tensor, update: ClientUpdate) -> Tensor:
         """Z: what is kept, or from this first batch."""
         counts = mask[:, None] * torch.cat([real.new_ones(1), real])
-        first = (scores * counts).sum() / counts.sum().clamp_min(1.0) * visit.examples.clamp_min(1.0)
+        first = (scores * counts).sum() / counts.sum().clamp_min(1.0) * update.examples.clamp_min(1.0)
         return torch.where(kept > 0, kept, first.clamp_min(1e-12))
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from simfl.protocol import Forward, Outputs, Visit
+from simfl.protocol import ClientUpdate, Forward, Outputs
 
 FLOOR = -1e4  # a log-probability; exp of it is 0
 RECEIVED = Forward(sources=(("*", "received"),), train=False, grad=False)  # private tensors are the client's own
@@ -38,6 +38,6 @@ def per_example(each: Tensor, outputs: Outputs) -> Tensor:
     return (each * mask).sum(-1) / mask.sum(-1).clamp_min(1.0)
 
 
-def begun(visit: Visit, from_round: int) -> Tensor:
+def begun(update: ClientUpdate, from_round: int) -> Tensor:
     """1 from this round of the phase on (counted from 1), 0 before."""
-    return (visit.round + 1 >= from_round).float()
+    return (update.round + 1 >= from_round).float()

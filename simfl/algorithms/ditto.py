@@ -6,7 +6,19 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from simfl.algorithms.base import Algorithm
-from simfl.protocol import EXTRA, Batch, Facts, Forward, Loss, MicroStep, Outputs, Parts, State, Visit, Weights
+from simfl.protocol import (
+    EXTRA,
+    Batch,
+    ClientUpdate,
+    Forward,
+    Loss,
+    MicroStep,
+    ModelFacts,
+    Outputs,
+    Parts,
+    State,
+    Weights,
+)
 from simfl.weights import squared_norm
 
 OWN = f"{EXTRA}/personal/"
@@ -33,21 +45,27 @@ class Ditto(Algorithm):
             MicroStep(runs=("personal",), loss=self.personal_loss, trains=(OWN + "*",)),
         )
 
-    def init_client(self, received: Parts, visit: Visit) -> State:
+    def init_client(self, received: Parts, update: ClientUpdate) -> State:
         return {"personal": dict(received["weights"])}
 
-    def extra(self, facts: Facts, received: Parts, state: State, visit: Visit) -> dict[str, Weights]:
+    def extra(self, facts: ModelFacts, received: Parts, state: State, update: ClientUpdate) -> dict[str, Weights]:
         return {"personal": state["personal"]}
 
     def personal_loss(
-        self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
+        self,
+        outputs: dict[str, Outputs],
+        batch: Batch,
+        trained: Weights,
+        received: Parts,
+        state: State,
+        update: ClientUpdate,
     ) -> Loss:
         """The task's loss of the personal model, and its pull."""
         pull = squared_norm({name: trained[OWN + name] - w for name, w in received["weights"].items()})
         return Loss.of(outputs["personal"], client=0.5 * self.strength * pull)
 
-    def remember(self, sent: Parts, trained: Weights, received: Parts, state: State, visit: Visit) -> State:
+    def update_state(self, sent: Parts, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> State:
         return {"personal": {name: trained[OWN + name] for name in received["weights"]}}
 
     def models(self, weights: Weights, state: State) -> dict[str, Weights]:
-        return {"generic": weights, "personal": {**weights, **state.get("personal", {})}}
+        return {"global": weights, "personal": {**weights, **state.get("personal", {})}}

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from simfl.algorithms.base import Algorithm
 from simfl.algorithms.distill import FLOOR, RECEIVED, begun, log_chances, per_example
-from simfl.protocol import Batch, Forward, Loss, Outputs, Parts, State, Visit, Weights
-from simfl.ranges import Amount, Count, Positive
+from simfl.constraints import Amount, Count, Positive
+from simfl.protocol import Batch, ClientUpdate, Forward, Loss, Outputs, Parts, State, Weights
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,23 @@ class Dkd(Algorithm):
         return {"student": Forward(), "teacher": RECEIVED}
 
     def loss(
-        self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
+        self,
+        outputs: dict[str, Outputs],
+        batch: Batch,
+        trained: Weights,
+        received: Parts,
+        state: State,
+        update: ClientUpdate,
     ) -> Loss:
         student, teacher = outputs["student"], outputs["teacher"].logits.detach() / self.temperature
         target, others = decoupled(teacher, student.logits / self.temperature, student.need("targets"))
         taught = per_example(self.alpha * target + self.beta * others, student) * self.temperature**2
-        return Loss.of(student, examples=begun(visit, self.from_round) * self._ramp(visit) * taught)
+        return Loss.of(student, examples=begun(update, self.from_round) * self._ramp(update) * taught)
 
-    def _ramp(self, visit: Visit) -> Tensor:
+    def _ramp(self, update: ClientUpdate) -> Tensor:
         if self.ramp_rounds == 0.0:
-            return torch.ones_like(visit.steps)
-        return ((visit.round + visit.step / visit.steps.clamp_min(1.0)) / self.ramp_rounds).clamp_max(1.0)
+            return torch.ones_like(update.steps)
+        return ((update.round + update.step / update.steps.clamp_min(1.0)) / self.ramp_rounds).clamp_max(1.0)
 
 
 def decoupled(teacher: Tensor, student: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

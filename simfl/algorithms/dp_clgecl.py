@@ -3,12 +3,12 @@
     w     received model          G  a sampled group, M of them     S  privacy.clip     sigma  privacy.noise_multiplier
     λ_k   the client's dual       w'_k  what it last released: w as it was then + the update it sent
 
-    visit    λ_k ← λ_k + w − w'_k                                          (at first λ_k = 0, w'_k = w)
+    update    λ_k ← λ_k + w − w'_k                                          (at first λ_k = 0, w'_k = w)
              for each G: Δ_G = LocalOpt(G, w) − w + λ_k, clipped to S;     send (ΣΔ_G + N(0, (sigma S)²)) / M
     server   w ← w + mean of what was sent
 
 The paper clips w^G where Δ_G is meant, prints noise of variance sigma² for (sigma S)², writes t − 2 for the client's
-last visit, and starts λ at random, which is noise of no use to privacy. λ follows from what was released, so a group
+last update, and starts λ at random, which is noise of no use to privacy. λ follows from what was released, so a group
 still changes a sum by S at most.
 """
 
@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 
 from simfl.algorithms.base import Algorithm
-from simfl.protocol import Parts, State, Visit, Weights
+from simfl.protocol import ClientUpdate, Parts, State, Weights
 from simfl.weights import add, subtract
 
 
@@ -32,17 +32,17 @@ class DpClgecl(Algorithm):
     reduce: ClassVar[Mapping[str, str]] = {"weights": "clients"}
     hides: ClassVar[str | None] = "group"
 
-    def init_client(self, received: Parts, visit: Visit) -> State:
+    def init_client(self, received: Parts, update: ClientUpdate) -> State:
         start = received["weights"]
         return {"dual": {name: torch.zeros_like(w) for name, w in start.items()}, "last": dict(start)}
 
-    def prepare(self, received: Parts, state: State, visit: Visit) -> State:
+    def prepare(self, received: Parts, state: State, update: ClientUpdate) -> State:
         moved = subtract(received["weights"], state["last"])
         return {"dual": add(state["dual"], moved), "last": state["last"]}
 
-    def upload(self, trained: Weights, received: Parts, state: State, visit: Visit) -> Parts:
+    def upload(self, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> Parts:
         dual = state["dual"]
         return {"weights": {name: trained[name] - w + dual[name] for name, w in received["weights"].items()}}
 
-    def remember(self, sent: Parts, trained: Weights, received: Parts, state: State, visit: Visit) -> State:
+    def update_state(self, sent: Parts, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> State:
         return {"dual": state["dual"], "last": add(received["weights"], sent["weights"])}

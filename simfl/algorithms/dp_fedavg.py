@@ -2,7 +2,7 @@
 
     w  received model      S  privacy.clip      q·K  expected clients of a round      sigma  privacy.noise_multiplier
 
-    visit    send Δ_k = w_k − w, clipped to S
+    update    send Δ_k = w_k − w, clipped to S
     server   w ← w + (ΣΔ_k + N(0, (sigma S)²)) / (q·K)
 
 The paper samples clients each on their own (`poisson`), divides by the expected number (`denominator: fixed`) and

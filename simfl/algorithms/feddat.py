@@ -18,8 +18,8 @@ from torch import Tensor
 
 from simfl.algorithms.base import Algorithm
 from simfl.algorithms.distill import divergence
-from simfl.protocol import Batch, Forward, Loss, MicroStep, Outputs, Parts, State, Visit, Weights
-from simfl.ranges import Amount, Positive
+from simfl.constraints import Amount, Positive
+from simfl.protocol import Batch, ClientUpdate, Forward, Loss, MicroStep, Outputs, Parts, State, Weights
 
 SHARED, CLIENT = "*adapter_shared*", "*adapter_client*"
 TEACHERS = {
@@ -52,10 +52,10 @@ class FedDat(Algorithm):
     direction: Literal["teacher", "student"] = "teacher"  # KL(teacher ‖ student), or as printed KL(student ‖ teacher)
     form: Literal["micro", "joint"] = "micro"  # two optimizer steps a batch (A_s and heads, A_c and heads), or one
     limit: ClassVar[str] = "alpha = beta = 0, frozen heads"
-    private: ClassVar[tuple[str, ...]] = (CLIENT,)
+    personal_params: ClassVar[tuple[str, ...]] = (CLIENT,)
     over_batch: ClassVar[bool] = True
-    offers: ClassVar[Mapping[str, Forward]] = {
-        "generic": Forward(branch="shared"),
+    offered_models: ClassVar[Mapping[str, Forward]] = {
+        "global": Forward(branch="shared"),
         "personal": Forward(branch="shared"),
         "client": Forward(branch="client"),
         "dual": Forward(branch="dual"),
@@ -75,30 +75,48 @@ class FedDat(Algorithm):
         return (shared, MicroStep(runs=("dual",), loss=self.dual_loss, spares=(SHARED,)))
 
     def shared_loss(
-        self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
+        self,
+        outputs: dict[str, Outputs],
+        batch: Batch,
+        trained: Weights,
+        received: Parts,
+        state: State,
+        update: ClientUpdate,
     ) -> Loss:
         """L_s, taught by the dual adapters."""
-        return self._side(outputs["shared"], outputs["teacher"], "alpha", visit)
+        return self._side(outputs["shared"], outputs["teacher"], "alpha", update)
 
     def dual_loss(
-        self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
+        self,
+        outputs: dict[str, Outputs],
+        batch: Batch,
+        trained: Weights,
+        received: Parts,
+        state: State,
+        update: ClientUpdate,
     ) -> Loss:
         """L_DAT, taught by the shared adapter."""
-        return self._side(outputs["dual"], outputs["shared"], "beta", visit)
+        return self._side(outputs["dual"], outputs["shared"], "beta", update)
 
     def loss(
-        self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
+        self,
+        outputs: dict[str, Outputs],
+        batch: Batch,
+        trained: Weights,
+        received: Parts,
+        state: State,
+        update: ClientUpdate,
     ) -> Loss:
         """L_s + L_DAT; the reported task loss is that of the shared adapter."""
-        shared = self._side(outputs["shared"], outputs["dual"], "alpha", visit)
-        dual = self._side(outputs["dual"], outputs["shared"], "beta", visit)
+        shared = self._side(outputs["shared"], outputs["dual"], "alpha", update)
+        dual = self._side(outputs["dual"], outputs["shared"], "beta", update)
         return replace(shared, client=dual.total(batch["mask"]))
 
     def models(self, weights: Weights, state: State) -> dict[str, Weights]:
-        return dict.fromkeys(self.offers, weights)
+        return dict.fromkeys(self.offered_models, weights)
 
-    def _side(self, student: Outputs, teacher: Outputs, weight: str, visit: Visit) -> Loss:
-        taught = self._divergence(teacher, student) * self._value(weight) * self._ramp(visit)
+    def _side(self, student: Outputs, teacher: Outputs, weight: str, update: ClientUpdate) -> Loss:
+        taught = self._divergence(teacher, student) * self._value(weight) * self._ramp(update)
         scale = self._value("scale")
         return Loss(scale * student.need("sums"), student.need("weights"), examples=scale * taught)
 
@@ -108,12 +126,12 @@ class FedDat(Algorithm):
             return divergence(teacher, student, temperature)
         return divergence(student, teacher, temperature, learns="first")
 
-    def _ramp(self, visit: Visit) -> Tensor:
+    def _ramp(self, update: ClientUpdate) -> Tensor:
         """1, or the exponential ramp-up of Laine and Aila 2017, with t from 0 to 1 over `ramp_rounds`."""
         rounds = self._value("ramp_rounds")
         if rounds == 0.0:
-            return torch.ones_like(visit.steps)
-        done = (visit.round + visit.step / visit.steps.clamp_min(1.0)) / rounds
+            return torch.ones_like(update.steps)
+        done = (update.round + update.step / update.steps.clamp_min(1.0)) / rounds
         return torch.exp(-5.0 * (1.0 - done.clamp_max(1.0)).square())
 
     def _value(self, name: str) -> float:

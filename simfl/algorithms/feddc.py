@@ -18,8 +18,8 @@ from typing import ClassVar, Literal
 import torch
 
 from simfl.algorithms.base import Algorithm
-from simfl.protocol import Batch, Loss, Means, Outputs, Parts, Server, State, Visit, Weights
-from simfl.ranges import Amount
+from simfl.constraints import Amount
+from simfl.protocol import AggregatedUpdates, Batch, ClientUpdate, Loss, Outputs, Parts, Server, State, Weights
 from simfl.weights import dot, squared_norm
 
 
@@ -44,7 +44,7 @@ class FedDC(Algorithm):
         kept = (["drift"] if self.drift == "all" else []) + (["control"] if self.control else [])
         return {key: {name: torch.zeros_like(w) for name, w in weights.items()} for key in kept}
 
-    def init_client(self, received: Parts, visit: Visit) -> State:
+    def init_client(self, received: Parts, update: ClientUpdate) -> State:
         kept = ["drift"] + (["control"] if self.control else [])
         return {key: {name: torch.zeros_like(w) for name, w in received["weights"].items()} for key in kept}
 
@@ -52,9 +52,15 @@ class FedDC(Algorithm):
         return {"weights": server.weights} | ({"control": server.state["control"]} if self.control else {})
 
     def loss(
-        self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
+        self,
+        outputs: dict[str, Outputs],
+        batch: Batch,
+        trained: Weights,
+        received: Parts,
+        state: State,
+        update: ClientUpdate,
     ) -> Loss:
-        drift, r = state["drift"], visit.weight.clamp_min(1e-12)
+        drift, r = state["drift"], update.weight.clamp_min(1e-12)
         pull = squared_norm({name: trained[name] - (w - drift[name]) for name, w in received["weights"].items()})
         extra = 0.5 * self.alpha / r * pull
         if self.control:
@@ -62,17 +68,17 @@ class FedDC(Algorithm):
             extra = extra + dot(trained, gap) / r
         return Loss.of(outputs["student"], client=extra)
 
-    def upload(self, trained: Weights, received: Parts, state: State, visit: Visit) -> Parts:
+    def upload(self, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> Parts:
         delta = {name: trained[name] - w for name, w in received["weights"].items()}
         sent = delta if self.drift == "all" else {name: h + 2.0 * delta[name] for name, h in state["drift"].items()}
         if not self.control:
             return {"weights": sent}
-        moved = (visit.steps > 0).float()  # a client without examples has nothing to say
-        speed = visit.weight / visit.length.clamp_min(1e-12)
+        moved = (update.steps > 0).float()  # a client without examples has nothing to say
+        speed = update.weight / update.length.clamp_min(1e-12)
         change = {name: -moved * (received["control"][name] + speed * d) for name, d in delta.items()}
         return {"weights": sent, "control": change}
 
-    def remember(self, sent: Parts, trained: Weights, received: Parts, state: State, visit: Visit) -> State:
+    def update_state(self, sent: Parts, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> State:
         # what was released, so that the server's running means stay those of the clients
         own = 1.0 if self.drift == "all" else 0.5  # h + δ from what was sent: δ, or h + 2δ
         drift = {name: own * (h + sent["weights"][name]) for name, h in state["drift"].items()}
@@ -80,7 +86,7 @@ class FedDC(Algorithm):
             return {"drift": drift}
         return {"drift": drift, "control": {name: g + sent["control"][name] for name, g in state["control"].items()}}
 
-    def aggregate(self, server: Server, means: Means) -> tuple[Weights, State]:
+    def aggregate(self, server: Server, means: AggregatedUpdates) -> tuple[Weights, State]:
         share, moved, state = means.num_sampled / means.num_clients, means.parts["weights"], dict(server.state)
         if self.control:
             change = means.parts["control"]

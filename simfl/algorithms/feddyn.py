@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from simfl.algorithms.base import Algorithm
-from simfl.protocol import Batch, Loss, Means, Outputs, Parts, Server, State, Visit, Weights
-from simfl.ranges import Positive
+from simfl.constraints import Positive
+from simfl.protocol import AggregatedUpdates, Batch, ClientUpdate, Loss, Outputs, Parts, Server, State, Weights
 from simfl.weights import dot, squared_norm
 
 
@@ -35,24 +35,30 @@ class FedDyn(Algorithm):
     def init_server(self, weights: Weights) -> State:
         return {"gradient": {name: torch.zeros_like(w) for name, w in weights.items()}}
 
-    def init_client(self, received: Parts, visit: Visit) -> State:
+    def init_client(self, received: Parts, update: ClientUpdate) -> State:
         return {"gradient": {name: torch.zeros_like(w) for name, w in received["weights"].items()}}
 
     def loss(
-        self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
+        self,
+        outputs: dict[str, Outputs],
+        batch: Batch,
+        trained: Weights,
+        received: Parts,
+        state: State,
+        update: ClientUpdate,
     ) -> Loss:
         pull = squared_norm({name: trained[name] - w for name, w in received["weights"].items()})
-        return Loss.of(outputs["student"], client=0.5 * self._alpha(visit) * pull - dot(trained, state["gradient"]))
+        return Loss.of(outputs["student"], client=0.5 * self._alpha(update) * pull - dot(trained, state["gradient"]))
 
-    def remember(self, sent: Parts, trained: Weights, received: Parts, state: State, visit: Visit) -> State:
+    def update_state(self, sent: Parts, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> State:
         # the released change, not the computed one: the server's h stays the mean of the h_k under a lossy codec
-        alpha = self._alpha(visit)
+        alpha = self._alpha(update)
         return {"gradient": {name: h - alpha * sent["weights"][name] for name, h in state["gradient"].items()}}
 
-    def aggregate(self, server: Server, means: Means) -> tuple[Weights, State]:
+    def aggregate(self, server: Server, means: AggregatedUpdates) -> tuple[Weights, State]:
         share, moved = means.num_sampled / means.num_clients, means.parts["weights"]
         h = {name: g - self.alpha * share * moved[name] for name, g in server.state["gradient"].items()}
         return {name: d - h[name] / self.alpha for name, d in moved.items()}, {"gradient": h}
 
-    def _alpha(self, visit: Visit) -> Tensor:
-        return self.alpha / visit.weight.clamp_min(1e-12)
+    def _alpha(self, update: ClientUpdate) -> Tensor:
+        return self.alpha / update.weight.clamp_min(1e-12)

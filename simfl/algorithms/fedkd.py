@@ -19,8 +19,8 @@ from torch.nn.functional import linear
 from simfl.algorithms.base import Algorithm
 from simfl.algorithms.chance import uniform
 from simfl.algorithms.distill import divergence
-from simfl.protocol import EXTRA, Batch, Facts, Forward, Loss, Outputs, Parts, State, Visit, Weights
-from simfl.ranges import Amount, Positive
+from simfl.constraints import Amount, Positive
+from simfl.protocol import EXTRA, Batch, ClientUpdate, Forward, Loss, ModelFacts, Outputs, Parts, State, Weights
 
 MENTOR = Forward(sources=(("*", "extra:mentor"),), mentor=True)
 PROJECTION = f"{EXTRA}/projection/weight"
@@ -43,25 +43,31 @@ class FedKD(Algorithm):
     limit: ClassVar[str] = "distill = hidden = 0"
     over_batch: ClassVar[bool] = True
     needs_features: ClassVar[bool] = True
-    offers: ClassVar[Mapping[str, Forward]] = {"generic": Forward(), "personal": Forward(mentor=True)}
+    offered_models: ClassVar[Mapping[str, Forward]] = {"global": Forward(), "personal": Forward(mentor=True)}
 
     def forwards(self) -> dict[str, Forward]:
         return {"student": Forward(), "mentor": MENTOR}
 
-    def extra(self, facts: Facts, received: Parts, state: State, visit: Visit) -> dict[str, Weights]:
+    def extra(self, facts: ModelFacts, received: Parts, state: State, update: ClientUpdate) -> dict[str, Weights]:
         if state:
             return {"mentor": state["mentor"], "projection": state["projection"]}
         assert facts.sample is not None
         assert facts.mentor_sample is not None
         narrow, wide = (out.need("features").flatten(1).shape[1] for out in (facts.sample, facts.mentor_sample))
         if narrow == wide:
-            weight = torch.eye(wide, device=visit.key.device)  # the copy begins as what it is a copy of
+            weight = torch.eye(wide, device=update.key.device)  # the copy begins as what it is a copy of
         else:
-            weight = (2.0 * uniform(visit, torch.arange(wide, device=visit.key.device), narrow) - 1.0) * narrow**-0.5
+            weight = (2.0 * uniform(update, torch.arange(wide, device=update.key.device), narrow) - 1.0) * narrow**-0.5
         return {"mentor": facts.mentor, "projection": {"weight": weight}}
 
     def loss(
-        self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
+        self,
+        outputs: dict[str, Outputs],
+        batch: Batch,
+        trained: Weights,
+        received: Parts,
+        state: State,
+        update: ClientUpdate,
     ) -> Loss:
         student, mentor = outputs["student"], outputs["mentor"]
         close = self.hidden * (
@@ -72,13 +78,13 @@ class FedKD(Algorithm):
         own = Loss.of(mentor).task()
         return Loss.of(student, examples=taught, client=own)
 
-    def remember(self, sent: Parts, trained: Weights, received: Parts, state: State, visit: Visit) -> State:
+    def update_state(self, sent: Parts, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> State:
         prefix = f"{EXTRA}/mentor/"
         mentor = {name.removeprefix(prefix): t for name, t in trained.items() if name.startswith(prefix)}
         return {"mentor": mentor, "projection": {"weight": trained[PROJECTION]}}
 
     def models(self, weights: Weights, state: State) -> dict[str, Weights]:
-        return {"generic": weights, "personal": {**weights, **state.get("mentor", {})}}
+        return {"global": weights, "personal": {**weights, **state.get("mentor", {})}}
 
     def _doubt(self, student: Outputs, mentor: Outputs) -> Tensor:
         """D of each example [B], or ones."""

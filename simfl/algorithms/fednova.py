@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from simfl.algorithms.base import Algorithm
-from simfl.protocol import Means, Parts, Server, State, Visit, Weights
+from simfl.protocol import AggregatedUpdates, ClientUpdate, Parts, Server, State, Weights
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class FedNova(Algorithm):
     limit: ClassVar[str] = "all take as many steps"
     reduce: ClassVar[Mapping[str, str]] = {"weights": "weighting", "steps": "weighting"}
 
-    def upload(self, trained: Weights, received: Parts, state: State, visit: Visit) -> Parts:
-        a = visit.length / visit.learning_rate.clamp_min(1e-12)
+    def upload(self, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> Parts:
+        a = update.length / update.learning_rate.clamp_min(1e-12)
         each = {name: (trained[name] - w) / a.clamp_min(1e-12) for name, w in received["weights"].items()}
         return {"weights": each, "steps": {"steps": a}}
 
-    def aggregate(self, server: Server, means: Means) -> tuple[Weights, State]:
+    def aggregate(self, server: Server, means: AggregatedUpdates) -> tuple[Weights, State]:
         a = means.parts["steps"]["steps"]
         return {name: a * d for name, d in means.parts["weights"].items()}, server.state

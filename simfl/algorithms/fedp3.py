@@ -19,9 +19,9 @@ from torch import Tensor
 from simfl.algorithms.base import Algorithm
 from simfl.algorithms.chance import uniform
 from simfl.algorithms.distill import RECEIVED, begun, divergence, log_chances, per_example
+from simfl.constraints import Amount, Count, Positive
 from simfl.errors import ConfigError
-from simfl.protocol import Batch, Forward, Loss, Outputs, Parts, State, Visit, Weights
-from simfl.ranges import Amount, Count, Positive
+from simfl.protocol import Batch, ClientUpdate, Forward, Loss, Outputs, Parts, State, Weights
 
 Filter = Literal["forgotten", "ratio", "teacher", "student", "uniform"]
 
@@ -30,7 +30,7 @@ Filter = Literal["forgotten", "ratio", "teacher", "student", "uniform"]
 class FedP3(Algorithm):
     """Clients keep which answers the received model prefers to which, among those they are about to forget.
 
-    weight 0 is FedAvg. The paper's personal models are `last_local`. Its ablations: `preserve: divergence` is KP,
+    weight 0 is FedAvg. The paper's personal models are `local`. Its ablations: `preserve: divergence` is KP,
     `pairs` is DPP without the filter; `filter` names what r is: eq. 12, eq. 11, p^T, p^S, or chance.
     """
 
@@ -53,19 +53,25 @@ class FedP3(Algorithm):
         return {"student": Forward(), "teacher": RECEIVED}
 
     def loss(
-        self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
+        self,
+        outputs: dict[str, Outputs],
+        batch: Batch,
+        trained: Weights,
+        received: Parts,
+        state: State,
+        update: ClientUpdate,
     ) -> Loss:
-        kept = self._lost(outputs["teacher"], outputs["student"], visit)
-        return Loss.of(outputs["student"], examples=self.weight * begun(visit, self.from_round) * kept)
+        kept = self._lost(outputs["teacher"], outputs["student"], update)
+        return Loss.of(outputs["student"], examples=self.weight * begun(update, self.from_round) * kept)
 
-    def _lost(self, teacher: Outputs, student: Outputs, visit: Visit) -> Tensor:
+    def _lost(self, teacher: Outputs, student: Outputs, update: ClientUpdate) -> Tensor:
         """What the student no longer knows, per example [B]."""
         if self.preserve == "divergence":
             return divergence(teacher, student, self.temperature)
         scores = [out.logits / self.temperature for out in (teacher.detach(), student)]
         values = [s.softmax(-1) for s in scores] if self.compare == "probabilities" else scores
         if self.preserve == "filtered":
-            rank = FILTERS[self.filter](log_chances(scores[0]), log_chances(scores[1].detach()), visit)
+            rank = FILTERS[self.filter](log_chances(scores[0]), log_chances(scores[1].detach()), update)
             chosen = rank.topk(min(self.top, rank.shape[-1]), dim=-1).indices
             values = [v.gather(-1, chosen) for v in values]
         gap = preferences(values[0]) - preferences(values[1])
@@ -77,7 +83,7 @@ def preferences(values: Tensor) -> Tensor:
     return torch.sigmoid(2.0 * (values[..., :, None] - values[..., None, :]))
 
 
-def forgotten(teacher: Tensor, student: Tensor, visit: Visit) -> Tensor:
+def forgotten(teacher: Tensor, student: Tensor, update: ClientUpdate) -> Tensor:
     """log r of eq. 12 but for a constant; the student's entropy is kept off zero."""
     gain = entropy(teacher).clamp_min(1e-6) / entropy(student).clamp_min(1e-6)
     return teacher - gain.log()[..., None] * student
@@ -88,15 +94,15 @@ def entropy(logs: Tensor) -> Tensor:
     return -(logs.exp() * logs).sum(-1)
 
 
-def _chance(teacher: Tensor, student: Tensor, visit: Visit) -> Tensor:
+def _chance(teacher: Tensor, student: Tensor, update: ClientUpdate) -> Tensor:
     places = torch.arange(teacher[..., 0].numel(), device=teacher.device)
-    return uniform(visit, places, teacher.shape[-1]).reshape(teacher.shape)
+    return uniform(update, places, teacher.shape[-1]).reshape(teacher.shape)
 
 
 FILTERS = {
     "forgotten": forgotten,
-    "ratio": lambda teacher, student, visit: teacher - student,
-    "teacher": lambda teacher, student, visit: teacher,
-    "student": lambda teacher, student, visit: student,
+    "ratio": lambda teacher, student, update: teacher - student,
+    "teacher": lambda teacher, student, update: teacher,
+    "student": lambda teacher, student, update: student,
     "uniform": _chance,
 }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from simfl.algorithms.base import Algorithm
-from simfl.protocol import Batch, Loss, Outputs, Parts, State, Visit, Weights
+from simfl.protocol import Batch, ClientUpdate, Loss, Outputs, Parts, State, Weights
 from simfl.weights import squared_norm
 
 
@@ -19,7 +19,13 @@ class FedProx(Algorithm):
     limit: ClassVar[str] = "mu = 0"
 
     def loss(
-        self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
+        self,
+        outputs: dict[str, Outputs],
+        batch: Batch,
+        trained: Weights,
+        received: Parts,
+        state: State,
+        update: ClientUpdate,
     ) -> Loss:
         # a squared norm: the gradient of norm(x)**2 is NaN at zero, where every round starts
         pull = squared_norm({name: trained[name] - w for name, w in received["weights"].items()})

@@ -2,7 +2,7 @@
 
     w  received model      G  a sampled group      S  privacy.clip      M  privacy.groups_per_client    sigma  its noise
 
-    visit    for each of M groups: Δ_G = LocalOpt(G, w) − w, clipped to S;   send (ΣΔ_G + N(0, (sigma S)²)) / M
+    update    for each of M groups: Δ_G = LocalOpt(G, w) − w, clipped to S;   send (ΣΔ_G + N(0, (sigma S)²)) / M
     server   w ← w + mean of what was sent, or a step of another server optimizer with it
 
 Clipping, noise and denominators are the engine's. Settings of the paper: 5 rounds of 2 of 10 clients, AdamW at 2e-4,

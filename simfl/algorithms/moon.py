@@ -13,14 +13,14 @@ import torch
 from torch.nn.functional import cosine_similarity, softplus
 
 from simfl.algorithms.base import Algorithm
-from simfl.protocol import Batch, Forward, Loss, Outputs, Parts, State, Visit, Weights
+from simfl.protocol import Batch, ClientUpdate, Forward, Loss, Outputs, Parts, State, Weights
 
 
 @dataclass(frozen=True)
 class Moon(Algorithm):
     """Pulls features towards those of the received model, away from the client's previous one; mu = 0 is FedAvg.
 
-    At a first visit the previous model is the received one: the term is log 2 and has no gradient.
+    At a first update the previous model is the received one: the term is log 2 and has no gradient.
     """
 
     mu: float = 1.0  # strength of the contrast
@@ -33,16 +33,22 @@ class Moon(Algorithm):
         previous = Forward(sources=(("*", "state:previous"),), train=False, grad=False)
         return {"student": Forward(), "received": received, "previous": previous}
 
-    def init_client(self, received: Parts, visit: Visit) -> State:
+    def init_client(self, received: Parts, update: ClientUpdate) -> State:
         return {"previous": dict(received["weights"])}
 
     def loss(
-        self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
+        self,
+        outputs: dict[str, Outputs],
+        batch: Batch,
+        trained: Weights,
+        received: Parts,
+        state: State,
+        update: ClientUpdate,
     ) -> Loss:
         z = {name: out.need("features") for name, out in outputs.items()}
         towards = cosine_similarity(z["student"], z["received"], dim=-1) / self.tau
         away = cosine_similarity(z["student"], z["previous"], dim=-1) / self.tau
         return Loss.of(outputs["student"], examples=self.mu * softplus(away - towards))
 
-    def remember(self, sent: Parts, trained: Weights, received: Parts, state: State, visit: Visit) -> State:
+    def update_state(self, sent: Parts, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> State:
         return {"previous": {name: torch.clone(trained[name]) for name in received["weights"]}}

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from simfl.algorithms.base import Algorithm
-from simfl.protocol import Means, Server, State, Weights
+from simfl.protocol import AggregatedUpdates, Server, State, Weights
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Median(Algorithm):
 
     reduce: ClassVar[Mapping[str, str]] = {"weights": "gather"}
 
-    def aggregate(self, server: Server, means: Means) -> tuple[Weights, State]:
+    def aggregate(self, server: Server, means: AggregatedUpdates) -> tuple[Weights, State]:
         uploads = means.gathered["weights"]
         middle = {name: _median(torch.stack([u[name] for u in uploads])) for name in uploads[0]}
         return middle, server.state
@@ -43,7 +43,7 @@ class Krum(Algorithm):
     keep: int = 1  # deltas averaged
     reduce: ClassVar[Mapping[str, str]] = {"weights": "gather"}
 
-    def aggregate(self, server: Server, means: Means) -> tuple[Weights, State]:
+    def aggregate(self, server: Server, means: AggregatedUpdates) -> tuple[Weights, State]:
         uploads = means.gathered["weights"]
         flat = torch.stack([torch.cat([t.flatten() for t in u.values()]) for u in uploads]).double()
         distances = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()

@@ -18,17 +18,17 @@ import torch
 from simfl.algorithms.base import Algorithm
 from simfl.protocol import (
     EXTRA,
+    AggregatedUpdates,
     Batch,
-    Facts,
+    ClientUpdate,
     Forward,
     Loss,
-    Means,
     MicroStep,
+    ModelFacts,
     Outputs,
     Parts,
     Server,
     State,
-    Visit,
     Weights,
 )
 from simfl.weights import dot
@@ -68,29 +68,41 @@ class Scaffold(Algorithm):
     def init_server(self, weights: Weights) -> State:
         return {"control": _zeros(weights)}
 
-    def init_client(self, received: Parts, visit: Visit) -> State:
+    def init_client(self, received: Parts, update: ClientUpdate) -> State:
         return {"control": _zeros(received["weights"])}
 
-    def prepare(self, received: Parts, state: State, visit: Visit) -> State:
+    def prepare(self, received: Parts, state: State, update: ClientUpdate) -> State:
         if self.option == "ii":
             return state
-        return state | {"gradient": _zeros(received["weights"]), "count": {"count": torch.zeros_like(visit.steps)}}
+        return state | {"gradient": _zeros(received["weights"]), "count": {"count": torch.zeros_like(update.steps)}}
 
-    def extra(self, facts: Facts, received: Parts, state: State, visit: Visit) -> dict[str, Weights]:
+    def extra(self, facts: ModelFacts, received: Parts, state: State, update: ClientUpdate) -> dict[str, Weights]:
         return {} if self.option == "ii" else {"anchor": dict(received["weights"])}
 
     def download(self, server: Server) -> Parts:
         return {"weights": server.weights, "control": server.state["control"]}
 
     def loss(
-        self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
+        self,
+        outputs: dict[str, Outputs],
+        batch: Batch,
+        trained: Weights,
+        received: Parts,
+        state: State,
+        update: ClientUpdate,
     ) -> Loss:
         # the gradient of ⟨w, c − c_k⟩ is the correction itself
         drift = {name: c - state["control"][name] for name, c in received["control"].items()}
         return Loss.of(outputs["student"], client=dot(trained, drift))
 
     def anchor_loss(
-        self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
+        self,
+        outputs: dict[str, Outputs],
+        batch: Batch,
+        trained: Weights,
+        received: Parts,
+        state: State,
+        update: ClientUpdate,
     ) -> Loss:
         """The task's loss of the received model."""
         return Loss.of(outputs["anchor"])
@@ -107,29 +119,29 @@ class Scaffold(Algorithm):
         trained: Weights,
         received: Parts,
         state: State,
-        visit: Visit,
+        update: ClientUpdate,
     ) -> State:
         """The sum of the batches' gradients at the received model, by what each batch weighs."""
         weight, count = outputs["anchor"].need("weights").sum(), state["count"]["count"]
         total = {name: g + weight * gradients[1][ANCHOR + name] for name, g in state["gradient"].items()}
         return state | {"gradient": total, "count": {"count": count + weight}}
 
-    def upload(self, trained: Weights, received: Parts, state: State, visit: Visit) -> Parts:
+    def upload(self, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> Parts:
         delta = {name: trained[name] - w for name, w in received["weights"].items()}
-        moved = (visit.steps > 0).float()  # a client without examples has nothing to say
+        moved = (update.steps > 0).float()  # a client without examples has nothing to say
         if self.option == "i":
             count = state["count"]["count"].clamp_min(1e-12)
             change = {name: moved * (g / count - state["control"][name]) for name, g in state["gradient"].items()}
         else:
-            length = visit.length.clamp_min(1e-12)
+            length = update.length.clamp_min(1e-12)
             change = {name: -moved * (d / length + received["control"][name]) for name, d in delta.items()}
         return {"weights": delta, "control": change}
 
-    def remember(self, sent: Parts, trained: Weights, received: Parts, state: State, visit: Visit) -> State:
+    def update_state(self, sent: Parts, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> State:
         # what the server got, not what was computed: the invariant holds under a lossy codec too
         return {"control": {name: c + sent["control"][name] for name, c in state["control"].items()}}
 
-    def aggregate(self, server: Server, means: Means) -> tuple[Weights, State]:
+    def aggregate(self, server: Server, means: AggregatedUpdates) -> tuple[Weights, State]:
         share = means.num_sampled / means.num_clients
         control = {name: c + share * means.parts["control"][name] for name, c in server.state["control"].items()}
         return means.parts["weights"], {"control": control}

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from simfl.algorithms.base import Algorithm
 from simfl.algorithms.distill import RECEIVED, begun
-from simfl.protocol import Batch, Forward, Loss, Outputs, Parts, State, Visit, Weights
-from simfl.ranges import Amount, Count
+from simfl.constraints import Amount, Count
+from simfl.protocol import Batch, ClientUpdate, Forward, Loss, Outputs, Parts, State, Weights
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,19 @@ class SimilarityPreserving(Algorithm):
         return {"student": Forward(), "teacher": RECEIVED}
 
     def loss(
-        self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
+        self,
+        outputs: dict[str, Outputs],
+        batch: Batch,
+        trained: Weights,
+        received: Parts,
+        state: State,
+        update: ClientUpdate,
     ) -> Loss:
         mask = batch["mask"]
         gap = similarities(outputs["teacher"].need("features").detach(), mask)
         gap = gap - similarities(outputs["student"].need("features"), mask)
         kept = gap.square().sum() / mask.sum().clamp_min(1.0).square()
-        return Loss.of(outputs["student"], batch=self.weight * begun(visit, self.from_round) * kept)
+        return Loss.of(outputs["student"], batch=self.weight * begun(update, self.from_round) * kept)
 
 
 def similarities(features: Tensor, mask: Tensor) -> Tensor:

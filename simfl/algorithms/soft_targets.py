@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from simfl.algorithms.base import Algorithm
 from simfl.algorithms.distill import RECEIVED, begun, divergence
-from simfl.protocol import Batch, Forward, Loss, Outputs, Parts, State, Visit, Weights
-from simfl.ranges import Amount, Count, Positive
+from simfl.constraints import Amount, Count, Positive
+from simfl.protocol import Batch, ClientUpdate, Forward, Loss, Outputs, Parts, State, Weights
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,13 @@ class SoftTargets(Algorithm):
         return {"student": Forward(), "teacher": RECEIVED}
 
     def loss(
-        self, outputs: dict[str, Outputs], batch: Batch, trained: Weights, received: Parts, state: State, visit: Visit
+        self,
+        outputs: dict[str, Outputs],
+        batch: Batch,
+        trained: Weights,
+        received: Parts,
+        state: State,
+        update: ClientUpdate,
     ) -> Loss:
         taught = divergence(outputs["teacher"], outputs["student"], self.temperature)
-        return Loss.of(outputs["student"], examples=self.weight * begun(visit, self.from_round) * taught)
+        return Loss.of(outputs["student"], examples=self.weight * begun(update, self.from_round) * taught)

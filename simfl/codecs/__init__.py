@@ -1,9 +1,9 @@
 """Codecs: one wire format, one file. To add one, write the file and a line here."""
 
 from simfl.codecs.base import Codec
-from simfl.shelf import Table
+from simfl.registry import Registry
 
-CODECS: Table[Codec] = Table(
+CODECS: Registry[Codec] = Registry(
     {
         "float32": "simfl.codecs.identity:Float32",
         "float16": "simfl.codecs.casts:Float16",

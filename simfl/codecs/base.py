@@ -21,7 +21,7 @@ from simfl.errors import ConfigError, nearest
 from simfl.seeds import Name, seed_for
 from simfl.weights import from_raw_bytes, raw_bytes
 
-OF = ("delta", "weights")
+ENCODE = ("update", "weights")  # choices of `encode`
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Codec:
     A wire format gives `pack`, `unpack` and `packed_size`.
     """
 
-    of: str = "delta"  # what is encoded: delta (the change since the received weights) | weights
+    encode: str = "update"  # what is encoded: update (the change since the received weights) | weights
     error_feedback: bool = False  # carry what the encoding lost into the client's next upload
     compress: Literal["none", "zstd", "lz4"] = "none"  # a last stage over the bytes of each tensor, which loses nothing
 
@@ -57,8 +57,8 @@ class Codec:
 
     def __post_init__(self) -> None:
         """Refuses a setting that is unknown or would have no effect."""
-        if self.of not in OF:
-            raise ConfigError(f"codec.of: unknown {self.of!r}; {nearest(self.of, OF)}")
+        if self.encode not in ENCODE:
+            raise ConfigError(f"codec.encode: unknown {self.encode!r}; {nearest(self.encode, ENCODE)}")
         if self.lossless and self.error_feedback:
             raise ConfigError(f"codec.error_feedback: {type(self).__name__} loses nothing; allowed: false")
 
@@ -85,7 +85,7 @@ class Codec:
     @property
     def sends_changes(self) -> bool:
         """Whether the server sends its change since the last version that clients have, not the whole."""
-        return self.of == "delta" and not self.lossless
+        return self.encode == "update" and not self.lossless
 
     def size(self, shape: tuple[int, ...]) -> int:
         """Length of the payload for a tensor of this shape, in bytes; the most it can be unless it is `fixed`."""
@@ -108,11 +108,11 @@ class Codec:
         packed = payloads if self.compress == "none" else [unsqueezed(one, self.compress) for one in payloads]
         return self.unpack(packed, shape, contexts).reshape(len(payloads), *shape)
 
-    def encode(self, tensor: Tensor, context: Context = Context()) -> np.ndarray:
+    def encode_tensor(self, tensor: Tensor, context: Context = Context()) -> np.ndarray:
         """One finite float tensor of any shape as a uint8 array [bytes], the length of which crosses the border."""
         return raw_bytes(self.encode_all(tensor[None], [context])[0])
 
-    def decode(self, payload: np.ndarray, shape: tuple[int, ...], context: Context = Context()) -> Tensor:
+    def decode_tensor(self, payload: np.ndarray, shape: tuple[int, ...], context: Context = Context()) -> Tensor:
         """The float32 tensor of this shape, on the CPU, that the other side gets."""
         received = from_raw_bytes(payload, torch.uint8, (len(payload),))
         return self.decode_all([received], shape, [context])[0]

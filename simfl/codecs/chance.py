@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from simfl import chance
+from simfl import keyed_random as chance
 from simfl.codecs.base import Context
 
 

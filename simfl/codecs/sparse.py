@@ -17,8 +17,8 @@ from torch import Tensor
 from simfl.codecs.base import Codec, Context, as_bytes, as_values
 from simfl.codecs.bits import bit_bytes, pack_bits, unpack_bits
 from simfl.codecs.chance import random_bits
+from simfl.constraints import Fraction
 from simfl.errors import ConfigError
-from simfl.ranges import Fraction
 
 
 @dataclass(frozen=True)

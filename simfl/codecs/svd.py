@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from simfl.codecs.base import Codec, Context, as_bytes, as_values
-from simfl.ranges import Fraction
+from simfl.constraints import Fraction
 
 WHOLE = -1  # in place of a rank
 ROUNDING = 1e-12  # share of the energy that float32 singular values cannot tell from none

@@ -1,1 +1,1 @@
-"""What the command line offers beside `run`, `plan` and `list`."""
+"""What the command line offered_models beside `run`, `plan` and `list`."""

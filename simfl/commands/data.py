@@ -118,8 +118,8 @@ def _quick(name: str) -> dict[str, object]:
     """Settings with which a data set is read fastest and as a whole: paths for pictures, missing ones counted."""
     from typing import get_type_hints
 
+    from simfl.constraints import Whole
     from simfl.data import DATA
-    from simfl.ranges import Whole
 
     hints = get_type_hints(DATA[name], include_extras=True) if name in DATA else {}
     quick: dict[str, object] = {"missing": "drop"} if "missing" in hints else {}

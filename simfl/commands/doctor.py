@@ -14,8 +14,8 @@ import torch
 
 from simfl import __version__
 from simfl.commands.machine import OK, PROBLEM, WARNING, Finding, cpus, disks, gpus, memory, open_files
-from simfl.engine.crew import survey
-from simfl.following.progress import duration, size
+from simfl.runtime.ray.crew import survey
+from simfl.tracking.progress import duration, size
 
 LIBRARIES = ("torch", "ray", "transformers", "peft", "pyarrow", "opacus")
 ASKED_FOR = ("wandb", "tensorboard", "scikit-learn")  # wanted only by runs that ask for them

@@ -69,7 +69,7 @@ def diff(a: Path, b: Path, again: bool) -> int:
 @click.option("--once", is_flag=True, help="Show it as it stands and end.")
 def watch(run: Path, once: bool) -> None:
     """Show RUN in the terminal until it ends. Ctrl-C ends the watching, not the run."""
-    from simfl.following import watch
+    from simfl.tracking import watch
 
     with suppress(KeyboardInterrupt):
         watch.watch(run, once)

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from simfl import cache, files
-from simfl.engine import limits
-from simfl.following.progress import duration, size
+from simfl.runtime import machine as limits
+from simfl.tracking.progress import duration, size
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 SLURM = "SLURM_(JOB_ID|JOB_NUM_NODES|NNODES|CPUS_ON_NODE|CPUS_PER_TASK|MEM_PER_NODE|MEM_PER_CPU|GPUS_ON_NODE|NTASKS)"
@@ -48,7 +48,7 @@ def cpus() -> Iterator[Finding]:
     text = ", ".join(f"{who} {number:g}" for who, number in known.items())
     yield Finding("machine", "CPUs", f"{limits.cpus()} to work with ({text})")
     threads = os.environ.get("OMP_NUM_THREADS")
-    yield Finding("machine", "threads", f"OMP_NUM_THREADS {threads or 'not set'}; a run sets cohort.threads itself")
+    yield Finding("machine", "threads", f"OMP_NUM_THREADS {threads or 'not set'}; a run sets execution.threads itself")
     job = {name: os.environ[name] for name in sorted(os.environ) if re.fullmatch(SLURM, name)}
     if job:
         yield Finding("machine", "Slurm", ", ".join(f"{name} {value}" for name, value in job.items()))

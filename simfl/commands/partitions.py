@@ -15,7 +15,7 @@ from simfl.errors import ConfigError
 
 if TYPE_CHECKING:
     from simfl.config.partitions import Built
-    from simfl.data.heterogeneity import Heterogeneity
+    from simfl.data.partition.heterogeneity import Heterogeneity
 
 ROWS = 40  # clients in a table
 spec_file = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -33,7 +33,7 @@ def partition() -> None:
 def build(spec: Path, out: Path | None, overrides: tuple[str, ...]) -> None:
     """Divide the data of SPEC among clients and write the manifest."""
     from simfl import files
-    from simfl.data.holdings import manifest_sha256
+    from simfl.data.partition.manifest import manifest_sha256
 
     built = _built(spec, overrides)
     out = out or spec.with_name(f"{built.spec.name}.json")
@@ -62,7 +62,7 @@ def show(
     """Show who holds what under SPEC: sizes, groups, entropy, how far clients are apart, what other splits share."""
     if (spec is None) == (not compare):
         raise ConfigError("partition show: give one SPEC, or --compare A B")
-    from simfl.data.heterogeneity import describe, seen
+    from simfl.data.partition.heterogeneity import describe, seen
 
     built = {path.stem: _built(path, overrides) for path in (compare or (spec,)) if path}
     numbers = {name: describe(b.split, b.partition, what or b.spec.of) for name, b in built.items()}
@@ -70,7 +70,7 @@ def show(
         name: seen(b.dataset, b.partition, _columns(b, numbers[name].what), b.spec.split) for name, b in built.items()
     }
     if png:
-        from simfl.data import partition_picture
+        from simfl.data.partition import picture as partition_picture
 
         partition_picture.save(png, numbers, known)
     if as_json:

@@ -50,9 +50,9 @@ def sweep(
     if as_list:
         click.echo("\n".join(point.label for point in found.points))
         return 0
-    from simfl.comparison.marked import around, write_between
+    from simfl.reports.markers import around, write_between
     from simfl.sweeps import sweep
-    from simfl.sweeps.view import Board
+    from simfl.sweeps.board import Board
 
     if into is not None:
         around(into, marker or file.stem)  # a place that is not there is said before anything runs
@@ -89,11 +89,11 @@ def table(
     marker: str | None,
 ) -> None:
     """Put runs and sweeps side by side: mean ± deviation over seeds, bytes, the best in bold."""
-    from simfl.comparison.forms import csv, latex, markdown
-    from simfl.comparison.marked import write_between
-    from simfl.comparison.results import results_of
-    from simfl.comparison.table import compare, paired
-    from simfl.comparison.wishes import met, wanted
+    from simfl.reports.formats import csv, latex, markdown
+    from simfl.reports.markers import write_between
+    from simfl.reports.results import results_of
+    from simfl.reports.table import compare, paired
+    from simfl.reports.table_spec import met, wanted
 
     forms, found = dict(zip(FORMS, (markdown, csv, latex), strict=True)), results_of(paths)
     if not metrics and against is None:
@@ -163,8 +163,8 @@ def dashboard(sweep: Path, entity: str | None, project: str | None, as_json: boo
     from dataclasses import replace
 
     from simfl import config
-    from simfl.comparison.results import POINTS
-    from simfl.following import workspace
+    from simfl.reports.results import POINTS
+    from simfl.tracking import workspace
 
     path = sweep / POINTS
     if not path.exists():

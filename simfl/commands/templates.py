@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 from simfl import __version__, config, files
-from simfl.config.derived import OTHER, SWEEP
 from simfl.config.fields import read
-from simfl.config.text import dumped
+from simfl.config.inheritance import OTHER, SWEEP
+from simfl.config.yaml_text import dumped
+from simfl.constraints import FileName
 from simfl.errors import ConfigError, nearest
-from simfl.ranges import FileName
 
 PACKAGED = Path(__file__).parents[1] / "experiments"  # in a wheel; see setup.py
 CHECKOUT = Path(__file__).parents[2] / "experiments"

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from simfl.config.derived import beside, files, keys_of, named, settings, whole
 from simfl.config.fields import read, written
-from simfl.config.paths import assignment, overridden, override, resolve, with_settings
+from simfl.config.inheritance import beside, files, keys_of, named, settings, whole
+from simfl.config.overrides import assignment, overridden, override, resolve, with_settings
 from simfl.config.rules import check
-from simfl.config.text import dumped, read_yaml
+from simfl.config.yaml_text import dumped, read_yaml
 from simfl.experiment import Experiment
 
 __all__ = [

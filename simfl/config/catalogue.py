@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 
 from simfl import experiment
 from simfl.config.fields import default, described, without_tensors, written
-from simfl.config.shelves import SHELVES
+from simfl.config.registries import REGISTRIES
 from simfl.errors import ConfigError, nearest
 from simfl.optimizers import LOCAL_OPTIMIZERS, LocalOptimizer
 
@@ -44,7 +44,7 @@ SECTIONS = (
     "Experiment", "Phase", "Local", "Codecs", "PartCodecs", "Cohort", "LedgerRule", "Privacy", "AdaptiveClip",
     "Evaluate", "Checkpoint",
 )  # fmt: skip
-NAMES = (*sorted([*SHELVES, "optimizers"]), "sections")
+NAMES = (*sorted([*REGISTRIES, "optimizers"]), "sections")
 
 
 def entries(shelf: str) -> list[Entry]:
@@ -53,11 +53,11 @@ def entries(shelf: str) -> list[Entry]:
         return [_torch_entry(name) for name in LOCAL_OPTIMIZERS]
     if shelf == "sections":
         return [entry(name.lower(), getattr(experiment, name)) for name in SECTIONS]
-    if shelf not in SHELVES:
-        of = [name for name, known in SHELVES.items() if shelf in known.components]
+    if shelf not in REGISTRIES:
+        of = [name for name, known in REGISTRIES.items() if shelf in known.components]
         hint = f"it is one of {of[0]}: simfl list {of[0]}" if of else nearest(shelf, NAMES)
         raise ConfigError(f"list: unknown shelf {shelf!r}; {hint}")
-    return [entry(name, component, SHELVES[shelf].key) for name, component in SHELVES[shelf].components.items()]
+    return [entry(name, component, REGISTRIES[shelf].key) for name, component in REGISTRIES[shelf].components.items()]
 
 
 def entry(name: str, component: Any, key: str = "") -> Entry:

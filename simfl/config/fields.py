@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 
 import torch
 
-from simfl.config.shelves import Shelf, shelf_of
+from simfl.config.registries import RegistrySpec, registry_of
+from simfl.constraints import Amount, Limit, Signed, Whole
 from simfl.errors import ConfigError, nearest
 from simfl.optimizers.local import LOCAL_OPTIMIZERS, LocalOptimizer
-from simfl.ranges import Amount, Limit, Signed, Whole
 
 PLAIN = {int: Whole, float: Amount}  # the limits of a number whose field names none
 
@@ -40,7 +40,7 @@ def read(hint: Any, value: Any, path: str) -> Any:
         return value if isinstance(value, hint) else _refuse(hint, value, path)
     if hint is LocalOptimizer:
         return _local_optimizer(value, path)
-    if isinstance(hint, type) and (shelf := shelf_of(hint)):
+    if isinstance(hint, type) and (shelf := registry_of(hint)):
         return _component(shelf, value, path)
     if isinstance(hint, type) and is_dataclass(hint):
         return value if isinstance(value, hint) else build(hint, _mapping(value, path), path)
@@ -102,7 +102,7 @@ def _mapping(value: Any, path: str) -> Mapping[str, Any]:
     return value
 
 
-def _component(shelf: Shelf, value: Any, path: str) -> Any:
+def _component(shelf: RegistrySpec, value: Any, path: str) -> Any:
     if isinstance(value, shelf.kind):
         return value
     is_kind = isinstance(value, type) and issubclass(value, shelf.kind)
@@ -163,7 +163,7 @@ def written(value: Any, path: str = "") -> Any:
         return {"name": value.name} | written(value.settings, path)
     kind = type(value)
     if is_dataclass(kind):
-        shelf = next((shelf for base in kind.__mro__ if (shelf := shelf_of(base))), None)
+        shelf = next((shelf for base in kind.__mro__ if (shelf := registry_of(base))), None)
         name = {shelf.key: shelf.name_of(kind)} if shelf else {}
         # a component that holds Python objects says itself what is written of it
         plain = value.plain() if hasattr(kind, "plain") else {f.name: getattr(value, f.name) for f in fields(value)}
@@ -189,7 +189,7 @@ def described(hint: Any) -> str:
         return ("one of " if len(arguments) > 1 else "") + ", ".join(str(one) for one in arguments)
     if origin is tuple:
         return "a list" if arguments[1:] == (...,) else f"a list of {len(arguments)}"
-    if isinstance(hint, type) and (shelf := shelf_of(hint)):
+    if isinstance(hint, type) and (shelf := registry_of(hint)):
         return f"one of {', '.join(shelf.components)}"
     words = {bool: "true or false", str: "text", type(None): "null", LocalOptimizer: "an optimizer of torch.optim"}
     words |= {object: "package.module:name"}

@@ -12,12 +12,12 @@ from typing import Any
 
 from simfl import config
 from simfl.config import fields
+from simfl.constraints import FileName, Seed
 from simfl.data import leaks
 from simfl.data.base import Data, Dataset, Split
-from simfl.data.holdings import Partition
-from simfl.data.partition import Partitioner
+from simfl.data.partition.manifest import Partition
+from simfl.data.partition.partitioners import Partitioner
 from simfl.errors import ConfigError, nearest
-from simfl.ranges import FileName, Seed
 
 
 @dataclass(frozen=True)

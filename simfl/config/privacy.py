@@ -37,7 +37,7 @@ def _without_effect(privacy: Privacy) -> Iterator[str]:
     if privacy.unit == "record":
         if privacy.noise == "central":
             yield "privacy.noise: central, but with unit: record every local step is noised; allowed: client"
-        for key, usual in (("adaptive", None), ("denominator", "fixed"), ("aliases", "once")):
+        for key, usual in (("adaptive", None), ("denominator", "fixed"), ("tied_weights", "once")):
             if getattr(privacy, key) != usual:
                 yield f"privacy.{key}: has no effect with unit: record"
     if privacy.adaptive is not None and privacy.adaptive.count_noise <= 0.5:
@@ -61,14 +61,14 @@ def _denominators(privacy: Privacy, experiment: Experiment) -> Iterator[str]:
 def _run(privacy: Privacy, experiment: Experiment) -> Iterator[str]:
     if experiment.on_error == "skip":
         yield "on_error: skip, but whether a visit fails may tell of its data; allowed with privacy: stop, retry"
-    if privacy.unit == "record" and experiment.cohort.way == "batch":
-        yield "cohort.way: batch, but examples are hidden one client at a time; allowed with unit: record: auto, loop"
+    if privacy.unit == "record" and experiment.execution.mode == "vectorized":
+        yield "execution.mode: batch, but examples are hidden one client at a time; allowed with unit: record: auto, loop"
     if privacy.unit != "client" and "personal" in experiment.evaluate.models and _any_private(experiment):
-        yield "evaluate.models: personal models hold private tensors, which privacy does not cover; allowed: generic"
+        yield "evaluate.models: personal models hold private tensors, which privacy does not cover; allowed: global"
 
 
 def _any_private(experiment: Experiment) -> bool:
-    return any(phase.private or phase.algorithm.private for phase in experiment.phases)
+    return any(phase.personal_params or phase.algorithm.personal_params for phase in experiment.phases)
 
 
 def _phase(privacy: Privacy, phase: Phase) -> Iterator[str]:
@@ -79,7 +79,7 @@ def _phase(privacy: Privacy, phase: Phase) -> Iterator[str]:
         yield "codec.upload: it changes what was clipped, and noise: central comes after it; allowed: float32"
     if privacy.unit == "client":
         return
-    if phase.private or algorithm.private:
+    if phase.personal_params or algorithm.personal_params:
         yield f"private: tensors that a client keeps would carry a {privacy.unit} into others' updates; allowed: []"
     if phase.local.keep_optimizer and privacy.unit == "group":
         yield "local.keep_optimizer: true would carry a group into others' updates; allowed: false"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from simfl.algorithms.fedavg import FedAvg
 from simfl.config import privacy
-from simfl.config.shelves import SHELVES
+from simfl.config.registries import REGISTRIES
 from simfl.errors import ConfigError, nearest
 from simfl.experiment import Codecs, Experiment, Phase
 from simfl.optimizers.schedules import Constant
@@ -64,30 +64,30 @@ def _mentor(experiment: Experiment) -> Complaints:
 
 
 def _probe(experiment: Experiment) -> Complaints:
-    cohort = experiment.cohort
-    if cohort.probe != "always":
+    execution = experiment.execution
+    if execution.autotune != "always":
         return
-    if experiment.exactness == "strict":
-        yield "cohort.probe: always, but exactness is strict, and no clock may decide its bits; allowed: auto, never"
-    if cohort.way == "loop" or (cohort.way == "batch" and cohort.width != "auto"):
-        yield "cohort.probe: always, but cohort.way and cohort.width leave nothing to be tried; give auto for one"
+    if experiment.deterministic:
+        yield "execution.autotune: always, but deterministic is true, and no clock may decide its bits; allowed: auto, never"
+    if execution.mode == "sequential" or (execution.mode == "vectorized" and execution.clients_per_batch != "auto"):
+        yield "execution.autotune: always, but execution.mode and execution.clients_per_batch leave nothing to be tried; give auto for one"
 
 
 def _pieces(phase: Phase, experiment: Experiment) -> Complaints:
     """Gradients of pieces of a batch add up where the loss is a sum over examples, and one step is taken of them."""
-    pieces, algorithm, name = experiment.cohort.pieces, phase.algorithm, type(phase.algorithm).__name__
+    pieces, algorithm, name = experiment.execution.data_parallel, phase.algorithm, type(phase.algorithm).__name__
     if pieces == 1:
         return
     if pieces > phase.local.batch_size:
-        yield f"local.batch_size: {phase.local.batch_size} examples are fewer than cohort.pieces, which is {pieces}"
-    if experiment.cohort.way == "batch":
-        yield f"algorithm: cohort.way is batch, which takes no pieces, and cohort.pieces is {pieces}; give one of them"
+        yield f"local.batch_size: {phase.local.batch_size} examples are fewer than execution.data_parallel, which is {pieces}"
+    if experiment.execution.mode == "vectorized":
+        yield f"algorithm: execution.mode is batch, which takes no pieces, and execution.data_parallel is {pieces}; give one of them"
     if len(algorithm.micro_steps()) > 1 or algorithm.observes():
-        yield f"algorithm: {name} looks at every step on its own, which cohort.pieces ({pieces}) cannot; allowed: 1"
+        yield f"algorithm: {name} looks at every step on its own, which execution.data_parallel ({pieces}) cannot; allowed: 1"
     if algorithm.over_batch:
-        yield f"algorithm: {name} has a loss over the whole batch, which cohort.pieces ({pieces}) cuts; allowed: 1"
+        yield f"algorithm: {name} has a loss over the whole batch, which execution.data_parallel ({pieces}) cuts; allowed: 1"
     if experiment.privacy is not None and experiment.privacy.unit == "record":
-        yield f"algorithm: privacy.unit is record, whose gradients are single; cohort.pieces is {pieces}; allowed: 1"
+        yield f"algorithm: privacy.unit is record, whose gradients are single; execution.data_parallel is {pieces}; allowed: 1"
 
 
 def _sampling(phase: Phase, experiment: Experiment) -> Complaints:
@@ -119,10 +119,10 @@ def _schedules(phase: Phase, experiment: Experiment) -> Complaints:
 
 def _needs(phase: Phase, experiment: Experiment) -> Complaints:
     """What the algorithm cannot do without, of model, objective and privacy."""
-    algorithm, name = phase.algorithm, SHELVES["algorithms"].name_of(type(phase.algorithm))
+    algorithm, name = phase.algorithm, REGISTRIES["algorithms"].name_of(type(phase.algorithm))
     if algorithm.needs_targets and not phase.objective.target:
         yield f"algorithm: {name} needs right classes, which {type(phase.objective).__name__} does not tell"
-    passes = [*algorithm.forwards().values(), *algorithm.offers.values()]
+    passes = [*algorithm.forwards().values(), *algorithm.offered_models.values()]
     branches = {forward.branch for forward in passes} - {"", "dual"}
     paths = getattr(getattr(experiment.model, "adapters", None), "names", ())
     if hasattr(experiment.model, "adapters") and not branches <= set(paths):
@@ -131,7 +131,7 @@ def _needs(phase: Phase, experiment: Experiment) -> Complaints:
     if experiment.privacy is not None and (others or "gather" in algorithm.reduce.values()):
         what = others or "single updates"
         yield f"algorithm: {name} sends {what} that privacy neither clips nor sums; allowed: fedavg"
-    if experiment.privacy is not None and algorithm.needs_places:
+    if experiment.privacy is not None and algorithm.needs_positions:
         yield f"algorithm: {name} remembers single examples, which privacy does not cover; allowed: fedavg"
 
     privacy = experiment.privacy
@@ -143,7 +143,7 @@ def _plain_sgd(phase: Phase, experiment: Experiment) -> Complaints:
     allowed = phase.algorithm.sgd_with()
     if allowed is None:
         return
-    algorithm, local = SHELVES["algorithms"].name_of(type(phase.algorithm)), phase.local
+    algorithm, local = REGISTRIES["algorithms"].name_of(type(phase.algorithm)), phase.local
     if local.optimizer.name != "sgd":
         yield f"local.optimizer: {local.optimizer.name!r} given; {algorithm} is right only with plain sgd"
     for key, value in local.optimizer.settings.items():
@@ -156,7 +156,7 @@ def _plain_sgd(phase: Phase, experiment: Experiment) -> Complaints:
 
 def _names(phase: Phase, experiment: Experiment) -> Complaints:
     for glob in phase.frozen:
-        for key in ("train", "private"):
+        for key in ("train", "personal_params"):
             if glob in getattr(phase, key):
                 yield f"frozen: {glob!r} is in {key} too"
 
@@ -178,29 +178,35 @@ def _codecs(phase: Phase, experiment: Experiment) -> Complaints:
 def _silence(phase: Phase, experiment: Experiment) -> Complaints:
     if phase.communicate:
         return
-    silent = {"algorithm": FedAvg(), "private": (), "codec": Codecs(), "server": Sgd(), "weighting": "examples"}
+    silent = {"algorithm": FedAvg(), "personal_params": (), "codec": Codecs(), "server": Sgd(), "weighting": "examples"}
     for key, usual in silent.items():
         if getattr(phase, key) != usual:
             yield f"{key}: has no effect with communicate: false, when nothing travels"
 
 
 def _pooled(phase: Phase, experiment: Experiment) -> Complaints:
-    if not phase.pooled:
+    if not phase.centralized:
         return
-    alone = {"algorithm": FedAvg(), "private": (), "communicate": True, "codec": Codecs(), "weighting": "examples"}
+    alone = {
+        "algorithm": FedAvg(),
+        "personal_params": (),
+        "communicate": True,
+        "codec": Codecs(),
+        "weighting": "examples",
+    }
     for key, usual in alone.items():
         if getattr(phase, key) != usual:
-            yield f"{key}: has no meaning with pooled: true, when there are no clients and nothing travels"
+            yield f"{key}: has no meaning with centralized: true, when there are no clients and nothing travels"
     if phase.local.keep_optimizer or experiment.privacy is not None:
         yield "pooled: true has no clients that could keep an optimizer or need privacy"
 
 
 def _keep(phase: Phase, before: Phase | None) -> Complaints:
-    if phase.keep and before is None:
-        yield f"keep: {list(phase.keep)} given, and no phase comes before"
-    elif before is not None and "algorithm" in phase.keep and type(phase.algorithm) is not type(before.algorithm):
+    if phase.carry_over and before is None:
+        yield f"keep: {list(phase.carry_over)} given, and no phase comes before"
+    elif before is not None and "algorithm" in phase.carry_over and type(phase.algorithm) is not type(before.algorithm):
         yield "keep: 'algorithm' needs the algorithm of the phase before"
-    elif before is not None and "optimizer" in phase.keep:
+    elif before is not None and "optimizer" in phase.carry_over:
         if not (phase.local.keep_optimizer and before.local.keep_optimizer):
             yield "keep: 'optimizer' needs local.keep_optimizer in both phases"
         elif phase.local.optimizer.name != before.local.optimizer.name:

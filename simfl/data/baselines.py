@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow.compute as pc
 
 from simfl.data.base import Split
-from simfl.data.informed import informed
-from simfl.likeness import anls, normal
+from simfl.data.benchmarks.informed import informed
+from simfl.metrics import anls, normal
 from simfl.seeds import rng
 
 CLASSES, FEATURES = 512, 4096  # at most; the most frequent in training

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from simfl.data import leaks
 from simfl.data.base import Dataset, Split
-from simfl.data.partitioner import column
+from simfl.data.partition.base import column
 
 
 @dataclass(frozen=True)

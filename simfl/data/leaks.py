@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from simfl.data.base import Dataset, Split
-from simfl.data.partitioner import column
+from simfl.data.partition.base import column
 from simfl.errors import ConfigError, DataError, nearest
 
 DOCUMENT = "document"  # in place of a column: the ids of pages

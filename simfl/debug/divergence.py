@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from simfl.cohort.observer import Observer
-from simfl.cohort.plan import VisitPlan
-from simfl.cohort.stage import Item
 from simfl.debug.rerun import Outgoing, Rerun
 from simfl.errors import ClientError
 from simfl.protocol import Parts, Weights
 from simfl.runs.results import Run
 from simfl.runs.snapshot import Snapshot
+from simfl.training.context import TrainingUnit
+from simfl.training.observer import Observer
+from simfl.training.plan import ClientPlan
 from simfl.weights import raw_bytes, sha256
 
 SHOWN = 12  # lines of one kind
@@ -46,7 +46,7 @@ class Trace(Observer):
 
     def stepped(
         self,
-        items: list[Item],
+        items: list[TrainingUnit],
         step: int,
         micro: int,
         sums: Tensor,
@@ -177,8 +177,8 @@ def states(a: Snapshot, b: Snapshot) -> Iterator[str]:
     """Lines for every tensor and digest that differs between two states."""
     yield from tensors(a.tensors(), b.tensors())
     for client in sorted(a.memory.keys() | b.memory.keys()):
-        if a.remembered(client) != b.remembered(client):
-            yield f"memory of client {client}: {a.remembered(client)[:12]} | {b.remembered(client)[:12]}"
+        if a.client_state(client) != b.client_state(client):
+            yield f"memory of client {client}: {a.client_state(client)[:12]} | {b.client_state(client)[:12]}"
 
 
 def plans(a: Outgoing, b: Outgoing) -> Iterator[str]:
@@ -192,7 +192,7 @@ def plans(a: Outgoing, b: Outgoing) -> Iterator[str]:
             yield f"client {client}: other examples or weight"
 
 
-def _told(visit: VisitPlan) -> tuple[float, list[list[int]]]:
+def _told(visit: ClientPlan) -> tuple[float, list[list[int]]]:
     return visit.weight, [rows.tolist() for rows in visit.units]
 
 

@@ -14,7 +14,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from simfl.debug.privacy_rounds import LONG, Bench, Change, Round, with_another_example, without_client, without_group
+from simfl.debug.privacy_rounds import (
+    LONG,
+    Change,
+    PrivacyTestRounds,
+    Round,
+    with_another_example,
+    without_client,
+    without_group,
+)
 from simfl.errors import ConfigError, SimflError
 from simfl.experiment import Experiment
 from simfl.privacy.measured import Measured, distance, scales, unrelated
@@ -30,14 +38,14 @@ def check(experiment: Experiment, cache: Path, seed: int | None = None) -> list[
     if experiment.privacy is None or (experiment.privacy.epsilon is None and not experiment.privacy.noise_multiplier):
         raise ConfigError("privacy: there is no noise to check; give privacy.epsilon or privacy.noise_multiplier")
     with tempfile.TemporaryDirectory(prefix="simfl-check-") as scratch:
-        bench = Bench(experiment if seed is None else replace(experiment, seed=seed), cache, Path(scratch))
+        bench = PrivacyTestRounds(experiment if seed is None else replace(experiment, seed=seed), cache, Path(scratch))
         try:
             return [*sampling(bench), *sensitivity(bench), *noise(bench)]
         except SimflError as error:
             return [Measured(f"a round fails: {str(error).splitlines()[0]}", math.nan, "none fails", False)]
 
 
-def sampling(bench: Bench) -> Iterator[Measured]:
+def sampling(bench: PrivacyTestRounds) -> Iterator[Measured]:
     """No unit takes part twice, and only what is trained travels."""
     base, names = bench.round(0.0), set(bench.setting.roles(0).shared)
     twice = sum(len(visit.names) - len(set(visit.names)) for visit in base.plans)
@@ -46,7 +54,7 @@ def sampling(bench: Bench) -> Iterator[Measured]:
     yield Measured("tensors that travel and are not trained, or the reverse", strangers, "0", strangers == 0)
 
 
-def sensitivity(bench: Bench) -> Iterator[Measured]:
+def sensitivity(bench: PrivacyTestRounds) -> Iterator[Measured]:
     """What leaving a unit out changes."""
     base, limit = bench.round(0.0), _limit(bench)
     for title, left_out in _targets(bench, base):
@@ -57,12 +65,12 @@ def sensitivity(bench: Bench) -> Iterator[Measured]:
         )
 
 
-def _clip(bench: Bench) -> float:
+def _clip(bench: PrivacyTestRounds) -> float:
     clip = bench.privacy.clip or math.inf
     return clip * LONG if bench.privacy.unit == "record" else clip
 
 
-def _limit(bench: Bench) -> float:
+def _limit(bench: PrivacyTestRounds) -> float:
     privacy = bench.privacy
     clip = _clip(bench)
     if privacy.unit == "record":
@@ -75,7 +83,7 @@ def _limit(bench: Bench) -> float:
     return clip / (units * bench.clients)
 
 
-def _targets(bench: Bench, base: Round) -> list[tuple[str, Change]]:
+def _targets(bench: PrivacyTestRounds, base: Round) -> list[tuple[str, Change]]:
     visits, unit = base.plans, bench.privacy.unit
     if unit == "client":
         return [(f"client {v.client}", without_client(v.client)) for v in visits[:LEFT_OUT]]
@@ -90,7 +98,7 @@ def _targets(bench: Bench, base: Round) -> list[tuple[str, Change]]:
     return [(f"group {name} of client {client}", without_group(client, name)) for client, name in chosen]
 
 
-def noise(bench: Bench) -> Iterator[Measured]:
+def noise(bench: PrivacyTestRounds) -> Iterator[Measured]:
     """Scale in messages and in the average, and independence of all that is drawn."""
     drawn: dict[str, Weights] = {}
     for phase, number in ((0, 0), (0, 1), (1, 0)):
@@ -110,7 +118,7 @@ def noise(bench: Bench) -> Iterator[Measured]:
     yield from unrelated(drawn)
 
 
-def _deviation(bench: Bench, clients: int, average: bool) -> float:
+def _deviation(bench: PrivacyTestRounds, clients: int, average: bool) -> float:
     """What the accounts assume: sigma·S over what sums are divided by."""
     privacy, base = bench.privacy, bench.round(0.0)
     sigma, clip = bench.sigma, _clip(bench)

@@ -11,26 +11,26 @@ from pathlib import Path
 from typing import Any
 
 from simfl import simulation
-from simfl.cohort.observer import Observer
-from simfl.cohort.plan import CohortPlan, Manner, VisitPlan
-from simfl.cohort.visit import CohortResult
-from simfl.data.holdings import Partition
-from simfl.engine import preflight
-from simfl.engine.worker import Setup, Worker
+from simfl.data.partition.manifest import Partition
 from simfl.experiment import Evaluate, Experiment, Local, Privacy
 from simfl.optimizers.local import LocalOptimizer
 from simfl.optimizers.server import Sgd
 from simfl.privacy.account import Account
 from simfl.protocol import Parts, Weights
+from simfl.run_context import RunContext
 from simfl.runs.snapshot import Snapshot
+from simfl.runtime.worker import Worker, WorkerConfig
 from simfl.sampling import expected_clients
-from simfl.setting import Setting
+from simfl.session import prepare as preflight
+from simfl.training.cohort import CohortResult
+from simfl.training.observer import Observer
+from simfl.training.plan import ClientPlan, CohortPlan, ExecutionMode
 from simfl.weights import subtract
 
 CLIENTS, UNITS = 3, 3  # looked at, at most
 LONG = 1e4  # the local step's learning rate, with which every update is clipped
 
-Change = Callable[[VisitPlan], VisitPlan | None]  # of a visit before it is made; None: it is not made
+Change = Callable[[ClientPlan], ClientPlan | None]  # of a visit before it is made; None: it is not made
 
 
 @dataclass(frozen=True)
@@ -39,22 +39,24 @@ class Round:
 
     messages: dict[int, Weights]  # by client, as they left
     average: Weights
-    plans: tuple[VisitPlan, ...]
+    plans: tuple[ClientPlan, ...]
 
 
-class Bench:
+class PrivacyTestRounds:
     """A few clients of the experiment, and rounds made of them at will."""
 
     def __init__(self, experiment: Experiment, cache: Path, scratch: Path) -> None:
-        whole = Setting(experiment, cache)
+        whole = RunContext(experiment, cache)
         self.partition, _ = preflight.partition_of(whole)
         preflight.check(experiment, whole, self.partition)
         self.sigma = preflight.account_of(experiment, self.partition).noise_multiplier
         expected = expected_clients(experiment.phases[0], len(self.partition))
         self.clients = max(2, min(CLIENTS, round(expected), len(self.partition)))
         self.experiment, self.scratch = small(experiment, self.clients), scratch
-        self.manner = Manner("batch" if experiment.cohort.way == "batch" else "loop", 1, experiment.cohort.program)
-        self.setting = Setting(self.experiment, cache)
+        self.execution_mode = ExecutionMode(
+            "vectorized" if experiment.execution.mode == "vectorized" else "sequential", 1, experiment.execution.program
+        )
+        self.setting = RunContext(self.experiment, cache)
         self.setting.__dict__.update({k: v for k, v in whole.__dict__.items() if k in ("dataset", "module")})
         self.privacy, self.seen = self.experiment.privacy or Privacy(), dict[tuple[Any, ...], Round]()
 
@@ -64,12 +66,14 @@ class Bench:
         if without is None and key in self.seen:
             return self.seen[key]
         device = self.setting.device.type
-        setup = Setup(self.experiment, self.setting.cache, self.scratch, self.clients, device, noise_multiplier=sigma)
+        setup = WorkerConfig(
+            self.experiment, self.setting.cache, self.scratch, self.clients, device, noise_multiplier=sigma
+        )
         worker, listener = Worker(setup, self.setting, home=self.setting.device), Messages()
         worker.begin(phase, {})
         stage = worker.stages[phase] = replace(worker.stages[phase], observer=listener)
         before = replace(Snapshot(phase=phase).begin(stage), round=number)
-        stand_in: Any = StandIn(self.partition, worker, self.manner, without)
+        stand_in: Any = StandIn(self.partition, worker, self.execution_mode, without)
         after, _ = simulation.one_round(stand_in, stage, before)
         released = Round(
             listener.sent_by, subtract(after.server.weights, before.server.weights), tuple(stand_in.visits)
@@ -94,7 +98,7 @@ def small(experiment: Experiment, clients: int) -> Experiment:
         participation=None,
         poisson=None,
         clients_per_round=clients,
-        keep=(),
+        carry_over=(),
     )
     return replace(experiment, privacy=privacy, phases=(phase, phase), evaluate=Evaluate(every=0))
 
@@ -115,11 +119,11 @@ class StandIn:
 
     partition: Partition
     worker: Worker
-    manner: Manner
+    execution_mode: ExecutionMode
     without: Change | None = None
     workers: None = None
     account: Account = field(default_factory=lambda: Account(None))
-    visits: list[VisitPlan] = field(default_factory=list)
+    visits: list[ClientPlan] = field(default_factory=list)
 
     def train(
         self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float], ahead: object = None
@@ -131,12 +135,14 @@ class StandIn:
             self.visits += kept
             results.append(self.worker.train(replace(plan, visits=kept), received))
         for result in results:
-            result.skipped = [0] * (self.manner.width - len(result.clients))  # who was left out is not lost
+            result.skipped = [0] * (
+                self.execution_mode.clients_per_batch - len(result.clients)
+            )  # who was left out is not lost
         return results
 
 
-def without_group(client: int, group: int) -> Callable[[VisitPlan], VisitPlan]:
-    def without(visit: VisitPlan) -> VisitPlan:
+def without_group(client: int, group: int) -> Callable[[ClientPlan], ClientPlan]:
+    def without(visit: ClientPlan) -> ClientPlan:
         if visit.client != client:
             return visit
         kept = [k for k, name in enumerate(visit.names) if name != group]
@@ -145,12 +151,12 @@ def without_group(client: int, group: int) -> Callable[[VisitPlan], VisitPlan]:
     return without
 
 
-def without_client(client: int) -> Callable[[VisitPlan], VisitPlan | None]:
+def without_client(client: int) -> Callable[[ClientPlan], ClientPlan | None]:
     return lambda visit: None if visit.client == client else visit
 
 
-def with_another_example(client: int, place: int) -> Callable[[VisitPlan], VisitPlan]:
-    def without(visit: VisitPlan) -> VisitPlan:
+def with_another_example(client: int, place: int) -> Callable[[ClientPlan], ClientPlan]:
+    def without(visit: ClientPlan) -> ClientPlan:
         if visit.client != client:
             return visit
         rows = visit.units[0].copy()

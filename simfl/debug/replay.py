@@ -17,14 +17,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from simfl.cohort.observer import Observer
-from simfl.cohort.stage import Item
-from simfl.cohort.visit import CohortResult
+from simfl.client_state import EMPTY
 from simfl.debug.rerun import Rerun, Row, differences
 from simfl.errors import ClientError, RunError
-from simfl.memory import EMPTY
 from simfl.protocol import Parts, Weights
 from simfl.runs.results import Run
+from simfl.training.cohort import CohortResult
+from simfl.training.context import TrainingUnit
+from simfl.training.observer import Observer
 
 SHOWN = 40  # steps shown of a long visit, half of them at its end
 Answer = TypeVar("Answer")
@@ -84,7 +84,7 @@ class Listener(Observer):
 
     def stepped(
         self,
-        items: list[Item],
+        items: list[TrainingUnit],
         step: int,
         micro: int,
         sums: Tensor,
@@ -176,7 +176,7 @@ def _recorded_memory(run: Run, done: Replay) -> tuple[str | None, str]:
         visits = run.clients().to_pylist()
         if any((v["phase"], v["client"]) == (done.phase, done.client) and v["round"] in between for v in visits):
             return None, "the client visited again before the oldest commit that is kept"
-        return snapshot.remembered(done.client), f"commit after {step} rounds"
+        return snapshot.client_state(done.client), f"commit after {step} rounds"
     return None, "no commit holds it"
 
 
@@ -216,10 +216,10 @@ def lines(done: Replay) -> list[str]:
             out.append(f"  ({left_out} steps are left out here; --json has all)")
         which = f"  unit {step.unit}, micro-step {step.micro}" if several else ""
         out.append(f"  {step.step:>6}  {step.loss:<14.9g} {step.gradient:.9g}{which}")
-    width = max((len(f"{s.part} {s.tensor}") for s in done.sent), default=0)
-    out.append(f"  {'upload':<{width}}  {'floats':>9}  {'norm':<14} as it arrived")
+    clients_per_batch = max((len(f"{s.part} {s.tensor}") for s in done.sent), default=0)
+    out.append(f"  {'upload':<{clients_per_batch}}  {'floats':>9}  {'norm':<14} as it arrived")
     for s in done.sent:
-        out.append(f"  {f'{s.part} {s.tensor}':<{width}}  {s.floats:>9}  {s.norm:<14.9g} {s.arrived:.9g}")
+        out.append(f"  {f'{s.part} {s.tensor}':<{clients_per_batch}}  {s.floats:>9}  {s.norm:<14.9g} {s.arrived:.9g}")
     out.append(f"  remembers {'nothing' if done.memory == EMPTY else done.memory}")
     out.append("held to the record:")
     out += [f"  {what}: {verdict}" for what, verdict in done.held.items()]

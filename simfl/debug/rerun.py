@@ -16,22 +16,23 @@ from typing import Any
 import torch
 
 from simfl import cache, simulation
-from simfl.cohort.observer import Observer
-from simfl.cohort.plan import Ahead, CohortPlan, Manner
-from simfl.cohort.stage import Stage
-from simfl.cohort.visit import CohortResult
-from simfl.data.holdings import Partition
-from simfl.engine import choosing, preflight
-from simfl.engine.worker import Setup, Worker
+from simfl.autotune import tuner as choosing
+from simfl.client_state import EMPTY, FileClientStore
+from simfl.data.partition.manifest import Partition
 from simfl.errors import RunError
-from simfl.memory import EMPTY, Store
 from simfl.privacy.account import Account
 from simfl.protocol import Parts
+from simfl.run_context import RunContext
 from simfl.runs import tables
 from simfl.runs.record import Record
 from simfl.runs.results import Run
 from simfl.runs.snapshot import Snapshot, kept
-from simfl.setting import Setting
+from simfl.runtime.worker import Worker, WorkerConfig
+from simfl.session import prepare as preflight
+from simfl.training.cohort import CohortResult
+from simfl.training.context import PhaseContext
+from simfl.training.observer import Observer
+from simfl.training.plan import CohortPlan, ExecutionMode, NextRound
 
 Row = dict[str, Any]
 SPARSE = 5.0  # seconds between two words about rounds
@@ -76,11 +77,11 @@ class Rerun:
         identity = run.manifest["identity"]
         self.record = Record(scratch, self.experiment.checkpoint, run.manifest)
         torch.set_num_threads(identity["threads"])
-        self.setting = Setting(self.experiment, cache.folder(), self._device(identity["device"]))
+        self.setting = RunContext(self.experiment, cache.folder(), self._device(identity["device"]))
         self.partition = Partition.read(run.partition_manifest, self.setting.dataset.sha256)
         memory = scratch / "memory"
         self.account = preflight.account_of(self.experiment, self.partition)
-        self.setup = Setup(
+        self.setup = WorkerConfig(
             self.experiment,
             cache.folder(),
             memory,
@@ -88,7 +89,7 @@ class Rerun:
             self.setting.device.type,
             noise_multiplier=self.account.noise_multiplier,
         )
-        self.store, self.worker = Store(memory), Worker(self.setup, self.setting, home=self.setting.device)
+        self.store, self.worker = FileClientStore(memory), Worker(self.setup, self.setting, home=self.setting.device)
         self._take(Snapshot())
         self.tables: dict[str, Any] = {}
         self.said = -SPARSE  # when a round was last spoken of
@@ -155,9 +156,9 @@ class Rerun:
 
     def _take(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot.on(self.setting.device)
-        self.stage: Stage | None = None  # not entered yet
+        self.stage: PhaseContext | None = None  # not entered yet
 
-    def _enter(self) -> Stage:
+    def _enter(self) -> PhaseContext:
         if self.stage is None:
             self.worker.begin(self.snapshot.phase, self.snapshot.base)
             self.stage = self.worker.stages[self.snapshot.phase]
@@ -194,8 +195,10 @@ class Rerun:
 
     def _stand_in(self, worker: Worker | None) -> Any:
         """What stands in for the driver; without a worker, the round stops where its clients' work begins."""
-        manner = choosing.manner_of(self.experiment, self.record, self.snapshot.phase, self.snapshot.step)
-        return _StandIn(self.partition, manner, self.account, worker)
+        execution_mode = choosing.execution_mode_of(
+            self.experiment, self.record, self.snapshot.phase, self.snapshot.step
+        )
+        return _StandIn(self.partition, execution_mode, self.account, worker)
 
     def train(self, plan: CohortPlan, received: Parts, observer: Observer) -> CohortResult:
         """The visits of a cohort, listened to. A client's exception rises, whatever the run was told to do with it."""
@@ -208,7 +211,7 @@ class Rerun:
     def alone(self, outgoing: Outgoing, client: int) -> CohortPlan:
         """The smallest cohort that gives this client's bits: itself, or all that are trained as one program with it."""
         plan = outgoing.plan_of(client)
-        if plan.manner.way == "batch":
+        if plan.execution_mode.mode == "vectorized":
             return plan
         return replace(plan, visits=tuple(visit for visit in plan.visits if visit.client == client))
 
@@ -222,13 +225,13 @@ class _StandIn:
     """A driver, as far as a round needs one, whose work is done in this process."""
 
     partition: Partition
-    manner: Manner
+    execution_mode: ExecutionMode
     account: Account  # on no disk: what is made again is paid for already
     worker: Worker | None = None
     workers: None = None  # a round is cut into the smallest cohorts
 
     def train(
-        self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float], ahead: Ahead
+        self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float], ahead: NextRound
     ) -> list[CohortResult]:
         if self.worker is None:
             raise _Opened(plans, received)

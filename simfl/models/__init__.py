@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from simfl.models.base import Model
-from simfl.shelf import Table
+from simfl.registry import Registry
 
-MODELS: Table[Model] = Table(
+MODELS: Registry[Model] = Registry(
     {
         "albef": "simfl.models.albef:Albef",
         "aster": "simfl.models.aster:Aster",

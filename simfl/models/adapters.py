@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from simfl.models.adapters_base import Adapter
-from simfl.shelf import Table
+from simfl.registry import Registry
 
-ADAPTERS: Table[Adapter] = Table(
+ADAPTERS: Registry[Adapter] = Registry(
     {
         "bias": "simfl.models.parts:Bias",
         "bottleneck": "simfl.models.bottleneck:Bottleneck",

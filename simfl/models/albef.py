@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
+from simfl.constraints import Count
 from simfl.errors import ConfigError
-from simfl.models import start
+from simfl.models import pretrained as start
 from simfl.models.adapters_base import Adapter, beside_heads
 from simfl.models.base import Dropout, Model, aliases, default_trained, seeded
 from simfl.models.dropout import install
-from simfl.models.layouts import BERT_NAMES, dimensions, fill, renamed, resized_positions
 from simfl.models.tokenizer import Tokenizer, small, wordpiece
+from simfl.models.weight_layouts import BERT_NAMES, dimensions, fill, renamed, resized_positions
 from simfl.protocol import Task
-from simfl.ranges import Count
 
 if TYPE_CHECKING:
     from simfl.models.albef_network import AlbefNetwork
@@ -132,7 +132,7 @@ class Albef(Model):
 
 def rules() -> tuple[tuple[str, str], ...]:
     """Names of ALBEF's checkpoints -> ours; momentum copies, queues and the heads of pretraining are not needed."""
-    from simfl.models.trunk import TIMM_NAMES
+    from simfl.models.transformer import TIMM_NAMES
 
     return (
         (r"^(\w+_m\.|temp$|\w+_queue$|queue_ptr$|vision_proj|text_proj|itm_head|combine_).*", ""),
@@ -179,7 +179,7 @@ def load_text(network: AlbefNetwork, stored: Mapping[str, Tensor], where: str, f
 
 def arranged(stored: Mapping[str, Tensor], fusion: int) -> dict[str, Tensor]:
     """A checkpoint's tensors by our names."""
-    from simfl.models.trunk import split_qkv
+    from simfl.models.transformer import split_qkv
 
     stored = split_qkv(stored)
     if not any(name.startswith("text_decoder.") for name in stored):

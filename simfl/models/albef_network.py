@@ -21,7 +21,7 @@ from simfl.models.base import filled, mixed
 from simfl.models.bert_parts import Text
 from simfl.models.prompt import with_prompt
 from simfl.models.t5_reader import causal
-from simfl.models.trunk import MASKED, QUERIES_AND_VALUES, additive, initialise
+from simfl.models.transformer import MASKED, QUERIES_AND_VALUES, additive, initialise
 from simfl.models.vit_network import ImageEncoder
 from simfl.protocol import Outputs
 

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from torch import Tensor
 
+from simfl.constraints import Limit
 from simfl.errors import ConfigError
-from simfl.models import hashed, start
+from simfl.models import hashed
+from simfl.models import pretrained as start
 from simfl.models.adapters_base import Adapter
 from simfl.models.base import Model, default_trained, seeded
 from simfl.models.dropout import install
 from simfl.models.hashed import Ratio
-from simfl.models.layouts import fill, renamed
+from simfl.models.weight_layouts import fill, renamed
 from simfl.protocol import Task
-from simfl.ranges import Limit
 
 if TYPE_CHECKING:
     from simfl.models.aster_network import AsterNetwork

@@ -89,12 +89,12 @@ class AsterNetwork(nn.Module):
         read = 2 * dims["lstm"] if context else width
         self.decoder = Decoder(read, dims["state"], dims["classes"])
         self.rows = nn.ModuleDict({"encoder": nn.Identity()} | ({"context": nn.Identity()} if context else {}))
-        self.widths = {"encoder": width, "context": read}
+        self.hidden_sizes = {"encoder": width, "context": read}
         self.end, self.bf16 = dims["end"], bf16
 
     def adapter_places(self) -> list[tuple[nn.Module, int]]:
         """After the encoder and after the context, where a picture is a row of vectors."""
-        return [(place, self.widths[name]) for name, place in self.rows.items()]
+        return [(place, self.hidden_sizes[name]) for name, place in self.rows.items()]
 
     def blocks(self) -> list[str]:
         """Names of the parts, first to last: those of the encoder, the context, the decoder."""

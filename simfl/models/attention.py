@@ -13,8 +13,8 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from simfl.models import fused_attention
+from simfl.models.call_context import current
 from simfl.models.dropout import keyed_dropout
-from simfl.passing import current
 
 
 def keyed_attention(

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
+from simfl.constraints import Limit
 from simfl.protocol import Task
-from simfl.ranges import Limit
 
 Dropout = Annotated[float, Limit("a number of at least 0 and below 1", lambda p: 0 <= p < 1)]
 

@@ -2,7 +2,7 @@
 
     A(h) = W_up relu(W_down h)          shared: h + A_s(h)     client: h + A_c(h)     dual: h + ½ A_s(h) + ½ A_c(h)
 
-The path is the `branch` of the pass under way: a name, "dual" for the mean of all, or "" for the first. One name makes
+The path is the `branch` of the pass under mode: a name, "dual" for the mean of all, or "" for the first. One name makes
 the plain adapter. In FedDAT's dual pass the engine puts the received, frozen A_s in the place of the trained.
 """
 
@@ -13,10 +13,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from simfl.constraints import Count
 from simfl.errors import ConfigError
 from simfl.models.adapters_base import Adapter
-from simfl.passing import current
-from simfl.ranges import Count
+from simfl.models.call_context import current
 
 
 class BottleneckAdapter(nn.Module):

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from torch import Tensor, nn
 
+from simfl.constraints import Count, Limit
 from simfl.errors import ConfigError
 from simfl.models import hashed
 from simfl.models.adapters_base import Adapter
@@ -21,7 +22,6 @@ from simfl.models.hashed import Ratio
 from simfl.models.mlp import as_float, shape_and_classes
 from simfl.models.pooling import MeanPool, pixelwise
 from simfl.protocol import Outputs, Task
-from simfl.ranges import Count, Limit
 
 POOLS: dict[str, Callable[[], nn.Module]] = {"avg": MeanPool, "max": partial(nn.MaxPool2d, 2)}
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}

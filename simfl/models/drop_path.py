@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from simfl.models.call_context import current
 from simfl.models.dropout import keyed_keep
-from simfl.passing import current
 
 
 class KeyedDropPath(nn.Module):

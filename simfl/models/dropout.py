@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from simfl import chance
-from simfl.passing import current, part
+from simfl import keyed_random as chance
+from simfl.models.call_context import current, part
 
 HALF = 1 << 16
 

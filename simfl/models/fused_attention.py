@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from simfl.models.call_context import current, part
 from simfl.models.dropout import HALF, lift, mark
-from simfl.passing import current, part
 
 DEPTHS = (16, 32, 64, 128)
 TILE, WARPS, STAGES = 64, 4, 2  # queries and keys at a time

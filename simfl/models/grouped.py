@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from simfl.models import convolution, rms_norm
-from simfl.passing import current
+from simfl.models.call_context import current
 
 
 def _linear(layer: Any, x: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from simfl.passing import Pass, current
-from simfl.ranges import Limit
+from simfl.constraints import Limit
+from simfl.models.call_context import ModelCall, current
 from simfl.seeds import Name, rng
 
 Ratio = Annotated[
@@ -128,7 +128,7 @@ def _expanded(layer: Any, name: str) -> Tensor:
     real, step = layer._parameters[name], current()
     if step is OUTSIDE:
         return layer.expansions[name](real)
-    known: tuple[Pass, Tensor, bool, Tensor] | None = layer.expanded.get(name)
+    known: tuple[ModelCall, Tensor, bool, Tensor] | None = layer.expanded.get(name)
     if known is None or not (known[0] is step and known[1] is real and known[2] == torch.is_grad_enabled()):
         known = (step, real, torch.is_grad_enabled(), layer.expansions[name](real))
         layer.expanded[name] = known

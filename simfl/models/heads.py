@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from simfl.constraints import Count
 from simfl.errors import ConfigError
 from simfl.protocol import Task
-from simfl.ranges import Count
 
 HIDDEN = -1e9  # logit of an answer that a client does not have: its chance is 0, and 0 · (−1e9) is no NaN
 

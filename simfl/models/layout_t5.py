@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from simfl.constraints import Count
 from simfl.errors import ConfigError
-from simfl.models import start
+from simfl.models import pretrained as start
 from simfl.models.adapters_base import Adapter
 from simfl.models.base import Dropout, Model, aliases, default_trained, seeded
 from simfl.models.dropout import install
-from simfl.models.layouts import Rules, fill, renamed
 from simfl.models.marks import COUNT, marked, marks
 from simfl.models.tokenizer import Tokenizer, read, small
+from simfl.models.weight_layouts import Rules, fill, renamed
 from simfl.protocol import Task
-from simfl.ranges import Count
 
 if TYPE_CHECKING:
     from simfl.models.layout_t5_network import LayoutT5Network

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from simfl.constraints import Count, Positive
 from simfl.errors import ConfigError, nearest
 from simfl.models.adapters_base import Adapter
 from simfl.models.base import Dropout
-from simfl.ranges import Count, Positive
 
 
 @dataclass(frozen=True)

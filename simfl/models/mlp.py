@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from simfl.constraints import Count
 from simfl.errors import ConfigError
 from simfl.models import hashed
 from simfl.models.adapters_base import Adapter
@@ -17,14 +18,13 @@ from simfl.models.base import Dropout, Model, default_trained, mixed, seeded
 from simfl.models.dropout import install
 from simfl.models.hashed import Ratio
 from simfl.protocol import Outputs, Task
-from simfl.ranges import Count
 
 
 @dataclass(frozen=True)
 class Mlp(Model):
     """Fully connected layers with GELU."""
 
-    widths: tuple[Count, ...] = (128,)  # of the hidden layers
+    hidden_sizes: tuple[Count, ...] = (128,)  # of the hidden layers
     dropout: Dropout = 0.0  # after each hidden layer
     layer_norm: bool = False  # before each GELU
     adapters: Adapter | None = None  # trained in place of the rest
@@ -73,8 +73,8 @@ class MlpNetwork(nn.Module):
 
     def __init__(self, settings: Mlp, inputs: int, classes: int) -> None:
         super().__init__()
-        sizes = (inputs, *settings.widths)
-        self.widths, self.bf16 = settings.widths, settings.precision == "bf16"
+        sizes = (inputs, *settings.hidden_sizes)
+        self.hidden_sizes, self.bf16 = settings.hidden_sizes, settings.precision == "bf16"
         self.layers = nn.ModuleList(MlpLayer(a, b, settings.dropout, settings.layer_norm) for a, b in pairwise(sizes))
         self.head = nn.Linear(sizes[-1], classes)
 
@@ -84,7 +84,7 @@ class MlpNetwork(nn.Module):
 
     def adapter_places(self) -> list[tuple[nn.Module, int]]:
         """After each hidden layer."""
-        return list(zip(self.layers, self.widths, strict=True))
+        return list(zip(self.layers, self.hidden_sizes, strict=True))
 
     def forward(self, x: Tensor) -> Outputs:
         """`x` [B, ...], floats or uint8 images (scaled to [0, 1])."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from simfl import given
+from simfl import imports as given
 from simfl.errors import ConfigError
 from simfl.models.adapters_base import Adapter
 from simfl.models.base import Model, default_trained, seeded

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from simfl.constraints import Count
 from simfl.errors import ConfigError
 from simfl.models.adapters_base import Adapter
-from simfl.ranges import Count
 
 
 @dataclass(frozen=True)

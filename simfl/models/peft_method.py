@@ -22,7 +22,7 @@ class PeftMethod(Adapter):
     """A tuner of peft that hangs tensors into layers, such as ia3, oft, loha, lokr.
 
     Tuners that share tensors between layers, such as vera, cannot be hung in without peft's own model around ours.
-    Clients with oft, loha, lokr and a few others are trained one by one (`way: loop`).
+    Clients with oft, loha, lokr and a few others are trained one by one (`mode: loop`).
     """
 
     method: str = "ia3"  # peft's name in lower case

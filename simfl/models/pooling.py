@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from simfl.passing import current
+from simfl.models.call_context import current
 
 
 def pixelwise(x: Tensor) -> Tensor:

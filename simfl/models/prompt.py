@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from simfl.constraints import Count
 from simfl.errors import ConfigError, nearest
 from simfl.models.adapters_base import Adapter
-from simfl.ranges import Count
 
 
 class PromptTokens(nn.Module):

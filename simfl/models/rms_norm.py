@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from simfl.passing import current
+from simfl.models.call_context import current
 
 WIDEST = 8192  # values of a row that a program of the kernel holds
 

@@ -46,7 +46,7 @@ class Row:
     name: str
     kind: str
     model: Any
-    private: tuple[str, ...] = ()
+    personal_params: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()  # trained besides, as `train:` of a phase
     task: Task = field(default_factory=lambda: Task(0))
     published: str = ""
@@ -133,16 +133,16 @@ def counted(row: Row) -> tuple[int, int, int]:
     sizes = {name: p.numel() for name, p in module.named_parameters()}
     asked = {name for name in sizes if any(fnmatchcase(name, glob) for glob in row.extra)}
     trained = {name for name, p in module.named_parameters() if p.requires_grad} | asked
-    shared = {name for name in trained if not any(fnmatchcase(name, glob) for glob in row.private)}
+    shared = {name for name in trained if not any(fnmatchcase(name, glob) for glob in row.personal_params)}
     return sum(sizes.values()), sum(sizes[n] for n in trained), sum(sizes[n] for n in shared)
 
 
 def fitting() -> Iterator[str]:
-    """Lines of the table of kinds: how clients with one stand side by side in `batch`, "–" where it does not fit."""
+    """Lines of the table of kinds: how clients with one stand side by side in `vectorized`, "–" where it does not fit."""
     small: list[tuple[str, Any, Task]] = [
         ("vt5", VT5(), Task(0)), ("layout_t5", LayoutT5(), Task(0)), ("vilt", Vilt(), SEEN), ("vault", Vault(), SEEN),
         ("albef", Albef(), SEEN), ("vit", ViT(), SEEN), ("aster", Aster("tiny", norm="group"), Task(0)),
-        ("cnn", Cnn(channels=(2, 2), hidden=8), SEEN), ("mlp", Mlp(widths=(32, 8)), SEEN),
+        ("cnn", Cnn(channels=(2, 2), hidden=8), SEEN), ("mlp", Mlp(hidden_sizes=(32, 8)), SEEN),
     ]  # fmt: skip
     for name, model, task in small:
         lora = Lora(targets=("head",)) if name in ("cnn", "mlp") else Lora()
@@ -181,9 +181,9 @@ private, as in FedDAT, and of its two adapters the client's.
 KINDS_HEADER = """
 ## Which kinds of adapters fit
 
-`adapters: {kind: ...}`. In `cohort.way: batch` clients stand side by side: `grouped`, in one pass over a frozen base
+`adapters: {kind: ...}`. In `execution.mode: batch` clients stand side by side: `grouped`, in one pass over a frozen base
 with stacked weights in the trained layers alone, or `stacked`, where a trained layer has no such form. Each gives the
-gradients of `loop` to rounding (tests hold it for every pair of this table). "–" is refused before a run.
+gradients of `sequential` to rounding (tests hold it for every pair of this table). "–" is refused before a run.
 `peft` takes every method of peft that hangs tensors into layers; clients with c3a, fourierft, lily, loha, lokr, oft,
 peanut, randlora, shira and waveft are trained one by one. ASTER is meant with `norm: group`: statistics over a batch
 train clients one by one too. Of `cnn` and `mlp`, `lora` needs `targets`.

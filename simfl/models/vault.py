@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
+from simfl.constraints import Count
 from simfl.errors import ConfigError
-from simfl.models import start
+from simfl.models import pretrained as start
 from simfl.models.adapters_base import Adapter, beside_heads
 from simfl.models.base import Dropout, Model, default_trained, seeded
 from simfl.models.dropout import install
 from simfl.models.heads import HeadSpec
-from simfl.models.layouts import BERT_NAMES, dimensions, fill, renamed
 from simfl.models.tokenizer import Tokenizer, small, wordpiece
 from simfl.models.vilt import SIZES as VILT_SIZES
 from simfl.models.vilt import load, two_images
+from simfl.models.weight_layouts import BERT_NAMES, dimensions, fill, renamed
 from simfl.protocol import Task
-from simfl.ranges import Count
 
 if TYPE_CHECKING:
     from simfl.models.vault_network import VaultNetwork

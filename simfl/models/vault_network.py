@@ -11,7 +11,7 @@ from transformers.models.bert.modeling_bert import BertPooler
 
 from simfl.models.bert_parts import Text
 from simfl.models.heads import HeadSpec
-from simfl.models.trunk import additive, initialise
+from simfl.models.transformer import additive, initialise
 from simfl.models.vilt_network import ViltNetwork
 from simfl.protocol import Task
 

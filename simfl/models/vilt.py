@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
+from simfl.constraints import Count
 from simfl.errors import ConfigError
-from simfl.models import start
+from simfl.models import pretrained as start
 from simfl.models.adapters_base import Adapter, beside_heads
 from simfl.models.base import Dropout, Model, default_trained, seeded
 from simfl.models.dropout import install
 from simfl.models.heads import HeadSpec
-from simfl.models.layouts import dimensions, fill, renamed, resized_positions
 from simfl.models.tokenizer import Tokenizer, small, wordpiece
+from simfl.models.weight_layouts import dimensions, fill, renamed, resized_positions
 from simfl.protocol import Task
-from simfl.ranges import Count
 
 if TYPE_CHECKING:
     from simfl.models.vilt_network import ViltNetwork
@@ -103,7 +103,7 @@ def two_images(heads: Mapping[str, HeadSpec]) -> bool:
 
 def rules() -> tuple[tuple[str, str], ...]:
     """Names of transformers' ViLT checkpoints -> ours; its other heads and stored positions are not needed."""
-    from simfl.models.trunk import LAYER_NAMES
+    from simfl.models.transformer import LAYER_NAMES
 
     return (
         (r"^(mlm_score|rank_output)\..*", ""),

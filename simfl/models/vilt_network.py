@@ -22,7 +22,7 @@ from transformers.models.vilt.modeling_vilt import ViltEmbeddings, ViltPooler
 from simfl.models.base import mixed
 from simfl.models.heads import Heads, HeadSpec
 from simfl.models.prompt import with_prompt, with_value
-from simfl.models.trunk import QUERIES_AND_VALUES, additive, initialise, transformer
+from simfl.models.transformer import QUERIES_AND_VALUES, additive, initialise, transformer
 from simfl.protocol import Outputs, Task
 
 CONFIG = (

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
+from simfl.constraints import Count
 from simfl.errors import ConfigError
-from simfl.models import start
+from simfl.models import pretrained as start
 from simfl.models.adapters_base import Adapter, beside_heads
 from simfl.models.base import Dropout, Model, default_trained, seeded
 from simfl.models.dropout import install
-from simfl.models.layouts import dimensions, fill, renamed, resized_positions
 from simfl.models.mlp import shape_and_classes
+from simfl.models.weight_layouts import dimensions, fill, renamed, resized_positions
 from simfl.protocol import Task
-from simfl.ranges import Count
 
 if TYPE_CHECKING:
     from simfl.models.vit_network import ViTNetwork
@@ -93,7 +93,7 @@ class ViT(Model):
 
 def rules() -> tuple[tuple[str, str], ...]:
     """Names of transformers' ViT checkpoints, with or without a classifier -> ours."""
-    from simfl.models.trunk import LAYER_NAMES
+    from simfl.models.transformer import LAYER_NAMES
 
     return (
         (r"^(vit\.)?pooler\..*", ""),

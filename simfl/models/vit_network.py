@@ -13,7 +13,7 @@ from transformers.models.vit.modeling_vit import ViTEmbeddings
 from simfl.models.base import mixed
 from simfl.models.mlp import as_float
 from simfl.models.prompt import with_prompt
-from simfl.models.trunk import QUERIES_AND_VALUES, initialise, transformer
+from simfl.models.transformer import QUERIES_AND_VALUES, initialise, transformer
 from simfl.protocol import Outputs
 
 

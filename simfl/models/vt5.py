@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from simfl.constraints import Count
 from simfl.errors import ConfigError
-from simfl.models import start
+from simfl.models import pretrained as start
 from simfl.models.adapters_base import Adapter
 from simfl.models.base import Dropout, Model, default_trained, seeded
 from simfl.models.dropout import install
 from simfl.models.tokenizer import Tokenizer, read, small
 from simfl.protocol import Task
-from simfl.ranges import Count
 
 if TYPE_CHECKING:
     from simfl.models.vt5_network import VT5Network

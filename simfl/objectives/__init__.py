@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from simfl.objectives.base import Objective
-from simfl.shelf import Table
+from simfl.registry import Registry
 
-OBJECTIVES: Table[Objective] = Table(
+OBJECTIVES: Registry[Objective] = Registry(
     {
         "classification": "simfl.objectives.classification:Classification",
         "docvqa": "simfl.objectives.docvqa:DocVqa",

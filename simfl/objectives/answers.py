@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from simfl.errors import ConfigError, DataError
-from simfl.likeness import normal
+from simfl.metrics import normal
 
 NONE = -1  # in place of a label
 ALL = 2**31 - 1  # in place of a list's length: all answers of the model

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from simfl.constraints import Count
 from simfl.errors import DataError
 from simfl.objectives.base import Objective
 from simfl.objectives.images import table
 from simfl.protocol import Batch, Examples, Outputs
-from simfl.ranges import Count
 
 
 @dataclass(frozen=True)

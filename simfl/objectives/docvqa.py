@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from simfl.constraints import Count
 from simfl.errors import DataError
 from simfl.objectives.base import Objective
 from simfl.objectives.images import table
 from simfl.objectives.metrics import accuracy, anls
 from simfl.protocol import Batch, Examples, Outputs
-from simfl.ranges import Count
 from simfl.seeds import seed_for
 
 END, PAD, NO_LABEL = 1, 0, -100

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simfl import likeness
-from simfl.likeness import normal
+from simfl import metrics as similarity
+from simfl.metrics import normal
 
 NOTHING = "none"
 
 
 def anls(prediction: str, answers: Sequence[str], rule: str = "ge") -> float:
-    """ANLS (see `simfl.likeness`), in [0, 1]."""
-    return 0.0 if normal(prediction) == NOTHING else likeness.anls(prediction, answers, rule)
+    """ANLS (see `simfl.metrics`), in [0, 1]."""
+    return 0.0 if normal(prediction) == NOTHING else similarity.anls(prediction, answers, rule)
 
 
 def accuracy(prediction: str, answers: Sequence[str]) -> float:

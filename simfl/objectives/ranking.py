@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from simfl.constraints import Count
 from simfl.errors import ConfigError, DataError
-from simfl.likeness import normal
+from simfl.metrics import normal
 from simfl.objectives.answers import Lists, groups_of, people, read_lists, targets
 from simfl.objectives.base import Objective
 from simfl.objectives.images import pictures, table
 from simfl.protocol import Batch, Examples, Outputs
-from simfl.ranges import Count
 
 NO_LABEL = -100
 

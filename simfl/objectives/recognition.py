@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from simfl.constraints import Count
 from simfl.errors import DataError
-from simfl.likeness import likeness
+from simfl.metrics import similarity
 from simfl.objectives.base import Objective
 from simfl.objectives.images import table
 from simfl.protocol import Batch, Examples, Outputs
-from simfl.ranges import Count
 
 LETTERS = string.digits + string.ascii_letters + string.punctuation  # 94, in ASTER's order
 END, PAD, UNKNOWN, NO_LABEL = 94, 95, 96, -100
@@ -78,7 +78,7 @@ class Recognition(Objective):
         pairs = list(zip(predictions["text"], truth, strict=True))
         return {
             "accuracy": np.array([plain(given) == plain(right) for given, right in pairs], np.float64),
-            "similarity": np.array([likeness(plain(given), plain(right)) for given, right in pairs], np.float64),
+            "similarity": np.array([similarity(plain(given), plain(right)) for given, right in pairs], np.float64),
             "exact": np.array([given == right for given, right in pairs], np.float64),
         }
 

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from simfl.constraints import Count, Fraction, Seed
 from simfl.errors import ConfigError, DataError
 from simfl.objectives.base import Objective
 from simfl.objectives.docvqa import pages, round_up
 from simfl.objectives.masking import NO_LABEL, PAD, PROMPTS, Hiding, Masked, Pages, mask, pages_of
 from simfl.protocol import Batch, Examples, Outputs
-from simfl.ranges import Count, Fraction, Seed
 from simfl.seeds import passing_rng
 
 AT_A_TIME = 4096  # pages masked together

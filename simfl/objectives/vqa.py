@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from simfl.constraints import Count
 from simfl.errors import ConfigError, DataError, nearest
 from simfl.objectives.answers import Lists, Targets, read_lists, targets
 from simfl.objectives.base import Objective
 from simfl.objectives.images import pictures, table
 from simfl.protocol import Batch, Examples, Outputs
-from simfl.ranges import Count
 
 NO_LABEL = -100
 

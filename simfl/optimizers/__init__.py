@@ -3,9 +3,9 @@
 from simfl.optimizers.local import LOCAL_OPTIMIZERS, LocalOptimizer
 from simfl.optimizers.schedules import SCHEDULES, Schedule
 from simfl.optimizers.server import ServerOptimizer
-from simfl.shelf import Table
+from simfl.registry import Registry
 
-SERVER_OPTIMIZERS: Table[ServerOptimizer] = Table(
+SERVER_OPTIMIZERS: Registry[ServerOptimizer] = Registry(
     {
         "sgd": "simfl.optimizers.server:Sgd",
         "momentum": "simfl.optimizers.server:Momentum",

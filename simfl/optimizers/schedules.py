@@ -13,9 +13,9 @@ from typing import Literal
 
 import numpy as np
 
+from simfl.constraints import Amount, Fraction, Positive
 from simfl.errors import ConfigError
-from simfl.ranges import Amount, Fraction, Positive
-from simfl.shelf import Table
+from simfl.registry import Registry
 
 Unit = Literal["round", "progress", "step", "visit"]
 
@@ -105,7 +105,7 @@ def _part(schedule: Schedule, t: np.ndarray, horizon: float) -> np.ndarray:
     return np.clip((t - schedule.warmup) / max(horizon - schedule.warmup, 1e-12), 0.0, 1.0)
 
 
-SCHEDULES: Table[Schedule] = Table(
+SCHEDULES: Registry[Schedule] = Registry(
     {
         "constant": "simfl.optimizers.schedules:Constant",
         "cosine": "simfl.optimizers.schedules:Cosine",

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from simfl.data.base import Dataset
-from simfl.data.outline import outline
+from simfl.data.io.outline import outline
 from simfl.errors import ConfigError
 from simfl.experiment import Experiment
-from simfl.models.sketch import without_compiler
+from simfl.models.meta import without_compiler
 from simfl.plans.messages import Exchange, Messages
 from simfl.plans.plan import messages_of, sketched
 from simfl.runs import tables
@@ -86,8 +86,8 @@ def differences(experiment: Experiment, data: Dataset, clients: int, made: Table
 def _of_round(plan: Messages, exchange: Exchange, rows: list[Row], came: set[int], notes: Notes) -> Iterator[str]:
     sides = (("download", exchange.download), ("upload", exchange.upload))
     wanted: dict[Key, Row] = {
-        (client, way, str(row["part"])): row
-        for way, side in sides
+        (client, mode, str(row["part"])): row
+        for mode, side in sides
         for client, message in side.items()
         for row in message
     }

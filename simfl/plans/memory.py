@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from simfl.cohort.stage import call, inputs_of, tensors_for, with_task
-from simfl.cohort.stepper import Stepper
-from simfl.cohort.wire import codec_of
 from simfl.errors import ConfigError, SimflError
+from simfl.parameter_groups import pick
 from simfl.plans.messages import Messages
-from simfl.protocol import EXTRA, Batch, Facts, State, Weights
-from simfl.roles import pick
-from simfl.setting import Setting
+from simfl.protocol import EXTRA, Batch, ModelFacts, State, Weights
+from simfl.run_context import RunContext
+from simfl.training.context import call, inputs_of, tensors_for, with_task
+from simfl.training.optimizer_step import StackedOptimizer
+from simfl.transport.upload import codec_of
 from simfl.weights import select
 
 UNITS = {"": 1, "MB": 10**6, "GB": 10**9, "MIB": 2**20, "GIB": 2**30}
@@ -30,26 +30,26 @@ WIDEST = 1 << 16  # clients side by side
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. `width`: clients side by side on a worker, as many as fit the card where one is given."""
+    """Bytes. `clients_per_batch`: clients side by side on a worker, as many as fit the card where one is given."""
 
     server: int  # the driver: network, global state, optimizer, what it made public
     client: int  # what a client remembers between visits
     resident: int  # a worker, before anybody visits
     each: int  # and for each client side by side, besides
     activations: int | None  # of which for the gradient; None where no example could be made up
-    width: int = 1
+    clients_per_batch: int = 1
     card: int | None = None
 
     @property
     def worker(self) -> int:
-        return self.resident + self.width * self.each
+        return self.resident + self.clients_per_batch * self.each
 
     def json(self) -> dict[str, int]:
         """As `simfl plan --json` shows it."""
         return {"server": self.server, "worker": self.worker, "client": self.client}
 
 
-def memory(messages: Messages, setting: Setting, index: int, card: int | None) -> Memory:
+def memory(messages: Messages, setting: RunContext, index: int, card: int | None) -> Memory:
     """The memory of a phase."""
     local = _Local(messages, setting)
     trained = _bytes(local.start)
@@ -57,9 +57,11 @@ def memory(messages: Messages, setting: Setting, index: int, card: int | None) -
     each = 2 * trained + _bytes_of(local.optimizer) + _bytes_of(messages.state) + (activations or 0)
     resident = _network(setting.module) + (_network(setting.mentor.module) if setting.mentor else 0)
     resident += sum(_bytes(tensors) for tensors in messages.received.values())
-    fixed = setting.experiment.cohort.width
-    width = _fitting(resident, each, card) if card is not None else fixed if isinstance(fixed, int) else 1
-    return Memory(_server(messages, setting, index), local.remembered(), resident, each, activations, width, card)
+    fixed = setting.experiment.execution.clients_per_batch
+    clients_per_batch = _fitting(resident, each, card) if card is not None else fixed if isinstance(fixed, int) else 1
+    return Memory(
+        _server(messages, setting, index), local.client_state(), resident, each, activations, clients_per_batch, card
+    )
 
 
 def card_bytes(text: str) -> int:
@@ -74,10 +76,10 @@ def card_bytes(text: str) -> int:
 def _fitting(resident: int, each: int, card: int) -> int:
     """The widest cohort, a power of two, that fits; 0 where not even one client does."""
     widths = (1 << k for k in range(WIDEST.bit_length() - 1, -1, -1))
-    return next((width for width in widths if resident + width * each <= card), 0)
+    return next((clients_per_batch for clients_per_batch in widths if resident + clients_per_batch * each <= card), 0)
 
 
-def _server(messages: Messages, setting: Setting, index: int) -> int:
+def _server(messages: Messages, setting: RunContext, index: int) -> int:
     phase, server = messages.stage.phase, messages.server
     _, moments = phase.server.step(server.weights, server.weights, {})
     earlier = {name for i in range(index) for name in setting.roles(i).shared}
@@ -92,16 +94,16 @@ class _Local:
     """A client at work."""
 
     messages: Messages
-    setting: Setting
+    setting: RunContext
 
     @property
     def start(self) -> Weights:
         """All it trains: its model, and what its algorithm trains besides."""
         stage, messages = self.messages.stage, self.messages
         mentor = messages.trained if stage.mentor is None else stage.mentor.binding.values(stage.mentor.trained)
-        facts = Facts(None, dict(mentor))
+        facts = ModelFacts(None, dict(mentor))
         if stage.phase.algorithm.needs_features:
-            facts = Facts(stage.samples[0], dict(mentor), stage.samples[1])
+            facts = ModelFacts(stage.samples[0], dict(mentor), stage.samples[1])
         extras = stage.phase.algorithm.extra(facts, messages.received, messages.state, messages.visit)
         more = {f"{EXTRA}/{group}/{name}": t for group, tensors in extras.items() for name, t in tensors.items()}
         return messages.trained | more
@@ -115,16 +117,16 @@ class _Local:
                 continue
             names = select(start, micro.trains, micro.spares, where="algorithm")
             stacked = {name: torch.empty_like(start[name][None], device="meta") for name in names}
-            stepper = Stepper(stage.phase.local, stacked, [{}])
+            stepper = StackedOptimizer(stage.phase.local, stacked, [{}])
             stepper.step({name: torch.empty_like(t) for name, t in stacked.items()}, [True], [0.0])
             states += stepper.states()
         return states
 
-    def remembered(self) -> int:
+    def client_state(self) -> int:
         """What it finds at its next visit."""
         stage, messages, start = self.messages.stage, self.messages, self.start
         args = (messages.sent, start, messages.received, messages.state, messages.visit)
-        kept = [*stage.phase.algorithm.remember(*args).values(), pick(start, stage.roles.private)]
+        kept = [*stage.phase.algorithm.update_state(*args).values(), pick(start, stage.roles.personal_params)]
         lost = [part for part in messages.sent if codec_of(stage, "upload", part).error_feedback]
         kept += [messages.sent[part] for part in lost]
         if stage.keep_local:

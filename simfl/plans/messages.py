@@ -13,14 +13,14 @@ from functools import cached_property
 import torch
 
 from simfl.codecs.base import Codec
-from simfl.cohort.broadcast import Broadcast, Sizes
-from simfl.cohort.stage import Stage
-from simfl.cohort.wire import PLAIN, STATISTICS, Bill, codec_of
 from simfl.errors import ConfigError
-from simfl.ledger import Row
-from simfl.protocol import Parts, Server, State, Visit, Weights
-from simfl.roles import pick
+from simfl.parameter_groups import pick
+from simfl.protocol import ClientUpdate, Parts, Server, State, Weights
 from simfl.sampling import sample_clients
+from simfl.training.context import PhaseContext
+from simfl.transport.broadcast import Broadcast, Sizes
+from simfl.transport.ledger import Row
+from simfl.transport.upload import PLAIN, STATISTICS, LedgerEntry, codec_of
 
 Message = tuple[Row, ...]  # one row of the ledger for each part; whose and when is not filled in
 
@@ -30,7 +30,7 @@ class Exchange:
     """One round of a phase, counted from 1: what each of its clients gets and sends."""
 
     round: int
-    clients: list[int]  # that train; of pooled examples nothing travels
+    clients: list[int]  # that train; of centralized examples nothing travels
     download: Mapping[int, Message]
     upload: Mapping[int, Message]
 
@@ -39,16 +39,16 @@ class Exchange:
 class Messages:
     """The messages of a phase. `stage` has its network on the meta device; `examples`: of a typical client."""
 
-    stage: Stage
+    stage: PhaseContext
     examples: int = 1
 
     @cached_property
-    def visit(self) -> Visit:
+    def visit(self) -> ClientUpdate:
         """A first visit of a typical client, who is nobody. What it keeps of each example depends on their number."""
         known = {"client": -1, "round": -1, "examples": self.examples, "num_clients": self.stage.num_clients}
         whole = ("client", "key", "round", "step")
-        kinds = {name: torch.int64 if name in whole else torch.float32 for name in Visit._fields}
-        return Visit(**{name: torch.tensor(known.get(name, 1), dtype=kind) for name, kind in kinds.items()})
+        kinds = {name: torch.int64 if name in whole else torch.float32 for name in ClientUpdate._fields}
+        return ClientUpdate(**{name: torch.tensor(known.get(name, 1), dtype=kind) for name, kind in kinds.items()})
 
     @cached_property
     def server(self) -> Server:
@@ -77,7 +77,7 @@ class Messages:
     @cached_property
     def trained(self) -> Weights:
         """A client's model; what its algorithm trains besides never travels."""
-        known = {**self.stage.binding.values(self.stage.roles.private), **self.received["weights"]}
+        known = {**self.stage.binding.values(self.stage.roles.personal_params), **self.received["weights"]}
         return pick(known, self.stage.roles.trained)
 
     @cached_property
@@ -105,7 +105,7 @@ class Messages:
         stage, books, packet, whole = self.stage, Broadcast(), self._packet("download"), self._whole()
         for number in range(stage.phase.rounds):
             clients = sample_clients(stage.phase, stage.num_clients, stage.seed, stage.index, number)
-            served = [] if stage.phase.pooled else clients
+            served = [] if stage.phase.centralized else clients
             download = dict.fromkeys(served, self.down)
             if self.changing:  # the first is no change, and travels whole
                 charged, books = books.book(packet if number else whole, whole, served)
@@ -128,14 +128,16 @@ class Messages:
 
     def _message(self, direction: str, payload: Sizes) -> Message:
         parts = self.received if direction == "download" else self.sent
-        return tuple(Bill(self.stage, p, parts[p]).row(self.stage.index, 0, 0, direction, payload[p]) for p in parts)
+        return tuple(
+            LedgerEntry(self.stage, p, parts[p]).row(self.stage.index, 0, 0, direction, payload[p]) for p in parts
+        )
 
 
 def _sizes(codec: Codec, tensors: Weights) -> dict[str, int]:
     return {name: codec.size(tuple(t.shape)) for name, t in tensors.items()}
 
 
-def messages(stage: Stage, examples: int = 1) -> Messages:
+def messages(stage: PhaseContext, examples: int = 1) -> Messages:
     """The messages of a phase; ConfigError for an algorithm of one's own that needs values to know what to send."""
     found = Messages(stage, examples)
     try:

@@ -20,16 +20,16 @@ from torch import nn
 from simfl.data.base import Dataset
 from simfl.errors import ConfigError
 from simfl.experiment import Experiment
-from simfl.ledger import DIRECTIONS
-from simfl.models.sketch import without_distant
+from simfl.models.meta import without_distant
+from simfl.parameter_groups import ParameterGroups
 from simfl.plans import memory
 from simfl.plans.memory import Memory
 from simfl.plans.messages import Exchange, Message, Messages, messages
 from simfl.plans.work import Holdings, Work, known
 from simfl.privacy.budget import Budget
-from simfl.roles import Roles
+from simfl.run_context import RunContext
 from simfl.sampling import num_sampled
-from simfl.setting import Setting
+from simfl.transport.ledger import DIRECTIONS
 
 Count = dict[str, int]
 COLUMNS = ("payload_bytes", "charged_bytes")  # of the ledger, that are added up
@@ -44,7 +44,7 @@ class PhasePlan:
     model: Count  # parameters, trained, travelling, private: numbers of values
     download: Message  # one message, part by part
     upload: Message
-    messages: int  # both ways, over all rounds
+    messages: int  # both modes, over all rounds
     expected: float  # and over all seeds, where clients are drawn each on its own
     bytes: Count  # really sent: download, upload, total
     charged: Count  # under the rule for tied weights
@@ -62,7 +62,7 @@ class PhasePlan:
     def message(self) -> dict[str, Count]:
         """Values and bytes of one message each way."""
         sides = zip(DIRECTIONS, (self.download, self.upload), strict=True)
-        return {way: {"floats": total(m, "floats"), "bytes": total(m, "payload_bytes")} for way, m in sides}
+        return {mode: {"floats": total(m, "floats"), "bytes": total(m, "payload_bytes")} for mode, m in sides}
 
     def json(self) -> dict[str, Any]:
         """As `simfl plan --json` shows a phase."""
@@ -133,19 +133,19 @@ def plan(experiment: Experiment, cache: Path, card: int | None = None) -> Plan:
     return Plan(experiment, holdings, _union(setting), phases, _privacy(budget, every))
 
 
-def sketched(experiment: Experiment, data: Dataset) -> Setting:
+def sketched(experiment: Experiment, data: Dataset) -> RunContext:
     """The setting with an outline of its data, its networks names and shapes alone."""
-    setting = Setting(replace(experiment, model=without_distant(experiment.model)), Path(), torch.device("meta"))
+    setting = RunContext(replace(experiment, model=without_distant(experiment.model)), Path(), torch.device("meta"))
     setting.dataset = data
     return setting
 
 
-def messages_of(setting: Setting, index: int, clients: int, examples: int = 1) -> Messages:
+def messages_of(setting: RunContext, index: int, clients: int, examples: int = 1) -> Messages:
     """The messages of a phase. `examples`: of a typical client."""
     return messages(setting.stage(index, clients), examples)
 
 
-def _phase(setting: Setting, index: int, holdings: Holdings, budget: Budget | None, card: int | None) -> PhasePlan:
+def _phase(setting: RunContext, index: int, holdings: Holdings, budget: Budget | None, card: int | None) -> PhasePlan:
     phase = setting.experiment.phases[index]
     sampled = num_sampled(phase, len(holdings))
     if sampled is not None and sampled > len(holdings):
@@ -156,7 +156,7 @@ def _phase(setting: Setting, index: int, holdings: Holdings, budget: Budget | No
         tally.add(exchange)
         tally.steps += work.of(exchange) if work.is_known else 0
     drawn = tally.visits if phase.poisson is None else phase.poisson * len(holdings) * phase.rounds
-    each = 0 if phase.pooled else sum(bool(total(message, "floats")) for message in (found.down, found.up))
+    each = 0 if phase.centralized else sum(bool(total(message, "floats")) for message in (found.down, found.up))
     return PhasePlan(
         name=phase.name or str(index),
         rounds=phase.rounds,
@@ -171,10 +171,10 @@ def _phase(setting: Setting, index: int, holdings: Holdings, budget: Budget | No
         steps=tally.steps if work.is_known else None,
         privacy=_privacy(budget, [index]),
         varying=frozenset(
-            (way, part)
-            for way, parts in zip(DIRECTIONS, (found.received, found.sent), strict=True)
+            (mode, part)
+            for mode, parts in zip(DIRECTIONS, (found.received, found.sent), strict=True)
             for part in parts
-            if found.varies(way, part)
+            if found.varies(mode, part)
         ),
     )
 
@@ -184,20 +184,20 @@ class _Tally:
 
     def __init__(self) -> None:
         self.visits = self.steps = 0
-        self.counted: dict[str, Counter[tuple[int, ...]]] = {way: Counter() for way in DIRECTIONS}
+        self.counted: dict[str, Counter[tuple[int, ...]]] = {mode: Counter() for mode in DIRECTIONS}
 
     def add(self, exchange: Exchange) -> None:
         self.visits += len(exchange.clients)
-        for way in DIRECTIONS:
-            messages = getattr(exchange, way)
+        for mode in DIRECTIONS:
+            messages = getattr(exchange, mode)
             each = Counter(map(id, messages.values()))
             distinct = {id(message): message for message in messages.values()}
             for key, count in each.items():
-                self.counted[way][_sizes(distinct[key])] += count
+                self.counted[mode][_sizes(distinct[key])] += count
 
     def sums(self, column: str) -> Count:
         at = COLUMNS.index(column)
-        sides = {way: sum(sizes[at] * count for sizes, count in self.counted[way].items()) for way in DIRECTIONS}
+        sides = {mode: sum(sizes[at] * count for sizes, count in self.counted[mode].items()) for mode in DIRECTIONS}
         return {**sides, "total": sum(sides.values())}
 
 
@@ -231,17 +231,17 @@ def summed(counts: Iterable[Count]) -> Count:
     return found
 
 
-def _union(setting: Setting) -> Count:
+def _union(setting: RunContext) -> Count:
     return _counts(setting.module, [setting.roles(index) for index in range(len(setting.experiment.phases))])
 
 
-def _counts(module: nn.Module, roles: Sequence[Roles]) -> Count:
+def _counts(module: nn.Module, roles: Sequence[ParameterGroups]) -> Count:
     """Numbers of values in any of these roles; running statistics are no parameters."""
     sizes = {name: p.numel() for name, p in module.named_parameters()}
     named = {
         "parameters": set(sizes),
         "trained": {name for role in roles for name in role.trained},
         "travelling": {name for role in roles for name in role.shared},
-        "private": {name for role in roles for name in role.private},
+        "personal_params": {name for role in roles for name in role.personal_params},
     }
     return {what: sum(sizes[name] for name in names) for what, names in named.items()}

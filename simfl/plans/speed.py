@@ -1,6 +1,6 @@
 """How long a planned run would take, at the pace of one that was run: its local steps a second, evaluation included.
 
-Of a run that was stopped before its first round ended, it is the pace that was measured when its manner was chosen.
+Of a run that was stopped before its first round ended, it is the pace that was measured when its execution_mode was chosen.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def pace(folder: Path, experiment: Experiment) -> Pace:
 
 
 def _tried(events: Sequence[dict[str, Any]]) -> float:
-    """Local steps a second of all workers in the manner that was chosen last; 0 where none was tried."""
+    """Local steps a second of all workers in the execution_mode that was chosen last; 0 where none was tried."""
     workers = [event["workers"] for event in events if event["event"] == "started"]
     for event in reversed([event for event in events if event.get("trials")]):
-        keys = ("way",) if event["way"] == "loop" else ("way", "width", "program")
+        keys = ("mode",) if event["mode"] == "sequential" else ("mode", "clients_per_batch", "program")
         own = [one["step"] for one in event["trials"] if all(one[key] == event[key] for key in keys) and one["step"]]
         return workers[-1] / own[0] if own and workers else 0.0
     return 0.0

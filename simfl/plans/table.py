@@ -5,12 +5,12 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from simfl.following.progress import size
-from simfl.ledger import DIRECTIONS, units
 from simfl.plans.memory import Memory
 from simfl.plans.messages import Message
 from simfl.plans.plan import Count, PhasePlan, Plan
 from simfl.plans.speed import Pace
+from simfl.tracking.progress import size
+from simfl.transport.ledger import DIRECTIONS, units
 
 
 def show(plan: Plan, pace: Pace | None, console: Console) -> None:
@@ -55,17 +55,17 @@ def _totals(plan: Plan) -> Table:
     table.add_column("")
     for name in ("B", "MB", "GiB"):
         table.add_column(name, justify="right")
-    for way in (*DIRECTIONS, "total"):
-        table.add_row(way, *_in_units(plan.bytes, way))
+    for mode in (*DIRECTIONS, "total"):
+        table.add_row(mode, *_in_units(plan.bytes, mode))
     if plan.charged != plan.bytes:
-        for way in (*DIRECTIONS, "total"):
-            table.add_row(f"{way}, charged", *_in_units(plan.charged, way))
+        for mode in (*DIRECTIONS, "total"):
+            table.add_row(f"{mode}, charged", *_in_units(plan.charged, mode))
     return table
 
 
-def _in_units(counts: Count, way: str) -> tuple[str, str, str]:
-    found = units(counts[way])
-    return f"{counts[way]:,}", f"{found['MB']:,.1f}", f"{found['GiB']:,.3f}"
+def _in_units(counts: Count, mode: str) -> tuple[str, str, str]:
+    found = units(counts[mode])
+    return f"{counts[mode]:,}", f"{found['MB']:,.1f}", f"{found['GiB']:,.3f}"
 
 
 def _besides(plan: Plan, pace: Pace | None) -> Table:
@@ -112,7 +112,7 @@ def _worker(memory: Memory) -> str:
     without = ", without activations" if memory.activations is None else ""
     each = f"{size(memory.resident)} and {size(memory.each)} for each client side by side{without}"
     if memory.card is None:
-        return f"{size(memory.worker)} for {memory.width}: {each}"
-    if memory.width == 0:
+        return f"{size(memory.worker)} for {memory.clients_per_batch}: {each}"
+    if memory.clients_per_batch == 0:
         return f"{each}; not one fits {size(memory.card)}"
-    return f"{each}; cohorts of {memory.width} fit {size(memory.card)}"
+    return f"{each}; cohorts of {memory.clients_per_batch} fit {size(memory.card)}"

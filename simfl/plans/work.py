@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from simfl.cohort.plan import num_steps
 from simfl.data.base import Dataset, Published
-from simfl.data.holdings import Partition
-from simfl.data.outline import outline
+from simfl.data.io.outline import outline
+from simfl.data.partition.manifest import Partition
 from simfl.errors import DataError
 from simfl.experiment import Experiment
 from simfl.plans.messages import Exchange
+from simfl.run_context import RunContext
 from simfl.sampling import sample_groups
-from simfl.setting import Setting
+from simfl.training.plan import num_steps
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def known(experiment: Experiment, cache: Path) -> tuple[Dataset, Holdings]:
         exact = tuple(sizes) == told.clients
         groups = np.array(told.groups if exact and told.groups else [0] * len(sizes))
         return outline(told), Holdings(sizes, groups, exact, "published sizes")
-    setting, clients = Setting(experiment, cache), experiment.partition.clients
+    setting, clients = RunContext(experiment, cache), experiment.partition.clients
     try:
         partition = experiment.partition.split(setting.split("train"), experiment.seed)
     except DataError as error:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from simfl.data.holdings import Partition
+from simfl.data.partition.manifest import Partition
 from simfl.errors import ConfigError, PrivacyError
 from simfl.experiment import Experiment, Phase, Privacy
 from simfl.privacy import accounting

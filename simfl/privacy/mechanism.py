@@ -24,7 +24,7 @@ from simfl.errors import PrivacyError
 from simfl.experiment import Privacy
 from simfl.privacy.noise import noised
 from simfl.privacy.units import Clipped, clipped
-from simfl.protocol import Means, Parts, Weights
+from simfl.protocol import AggregatedUpdates, Parts, Weights
 from simfl.seeds import Name
 from simfl.weights import scale
 
@@ -121,8 +121,13 @@ class Mechanism:
         return float(asked if fixed and asked is not None else max(1, units))
 
     def averaged(
-        self, means: Means | None, units: Sequence[int], expected: float, received: Parts, name: tuple[Name, ...]
-    ) -> Means | None:
+        self,
+        means: AggregatedUpdates | None,
+        units: Sequence[int],
+        expected: float,
+        received: Parts,
+        name: tuple[Name, ...],
+    ) -> AggregatedUpdates | None:
         """The average that the server steps with. A round without anybody releases noise alone, if there is any.
 
         `units`: of each client that came back; `expected`: clients that a round has on average.
@@ -141,7 +146,9 @@ class Mechanism:
             means = self._noised(means, share, received, name)
         return means
 
-    def _noised(self, means: Means, share: float, received: Parts, name: tuple[Name, ...]) -> Means:
+    def _noised(
+        self, means: AggregatedUpdates, share: float, received: Parts, name: tuple[Name, ...]
+    ) -> AggregatedUpdates:
         """`share`: of one unit in the average."""
         clip, secure = self.clip_of(received), self.privacy.secure
         deviation = 0.0 if clip is None else self.update_multiplier * clip * share
@@ -154,13 +161,13 @@ class Mechanism:
             parts[CLIP] = noised(parts[CLIP], deviation, ("count", self.seed, *name), secure)
         return replace(means, parts=parts)
 
-    def _of_nobody(self, received: Parts) -> Means:
+    def _of_nobody(self, received: Parts) -> AggregatedUpdates:
         parts: Parts = {"weights": {name: torch.zeros_like(t) for name, t in received["weights"].items()}}
         if CLIP in received:
             parts[CLIP] = {"left_alone": torch.zeros(1)}
-        return Means(parts, {}, 0, 0, 0.0)
+        return AggregatedUpdates(parts, {}, 0, 0, 0.0)
 
-    def next_clip(self, clip: float | None, means: Means) -> float | None:
+    def next_clip(self, clip: float | None, means: AggregatedUpdates) -> float | None:
         """The clip of the next round: times exp(−eta·(share left alone − gamma))."""
         adaptive = self.privacy.adaptive
         if adaptive is None or clip is None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simfl.algorithms.base import Algorithm
-from simfl.data.holdings import Partition
+from simfl.data.partition.manifest import Partition
 from simfl.experiment import Phase, Privacy
 from simfl.privacy.accounting import Event, History
 from simfl.sampling import num_sampled
@@ -129,7 +129,7 @@ def _forgets(phase: Phase) -> bool:
     Otherwise a later average follows from single messages too, of which each has one client's noise alone: then these
     have to be accounted, though nobody sees them.
     """
-    keeps = phase.local.keep_optimizer or phase.private or phase.codec.upload.error_feedback
+    keeps = phase.local.keep_optimizer or phase.personal_params or phase.codec.upload.error_feedback
     return not keeps and type(phase.algorithm).init_client is Algorithm.init_client
 
 

@@ -8,10 +8,10 @@ from statistics import mean
 from typing import Any
 
 from simfl import evaluation
-from simfl.comparison.results import Result
-from simfl.comparison.table import Comparison, Line
 from simfl.reports.chart import Series, lines
 from simfl.reports.page import figure, figures
+from simfl.reports.results import Result
+from simfl.reports.table import Comparison, Line
 
 MOST_LINES = 8  # in one chart; more are told apart by no reader
 

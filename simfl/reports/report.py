@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from simfl import evaluation, files
-from simfl.comparison.forms import MARK, WAYS, notes
-from simfl.comparison.results import Result, results_of
-from simfl.comparison.significance import per_client
-from simfl.comparison.table import LEVEL, SEED, Comparison, Line, compare, paired
-from simfl.comparison.wishes import wanted
-from simfl.data.heterogeneity import describe
+from simfl.data.partition.heterogeneity import describe
 from simfl.errors import SimflError
-from simfl.following.progress import duration, size
 from simfl.reports.chart import heat, number, strips
 from simfl.reports.curves import MOST_LINES, by_bytes, by_epsilon, by_round, course, curves, name_of, varied
+from simfl.reports.formats import MARK, WAYS, notes
 from simfl.reports.page import Section, code, figure, figures, folded, page, table
+from simfl.reports.results import Result, results_of
+from simfl.reports.significance import per_client
+from simfl.reports.table import LEVEL, SEED, Comparison, Line, compare, paired
+from simfl.reports.table_spec import wanted
 from simfl.reports.time import timeline
-from simfl.sweeps.beginnings import beginnings
+from simfl.sweeps.shared_prefixes import beginnings
+from simfl.tracking.progress import duration, size
 
 MOST_SAMPLES = 8  # predictions shown
 MADE = (
@@ -91,8 +91,8 @@ def _comparison(found: Comparison) -> str:
             f"{len(line.done)} of {len(line.runs)}" if len(line.done) < len(line.runs) else f"{len(line.done)}"
         )
         cells += [_score(found, line, i, metric) for metric in found.metrics]
-        for way in WAYS:
-            count = line.mean_of("bytes", way)
+        for mode in WAYS:
+            count = line.mean_of("bytes", mode)
             cells.append("" if count is None else size(count))
         seconds = line.mean_of("seconds", "total")
         rows.append([*cells, "" if seconds is None else duration(seconds)])

@@ -1,15 +1,15 @@
-"""A report's time: when runs were under way, where their time went, and when workers were at work."""
+"""A report's time: when runs were under mode, where their time went, and when workers were at work."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from simfl.comparison.results import Result
-from simfl.following.progress import duration
-from simfl.following.watch import Log
 from simfl.reports.chart import Bar, Series, bars, lines, number
 from simfl.reports.page import figure, figures, table
+from simfl.reports.results import Result
+from simfl.tracking.progress import duration
+from simfl.tracking.watch import Log
 
 MOST_LINES = 8  # in one chart
 MOST_LOGS = 2  # runs of which it is told

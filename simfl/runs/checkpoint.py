@@ -27,7 +27,7 @@ STATE, FACTS, NOTES, DIGEST = "state.safetensors", "facts.json", "notes.json", "
 
 
 @dataclass(frozen=True)
-class Commit:
+class Checkpoint:
     """A commit as read from the disk, with its hashes verified."""
 
     step: int
@@ -56,7 +56,7 @@ def commit(
     return _state_sha256(digest)
 
 
-def latest(folder: Path) -> Commit | None:
+def latest(folder: Path) -> Checkpoint | None:
     """The newest commit whose hashes hold, with a warning if newer ones are damaged; None if there never was one.
 
     RunError if there are commits and all are damaged.
@@ -72,7 +72,7 @@ def latest(folder: Path) -> Commit | None:
     return None
 
 
-def read(folder: Path, step: int, warning: str = "") -> Commit:
+def read(folder: Path, step: int, warning: str = "") -> Checkpoint:
     """The commit of one step; RunError if it is missing or its hashes do not hold."""
     path = _path(folder, step)
     try:
@@ -85,7 +85,7 @@ def read(folder: Path, step: int, warning: str = "") -> Commit:
     wrong = [name for name in found if digest.get(name) != found[name]]
     if wrong:
         raise RunError(f"{path}: damaged commit: the hash of {', '.join(wrong)} does not hold")
-    return Commit(step, tensors, json.loads(facts), json.loads(notes), _state_sha256(digest), warning)
+    return Checkpoint(step, tensors, json.loads(facts), json.loads(notes), _state_sha256(digest), warning)
 
 
 def steps(folder: Path) -> list[int]:

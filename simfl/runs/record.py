@@ -10,16 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from simfl import files, ledger
+from simfl import files
+from simfl.client_state import FileClientStore
 from simfl.errors import RunError
 from simfl.experiment import Checkpoint
-from simfl.following.place import refuse_taken
-from simfl.memory import Store
 from simfl.runs import checkpoint, tables
 from simfl.runs.manifest import refuse_another
 from simfl.runs.mirror import Mirror
 from simfl.runs.snapshot import Snapshot
 from simfl.timing import timed
+from simfl.tracking.run_folder import refuse_taken
+from simfl.transport import ledger
 
 TABLES = ("rounds", "ledger", "clients", "evaluations", "samples", "scores")
 Rows = dict[str, list[dict[str, Any]]]
@@ -134,10 +135,14 @@ class Record:
         last, when = self._committed
         return step - last >= self.policy.rounds and time.monotonic() - when >= self.policy.seconds
 
-    def width(self, step: int) -> int:
-        """Visits per cohort in the round after so many: the run's width, or what it was narrowed to since."""
-        changes = [width for since, width in self.manifest.get("widths", []) if since <= step]
-        return int(changes[-1] if changes else self.manifest["identity"]["width"])
+    def clients_per_batch(self, step: int) -> int:
+        """Visits per cohort in the round after so many: the run's clients_per_batch, or what it was narrowed to since."""
+        changes = [
+            clients_per_batch
+            for since, clients_per_batch in self.manifest.get("clients_per_batch", [])
+            if since <= step
+        ]
+        return int(changes[-1] if changes else self.manifest["identity"]["clients_per_batch"])
 
     def choice(self, phase: int) -> dict[str, Any]:
         """What was chosen at the start of a phase, and why; empty where the run's identity says it all."""
@@ -147,16 +152,16 @@ class Record:
     def choose(self, phase: int, step: int, facts: Mapping[str, Any]) -> None:
         """How a phase's visits are trained from its first round on, which comes after so many; on the disk at once."""
         self.manifest["choices"] = {**self.manifest.get("choices", {}), str(phase): dict(facts)}
-        self.narrow(step, facts["width"])
+        self.narrow(step, facts["clients_per_batch"])
 
-    def narrow(self, step: int, width: int) -> None:
+    def narrow(self, step: int, clients_per_batch: int) -> None:
         """From the round after so many on, cohorts are this wide; on the disk before the first of them is trained."""
-        self.manifest["widths"] = [*self.manifest.get("widths", []), [step, width]]
+        self.manifest["clients_per_batch"] = [*self.manifest.get("clients_per_batch", []), [step, clients_per_batch]]
         self._write("manifest.json", self.manifest)
         files.sync_folder(self.folder)
 
     @timed("commit")
-    def commit(self, snapshot: Snapshot, store: Store, newer: Snapshot | None = None) -> None:
+    def commit(self, snapshot: Snapshot, store: FileClientStore, newer: Snapshot | None = None) -> None:
         """Tables first, then the commit that makes them count; what clients remember in a `newer` state is kept too."""
         for name, rows in self.pending.items():
             if rows:
@@ -213,5 +218,5 @@ class Record:
 
 
 def _sums(rounds: list[dict[str, Any]], count: str) -> dict[str, int]:
-    ways = (*ledger.DIRECTIONS, "total")
-    return {way: sum(row[f"{count}{way}_bytes"] for row in rounds) for way in ways}
+    directions = (*ledger.DIRECTIONS, "total")
+    return {direction: sum(row[f"{count}{direction}_bytes"] for row in rounds) for direction in directions}

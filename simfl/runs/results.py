@@ -12,19 +12,19 @@ import torch
 from torch import nn
 
 from simfl import cache, config
-from simfl.cohort.stacking import namespace
-from simfl.data.holdings import Partition
+from simfl.client_state import FileClientStore
+from simfl.data.partition.manifest import Partition
 from simfl.errors import RunError
 from simfl.experiment import Experiment
-from simfl.following.place import require_run
-from simfl.following.progress import report
-from simfl.memory import Store
 from simfl.models.base import Model
 from simfl.protocol import Weights
+from simfl.run_context import RunContext
 from simfl.runs import checkpoint, tables
 from simfl.runs.record import TABLES
 from simfl.runs.snapshot import Snapshot
-from simfl.setting import Setting
+from simfl.stacking import namespace
+from simfl.tracking.progress import report
+from simfl.tracking.run_folder import require_run
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -128,9 +128,9 @@ class Run:
         return path.read_bytes()
 
     @cached_property
-    def setting(self) -> Setting:
+    def setting(self) -> RunContext:
         """Data and model as the experiment describes them, on the CPU."""
-        return Setting(self.experiment, cache.folder())
+        return RunContext(self.experiment, cache.folder())
 
     @property
     def steps(self) -> list[int]:
@@ -156,12 +156,12 @@ class Run:
         snapshot = self.snapshot()
         phases = self.experiment.phases
         algorithm = phases[min(snapshot.phase, len(phases) - 1)].algorithm
-        memory = Store(self.folder / "memory").get(snapshot.remembered(client))
+        memory = FileClientStore(self.folder / "memory").get(snapshot.client_state(client))
         state = namespace(memory, "algorithm")
-        if algorithm.offers["personal"].mentor and self.experiment.mentor is not None:
+        if algorithm.offered_models["personal"].mentor and self.experiment.mentor is not None:
             return self._built(algorithm.models({}, state)["personal"], self.experiment.mentor)
         weights = algorithm.models(snapshot.server.weights, state)["personal"]
-        own = (namespace(memory, kind).get("weights", {}) for kind in ("buffers", "private"))
+        own = (namespace(memory, kind).get("weights", {}) for kind in ("buffers", "personal_params"))
         return self._built({**snapshot.model, **weights, **{n: t for group in own for n, t in group.items()}})
 
     def _built(self, weights: Weights, model: Model | None = None) -> nn.Module:

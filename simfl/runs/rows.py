@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from simfl import ledger
-from simfl.cohort.stage import Stage
-from simfl.cohort.visit import CohortResult
 from simfl.runs.record import Rows
 from simfl.runs.snapshot import Snapshot
+from simfl.training.cohort import CohortResult
+from simfl.training.context import PhaseContext
+from simfl.transport import ledger
 
 
 def round_rows(
-    stage: Stage, after: Snapshot, clients: list[int], downloads: list[ledger.Row], results: Sequence[CohortResult]
+    stage: PhaseContext,
+    after: Snapshot,
+    clients: list[int],
+    downloads: list[ledger.Row],
+    results: Sequence[CohortResult],
 ) -> Rows:
     """The rows of a round. No clock times here: equal runs leave equal tables."""
     trained = [row for result in results for row in result.clients]

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from simfl.cohort.broadcast import Broadcast
-from simfl.cohort.stage import Stage
-from simfl.cohort.wire import STATISTICS
+from simfl.client_state import EMPTY, FileClientStore
 from simfl.experiment import Phase
-from simfl.memory import EMPTY, Store
+from simfl.parameter_groups import pick
 from simfl.privacy.mechanism import CLIP
 from simfl.protocol import Parts, Server, Weights
-from simfl.roles import pick
+from simfl.training.context import PhaseContext
+from simfl.transport.broadcast import Broadcast
+from simfl.transport.upload import STATISTICS
 from simfl.weights import State, flatten, sha256, unflatten
 
 
@@ -34,7 +34,7 @@ class Snapshot:
     clip: float | None = None  # to which the next round clips, where it adapts
     charged: Mapping[int, int] = field(default_factory=dict)  # phase -> rounds that the privacy budget has paid for
 
-    def remembered(self, client: int) -> str:
+    def client_state(self, client: int) -> str:
         """The digest of a client's memory."""
         return self.memory.get(client, EMPTY)
 
@@ -53,7 +53,7 @@ class Snapshot:
     def weights_sha256(self) -> str:
         return sha256(self.model)
 
-    def begin(self, stage: Stage) -> Snapshot:
+    def begin(self, stage: PhaseContext) -> Snapshot:
         """Enter a phase: its own trained set, algorithm and optimizer, starting from the model so far."""
         values = {**stage.binding.values(stage.roles.shared + stage.roles.buffers), **self.base}
         weights = pick(values, stage.roles.shared)
@@ -126,7 +126,7 @@ class Snapshot:
         )
 
 
-def kept(memory: Mapping[int, str], phase: Phase, store: Store) -> dict[int, str]:
+def kept(memory: Mapping[int, str], phase: Phase, store: FileClientStore) -> dict[int, str]:
     """The digests of what clients keep of their memory when they enter a phase."""
     out = {}
     for client, digest in sorted(memory.items()):
@@ -137,4 +137,4 @@ def kept(memory: Mapping[int, str], phase: Phase, store: Store) -> dict[int, str
 
 
 def _kept_names(phase: Phase, names: list[str]) -> list[str]:
-    return [name for name in names if name.partition(":")[0].rstrip("0123456789") in phase.keep]
+    return [name for name in names if name.partition(":")[0].rstrip("0123456789") in phase.carry_over]

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from simfl import config
-from simfl.config.derived import SWEEP
+from simfl.config.inheritance import SWEEP
 from simfl.errors import ConfigError
-from simfl.submit.parcel import Parcel, gather
+from simfl.submit.package import Parcel, gather
 from simfl.sweeps import file as sweeps
 
 LOCATIONS = ("path", "images", "weights")  # settings that may name files or folders

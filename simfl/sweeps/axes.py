@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from simfl import config
-from simfl.config.derived import Settings
 from simfl.config.fields import shown
+from simfl.config.inheritance import Settings
 from simfl.errors import ConfigError
 
 

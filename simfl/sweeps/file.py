@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from simfl import config
-from simfl.comparison.wishes import Shown, check, cut
-from simfl.config.derived import OTHER, SWEEP, Settings
 from simfl.config.fields import read, shown
-from simfl.config.paths import TOP
+from simfl.config.inheritance import OTHER, SWEEP, Settings
+from simfl.config.overrides import TOP
+from simfl.constraints import Count
 from simfl.errors import ConfigError, nearest
 from simfl.experiment import Experiment
-from simfl.ranges import Count
+from simfl.reports.table_spec import Shown, check, cut
 from simfl.sweeps.axes import Choice, axes_of, settings_of
 
 OWN = (OTHER, *SWEEP)  # the other keys are an experiment's

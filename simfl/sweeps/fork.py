@@ -17,26 +17,26 @@ from typing import Any
 import torch
 
 from simfl import cache, config, files
-from simfl.cohort.stage import Stage
-from simfl.data.holdings import Partition, manifest_sha256
+from simfl.autotune.cache import basis
+from simfl.client_state import EMPTY, FileClientStore
+from simfl.data.partition.manifest import Partition, manifest_sha256
 from simfl.debug.rerun import Rerun
-from simfl.engine import preflight
-from simfl.engine.recalled import basis
 from simfl.errors import ConfigError, RunError
 from simfl.experiment import Experiment, Phase
-from simfl.following.place import refuse_taken
-from simfl.memory import EMPTY, Store
-from simfl.roles import pick
+from simfl.parameter_groups import pick
+from simfl.run_context import RunContext
 from simfl.runs import checkpoint, tables
 from simfl.runs.manifest import manifest
 from simfl.runs.record import Record
 from simfl.runs.results import Run
 from simfl.runs.snapshot import Snapshot
-from simfl.setting import Setting
+from simfl.session import prepare as preflight
+from simfl.tracking.run_folder import refuse_taken
+from simfl.training.context import PhaseContext
 
 Say = Callable[[str], None]
 SCORED = ("evaluations", "samples")
-ANEW = ("algorithm", "server", "train", "frozen", "private", "communicate", "buffers")  # settings of a phase
+ANEW = ("algorithm", "server", "train", "frozen", "personal_params", "communicate", "buffers")  # settings of a phase
 
 
 def fork(
@@ -56,7 +56,7 @@ def fork(
     refuse_taken(target)
     _check(source, experiment, step)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    setting = Setting(experiment, cache.folder(), torch.device(device), shared)
+    setting = RunContext(experiment, cache.folder(), torch.device(device), shared)
     partition, text = preflight.partition_of(setting)
     preflight.check(experiment, setting, partition)
     with tempfile.TemporaryDirectory(prefix="simfl-fork-") as scratch:
@@ -109,7 +109,7 @@ def _check(source: Run, experiment: Experiment, step: int) -> None:
         raise ConfigError(f"--at: {step} given; the forked run has {whole} rounds, and must have some to come")
 
 
-def _check_weights(source: Run, found: Snapshot, stage: Stage) -> None:
+def _check_weights(source: Run, found: Snapshot, stage: PhaseContext) -> None:
     """What the source has trained must have its place in the fork's model; what this has besides begins as it is."""
     own = {**dict(stage.module.named_parameters()), **dict(stage.module.named_buffers())}
     for name, tensor in found.model.items():
@@ -146,7 +146,9 @@ def _state(source: Run, step: int, scratch: Path, say: Say) -> tuple[Snapshot, P
     return again.snapshot, scratch / "memory"
 
 
-def _adapted(source: Run, found: Snapshot, stage: Stage, partition: Partition, sha256: str, say: Say) -> Snapshot:
+def _adapted(
+    source: Run, found: Snapshot, stage: PhaseContext, partition: Partition, sha256: str, say: Say
+) -> Snapshot:
     """The state as the forked run's phase takes it."""
     before = source.experiment.phases[found.phase]
     changed = [name for name in ANEW if getattr(before, name) != getattr(stage.phase, name)]
@@ -180,7 +182,7 @@ def _write(
 ) -> None:
     """The run's folder; the commit comes last, so that one without it begins at the beginning."""
     Record.open(target, config.dump(experiment), facts, partition, experiment.checkpoint, resume=False)
-    store = Store(target / "memory")
+    store = FileClientStore(target / "memory")
     for digest in sorted(set(snapshot.memory.values()) - {EMPTY}):
         _link(memory / f"{digest}.safetensors", store.folder / f"{digest}.safetensors")
     for name in ("rounds", "ledger", "clients", *SCORED):

@@ -11,8 +11,8 @@ from simfl import simulation
 from simfl.errors import SimflError
 from simfl.experiment import Experiment
 from simfl.runs.results import ERROR, Run, summary_of
+from simfl.sweeps.folder import Place
 from simfl.sweeps.fork import fork
-from simfl.sweeps.place import Place
 
 STOP = "stop"  # a file where a run lies: the run ends before its next round, and the word in it is its status
 PAUSE = 5.0  # seconds between two looks for that file where it is not on a disk

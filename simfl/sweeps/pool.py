@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 import torch
 
-from simfl.engine import boot
-from simfl.engine.boot import cause
-from simfl.engine.crew import count_workers, start_ray
-from simfl.engine.hosted import Standpoint
 from simfl.errors import ConfigError, nearest
+from simfl.runtime.ray import cluster as boot
+from simfl.runtime.ray.actor import DriverLocation
+from simfl.runtime.ray.cluster import cause
+from simfl.runtime.ray.crew import count_workers, start_ray
 from simfl.sweeps.job import Job, Outcome, failed, perform
 
 TRIES = 3  # workers that may die under one run; each of its successors goes on from the last commit
@@ -57,7 +57,7 @@ class Here:
 class Seat:
     """In an actor: does one run after the other."""
 
-    def __init__(self, place: Standpoint) -> None:
+    def __init__(self, place: DriverLocation) -> None:
         place.take()
         self.shared: dict[str, Any] = {}
 
@@ -92,7 +92,7 @@ class RaySeats:
 
     def _worker(self) -> Any:
         kind = self.ray.remote(num_cpus=1, num_gpus=1 if self.gpus else 0, max_restarts=0)(Seat)
-        return kind.remote(Standpoint.here())
+        return kind.remote(DriverLocation.here())
 
     def ended(self, seconds: float) -> list[Outcome]:
         if not self.running:

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from simfl import files
-from simfl.comparison.forms import csv, latex, markdown
-from simfl.comparison.results import POINTS, results_of, rows
-from simfl.comparison.table import compare, paired
-from simfl.comparison.wishes import met, wanted
-from simfl.engine.signals import Signals
+from simfl.reports.formats import csv, latex, markdown
+from simfl.reports.results import POINTS, results_of, rows
+from simfl.reports.table import compare, paired
+from simfl.reports.table_spec import met, wanted
 from simfl.runs import tables
+from simfl.session.signals import Signals
+from simfl.sweeps.early_stopping import judge
 from simfl.sweeps.file import Sweep
+from simfl.sweeps.folder import Place, settled
 from simfl.sweeps.job import Job, Outcome, ask
-from simfl.sweeps.place import Place, settled
 from simfl.sweeps.pool import Seats, open_seats
-from simfl.sweeps.standing import Standing
-from simfl.sweeps.stopping import judge
+from simfl.sweeps.status import Standing
 
 TICK = 0.5  # seconds between two looks
 GRACE = 60.0  # seconds that rounds under way have to end after Ctrl-C

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from simfl.protocol import Outputs, Visit
+from simfl.protocol import ClientUpdate, Outputs
 
 
-def visit(steps: float = 1, learning_rate: float = 0.1, weight: float = 1.0, round: int = 0, step: int = 0) -> Visit:
-    """A client's visit as scalar tensors."""
-    return Visit(
+def update(
+    steps: float = 1, learning_rate: float = 0.1, weight: float = 1.0, round: int = 0, step: int = 0
+) -> ClientUpdate:
+    """A client's update as scalar tensors."""
+    return ClientUpdate(
         client=torch.tensor(0),
         key=torch.tensor(0),
         round=torch.tensor(round),

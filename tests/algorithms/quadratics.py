@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from simfl.algorithms.base import Algorithm
-from simfl.protocol import Facts, Means, Outputs, Parts, Server, State, Visit, Weights
+from simfl.protocol import AggregatedUpdates, ClientUpdate, ModelFacts, Outputs, Parts, Server, State, Weights
 from simfl.weights import select
 
 
@@ -74,7 +74,7 @@ class Game:
                 name: sum(share[k] * sent[k][part][name] for k in sampled) / sum(share.values())
                 for name in sent[sampled[0]][part]
             }
-        means = Means(parts, {}, len(self.clients), len(sampled), sum(mass.values()))
+        means = AggregatedUpdates(parts, {}, len(self.clients), len(sampled), sum(mass.values()))
         delta, state = self.algorithm.aggregate(self.server, means)
         moved = {name: w + delta[name] for name, w in self.server.weights.items()}
         self.server = replace(self.server, weights=moved, state=state)
@@ -97,19 +97,19 @@ class Game:
             self.rate,
             steps * self.rate,
         ]
-        visit = Visit(*(torch.tensor(float(fact), dtype=torch.float64) for fact in facts))
-        memory = self.memory.get(k) or algorithm.init_client(received, visit)
-        state = algorithm.prepare(received, memory, visit)
+        update = ClientUpdate(*(torch.tensor(float(fact), dtype=torch.float64) for fact in facts))
+        memory = self.memory.get(k) or algorithm.init_client(received, update)
+        state = algorithm.prepare(received, memory, update)
         trained = {name: w.clone() for name, w in received["weights"].items()}
-        for group, tensors in algorithm.extra(Facts(None, {}), received, state, visit).items():
+        for group, tensors in algorithm.extra(ModelFacts(None, {}), received, state, update).items():
             trained |= {f"extra/{group}/{name}": w.clone() for name, w in tensors.items()}
         for step in range(steps):
-            state = self._step(own, trained, received, state, visit._replace(step=torch.tensor(step)))
-        sent = algorithm.upload(trained, received, state, visit)
-        self.memory[k] = algorithm.remember(sent, trained, received, state, visit)
+            state = self._step(own, trained, received, state, update._replace(step=torch.tensor(step)))
+        sent = algorithm.upload(trained, received, state, update)
+        self.memory[k] = algorithm.update_state(sent, trained, received, state, update)
         return sent
 
-    def _step(self, own: Client, trained: Weights, received: Parts, state: State, visit: Visit) -> State:
+    def _step(self, own: Client, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> State:
         outputs, seen, mask = {}, [], {"mask": torch.ones(1)}
         for micro in self.algorithm.micro_steps():
             leaf = {name: w.clone().requires_grad_() for name, w in trained.items()}
@@ -117,7 +117,7 @@ class Game:
                 source = self.algorithm.forwards()[name].sources[0][1]
                 place = {"trained": "w", "extra:anchor": "extra/anchor/w"}[source]
                 outputs[name] = own.outputs(leaf[place])
-            total = micro.loss(outputs, mask, leaf, received, state, visit).total(mask["mask"])
+            total = micro.loss(outputs, mask, leaf, received, state, update).total(mask["mask"])
             names = select(leaf, micro.trains, micro.spares)
             found = torch.autograd.grad(total, [leaf[name] for name in names], materialize_grads=True)
             seen.append(dict(zip(names, found, strict=True)))
@@ -126,4 +126,4 @@ class Game:
             outputs = {name: out.detach() for name, out in outputs.items()}
         if not self.algorithm.observes():
             return state
-        return self.algorithm.observe(outputs, tuple(seen), mask, trained, received, state, visit)
+        return self.algorithm.observe(outputs, tuple(seen), mask, trained, received, state, update)

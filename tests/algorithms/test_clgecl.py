@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hand import visit, w
+from hand import update, w
 from quadratics import Game, client, minimum
 from torch.testing import assert_close
 
@@ -16,17 +16,17 @@ forms = pytest.mark.parametrize("form", ["averaged", "peaceman_rachford"])
 
 
 def go(clgecl: Clgecl, state: dict, received: float, reached: float) -> tuple[float, dict]:
-    """A visit that trains from `received` to `reached`: what is sent, and what is remembered."""
+    """A update that trains from `received` to `reached`: what is sent, and what is remembered."""
     parts = {"weights": w(received)}
-    ready = clgecl.prepare(parts, state or clgecl.init_client(parts, visit()), visit())
-    sent = clgecl.upload(w(reached), parts, ready, visit())
-    return sent["weights"]["w"].item(), clgecl.remember(sent, w(reached), parts, ready, visit())
+    ready = clgecl.prepare(parts, state or clgecl.init_client(parts, update()), update())
+    sent = clgecl.upload(w(reached), parts, ready, update())
+    return sent["weights"]["w"].item(), clgecl.update_state(sent, w(reached), parts, ready, update())
 
 
 def test_duals_by_hand_over_three_visits_with_rounds_skipped_between() -> None:
-    # visit 1: w 1, x 2:  λ 0;                        sends 1;              released w' = 2
-    # visit 2: w 4, x 5:  λ 0 + (4 − 2) = 2;          sends 1 + 2 = 3;      w' = 7
-    # visit 3: w 6, x 9:  λ 2 + (6 − 7) = 1;          sends 3 + 1 = 4;      w' = 10
+    # update 1: w 1, x 2:  λ 0;                        sends 1;              released w' = 2
+    # update 2: w 4, x 5:  λ 0 + (4 − 2) = 2;          sends 1 + 2 = 3;      w' = 7
+    # update 3: w 6, x 9:  λ 2 + (6 − 7) = 1;          sends 3 + 1 = 4;      w' = 10
     sent, state = [], {}
     for received, reached in ((1.0, 2.0), (4.0, 5.0), (6.0, 9.0)):
         one, state = go(Clgecl(), state, received, reached)
@@ -36,13 +36,13 @@ def test_duals_by_hand_over_three_visits_with_rounds_skipped_between() -> None:
 
 
 def test_peaceman_rachford_goes_twice_as_far() -> None:
-    # visit 2: λ 0 + 2·(4 − 2) = 4; sends 1 + 4 = 5
+    # update 2: λ 0 + 2·(4 − 2) = 4; sends 1 + 4 = 5
     _, state = go(Clgecl("peaceman_rachford"), {}, 1.0, 2.0)
     assert go(Clgecl("peaceman_rachford"), state, 4.0, 5.0)[0] == pytest.approx(5.0)
 
 
 def test_with_a_penalty_the_message_is_a_reflection() -> None:
-    # visit 1: w 1, y 1, x 2: sends 2·2 − 1 − 1 = 2. visit 2: w 4, y 1 + (4 − 2) = 3, x 5: sends 2·5 − 3 − 4 = 3
+    # update 1: w 1, y 1, x 2: sends 2·2 − 1 − 1 = 2. update 2: w 4, y 1 + (4 − 2) = 3, x 5: sends 2·5 − 3 − 4 = 3
     sent, state = go(Clgecl(penalty=0.5), {}, 1.0, 2.0)
     assert (sent, state["last"]["w"].item()) == pytest.approx((2.0, 2.0))
     assert go(Clgecl(penalty=0.5), state, 4.0, 5.0)[0] == pytest.approx(3.0)
@@ -51,7 +51,7 @@ def test_with_a_penalty_the_message_is_a_reflection() -> None:
 def test_what_is_remembered_follows_from_what_arrived() -> None:
     parts, ready = {"weights": w(1.0)}, {"dual": w(0.5), "last": w(1.0)}
     lossy = {"weights": w(0.25)}  # not the 1.5 that was computed
-    assert Clgecl().remember(lossy, w(2.0), parts, ready, visit())["last"]["w"].item() == 1.25
+    assert Clgecl().update_state(lossy, w(2.0), parts, ready, update())["last"]["w"].item() == 1.25
 
 
 @forms

@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
-from hand import visit
+from hand import update
 from torch.testing import assert_close
 
 from simfl.algorithms.chance import uniform
 from simfl.algorithms.crd import Crd, noise_contrast
-from simfl.protocol import Facts, Outputs
+from simfl.protocol import ModelFacts, Outputs
 
 GENERATOR = torch.Generator().manual_seed(0)
 SMALL = Crd(width=4, negatives=3, from_round=1)
@@ -20,7 +20,7 @@ PARTS = {"weights": {}}
 
 def at(examples: float, step: int = 0, key: int = 12345, round: int = 1):
     facts = {"examples": torch.tensor(examples), "key": torch.tensor(key), "step": torch.tensor(step)}
-    return visit(round=round)._replace(**facts)
+    return update(round=round)._replace(**facts)
 
 
 def begin(examples: int, batch: int, crd: Crd = SMALL):
@@ -30,7 +30,7 @@ def begin(examples: int, batch: int, crd: Crd = SMALL):
         made = Outputs(torch.zeros(batch, 2), torch.randn(batch, 6, generator=GENERATOR))
         passes[side] = Outputs(made.logits, made.features, sums=torch.zeros(batch), weights=torch.ones(batch))
     state = crd.init_client(PARTS, at(examples))
-    extra = crd.extra(Facts(passes["student"], {}), PARTS, state, at(examples))["embed"]
+    extra = crd.extra(ModelFacts(passes["student"], {}), PARTS, state, at(examples))["embed"]
     return passes, {f"extra/embed/{name}": t for name, t in extra.items()}, state
 
 
@@ -71,7 +71,7 @@ def test_random_numbers_depend_on_visit_step_and_name_alone() -> None:
 
 def test_a_bank_moves_half_way_to_the_embedding_and_padding_leaves_it() -> None:
     passes, trained, state = begin(examples=5, batch=2)
-    batch = {"mask": torch.tensor([1.0, 0.0]), "place": torch.tensor([3, 0])}
+    batch = {"mask": torch.tensor([1.0, 0.0]), "position": torch.tensor([3, 0])}
     after = SMALL.observe(passes, (), batch, trained, PARTS, state, at(5.0))
     old, new = state["bank"]["student"], after["bank"]["student"]
     blend = 0.5 * old[3] + 0.5 * SMALL._embedded(passes, trained)["student"][0]
@@ -81,7 +81,7 @@ def test_a_bank_moves_half_way_to_the_embedding_and_padding_leaves_it() -> None:
 
 def test_the_scale_is_that_of_the_first_batch() -> None:
     passes, trained, state = begin(examples=5, batch=2)
-    batch = {"mask": torch.ones(2), "place": torch.tensor([3, 1])}
+    batch = {"mask": torch.ones(2), "position": torch.tensor([3, 1])}
     first = SMALL.observe(passes, (), batch, trained, PARTS, state, at(5.0))
     later = SMALL.observe(passes, (), batch, trained, PARTS, first, at(5.0, step=1))
     assert first["scale"]["student"] > 0
@@ -91,7 +91,7 @@ def test_the_scale_is_that_of_the_first_batch() -> None:
 def test_before_it_begins_nothing_is_learnt_or_remembered() -> None:
     crd = Crd(width=4, negatives=3, from_round=2)
     passes, trained, state = begin(examples=5, batch=2, crd=crd)
-    batch, early = {"mask": torch.ones(2), "place": torch.tensor([3, 1])}, at(5.0, round=0)
+    batch, early = {"mask": torch.ones(2), "position": torch.tensor([3, 1])}, at(5.0, round=0)
     assert crd.loss(passes, batch, trained, PARTS, state, early).total(batch["mask"]).item() == 0.0
     after = crd.observe(passes, (), batch, trained, PARTS, state, early)
     assert torch.equal(after["bank"]["student"], state["bank"]["student"])
@@ -101,7 +101,7 @@ def test_before_it_begins_nothing_is_learnt_or_remembered() -> None:
 def test_a_client_with_one_example_has_nothing_to_contrast() -> None:
     passes, trained, state = begin(examples=1, batch=1)
     leaves = {name: t.clone().requires_grad_() for name, t in trained.items()}
-    batch = {"mask": torch.ones(1), "place": torch.tensor([0])}
+    batch = {"mask": torch.ones(1), "position": torch.tensor([0])}
     total = SMALL.loss(passes, batch, leaves, PARTS, state, at(1.0)).total(batch["mask"])
     assert total.item() == pytest.approx(0.0, abs=1e-6)
     gradients = torch.autograd.grad(total, list(leaves.values()))
@@ -110,8 +110,8 @@ def test_a_client_with_one_example_has_nothing_to_contrast() -> None:
 
 def test_it_remembers_banks_scale_and_embeddings() -> None:
     passes, trained, state = begin(examples=5, batch=2)
-    kept = SMALL.remember({}, trained, PARTS, state, at(5.0))
-    again = SMALL.extra(Facts(passes["student"], {}), PARTS, kept, at(5.0))["embed"]
+    kept = SMALL.update_state({}, trained, PARTS, state, at(5.0))
+    again = SMALL.extra(ModelFacts(passes["student"], {}), PARTS, kept, at(5.0))["embed"]
     assert {name: f"extra/embed/{name}" in trained for name in again} == dict.fromkeys(again, True)
     assert set(kept) == {"bank", "scale", "embed"}
 

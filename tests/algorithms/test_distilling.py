@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hand import outputs, visit
+from hand import outputs, update
 from torch import Tensor
 from torch.nn.functional import log_softmax
 from torch.testing import assert_close
@@ -18,7 +18,7 @@ from simfl.algorithms.similarity_preserving import similarities
 from simfl.protocol import Outputs
 
 GENERATOR = torch.Generator().manual_seed(0)
-SECOND = visit(round=1)
+SECOND = update(round=1)
 
 
 def random(*shape: int) -> Tensor:
@@ -60,9 +60,9 @@ def test_the_teacher_begins_in_the_second_round(name: str) -> None:
         "weights": torch.ones(3),
     }
     student, teacher = Outputs(random(3, 4), **made), Outputs(random(3, 4), random(3, 4))
-    assert total(name, student, teacher, at=visit(round=0)).item() == 1.0
-    assert total(name, student, teacher, at=visit(round=1)).item() > 1.0
-    assert total(name, student, teacher, at=visit(round=0), from_round=1).item() > 1.0
+    assert total(name, student, teacher, at=update(round=0)).item() == 1.0
+    assert total(name, student, teacher, at=update(round=1)).item() > 1.0
+    assert total(name, student, teacher, at=update(round=0), from_round=1).item() > 1.0
 
 
 def test_similarities_do_not_change_with_scale_and_rotation() -> None:
@@ -125,7 +125,7 @@ def test_decoupled_distillation_ramps_up_linearly() -> None:
     student = Outputs(random(1, 3), targets=torch.tensor([1]), sums=torch.zeros(1), weights=torch.ones(1))
     teacher = Outputs(random(1, 3))
     whole = total("dkd", student, teacher)
-    half = total("dkd", student, teacher, at=visit(round=1, steps=4, step=2), ramp_rounds=3.0)
+    half = total("dkd", student, teacher, at=update(round=1, steps=4, step=2), ramp_rounds=3.0)
     assert_close(half, 0.5 * whole)  # 1.5 of 3 rounds
 
 

@@ -1,4 +1,4 @@
-"""FedDAT: who teaches whom, presets and ablations, and the models it offers."""
+"""FedDAT: who teaches whom, presets and ablations, and the models it offered_models."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from pathlib import Path
 import pytest
 import torch
 from fakes import experiment, run
-from hand import MASK, outputs, visit
+from hand import MASK, outputs, update
 from torch.testing import assert_close
 
 from simfl.algorithms.fedavg import FedAvg
 from simfl.algorithms.feddat import CLIENT, FedDat
 from simfl.experiment import Evaluate
 from simfl.models.bottleneck import Bottleneck
+from simfl.models.call_context import ModelCall, call_context
 from simfl.models.mlp import Mlp
 from simfl.optimizers.local import LocalOptimizer
-from simfl.passing import Pass, passing
 from simfl.protocol import Outputs, Task
 from simfl.runs.results import Run
 
 KL = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)  # (.75, .25) to (.5, .5)
 KL_BACK = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(2.0)
-MODEL = Mlp(widths=(16,), dropout=0.2, adapters=Bottleneck())
-LATE = visit(round=99)
+MODEL = Mlp(hidden_sizes=(16,), dropout=0.2, adapters=Bottleneck())
+LATE = update(round=99)
 
 
 def sure(loss: float = 0.0) -> Outputs:
@@ -66,15 +66,15 @@ def test_the_codes_preset_halves_softens_and_has_no_ramp() -> None:
     # at temperature 3: teacher (3^⅓, 1)/(1 + 3^⅓); ½·(CE + 9·KL) from the first round on
     p = 3 ** (1 / 3) / (1 + 3 ** (1 / 3))
     soft = p * math.log(2 * p) + (1 - p) * math.log(2 * (1 - p))
-    loss = total(FedDat(preset="code"), "shared_loss", {"teacher": sure(), "shared": unsure(1.0)}, visit(round=0))
+    loss = total(FedDat(preset="code"), "shared_loss", {"teacher": sure(), "shared": unsure(1.0)}, update(round=0))
     assert loss == pytest.approx(0.5 * (1.0 + 9 * soft), rel=1e-4)
 
 
 def test_the_papers_preset_ramps_up_exponentially_over_five_rounds() -> None:
     dat = FedDat()
-    ramp = [dat._ramp(visit(round=r)).item() for r in (0, 2, 5, 9)]
+    ramp = [dat._ramp(update(round=r)).item() for r in (0, 2, 5, 9)]
     assert ramp == pytest.approx([math.exp(-5), math.exp(-5 * 0.36), 1.0, 1.0])
-    assert dat._ramp(visit(round=0, steps=4, step=2)).item() == pytest.approx(math.exp(-5 * 0.81))  # half a round
+    assert dat._ramp(update(round=0, steps=4, step=2)).item() == pytest.approx(math.exp(-5 * 0.81))  # half a round
 
 
 @pytest.mark.parametrize(("teacher", "steps"), [("dual", 2), ("client", 2), ("received", 1)])
@@ -88,24 +88,24 @@ def test_the_ablated_teachers_and_what_they_step(teacher: str, steps: int) -> No
 
 
 def moved(given: FedDat | FedAvg, folder: Path, **settings: object) -> dict[str, torch.Tensor]:
-    settings = {"model": MODEL, "optimizer": LocalOptimizer("sgd"), "private": ("*adapter_client*",)} | settings
+    settings = {"model": MODEL, "optimizer": LocalOptimizer("sgd"), "personal_params": ("*adapter_client*",)} | settings
     run(experiment(given, **settings), folder)
     return Run(folder).snapshot().server.weights
 
 
-@pytest.mark.parametrize("way", ["loop", "batch"])
+@pytest.mark.parametrize("mode", ["sequential", "vectorized"])
 @pytest.mark.parametrize("form", ["micro", "joint"])
-def test_without_teaching_the_shared_adapter_moves_as_under_fedavg(way: str, form: str, tmp_path: Path) -> None:
-    silent = moved(FedDat(alpha=0.0, beta=0.0, form=form), tmp_path / "dat", way=way)
-    plain = moved(FedAvg(), tmp_path / "avg", way=way)
+def test_without_teaching_the_shared_adapter_moves_as_under_fedavg(mode: str, form: str, tmp_path: Path) -> None:
+    silent = moved(FedDat(alpha=0.0, beta=0.0, form=form), tmp_path / "dat", mode=mode)
+    plain = moved(FedAvg(), tmp_path / "avg", mode=mode)
     assert all(torch.equal(silent[name], t) for name, t in plain.items())
     assert not any("adapter_client" in name for name in silent)
 
 
 @pytest.mark.parametrize("teacher", ["dual", "client", "received"])
 def test_shared_client_and_dual_models_can_be_scored(teacher: str, tmp_path: Path) -> None:
-    scored = Evaluate(models=("generic", "personal", "client", "dual"), every=0)
-    heads = {"train": ("head.*",), "private": ("head.*",)}
+    scored = Evaluate(models=("global", "personal", "client", "dual"), every=0)
+    heads = {"train": ("head.*",), "personal_params": ("head.*",)}
     given = experiment(FedDat(teacher=teacher), model=MODEL, evaluate=scored, learning_rate=0.5, **heads)
     scores = run(given, tmp_path)["final"]
     assert {"personal.accuracy", "client.accuracy", "dual.accuracy"} <= set(scores)
@@ -122,6 +122,6 @@ def test_a_client_adapter_equal_to_the_shared_one_makes_the_dual_teacher_the_sha
     place.adapter_client.load_state_dict(place.adapter_shared.state_dict())
     given = {}
     for branch in ("shared", "dual"):
-        with passing(Pass(branch=branch)):
+        with call_context(ModelCall(branch=branch)):
             given[branch] = module(x).logits
     assert_close(given["dual"], given["shared"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hand import MASK, outputs, visit, w
+from hand import MASK, outputs, update, w
 from quadratics import Game, client, minimum
 from torch.testing import assert_close
 
@@ -22,7 +22,7 @@ STATE = {"drift": w(0.5), "control": w(0.2)}
 def test_the_loss_pulls_to_the_drifted_model_and_corrects_the_gradient() -> None:
     # θ = 3, w = 1, h = 0.5, alpha 0.4: 0.5·0.4·(3 − 0.5)² = 1.25; 3·(g − g_k) = 3·(0.7 − 0.2) = 1.5
     out, received = {"student": outputs([[0.0]])}, {"weights": w(1.0), "control": w(0.7)}
-    loss = FedDC(alpha=0.4).loss(out, MASK, w(3.0), received, STATE, visit())
+    loss = FedDC(alpha=0.4).loss(out, MASK, w(3.0), received, STATE, update())
     assert loss.total(torch.ones(1)).item() == pytest.approx(2.75)
 
 
@@ -30,15 +30,15 @@ def test_the_loss_pulls_to_the_drifted_model_and_corrects_the_gradient() -> None
 def test_a_visit_by_hand(drift: str, sent: float) -> None:
     # 4 steps of 0.1 move θ from 1 to 1.4: the mean gradient is −δ/L = −1; g_k⁺ − g_k = −g − δ/L = −0.7 − 1
     feddc, received = FedDC(drift=drift), {"weights": w(1.0), "control": w(0.7)}
-    upload = feddc.upload(w(1.4), received, STATE, visit(steps=4))
+    upload = feddc.upload(w(1.4), received, STATE, update(steps=4))
     assert_close((upload["weights"]["w"], upload["control"]["w"]), (torch.tensor([sent]), torch.tensor([-1.7])))
-    after = feddc.remember(upload, w(1.4), received, STATE, visit(steps=4))
+    after = feddc.update_state(upload, w(1.4), received, STATE, update(steps=4))
     assert_close((after["drift"]["w"], after["control"]["w"]), (torch.tensor([0.9]), torch.tensor([-1.5])))
 
 
 def test_a_client_without_examples_changes_nothing() -> None:
     received = {"weights": w(1.0), "control": w(0.7)}
-    upload = FedDC().upload(w(1.0), received, STATE, visit(steps=0, weight=0.0))
+    upload = FedDC().upload(w(1.0), received, STATE, update(steps=0, weight=0.0))
     assert (upload["weights"]["w"].item(), upload["control"]["w"].item()) == (0.0, 0.0)
 
 

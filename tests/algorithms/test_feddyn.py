@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hand import MASK, outputs, visit, w
+from hand import MASK, outputs, update, w
 from quadratics import Game, client, minimum
 from torch.testing import assert_close
 
 from simfl.algorithms.fedavg import FedAvg
 from simfl.algorithms.feddyn import FedDyn
-from simfl.protocol import Means, Server
+from simfl.protocol import AggregatedUpdates, Server
 
 UNEVEN = [
     client([4.0, 1.0], [1.0, 0.0]),
@@ -22,20 +22,20 @@ UNEVEN = [
 def test_the_loss_is_a_linear_and_a_proximal_term() -> None:
     # θ = 3, w = 1, h = 0.5, alpha 0.2: 0.5·0.2·2² − 3·0.5 = 0.4 − 1.5
     out, received = {"student": outputs([[0.0]])}, {"weights": w(1.0)}
-    loss = FedDyn(alpha=0.2).loss(out, MASK, w(3.0), received, {"gradient": w(0.5)}, visit())
+    loss = FedDyn(alpha=0.2).loss(out, MASK, w(3.0), received, {"gradient": w(0.5)}, update())
     assert loss.total(torch.ones(1)).item() == pytest.approx(-1.1)
 
 
 def test_the_client_remembers_the_gradient_at_its_solution() -> None:
     # exact solution of θ ↦ ½(θ − 5)² + ½·alpha·θ² from w = 0, h = 0, alpha 0.25: θ = 5/1.25 = 4, f′(4) = −1 = −alpha·4
     sent = {"weights": w(4.0)}
-    state = FedDyn(alpha=0.25).remember(sent, w(4.0), {"weights": w(0.0)}, {"gradient": w(0.0)}, visit())
+    state = FedDyn(alpha=0.25).update_state(sent, w(4.0), {"weights": w(0.0)}, {"gradient": w(0.0)}, update())
     assert_close(state["gradient"]["w"], torch.tensor([-1.0]))
 
 
 def test_the_server_adds_what_all_gradients_sum_to() -> None:
     # alpha 0.5, 2 of 10 clients moved by 1 on average: h = 0.1 − 0.5·0.2·1 = 0; delta = 1 − 0/0.5
-    means = Means({"weights": w(1.0)}, {}, num_clients=10, num_sampled=2, weight=2.0)
+    means = AggregatedUpdates({"weights": w(1.0)}, {}, num_clients=10, num_sampled=2, weight=2.0)
     delta, state = FedDyn(alpha=0.5).aggregate(Server(w(0.0), {"gradient": w(0.1)}), means)
     assert_close((delta["w"], state["gradient"]["w"]), (torch.tensor([1.0]), torch.tensor([0.0])))
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from fakes import experiment, run
-from hand import MASK, visit, w
+from hand import MASK, update, w
 from torch.testing import assert_close
 
 from simfl.algorithms.fedkd import PROJECTION, FedKD
+from simfl.client_state import FileClientStore
 from simfl.experiment import Evaluate
-from simfl.memory import Store
 from simfl.models.lora import Lora
 from simfl.models.mlp import Mlp
-from simfl.protocol import Facts, Outputs
+from simfl.protocol import ModelFacts, Outputs
 from simfl.runs.results import Run
 
 KL = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)  # (.75, .25) to (.5, .5)
@@ -35,7 +35,7 @@ def both() -> dict[str, Outputs]:
 def test_the_losses_by_hand(adaptive: bool, doubt: float) -> None:
     # CE_s + CE_t = 3 + 1; W = 2: (5 − 2·1)² = 9, once for each side
     fedkd, trained = FedKD(adaptive=adaptive), {PROJECTION: torch.tensor([[2.0]])}
-    loss = fedkd.loss(both(), MASK, trained, {}, {}, visit())
+    loss = fedkd.loss(both(), MASK, trained, {}, {}, update())
     assert loss.total(torch.ones(1)).item() == pytest.approx(4.0 + (KL + KL_BACK + 18.0) / doubt, rel=1e-5)
     assert loss.task().item() == 3.0  # the mentee's is reported
 
@@ -45,7 +45,7 @@ def test_each_side_learns_from_the_other_and_moves_it_not() -> None:
     for out in outputs.values():
         out.logits.requires_grad_()
         out.features.requires_grad_()
-    loss = FedKD(adaptive=False).loss(outputs, MASK, {PROJECTION: torch.tensor([[2.0]])}, {}, {}, visit())
+    loss = FedKD(adaptive=False).loss(outputs, MASK, {PROJECTION: torch.tensor([[2.0]])}, {}, {}, update())
     loss.total(torch.ones(1)).backward()
     student, mentor = outputs["student"], outputs["mentor"]
     assert_close(student.logits.grad, student.logits.softmax(-1).detach() - mentor.logits.softmax(-1).detach())
@@ -56,31 +56,36 @@ def test_each_side_learns_from_the_other_and_moves_it_not() -> None:
 
 def test_a_copy_begins_where_the_client_does_and_a_visit_is_remembered() -> None:
     sample = side([0.0, 0.0], 1.0, 0.0)
-    extra = FedKD().extra(Facts(sample, w(1.0), sample), {}, {}, visit())
+    extra = FedKD().extra(ModelFacts(sample, w(1.0), sample), {}, {}, update())
     assert torch.equal(extra["mentor"]["w"], torch.tensor([1.0]))
     trained = {"w": torch.tensor([0.0]), "extra/mentor/w": torch.tensor([7.0]), PROJECTION: torch.eye(1)}
-    state = FedKD().remember({}, trained, {}, {}, visit())
-    assert FedKD().extra(Facts(sample, w(1.0), sample), {}, state, visit())["mentor"]["w"].item() == 7.0
+    state = FedKD().update_state({}, trained, {}, {}, update())
+    assert FedKD().extra(ModelFacts(sample, w(1.0), sample), {}, state, update())["mentor"]["w"].item() == 7.0
     assert FedKD().models(w(1.0), state)["personal"]["w"].item() == 7.0
 
 
-@pytest.mark.parametrize("way", ["loop", "batch"])
-def test_a_mentor_of_its_own_size_teaches_and_is_scored(tmp_path: Path, way: str) -> None:
-    scored = Evaluate(models=("generic", "personal"), every=0)
-    given = experiment("fedkd", way, mentor=Mlp(widths=(24, 8)), evaluate=scored, participation=1.0, learning_rate=0.3)
-    summary = run(given, tmp_path / way)
+@pytest.mark.parametrize("mode", ["sequential", "vectorized"])
+def test_a_mentor_of_its_own_size_teaches_and_is_scored(tmp_path: Path, mode: str) -> None:
+    scored = Evaluate(models=("global", "personal"), every=0)
+    given = experiment(
+        "fedkd", mode, mentor=Mlp(hidden_sizes=(24, 8)), evaluate=scored, participation=1.0, learning_rate=0.3
+    )
+    summary = run(given, tmp_path / mode)
     assert summary["final"]["personal.accuracy"] > 0.4  # chance is 0.2
-    assert Run(tmp_path / way).client_model(3).layers[0].linear.weight.shape == (24, 12)
-    sent = {row["part"]: row["floats"] for row in Run(tmp_path / way).ledger().to_pylist()}
+    assert Run(tmp_path / mode).client_model(3).layers[0].linear.weight.shape == (24, 12)
+    sent = {row["part"]: row["floats"] for row in Run(tmp_path / mode).ledger().to_pylist()}
     assert sent == {"weights": 12 * 16 + 16 + 16 * 5 + 5}  # the mentee alone
 
 
 def test_both_ways_agree_where_a_whole_mentor_stands_beside_adapters(tmp_path: Path) -> None:
-    adapted = {"model": Mlp(widths=(16, 16), adapters=Lora(rank=2, targets=("linear",))), "mentor": Mlp(widths=(24, 8))}
+    adapted = {
+        "model": Mlp(hidden_sizes=(16, 16), adapters=Lora(rank=2, targets=("linear",))),
+        "mentor": Mlp(hidden_sizes=(24, 8)),
+    }
     found = {}
-    for way in ("loop", "batch"):
-        run(experiment("fedkd", way, participation=1.0, rounds=2, **adapted), tmp_path / way)
-        snapshot = Run(tmp_path / way).snapshot()
-        memory = Store(tmp_path / way / "memory").get(snapshot.remembered(4))
-        found[way] = (snapshot.server.weights, memory["algorithm:mentor"])
-    assert_close(found["batch"], found["loop"], rtol=1e-3, atol=1e-5)
+    for mode in ("sequential", "vectorized"):
+        run(experiment("fedkd", mode, participation=1.0, rounds=2, **adapted), tmp_path / mode)
+        snapshot = Run(tmp_path / mode).snapshot()
+        memory = FileClientStore(tmp_path / mode / "memory").get(snapshot.client_state(4))
+        found[mode] = (snapshot.server.weights, memory["algorithm:mentor"])
+    assert_close(found["vectorized"], found["sequential"], rtol=1e-3, atol=1e-5)

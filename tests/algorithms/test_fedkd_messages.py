@@ -1,4 +1,4 @@
-"""FedKD as published: the mentee's changes travel at low rank both ways, with more energy from round to round."""
+"""FedKD as published: the mentee's changes travel at low rank both modes, with more energy from round to round."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ POSSIBLE = {  # of the bytes of each matrix: rank and factors, or the matrix whe
 }
 
 
-def case(codec: Codecs, way: str = "batch") -> Experiment:
-    return experiment("fedkd", way, codec=codec, rounds=4, participation=1.0, model=Mlp(widths=(32, 24)))
+def case(codec: Codecs, mode: str = "vectorized") -> Experiment:
+    return experiment("fedkd", mode, codec=codec, rounds=4, participation=1.0, model=Mlp(hidden_sizes=(32, 24)))
 
 
 def sent(folder: Path) -> dict[tuple[str, int], set[int]]:
@@ -35,10 +35,10 @@ def sent(folder: Path) -> dict[tuple[str, int], set[int]]:
     return found
 
 
-@pytest.mark.parametrize("way", ["loop", "batch"])
-def test_both_directions_send_ranks_and_the_first_download_the_whole(way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["sequential", "vectorized"])
+def test_both_directions_send_ranks_and_the_first_download_the_whole(mode: str, tmp_path: Path) -> None:
     codec = Codecs(download=Svd(energy=0.8, final_energy=0.9), upload=Svd(energy=0.8, final_energy=0.9))
-    run(case(codec, way), tmp_path)
+    run(case(codec, mode), tmp_path)
     found = sent(tmp_path)
     assert found["download", 1] == {WHOLE}
     sums = {BIASES + a + b + c for a in POSSIBLE[32, 12] for b in POSSIBLE[24, 32] for c in POSSIBLE[5, 24]}

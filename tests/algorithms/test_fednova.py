@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hand import visit, w
+from hand import update, w
 from quadratics import Game, client, minimum
 from torch.testing import assert_close
 
 from simfl.algorithms.fedavg import FedAvg
 from simfl.algorithms.fednova import FedNova
 from simfl.optimizers.local import LocalOptimizer
-from simfl.protocol import Means, Server
+from simfl.protocol import AggregatedUpdates, Server
 
 EQUAL = [client([1.0], [2.0]), client([1.0], [-1.0])]
 
@@ -20,15 +20,15 @@ EQUAL = [client([1.0], [2.0]), client([1.0], [-1.0])]
 def test_a_round_by_hand() -> None:
     # one client goes 0.8 in 4 steps, another 0.3 in 1: means of 0.2 and 0.3 and of 4 and 1 are 0.25 and 2.5
     nova, received = FedNova(), {"weights": w(1.0)}
-    sent = [nova.upload(w(1.8), received, {}, visit(steps=4)), nova.upload(w(1.3), received, {}, visit(steps=1))]
+    sent = [nova.upload(w(1.8), received, {}, update(steps=4)), nova.upload(w(1.3), received, {}, update(steps=1))]
     assert [s["steps"]["steps"].item() for s in sent] == pytest.approx([4.0, 1.0])
     parts = {part: {n: 0.5 * (sent[0][part][n] + sent[1][part][n]) for n in sent[0][part]} for part in sent[0]}
-    delta, _ = nova.aggregate(Server(w(1.0)), Means(parts, {}, 2, 2, 2.0))
+    delta, _ = nova.aggregate(Server(w(1.0)), AggregatedUpdates(parts, {}, 2, 2, 2.0))
     assert delta["w"].item() == pytest.approx(0.625)
 
 
 def test_a_client_without_examples_counts_as_no_step() -> None:
-    sent = FedNova().upload(w(1.0), {"weights": w(1.0)}, {}, visit(steps=0))
+    sent = FedNova().upload(w(1.0), {"weights": w(1.0)}, {}, update(steps=0))
     assert (sent["weights"]["w"].item(), sent["steps"]["steps"].item()) == (0.0, 0.0)
 
 

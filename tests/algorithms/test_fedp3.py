@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hand import MASK, visit
+from hand import MASK, update
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -16,7 +16,7 @@ from simfl.errors import ConfigError
 from simfl.protocol import Outputs
 
 GENERATOR = torch.Generator().manual_seed(0)
-SECOND = visit(round=1)
+SECOND = update(round=1)
 ALL = {"preserve": "pairs"}
 
 
@@ -112,7 +112,7 @@ def test_a_uniform_filter_draws_anew_at_each_step() -> None:
     settings = {"filter": "uniform", "top": 5}
     first = lost(teacher, student, **settings)
     assert torch.equal(lost(teacher, student, **settings), first)
-    assert not torch.equal(lost(teacher, student, at=visit(round=1, step=1), **settings), first)
+    assert not torch.equal(lost(teacher, student, at=update(round=1, step=1), **settings), first)
 
 
 def test_knowledge_preserving_is_the_divergence() -> None:
@@ -122,7 +122,7 @@ def test_knowledge_preserving_is_the_divergence() -> None:
 
 
 def test_it_begins_in_the_second_round() -> None:
-    assert lost(logits(2, 8), logits(2, 8), at=visit(round=0)).item() == 0.0
+    assert lost(logits(2, 8), logits(2, 8), at=update(round=0)).item() == 0.0
 
 
 def test_of_a_sequence_real_positions_count_alone() -> None:

@@ -6,18 +6,18 @@ import math
 
 import pytest
 import torch
-from hand import MASK, outputs, visit, w
+from hand import MASK, outputs, update, w
 from torch.testing import assert_close
 
 from simfl.algorithms import ALGORITHMS
 from simfl.algorithms.ditto import OWN
-from simfl.protocol import Means, Server
+from simfl.protocol import AggregatedUpdates, Server
 
 
 def total(name: str, trained, received, state=None, out=None, at=None, **settings):
     algorithm = ALGORITHMS[name](**settings)
     out = out or {"student": outputs([[0.0, 0.0]])}
-    return algorithm.loss(out, MASK, trained, received, state or {}, at or visit()).total(torch.ones(1))
+    return algorithm.loss(out, MASK, trained, received, state or {}, at or update()).total(torch.ones(1))
 
 
 def test_fedprox_pulls_by_half_mu_times_the_squared_distance() -> None:
@@ -44,21 +44,21 @@ def test_scaffold_option_two_by_hand() -> None:
     # 4 steps of eta 0.1 from 1.0 to 0.8: (1.0 − 0.8)/(4·0.1) = 0.5; change = −c + 0.5 = 0.3 for c = 0.2
     scaffold = ALGORITHMS["scaffold"]()
     received, state = {"weights": w(1.0), "control": w(0.2)}, {"control": w(0.1)}
-    sent = scaffold.upload(w(0.8), received, state, visit(steps=4))
+    sent = scaffold.upload(w(0.8), received, state, update(steps=4))
     assert_close(sent["control"]["w"], torch.tensor([0.3]))
-    assert_close(scaffold.remember(sent, w(0.8), received, state, visit())["control"]["w"], torch.tensor([0.4]))
+    assert_close(scaffold.update_state(sent, w(0.8), received, state, update())["control"]["w"], torch.tensor([0.4]))
 
 
 def test_scaffold_server_moves_its_control_by_the_sampled_share() -> None:
     scaffold = ALGORITHMS["scaffold"]()
-    means = Means({"weights": w(1.0), "control": w(0.5)}, {}, num_clients=10, num_sampled=2, weight=2.0)
+    means = AggregatedUpdates({"weights": w(1.0), "control": w(0.5)}, {}, num_clients=10, num_sampled=2, weight=2.0)
     _, state = scaffold.aggregate(Server(w(0.0), {"control": w(0.1)}), means)
     assert_close(state["control"]["w"], torch.tensor([0.2]))  # 0.1 + 2/10 · 0.5
 
 
 def test_scaffold_client_without_examples_changes_no_control() -> None:
     received = {"weights": w(1.0), "control": w(0.2)}
-    sent = ALGORITHMS["scaffold"]().upload(w(1.0), received, {"control": w(0.1)}, visit(steps=0))
+    sent = ALGORITHMS["scaffold"]().upload(w(1.0), received, {"control": w(0.1)}, update(steps=0))
     assert sent["control"]["w"].item() == 0.0
 
 
@@ -78,12 +78,12 @@ def test_moon_contrast_by_hand(received: list[float], previous: list[float], exp
 def test_ditto_pulls_the_personal_model_to_the_received_one() -> None:
     ditto = ALGORITHMS["ditto"](strength=0.5)
     out = {"personal": outputs([[0.0]], sums=2.0)}
-    loss = ditto.personal_loss(out, MASK, {OWN + "w": torch.tensor([3.0])}, {"weights": w(1.0)}, {}, visit())
+    loss = ditto.personal_loss(out, MASK, {OWN + "w": torch.tensor([3.0])}, {"weights": w(1.0)}, {}, update())
     assert loss.total(torch.ones(1)).item() == pytest.approx(2.0 + 0.5 * 0.5 * 4.0)
 
 
-def gathered(*values: float) -> Means:
-    return Means({}, {"weights": [w(v) for v in values]}, len(values), len(values), float(len(values)))
+def gathered(*values: float) -> AggregatedUpdates:
+    return AggregatedUpdates({}, {"weights": [w(v) for v in values]}, len(values), len(values), float(len(values)))
 
 
 def test_median_of_an_even_number_is_the_mean_of_the_middle_two() -> None:

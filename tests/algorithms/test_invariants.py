@@ -13,9 +13,9 @@ from simfl.algorithms.base import Algorithm
 from simfl.algorithms.feddc import FedDC
 from simfl.algorithms.feddyn import FedDyn
 from simfl.algorithms.scaffold import Scaffold
+from simfl.client_state import FileClientStore
 from simfl.codecs.nf4 import Nf4
 from simfl.experiment import Codecs
-from simfl.memory import Store
 from simfl.runs.results import Run
 
 LOSSY = Codecs(upload=Nf4())
@@ -31,10 +31,10 @@ CASES: dict[str, tuple[Algorithm, tuple[str, ...]]] = {
 def test_the_server_and_its_clients_agree_under_a_lossy_codec(name: str, tmp_path: Path) -> None:
     algorithm, keys = CASES[name]
     # uniform, since FedDyn's mean is of r_k·h_k
-    given = experiment(algorithm, "batch", codec=LOSSY, clients_per_round=4, rounds=4, weighting="uniform")
+    given = experiment(algorithm, "vectorized", codec=LOSSY, clients_per_round=4, rounds=4, weighting="uniform")
     run(given, tmp_path)
-    snapshot, store = Run(tmp_path).snapshot(), Store(tmp_path / "memory")
-    memories = [store.get(snapshot.remembered(k)) for k in range(len(SIZES))]
+    snapshot, store = Run(tmp_path).snapshot(), FileClientStore(tmp_path / "memory")
+    memories = [store.get(snapshot.client_state(k)) for k in range(len(SIZES))]
     assert sum(bool(memory) for memory in memories) > 4  # not the same four each time
     for key in keys:
         for tensor, server in snapshot.server.state[key].items():

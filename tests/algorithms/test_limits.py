@@ -51,32 +51,32 @@ ELSEWHERE = {FedAvg, FedDat}
 DATA = Toy(sizes=(1, 12, 5, 17), valid=8)
 
 
-def trained(algorithm: Algorithm, way: str, settings: dict[str, Any]) -> Weights:
+def trained(algorithm: Algorithm, mode: str, settings: dict[str, Any]) -> Weights:
     with TemporaryDirectory() as folder:
         # a rate that is a power of two, as FedNova divides by it
         given = {"rounds": 2, "participation": 1.0, "learning_rate": 0.125, "data": DATA} | settings
-        run(experiment(algorithm, way, width=4, **given), Path(folder))
+        run(experiment(algorithm, mode, clients_per_batch=4, **given), Path(folder))
         return Run(folder).snapshot().server.weights
 
 
 @cache
-def fedavg(way: str, settings: tuple[tuple[str, Any], ...]) -> Weights:
-    return trained(FedAvg(), way, dict(settings))
+def fedavg(mode: str, settings: tuple[tuple[str, Any], ...]) -> Weights:
+    return trained(FedAvg(), mode, dict(settings))
 
 
-@pytest.mark.parametrize("way", ["loop", "batch"])
+@pytest.mark.parametrize("mode", ["sequential", "vectorized"])
 @pytest.mark.parametrize("name", LIMITS)
-def test_at_its_limit_a_method_is_fedavg_to_the_bit(name: str, way: str) -> None:
+def test_at_its_limit_a_method_is_fedavg_to_the_bit(name: str, mode: str) -> None:
     algorithm, settings = LIMITS[name]
-    plain = fedavg(way, tuple(settings.items()))
-    found = trained(algorithm, way, settings)
+    plain = fedavg(mode, tuple(settings.items()))
+    found = trained(algorithm, mode, settings)
     assert found.keys() == plain.keys()
     assert all(torch.equal(found[tensor], plain[tensor]) for tensor in plain)
 
 
 @pytest.mark.parametrize("algorithm", [FedProx(mu=0.1), Moon(), SoftTargets(), FedP3(weight=5.0), Dkd(), Crd()])
 def test_away_from_its_limit_it_is_not(algorithm: Algorithm) -> None:
-    found, plain = trained(algorithm, "loop", {}), fedavg("loop", ())
+    found, plain = trained(algorithm, "sequential", {}), fedavg("sequential", ())
     assert not all(torch.equal(found[tensor], plain[tensor]) for tensor in plain)
 
 

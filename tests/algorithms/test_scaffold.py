@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hand import visit, w
+from hand import update, w
 from quadratics import Game, client, minimum
 from torch.testing import assert_close
 
@@ -46,6 +46,6 @@ def test_option_one_by_hand() -> None:
     # two batches: gradient 1 weighing 3, gradient 5 weighing 1: (3·1 + 1·5)/4 = 2; minus c_k = 0.5
     state = {"control": w(0.5), "gradient": w(8.0), "count": {"count": torch.tensor(4.0)}}
     received = {"weights": w(1.0), "control": w(0.0)}
-    sent = Scaffold("i").upload(w(0.7), received, state, visit(steps=2))
+    sent = Scaffold("i").upload(w(0.7), received, state, update(steps=2))
     assert_close((sent["weights"]["w"], sent["control"]["w"]), (torch.tensor([-0.3]), torch.tensor([1.5])))
-    assert set(Scaffold("i").remember(sent, w(0.7), received, state, visit())) == {"control"}
+    assert set(Scaffold("i").update_state(sent, w(0.7), received, state, update())) == {"control"}

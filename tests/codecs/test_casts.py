@@ -11,7 +11,7 @@ from simfl.codecs.casts import BFloat16, Float16
 
 
 def through(codec, array):
-    return codec.decode(codec.encode(torch.as_tensor(array)), np.shape(array)).numpy()
+    return codec.decode_tensor(codec.encode_tensor(torch.as_tensor(array)), np.shape(array)).numpy()
 
 
 @given(hnp.arrays(np.float32, 20, elements=st.floats(-65504, 65504, width=32)))
@@ -35,13 +35,13 @@ def test_ties_go_to_the_even_neighbour():
 
 
 def test_the_payload_is_little_endian():
-    assert bytes(Float16().encode(torch.tensor([1.0, -2.0]))).hex() == "003c00c0"
-    assert bytes(BFloat16().encode(torch.tensor([1.0, -2.0]))).hex() == "803f00c0"
+    assert bytes(Float16().encode_tensor(torch.tensor([1.0, -2.0]))).hex() == "003c00c0"
+    assert bytes(BFloat16().encode_tensor(torch.tensor([1.0, -2.0]))).hex() == "803f00c0"
 
 
 def test_the_largest_values_pass_and_larger_ones_are_refused_with_the_value():
     assert through(Float16(), [65504.0, 65519.0]).tolist() == [65504.0, 65504.0]
     with pytest.raises(ValueError, match=r"the value 65520 is beyond 65504, the largest torch.float16 holds"):
-        Float16().encode(torch.tensor([1.0, -65520.0]))
+        Float16().encode_tensor(torch.tensor([1.0, -65520.0]))
     with pytest.raises(ValueError, match=r"largest torch.bfloat16 holds"):
-        BFloat16().encode(torch.tensor([3.4e38]))
+        BFloat16().encode_tensor(torch.tensor([3.4e38]))

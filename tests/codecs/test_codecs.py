@@ -26,8 +26,8 @@ HERE = Context((7, "upload", 3))
 def test_any_shape_comes_back_and_the_payload_has_the_stated_size(name, compress, data):
     codec = CODECS[name](compress=compress)
     array = data.draw(hnp.arrays(np.float32, shapes, elements=values))
-    payload = codec.encode(torch.from_numpy(array), HERE)
-    back = codec.decode(payload, array.shape, HERE)
+    payload = codec.encode_tensor(torch.from_numpy(array), HERE)
+    back = codec.decode_tensor(payload, array.shape, HERE)
     assert (payload.dtype, payload.ndim) == (np.uint8, 1)
     assert len(payload) == codec.size(array.shape) or (not codec.fixed and len(payload) < codec.size(array.shape))
     assert (back.dtype, tuple(back.shape)) == (torch.float32, array.shape)
@@ -40,8 +40,8 @@ def test_what_was_decoded_encodes_to_the_same_bits(name, array):
     if name in CHANGED_ONCE_MORE:
         return
     codec = CODECS[name]()
-    once = codec.decode(codec.encode(torch.from_numpy(array), HERE), array.shape, HERE)
-    twice = codec.decode(codec.encode(once, HERE), array.shape, HERE)
+    once = codec.decode_tensor(codec.encode_tensor(torch.from_numpy(array), HERE), array.shape, HERE)
+    twice = codec.decode_tensor(codec.encode_tensor(once, HERE), array.shape, HERE)
     assert once.numpy().tobytes() == twice.numpy().tobytes()
 
 
@@ -52,17 +52,17 @@ def test_the_payloads_of_a_cohort_are_those_of_its_clients_one_by_one(name, comp
     codec, x = CODECS[name](compress=compress), torch.randn(5, *shape, generator=torch.Generator().manual_seed(0))
     contexts = [Context((7, k)) for k in range(5)]
     together = codec.encode_all(x, contexts)
-    alone = [codec.encode(x[k], contexts[k]) for k in range(5)]
+    alone = [codec.encode_tensor(x[k], contexts[k]) for k in range(5)]
     assert [one.numpy().tobytes() for one in together] == [one.tobytes() for one in alone]
     back = codec.decode_all(together, shape, contexts)
-    assert all(torch.equal(back[k], codec.decode(alone[k], shape, contexts[k])) for k in range(5))
+    assert all(torch.equal(back[k], codec.decode_tensor(alone[k], shape, contexts[k])) for k in range(5))
 
 
 @every_codec
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (65,)])
 def test_sizes_zero_and_one(name, shape):
     codec, x = CODECS[name](), torch.full(shape, -0.5)
-    back = codec.decode(codec.encode(x), shape)
+    back = codec.decode_tensor(codec.encode_tensor(x), shape)
     if name in SPARSE and x.numel() > 1:
         assert int((back == x).sum()) == 6  # 10 % of 65, rounded; the rest is zero
         assert int((back == 0).sum()) == 59
@@ -75,7 +75,9 @@ def test_sizes_zero_and_one(name, shape):
 @settings(deadline=None, max_examples=60)
 def test_the_error_is_within_the_stated_bound(name, array):
     codec = CODECS[name]()
-    error = codec.decode(codec.encode(torch.from_numpy(array), HERE), array.shape, HERE).numpy() - array.astype(float)
+    error = codec.decode_tensor(
+        codec.encode_tensor(torch.from_numpy(array), HERE), array.shape, HERE
+    ).numpy() - array.astype(float)
     norm, largest = np.linalg.norm(array.astype(float)), np.abs(array).max(initial=0.0)
     bound = {
         "float32": 0.0,
@@ -94,43 +96,43 @@ def test_the_error_is_within_the_stated_bound(name, array):
 @every_codec
 def test_chance_depends_on_the_context_alone(name):
     codec, x = CODECS[name](), torch.randn(40, 30, generator=torch.Generator().manual_seed(0))
-    assert np.array_equal(codec.encode(x, Context((1, 2))), codec.encode(x, Context((1, 2))))
+    assert np.array_equal(codec.encode_tensor(x, Context((1, 2))), codec.encode_tensor(x, Context((1, 2))))
 
 
 @every_codec
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_a_value_that_is_not_finite_is_refused(name, bad):
     with pytest.raises(ValueError, match="1 of 3 values are NaN or infinite"):
-        CODECS[name]().encode(torch.tensor([0.0, bad, 1.0]))
+        CODECS[name]().encode_tensor(torch.tensor([0.0, bad, 1.0]))
 
 
 @every_codec
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_any_float_dtype_and_layout_encodes_as_its_float32_values(name, dtype):
     codec, x = CODECS[name](), (torch.arange(12.0).reshape(3, 4) / 7).to(dtype).t()
-    assert np.array_equal(codec.encode(x), codec.encode(x.to(torch.float32).contiguous()))
+    assert np.array_equal(codec.encode_tensor(x), codec.encode_tensor(x.to(torch.float32).contiguous()))
 
 
 @every_codec
 def test_the_decoded_tensor_owns_its_memory(name):
     codec = CODECS[name](**({"keep": 1.0} if name in SPARSE else {}))
-    payload = codec.encode(torch.ones(5))
+    payload = codec.encode_tensor(torch.ones(5))
     payload.setflags(write=False)
-    codec.decode(payload, (5,)).zero_()
-    assert torch.equal(codec.decode(payload, (5,)), torch.ones(5))
+    codec.decode_tensor(payload, (5,)).zero_()
+    assert torch.equal(codec.decode_tensor(payload, (5,)), torch.ones(5))
 
 
 @every_codec
 def test_lossless_means_bit_equal_and_lossy_codecs_lose(name):
     codec, y = CODECS[name](), torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
     x = y @ y.T  # of rank 4
-    assert torch.equal(codec.decode(codec.encode(x), (32, 32)), x) == codec.lossless
+    assert torch.equal(codec.decode_tensor(codec.encode_tensor(x), (32, 32)), x) == codec.lossless
 
 
 @every_codec
 def test_what_is_encoded_is_a_delta_or_weights(name):
-    assert CODECS[name](of="weights").of == "weights"
-    with pytest.raises(ConfigError, match=r"^codec.of: unknown 'wieghts'; did you mean 'weights'\?$"):
+    assert CODECS[name](encode="weights").of == "weights"
+    with pytest.raises(ConfigError, match=r"^codec.encode: unknown 'wieghts'; did you mean 'weights'\?$"):
         CODECS[name](of="wieghts")
 
 
@@ -146,7 +148,7 @@ def test_tensors_on_a_gpu_encode_to_the_same_bytes_and_come_back_the_same(name, 
     if name == "svd":
         pytest.skip("two libraries of linear algebra agree to rounding")
     codec, x = CODECS[name](), torch.randn(3, *shape, generator=torch.Generator().manual_seed(1))
-    assert np.array_equal(codec.encode(x[0].cuda(), HERE), codec.encode(x[0], HERE))
+    assert np.array_equal(codec.encode_tensor(x[0].cuda(), HERE), codec.encode_tensor(x[0], HERE))
     contexts = [Context((7, k)) for k in range(3)]
     here, there = codec.encode_all(x, contexts), codec.encode_all(x.cuda(), contexts)
     assert [one.cpu().numpy().tobytes() for one in there] == [one.numpy().tobytes() for one in here]

@@ -19,7 +19,7 @@ FIRST, LAST = Context((1,), progress=0.0), Context((1,), progress=1.0)
 
 def through(codec, x, context=FIRST):
     x = torch.as_tensor(x)
-    return codec.decode(codec.encode(x, context), tuple(x.shape), context)
+    return codec.decode_tensor(codec.encode_tensor(x, context), tuple(x.shape), context)
 
 
 def normal(*shape, seed=0):
@@ -28,7 +28,7 @@ def normal(*shape, seed=0):
 
 def test_int8_sends_the_largest_magnitude_and_a_byte_a_value():
     # scale 2 = 0x40000000; −2 is −127, 1 is 63.5 and goes to the even 64, 0 is 0
-    assert bytes(Int8().encode(torch.tensor([-2.0, 1.0, 0.0]))).hex() == "00000040" + "81" + "40" + "00"
+    assert bytes(Int8().encode_tensor(torch.tensor([-2.0, 1.0, 0.0]))).hex() == "00000040" + "81" + "40" + "00"
 
 
 def test_int8_per_channel_costs_a_scale_for_each_row_and_a_small_row_keeps_its_precision():
@@ -49,12 +49,12 @@ def test_stochastic_rounding_is_right_on_average_and_off_by_less_than_a_step():
 
 def test_stochastic_rounding_draws_anew_in_each_message():
     x, codec = normal(1000), Int8(rounding="stochastic")
-    assert not np.array_equal(codec.encode(x, Context((1,))), codec.encode(x, Context((2,))))
+    assert not np.array_equal(codec.encode_tensor(x, Context((1,))), codec.encode_tensor(x, Context((2,))))
 
 
 def test_sign_sends_the_mean_magnitude_and_eight_signs_a_byte():
     # mean of 1, 2, 3 is 2 = 0x40000000; signs + − + are bits 1, 0, 1
-    assert bytes(Sign().encode(torch.tensor([1.0, -2.0, 3.0]))).hex() == "00000040" + "05"
+    assert bytes(Sign().encode_tensor(torch.tensor([1.0, -2.0, 3.0]))).hex() == "00000040" + "05"
     assert through(Sign(), [1.0, -2.0, 3.0]).tolist() == [2.0, -2.0, 2.0]
     assert Sign().size((9,)) == 4 + 2
 
@@ -107,18 +107,18 @@ def test_a_matrix_of_rank_one_costs_one_rank():
     x = torch.outer(normal(30), normal(20, seed=1))
     for energy in (0.5, 1.0):
         codec = Svd(energy=energy)
-        assert len(codec.encode(x)) == 4 + 4 * 1 * (30 + 20 + 1)
+        assert len(codec.encode_tensor(x)) == 4 + 4 * 1 * (30 + 20 + 1)
         torch.testing.assert_close(through(codec, x), x)
 
 
 def test_all_of_the_energy_of_a_full_matrix_loses_nothing():
     x = normal(12, 9)
-    assert len(Svd(energy=1.0).encode(x)) == 4 + 4 * 108  # nine ranks of 22 values would cost more than 108
+    assert len(Svd(energy=1.0).encode_tensor(x)) == 4 + 4 * 108  # nine ranks of 22 values would cost more than 108
     assert torch.equal(through(Svd(energy=1.0), x), x)
 
 
 def test_a_matrix_of_zeros_has_no_rank():
-    assert bytes(Svd().encode(torch.zeros(6, 5))).hex() == "00000000"
+    assert bytes(Svd().encode_tensor(torch.zeros(6, 5))).hex() == "00000000"
     assert torch.equal(through(Svd(), torch.zeros(6, 5)), torch.zeros(6, 5))
 
 
@@ -134,24 +134,24 @@ def test_low_rank_keeps_the_stated_share_of_the_energy():
     for context, energy in ((FIRST, 0.9), (LAST, 0.99)):
         lost = through(Svd(energy=0.9, final_energy=0.99), x, context) - x
         assert float(lost.square().sum() / x.square().sum()) <= 1 - energy + 1e-6
-    assert len(Svd(energy=0.9, final_energy=0.99).encode(x, FIRST)) < len(
-        Svd(energy=0.9, final_energy=0.99).encode(x, LAST)
+    assert len(Svd(energy=0.9, final_energy=0.99).encode_tensor(x, FIRST)) < len(
+        Svd(energy=0.9, final_energy=0.99).encode_tensor(x, LAST)
     )
 
 
 def test_tensors_that_are_no_matrices_travel_in_float32_and_kernels_as_matrices_of_their_rows():
-    assert [len(Svd().encode(normal(*shape))) for shape in [(7,), (7, 1), (1, 7)]] == [28, 28, 28]
+    assert [len(Svd().encode_tensor(normal(*shape))) for shape in [(7,), (7, 1), (1, 7)]] == [28, 28, 28]
     kernels = torch.outer(normal(8), normal(18, seed=1)).reshape(8, 2, 3, 3)
-    assert len(Svd().encode(kernels)) == 4 + 4 * (8 + 18 + 1)
+    assert len(Svd().encode_tensor(kernels)) == 4 + 4 * (8 + 18 + 1)
     torch.testing.assert_close(through(Svd(), kernels), kernels)
 
 
 @pytest.mark.parametrize("name", ["zstd", "lz4"])
 def test_a_last_stage_shortens_what_repeats_and_leaves_alone_what_does_not(name):
     plain, codec = Float32(), Float32(compress=name)
-    assert len(codec.encode(torch.zeros(1000))) < 200
+    assert len(codec.encode_tensor(torch.zeros(1000))) < 200
     x = normal(3)
-    assert bytes(codec.encode(x)) == bytes(HEADER) + bytes(plain.encode(x))
+    assert bytes(codec.encode_tensor(x)) == bytes(HEADER) + bytes(plain.encode_tensor(x))
     for x in (torch.zeros(1000), normal(1000), torch.empty(0)):
         assert torch.equal(through(codec, x), x)
 
@@ -159,4 +159,4 @@ def test_a_last_stage_shortens_what_repeats_and_leaves_alone_what_does_not(name)
 def test_a_last_stage_over_a_lossy_codec_loses_no_more():
     x = normal(500).round()
     assert torch.equal(through(Nf4(compress="zstd"), x), through(Nf4(), x))
-    assert len(Nf4(compress="zstd").encode(x)) < len(Nf4().encode(x))
+    assert len(Nf4(compress="zstd").encode_tensor(x)) < len(Nf4().encode_tensor(x))

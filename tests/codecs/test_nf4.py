@@ -13,18 +13,18 @@ from simfl.errors import ConfigError
 
 def through(x, block=64):
     codec = Nf4(block=block)
-    return codec.decode(codec.encode(x), tuple(x.shape))
+    return codec.decode_tensor(codec.encode_tensor(x), tuple(x.shape))
 
 
 def test_the_track_1_message_has_its_published_size():
     # 3,419,136 values: 1,709,568 B of codes and 53,424 scales of 4 B
     assert Nf4().size((3_419_136,)) == 1_709_568 + 4 * 53_424 == 1_923_264
-    assert len(Nf4().encode(torch.zeros(3_419_136))) == 1_923_264
+    assert len(Nf4().encode_tensor(torch.zeros(3_419_136))) == 1_923_264
 
 
 @pytest.mark.parametrize(("count", "size"), [(0, 0), (1, 5), (2, 5), (63, 36), (64, 36), (65, 41), (129, 77)])
 def test_a_tail_block_costs_a_whole_scale_and_an_odd_value_a_whole_byte(count, size):
-    assert Nf4().size((count,)) == len(Nf4().encode(torch.ones(count))) == size
+    assert Nf4().size((count,)) == len(Nf4().encode_tensor(torch.ones(count))) == size
 
 
 def test_levels_times_the_largest_magnitude_are_exact():
@@ -34,7 +34,7 @@ def test_levels_times_the_largest_magnitude_are_exact():
 
 def test_the_payload_holds_scales_then_two_values_a_byte_low_bits_first():
     # scale 2 = 0x40000000; −2 is level 0, 0 is level 7, 2 is level 15
-    assert bytes(Nf4().encode(torch.tensor([-2.0, 0.0, 2.0]))).hex() == "00000040" + "70" + "0f"
+    assert bytes(Nf4().encode_tensor(torch.tensor([-2.0, 0.0, 2.0]))).hex() == "00000040" + "70" + "0f"
 
 
 def test_zero_and_the_largest_magnitude_of_each_block_are_exact():

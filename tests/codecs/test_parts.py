@@ -9,20 +9,20 @@ import torch
 from fakes import experiment, run, traces
 
 from simfl import cache, config
+from simfl.client_state import FileClientStore
 from simfl.codecs import CODECS
 from simfl.codecs.int8 import Int8
 from simfl.codecs.nf4 import Nf4
 from simfl.codecs.sparse import RandomK, TopK
 from simfl.codecs.svd import Svd
-from simfl.cohort.wire import Wire
 from simfl.config.rules import check
 from simfl.errors import ConfigError
 from simfl.experiment import Codecs, PartCodecs
-from simfl.memory import Store
 from simfl.models.mlp import Mlp
+from simfl.run_context import RunContext
 from simfl.runs import tables
 from simfl.runs.results import Run
-from simfl.setting import Setting
+from simfl.transport.upload import UploadChannel
 
 VALUES = 12 * 16 + 16 + 16 * 5 + 5  # of the model
 
@@ -36,7 +36,7 @@ def sizes(folder: Path) -> dict[tuple[str, str], set[int]]:
 
 
 def test_a_part_has_a_codec_of_its_own_in_each_direction(tmp_path: Path) -> None:
-    codec = Codecs(upload=Int8(), parts={"control": PartCodecs(download=Int8(of="weights"))})
+    codec = Codecs(upload=Int8(), parts={"control": PartCodecs(download=Int8(encode="weights"))})
     run(experiment("scaffold", codec=codec, rounds=2), tmp_path)
     whole, bytes_ = 4 * VALUES, VALUES + 4 * 4  # four tensors, a scale each
     assert sizes(tmp_path) == {
@@ -105,7 +105,7 @@ LOSSY = sorted(name for name, kind in CODECS.items() if not kind.lossless)
 @pytest.mark.parametrize("name", LOSSY)
 def test_error_feedback_remembers_what_any_lossy_codec_lost(name: str, tmp_path: Path) -> None:
     """What a client sent in all is what it meant to send, but for what it still remembers."""
-    stage = Setting(experiment(codec=Codecs(upload=CODECS[name](error_feedback=True))), cache.folder()).stage(0, 10)
+    stage = RunContext(experiment(codec=Codecs(upload=CODECS[name](error_feedback=True))), cache.folder()).stage(0, 10)
     generator = torch.Generator().manual_seed(0)
     meant = [
         {"a": torch.randn(20, 9, generator=generator), "b": torch.randn((), generator=generator)} for _ in range(6)
@@ -113,7 +113,7 @@ def test_error_feedback_remembers_what_any_lossy_codec_lost(name: str, tmp_path:
     total, memory = {"a": torch.zeros(20, 9), "b": torch.zeros(())}, {}
     for number, upload in enumerate(meant):
         stacked = {"weights": {key: t[None] for key, t in upload.items()}}
-        sent, (lost,), _ = Wire(stage, 0, number).send([3], stacked, {"weights": {}}, [memory])
+        sent, (lost,), _ = UploadChannel(stage, 0, number).send([3], stacked, {"weights": {}}, [memory])
         memory = {"codec:weights": lost["weights"]}
         total = {key: total[key] + sent["weights"][key][0] for key in total}
     for key, value in total.items():
@@ -123,11 +123,11 @@ def test_error_feedback_remembers_what_any_lossy_codec_lost(name: str, tmp_path:
 
 @pytest.mark.parametrize("codec", [RandomK(error_feedback=True), Int8(rounding="stochastic"), Svd(compress="zstd")])
 def test_a_cohort_sends_what_its_clients_send_one_by_one(codec: object, tmp_path: Path) -> None:
-    """In the way `batch` the uploads of a cohort are encoded together."""
-    stage = Setting(experiment(codec=Codecs(upload=codec)), cache.folder()).stage(0, 10)
+    """In the way `vectorized` the uploads of a cohort are encoded together."""
+    stage = RunContext(experiment(codec=Codecs(upload=codec)), cache.folder()).stage(0, 10)
     generator = torch.Generator().manual_seed(0)
     uploads = torch.randn(5, 20, 9, generator=generator)
-    wire, memories = Wire(stage, 0, 1), [{"codec:weights": {"a": torch.ones(20, 9) * k}} for k in range(5)]
+    wire, memories = UploadChannel(stage, 0, 1), [{"codec:weights": {"a": torch.ones(20, 9) * k}} for k in range(5)]
     together, lost_together, rows_together = wire.send(
         list(range(5)), {"weights": {"a": uploads}}, {"weights": {}}, memories
     )
@@ -138,16 +138,18 @@ def test_a_cohort_sends_what_its_clients_send_one_by_one(codec: object, tmp_path
         assert lost.keys() == lost_together[k].keys()
 
 
-@pytest.mark.parametrize("way", ["loop", "batch"])
-def test_runs_with_chance_in_their_messages_are_equal_to_the_bit_however_they_are_cut(way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["sequential", "vectorized"])
+def test_runs_with_chance_in_their_messages_are_equal_to_the_bit_however_they_are_cut(
+    mode: str, tmp_path: Path
+) -> None:
     codec = Codecs(download=Int8(rounding="stochastic"), upload=RandomK(error_feedback=True))
-    case = experiment(way=way, codec=codec, rounds=2, model=Mlp(widths=(16,)))
+    case = experiment(mode=mode, codec=codec, rounds=2, model=Mlp(hidden_sizes=(16,)))
     run(case, tmp_path / "a")
     run(case, tmp_path / "b")
     assert traces(tmp_path / "a") == traces(tmp_path / "b")
     kept = Run(tmp_path / "a").snapshot()
-    store = Store(tmp_path / "a" / "memory")
-    assert any("codec:weights" in store.get(kept.remembered(k)) for k in range(10))
+    store = FileClientStore(tmp_path / "a" / "memory")
+    assert any("codec:weights" in store.get(kept.client_state(k)) for k in range(10))
 
 
 def test_topk_without_a_codec_is_what_it_was(tmp_path: Path) -> None:

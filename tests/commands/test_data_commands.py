@@ -13,7 +13,7 @@ from simfl import cache
 from simfl.cli import main
 from simfl.config import partitions
 from simfl.data import DATA
-from simfl.data.holdings import Partition, manifest_sha256
+from simfl.data.partition.manifest import Partition, manifest_sha256
 from simfl.errors import DataError
 
 SPECS = sorted((Path(__file__).parents[2] / "partitions").glob("*.yaml"))

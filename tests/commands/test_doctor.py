@@ -17,7 +17,7 @@ import torch
 from simfl.cli import main
 from simfl.commands import doctor, machine
 from simfl.commands.machine import OK, PROBLEM, WARNING, Finding
-from simfl.engine import limits
+from simfl.runtime import machine as limits
 
 Usage = namedtuple("Usage", "total used free")
 GB = 1 << 30

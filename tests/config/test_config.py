@@ -12,7 +12,7 @@ import pytest
 from simfl import config
 from simfl.algorithms.base import Algorithm
 from simfl.config.fields import build, written
-from simfl.config.shelves import SHELVES
+from simfl.config.registries import REGISTRIES
 from simfl.errors import ConfigError
 
 DESIGN = """
@@ -21,9 +21,9 @@ seed: 42
 data: pfl_docvqa
 partition: {by: official, clients: 10}
 model: {name: vt5, size: base, adapters: {kind: lora, rank: 6, alpha: 16, targets: [q, v]}, precision: bf16}
-cohort: {width: auto, way: auto}
-exactness: fast
-ledger: {aliases: once}
+execution: {clients_per_batch: auto, mode: auto}
+deterministic: false
+ledger: {tied_weights: once}
 phases:
   - objective: docvqa
     algorithm: fedavg
@@ -33,11 +33,11 @@ phases:
     weighting: uniform
     train: ["spatial_embedding.*", "visual_projection.*"]
     frozen: []
-    private: []
+    personal_params: []
     local: {epochs: 1, batch_size: 16, shuffle: true, optimizer: adamw, learning_rate: 2e-4}
     codec: {download: float32, upload: float32}
 privacy: null
-evaluate: {every: 1, splits: [valid], models: [generic]}
+evaluate: {every: 1, splits: [valid], models: [global]}
 checkpoint: {rounds: 1, seconds: 30}
 """
 
@@ -113,8 +113,8 @@ def test_a_resolved_experiment_keeps_the_order_of_its_keys(file: Path) -> None:
         ("phases.0", "[]", "[] is not a mapping of keys to values"),
         ("phases", "[]", "at least one is needed"),
         ("privacy.unit", "provider", "'provider' is not one of record, group, client"),
-        ("cohort.width", "3", "3 is not a power of two or auto"),
-        ("cohort.width", "wide", "'wide' is not a power of two or auto"),
+        ("execution.clients_per_batch", "3", "3 is not a power of two or auto"),
+        ("execution.clients_per_batch", "wide", "'wide' is not a power of two or auto"),
         ("name", "a/b", "'a/b' is not letters, digits, '.', '_' and '-', not beginning with '.'"),
         ("name", "2020-01-01", "datetime.date(2020, 1, 1) is not letters"),
         ("phases.0.local.optimizer", "adamx", "unknown 'adamx'; did you mean"),
@@ -162,9 +162,12 @@ def test_a_mistake_inside_a_component_or_a_list_is_answered_where_it_is(
         (["algorithm=scaffold", "local.optimizer=sgd", "local.clip_norm=1"], "local.clip_norm: 1.0 given; scaffold"),
         (["frozen=[a.*]", "train=[a.*]"], "frozen: 'a.*' is in train too"),
         (["weighting=examples", "communicate=false", "codec.upload=nf4"], "codec: has no effect with communicate:"),
-        (["weighting=examples", "communicate=false", "private=[h.*]"], "private: has no effect with communicate:"),
+        (
+            ["weighting=examples", "communicate=false", "personal_params=[h.*]"],
+            "private: has no effect with communicate:",
+        ),
         (["codec.upload.error_feedback=true"], "codec.upload.error_feedback: Float32 loses nothing"),
-        (["keep=[algorithm]"], "keep: ['algorithm'] given, and no phase comes before"),
+        (["carry_over=[algorithm]"], "keep: ['algorithm'] given, and no phase comes before"),
     ],
 )
 def test_settings_that_contradict_each_other_or_do_nothing_are_refused(
@@ -218,7 +221,7 @@ def test_an_override_gives_a_setting_to_a_component_named_alone(file: Path) -> N
     overrides = ["phases.0.algorithm=fedprox", "phases.0.algorithm.mu=0.5", "partition=iid", "partition.clients=3"]
     experiment = config.load(file, overrides)
     assert experiment.phases[0].algorithm.mu == 0.5
-    assert SHELVES["partitioners"].name_of(type(experiment.partition)) == "iid"
+    assert REGISTRIES["partitioners"].name_of(type(experiment.partition)) == "iid"
     assert (
         config.load(file, ["phases.0.server=sgd", "phases.0.server.learning_rate=0.5"]).phases[0].server.learning_rate
         == 0.5
@@ -323,11 +326,11 @@ REQUIRED = {  # a value for each setting without a default, by its name
 }
 
 
-@pytest.mark.parametrize("shelf", SHELVES)
+@pytest.mark.parametrize("shelf", REGISTRIES)
 def test_every_component_reads_back_from_its_own_settings(shelf: str) -> None:
-    for name, component in SHELVES[shelf].components.items():
+    for name, component in REGISTRIES[shelf].components.items():
         required = {f.name: REQUIRED[f.name] for f in fields(component) if f.default is f.default_factory is MISSING}
         made = build(component, required, shelf, name)
         settings = written(made)
-        assert settings.pop(SHELVES[shelf].key) == name
+        assert settings.pop(REGISTRIES[shelf].key) == name
         assert build(component, settings, shelf, name) == made, name

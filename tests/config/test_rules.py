@@ -99,7 +99,7 @@ def test_a_mentor_that_no_algorithm_asks_is_refused() -> None:
         {"algorithm": "feddc", "optimizer": LocalOptimizer("sgd", {"weight_decay": 1e-3}), "clip_norm": 10.0},
         {"algorithm": "fednova", "optimizer": LocalOptimizer("sgd", {"momentum": 0.9})},
         {"algorithm": "clgecl", **PRIVATE},
-        {"algorithm": "fedkd", "mentor": Mlp(widths=(64,))},
+        {"algorithm": "fedkd", "mentor": Mlp(hidden_sizes=(64,))},
         {"algorithm": "feddyn", "server": Adam(), "schedule": Cosine(unit="visit")},
         {"algorithm": "feddat", "model": Mlp(adapters=Bottleneck(names=("client", "shared")))},
     ],

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 
 from simfl.data.base import Split
-from simfl.data.by_data_set import DataSets, clients_of
-from simfl.data.due import Due
-from simfl.data.partition import PARTITIONERS, Partition
+from simfl.data.partition.by_data_set import DataSets, clients_of
+from simfl.data.partition.partitioners import PARTITIONERS, Partition
+from simfl.data.readers.due import Due
 from simfl.errors import ConfigError, DataError
 
 ORDER = ("wtq", "docvqa", "tabfact")

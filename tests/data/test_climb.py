@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from made import dump, lines, picture
 
-from simfl.data.nlvr2 import Nlvr2
-from simfl.data.snli_ve import SnliVe
-from simfl.data.vcr import Vcr, sentence
+from simfl.data.readers.nlvr2 import Nlvr2
+from simfl.data.readers.snli_ve import SnliVe
+from simfl.data.readers.vcr import Vcr, sentence
 from simfl.errors import DataError
 
 

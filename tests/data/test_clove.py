@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from made import npy, picture
 
-from simfl.data.clove import Clove
-from simfl.data.partition import Natural
+from simfl.data.partition.partitioners import Natural
+from simfl.data.readers.clove import Clove
 from simfl.errors import ConfigError, DataError
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from made import pdf
 
-from simfl.data.debian_manuals import PACKAGES, DebianManuals
+from simfl.data.readers.debian_manuals import PACKAGES, DebianManuals
 from simfl.errors import ConfigError, DataError
 
 pytest.importorskip("pypdfium2")

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from simfl.data.base import Split
-from simfl.data.digits import Digits
-from simfl.data.partition import Natural
-from simfl.data.prototypes import Prototypes
-from simfl.data.skew import Dirichlet
+from simfl.data.benchmarks.prototypes import Prototypes
+from simfl.data.partition.partitioners import Natural
+from simfl.data.partition.skew import Dirichlet
+from simfl.data.readers.digits import Digits
 from simfl.errors import ConfigError, DataError
 
 

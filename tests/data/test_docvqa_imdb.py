@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from made import npy, picture
 
-from simfl.data.docvqa_imdb import MpDocvqa, SpDocvqa
+from simfl.data.readers.docvqa_imdb import MpDocvqa, SpDocvqa
 from simfl.errors import DataError
 
 HEADER = {"dataset_name": "docvqa", "version": 1}

@@ -13,7 +13,7 @@ from PIL import Image
 from simfl.config import partitions
 from simfl.data import leaks
 from simfl.data.base import PICTURES, Dataset
-from simfl.data.domains import Domains, digits, emoji, probe
+from simfl.data.benchmarks.domains import Domains, digits, emoji, probe
 from simfl.errors import ConfigError
 
 EMOJI = Domains(concepts=20, image_size=24)

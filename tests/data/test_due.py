@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from made import dump, lines, pdf, picture
 
-from simfl.data.due import Due
+from simfl.data.readers.due import Due
 from simfl.errors import DataError
 
 BLANK = {"tool_name": "tesseract", "tokens_layer": {"tokens": [" "], "positions": [[0, 0, 0, 0]]}}

@@ -3,8 +3,8 @@
 import pytest
 from made import dump, npy, picture
 
-from simfl.data.fldocvqa import Fldocvqa
-from simfl.data.partition import Official
+from simfl.data.partition.partitioners import Official
+from simfl.data.readers.fldocvqa import Fldocvqa
 from simfl.errors import DataError
 
 

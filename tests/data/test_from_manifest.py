@@ -4,9 +4,9 @@ import pyarrow as pa
 import pytest
 
 from simfl.data.base import Split
-from simfl.data.from_manifest import FromManifest
-from simfl.data.iid import Iid
-from simfl.data.prototypes import Prototypes
+from simfl.data.benchmarks.prototypes import Prototypes
+from simfl.data.partition.from_manifest import FromManifest
+from simfl.data.partition.iid import Iid
 from simfl.errors import ConfigError, DataError
 
 SMALL = Prototypes(examples=40, classes=2, shape=(1, 2, 2), groups=4)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from made import dump, lines, picture
 
-from simfl.data.gqa import Gqa
-from simfl.data.partition import Natural
+from simfl.data.partition.partitioners import Natural
+from simfl.data.readers.gqa import Gqa
 from simfl.errors import ConfigError, DataError
 
 IMAGES = {"1": "Home", "2": "Home", "n3": "Sports", "4": "Sports", "5": None, "6": "Home"}

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from simfl.data import partition_picture
 from simfl.data.base import Dataset, Split
-from simfl.data.heterogeneity import SHOWN, WIDEST, describe, seen
-from simfl.data.iid import Iid
-from simfl.data.partition import Natural, Provider
+from simfl.data.partition import picture as partition_picture
+from simfl.data.partition.heterogeneity import SHOWN, WIDEST, describe, seen
+from simfl.data.partition.iid import Iid
+from simfl.data.partition.partitioners import Natural, Provider
 
 
 def labelled(labels, **columns) -> Split:

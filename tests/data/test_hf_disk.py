@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from simfl.data.hf_disk import HfDisk
+from simfl.data.readers.hf_disk import HfDisk
 from simfl.errors import ConfigError, DataError
 
 

@@ -3,7 +3,7 @@
 import pytest
 from made import picture
 
-from simfl.data.image_folder import ImageFolder
+from simfl.data.readers.image_folder import ImageFolder
 from simfl.errors import ConfigError, DataError
 
 

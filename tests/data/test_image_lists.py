@@ -7,8 +7,8 @@ import pytest
 from made import lines, picture
 from PIL import Image
 
-from simfl.data.image_lists import ImageLists, _read
-from simfl.data.partition import Natural
+from simfl.data.partition.partitioners import Natural
+from simfl.data.readers.image_lists import ImageLists, _read
 from simfl.errors import ConfigError, DataError
 
 KINDS = ("cat", "dog", "bird")

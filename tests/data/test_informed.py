@@ -11,8 +11,8 @@ from PIL import Image
 
 from simfl.data.base import DOCUMENTS, Split
 from simfl.data.baselines import fit_baselines, score_baselines
-from simfl.data.drawing import CELL, COLUMNS, contact_sheet, png
-from simfl.data.informed import informed
+from simfl.data.benchmarks.informed import informed
+from simfl.data.io.drawing import CELL, COLUMNS, contact_sheet, png
 
 
 def page(number: int, names: tuple[str, str], rain: tuple[str, str]) -> dict:

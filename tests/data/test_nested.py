@@ -6,10 +6,10 @@ import pytest
 
 from simfl.config.fields import read, written
 from simfl.data.base import Split
-from simfl.data.iid import Iid
-from simfl.data.nested import AnswerLists, Nested, Subsample
-from simfl.data.partition import Natural, Partition, Partitioner, Provider
-from simfl.data.skew import Dirichlet
+from simfl.data.partition.iid import Iid
+from simfl.data.partition.nested import AnswerLists, Nested, Subsample
+from simfl.data.partition.partitioners import Natural, Partition, Partitioner, Provider
+from simfl.data.partition.skew import Dirichlet
 from simfl.errors import ConfigError, DataError
 
 

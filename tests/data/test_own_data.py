@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from simfl.config.fields import read, written
 from simfl.data.base import Data, Dataset
-from simfl.data.own import Own
+from simfl.data.readers.own import Own
 from simfl.errors import ConfigError, DataError
 from simfl.objectives.classification import Classification
 

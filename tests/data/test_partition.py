@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from simfl.data.base import Split
-from simfl.data.partition import META, PARTITIONERS, Iid, Natural, Official, Partition, Provider
-from simfl.data.skew import Dirichlet, Quantity, Shards
+from simfl.data.partition.partitioners import META, PARTITIONERS, Iid, Natural, Official, Partition, Provider
+from simfl.data.partition.skew import Dirichlet, Quantity, Shards
 from simfl.errors import ConfigError, DataError
 
 

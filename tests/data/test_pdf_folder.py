@@ -3,12 +3,12 @@
 import pytest
 from made import pdf
 
-from simfl.data.pdf_folder import QUESTION, PdfFolder
+from simfl.data.readers.pdf_folder import QUESTION, PdfFolder
 from simfl.errors import ConfigError, DataError
 
 pytest.importorskip("pypdfium2")
-PAGES = [[(20, 350, "1. Setting up")], [], [(20, 350, "Using it"), (20, 300, "More")]]
-OUTLINE = [("1. Setting up", 0), ("Gone", 1), ("Using it", 2), ("More", 2), ("Absent", 2)]
+PAGES = [[(20, 350, "1. RunContext up")], [], [(20, 350, "Using it"), (20, 300, "More")]]
+OUTLINE = [("1. RunContext up", 0), ("Gone", 1), ("Using it", 2), ("More", 2), ("Absent", 2)]
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_headings_are_asked_for_where_they_are_printed(root):
     data = load(root, questions="headings", valid=0.0, test=0.0)
     rows = data.splits["train"].examples.to_pylist()[:2]
     assert [(r["question"], r["answers"]) for r in rows] == [
-        (QUESTION, ["1. Setting up"]),
+        (QUESTION, ["1. RunContext up"]),
         (QUESTION, ["Using it", "More"]),
     ]
     assert data.card["dropped"]["train"] == {"page without text": 10, "unreadable file": 1}

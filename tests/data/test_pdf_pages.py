@@ -9,7 +9,7 @@ import pytest
 from made import pdf
 from PIL import Image
 
-from simfl.data.pdf_pages import UnreadablePdf, attachments, draw, opened, outline, words
+from simfl.data.io.pdf_pages import UnreadablePdf, attachments, draw, opened, outline, words
 
 pytest.importorskip("pypdfium2")
 

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from simfl.data.check import check
-from simfl.data.partition import Official, Provider
-from simfl.data.pfl_docvqa import PflDocvqa
+from simfl.data.partition.partitioners import Official, Provider
+from simfl.data.readers.pfl_docvqa import PflDocvqa
 from simfl.errors import DataError
 
 HEADER = {"version": 1.0, "dataset_name": "made"}

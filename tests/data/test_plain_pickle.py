@@ -8,7 +8,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from simfl.data.plain_pickle import BROKEN, load_records, loads
+from simfl.data.io.plain_pickle import BROKEN, load_records, loads
 from simfl.errors import DataError
 
 RECORD = {

@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pytest
 
-from simfl.data import printed
+from simfl.data.io import printed_forms as printed
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ import pytest
 from PIL import Image
 
 from simfl.data.base import DOCUMENTS, QUESTIONS, Dataset, Split
-from simfl.data.provider_invoices import ProviderInvoices, Recipe, draw_documents, fonts
-from simfl.data.provider_invoices.dates import FORMATS
-from simfl.data.provider_invoices.dice import Dice
-from simfl.data.provider_invoices.documents import benchmark_providers
-from simfl.data.provider_invoices.invoice import Line, make_invoice, tax_of
-from simfl.data.provider_invoices.plan import plan, zipf
-from simfl.data.provider_invoices.provider import LANGUAGES, Money
+from simfl.data.benchmarks.provider_invoices import ProviderInvoices, Recipe, draw_documents, fonts
+from simfl.data.benchmarks.provider_invoices.dates import FORMATS
+from simfl.data.benchmarks.provider_invoices.dice import Dice
+from simfl.data.benchmarks.provider_invoices.documents import benchmark_providers
+from simfl.data.benchmarks.provider_invoices.invoice import Line, make_invoice, tax_of
+from simfl.data.benchmarks.provider_invoices.plan import plan, zipf
+from simfl.data.benchmarks.provider_invoices.provider import LANGUAGES, Money
 from simfl.errors import ConfigError, DataError
 
 SMALL = ProviderInvoices(

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from simfl.data.base import Published
-from simfl.data.by_data_set import DataSets
-from simfl.data.coco_qa import CocoQa
-from simfl.data.fldocvqa import Fldocvqa
-from simfl.data.gqa import Gqa
-from simfl.data.joined import Joined
-from simfl.data.nested import AnswerLists, Nested, Subsample
-from simfl.data.partition import Iid, Natural, Official, Provider
-from simfl.data.pfl_docvqa import PflDocvqa
-from simfl.data.scene_text import SceneText
-from simfl.data.vizwiz import VizWiz
-from simfl.data.vqa_v2 import VqaV2
+from simfl.data.partition.by_data_set import DataSets
+from simfl.data.partition.nested import AnswerLists, Nested, Subsample
+from simfl.data.partition.partitioners import Iid, Natural, Official, Provider
+from simfl.data.readers.coco_qa import CocoQa
+from simfl.data.readers.fldocvqa import Fldocvqa
+from simfl.data.readers.gqa import Gqa
+from simfl.data.readers.joined import Joined
+from simfl.data.readers.pfl_docvqa import PflDocvqa
+from simfl.data.readers.scene_text import SceneText
+from simfl.data.readers.vizwiz import VizWiz
+from simfl.data.readers.vqa_v2 import VqaV2
 from simfl.errors import ConfigError
 
 THREE = Published(90, by={"dataset": {"a": 20, "b": 30, "c": 40}}, documents={"a": 10, "b": 10, "c": 20})

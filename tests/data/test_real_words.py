@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simfl.data.real_words import RealWords, _key
+from simfl.data.readers.real_words import RealWords, _key
 from simfl.errors import ConfigError, DataError
 
 

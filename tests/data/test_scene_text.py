@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from simfl.data.partition import Natural
-from simfl.data.scene_text import SceneText
+from simfl.data.partition.partitioners import Natural
+from simfl.data.readers.scene_text import SceneText
 from simfl.errors import DataError
 
 lmdb = pytest.importorskip("lmdb")

@@ -13,12 +13,12 @@ from PIL import Image
 from simfl.config import partitions
 from simfl.data import leaks
 from simfl.data.base import DOCUMENTS, QUESTIONS, Dataset, Split
-from simfl.data.scene_vqa import SceneVqa, drawing, emoji, stamps
-from simfl.data.scene_vqa.contents import CONTENTS
-from simfl.data.scene_vqa.emoji import SCENES
-from simfl.data.scene_vqa.plan import Placed, Plan, plan
-from simfl.data.scene_vqa.questions import TASKS, Question, fair
-from simfl.data.scene_vqa.things import CATEGORIES
+from simfl.data.benchmarks.scene_vqa import SceneVqa, drawing, emoji, stamps
+from simfl.data.benchmarks.scene_vqa.contents import CONTENTS
+from simfl.data.benchmarks.scene_vqa.emoji import SCENES
+from simfl.data.benchmarks.scene_vqa.plan import Placed, Plan, plan
+from simfl.data.benchmarks.scene_vqa.questions import TASKS, Question, fair
+from simfl.data.benchmarks.scene_vqa.things import CATEGORIES
 from simfl.errors import ConfigError, DataError
 
 SMALL = SceneVqa(train=40, valid=8, test=12, test_novel=10, image_size=32)

@@ -3,9 +3,9 @@
 import pytest
 from made import dump, lines, picture
 
-from simfl.data.aqua import Aqua
-from simfl.data.coco_qa import CocoQa
-from simfl.data.vizwiz import VizWiz
+from simfl.data.readers.aqua import Aqua
+from simfl.data.readers.coco_qa import CocoQa
+from simfl.data.readers.vizwiz import VizWiz
 from simfl.errors import DataError
 
 

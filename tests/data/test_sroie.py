@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from simfl.data.partition import Provider
-from simfl.data.receipts import Receipt, split_line
-from simfl.data.sroie import Sroie, duplicates
+from simfl.data.partition.partitioners import Provider
+from simfl.data.readers.receipts import Receipt, split_line
+from simfl.data.readers.sroie import Sroie, duplicates
 from simfl.errors import ConfigError, DataError
 
 REAL = Path(os.environ.get("SIMFL_REAL_DATA", "../shared/data")) / "sroie"

@@ -4,8 +4,8 @@ import pyarrow as pa
 import pytest
 
 from simfl.data.base import Dataset, Split
-from simfl.data.partitioner import column
-from simfl.data.stored import content_sha256, read, write
+from simfl.data.io.arrow_store import content_sha256, read, write
+from simfl.data.partition.base import column
 
 VALUES = {
     "id": ["a", "bc", "", "d"],

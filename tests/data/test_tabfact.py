@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from made import dump, lines
 
-from simfl.data.tabfact import TabFact
+from simfl.data.readers.tabfact import TabFact
 from simfl.errors import DataError
 
 

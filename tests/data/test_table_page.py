@@ -5,8 +5,8 @@ import io
 import numpy as np
 from PIL import Image
 
-from simfl.data.provider_invoices.fonts import widths
-from simfl.data.table_page import ASCENT, DESCENT, FAMILY, LEADING, MARGIN, PADDING, WIDEST, lay_out
+from simfl.data.benchmarks.provider_invoices.fonts import widths
+from simfl.data.readers.table_page import ASCENT, DESCENT, FAMILY, LEADING, MARGIN, PADDING, WIDEST, lay_out
 
 
 def test_words_come_row_by_row_and_cell_by_cell():

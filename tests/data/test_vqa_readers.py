@@ -2,7 +2,7 @@
 
 import pytest
 
-from simfl.data.vqa import tally
+from simfl.data.readers.vqa import tally
 from simfl.errors import DataError
 
 

@@ -3,7 +3,7 @@
 import pytest
 from made import dump, picture
 
-from simfl.data.vqa_v2 import VqaV2
+from simfl.data.readers.vqa_v2 import VqaV2
 from simfl.errors import DataError
 
 

@@ -12,11 +12,11 @@ import pytest
 from PIL import Image
 
 from simfl.data.base import WORD_PICTURES, Dataset
-from simfl.data.dice import Dice
-from simfl.data.word5 import Word5, drawing
-from simfl.data.word5.lists import lists
-from simfl.data.word5.parts import CLIENTS, FONTS
-from simfl.data.word5.words import KINDS, is_held, word
+from simfl.data.benchmarks.dice import Dice
+from simfl.data.benchmarks.word5 import Word5, drawing
+from simfl.data.benchmarks.word5.lists import lists
+from simfl.data.benchmarks.word5.parts import CLIENTS, FONTS
+from simfl.data.benchmarks.word5.words import KINDS, is_held, word
 from simfl.errors import DataError
 
 pytestmark = pytest.mark.skipif(

@@ -3,7 +3,7 @@
 import pytest
 from made import lines, picture
 
-from simfl.data.word_lists import WordLists, take_apart
+from simfl.data.readers.word_lists import WordLists, take_apart
 from simfl.errors import ConfigError, DataError
 
 

@@ -7,7 +7,7 @@ import pytest
 from made import lines
 from PIL import Image
 
-from simfl.data.wtq import Wtq, questions, table
+from simfl.data.readers.wtq import Wtq, questions, table
 from simfl.errors import DataError
 
 HEAD = "id\tutterance\tcontext\ttargetValue"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from made import pdf
 
-from simfl.data import invoice_xml
-from simfl.data.zugferd import QUESTIONS, Zugferd
+from simfl.data.readers import invoice_xml
+from simfl.data.readers.zugferd import QUESTIONS, Zugferd
 from simfl.errors import ConfigError, DataError
 
 pytest.importorskip("pypdfium2")

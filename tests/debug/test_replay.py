@@ -14,23 +14,25 @@ from fakes import Faulty, experiment, run, then
 
 from simfl.algorithms.feddat import FedDat
 from simfl.cli import main
+from simfl.client_state import EMPTY
 from simfl.codecs.nf4 import Nf4
 from simfl.debug.replay import lines, replay
 from simfl.errors import ClientError, RunError
 from simfl.experiment import Codecs, Privacy
-from simfl.memory import EMPTY
 from simfl.models.bottleneck import Bottleneck
 from simfl.models.mlp import Mlp
 from simfl.optimizers.server import Adam
 from simfl.runs import tables
 from simfl.runs.results import Run
 
-LOSSY = Codecs(download=Nf4(of="delta"), upload=Nf4(error_feedback=True))
+LOSSY = Codecs(download=Nf4(encode="update"), upload=Nf4(error_feedback=True))
 MOMENTUM = {"optimizer": "adam", "learning_rate": 0.01, "keep_optimizer": True}
 CASES = {
     "scaffold, loop": experiment("scaffold"),
-    "moon, batch": experiment("moon", "batch"),
-    "memory of all kinds": experiment("ditto", "batch", private=("head.*",), codec=LOSSY, epochs=2, **MOMENTUM),
+    "moon, batch": experiment("moon", "vectorized"),
+    "memory of all kinds": experiment(
+        "ditto", "vectorized", personal_params=("head.*",), codec=LOSSY, epochs=2, **MOMENTUM
+    ),
     "micro-steps": experiment(FedDat(), model=Mlp((16,), dropout=0.2, adapters=Bottleneck())),
     "groups": experiment("fedavg", privacy=Privacy(clip=0.5, groups_per_client=2), weighting="uniform"),
 }
@@ -72,9 +74,9 @@ def test_what_the_codec_lost_is_seen(tmp_path: Path) -> None:
 
 
 def test_later_phases_start_from_what_earlier_ones_left(tmp_path: Path) -> None:
-    first = experiment("moon", rounds=2, private=("head.*",))
-    keep = ("algorithm", "private")
-    run(then(first, experiment("moon", rounds=3, private=("head.*",), server=Adam(), keep=keep)), tmp_path)
+    first = experiment("moon", rounds=2, personal_params=("head.*",))
+    keep = ("algorithm", "personal_params")
+    run(then(first, experiment("moon", rounds=3, personal_params=("head.*",), server=Adam(), keep=keep)), tmp_path)
     visit = next(v for v in Run(tmp_path).clients().to_pylist() if (v["phase"], v["round"]) == (1, 1))
     with pytest.raises(RunError, match="--phase: needed, as the run has phases 0 to 1"):
         replay(Run(tmp_path), 1, visit["client"])

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from torch import nn
 
-from simfl.models import start
-from simfl.models.layouts import Rules, renamed
+from simfl.models import pretrained as start
+from simfl.models.weight_layouts import Rules, renamed
 
 NAMES = Path(start.__file__).parent / "checkpoint_names"
 

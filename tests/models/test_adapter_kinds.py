@@ -1,4 +1,4 @@
-"""Every kind of adapter on every backbone: beside each other in `batch` as one by one, or refused in one line."""
+"""Every kind of adapter on every backbone: beside each other in `vectorized` as one by one, or refused in one line."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ BACKBONES: dict[str, tuple[Any, Task, Batch]] = {
     "aster with shufflenet": (Aster("tiny", "shufflenet", context=False, norm="group"), Task(1), WORD_BATCHES),
     "cnn": (Cnn(channels=(2, 3), hidden=8), IMAGES, IMAGE_BATCHES),
     "layout_t5": (LayoutT5(dropout=0.0), Task(1), PAGE_BATCHES),
-    "mlp": (Mlp(widths=(32, 8)), IMAGES, IMAGE_BATCHES),
+    "mlp": (Mlp(hidden_sizes=(32, 8)), IMAGES, IMAGE_BATCHES),
     "vault": (Vault(), ANSWERS, VILT_BATCHES),
     "vilt": (Vilt(), ANSWERS, VILT_BATCHES),
     "vit": (ViT(image_size=16), IMAGES, IMAGE_BATCHES),
@@ -110,8 +110,8 @@ def agree(module: nn.Module, batches: Batch, within: float) -> None:
         leaves = {n: t.clone().requires_grad_() for n, t in trained.items()}
         with grouped(owners(module, tuple(trained))):
             loss = total(module, leaves, {n: t.flatten(0, 1) for n, t in batches.items()}, KEYS, CLIENTS)
-        slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-        found = dict(zip(leaves, slopes, strict=True))
+        partial_gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        found = dict(zip(leaves, partial_gradients, strict=True))
     moved = [n for n, t in found.items() if t.any()]
     assert len(moved) > len(found) / 2  # some biases of a tiny network meet no input
     for n in trained:

@@ -14,13 +14,13 @@ from vt5_small import batch, near, small_vt5
 
 from simfl.errors import ConfigError
 from simfl.models.bottleneck import Bottleneck, BottleneckAdapter
+from simfl.models.call_context import ModelCall, call_context
 from simfl.models.cnn import Cnn
 from simfl.models.lora import Lora, merge
 from simfl.models.mlp import Mlp
 from simfl.models.parts import Bias, Head, LastLayers
 from simfl.models.peft_method import PeftMethod
 from simfl.models.prompt import Prompt
-from simfl.passing import Pass, passing
 from simfl.protocol import Task
 
 TASK = Task(seed=3)
@@ -38,7 +38,7 @@ def shaken(module: nn.Module) -> nn.Module:
 
 
 def on_branch(module: nn.Module, branch: str, x: torch.Tensor) -> torch.Tensor:
-    with passing(Pass(branch=branch)):
+    with call_context(ModelCall(branch=branch)):
         return module(x)
 
 
@@ -67,7 +67,7 @@ def test_merged_lora_computes_what_unmerged_computes() -> None:
 
 
 def test_lora_by_hand() -> None:
-    network = shaken(Mlp(widths=(4,), adapters=Lora(rank=1, alpha=3, targets=("linear",))).build(FEATURES))
+    network = shaken(Mlp(hidden_sizes=(4,), adapters=Lora(rank=1, alpha=3, targets=("linear",))).build(FEATURES))
     layer, x = network.layers[0].linear, torch.arange(6.0)[None]
     a, b = layer.lora_A.default.weight, layer.lora_B.default.weight
     expected = x @ layer.base_layer.weight.T + layer.base_layer.bias + 3 / 1 * (x @ a.T) @ b.T
@@ -90,7 +90,7 @@ def test_a_target_that_names_no_layer_is_refused() -> None:
 
 
 def test_bottleneck_branches_by_hand() -> None:
-    network = shaken(Mlp(widths=(32,), adapters=Bottleneck(reduction=16)).build(FEATURES))
+    network = shaken(Mlp(hidden_sizes=(32,), adapters=Bottleneck(reduction=16)).build(FEATURES))
     x, place = torch.arange(6.0)[None] / 6, network.layers[0]
     h = nn.functional.gelu(place.linear(x))
     shared, client = place.adapter_shared(h), place.adapter_client(h)
@@ -121,7 +121,7 @@ def test_a_bottleneck_whose_upper_half_is_zero_changes_nothing() -> None:
                 p.zero_()
     expected = small_vt5().build(TASK)(**given).logits
     for branch in ("", "client", "dual"):
-        with passing(Pass(branch=branch)):
+        with call_context(ModelCall(branch=branch)):
             assert near(network(**given).logits, expected)
 
 
@@ -131,7 +131,7 @@ def test_equal_adapters_make_dual_equal_shared() -> None:
         for name, p in network.named_parameters():
             if ".adapter_client." in name:
                 p.copy_(network.get_parameter(name.replace("adapter_client", "adapter_shared")))
-    with passing(Pass(branch="dual")):
+    with call_context(ModelCall(branch="dual")):
         dual = network(**given).logits
     assert torch.allclose(dual, network(**given).logits, atol=1e-4)
 
@@ -150,16 +150,16 @@ def test_a_model_without_a_place_refuses_bottlenecks() -> None:
 
 
 def test_one_name_makes_one_adapter_and_several_have_their_own() -> None:
-    one = Mlp(widths=(32,), adapters=Bottleneck(names=("shared",))).build(FEATURES)
+    one = Mlp(hidden_sizes=(32,), adapters=Bottleneck(names=("shared",))).build(FEATURES)
     assert {n.split(".")[2] for n, _ in one.named_parameters() if "adapter" in n} == {"adapter_shared"}
-    three = shaken(Mlp(widths=(32,), adapters=Bottleneck(names=("a", "b", "c"))).build(FEATURES))
+    three = shaken(Mlp(hidden_sizes=(32,), adapters=Bottleneck(names=("a", "b", "c"))).build(FEATURES))
     x, place = torch.arange(6.0)[None] / 6, three.layers[0]
     h = nn.functional.gelu(place.linear(x))
     assert torch.allclose(on_branch(three, "c", x).features, h + place.adapter_c(h), atol=1e-6)
     mean = (place.adapter_a(h) + place.adapter_b(h) + place.adapter_c(h)) / 3
     assert torch.allclose(on_branch(three, "dual", x).features, h + mean, atol=1e-6)
     with pytest.raises(ConfigError, match=r"adapters\.names: \['a', 'a'\] given"):
-        Mlp(widths=(32,), adapters=Bottleneck(names=("a", "a"))).build(FEATURES)
+        Mlp(hidden_sizes=(32,), adapters=Bottleneck(names=("a", "a"))).build(FEATURES)
 
 
 def test_the_last_blocks_of_t5_are_the_decoders() -> None:
@@ -170,7 +170,7 @@ def test_the_last_blocks_of_t5_are_the_decoders() -> None:
 
 
 def test_every_bias_and_nothing_else() -> None:
-    network = Mlp(widths=(4,), layer_norm=True, adapters=Bias()).build(FEATURES)
+    network = Mlp(hidden_sizes=(4,), layer_norm=True, adapters=Bias()).build(FEATURES)
     trained = [name for name, p in network.named_parameters() if p.requires_grad]
     assert trained == ["layers.0.linear.bias", "layers.0.norm.bias", "head.bias"]
 
@@ -199,13 +199,13 @@ def test_what_peft_does_not_know_is_one_line() -> None:
 
 def test_clients_of_a_method_that_cannot_stand_side_by_side_are_trained_one_by_one(tmp_path: Path) -> None:
     given = experiment(
-        way="batch",
-        model=Mlp(widths=(8,), adapters=PeftMethod("oft", {"target_modules": ["linear"], "oft_block_size": 4})),
+        mode="vectorized",
+        model=Mlp(hidden_sizes=(8,), adapters=PeftMethod("oft", {"target_modules": ["linear"], "oft_block_size": 4})),
     )
     with pytest.raises(
-        ConfigError, match=r"^cohort\.way: batch, but peft's oft trains clients one by one; allowed: loop$"
+        ConfigError, match=r"^cohort\.mode: batch, but peft's oft trains clients one by one; allowed: loop$"
     ):
-        run(given, tmp_path / "batch")
-    run(replace(given, cohort=replace(given.cohort, way="auto")), tmp_path / "auto")
+        run(given, tmp_path / "vectorized")
+    run(replace(given, execution=replace(given.cohort, mode="auto")), tmp_path / "auto")
     manifest = json.loads((tmp_path / "auto" / "manifest.json").read_text())
-    assert manifest["identity"]["way"] == "loop"
+    assert manifest["identity"]["mode"] == "sequential"

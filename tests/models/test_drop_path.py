@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 
+from simfl.models.call_context import ModelCall, call_context
 from simfl.models.drop_path import KeyedDropPath
-from simfl.passing import Pass, passing
 
 
 def dropped(key: list[int], rows: int) -> torch.Tensor:
     layer = KeyedDropPath(0.25).train()
     layer.dropout_layer = 7
-    step = Pass(key=torch.tensor(key if len(key) > 1 else key[0]), groups=len(key))
-    with passing(step):
+    step = ModelCall(key=torch.tensor(key if len(key) > 1 else key[0]), groups=len(key))
+    with call_context(step):
         return layer(torch.ones(rows, 3, 2))
 
 
@@ -30,5 +30,5 @@ def test_groups_drop_what_each_client_drops_alone() -> None:
 def test_without_a_key_or_in_evaluation_nothing_is_dropped() -> None:
     layer, x = KeyedDropPath(0.9), torch.ones(8, 2)
     assert torch.equal(layer.train()(x), x)
-    with passing(Pass(key=torch.tensor(1))):
+    with call_context(ModelCall(key=torch.tensor(1))):
         assert torch.equal(layer.eval()(x), x)

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from simfl.models import dropout
+from simfl.models.call_context import ModelCall, call_context
 from simfl.models.dropout import HALF, keyed_bits, keyed_dropout, keyed_keep, mark
-from simfl.passing import Pass, passing
 
 
 def test_bits_are_uniform() -> None:
@@ -37,18 +37,18 @@ def test_the_share_kept_is_what_is_said_and_scales_the_rest() -> None:
     keep, share = keyed_keep(torch.tensor(5), 1, 1_000_000, 0.1)
     assert abs(share - 0.9) < 1e-5
     assert abs(keep.double().mean().item() - share) < 0.0015  # five deviations
-    with passing(Pass(torch.tensor(5))):
+    with call_context(ModelCall(torch.tensor(5))):
         dropped = keyed_dropout(torch.ones(1000), 0.1, 1)
     assert torch.allclose(dropped.unique(), torch.tensor([0.0, 1.0 / share]))
 
 
 def test_a_group_has_the_mask_of_its_client_alone_and_under_vmap() -> None:
     keys, x = torch.tensor([7, 8 << 40, 9]), torch.ones(3 * 2, 5)
-    with passing(Pass(keys, groups=3)):
+    with call_context(ModelCall(keys, groups=3)):
         together = keyed_dropout(x, 0.5, 2)
 
     def one(key: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        with passing(Pass(key)):
+        with call_context(ModelCall(key)):
             return keyed_dropout(rows, 0.5, 2)
 
     alone = torch.cat([one(keys[k], x[2 * k : 2 * k + 2]) for k in range(3)])
@@ -57,7 +57,7 @@ def test_a_group_has_the_mask_of_its_client_alone_and_under_vmap() -> None:
 
 
 def test_the_mask_of_the_first_examples_does_not_depend_on_how_many_follow() -> None:
-    with passing(Pass(torch.tensor(3))):
+    with call_context(ModelCall(torch.tensor(3))):
         assert torch.equal(keyed_dropout(torch.ones(8, 6), 0.5, 1)[:5], keyed_dropout(torch.ones(5, 6), 0.5, 1))
 
 

@@ -1,4 +1,4 @@
-"""Hashed weights: what travels, how it expands, what its gradients are, and runs in both ways."""
+"""Hashed weights: what travels, how it expands, what its gradients are, and runs in both modes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from simfl.models.base import Model
 from simfl.models.cnn import Cnn
 from simfl.models.hashed import Expansion, attach
 from simfl.models.lora import Lora
+from simfl.models.meta import sketch
 from simfl.models.mlp import Mlp
-from simfl.models.sketch import sketch
 from simfl.protocol import Task
 from simfl.runs import tables
 
@@ -93,7 +93,7 @@ def test_a_layer_starts_with_the_spread_it_would_have() -> None:
 
 
 def test_seeds_differ_by_layer_and_are_the_same_for_all_clients() -> None:
-    one, other, later = (Mlp(widths=(9, 9), hash="1/3").build(Task(seed, 9, (9,))) for seed in (1, 1, 2))
+    one, other, later = (Mlp(hidden_sizes=(9, 9), hash="1/3").build(Task(seed, 9, (9,))) for seed in (1, 1, 2))
     layer = [m.layers[0].linear.expansions["weight"](torch.arange(27.0)) for m in (one, other, later)]
     assert torch.equal(layer[0], layer[1])
     assert not torch.equal(layer[0], layer[2])
@@ -130,7 +130,7 @@ def test_nothing_but_real_weights_is_in_the_state() -> None:
 
 
 MODELS: dict[str, tuple[Model, tuple[int, ...]]] = {
-    "mlp": (Mlp(widths=(16, 16), dropout=0.2, hash="1/4"), (12,)),
+    "mlp": (Mlp(hidden_sizes=(16, 16), dropout=0.2, hash="1/4"), (12,)),
     "cnn": (Cnn(channels=(3, 4), hidden=8, hash="1/2"), (1, 8, 8)),
 }
 
@@ -139,15 +139,15 @@ MODELS: dict[str, tuple[Model, tuple[int, ...]]] = {
 def test_a_run_trains_real_weights_alike_in_both_ways(name: str, tmp_path: Path) -> None:
     network, shape = MODELS[name]
     given = {"data": toy(shape=shape), "model": network, "rounds": 2}
-    for way in ("loop", "batch"):
-        run(experiment("fedprox", way, **given), tmp_path / way)
-    loop, batch = model(tmp_path / "loop"), model(tmp_path / "batch")
+    for mode in ("sequential", "vectorized"):
+        run(experiment("fedprox", mode, **given), tmp_path / mode)
+    loop, batch = model(tmp_path / "sequential"), model(tmp_path / "vectorized")
     start = network.build(Task(42, 5, shape))
     for key, tensor in loop.items():
         assert_close(batch[key], tensor, atol=1e-5, rtol=1e-4)
         assert not torch.equal(tensor, dict(start.named_parameters())[key])
     count = sum(parameter.numel() for parameter in start.parameters())
-    floats = {row["floats"] for row in tables.read(tmp_path / "loop" / "ledger.parquet").to_pylist()}
+    floats = {row["floats"] for row in tables.read(tmp_path / "sequential" / "ledger.parquet").to_pylist()}
     assert floats == {count}  # real weights and biases, and no index
 
 

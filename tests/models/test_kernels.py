@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from simfl.models import convolution, dropout, fused_attention
-from simfl.passing import Pass, passing
+from simfl.models.call_context import ModelCall, call_context
 
 pytestmark = pytest.mark.gpu
 KEYS = (2**61 + 12345, 987654321987, 5)
@@ -62,7 +62,7 @@ def test_a_clients_convolution_has_the_same_bits_alone() -> None:
 def test_the_kernel_drops_what_the_hash_says(groups: int, count: int, kind: torch.dtype) -> None:
     x = torch.randn(groups, count, device="cuda", dtype=kind, requires_grad=True)
     keys = torch.tensor(KEYS[:groups], device="cuda")
-    with passing(Pass(keys, groups)):
+    with call_context(ModelCall(keys, groups)):
         y = dropout.keyed_dropout(x, 0.3, 9)
         keep, share = dropout.keyed_keep(keys if groups > 1 else keys[0], 9, count, 0.3)
     right = x * (keep.reshape(x.shape).to(kind) / share)
@@ -88,7 +88,7 @@ def test_attention_in_one_kernel_is_attention(
     mask = torch.zeros(groups * batch, 1, 1, columns, device="cuda")
     mask[..., -3:] = -1e9
     keys = torch.tensor(KEYS[:groups], device="cuda")
-    with passing(Pass(keys, groups)):
+    with call_context(ModelCall(keys, groups)):
         out = fused_attention.attend(q, k, v, bias, mask, 0.125, rate, 7)
         keep, share = dropout.keyed_keep(keys, 7, batch * heads * rows * columns, rate)
     a, b, c = (t.detach().double().requires_grad_() for t in (q, k, v))

@@ -224,7 +224,7 @@ def test_every_layer_can_compute_for_clients_side_by_side(boxes: str) -> None:
     assert ungroupable(network, tuple(dict(network.named_parameters()))) == []
 
 
-def slopes(device: str, precision: str) -> dict[str, torch.Tensor]:
+def partial_gradients(device: str, precision: str) -> dict[str, torch.Tensor]:
     """The gradient of the mean cross-entropy by every tensor."""
     network = LayoutT5(dropout=0.0, precision=precision).build(TASK).to(device).train()
     given = {name: tensor.to(device) for name, tensor in batch(8).items()}
@@ -236,6 +236,6 @@ def slopes(device: str, precision: str) -> dict[str, torch.Tensor]:
 @pytest.mark.gpu
 @pytest.mark.parametrize(("precision", "bound"), [("float32", 0.02), ("bf16", 0.1)])
 def test_gradients_on_a_gpu_are_those_of_the_cpu(precision: str, bound: float) -> None:
-    expected, found = slopes("cpu", "float32"), slopes("cuda", precision)
+    expected, found = partial_gradients("cpu", "float32"), partial_gradients("cuda", precision)
     for name, slope in expected.items():
         assert (found[name] - slope).norm() < bound * slope.norm(), name

@@ -11,7 +11,7 @@ from fakes import Toy, experiment, run
 from toy_vqa import ANSWERS, Corners
 from toy_words import Bars
 
-from simfl.data.partition import Official, Provider
+from simfl.data.partition.partitioners import Official, Provider
 from simfl.experiment import Evaluate, Experiment
 from simfl.models import MODELS
 from simfl.models.albef import Albef
@@ -37,7 +37,7 @@ class Case:
 
     settings: dict[str, Any]
     guessing: float
-    ways: tuple[str, ...] = ("loop", "batch")
+    modes: tuple[str, ...] = ("sequential", "vectorized")
 
 
 VQA = {"data": Corners(), "partition": Provider(clients=3), "objective": Vqa()}
@@ -53,40 +53,49 @@ SHUFFLED = Aster(encoder="shufflenet", norm="group", size="tiny", context=False)
 ASTER = {"size": "tiny", "context": False}  # a BiLSTM of 100 steps takes ten times as long to learn
 CASES = {
     "albef": Case({"model": Albef()} | LISTED, guessing=0.4),
-    # running statistics keep ASTER from `batch`; with norms over groups of channels it goes there
-    "aster": Case({"model": Aster(**ASTER)} | WORDS, guessing=0.35, ways=("loop",)),
-    "aster with group norms": Case({"model": Aster(norm="group", **ASTER)} | WORDS, guessing=0.35, ways=("batch",)),
-    "aster with shufflenet": Case({"model": Aster(encoder="shufflenet", **ASTER)} | WORDS, 0.35, ways=("loop",)),
-    "aster with shufflenet and group norms": Case({"model": SHUFFLED} | WORDS, 0.35, ways=("batch",)),
+    # running statistics keep ASTER from `vectorized`; with norms over groups of channels it goes there
+    "aster": Case({"model": Aster(**ASTER)} | WORDS, guessing=0.35, modes=("sequential",)),
+    "aster with group norms": Case(
+        {"model": Aster(norm="group", **ASTER)} | WORDS, guessing=0.35, modes=("vectorized",)
+    ),
+    "aster with shufflenet": Case({"model": Aster(encoder="shufflenet", **ASTER)} | WORDS, 0.35, modes=("sequential",)),
+    "aster with shufflenet and group norms": Case({"model": SHUFFLED} | WORDS, 0.35, modes=("vectorized",)),
     "cnn": Case({"model": Cnn(channels=(8, 8), hidden=16)} | IMAGES | {"learning_rate": 1e-2}, guessing=0.3),
     "layout_t5": Case({"model": LayoutT5()} | PAGES, guessing=0.2),
-    "mlp": Case({"model": Mlp(widths=(16,))} | IMAGES | {"learning_rate": 1e-2}, guessing=0.3),
+    "mlp": Case({"model": Mlp(hidden_sizes=(16,))} | IMAGES | {"learning_rate": 1e-2}, guessing=0.3),
     "vault": Case({"model": Vault(), "rounds": 4, "epochs": 3} | VQA, guessing=0.4),
     "vilt": Case({"model": Vilt(), "rounds": 4, "epochs": 3} | VQA, guessing=0.4),
     "vit": Case({"model": ViT(image_size=16)} | IMAGES, guessing=0.3),
     "vt5": Case({"model": VT5_SMALL} | PAGES, guessing=0.2),
 }
-FAST = (("albef", "batch"), ("aster", "loop"), ("cnn", "loop"), ("mlp", "batch"), ("vilt", "batch"), ("vit", "loop"))
+FAST = (
+    ("albef", "vectorized"),
+    ("aster", "sequential"),
+    ("cnn", "sequential"),
+    ("mlp", "vectorized"),
+    ("vilt", "vectorized"),
+    ("vit", "sequential"),
+)
 RUNS = [
-    pytest.param(name, way, marks=() if (name, way) in FAST else pytest.mark.slow)
+    pytest.param(name, mode, marks=() if (name, mode) in FAST else pytest.mark.slow)
     for name, case in CASES.items()
-    for way in case.ways
+    for mode in case.modes
 ]
 
 
-def given(case: Case, way: str) -> Experiment:
+def given(case: Case, mode: str) -> Experiment:
     usual = {
         "optimizer": LocalOptimizer("adamw"), "learning_rate": 2e-3, "batch_size": 16, "participation": 1.0,
         "evaluate": Evaluate(every=0),
     }  # fmt: skip
-    return experiment(way=way, width=4, **usual | case.settings)
+    return experiment(mode=mode, width=4, **usual | case.settings)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # fused attention has no vmap rule on the CPU
-@pytest.mark.parametrize(("name", "way"), RUNS)
-def test_a_tiny_backbone_learns(name: str, way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "mode"), RUNS)
+def test_a_tiny_backbone_learns(name: str, mode: str, tmp_path: Path) -> None:
     case = CASES[name]
-    summary = run(given(case, way), tmp_path)
+    summary = run(given(case, mode), tmp_path)
     loss = tables.read(tmp_path / "rounds.parquet")["loss"].to_pylist()
     metric = next(iter(summary["final"].values()))
     assert loss[-1] < 0.8 * loss[0]
@@ -97,5 +106,5 @@ def test_every_model_of_the_shelf_is_there() -> None:
     assert {type(case.settings["model"]) for case in CASES.values()} == set(MODELS.values()) - {MODELS["own"]}
     every = {type(case.settings["model"]): set[str]() for case in CASES.values()}
     for case in CASES.values():
-        every[type(case.settings["model"])] |= set(case.ways)
-    assert all(ways == {"loop", "batch"} for ways in every.values())
+        every[type(case.settings["model"])] |= set(case.modes)
+    assert all(modes == {"sequential", "vectorized"} for modes in every.values())

@@ -14,13 +14,13 @@ from safetensors.torch import save_file
 from toy_vqa import Corners
 from transformers import BertConfig, BertForMaskedLM, BertModel
 
-from simfl.data.partition import Provider
+from simfl.data.partition.partitioners import Provider
 from simfl.errors import ConfigError
 from simfl.experiment import Evaluate
-from simfl.models import start
+from simfl.models import pretrained as start
 from simfl.models.albef import TEXT_RULES as ALBEF_RULES
 from simfl.models.albef import Albef
-from simfl.models.sketch import sketch
+from simfl.models.meta import sketch
 from simfl.models.vault import TEXT_RULES as VAULT_RULES
 from simfl.models.vault import Vault
 from simfl.objectives.vqa import Vqa

@@ -16,10 +16,10 @@ from simfl import config
 from simfl.config.fields import read, written
 from simfl.errors import ConfigError
 from simfl.models.base import Model
+from simfl.models.call_context import ModelCall, call_context
 from simfl.models.dropout import KeyedDropout
 from simfl.models.own import Own
 from simfl.models.peft_method import PeftMethod
-from simfl.passing import Pass, passing
 from simfl.protocol import Outputs, Task
 from simfl.weights import sha256
 
@@ -146,9 +146,9 @@ def test_functional_dropout_is_refused_since_no_visit_could_be_repeated() -> Non
 def test_dropout_of_a_given_module_is_keyed() -> None:
     built = Own(net(64)).build(TASK).train()
     x = torch.rand(2, 12)
-    with passing(Pass(key=torch.tensor(5))):
+    with call_context(ModelCall(key=torch.tensor(5))):
         first, second = built(x=x).logits, built(x=x).logits
-    with passing(Pass(key=torch.tensor(6))):
+    with call_context(ModelCall(key=torch.tensor(6))):
         other = built(x=x).logits
     assert torch.equal(first, second)
     assert not torch.equal(first, other)
@@ -161,7 +161,7 @@ def test_attention_of_transformers_drops_out_by_key() -> None:
     built = Own(DistilBertForSequenceClassification(small)).build(Task(seed=1)).train()
     assert built.config._attn_implementation == "simfl"
     inputs = {"input_ids": torch.arange(18).reshape(2, 9), "attention_mask": torch.ones(2, 9, dtype=torch.int64)}
-    with passing(Pass(key=torch.tensor(5))):
+    with call_context(ModelCall(key=torch.tensor(5))):
         first, second = built(**inputs).logits, built(**inputs).logits
     assert torch.equal(first, second)
     assert not torch.equal(first, built(**inputs).logits)  # without a key nothing is dropped

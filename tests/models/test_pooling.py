@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from simfl.models.call_context import ModelCall, call_context
 from simfl.models.cnn import Cnn
 from simfl.models.pooling import MeanPool, pixelwise
-from simfl.passing import Pass, passing
 from simfl.protocol import Task
 
 
@@ -43,7 +43,7 @@ def test_pictures_lie_pixel_by_pixel_for_one_client_alone() -> None:
     x = torch.rand(2, 1, 5, 6)
     assert pixelwise(x).stride() == (30, 1, 6, 1)
     assert torch.equal(pixelwise(x), x)
-    with passing(Pass(groups=2)):
+    with call_context(ModelCall(groups=2)):
         assert pixelwise(x) is x
 
 
@@ -51,7 +51,7 @@ def test_the_network_is_the_same_function_of_either_layout(monkeypatch: pytest.M
     task = Task(shape=(1, 12, 12), num_classes=5, seed=1)
     module = Cnn(channels=(4, 6), hidden=8, dropout=0.25).build(task).train()
     x = torch.rand(3, 1, 12, 12, generator=torch.Generator().manual_seed(1))
-    with passing(Pass(key=torch.tensor(7))):
+    with call_context(ModelCall(key=torch.tensor(7))):
         found = module(x).logits
         monkeypatch.setattr("simfl.models.cnn.pixelwise", lambda x: x)
         assert torch.allclose(module(x).logits, found, atol=1e-6)

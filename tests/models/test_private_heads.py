@@ -1,4 +1,4 @@
-"""FedDAT's setting on a tiny ViLT: heads and lists of each client's own, of different sizes, in both ways."""
+"""FedDAT's setting on a tiny ViLT: heads and lists of each client's own, of different sizes, in both modes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fakes import experiment, run
 from toy_vqa import ANSWERS, Corners
 
 from simfl.algorithms.feddat import FedDat
-from simfl.data.partition import Provider
+from simfl.data.partition.partitioners import Provider
 from simfl.experiment import Evaluate, Experiment
 from simfl.models.bottleneck import Bottleneck
 from simfl.models.vilt import Vilt
 from simfl.objectives.vqa import Vqa
+from simfl.run_context import RunContext
 from simfl.runs import checkpoint, tables
 from simfl.runs.snapshot import Snapshot
-from simfl.setting import Setting
 
 LISTS = {"c0": list(ANSWERS), "c1": list(ANSWERS[:3]), "c2": list(reversed(ANSWERS[3:]))}  # 5, 3 and 2 answers
 
@@ -31,7 +31,7 @@ def given(folder: Path, **settings: object) -> Experiment:
         "model": Vilt(adapters=Bottleneck()),
         "objective": Vqa(answers=str(folder / "lists.json"), soft="any"),
         "algorithm": FedDat(temperature=3.0),
-        "private": ("head.*",),
+        "personal_params": ("head.*",),
         "participation": 1.0,
         "rounds": 2,
         "learning_rate": 0.05,
@@ -49,12 +49,15 @@ def shared(given: Experiment, folder: Path) -> dict[str, torch.Tensor]:
 
 def test_both_ways_take_the_same_path(tmp_path: Path) -> None:
     plain = given(tmp_path)
-    ways = {way: replace(plain, cohort=replace(plain.cohort, way=way, width=4)) for way in ("loop", "batch")}
-    models = {way: shared(one, tmp_path / way) for way, one in ways.items()}
-    start = dict(Setting(plain, tmp_path / "cache").module.named_parameters())
-    assert set(models["loop"]) == {name for name in start if "adapter_shared" in name}
-    gap = sum((models["batch"][n] - t).double().square().sum() for n, t in models["loop"].items())
-    path = sum((t - start[n]).double().square().sum() for n, t in models["loop"].items())
+    modes = {
+        mode: replace(plain, execution=replace(plain.cohort, mode=mode, width=4))
+        for mode in ("sequential", "vectorized")
+    }
+    models = {mode: shared(one, tmp_path / mode) for mode, one in modes.items()}
+    start = dict(RunContext(plain, tmp_path / "cache").module.named_parameters())
+    assert set(models["sequential"]) == {name for name in start if "adapter_shared" in name}
+    gap = sum((models["vectorized"][n] - t).double().square().sum() for n, t in models["sequential"].items())
+    path = sum((t - start[n]).double().square().sum() for n, t in models["sequential"].items())
     assert path > 0
     assert (gap / path).sqrt() < 1e-4
 

@@ -15,6 +15,7 @@ from simfl.models.albef import Albef
 from simfl.models.aster import Aster
 from simfl.models.base import Model
 from simfl.models.bottleneck import Bottleneck
+from simfl.models.call_context import ModelCall, call_context
 from simfl.models.cnn import Cnn
 from simfl.models.grouped import grouped, owners
 from simfl.models.layout_t5 import LayoutT5
@@ -26,7 +27,6 @@ from simfl.models.prompt import Prompt
 from simfl.models.vault import Vault
 from simfl.models.vilt import Vilt
 from simfl.models.vit import ViT
-from simfl.passing import Pass, passing
 from simfl.protocol import Batch, Task, Weights
 
 CLIENTS = 3
@@ -50,8 +50,8 @@ CASES: dict[str, tuple[Model, Task, Batch]] = {
     "aster": (Aster(size="tiny", norm="group"), Task(1), WORD_BATCHES),
     "aster with shufflenet": (Aster("tiny", "shufflenet", context=False, norm="group"), Task(1), WORD_BATCHES),
     "cnn": (Cnn(channels=(2, 3), hidden=8, dropout=0.2), IMAGES, IMAGE_BATCHES),
-    "mlp": (Mlp(widths=(8, 8), dropout=0.2, layer_norm=True), IMAGES, IMAGE_BATCHES),
-    "mlp with bottlenecks": (Mlp(widths=(32,), adapters=Bottleneck()), IMAGES, IMAGE_BATCHES),
+    "mlp": (Mlp(hidden_sizes=(8, 8), dropout=0.2, layer_norm=True), IMAGES, IMAGE_BATCHES),
+    "mlp with bottlenecks": (Mlp(hidden_sizes=(32,), adapters=Bottleneck()), IMAGES, IMAGE_BATCHES),
     "vt5 with lora": (small_vt5(adapters=Lora(rank=2)), Task(1), VT5_BATCHES),
     "vt5 with bottlenecks": (small_vt5(adapters=Bottleneck()), Task(1), VT5_BATCHES),
     "layout_t5": (LayoutT5(), Task(1), PAGE_BATCHES),
@@ -91,7 +91,7 @@ def built(name: str) -> tuple[nn.Module, Weights, Batch]:
 def total(
     module: nn.Module, weights: Weights, given: Batch, key: torch.Tensor, groups: int = 1, stacked: bool = False
 ) -> torch.Tensor:
-    with passing(Pass(key, groups, "dual" if has_bottlenecks(module) else "", stacked)):
+    with call_context(ModelCall(key, groups, "dual" if has_bottlenecks(module) else "", stacked)):
         out = functional_call(module, weights, kwargs=given)
     logits = out.logits.clamp_min(-100)  # answers that a client does not have
     return logits.square().mean((-1, -2) if logits.dim() == 3 else -1).reshape(groups, -1).mean(-1).sum()

@@ -30,11 +30,11 @@ def test_on_cifar_the_dense_layer_reads_14_by_14() -> None:
 
 
 def test_the_mlp_has_its_widths() -> None:
-    assert count(Mlp(widths=(5, 4)), Task(0, 3, (2, 3))) == (6 * 5 + 5) + (5 * 4 + 4) + (4 * 3 + 3)
+    assert count(Mlp(hidden_sizes=(5, 4)), Task(0, 3, (2, 3))) == (6 * 5 + 5) + (5 * 4 + 4) + (4 * 3 + 3)
 
 
 @pytest.mark.parametrize(
-    "model", [Cnn(), Cnn(pool="max", activation="relu", dropout=0.25), Mlp(), Mlp(widths=(), layer_norm=True)]
+    "model", [Cnn(), Cnn(pool="max", activation="relu", dropout=0.25), Mlp(), Mlp(hidden_sizes=(), layer_norm=True)]
 )
 def test_bytes_are_read_as_fractions_of_255(model: Model) -> None:
     module = model.build(FEMNIST)

@@ -11,12 +11,12 @@ from vt5_small import batch, small_vt5
 
 from simfl.errors import ConfigError
 from simfl.models.base import aliases
+from simfl.models.call_context import ModelCall, call_context
 from simfl.models.lora import Lora
 from simfl.models.prompt import Prompt
 from simfl.models.t5_reader import causal, shift_right
 from simfl.models.vt5 import VT5
 from simfl.models.vt5_network import VT5Network
-from simfl.passing import Pass, passing
 from simfl.protocol import Task
 
 TASK = Task(seed=3)
@@ -169,7 +169,7 @@ def test_the_page_reader_drops_paths_only_if_asked(frozen_dropout: bool) -> None
     network, given = small_vt5(frozen_dropout=frozen_dropout).build(TASK).train(), batch(16)
     assert network.vision.training is frozen_dropout
     calm = network.see(given["pixel_values"])
-    with passing(Pass(key=torch.tensor(5))):
+    with call_context(ModelCall(key=torch.tensor(5))):
         changed = not torch.equal(network.see(given["pixel_values"]), calm)
     assert changed is frozen_dropout
 
@@ -178,7 +178,7 @@ def test_dropout_depends_on_the_key_alone() -> None:
     network, given = small_vt5().build(TASK).train(), batch(2)
 
     def logits(key: int) -> torch.Tensor:
-        with passing(Pass(key=torch.tensor(key))):
+        with call_context(ModelCall(key=torch.tensor(key))):
             return network(**given).logits
 
     first = logits(1)

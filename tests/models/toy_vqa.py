@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from simfl.data.base import Data, Dataset, Split
-from simfl.data.stored import content_sha256
+from simfl.data.io.arrow_store import content_sha256
 from simfl.objectives.vqa import Vqa
 from simfl.protocol import Batch
 

@@ -34,7 +34,15 @@ def png(color: tuple[int, int, int], size: tuple[int, int] = (6, 8)) -> bytes:
 
 
 def page(words: list[str], boxes: list[float], image: bytes | None = None, name: str = "d") -> dict[str, object]:
-    return {"id": name, "provider": "p", "words": words, "boxes": boxes, "image": image, "width": 6, "height": 8}
+    return {
+        "id": name,
+        "provider": "p",
+        "words": words,
+        "boxes": boxes,
+        "image": image,
+        "width": 6,
+        "height": 8,
+    }
 
 
 def question(document: int, text: str, answers: list[str], name: str = "q") -> dict[str, object]:

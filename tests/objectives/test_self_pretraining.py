@@ -293,15 +293,15 @@ ADAM = {"optimizer": "adamw", "learning_rate": 2e-3, "batch_size": 4, "clients_p
 MODEL = {"data": Pages(train=16, valid=4, providers=4), "model": LayoutT5(marks=True, dropout=0.0)}
 
 
-def pretraining(name: str, way: str = "loop", rounds: int = 1) -> Experiment:
+def pretraining(name: str, mode: str = "sequential", rounds: int = 1) -> Experiment:
     return experiment(
-        "fedavg", way, objective=OBJECTIVES[name], rounds=rounds, evaluate=Evaluate(samples=1), **MODEL, **ADAM,
-        partition=_by_provider(), exactness="strict",
+        "fedavg", mode, objective=OBJECTIVES[name], rounds=rounds, evaluate=Evaluate(samples=1), **MODEL, **ADAM,
+        partition=_by_provider(), deterministic=True,
     )  # fmt: skip
 
 
 def _by_provider() -> object:
-    from simfl.data.partition import PARTITIONERS
+    from simfl.data.partition.partitioners import PARTITIONERS
 
     return PARTITIONERS["iid"](clients=4)
 
@@ -319,10 +319,10 @@ def test_a_small_model_learns_to_say_what_is_hidden(name: str, tmp_path: Path) -
 
 
 def test_the_mix_trains_alike_in_both_ways(tmp_path: Path) -> None:
-    for way in ("loop", "batch"):
-        run(pretraining("mixed", way), tmp_path / way)
+    for mode in ("sequential", "batch"):
+        run(pretraining("mixed", mode), tmp_path / mode)
     run(still(pretraining("mixed")), tmp_path / "start")
-    start, loop, batch = (_flat(model(tmp_path / name)) for name in ("start", "loop", "batch"))
+    start, loop, batch = (_flat(model(tmp_path / name)) for name in ("start", "sequential", "batch"))
     assert (batch - loop).norm() < 0.01 * (loop - start).norm()
 
 

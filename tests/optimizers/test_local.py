@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from simfl.cohort.stepper import Stepper
 from simfl.errors import ConfigError
 from simfl.experiment import Local
 from simfl.optimizers.local import LocalOptimizer
+from simfl.training.optimizer_step import StackedOptimizer
 
 STACKED = ["sgd", "adam", "adamw", "adamax", "radam", "adagrad", "adadelta", "rmsprop"]
 ALONE = ["nadam", "asgd", "rprop", "adafactor"]
@@ -38,12 +38,12 @@ ACTIVE = [[True, True, True], [True, True, True], [False, True, True]]
 def test_many_clients_with_rates_of_their_own_step_as_each_would_alone(name: str) -> None:
     settings = {"momentum": 0.9, "weight_decay": 0.01} if name == "sgd" else {}
     together = weights()
-    stepper = Stepper(local(name, **settings), together, [{}, {}, {}])
+    stepper = StackedOptimizer(local(name, **settings), together, [{}, {}, {}])
     for step, gradient in enumerate(gradients(3)):
         stepper.step(gradient, ACTIVE[step], RATES[step])
     for k in range(3):
         own = {n: t[k : k + 1].clone() for n, t in weights().items()}
-        alone = Stepper(local(name, **settings), own, [{}])
+        alone = StackedOptimizer(local(name, **settings), own, [{}])
         for step, gradient in enumerate(gradients(3)):
             if ACTIVE[step][k]:
                 alone.step({n: g[k : k + 1] for n, g in gradient.items()}, [True], [RATES[step][k]])
@@ -54,12 +54,12 @@ def test_many_clients_with_rates_of_their_own_step_as_each_would_alone(name: str
 def test_kept_state_goes_on_where_it_stopped(name: str) -> None:
     settings = {"momentum": 0.9} if name == "sgd" else {}
     whole, parts, grads = weights(), weights(), gradients(4)
-    stepper = Stepper(local(name, **settings), whole, [{}, {}, {}])
+    stepper = StackedOptimizer(local(name, **settings), whole, [{}, {}, {}])
     for gradient in grads:
         stepper.step(gradient, [True] * 3, [0.1] * 3)
     kept: list = [{}, {}, {}]
     for pair in (grads[:2], grads[2:]):
-        stepper = Stepper(local(name, **settings), parts, kept)
+        stepper = StackedOptimizer(local(name, **settings), parts, kept)
         for gradient in pair:
             stepper.step(gradient, [True] * 3, [0.1] * 3)
         kept = stepper.states()
@@ -69,12 +69,12 @@ def test_kept_state_goes_on_where_it_stopped(name: str) -> None:
 def test_clients_that_kept_different_numbers_of_steps_are_stepped_one_by_one() -> None:
     def visited(steps: int) -> dict:
         own = {n: t[:1].clone() for n, t in weights().items()}
-        stepper = Stepper(local("adam"), own, [{}])
+        stepper = StackedOptimizer(local("adam"), own, [{}])
         for gradient in gradients(steps):
             stepper.step({n: g[:1] for n, g in gradient.items()}, [True], [0.1])
         return stepper.states()[0]
 
-    stepper = Stepper(local("adam"), weights(), [visited(1), visited(3), {}])
+    stepper = StackedOptimizer(local("adam"), weights(), [visited(1), visited(3), {}])
     assert not stepper.stacked
     stepper.step(gradients(1)[0], [True] * 3, [0.1] * 3)
     assert [int(next(iter(state["step"].values()))) for state in stepper.states()] == [2, 4, 1]

@@ -9,12 +9,12 @@ import torch
 from fakes import experiment, run
 from torch.testing import assert_close
 
-from simfl.cohort.stepper import Stepper
+from simfl.client_state import FileClientStore
 from simfl.experiment import Local
-from simfl.memory import Store
 from simfl.optimizers.local import LocalOptimizer
 from simfl.optimizers.shampoo import Layout, Shampoo
 from simfl.runs.results import Run
+from simfl.training.optimizer_step import StackedOptimizer
 
 ALWAYS = {"statistics_every": 1, "roots_every": 1}
 
@@ -123,9 +123,9 @@ def test_stacked_clients_step_as_each_would_alone() -> None:
     together = {"w": random(3, 4, 5), "b": random(3, 4)}
     alone = [{name: t[k : k + 1].clone() for name, t in together.items()} for k in range(3)]
     active = [[True, True, step < 4] for step in range(8)]
-    stepper = Stepper(local, together, [{}, {}, {}])
+    stepper = StackedOptimizer(local, together, [{}, {}, {}])
     assert stepper.stacked
-    singles = [Stepper(local, own, [{}]) for own in alone]
+    singles = [StackedOptimizer(local, own, [{}]) for own in alone]
     for step in range(8):
         gradient = {name: random(*t.shape, seed=step) for name, t in together.items()}
         stepper.step(gradient, active[step], [0.1, 0.2, 0.1])
@@ -142,8 +142,8 @@ def test_preconditioners_stay_with_the_client_and_never_travel(tmp_path: Path) -
     given = experiment(optimizer=shampoo, learning_rate=0.1, keep_optimizer=True, participation=1.0)
     run(given, tmp_path)
     found = Run(tmp_path)
-    memory = found.snapshot().remembered(1)
-    state = Store(tmp_path / "memory").get(memory)
+    memory = found.snapshot().client_state(1)
+    state = FileClientStore(tmp_path / "memory").get(memory)
     assert state["optimizer0:left"]["head.weight"].shape == (1, 1, 5, 5)
     assert state["optimizer0:step"]["head.weight"].item() == 15  # 3 visits of 40 examples in batches of 8
     sent = {(row["part"], row["floats"]) for row in found.ledger().to_pylist()}

@@ -8,7 +8,7 @@ from fakes import experiment
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simfl.cohort.plan import Manner, VisitPlan, batches, cohorts, num_steps
+from simfl.training.plan import ClientPlan, ExecutionMode, batches, cohorts, num_steps
 
 LOCAL = replace(experiment().phases[0].local, batch_size=4)
 ROWS = np.array([50, 7, 31, 90, 12, 3, 44, 8, 61, 27])  # any rows of the split, in the order of the client
@@ -72,7 +72,7 @@ def test_orders_differ_by_epoch_and_by_name_and_by_nothing_else():
 
 
 def visit(client, *sizes):
-    return VisitPlan(client, 1.0, tuple(np.arange(size) for size in sizes), "")
+    return ClientPlan(client, 1.0, tuple(np.arange(size) for size in sizes), "")
 
 
 VISITS = [visit(4, 9), visit(0, 20), visit(9, 3), visit(2, 9), visit(7, 1), visit(5, 4, 4), visit(3, 17)]
@@ -84,7 +84,7 @@ def clients(plans):
 
 def test_cohorts_are_sorted_by_steps_then_client_and_cut_by_the_width():
     """Steps by batches of 4: clients 7 and 9 take 1; 5 takes 2 (two units of one); 2 and 4 take 3; 0 and 3 take 5."""
-    plans = cohorts(VISITS, LOCAL, Manner("loop", 2), phase=1, round_number=8)
+    plans = cohorts(VISITS, LOCAL, ExecutionMode("sequential", 2), phase=1, round_number=8)
     assert clients(plans) == [[7, 9], [5, 2], [4, 0], [3]]
     assert [plan.cost(LOCAL) for plan in plans] == [2, 5, 8, 5]
     assert [(plan.phase, plan.round, plan.index, plan.num_sampled) for plan in plans] == [
@@ -93,36 +93,41 @@ def test_cohorts_are_sorted_by_steps_then_client_and_cut_by_the_width():
 
 
 @given(st.permutations(VISITS), st.sampled_from([1, 2, 4, 8]))
-def test_the_order_of_arrival_does_not_matter_and_a_width_only_cuts(visits, width):
-    ordered = clients(cohorts(VISITS, LOCAL, Manner("loop", 8), 0, 0))[0]
-    plans = cohorts(visits, LOCAL, Manner("loop", width), 0, 0)
+def test_the_order_of_arrival_does_not_matter_and_a_width_only_cuts(visits, clients_per_batch):
+    ordered = clients(cohorts(VISITS, LOCAL, ExecutionMode("sequential", 8), 0, 0))[0]
+    plans = cohorts(visits, LOCAL, ExecutionMode("sequential", clients_per_batch), 0, 0)
     assert [client for cohort in clients(plans) for client in cohort] == ordered
-    assert [len(plan.visits) for plan in plans[:-1]] == [width] * (len(plans) - 1)
+    assert [len(plan.visits) for plan in plans[:-1]] == [clients_per_batch] * (len(plans) - 1)
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=70), st.sampled_from([1, 2, 8]), st.integers(1, 5))
-def test_for_workers_cohorts_are_aligned_subtrees_of_the_same_order(sizes, width, workers):
+def test_for_workers_cohorts_are_aligned_subtrees_of_the_same_order(sizes, clients_per_batch, workers):
     visits = [visit(client, size) for client, size in enumerate(sizes)]
-    plans = cohorts(visits, LOCAL, Manner("loop", width), 0, 0, workers)
+    plans = cohorts(visits, LOCAL, ExecutionMode("sequential", clients_per_batch), 0, 0, workers)
     assert [c for cohort in clients(plans) for c in cohort] == [
-        c for p in cohorts(visits, LOCAL, Manner("loop", 1), 0, 0) for c in clients([p])[0]
+        c for p in cohorts(visits, LOCAL, ExecutionMode("sequential", 1), 0, 0) for c in clients([p])[0]
     ]
     ends = np.cumsum([plan.size for plan in plans])
     for plan, end in zip(plans, ends, strict=True):
-        assert plan.size in [width << k for k in range(8)]
+        assert plan.size in [clients_per_batch << k for k in range(8)]
         assert (end - plan.size) % plan.size == 0
-        assert plan.width == width
+        assert plan.clients_per_batch == clients_per_batch
     assert all(len(plan.visits) == plan.size for plan in plans[:-1])
 
 
 def test_for_workers_the_long_visits_go_out_in_large_cohorts_and_the_last_even_out():
     """32 visits of 3 steps on 2 workers: at most a quarter, 24 steps, and at most half of what is left at each."""
-    plans = cohorts([visit(client, 12) for client in range(32)], LOCAL, Manner("loop", 1), 0, 0, workers=2)
+    plans = cohorts([visit(client, 12) for client in range(32)], LOCAL, ExecutionMode("sequential", 1), 0, 0, workers=2)
     assert [plan.size for plan in plans] == [1, 1, 2, 4, 8, 8, 8]
     assert [
-        plan.size for plan in cohorts([visit(client, 12) for client in range(32)], LOCAL, Manner("loop", 8), 0, 0, 2)
+        plan.size
+        for plan in cohorts([visit(client, 12) for client in range(32)], LOCAL, ExecutionMode("sequential", 8), 0, 0, 2)
     ] == [8] * 4
 
 
 def test_nobody_makes_no_cohort():
-    assert cohorts([], LOCAL, Manner("loop", 4), 0, 0) == cohorts([], LOCAL, Manner("loop", 4), 0, 0, workers=2) == []
+    assert (
+        cohorts([], LOCAL, ExecutionMode("sequential", 4), 0, 0)
+        == cohorts([], LOCAL, ExecutionMode("sequential", 4), 0, 0, workers=2)
+        == []
+    )

@@ -19,10 +19,10 @@ from simfl.models.lora import Lora
 from simfl.models.mlp import Mlp
 from simfl.plans.check import MATCHES, Tables, compare, messages_of, sketched, tables_of
 from simfl.plans.plan import plan
+from simfl.run_context import RunContext
 from simfl.runs import tables
-from simfl.setting import Setting
 
-CHANGES, WHOLE = Codecs(Nf4(), Nf4()), Codecs(Nf4(of="weights"), Nf4(of="weights"))
+CHANGES, WHOLE = Codecs(Nf4(), Nf4()), Codecs(Nf4(encode="weights"), Nf4(encode="weights"))
 ADAPTED = Mlp((16, 16), adapters=Lora(rank=2, targets=("linear",)))
 CASES = {
     "fedavg": experiment(),
@@ -36,9 +36,9 @@ CASES = {
     ),
     "poisson": experiment(poisson=0.2, rounds=6),
     "two phases": then(experiment(rounds=2), experiment("feddc", rounds=2, codec=CHANGES)),
-    "a private head": experiment(private=("head.*",)),
+    "a private head": experiment(personal_params=("head.*",)),
     "nothing travels": experiment(communicate=False),
-    "one pool": experiment(pooled=True),
+    "one pool": experiment(centralized=True),
 }
 
 
@@ -58,7 +58,7 @@ def test_a_run_is_as_planned_row_by_row_and_in_all(case, tmp_path):
 def test_every_algorithm_can_be_planned(name):
     """FedDAT's adapters are planned in the tests of figures."""
     case = experiment(name)
-    found = messages_of(sketched(case, Setting(case, cache.folder()).dataset), 0, 10)
+    found = messages_of(sketched(case, RunContext(case, cache.folder()).dataset), 0, 10)
     assert [row["part"] for row in found.up] == list(case.phases[0].algorithm.reduce)
 
 
@@ -96,7 +96,7 @@ def test_a_skipped_client_has_sent_nothing(tmp_path):
 
 def downloads(case):
     """The rows of clients that get something, round by round, by the plan."""
-    found = messages_of(sketched(case, Setting(case, cache.folder()).dataset), 0, 10)
+    found = messages_of(sketched(case, RunContext(case, cache.folder()).dataset), 0, 10)
     return [[{"client": client} for client in exchange.download] for exchange in found.rounds()]
 
 
@@ -116,7 +116,7 @@ def ledger(tmp_path_factory):
 
 def held(rows, visits, case=None):
     return compare(
-        case or experiment(), Setting(experiment(), cache.folder()).dataset, len(SIZES), Tables(rows, visits, 3)
+        case or experiment(), RunContext(experiment(), cache.folder()).dataset, len(SIZES), Tables(rows, visits, 3)
     )
 
 

@@ -10,7 +10,7 @@ from fakes import Stopping, experiment, run
 
 from simfl.cli import main
 from simfl.config import dump
-from simfl.experiment import Cohort
+from simfl.experiment import Execution
 
 COUNT = {"download", "upload", "total"}
 ROOT = Path(__file__).parents[2] / "experiments"
@@ -35,7 +35,7 @@ def test_the_json_has_these_keys_and_no_others(file, capsys):
     assert found.keys() == keys | {"phases"}
     assert [phase.keys() for phase in found["phases"]] == [keys]
     for level in (found, *found["phases"]):
-        assert level["model"].keys() == {"parameters", "trained", "travelling", "private"}
+        assert level["model"].keys() == {"parameters", "trained", "travelling", "personal_params"}
         assert level["message"].keys() == {"download", "upload"}
         assert level["message"]["upload"].keys() == {"floats", "bytes"}
         assert level["bytes"].keys() == level["charged"].keys() == COUNT
@@ -71,15 +71,19 @@ def test_time_is_told_by_the_pace_of_a_run(file, tmp_path, capsys):
 
 
 def test_before_a_round_has_ended_the_pace_is_that_of_the_manner_that_was_chosen(file, tmp_path, capsys):
-    run(experiment(cohort=Cohort(probe="always")), tmp_path / "run", display=Stopping(0, scoring=True))
+    run(experiment(execution=Execution(autotune="always")), tmp_path / "run", display=Stopping(0, scoring=True))
     assert main(["plan", str(file), "--speed", str(tmp_path / "run")]) == 2
     assert "no round with a local step" in capsys.readouterr().err
     trials = [
-        {"way": "loop", "width": 1, "program": "eager", "step": 0.5},
-        {"way": "batch", "width": 4, "program": "eager", "step": 0.01},
+        {"mode": "sequential", "clients_per_batch": 1, "program": "eager", "step": 0.5},
+        {"mode": "vectorized", "clients_per_batch": 4, "program": "eager", "step": 0.01},
     ]
     with open(tmp_path / "run" / "log.jsonl", "a") as log:
-        log.write(json.dumps({"event": "chosen", "way": "batch", "width": 4, "program": "eager", "trials": trials}))
+        log.write(
+            json.dumps(
+                {"event": "chosen", "mode": "vectorized", "clients_per_batch": 4, "program": "eager", "trials": trials}
+            )
+        )
     assert " h at 100.00 steps/s" in planned(capsys, file, "--speed", tmp_path / "run")
 
 

@@ -163,10 +163,10 @@ def test_fedocr_hashed_sends_a_share_of_its_weights(share, millions, printed):
 def test_feddat_sends_adapters_and_no_heads(name, values):
     found = planned(f"feddat/{name}")
     assert message(found) == 4 * values
-    assert found.model["private"] == found.model["trained"] - values
+    assert found.model["personal_params"] == found.model["trained"] - values
 
 
 def test_feddats_private_heads_are_what_its_albef_counts_hold_besides():
     found = planned("feddat/albef_adapter")
-    assert found.model["private"] == 622_650
+    assert found.model["personal_params"] == 622_650
     assert round((found.model["travelling"] + 622_650) / 1e6, 2) == 2.86

@@ -17,7 +17,7 @@ W = 4 * (12 * 16 + 16 + 16 * 5 + 5)  # bytes of the toy perceptron: 12 inputs, 1
 
 
 def memory(*args, card=None, **settings):
-    (phase,) = plan(experiment(*args, model=Mlp(widths=(16,)), **settings), cache.folder(), card).phases
+    (phase,) = plan(experiment(*args, model=Mlp(hidden_sizes=(16,)), **settings), cache.folder(), card).phases
     return phase.memory
 
 
@@ -46,7 +46,7 @@ def test_a_client_keeps_its_optimizer_if_it_is_to():
 
 
 def test_a_client_keeps_its_private_head():
-    assert memory(private=("head.*",)).client == 4 * (16 * 5 + 5)
+    assert memory(personal_params=("head.*",)).client == 4 * (16 * 5 + 5)
 
 
 def test_a_worker_holds_the_network_and_what_it_received_once():
@@ -61,12 +61,12 @@ def test_what_a_pass_keeps_grows_with_the_batch():
     assert many == 2 * few
 
 
-@pytest.mark.parametrize("width", [1, 4, 32])
-def test_the_widest_cohort_that_fits_a_card_is_a_power_of_two(width):
+@pytest.mark.parametrize("clients_per_batch", [1, 4, 32])
+def test_the_widest_cohort_that_fits_a_card_is_a_power_of_two(clients_per_batch):
     one = memory()
-    assert memory(card=one.resident + width * one.each).width == width
-    assert memory(card=one.resident + 2 * width * one.each - 1).width == width
-    assert memory(card=one.resident + one.each - 1).width == 0
+    assert memory(card=one.resident + clients_per_batch * one.each).clients_per_batch == clients_per_batch
+    assert memory(card=one.resident + 2 * clients_per_batch * one.each - 1).clients_per_batch == clients_per_batch
+    assert memory(card=one.resident + one.each - 1).clients_per_batch == 0
 
 
 @pytest.mark.parametrize(("text", "given"), [("80GB", 80 * 10**9), ("80 GiB", 80 * 2**30), ("500mb", 5 * 10**8)])

@@ -160,12 +160,12 @@ def test_a_planted_bug_is_caught(
 ) -> None:
     bug(monkeypatch)
     sizes = (200, 200) if bug is seed_reused_over_pieces else (12, 12)
-    found = broken(tmp_path, model=Mlp(widths=sizes, dropout=0.0))
+    found = broken(tmp_path, model=Mlp(hidden_sizes=sizes, dropout=0.0))
     assert any(BUGS[bug] in what for what in found), found
 
 
 def test_the_right_mechanism_passes_with_tensors_of_several_pieces(tmp_path: Path) -> None:
-    found = check(given(model=Mlp(widths=(200, 200), dropout=0.0)), tmp_path)
+    found = check(given(model=Mlp(hidden_sizes=(200, 200), dropout=0.0)), tmp_path)
     assert [one for one in found if not one.holds] == []
     assert sum("pieces of a tensor" in one.what for one in found) == 1
 

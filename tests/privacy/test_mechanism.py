@@ -15,15 +15,15 @@ from torch.testing import assert_close
 
 from simfl.algorithms.fedavg import FedAvg
 from simfl.codecs import CODECS
-from simfl.cohort import group
-from simfl.cohort.observer import Observer
-from simfl.cohort.stacking import stack
 from simfl.errors import ClientError, PrivacyError
 from simfl.experiment import AdaptiveClip, Codecs, Privacy
 from simfl.privacy import clipped, noise
 from simfl.privacy.mechanism import CLIP, Mechanism, Release
 from simfl.privacy.units import norms
-from simfl.protocol import Means, Parts, State, Visit, Weights
+from simfl.protocol import AggregatedUpdates, ClientUpdate, Parts, State, Weights
+from simfl.stacking import stack
+from simfl.training import client_updates as group
+from simfl.training.observer import Observer
 from simfl.weights import tree_sum
 
 D = 200_000  # values: a standard deviation is known to 1/√(2 D) = 0.16 %
@@ -73,7 +73,7 @@ def test_central_noise_leaves_messages_bare_and_is_of_the_average() -> None:
     mechanism = Mechanism(Privacy(clip=0.5, groups_per_client=4, noise="central"), 1.2)
     message = release(mechanism, [along(0, 3.0)], received()).parts
     assert int((message["weights"]["w"] != 0).sum()) == 1
-    means = mechanism.averaged(Means(message, {}, 2, 2, 2.0), [1, 1], 2.0, received(), (0, 0, "server"))
+    means = mechanism.averaged(AggregatedUpdates(message, {}, 2, 2, 2.0), [1, 1], 2.0, received(), (0, 0, "server"))
     assert means is not None
     rest = means.parts["weights"]["w"][1:]
     assert float(rest.std()) == pytest.approx(1.2 * 0.5 / 8, rel=0.01)
@@ -90,7 +90,9 @@ def test_a_round_without_anybody_releases_noise(where: str) -> None:
 
 def test_a_fixed_denominator_is_the_expected_number_of_clients() -> None:
     mechanism = Mechanism(Privacy(clip=0.5, groups_per_client=1), 1.0)
-    one = Means({"weights": {"w": torch.full((D,), 6.0)}}, {}, 10, 3, 3.0)  # a mean over 3 where 2 are expected
+    one = AggregatedUpdates(
+        {"weights": {"w": torch.full((D,), 6.0)}}, {}, 10, 3, 3.0
+    )  # a mean over 3 where 2 are expected
     means = mechanism.averaged(one, [1, 1, 1], 2.0, received(), (0, 0, "server"))
     assert means is not None
     assert_close(means.parts["weights"]["w"][:1], torch.tensor([6.0 * 3 / 2]))
@@ -236,7 +238,7 @@ def test_the_clip_moves_towards_the_quantile() -> None:
     units = [along(k, length) for k, length in enumerate((0.1, 0.9, 1.0, 1.1))]
     parts = release(mechanism, units, received(clip=1.0)).parts
     assert parts[CLIP]["left_alone"].item() == pytest.approx(0.75 - 0.5)
-    means = Means(parts, {}, 1, 1, 1.0)
+    means = AggregatedUpdates(parts, {}, 1, 1, 1.0)
     assert mechanism.next_clip(1.0, means) == pytest.approx(math.exp(-0.2 * 0.25))
 
 
@@ -272,7 +274,7 @@ def test_a_tensor_that_did_not_come_from_the_mechanism_may_not_leave() -> None:
 class Leaky(FedAvg):
     """Sends what it learnt in a part that it does not declare."""
 
-    def upload(self, trained: Weights, received: Parts, state: State, visit: Visit) -> Parts:
+    def upload(self, trained: Weights, received: Parts, state: State, visit: ClientUpdate) -> Parts:
         parts = super().upload(trained, received, state, visit)
         return {**parts, "notes": dict(parts["weights"])}
 
@@ -317,7 +319,7 @@ def test_with_every_codec_what_is_encoded_was_clipped_and_noised_before(
     codec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message that goes into the codec is the mechanism's own, and what arrives is that codec's of it alone."""
-    from simfl.cohort import stage as stages
+    from simfl.training import context as stages
 
     seen, listener, real = [], Order(), Mechanism.release
 
@@ -327,8 +329,8 @@ def test_with_every_codec_what_is_encoded_was_clipped_and_noised_before(
         return out
 
     monkeypatch.setattr(Mechanism, "release", noted)
-    monkeypatch.setattr(stages.Deaf, "listens", True)
-    monkeypatch.setattr(stages.Deaf, "sent", lambda self, client, up, there: listener.sent(client, up, there))
+    monkeypatch.setattr(stages.NullObserver, "listens", True)
+    monkeypatch.setattr(stages.NullObserver, "sent", lambda self, client, up, there: listener.sent(client, up, there))
     given = experiment(
         "fedavg",
         weighting="uniform",

@@ -36,7 +36,7 @@ def private(algorithm: str = "group_dp", privacy: Privacy = GROUPS, **settings: 
 
 RUNS = {
     "groups": private(),
-    "batch": private(way="batch"),
+    "vectorized": private(mode="vectorized"),
     "central": private(privacy=replace(GROUPS, noise="central")),
     "duals": private("dp_clgecl"),
     "clients": private("dp_fedavg", Privacy(unit="client", clip=0.05, noise_multiplier=0.7, adjacency="zero_out")),
@@ -83,11 +83,12 @@ def test_a_visit_can_be_replayed(name: str, tmp_path: Path) -> None:
 
 def test_both_ways_release_alike(tmp_path: Path) -> None:
     loop, batch = (
-        private(way=way, rounds=1, privacy=replace(GROUPS, noise_multiplier=0.0)) for way in ("loop", "batch")
+        private(mode=mode, rounds=1, privacy=replace(GROUPS, noise_multiplier=0.0))
+        for mode in ("sequential", "vectorized")
     )
-    for name, given in (("loop", loop), ("batch", batch)):
-        run(replace(given, model=Mlp(widths=(8,))), tmp_path / name)
-    assert_close(model(tmp_path / "loop"), model(tmp_path / "batch"), rtol=1e-4, atol=1e-6)
+    for name, given in (("sequential", loop), ("vectorized", batch)):
+        run(replace(given, model=Mlp(hidden_sizes=(8,))), tmp_path / name)
+    assert_close(model(tmp_path / "sequential"), model(tmp_path / "vectorized"), rtol=1e-4, atol=1e-6)
 
 
 def test_without_noise_and_clip_it_is_fedavg_over_groups(tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ def test_without_noise_and_clip_it_is_fedavg_over_groups(tmp_path: Path) -> None
 @pytest.mark.parametrize(("where", "over"), [("client", 2 * math.sqrt(3)), ("central", 2 * 3)])
 def test_noise_of_the_average_is_sigma_s_over_m_root_k_or_over_m_k(where: str, over: float, tmp_path: Path) -> None:
     # K = 3, M = 2, S = 1e-3, sigma 50
-    wide = Mlp(widths=(400,), dropout=0.0)
+    wide = Mlp(hidden_sizes=(400,), dropout=0.0)
     loud = replace(GROUPS, clip=1e-3, noise_multiplier=50.0, noise=where)
     bare = replace(loud, noise_multiplier=0.0)
     for name, privacy in (("loud", loud), ("bare", bare)):
@@ -248,7 +249,7 @@ def test_a_run_that_hides_nothing_says_so(tmp_path: Path) -> None:
             {"privacy": replace(GROUPS, adaptive=AdaptiveClip(count_noise=0.5))},
             "privacy.adaptive.count_noise: 0.5 leaves",
         ),
-        ({"private": ("head.*",)}, "phases.0.private: tensors that a client keeps would carry a group"),
+        ({"personal_params": ("head.*",)}, "phases.0.personal_params: tensors that a client keeps would carry a group"),
         ({"keep_optimizer": True, "optimizer": "adam"}, "phases.0.local.keep_optimizer: true would carry a group"),
         ({"on_error": "skip"}, "on_error: skip"),
         ({"algorithm": "fedavg", "communicate": False}, "phases.0.communicate: false, so that nothing is released"),

@@ -13,14 +13,14 @@ from fakes import Toy, experiment, run, traces
 from torch import nn
 from torch.testing import assert_close
 
-from simfl.cohort import records
-from simfl.cohort.passes import Instant
-from simfl.cohort.plan import num_steps, poisson_batches
 from simfl.experiment import Local, Privacy
 from simfl.models.mlp import Mlp
 from simfl.optimizers.local import LocalOptimizer
 from simfl.protocol import Outputs
-from simfl.setting import Setting
+from simfl.run_context import RunContext
+from simfl.training import dp_records as records
+from simfl.training.plan import num_steps, poisson_batches
+from simfl.training.step_inputs import StepInputs
 
 
 def private(sigma: float = 1.0, clip: float = 0.5, **settings: Any) -> Any:
@@ -32,13 +32,13 @@ def private(sigma: float = 1.0, clip: float = 0.5, **settings: Any) -> Any:
 def test_the_engines_clipped_gradients_are_opacuss(tmp_path: Path) -> None:
     from opacus import GradSampleModule
 
-    given = replace(private(), model=Mlp(widths=(16,), dropout=0.0))
-    stage = Setting(given, tmp_path).stage(0, 3)
+    given = replace(private(), model=Mlp(hidden_sizes=(16,), dropout=0.0))
+    stage = RunContext(given, tmp_path).stage(0, 3)
     batch = stage.batch(torch.arange(12))
     own = {name: p.detach() for name, p in stage.module.named_parameters()}
     (micro,) = stage.phase.algorithm.micro_steps()
     visit: Any = None
-    now = Instant(batch, own, {"weights": own}, {}, visit, torch.tensor(0))
+    now = StepInputs(batch, own, {"weights": own}, {}, visit, torch.tensor(0))
     each, (sums, _) = records.of_each(stage, micro, now, own)
 
     class Logits(nn.Module):
@@ -75,7 +75,7 @@ def test_a_step_samples_each_example_on_its_own() -> None:
 
 def test_without_noise_and_clip_a_step_is_a_sum_over_the_expected_batch(tmp_path: Path) -> None:
     # one client, one step at rate 1: every example takes part, so the sum over B = n is the mean gradient
-    given = replace(private(sigma=0.0, clip=1e6), model=Mlp(widths=(16,), dropout=0.0), data=Toy(sizes=(8,)))
+    given = replace(private(sigma=0.0, clip=1e6), model=Mlp(hidden_sizes=(16,), dropout=0.0), data=Toy(sizes=(8,)))
     plain = replace(given, privacy=None, phases=(replace(given.phases[0], algorithm=_fedavg()),))
     one = replace(given.phases[0], participation=1.0, rounds=1)
     two = replace(plain.phases[0], participation=1.0, rounds=1)

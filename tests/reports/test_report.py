@@ -16,12 +16,12 @@ import pytest
 from fakes import experiment
 
 from simfl.cli import main
-from simfl.comparison.results import Result
-from simfl.comparison.table import Line
 from simfl.experiment import Evaluate, Experiment
 from simfl.reports.chart import Bar, Scale, Series, bars, heat, lines, number, strips
 from simfl.reports.curves import course, facets
 from simfl.reports.page import DARK, LIGHT
+from simfl.reports.results import Result
+from simfl.reports.table import Line
 from simfl.reports.time import timeline
 from simfl.runs.results import Run
 from simfl.sweeps import sweep
@@ -56,7 +56,7 @@ class Balance(HTMLParser):
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report") / "s"
-    base = experiment(rounds=2, evaluate=Evaluate(models=("generic", "last_local"), samples=3))
+    base = experiment(rounds=2, evaluate=Evaluate(models=("global", "local"), samples=3))
     points = [
         Point(
             f"{rate}-{seed}",
@@ -145,7 +145,7 @@ def test_the_curves_are_those_of_the_tables(swept: Path) -> None:
         2: sum(there.rounds()["total_bytes"].to_pylist()),
     }
     assert found.scores["accuracy"][2] == there.summary["final"]["accuracy"]
-    assert found.scores["last_local.accuracy"][0] == there.summary["initial"]["last_local.accuracy"]
+    assert found.scores["local.accuracy"][0] == there.summary["initial"]["local.accuracy"]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from fakes import Stopping, Toy, experiment, model, run, traces
 
 from simfl import config, simulation
 from simfl.codecs.nf4 import Nf4
-from simfl.data.holdings import Partition
+from simfl.data.partition.manifest import Partition
 from simfl.experiment import Checkpoint, Codecs, Evaluate
 from simfl.models.mlp import Mlp
 from simfl.runs import checkpoint, tables
@@ -62,8 +62,8 @@ def test_the_experiment_is_stored_resolved_and_can_be_read_back(finished):
 def test_the_manifest_says_what_the_run_was_made_of(finished):
     folder, _ = finished
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert manifest["identity"]["way"] == "loop"
-    assert manifest["identity"]["width"] == 2
+    assert manifest["identity"]["mode"] == "sequential"
+    assert manifest["identity"]["clients_per_batch"] == 2
     assert manifest["libraries"]["torch"] == torch.__version__
     partition = (folder / "partition.json").read_bytes()
     assert manifest["partition_sha256"] == json.loads(partition)["sha256"]
@@ -212,7 +212,7 @@ def test_the_drivers_memory_does_not_grow_with_the_rounds(tmp_path):
         model=Mlp((64,)),
         rounds=200,
         clients_per_round=2,
-        codec=Codecs(download=Nf4(of="delta")),
+        codec=Codecs(download=Nf4(encode="update")),
         evaluate=Evaluate(every=20),
         checkpoint=Checkpoint(rounds=10, seconds=0.0),
     )

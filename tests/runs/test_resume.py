@@ -13,7 +13,7 @@ import pytest
 from fakes import Killed, Official, Stopping, Toy, experiment, run, then, traces
 
 from simfl import files
-from simfl.data.partition import Iid
+from simfl.data.partition.partitioners import Iid
 from simfl.errors import ConfigError, RunError
 from simfl.runs import checkpoint, tables
 

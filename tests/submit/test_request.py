@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from simfl.errors import ConfigError
-from simfl.submit.parcel import gather
+from simfl.submit.package import gather
 from simfl.submit.request import lasting_out, read, values
 
 RUN = """
@@ -16,7 +16,7 @@ name: small
 seed: 1
 data: digits
 partition: {by: iid, clients: 3}
-model: {name: mlp, widths: [4]}
+model: {name: mlp, hidden_sizes: [4]}
 phases:
   - objective: classification
     algorithm: fedavg

@@ -16,8 +16,8 @@ from simfl.experiment import Evaluate, Experiment
 from simfl.optimizers.schedules import Cosine, Decay
 from simfl.runs import checkpoint
 from simfl.runs.results import Run
-from simfl.sweeps.beginnings import address, beginnings
 from simfl.sweeps.fork import fork
+from simfl.sweeps.shared_prefixes import address, beginnings
 
 BASE = experiment("scaffold", rounds=4, evaluate=Evaluate(every=2, samples=2))
 
@@ -114,7 +114,7 @@ def test_what_cannot_be_forked_is_one_line(tmp_path: Path) -> None:
     ("changed", "line"),
     [
         (
-            "model.widths=[5]",
+            "model.hidden_sizes=[5]",
             r"^model: the fork's, on its data, has [\w.]+ with \[5.*; .*source has trained one with \[16",
         ),
         ("model={name: cnn, channels: [2, 2], hidden: 4}", "^model: "),

@@ -14,18 +14,18 @@ from fakes import Faulty, Normalised, Toy, experiment, run, then, traces
 
 from simfl import config, simulation
 from simfl.cli import main
-from simfl.data.partition import Iid
+from simfl.data.partition.partitioners import Iid
 from simfl.errors import RunError
 from simfl.experiment import Evaluate, Experiment
 from simfl.optimizers.schedules import Cosine
 from simfl.runs import tables
 from simfl.sweeps import sweep
+from simfl.sweeps.early_stopping import behind
 from simfl.sweeps.file import Median, Point, Stop, Sweep
+from simfl.sweeps.folder import Place
 from simfl.sweeps.job import Job, Outcome, Until, ask
-from simfl.sweeps.place import Place
 from simfl.sweeps.pool import Here
-from simfl.sweeps.standing import Standing
-from simfl.sweeps.stopping import behind
+from simfl.sweeps.status import Standing
 
 BASE = experiment(rounds=2, evaluate=Evaluate(samples=0))
 

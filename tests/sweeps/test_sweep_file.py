@@ -10,9 +10,9 @@ import pytest
 from fakes import experiment, then
 
 from simfl import config
-from simfl.comparison.wishes import Shown
 from simfl.errors import ConfigError
 from simfl.objectives.classification import Classification
+from simfl.reports.table_spec import Shown
 from simfl.sweeps.file import Median, Stop, Sweep, load
 
 ONE = config.to_mapping(experiment())
@@ -75,8 +75,13 @@ def test_zipped_paths_go_together(tmp_path: Path) -> None:
 
 
 def test_an_axis_of_the_grid_may_have_named_settings(tmp_path: Path) -> None:
-    sweep = swept(tmp_path, {"grid": {"size": {"small": {"model.widths": [4]}, "large": {"model.widths": [8, 8]}}}})
-    assert [(p.shown["size"], p.experiment.model.widths) for p in sweep.points] == [("small", (4,)), ("large", (8, 8))]
+    sweep = swept(
+        tmp_path, {"grid": {"size": {"small": {"model.hidden_sizes": [4]}, "large": {"model.hidden_sizes": [8, 8]}}}}
+    )
+    assert [(p.shown["size"], p.experiment.model.hidden_sizes) for p in sweep.points] == [
+        ("small", (4,)),
+        ("large", (8, 8)),
+    ]
 
 
 def test_experiments_are_files_patterns_or_names(tmp_path: Path) -> None:
@@ -150,13 +155,13 @@ def test_only_some_runs(tmp_path: Path) -> None:
 
 
 def test_of_what_the_table_is_to_have_only_what_the_chosen_runs_can_have_is_asked_of_them(tmp_path: Path) -> None:
-    """The split `valid` is scored by both, the model `last_local` by one."""
-    variants = {"plain": None, "own": {"evaluate.models": ["generic", "last_local"]}}
-    wanted = {"metrics": ["last_local.accuracy:worst", "accuracy"], "against": "own"}
+    """The split `valid` is scored by both, the model `local` by one."""
+    variants = {"plain": None, "own": {"evaluate.models": ["global", "local"]}}
+    wanted = {"metrics": ["local.accuracy:worst", "accuracy"], "against": "own"}
     given = {"variants": variants, "table": wanted, "seeds": [1]}
     for only, metrics, against in (
-        ((), ("last_local.accuracy:worst", "accuracy"), "own"),
-        (("own*",), ("last_local.accuracy:worst", "accuracy"), "own"),
+        ((), ("local.accuracy:worst", "accuracy"), "own"),
+        (("own*",), ("local.accuracy:worst", "accuracy"), "own"),
         (("plain*",), ("accuracy",), None),
     ):
         assert swept(tmp_path, given, only=only).table == Shown(metrics, against)
@@ -213,8 +218,8 @@ def test_runs_of_a_sweep_stand_together_in_weights_and_biases(tmp_path: Path) ->
             "kinds.yaml: table.metrics: no run will have a score 'acuracy'; did you mean 'accuracy'",
         ),
         (
-            {"seeds": [1], "table": {"metrics": ["last_local.accuracy"]}},  # it is not among the models that are scored
-            "kinds.yaml: table.metrics: no run will have a score 'last_local.accuracy'; allowed: accuracy$",
+            {"seeds": [1], "table": {"metrics": ["local.accuracy"]}},  # it is not among the models that are scored
+            "kinds.yaml: table.metrics: no run will have a score 'local.accuracy'; allowed: accuracy$",
         ),
         (
             {"seeds": [1], "table": {"metrics": ["accuracy:wurst"]}},

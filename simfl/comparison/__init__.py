@@ -1,1 +1,0 @@
-"""What runs came to, side by side."""

@@ -1,0 +1,68 @@
+"""A made-up classification set of any size and shape: class prototypes plus noise.
+
+For benchmarks and tests of the engine, where what is learned does not matter but must be learnable.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from simfl.constraints import Count, Positive
+from simfl.data.base import Data, Dataset, Split
+from simfl.data.io.arrow_store import content_sha256, stored
+from simfl.data.io.labelled import labelled
+from simfl.errors import ConfigError
+from simfl.seeds import rng
+
+EDITION = 1
+BLOCK = 4096  # examples drawn from one stream, so that memory and order of drawing do not depend on the size
+
+
+@dataclass(frozen=True)
+class Prototypes(Data):
+    """Random pictures for benchmarks: a fixed prototype for each class plus Gaussian noise."""
+
+    examples: Count = 10_000  # of training; valid and test have a tenth each, at least one of each class
+    classes: Count = 10  # each with a prototype of its own
+    shape: tuple[int, ...] = (3, 32, 32)  # of one example
+    groups: Count = 100  # values of the column `group`: equal stretches of the examples
+    margin: Positive = 4.0  # length of a prototype, where the noise has standard deviation 1 in every entry
+    seed: int = 0  # of prototypes, labels and noise
+
+    def load(self, cache: Path) -> Dataset:
+        for name in ("examples", "classes", "groups", "margin"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"data.{name}: {getattr(self, name)} given, it must be above 0")
+        if not self.shape or min(self.shape) < 1:
+            raise ConfigError(f"data.shape: {list(self.shape)} given, positive sizes are needed")
+        return stored(cache, "prototypes", EDITION, self, (), self._build)
+
+    def _build(self) -> Dataset:
+        few = max(self.classes, self.examples // 10)
+        splits = {name: self._split(name, n) for name, n in (("train", self.examples), ("valid", few), ("test", few))}
+        card = {
+            "licence": "made by simfl, no rights reserved",
+            "shape": list(self.shape),
+            "num_classes": self.classes,
+            "examples": {name: len(split) for name, split in splits.items()},
+        }
+        return Dataset("prototypes", splits, content_sha256(splits), card)
+
+    def _split(self, name: str, count: int) -> Split:
+        size = math.prod(self.shape)
+        prototypes = rng("prototypes", self.seed).standard_normal((self.classes, size), np.float32)
+        prototypes *= self.margin / np.linalg.norm(prototypes, axis=1, keepdims=True)
+        labels = rng("prototypes", self.seed, name, "labels").permutation(np.arange(count) % self.classes)
+        features = prototypes[labels]
+        for block in range(0, count, BLOCK):
+            part = features[block : block + BLOCK]
+            part += rng("prototypes", self.seed, name, block).standard_normal(part.shape, np.float32)
+        group = np.arange(count) * self.groups // count
+        digits = len(str(self.groups - 1))
+        names = pa.array([f"g{g:0{digits}}" for g in range(self.groups)])
+        return labelled(features, labels, group=names.take(pa.array(group)))

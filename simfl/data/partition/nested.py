@@ -1,0 +1,156 @@
+"""Partitions made of partitions: several clients a group, fewer examples, lists of answers.
+
+Chen et al. 2024 (FedDAT) have 5 to 25 clients on 5 tasks, some 2,500 examples each, and each knows its 100 most
+frequent answers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from simfl.constraints import Count, Fraction
+from simfl.data.base import Published, Split
+from simfl.data.partition.base import Partitioner, column, refuse_shared_documents, values_of
+from simfl.data.partition.iid import Iid
+from simfl.data.partition.manifest import Partition, hold
+from simfl.errors import ConfigError, DataError
+from simfl.seeds import rng, seed_for
+
+
+@dataclass(frozen=True)
+class Nested(Partitioner):
+    """The examples of each value of a column are divided among clients of its own, by another partition."""
+
+    column: str = "provider"  # of the examples or their documents
+    values: tuple[str, ...] = ()  # only these and in this order; none: all
+    inner: Partitioner = field(default_factory=lambda: Iid(clients=5))  # how a value is divided, among so many clients
+    shared_documents: bool = False  # true: questions on one document may be of several clients
+    group_columns: ClassVar[tuple[str, ...]] = ("column",)
+
+    def split(self, split: Split, seed: int) -> Partition:
+        codes, names = column(split, self.column)
+        place = {name: code for code, name in enumerate(names.to_pylist())}
+        owner, group = np.full(len(codes), -1, np.int64), np.full(len(codes), -1, np.int64)
+        group_names: list[pa.Array] = []
+        metas: list[dict[str, object]] = []
+        for value in values_of(self.column, names, self.values):
+            rows = np.flatnonzero(codes == place[value])
+            part = self.inner.split(Split(split.examples.take(rows), split.documents), seed_for(seed, "nested", value))
+            client, within, found = _assigned(part, len(rows), value)
+            kept = client >= 0
+            owner[rows[kept]] = client[kept] + len(metas)
+            group[rows[kept]] = within[kept] + sum(map(len, group_names))
+            group_names.append(found)
+            metas += [part.meta(k) | {self.column: value} for k in range(len(part))]
+        if not self.shared_documents:
+            refuse_shared_documents(split, owner)
+        return hold(owner, self.count_is(len(metas)), (group, pa.concat_arrays(group_names)), metas)
+
+    def expected(self, published: Published) -> np.ndarray | None:
+        counts = published.by.get(self.column)
+        if counts is None:
+            return super().expected(published)
+        parts = [self.inner.expected(Published(counts.get(value, 0))) for value in self.values or sorted(counts)]
+        known = [part for part in parts if part is not None]
+        return np.concatenate(known) if len(known) == len(parts) else None
+
+
+def _assigned(part: Partition, count: int, value: str) -> tuple[np.ndarray, np.ndarray, pa.Array]:
+    """The client and the group of each row, int64 [count], and the groups' names: the value where there are none."""
+    client, group = np.full(count, -1, np.int64), np.zeros(count, np.int64)
+    client[part.order] = np.repeat(np.arange(len(part)), part.sizes)
+    if not len(part.group_names):
+        return client, group, pa.array([value])
+    group[part.order] = np.repeat(np.arange(len(part.group_names)), np.diff(part.group_starts))
+    return client, group, part.group_names
+
+
+@dataclass(frozen=True)
+class Subsample(Partitioner):
+    """Another partition with fewer examples of each client, drawn at random."""
+
+    of: Partitioner = field(default_factory=Iid)  # the partition
+    examples: Count | None = None  # at most so many of a client
+    fraction: Fraction | None = None  # or this share of each client's, at least one
+
+    def split(self, split: Split, seed: int) -> Partition:
+        if (self.examples is None) == (self.fraction is None):
+            raise ConfigError("partition.examples, partition.fraction: give one of the two")
+        whole = self.of.split(split, seed)
+        self.count_is(len(whole))
+        held = np.repeat(np.arange(len(whole)), whole.sizes)
+        drawn = np.lexsort((rng(seed, "partition", "subsample").random(len(held)), held))
+        rank = np.arange(len(held)) - whole.starts[held]
+        share = np.full(len(whole), self.examples) if self.examples is not None else self._share(whole.sizes)
+        kept = np.zeros(len(held), bool)
+        kept[drawn[rank < share[held]]] = True
+        return chosen(whole, kept)
+
+    def expected(self, published: Published) -> np.ndarray | None:
+        whole = self.of.expected(published)
+        if whole is None:
+            return None
+        return np.minimum(whole, self.examples) if self.examples is not None else self._share(whole)
+
+    def _share(self, sizes: np.ndarray) -> np.ndarray:
+        return np.maximum(1, np.round((self.fraction or 0.0) * sizes)).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class AnswerLists(Partitioner):
+    """Another partition whose clients have lists of their most frequent answers, kept with what is known of them."""
+
+    of: Partitioner = field(default_factory=Iid)  # the partition
+    answers: Count = 100  # the length of a list
+    only: bool = False  # true: examples whose first answer is not in their client's list are nobody's
+
+    def split(self, split: Split, seed: int) -> Partition:
+        whole = self.of.split(split, seed)
+        self.count_is(len(whole))
+        if "answers" not in split.examples.column_names:
+            raise ConfigError("partition.by: answer_lists needs examples with answers")
+        told = [answers[0] if answers else None for answers in split.examples["answers"].to_pylist()]
+        metas, kept = [], np.ones(len(whole.order), bool)
+        for client in range(len(whole)):
+            mine = [told[row] for row in whole.rows(client)]
+            listed = _frequent(mine, self.answers)
+            metas.append(whole.meta(client) | {"answers": listed})
+            if self.only:
+                known = set(listed)
+                kept[whole.starts[client] : whole.starts[client + 1]] = [answer in known for answer in mine]
+        return replace(chosen(whole, kept), metas=tuple(metas))
+
+    def expected(self, published: Published) -> np.ndarray | None:
+        """As if every example were kept."""
+        return self.of.expected(published)
+
+
+def _frequent(answers: Sequence[str | None], most: int) -> list[str]:
+    counts = Counter(answer for answer in answers if answer is not None)
+    return sorted(counts, key=lambda answer: (-counts[answer], answer))[:most]
+
+
+def chosen(whole: Partition, kept: np.ndarray) -> Partition:
+    """The partition with only those entries of `order` that are kept, bool [n]; groups left empty are left out.
+
+    DataError if a client is left with nothing.
+    """
+    before = np.concatenate([[0], np.cumsum(kept)]).astype(np.int64)
+    starts = before[whole.starts]
+    empty = np.flatnonzero((np.diff(starts) == 0) & (whole.sizes > 0))
+    if len(empty):
+        raise DataError(f"partition: client {empty[0]} of {len(whole)} is left without examples")
+    if not len(whole.group_names):
+        return replace(whole, order=whole.order[kept], starts=starts)
+    group_starts = before[whole.group_starts]
+    full = np.diff(group_starts) > 0
+    clients = np.concatenate([[0], np.cumsum(full)])[whole.group_clients].astype(np.int64)
+    names = whole.group_names.filter(pa.array(full))
+    group_starts = np.append(group_starts[:-1][full], group_starts[-1])
+    return Partition(whole.order[kept], starts, group_starts, clients, names, whole.metas)

@@ -1,5 +1,0 @@
-"""Questions about composed pictures of six scenes: a benchmark that builds itself."""
-
-from simfl.data.scene_vqa.benchmark import SceneVqa
-
-__all__ = ["SceneVqa"]

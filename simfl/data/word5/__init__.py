@@ -1,5 +1,0 @@
-"""Pictures of words in five styles: a benchmark for federated word recognition that builds itself."""
-
-from simfl.data.word5.benchmark import Word5
-
-__all__ = ["Word5"]

@@ -1,0 +1,144 @@
+"""Local steps as programs: as tensors alone, traced, captured and compiled, they are the steps that are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from test_ways import small
+
+from simfl.experiment import Experiment
+from simfl.optimizers.local import LocalOptimizer
+from simfl.runs import checkpoint
+from simfl.runs.snapshot import Snapshot
+from simfl.simulation import run
+from simfl.training import compiled as program
+from simfl.training.client_updates import _apart
+from simfl.training.context import PhaseContext
+
+ON_CPU = [("mlp", "fedavg"), ("mlp", "scaffold"), ("mlp", "ditto"), ("cnn", "moon"), ("vt5", "feddat")]
+ON_GPU = [*ON_CPU, ("mlp", "crd"), ("mlp", "fedkd"), ("cnn", "fedavg"), ("vt5", "fedavg"), ("vt5", "fedp3")]
+OPTIMIZERS = [
+    LocalOptimizer("sgd", {"momentum": 0.9, "weight_decay": 1e-2, "dampening": 0.1}),
+    LocalOptimizer("sgd", {"momentum": 0.9, "nesterov": True}),
+    LocalOptimizer("adam", {"weight_decay": 1e-2}),
+    LocalOptimizer("adamw", {"betas": (0.8, 0.99), "weight_decay": 0.1}),
+]
+
+
+def model(given: Experiment, folder: Path) -> Snapshot:
+    run(given, folder, backend="inline")
+    found = checkpoint.latest(folder / "checkpoints")
+    assert found is not None
+    return Snapshot.restore(found.tensors, found.facts)
+
+
+def batched(given: Experiment, **cohort: object) -> Experiment:
+    return replace(
+        given, deterministic=True, execution=replace(given.cohort, mode="vectorized", clients_per_batch=4, **cohort)
+    )  # type: ignore[arg-type]
+
+
+def gap(one: Snapshot, other: Snapshot) -> float:
+    """Largest difference of any value of the model, over the largest value of its tensor."""
+    return max(float((one.model[n] - t).abs().max() / t.abs().max().clamp_min(1e-6)) for n, t in other.model.items())
+
+
+def everywhere(mode: str) -> Callable[[PhaseContext, str], PhaseContext]:
+    """Programs on the CPU too."""
+    return lambda stage, asked: replace(stage, programs=program.CompiledSteps(mode))
+
+
+@pytest.fixture
+def traced_for_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the compiler is given is run as it is, since not every machine has a compiler."""
+    monkeypatch.setattr(program, "compile_step", program.traced)
+
+
+@pytest.mark.parametrize(("kind", "name"), ON_CPU)
+def test_a_program_is_the_step_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
+) -> None:
+    given = batched(small(kind, name))
+    written = model(given, tmp_path / "written")
+    monkeypatch.setattr("simfl.runtime.worker.with_programs", everywhere("eager"))
+    assert gap(model(given, tmp_path / "program"), written) < 2e-5
+
+
+@pytest.mark.parametrize(("kind", "name"), [("mlp", "scaffold"), ("cnn", "moon"), ("vt5", "feddat")])
+def test_what_is_traced_is_the_program_up_to_rounding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traced_for_compiled: None, kind: str, name: str
+) -> None:
+    given = batched(small(kind, name))
+    monkeypatch.setattr("simfl.runtime.worker.with_programs", everywhere("eager"))
+    eager = model(given, tmp_path / "eager")
+    monkeypatch.setattr("simfl.runtime.worker.with_programs", everywhere("compiled"))
+    assert gap(model(given, tmp_path / "traced"), eager) < 2e-5
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: f"{o.name} {dict(o.settings)}")
+@pytest.mark.parametrize("keep", [False, True])
+def test_optimizers_of_tensors_alone_step_as_torchs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: LocalOptimizer, keep: bool
+) -> None:
+    given = batched(small("mlp", "fedavg", optimizer=optimizer, keep_optimizer=keep, rounds=3, learning_rate=0.01))
+    written = model(given, tmp_path / "written")
+    monkeypatch.setattr("simfl.runtime.worker.with_programs", everywhere("eager"))
+    assert gap(model(given, tmp_path / "program"), written) < 2e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kind", "name"), ON_GPU)
+def test_a_captured_step_is_the_program_to_the_bit(tmp_path: Path, kind: str, name: str) -> None:
+    given = small(kind, name, rounds=3)
+    eager = model(batched(given, program="eager"), tmp_path / "eager")
+    assert model(batched(given, program="graph"), tmp_path / "graph").weights_sha256 == eager.weights_sha256
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kind", "name"), ON_GPU)
+def test_on_a_gpu_both_ways_take_the_same_path(tmp_path: Path, kind: str, name: str) -> None:
+    given = small(kind, name)
+    loop = replace(given, deterministic=True, execution=replace(given.cohort, mode="sequential", clients_per_batch=4))
+    assert (
+        gap(model(batched(given, program="graph"), tmp_path / "vectorized"), model(loop, tmp_path / "sequential"))
+        < 1e-3
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.filterwarnings(r"ignore::UserWarning:torch\._inductor")  # the compiler's advice
+@pytest.mark.parametrize(("kind", "name"), ON_CPU)
+def test_a_compiled_step_is_the_program_up_to_rounding(tmp_path: Path, kind: str, name: str) -> None:
+    given = replace(small(kind, name), deterministic=True)  # `fast` may multiply in TF32 here and not there
+    eager = model(batched(given, program="eager"), tmp_path / "eager")
+    assert gap(model(batched(given, program="compiled"), tmp_path / "compiled"), eager) < 1e-3
+
+
+@pytest.mark.gpu
+def test_a_run_that_goes_on_with_captured_steps_ends_the_same(tmp_path: Path) -> None:
+    given = batched(small("mlp", "scaffold", rounds=4), program="graph")
+    straight = model(given, tmp_path / "straight")
+    rounds = iter(["", "", "stopped"])
+    run(given, tmp_path / "resumed", backend="inline", until=lambda: next(rounds))
+    run(given, tmp_path / "resumed", backend="inline", resume=True)
+    found = checkpoint.latest(tmp_path / "resumed" / "checkpoints")
+    assert found is not None
+    assert Snapshot.restore(found.tensors, found.facts).weights_sha256 == straight.weights_sha256
+    assert torch.cuda.is_available()
+
+
+def test_what_is_uploaded_does_not_lie_where_the_next_visit_trains() -> None:
+    trained, state = torch.randn(3, 4), torch.randn(3, 2)
+    upload = {"weights": {"w": trained, "delta": trained - 1.0}, "notes": {"s": state[:, :1]}}
+    apart = _apart(upload, [{"w": trained}, {"s": state}])
+    assert apart["weights"]["delta"] is upload["weights"]["delta"]
+    kept = {name: t.clone() for name, t in (("w", apart["weights"]["w"]), ("s", apart["notes"]["s"]))}
+    trained.zero_()
+    state.zero_()
+    assert torch.equal(apart["weights"]["w"], kept["w"])
+    assert torch.equal(apart["notes"]["s"], kept["s"])

@@ -1,0 +1,214 @@
+"""What is sent, and what it costs: every payload is the length of a real encoding."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from fakes import Normalised, Toy, experiment, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simfl import cache
+from simfl.codecs import CODECS
+from simfl.codecs.base import Context
+from simfl.codecs.nf4 import Nf4
+from simfl.experiment import Codecs
+from simfl.models.mlp import Mlp
+from simfl.run_context import RunContext
+from simfl.runs import tables
+from simfl.transport.broadcast import Broadcast
+from simfl.transport.upload import transmit
+
+SHAPES = [(), (1,), (64,), (65,), (7, 9), (3, 0, 2), (128, 3)]
+
+
+def tensors(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return {f"t{i}": torch.randn(shape, generator=generator) for i, shape in enumerate(SHAPES)}
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("of", ["delta", "weights"])
+def test_the_counted_payload_is_the_length_of_what_is_encoded_and_the_rest_is_what_is_decoded(name, of):
+    """Also where a codec that loses nothing is only counted."""
+    codec, sent, base = CODECS[name](of=of), tensors(), tensors(1) if of == "weights" else {}
+    here = Context((1, 2))
+    arrived, sizes = transmit(codec, sent, base, here)
+    for key, tensor in sent.items():
+        payload = codec.encode_tensor(tensor + base[key] if base else tensor, here.of(key))
+        assert sizes[key] == len(payload) == payload.nbytes
+        assert sizes[key] == codec.size(tuple(tensor.shape)) or (not codec.fixed)
+        decoded = codec.decode_tensor(payload, tuple(tensor.shape), here.of(key))
+        assert torch.equal(arrived[key], decoded - base[key] if base else decoded)
+
+
+def stage_of(case):
+    return RunContext(case, cache.folder()).stage(0, 10)
+
+
+def parts(values):
+    return {"weights": {"layers.0.linear.weight": values}}
+
+
+LOSSY = stage_of(experiment(codec=Codecs(download=Nf4(encode="update"))))
+VALUES = torch.linspace(-1, 1, 1000)
+
+
+def charges(visits, stage=LOSSY):
+    """The payload of each download, for these lists of clients of one round after the other."""
+    broadcast, found = Broadcast(), []
+    for number, clients in enumerate(visits):
+        _, rows, broadcast = broadcast.send(stage, number, parts(VALUES * number), clients)
+        assert [(row["client"], row["round"], row["direction"]) for row in rows] == [
+            (client, number + 1, "download") for client in clients
+        ]
+        assert all(row["charged_bytes"] == row["payload_bytes"] and row["logical_bytes"] == 4000 for row in rows)
+        found.append([row["payload_bytes"] for row in rows])
+    return found
+
+
+# 1,000 values: 4,000 bytes in float32; 16 scales of 4 bytes and 500 bytes of codes in NF4
+
+
+def test_a_first_visit_takes_the_whole_and_later_ones_the_packet():
+    assert charges([[0, 1], [0, 2], [0, 1, 2]]) == [[4000, 4000], [564, 4000], [564, 2 * 564, 564]]
+
+
+def test_missed_packets_are_taken_until_the_whole_is_shorter():
+    """7 packets are 3,948 bytes, 8 would be 4,512."""
+    assert charges([[0], *[[1]] * 6, [0]])[-1] == [7 * 564]
+    assert charges([[0], *[[1]] * 7, [0]])[-1] == [4000]
+    assert charges([[0], *[[1]] * 70, [0], [0], [1, 0]])[-3:] == [[4000], [564], [3 * 564, 564]]
+
+
+def test_a_round_with_nobody_makes_a_packet_that_all_have_missed():
+    assert charges([[0], [], [], [0]]) == [[4000], [], [], [3 * 564]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 5), max_size=4, unique=True), max_size=40))
+def test_charges_are_those_of_one_who_forgets_nothing(visits):
+    seen, expected = {}, []
+    for number, clients in enumerate(visits):
+        costs = {c: min(4000, 564 * (number - seen[c])) if c in seen else 4000 for c in clients}
+        seen |= dict.fromkeys(clients, number)
+        expected.append([costs[c] for c in clients])
+    assert charges(visits) == expected
+
+
+def test_what_is_remembered_does_not_grow_with_the_rounds():
+    broadcast = Broadcast()
+    for number in range(100):
+        *_, broadcast = broadcast.send(LOSSY, number, parts(VALUES * number), [number])
+    assert len(broadcast.packets) == 7
+    assert set(broadcast.missed) == set(range(92, 100))
+
+
+def test_what_one_encoding_lost_is_part_of_the_next():
+    """The server stands still, and what is public comes ever closer to it."""
+    broadcast, errors = Broadcast(), []
+    _, _, broadcast = broadcast.send(LOSSY, 0, parts(torch.zeros(1000)), [0])
+    for number in range(1, 7):
+        received, _, broadcast = broadcast.send(LOSSY, number, parts(VALUES), [0])
+        assert torch.equal(
+            received["weights"]["layers.0.linear.weight"], broadcast.public["weights"]["layers.0.linear.weight"]
+        )
+        errors.append(float((received["weights"]["layers.0.linear.weight"] - VALUES).abs().max()))
+    assert 0.01 < errors[0] < 0.16
+    assert all(later < 0.3 * earlier or later < 1e-6 for earlier, later in pairwise(errors))
+
+
+def test_whole_weights_are_encoded_as_they_are():
+    stage = stage_of(experiment(codec=Codecs(download=Nf4(encode="weights"))))
+    codec = stage.phase.codec.download
+    received, rows, after = Broadcast().send(stage, 3, parts(VALUES), [4, 7])
+    expected = codec.decode_tensor(codec.encode_tensor(VALUES), (1000,))
+    assert torch.equal(received["weights"]["layers.0.linear.weight"], expected)
+    assert [row["payload_bytes"] for row in rows] == [564, 564]
+    assert after == Broadcast()
+
+
+def test_changes_in_a_codec_that_loses_nothing_are_the_whole():
+    assert charges([[0], [0]], stage_of(experiment())) == [[4000], [4000]]
+
+
+# runs
+
+
+def totals(folder, **wanted):
+    rows = [r for r in tables.rows(folder / "ledger.parquet") if all(r[key] == value for key, value in wanted.items())]
+    return sum(row["payload_bytes"] for row in rows), rows
+
+
+CASES = {name: experiment(name) for name in ("scaffold", "ditto", "krum")}
+CASES |= {
+    "lossy": experiment("scaffold", codec=Codecs(download=Nf4(encode="update"), upload=Nf4(error_feedback=True))),
+    "personal_params": experiment("scaffold", personal_params=("head.*",)),
+    "silent": experiment(communicate=False),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_summary_is_the_sum_of_the_ledger_and_so_are_the_rounds(name, tmp_path):
+    summary = run(CASES[name], tmp_path)
+    for mode in ("download", "upload"):
+        total, rows = totals(tmp_path, direction=mode)
+        assert (
+            summary["bytes"][mode] == total == sum(r[f"{mode}_bytes"] for r in tables.rows(tmp_path / "rounds.parquet"))
+        )
+        assert summary["charged"][mode] == sum(row["charged_bytes"] for row in rows)
+    assert summary["bytes"]["total"] == summary["bytes"]["download"] + summary["bytes"]["upload"]
+
+
+def test_bytes_by_hand(tmp_path):
+    """12·16 + 16 + 16·5 + 5 = 293 values; 7 clients, 3 rounds; SCAFFOLD sends as many again."""
+    run(CASES["scaffold"], tmp_path)
+    for direction in ("download", "upload"):
+        for part in ("weights", "control"):
+            total, rows = totals(tmp_path, direction=direction, part=part)
+            assert len(rows) == 21
+            assert {row["floats"] for row in rows} == {293}
+            assert total == 21 * 293 * 4
+
+
+@pytest.mark.parametrize("mode", ["sequential", "vectorized"])
+@pytest.mark.parametrize("name", ["scaffold", "ditto"])
+def test_private_tensors_never_travel(name, mode, tmp_path):
+    """The head has 16·5 + 5 of 293 values."""
+    run(experiment(name, mode, personal_params=("head.*",)), tmp_path)
+    _, rows = totals(tmp_path)
+    assert {row["floats"] for row in rows} == {208}
+    assert {row["payload_bytes"] for row in rows} == {4 * 208}
+
+
+def test_where_nothing_is_communicated_nothing_travels(tmp_path):
+    summary = run(CASES["silent"], tmp_path)
+    assert summary["bytes"]["total"] == 0
+    assert summary["weights_sha256"] == run(replace(CASES["silent"], seed=42), tmp_path / "again")["weights_sha256"]
+
+
+def test_running_statistics_travel_in_float32_whatever_the_codec(tmp_path):
+    """8 means and 8 variances, both modes, beside 12·8 + 8 + 8 + 8 + 8·5 + 5 = 165 weights."""
+    codec = Codecs(download=Nf4(encode="weights"), upload=Nf4())
+    even = Toy(sizes=(2, 40, 6, 8, 27, 13, 3, 21, 10, 16))
+    run(experiment(data=even, model=Normalised(), codec=codec), tmp_path)
+    for direction in ("download", "upload"):
+        total, rows = totals(tmp_path, direction=direction, part="buffers")
+        assert [row["floats"] for row in rows] == [16] * 21
+        assert total == 21 * 64
+        assert {row["floats"] for row in totals(tmp_path, direction=direction, part="weights")[1]} == {165}
+
+
+def test_a_missed_round_is_paid_at_the_next_visit_of_a_run(tmp_path):
+    """Against a simple count over the table itself."""
+    case = experiment(codec=Codecs(download=Nf4(encode="update")), clients_per_round=2, rounds=8, model=Mlp((16,)))
+    run(case, tmp_path)
+    packet = sum(Nf4().size(shape) for shape in [(16, 12), (16,), (5, 16), (5,)])
+    seen = {}
+    _, rows = totals(tmp_path, direction="download")
+    for row in rows:
+        missed = row["round"] - seen.get(row["client"], -(10**9))
+        assert row["payload_bytes"] == min(4 * 293, packet * missed)
+        seen[row["client"]] = row["round"]
+    assert len({row["payload_bytes"] for row in rows}) > 2
