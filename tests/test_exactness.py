@@ -32,7 +32,7 @@ def two_phases(mode):
     settings = {"optimizer": "adamw", "learning_rate": 0.01, "keep_optimizer": True, "codec": LOSSY, "rounds": 2}
     first = experiment("moon", mode, personal_params=("head.*",), **settings)
     keep = ("algorithm", "personal_params", "optimizer", "codec")
-    return then(first, experiment("moon", mode, personal_params=("head.*",), server=Adam(), keep=keep, **settings))
+    return then(first, experiment("moon", mode, personal_params=("head.*",), server=Adam(), carry_over=keep, **settings))
 
 
 def lora(mode):

@@ -20,7 +20,7 @@ from simfl import __version__, config, files
 from simfl.errors import SimflError
 from simfl.experiment import Experiment
 
-WHOLE = ("model", "mentor", "data", "partition", "privacy", "deterministic", "cohort")  # of an experiment
+WHOLE = ("model", "mentor", "data", "partition", "privacy", "deterministic", "execution")  # of an experiment
 FREE = ("learning_rate", "schedule")  # of a phase's `local`
 
 
@@ -29,8 +29,8 @@ def basis(experiment: Experiment, phase: int) -> dict[str, Any]:
     given = config.to_mapping(experiment)
     own = {key: value for key, value in given["phases"][phase].items() if key != "rounds"}
     own["local"] = {key: value for key, value in own["local"].items() if key not in FREE}
-    cohort = {key: value for key, value in given["execution"].items() if key != "probe"}
-    whole = {name: given[name] for name in WHOLE} | {"cohort": cohort}
+    execution = {key: value for key, value in given["execution"].items() if key != "autotune"}
+    whole = {name: given[name] for name in WHOLE} | {"execution": execution}
     return whole | {"phase": own, "scored": given["evaluate"]["models"]}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from fakes import experiment
-from test_ways import small
+from training.test_modes import small
 
 from simfl import simulation
 from simfl.autotune import trial

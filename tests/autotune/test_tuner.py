@@ -111,7 +111,7 @@ def test_programs_are_tried_where_there_are_some(device, program, optimizer, exp
 def test_a_probe_without_anything_to_try_is_one_line(given, problem):
     mapping = config.to_mapping(experiment())
     with pytest.raises(ConfigError, match=f"^execution.autotune: [^\n]*{problem}[^\n]*$"):
-        config.parse(mapping | {"cohort": given})
+        config.parse(mapping | {"execution": given})
 
 
 def test_under_strict_no_clock_decides():

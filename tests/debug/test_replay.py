@@ -76,7 +76,7 @@ def test_what_the_codec_lost_is_seen(tmp_path: Path) -> None:
 def test_later_phases_start_from_what_earlier_ones_left(tmp_path: Path) -> None:
     first = experiment("moon", rounds=2, personal_params=("head.*",))
     keep = ("algorithm", "personal_params")
-    run(then(first, experiment("moon", rounds=3, personal_params=("head.*",), server=Adam(), keep=keep)), tmp_path)
+    run(then(first, experiment("moon", rounds=3, personal_params=("head.*",), server=Adam(), carry_over=keep)), tmp_path)
     visit = next(v for v in Run(tmp_path).clients().to_pylist() if (v["phase"], v["round"]) == (1, 1))
     with pytest.raises(RunError, match="--phase: needed, as the run has phases 0 to 1"):
         replay(Run(tmp_path), 1, visit["client"])

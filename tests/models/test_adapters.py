@@ -206,6 +206,6 @@ def test_clients_of_a_method_that_cannot_stand_side_by_side_are_trained_one_by_o
         ConfigError, match=r"^cohort\.mode: batch, but peft's oft trains clients one by one; allowed: loop$"
     ):
         run(given, tmp_path / "vectorized")
-    run(replace(given, execution=replace(given.cohort, mode="auto")), tmp_path / "auto")
+    run(replace(given, execution=replace(given.execution, mode="auto")), tmp_path / "auto")
     manifest = json.loads((tmp_path / "auto" / "manifest.json").read_text())
     assert manifest["identity"]["mode"] == "sequential"

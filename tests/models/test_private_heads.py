@@ -50,7 +50,7 @@ def shared(given: Experiment, folder: Path) -> dict[str, torch.Tensor]:
 def test_both_ways_take_the_same_path(tmp_path: Path) -> None:
     plain = given(tmp_path)
     modes = {
-        mode: replace(plain, execution=replace(plain.cohort, mode=mode, width=4))
+        mode: replace(plain, execution=replace(plain.execution, mode=mode, clients_per_batch=4))
         for mode in ("sequential", "vectorized")
     }
     models = {mode: shared(one, tmp_path / mode) for mode, one in modes.items()}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_ways import small
+from training.test_modes import small
 
 from simfl.experiment import Experiment
 from simfl.optimizers.local import LocalOptimizer
@@ -38,7 +38,7 @@ def model(given: Experiment, folder: Path) -> Snapshot:
 
 def batched(given: Experiment, **cohort: object) -> Experiment:
     return replace(
-        given, deterministic=True, execution=replace(given.cohort, mode="vectorized", clients_per_batch=4, **cohort)
+        given, deterministic=True, execution=replace(given.execution, mode="vectorized", clients_per_batch=4, **cohort)
     )  # type: ignore[arg-type]
 
 
@@ -102,7 +102,7 @@ def test_a_captured_step_is_the_program_to_the_bit(tmp_path: Path, kind: str, na
 @pytest.mark.parametrize(("kind", "name"), ON_GPU)
 def test_on_a_gpu_both_ways_take_the_same_path(tmp_path: Path, kind: str, name: str) -> None:
     given = small(kind, name)
-    loop = replace(given, deterministic=True, execution=replace(given.cohort, mode="sequential", clients_per_batch=4))
+    loop = replace(given, deterministic=True, execution=replace(given.execution, mode="sequential", clients_per_batch=4))
     assert (
         gap(model(batched(given, program="graph"), tmp_path / "vectorized"), model(loop, tmp_path / "sequential"))
         < 1e-3

@@ -70,7 +70,7 @@ def apart(given: Experiment, folder: Path) -> float:
     """Distance between the global models of the two modes, relative to the length of the path from the start."""
     models = {}
     for mode in ("sequential", "vectorized"):
-        cohort = replace(given.cohort, mode=mode, clients_per_batch=4)
+        cohort = replace(given.execution, mode=mode, clients_per_batch=4)
         models[mode] = final(replace(given, execution=cohort), folder / mode).model
     setting = RunContext(given, folder / "cache")
     start = dict(setting.module.named_parameters()) | dict(setting.module.named_buffers())
@@ -142,6 +142,6 @@ def test_one_by_one_no_two_visits_are_held_at_once(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(group, "train", trained)
     monkeypatch.setattr(PartSums, "add", added)
     given = small("mlp", "fedavg")
-    run(replace(given, execution=replace(given.cohort, mode="sequential", clients_per_batch=8)), tmp_path / "run")
+    run(replace(given, execution=replace(given.execution, mode="sequential", clients_per_batch=8)), tmp_path / "run")
     assert max(alive) == 1
     assert len(alive) > 8

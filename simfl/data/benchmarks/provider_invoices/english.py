@@ -5,11 +5,11 @@ from simfl.data.benchmarks.provider_invoices.language import Language, label_tab
 ENGLISH = Language(
     code="en",
     labels=label_table("""
-        title: Invoice; INVOICE; Tax Invoice / LedgerEntry; Sales Invoice; STATEMENT
-        number: Invoice No; Invoice Number; Invoice # / LedgerEntry No; Document No; Inv. Ref
+        title: Invoice; INVOICE; Tax Invoice / Bill; Sales Invoice; STATEMENT
+        number: Invoice No; Invoice Number; Invoice # / Bill No; Document No; Inv. Ref
         date: Date; Invoice Date; Issued / Billing Date; Date of Issue; Dated
         due: Due Date; Payment Due; Pay by / Due; Please pay before; Deadline
-        customer: LedgerEntry to; Customer; Sold to / Billed to; Client; For
+        customer: Bill to; Customer; Sold to / Billed to; Client; For
         item: Description; Item; Article / Product; Goods; Details
         quantity: Qty; Quantity; Units / Count; Pcs; No.
         price: Unit Price; Price; Rate / Each; Price per unit; Cost
