@@ -1,12 +1,19 @@
-"""The nouns: what crosses the border between server, client and engine.
+"""The data types that cross the borders between server, clients and engine.
 
-    Weights   named tensors                              Parts, State   named groups of named tensors
-    Forward   one pass of the model, declared as data    MicroStep      one optimizer step of a local step
-    Outputs   what a pass returns                        Loss           what an algorithm makes of the outputs
-    ClientUpdate     a client at work, as numbers               AggregatedUpdates, Server  what the server sees
+    Weights            tensors by name                         Parts, State  groups of named tensors, by group name
+    Forward            one forward pass of a model             MicroStep     one optimizer step within a local step
+    Outputs            results of a forward pass               Loss          the loss of one client's batch
+    ClientUpdate       facts of one client update              ModelInfo     facts about the networks
+    AggregatedUpdates  the uploads of one round, aggregated    Server        the server's state between two rounds
+    Task               facts about the data, for a model       Examples      encoded examples of one split
 
-A tensor function given `trained`, `received`, `state` and `update` never knows whether it serves one client or, under
-`torch.func.vmap`, a whole cohort.
+Terms. In a *round* the server sends a *download* to each sampled client. A *client update* is the local training of one
+client in one round: a number of *local steps*, each on one *batch*, after which the client sends an *upload*. A *delta*
+is always trained minus received weights. Downloads and uploads are `Parts`: `parts["weights"]["layer.bias"]` is a
+tensor. Shapes in docstrings: B examples of a batch, T positions of a sequence, V classes or vocabulary entries.
+
+Functions of tensors receive `trained`, `received`, `state` and `update` of *one* client. The engine calls them directly
+or, to train several clients at once, under `torch.func.vmap`; they must not depend on which of the two it is.
 """
 
 from __future__ import annotations
@@ -23,17 +30,22 @@ from simfl.weights import State, Weights
 Parts = dict[str, Weights]
 Batch = dict[str, Tensor]
 
-EXTRA = "extra"  # trained tensors beside the model's own are named "extra/<group>/<name>"
+EXTRA = "extra"  # tensors of `Algorithm.extra_params` are named "extra/<group>/<name>" among the trained tensors
 
 
 @dataclass(frozen=True)
 class Forward:
-    """One pass of the model over the batch.
+    """One forward pass of a model over the batch.
 
-    `sources` maps globs of tensor names to where they are read: `trained`, `received`, `state:<key>` or
-    `extra:<group>`; the first match holds, and a source that lacks a tensor falls back to the trained one, detached.
-    `branch` selects the path through adapters that have several; `train` switches dropout; `grad` keeps the graph;
-    `mentor` runs the second network, if the experiment has one (every source must then be an `extra:<group>`).
+    Attributes:
+        sources: Pairs of a glob of tensor names and the source of these tensors: `trained`, `received`, `state:<key>`
+            or `extra:<group>`. The first matching glob wins. A tensor that the source lacks is the trained one,
+            detached.
+        branch: The path through adapters that have several; empty: the default path.
+        train: Whether the model runs in training mode (dropout).
+        grad: Whether the pass keeps its graph for differentiation.
+        mentor: Whether the experiment's second network (`mentor:`) runs in place of the model, if there is one. Every
+            source must then be an `extra:<group>`.
     """
 
     sources: tuple[tuple[str, str], ...] = (("*", "trained"),)
@@ -45,113 +57,156 @@ class Forward:
 
 @dataclass(frozen=True)
 class MicroStep:
-    """One optimizer step: run these passes, differentiate this loss, step these tensors (globs) but spare those.
+    """One optimizer step: run the passes `forwards`, differentiate `loss`, step the tensors matched by globs.
 
-    With `steps` false nothing moves: the gradient is there for `Algorithm.observe` to see.
+    Attributes:
+        forwards: Names of the passes, in order.
+        loss: The loss to differentiate, called as `Algorithm.loss`.
+        trains: Globs of the tensors to differentiate and step.
+        excludes: Globs of tensors excluded from `trains`.
+        steps: Whether the optimizer steps. If false, only the gradient is computed, for `Algorithm.after_step` or for
+            `at` of a later micro-step.
+        at: Computes the weights at which the passes run, by name, as a tensor function of one client: `at(trained,
+            gradients, state, update)`. `trained` are the current weights; `gradients` are the unclipped gradients of
+            the earlier micro-steps of this local step, in order. Tensors that it does not return keep their current
+            values. The gradient is taken at these weights, the loss sees them as `trained`, and the optimizer applies
+            the gradient to the current weights. None: the passes run at the current weights.
+        active: Returns a scalar tensor, 0 or 1, from the client update: whether the optimizer steps in this local
+            step. If 0, the tensors neither move nor decay, and the optimizer state does not advance; passes and
+            gradient are computed all the same. None: it always steps.
     """
 
-    runs: tuple[str, ...]
+    forwards: tuple[str, ...]
     loss: Callable[..., Loss]
     trains: tuple[str, ...] = ("*",)
-    spares: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
     steps: bool = True
+    at: Callable[[Weights, tuple[Weights, ...], State, ClientUpdate], Weights] | None = None
+    active: Callable[[ClientUpdate], Tensor] | None = None
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a pass returns. `sums` and `weights` (both [B]) are the objective's task loss, filled in by the engine.
+    """Results of one forward pass.
 
-    `mask` [B, T] is 1 where a position of `logits` [B, T, V] counts; None for `logits` [B, V]. `targets`, of shape
-    [B] or [B, T], are the right classes or pieces, where the objective has such; filled in by the engine too.
+    A model sets `logits` and, if it has them, `features`, `hidden` and `mask`. The engine adds `loss_sums`,
+    `loss_weights` and `targets`, which the objective computes from the batch.
+
+    Attributes:
+        logits: [B, V], or [B, T, V] for sequences.
+        features: One representation per example, [B, ...].
+        hidden: Hidden states of a sequence model, [B, T, d].
+        mask: [B, T], 1 for positions of `logits` that count and 0 for padding; None for `logits` of shape [B, V].
+        loss_sums: Sum of the task loss of each example, [B].
+        loss_weights: Weight of each example's loss, [B]. The mean task loss is sum(loss_sums) / sum(loss_weights).
+        targets: Correct classes [B] or tokens [B, T], if the objective has them; negative: none.
     """
 
     logits: Tensor
     features: Tensor | None = None
     hidden: Tensor | None = None
     mask: Tensor | None = None
-    sums: Tensor | None = None
-    weights: Tensor | None = None
+    loss_sums: Tensor | None = None
+    loss_weights: Tensor | None = None
     targets: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """The fields that are present, by name."""
+        """Return the fields that are set, by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
 
-    def need(self, field: str) -> Tensor:
-        """A field that the algorithm cannot do without."""
+    def require(self, field: str) -> Tensor:
+        """Return a field that the algorithm cannot do without.
+
+        Declare `needs_features` or `needs_targets` on the algorithm, so that an experiment without them is refused
+        before it runs.
+        """
         tensor: Tensor | None = getattr(self, field)
-        assert tensor is not None, f"the model gives no {field}"
+        assert tensor is not None, f"the model returns no {field}"
         return tensor
 
     def detach(self) -> Outputs:
-        """The same values without their graph."""
+        """Return the same values without their graph."""
         return Outputs(**{name: tensor.detach() for name, tensor in self.tensors().items()})
 
 
 @dataclass(frozen=True)
-class ModelFacts:
-    """What an algorithm may know of the networks before a update.
+class ModelInfo:
+    """Facts about the networks, for `Algorithm.extra_params`.
 
-    `sample` and `mentor_sample`: what model and second network give for one example, if the algorithm needs features.
-    `mentor`: where the second network starts, by trained tensor. Without a second network it is a copy of the model.
+    Attributes:
+        outputs: Outputs of the model for one example (B = 1), if the algorithm has `needs_features`; else None.
+        mentor_weights: Initial tensors of the second network. Without a `mentor:` in the experiment, the second network
+            is a copy of the model.
+        mentor_outputs: Outputs of the second network for one example, like `outputs`.
     """
 
-    sample: Outputs | None
-    mentor: Weights
-    mentor_sample: Outputs | None = None
+    outputs: Outputs | None
+    mentor_weights: Weights
+    mentor_outputs: Outputs | None = None
 
 
 class ClientUpdate(NamedTuple):
-    """A client at work, as scalar tensors, so that a batched or captured step can read them."""
+    """The facts of one client update, as scalar tensors, so that vectorized and compiled steps can read them."""
 
-    client: Tensor
-    key: Tensor  # random bits of this update, int64
-    round: Tensor
-    step: Tensor  # local steps taken so far
-    steps: Tensor  # local steps in all of this update
-    examples: Tensor
-    weight: Tensor  # the client's weight in a mean, 1 on average over all clients
-    num_clients: Tensor  # K, clients in all
-    num_sampled: Tensor  # clients in this round
-    learning_rate: Tensor  # eta, before any schedule
-    length: Tensor  # how far its local steps go in all along a constant gradient of 1; with plain SGD the sum of rates
+    client: Tensor  # number of the client, from 0, int64
+    key: Tensor  # key of this update's random draws, int64; see `simfl.keyed_random.step_uniform`
+    round: Tensor  # round of the phase, from 0, int64
+    step: Tensor  # local steps taken so far, int64
+    num_steps: Tensor  # local steps of the whole update
+    num_examples: Tensor  # examples of the client
+    weight: Tensor  # weight of the client in a weighted mean, scaled to 1 on average over all clients
+    num_clients: Tensor  # K, all clients
+    num_sampled: Tensor  # clients sampled in this round
+    learning_rate: Tensor  # eta, before the schedule
+    total_rate: Tensor  # distance that the local steps cover along a constant gradient of 1: for SGD the sum of rates
 
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss of one client's batch: a task, and what the algorithm adds.
+    """The loss of one client's batch: the task loss and further terms of the algorithm.
 
-    `sums`, `weights`: the task's per-example sums and weights ([B]; their quotient of totals is the reported loss);
-    `examples`: further per-example terms [B], averaged over real examples; `batch` and `client`: scalar terms.
+    Attributes:
+        sums: Sum of the task loss of each example, [B].
+        weights: Weight of each example, [B]. The reported loss is sum(sums) / sum(weights).
+        example_terms: Further loss of each example, [B], averaged over the real examples of the batch.
+        batch_term: Scalar computed from all examples of the batch. Requires `Algorithm.needs_whole_batch`.
+        client_term: Scalar that depends on the client's tensors alone, such as a proximal term.
     """
 
     sums: Tensor
     weights: Tensor
-    examples: Tensor | None = None
-    batch: Tensor | None = None
-    client: Tensor | None = None
+    example_terms: Tensor | None = None
+    batch_term: Tensor | None = None
+    client_term: Tensor | None = None
 
     @staticmethod
-    def of(
-        outputs: Outputs, examples: Tensor | None = None, batch: Tensor | None = None, client: Tensor | None = None
+    def from_outputs(
+        outputs: Outputs,
+        example_terms: Tensor | None = None,
+        batch_term: Tensor | None = None,
+        client_term: Tensor | None = None,
     ) -> Loss:
-        """The task loss of a pass, and further terms."""
-        return Loss(outputs.need("sums"), outputs.need("weights"), examples, batch, client)
+        """Return the task loss of a pass, with further terms."""
+        sums, weights = outputs.require("loss_sums"), outputs.require("loss_weights")
+        return Loss(sums, weights, example_terms, batch_term, client_term)
 
-    def parts(self) -> tuple[Tensor, Tensor]:
-        """Sum and weight of the task loss over the batch."""
+    def task_totals(self) -> tuple[Tensor, Tensor]:
+        """Return the sum and the weight of the task loss over the batch, two scalars."""
         return self.sums.sum(), self.weights.sum()
 
-    def task(self) -> Tensor:
-        """Mean task loss; 0 for a batch without weight."""
+    def task_mean(self) -> Tensor:
+        """Return the mean task loss, a scalar; 0 for a batch without weight."""
         return self.sums.sum() / self.weights.sum().clamp_min(1e-12)
 
     def total(self, mask: Tensor) -> Tensor:
-        """What is differentiated; `mask` [B] is 1 for real examples."""
-        total = self.task()
-        if self.examples is not None:
-            total = total + (self.examples * mask).sum() / mask.sum().clamp_min(1.0)
-        for term in (self.batch, self.client):
+        """Return the scalar to differentiate: the mean task loss plus all terms.
+
+        `mask` [B] is 1 for real examples and 0 for padding.
+        """
+        total = self.task_mean()
+        if self.example_terms is not None:
+            total = total + (self.example_terms * mask).sum() / mask.sum().clamp_min(1.0)
+        for term in (self.batch_term, self.client_term):
             if term is not None:
                 total = total + term
         return total
@@ -159,27 +214,42 @@ class Loss:
 
 @dataclass(frozen=True)
 class AggregatedUpdates:
-    """What came back from a round: means of the summed parts, every upload of the gathered ones in canonical order."""
+    """The decoded uploads of one round, aggregated part by part as `Algorithm.reduce` declares.
 
-    parts: Parts
+    Attributes:
+        means: Mean over the clients of each part declared "weighting" or "clients".
+        gathered: All uploads of each part declared "gather", in ascending order of clients.
+        num_clients: K, all clients.
+        num_sampled: Clients of this round.
+        total_weight: Sum of the weights of this round's clients.
+    """
+
+    means: Parts
     gathered: dict[str, list[Weights]]
     num_clients: int
     num_sampled: int
-    weight: float  # sum of the weights
+    total_weight: float
 
 
 @dataclass(frozen=True)
 class Server:
-    """All that the server knows between two rounds of a phase."""
+    """The server's state between two rounds of a phase."""
 
     weights: Weights  # the communicated tensors of the global model
-    state: State = field(default_factory=dict)  # the algorithm's
-    optimizer: State = field(default_factory=dict)  # the server optimizer's
+    state: State = field(default_factory=dict)  # state of the algorithm
+    optimizer: State = field(default_factory=dict)  # state of the server optimizer
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a model must know of its data to be built."""
+    """Facts about the data that a model needs to be built.
+
+    Attributes:
+        seed: Seed of the initial weights.
+        num_classes: Number of classes, where the data have classes.
+        shape: Shape of one input, such as (3, 32, 32), where all inputs have one shape.
+        extra: Further facts that a reader publishes.
+    """
 
     seed: int
     num_classes: int | None = None
@@ -188,17 +258,22 @@ class Task:
 
 
 class Examples:
-    """Encoded examples of static shape: one row each, and tables shared by several rows (such as page images)."""
+    """Encoded examples as tensors of static shape: one row per example, and tables that several rows share."""
 
     def __init__(self, rows: Weights, shared: dict[str, tuple[str, Tensor]] | None = None) -> None:
-        """`rows`: tensors [N, ...]; `shared`: batch key -> (row key holding int64 indices, table [M, ...])."""
+        """Store the tensors.
+
+        Args:
+            rows: Tensors [N, ...] by batch key.
+            shared: Tables such as page images: batch key -> (key of the rows' int64 indices, table [M, ...]).
+        """
         self.rows, self.shared = rows, shared or {}
 
     def __len__(self) -> int:
         return len(next(iter(self.rows.values())))
 
     def take(self, index: Tensor) -> Batch:
-        """The batch at int64 `index` (any shape; -1 is padding), with `mask` (float, 1 for real examples)."""
+        """Return the batch at int64 `index` (any shape; -1 is padding), with `mask` (float, 1 for real examples)."""
         safe = index.clamp_min(0)
         flat = safe.dim() == 1 and not safe.is_cuda
         batch = {name: v.index_select(0, safe) if flat else v[safe] for name, v in self.rows.items()}
@@ -208,6 +283,6 @@ class Examples:
         return batch
 
     def to(self, device: torch.device) -> Examples:
-        """The same examples, resident on a device."""
+        """Return the same examples on a device."""
         shared = {name: (key, table.to(device)) for name, (key, table) in self.shared.items()}
         return Examples({name: values.to(device) for name, values in self.rows.items()}, shared)

@@ -1,7 +1,22 @@
-"""The base of all federated algorithms: both halves, as small pure functions. Its defaults are FedAvg.
+"""The base class of all federated algorithms. Its defaults are FedAvg.
 
-An algorithm is a frozen dataclass; its fields are its settings. It never sees Ray, files, bytes or other clients'
-uploads, and never keeps anything in `self`: what is to be remembered is returned.
+To write an algorithm, subclass `Algorithm`, override the methods in which it differs from FedAvg, and name the class in
+an experiment: `algorithm: {name: "package.module:MyAlgorithm"}`. `simfl.contract.check(MyAlgorithm)` tests it.
+
+An algorithm is a frozen dataclass whose fields are its settings. Its methods are pure functions of tensors: each
+returns new values, and none keeps anything in `self`. The engine calls them in this order:
+
+    phase begins        init_server
+    each round          download
+    each client update  init_client (first update only), prepare_state, extra_params
+    each local step     for each of micro_steps: the passes of forwards, then its loss; at the end after_step
+    after the steps     upload, then update_state
+    end of the round    aggregate, metrics; the server optimizer then steps with the pseudo-gradient
+    evaluation          eval_weights
+
+Methods of the client see one client: what it `received`, its own `state`, and the facts of its `update`. Methods of the
+server see the aggregated uploads. No method sees Ray, files, bytes, or the uploads of single clients unless `reduce`
+declares "gather".
 """
 
 from __future__ import annotations
@@ -10,6 +25,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from simfl.protocol import (
     AggregatedUpdates,
     Batch,
@@ -17,64 +34,83 @@ from simfl.protocol import (
     Forward,
     Loss,
     MicroStep,
-    ModelFacts,
+    ModelInfo,
     Outputs,
     Parts,
     Server,
     State,
+    Task,
     Weights,
 )
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Federated averaging, in parts that can be replaced one by one."""
+    """Federated averaging, in parts that a subclass replaces one by one.
 
-    # how each uploaded part becomes a mean: "weighting" (the phase's), "clients" (uniform), or "gather" (every upload)
+    Attributes:
+        reduce: How each uploaded part is aggregated: "weighting" (mean, weighted by the phase's `weighting`), "clients"
+            (mean over clients) or "gather" (all uploads). It is an error to upload a part that is missing here.
+        personal_params: Globs of trained tensors that stay on the client.
+        eval_models: Models that can be evaluated, and the pass that evaluates each. `eval_weights` returns their
+            tensors. The engine adds the model `local`, a client's model at the end of its last update.
+        needs_features: Whether a loss reads `Outputs.features`, or `extra_params` reads `ModelInfo.outputs`.
+        needs_targets: Whether a loss reads `Outputs.targets`.
+        needs_positions: Whether a loss reads `batch["position"]`, the index of an example among the client's own
+            examples, int64 [B].
+        needs_whole_batch: Whether a loss has a term over the whole batch, in `batch_term` or `client_term`.
+        privacy_unit: The unit of privacy that the algorithm requires ("record", "group", "client"); None: any or none.
+        fedavg_limit: When the global model is bit-identical to FedAvg's, for the documentation; empty: never.
+        fedavg_settings: Experiment settings at which it is, by `--set` path; `simfl.contract.check` tests it.
+        example: Experiment settings, by `--set` path, that `simfl.contract.check` needs for a small experiment.
+    """
+
     reduce: ClassVar[Mapping[str, str]] = {"weights": "weighting"}
-    personal_params: ClassVar[tuple[str, ...]] = ()  # globs of trained tensors that this algorithm keeps on the client
-    # what `models` gives, by name, and how each is run; the engine itself offered_models `local` of every algorithm
-    offered_models: ClassVar[Mapping[str, Forward]] = {"global": Forward(), "personal": Forward()}
-    limit: ClassVar[str] = ""  # where its global model is FedAvg's, for who reads about it; empty: nowhere
-    needs_features: ClassVar[bool] = False  # its loss reads Outputs.features
-    needs_targets: ClassVar[bool] = False  # its loss reads Outputs.targets
-    hides: ClassVar[str | None] = None  # the unit of privacy that it is made for; None: any, or none
-    over_batch: ClassVar[bool] = False  # its loss has a term of a whole batch: `Loss.batch`, or one in `Loss.client`
-    needs_positions: ClassVar[bool] = (
-        False  # reads batch["position"], an example's place among the client's own, int64 [B]
-    )
+    personal_params: ClassVar[tuple[str, ...]] = ()
+    eval_models: ClassVar[Mapping[str, Forward]] = {"global": Forward(), "personal": Forward()}
+    needs_features: ClassVar[bool] = False
+    needs_targets: ClassVar[bool] = False
+    needs_positions: ClassVar[bool] = False
+    needs_whole_batch: ClassVar[bool] = False
+    privacy_unit: ClassVar[str | None] = None
+    fedavg_limit: ClassVar[str] = ""
+    fedavg_settings: ClassVar[Mapping[str, object] | None] = None
+    example: ClassVar[Mapping[str, object]] = {}
 
-    def forwards(self) -> dict[str, Forward]:
-        """The passes a local step can run, by name."""
-        return {"student": Forward()}
+    def supported_sgd_settings(self) -> tuple[str, ...] | None:
+        """Return None if any local optimizer is valid, else the settings of SGD that are; () for plain SGD alone.
 
-    def sgd_with(self) -> tuple[str, ...] | None:
-        """The settings of SGD that it is right with, if it needs SGD; None where any local optimizer is right."""
+        `clip_norm` and `clip_value` count as settings of SGD here.
+        """
         return None
 
-    def micro_steps(self) -> tuple[MicroStep, ...]:
-        """The optimizer steps of one local step, in order."""
-        return (MicroStep(runs=tuple(self.forwards()), loss=self.loss),)
+    # Client
 
-    def init_server(self, weights: Weights) -> State:
-        """Server memory before the first round of a phase."""
-        return {}
+    def forwards(self) -> dict[str, Forward]:
+        """Return the forward passes of a local step, by name."""
+        return {"student": Forward()}
+
+    def micro_steps(self) -> tuple[MicroStep, ...]:
+        """Return the optimizer steps of one local step, in order; by default one step on `loss` of all passes."""
+        return (MicroStep(forwards=tuple(self.forwards()), loss=self.loss),)
 
     def init_client(self, received: Parts, update: ClientUpdate) -> State:
-        """Client memory at its first update, from what it received."""
+        """Return the state of a client before its first update."""
         return {}
 
-    def prepare(self, received: Parts, state: State, update: ClientUpdate) -> State:
-        """What a update works with, from what the client remembers; the functions below are given this."""
+    def prepare_state(self, received: Parts, state: State, update: ClientUpdate) -> State:
+        """Return the state that this update works with, computed from the client's state.
+
+        All methods below receive the result as `state`.
+        """
         return state
 
-    def extra(self, facts: ModelFacts, received: Parts, state: State, update: ClientUpdate) -> dict[str, Weights]:
-        """Further trainable tensors by group: a second model, a projection head. They start here at each update."""
-        return {}
+    def extra_params(self, model: ModelInfo, received: Parts, state: State, update: ClientUpdate) -> dict[str, Weights]:
+        """Return further trainable tensors by group, such as a second model or a projection head.
 
-    def download(self, server: Server) -> Parts:
-        """What every sampled client receives."""
-        return {"weights": server.weights}
+        They are among the trained tensors as `extra/<group>/<name>`, and are initialised like this at every update.
+        """
+        return {}
 
     def loss(
         self,
@@ -85,14 +121,23 @@ class Algorithm:
         state: State,
         update: ClientUpdate,
     ) -> Loss:
-        """The loss of one client's batch."""
-        return Loss.of(outputs["student"])
+        """Return the loss of one client's batch.
 
-    def observes(self) -> bool:
-        """Whether `observe` is to be called."""
+        Args:
+            outputs: Results of the passes, by name. Passes of earlier micro-steps are there too, detached.
+            batch: The batch [B, ...], with `mask` [B], 1 for real examples and 0 for padding.
+            trained: All trained tensors at this step.
+            received: The download, without gradient.
+            state: The result of `prepare_state`, or of the last `after_step`.
+            update: The facts of the client update; `update.step` counts the local steps.
+        """
+        return Loss.from_outputs(outputs["student"])
+
+    def needs_after_step(self) -> bool:
+        """Return whether the engine calls `after_step`."""
         return False
 
-    def observe(
+    def after_step(
         self,
         outputs: dict[str, Outputs],
         gradients: tuple[Weights, ...],
@@ -102,27 +147,66 @@ class Algorithm:
         state: State,
         update: ClientUpdate,
     ) -> State:
-        """`state` after a local step, for what changes while a client trains; same keys, shapes and dtypes.
+        """Return the state after a local step, with the same keys, shapes and dtypes.
 
-        `gradients`: of each micro-step, unclipped. `trained`: after the step.
+        Args:
+            outputs: Results of all passes of this step, detached.
+            gradients: The gradient of each micro-step, before clipping.
+            batch: The batch of this step.
+            trained: The trained tensors after the step.
+            received: The download.
+            state: The state before the step.
+            update: The facts of the client update.
         """
         return state
 
     def upload(self, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> Parts:
-        """What the client sends after its last step: by default the delta of every communicated tensor."""
+        """Return the parts to send after the last local step; by default the delta of every communicated tensor.
+
+        Here and in `update_state`, `update.step` equals `update.num_steps`.
+        """
         return {"weights": {name: trained[name] - w for name, w in received["weights"].items()}}
 
     def update_state(self, sent: Parts, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> State:
-        """New client memory. `sent` is what the server got: after clipping, encoding and decoding."""
+        """Return the client's state for its next update.
+
+        `sent` is the upload as the server decoded it: after clipping, encoding and decoding.
+        """
         return state
 
-    def aggregate(self, server: Server, means: AggregatedUpdates) -> tuple[Weights, State]:
-        """The pseudo-gradient for the server optimizer, and new server memory."""
-        return means.parts["weights"], server.state
+    # Server
 
-    def models(self, weights: Weights, state: State) -> dict[str, Weights]:
-        """The models that can be evaluated, from the global weights and one client's memory ({} for `global`).
+    def init_server(self, weights: Weights, task: Task) -> State:
+        """Return the server's state before the first round of a phase."""
+        return {}
 
-        The engine adds a client's private tensors to all but `global`.
+    def download(self, server: Server) -> Parts:
+        """Return the parts that every sampled client receives."""
+        return {"weights": server.weights}
+
+    def aggregate(self, server: Server, aggregated: AggregatedUpdates) -> tuple[Weights, State]:
+        """Return the pseudo-gradient for the server optimizer, and the server's new state.
+
+        The server optimizer *adds* a multiple of the pseudo-gradient; it points like a delta.
+        """
+        return aggregated.means["weights"], server.state
+
+    def metrics(self, server: Server, aggregated: AggregatedUpdates) -> Mapping[str, float | Tensor]:
+        """Return scalars to log for this round, by name: columns `metric:<name>` of the rounds table.
+
+        Takes the arguments of `aggregate`: `server` is the state before the round's step.
+        """
+        return {}
+
+    # Evaluation
+
+    def eval_weights(self, weights: Weights, state: State) -> dict[str, Weights]:
+        """Return the tensors of each model in `eval_models`.
+
+        Args:
+            weights: The communicated tensors of the global model.
+            state: The state of the client to evaluate; {} for the model `global`.
+
+        The engine adds the client's personal parameters to all models but `global`.
         """
         return {"global": weights, "personal": weights}

@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 import torch
 
 from simfl.algorithms.base import Algorithm
-from simfl.constraints import Amount
+from simfl.constraints import NonNegativeFloat
 from simfl.protocol import Batch, ClientUpdate, Loss, Outputs, Parts, State, Weights
 from simfl.weights import squared_norm
 
@@ -35,8 +35,8 @@ class Clgecl(Algorithm):
     """
 
     form: Literal["averaged", "peaceman_rachford"] = "averaged"  # how far the dual goes: half the reflection, or all
-    penalty: Amount = 0.0  # eta: pull of local training to the dual; 0: the dual corrects the update alone
-    limit: ClassVar[str] = "in the first round; with penalty 0 where everybody takes part"
+    penalty: NonNegativeFloat = 0.0  # eta: pull of local training to the dual; 0: the dual corrects the update alone
+    fedavg_limit: ClassVar[str] = "in the first round; with penalty 0 where everybody takes part"
     reduce: ClassVar[Mapping[str, str]] = {"weights": "clients"}
 
     def init_client(self, received: Parts, update: ClientUpdate) -> State:
@@ -44,7 +44,7 @@ class Clgecl(Algorithm):
         dual = dict(start) if self.penalty else {name: torch.zeros_like(w) for name, w in start.items()}
         return {"dual": dual, "last": dict(start)}
 
-    def prepare(self, received: Parts, state: State, update: ClientUpdate) -> State:
+    def prepare_state(self, received: Parts, state: State, update: ClientUpdate) -> State:
         step, last = STEPS[self.form], state["last"]
         dual = {name: y + step * (received["weights"][name] - last[name]) for name, y in state["dual"].items()}
         return {"dual": dual, "last": last}
@@ -59,9 +59,9 @@ class Clgecl(Algorithm):
         update: ClientUpdate,
     ) -> Loss:
         if not self.penalty:
-            return Loss.of(outputs["student"])
+            return Loss.from_outputs(outputs["student"])
         pull = squared_norm({name: trained[name] - y for name, y in state["dual"].items()})
-        return Loss.of(outputs["student"], client=0.5 * self.penalty * pull)
+        return Loss.from_outputs(outputs["student"], client_term=0.5 * self.penalty * pull)
 
     def upload(self, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> Parts:
         dual, start = state["dual"], received["weights"]

@@ -18,8 +18,8 @@ from torch.nn.functional import linear, normalize
 from simfl.algorithms.base import Algorithm
 from simfl.algorithms.chance import uniform
 from simfl.algorithms.distill import RECEIVED, begun
-from simfl.constraints import Amount, Count, Fraction, Positive
-from simfl.protocol import EXTRA, Batch, ClientUpdate, Forward, Loss, ModelFacts, Outputs, Parts, State, Weights
+from simfl.constraints import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
+from simfl.protocol import EXTRA, Batch, ClientUpdate, Forward, Loss, ModelInfo, Outputs, Parts, State, Weights
 
 SIDES = ("student", "teacher")
 OTHER = {"student": "teacher", "teacher": "student"}
@@ -33,13 +33,13 @@ class Crd(Algorithm):
     with replacement; no more count than there are.
     """
 
-    weight: Amount = 0.8  # of the contrast; the public reference
-    width: Count = 128  # of the embeddings
-    negatives: Count = 16384  # K, cut to the client's other examples
-    temperature: Positive = 0.07  # tau
+    weight: NonNegativeFloat = 0.8  # of the contrast; the public reference
+    width: PositiveInt = 128  # of the embeddings
+    negatives: PositiveInt = 16384  # K, cut to the client's other examples
+    temperature: PositiveFloat = 0.07  # tau
     momentum: Fraction = 0.5  # share of the old entry when a bank is updated
-    from_round: Count = 2  # of the phase: at first the received model has nothing to teach
-    limit: ClassVar[str] = "weight = 0, and before `from_round`"
+    from_round: PositiveInt = 2  # of the phase: at first the received model has nothing to teach
+    fedavg_limit: ClassVar[str] = "weight = 0, and before `from_round`"
     needs_features: ClassVar[bool] = True
     needs_positions: ClassVar[bool] = True
 
@@ -47,7 +47,7 @@ class Crd(Algorithm):
         return {"student": Forward(), "teacher": RECEIVED}
 
     def init_client(self, received: Parts, update: ClientUpdate) -> State:
-        count, bound = max(int(update.examples), 1), (3.0 / self.width) ** 0.5
+        count, bound = max(int(update.num_examples), 1), (3.0 / self.width) ** 0.5
         each = update._replace(step=torch.zeros_like(update.step))
         names = torch.arange(count, device=update.key.device)
         draw = {side: uniform(each, 2 * names + i, self.width) for i, side in enumerate(SIDES)}
@@ -57,11 +57,11 @@ class Crd(Algorithm):
             "scale": {side: unset.clone() for side in SIDES},
         }
 
-    def extra(self, facts: ModelFacts, received: Parts, state: State, update: ClientUpdate) -> dict[str, Weights]:
+    def extra_params(self, model: ModelInfo, received: Parts, state: State, update: ClientUpdate) -> dict[str, Weights]:
         if "embed" in state:
             return {"embed": state["embed"]}
-        assert facts.sample is not None
-        size = facts.sample.need("features").flatten(1).shape[1]
+        assert model.outputs is not None
+        size = model.outputs.require("features").flatten(1).shape[1]
         tensors, each = {}, update._replace(step=torch.zeros_like(update.step))
         for i, side in enumerate(SIDES):  # as torch initialises a linear layer
             rows = uniform(each, torch.arange(self.width + 1, device=update.key.device) - 1000003 * (i + 1), size)
@@ -84,14 +84,16 @@ class Crd(Algorithm):
         for side in SIDES:
             scores = self._scores(state["bank"][OTHER[side]], chosen, embedded[side])
             scale = self._scale(scores.detach(), real, batch["mask"], state["scale"][side], update)
-            contrast = contrast + noise_contrast(scores / scale, real, update.examples.clamp_min(1.0))
-        return Loss.of(outputs["student"], examples=self.weight * begun(update, self.from_round) * contrast)
+            contrast = contrast + noise_contrast(scores / scale, real, update.num_examples.clamp_min(1.0))
+        return Loss.from_outputs(
+            outputs["student"], example_terms=self.weight * begun(update, self.from_round) * contrast
+        )
 
-    def observes(self) -> bool:
+    def needs_after_step(self) -> bool:
         """Its banks move with every step."""
         return True
 
-    def observe(
+    def after_step(
         self,
         outputs: dict[str, Outputs],
         gradients: tuple[Weights, ...],
@@ -123,14 +125,14 @@ class Crd(Algorithm):
     def _embedded(self, outputs: dict[str, Outputs], trained: Weights) -> Weights:
         found = {}
         for side in SIDES:
-            features = outputs[side].need("features").flatten(1)
+            features = outputs[side].require("features").flatten(1)
             weight, bias = (trained[f"{EXTRA}/embed/{side}.{name}"] for name in ("weight", "bias"))
             found[side] = normalize(linear(features, weight, bias), dim=-1)
         return found
 
     def _chosen(self, place: Tensor, state: State, update: ClientUpdate) -> tuple[Tensor, Tensor]:
         """Rows of the bank [B, 1 + K], an example's own first, and which of the K negatives count [K]."""
-        count = update.examples.clamp_min(1.0)
+        count = update.num_examples.clamp_min(1.0)
         most = min(self.negatives, state["bank"]["student"].shape[0] - 1)
         ahead = 1 + (uniform(update, place, most) * (count - 1.0)).floor().to(torch.int64)
         others = (place[:, None] + ahead) % count.to(torch.int64)
@@ -144,7 +146,7 @@ class Crd(Algorithm):
     def _scale(self, scores: Tensor, real: Tensor, mask: Tensor, kept: Tensor, update: ClientUpdate) -> Tensor:
         """Z: what is kept, or from this first batch."""
         counts = mask[:, None] * torch.cat([real.new_ones(1), real])
-        first = (scores * counts).sum() / counts.sum().clamp_min(1.0) * update.examples.clamp_min(1.0)
+        first = (scores * counts).sum() / counts.sum().clamp_min(1.0) * update.num_examples.clamp_min(1.0)
         return torch.where(kept > 0, kept, first.clamp_min(1e-12))
 
 

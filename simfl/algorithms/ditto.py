@@ -13,7 +13,7 @@ from simfl.protocol import (
     Forward,
     Loss,
     MicroStep,
-    ModelFacts,
+    ModelInfo,
     Outputs,
     Parts,
     State,
@@ -34,21 +34,21 @@ class Ditto(Algorithm):
 
     strength: float = 0.1  # lambda in the paper: how close personal models stay
 
-    limit: ClassVar[str] = "always"
+    fedavg_limit: ClassVar[str] = "always"
 
     def forwards(self) -> dict[str, Forward]:
         return {"student": Forward(), "personal": Forward(sources=(("*", "extra:personal"),))}
 
     def micro_steps(self) -> tuple[MicroStep, ...]:
         return (
-            MicroStep(runs=("student",), loss=self.loss, spares=(OWN + "*",)),
-            MicroStep(runs=("personal",), loss=self.personal_loss, trains=(OWN + "*",)),
+            MicroStep(forwards=("student",), loss=self.loss, excludes=(OWN + "*",)),
+            MicroStep(forwards=("personal",), loss=self.personal_loss, trains=(OWN + "*",)),
         )
 
     def init_client(self, received: Parts, update: ClientUpdate) -> State:
         return {"personal": dict(received["weights"])}
 
-    def extra(self, facts: ModelFacts, received: Parts, state: State, update: ClientUpdate) -> dict[str, Weights]:
+    def extra_params(self, model: ModelInfo, received: Parts, state: State, update: ClientUpdate) -> dict[str, Weights]:
         return {"personal": state["personal"]}
 
     def personal_loss(
@@ -62,10 +62,10 @@ class Ditto(Algorithm):
     ) -> Loss:
         """The task's loss of the personal model, and its pull."""
         pull = squared_norm({name: trained[OWN + name] - w for name, w in received["weights"].items()})
-        return Loss.of(outputs["personal"], client=0.5 * self.strength * pull)
+        return Loss.from_outputs(outputs["personal"], client_term=0.5 * self.strength * pull)
 
     def update_state(self, sent: Parts, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> State:
         return {"personal": {name: trained[OWN + name] for name in received["weights"]}}
 
-    def models(self, weights: Weights, state: State) -> dict[str, Weights]:
+    def eval_weights(self, weights: Weights, state: State) -> dict[str, Weights]:
         return {"global": weights, "personal": {**weights, **state.get("personal", {})}}

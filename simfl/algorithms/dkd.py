@@ -14,7 +14,7 @@ from torch import Tensor
 
 from simfl.algorithms.base import Algorithm
 from simfl.algorithms.distill import FLOOR, RECEIVED, begun, log_chances, per_example
-from simfl.constraints import Amount, Count, Positive
+from simfl.constraints import NonNegativeFloat, PositiveFloat, PositiveInt
 from simfl.protocol import Batch, ClientUpdate, Forward, Loss, Outputs, Parts, State, Weights
 
 
@@ -25,12 +25,14 @@ class Dkd(Algorithm):
     Needs an objective that knows the right class of an example, or the right piece at a position.
     """
 
-    alpha: Amount = 1.0  # weight of the right class against all others
-    beta: Amount = 8.0  # weight of the order among the others
-    temperature: Positive = 4.0  # tau
-    ramp_rounds: Amount = 0.0  # both weights grow linearly over these rounds (the reference: 20 epochs); 0: at once
-    from_round: Count = 2  # of the phase: at first the received model has nothing to teach
-    limit: ClassVar[str] = "alpha = beta = 0, and before `from_round`"
+    alpha: NonNegativeFloat = 1.0  # weight of the right class against all others
+    beta: NonNegativeFloat = 8.0  # weight of the order among the others
+    temperature: PositiveFloat = 4.0  # tau
+    ramp_rounds: NonNegativeFloat = (
+        0.0  # both weights grow linearly over these rounds (the reference: 20 epochs); 0: at once
+    )
+    from_round: PositiveInt = 2  # of the phase: at first the received model has nothing to teach
+    fedavg_limit: ClassVar[str] = "alpha = beta = 0, and before `from_round`"
     needs_targets: ClassVar[bool] = True
 
     def forwards(self) -> dict[str, Forward]:
@@ -46,14 +48,14 @@ class Dkd(Algorithm):
         update: ClientUpdate,
     ) -> Loss:
         student, teacher = outputs["student"], outputs["teacher"].logits.detach() / self.temperature
-        target, others = decoupled(teacher, student.logits / self.temperature, student.need("targets"))
+        target, others = decoupled(teacher, student.logits / self.temperature, student.require("targets"))
         taught = per_example(self.alpha * target + self.beta * others, student) * self.temperature**2
-        return Loss.of(student, examples=begun(update, self.from_round) * self._ramp(update) * taught)
+        return Loss.from_outputs(student, example_terms=begun(update, self.from_round) * self._ramp(update) * taught)
 
     def _ramp(self, update: ClientUpdate) -> Tensor:
         if self.ramp_rounds == 0.0:
-            return torch.ones_like(update.steps)
-        return ((update.round + update.step / update.steps.clamp_min(1.0)) / self.ramp_rounds).clamp_max(1.0)
+            return torch.ones_like(update.num_steps)
+        return ((update.round + update.step / update.num_steps.clamp_min(1.0)) / self.ramp_rounds).clamp_max(1.0)
 
 
 def decoupled(teacher: Tensor, student: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

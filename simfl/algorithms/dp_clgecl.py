@@ -30,13 +30,13 @@ class DpClgecl(Algorithm):
     """As group_dp, each group's update corrected by how far the model has gone from what the client released."""
 
     reduce: ClassVar[Mapping[str, str]] = {"weights": "clients"}
-    hides: ClassVar[str | None] = "group"
+    privacy_unit: ClassVar[str | None] = "group"
 
     def init_client(self, received: Parts, update: ClientUpdate) -> State:
         start = received["weights"]
         return {"dual": {name: torch.zeros_like(w) for name, w in start.items()}, "last": dict(start)}
 
-    def prepare(self, received: Parts, state: State, update: ClientUpdate) -> State:
+    def prepare_state(self, received: Parts, state: State, update: ClientUpdate) -> State:
         moved = subtract(received["weights"], state["last"])
         return {"dual": add(state["dual"], moved), "last": state["last"]}
 

@@ -21,4 +21,4 @@ from simfl.algorithms.base import Algorithm
 class DpFedAvg(Algorithm):
     """Whole clients are hidden: each update is clipped, and the average noised by the server or by every client."""
 
-    hides: ClassVar[str | None] = "client"
+    privacy_unit: ClassVar[str | None] = "client"

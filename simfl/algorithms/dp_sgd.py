@@ -19,4 +19,4 @@ from simfl.algorithms.base import Algorithm
 class DpSgd(Algorithm):
     """Single examples are hidden: clients train with gradients clipped example by example and noised."""
 
-    hides: ClassVar[str | None] = "record"
+    privacy_unit: ClassVar[str | None] = "record"

@@ -12,4 +12,4 @@ from simfl.algorithms.base import Algorithm
 class FedAvg(Algorithm):
     """Federated averaging: the mean of the clients' deltas, by examples or uniform (the phase's `weighting`)."""
 
-    limit: ClassVar[str] = "always"
+    fedavg_limit: ClassVar[str] = "always"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from simfl.algorithms.base import Algorithm
 from simfl.algorithms.distill import divergence
-from simfl.constraints import Amount, Positive
+from simfl.constraints import NonNegativeFloat, PositiveFloat
 from simfl.protocol import Batch, ClientUpdate, Forward, Loss, MicroStep, Outputs, Parts, State, Weights
 
 SHARED, CLIENT = "*adapter_shared*", "*adapter_client*"
@@ -43,18 +43,18 @@ class FedDat(Algorithm):
     """
 
     preset: Literal["paper", "code"] = "paper"  # paper: a ramp of 5 rounds | code: temperature 3, scale 0.5, no ramp
-    alpha: Amount | None = None  # weight of what the shared adapter learns from the dual teacher; presets: 1
-    beta: Amount | None = None  # weight of what the dual teacher learns back; presets: 1
-    ramp_rounds: Amount | None = None  # alpha and beta grow as exp(−5(1 − t)²) over these rounds; 0: constant
-    temperature: Positive | None = None  # softens both sides of each divergence, which is multiplied by its square
-    scale: Positive | None = None  # of both losses as a whole
+    alpha: NonNegativeFloat | None = None  # weight of what the shared adapter learns from the dual teacher; presets: 1
+    beta: NonNegativeFloat | None = None  # weight of what the dual teacher learns back; presets: 1
+    ramp_rounds: NonNegativeFloat | None = None  # alpha and beta grow as exp(−5(1 − t)²) over these rounds; 0: constant
+    temperature: PositiveFloat | None = None  # softens both sides of each divergence, which is multiplied by its square
+    scale: PositiveFloat | None = None  # of both losses as a whole
     teacher: Literal["dual", "client", "received"] = "dual"  # DAT, A_c alone, Â_s alone (then nothing is taught back)
     direction: Literal["teacher", "student"] = "teacher"  # KL(teacher ‖ student), or as printed KL(student ‖ teacher)
     form: Literal["micro", "joint"] = "micro"  # two optimizer steps a batch (A_s and heads, A_c and heads), or one
-    limit: ClassVar[str] = "alpha = beta = 0, frozen heads"
+    fedavg_limit: ClassVar[str] = "alpha = beta = 0, frozen heads"
     personal_params: ClassVar[tuple[str, ...]] = (CLIENT,)
-    over_batch: ClassVar[bool] = True
-    offered_models: ClassVar[Mapping[str, Forward]] = {
+    needs_whole_batch: ClassVar[bool] = True
+    eval_models: ClassVar[Mapping[str, Forward]] = {
         "global": Forward(branch="shared"),
         "personal": Forward(branch="shared"),
         "client": Forward(branch="client"),
@@ -67,12 +67,12 @@ class FedDat(Algorithm):
 
     def micro_steps(self) -> tuple[MicroStep, ...]:
         # the first step is against DAT, the second against A_s, both as they were before the first
-        shared = MicroStep(runs=("teacher", "shared"), loss=self.shared_loss, spares=(CLIENT,))
+        shared = MicroStep(forwards=("teacher", "shared"), loss=self.shared_loss, excludes=(CLIENT,))
         if self.teacher == "received":
             return (shared,)
         if self.form == "joint":
-            return (MicroStep(runs=("shared", "dual"), loss=self.loss),)
-        return (shared, MicroStep(runs=("dual",), loss=self.dual_loss, spares=(SHARED,)))
+            return (MicroStep(forwards=("shared", "dual"), loss=self.loss),)
+        return (shared, MicroStep(forwards=("dual",), loss=self.dual_loss, excludes=(SHARED,)))
 
     def shared_loss(
         self,
@@ -110,15 +110,15 @@ class FedDat(Algorithm):
         """L_s + L_DAT; the reported task loss is that of the shared adapter."""
         shared = self._side(outputs["shared"], outputs["dual"], "alpha", update)
         dual = self._side(outputs["dual"], outputs["shared"], "beta", update)
-        return replace(shared, client=dual.total(batch["mask"]))
+        return replace(shared, client_term=dual.total(batch["mask"]))
 
-    def models(self, weights: Weights, state: State) -> dict[str, Weights]:
-        return dict.fromkeys(self.offered_models, weights)
+    def eval_weights(self, weights: Weights, state: State) -> dict[str, Weights]:
+        return dict.fromkeys(self.eval_models, weights)
 
     def _side(self, student: Outputs, teacher: Outputs, weight: str, update: ClientUpdate) -> Loss:
         taught = self._divergence(teacher, student) * self._value(weight) * self._ramp(update)
         scale = self._value("scale")
-        return Loss(scale * student.need("sums"), student.need("weights"), examples=scale * taught)
+        return Loss(scale * student.require("loss_sums"), student.require("loss_weights"), example_terms=scale * taught)
 
     def _divergence(self, teacher: Outputs, student: Outputs) -> Tensor:
         temperature = self._value("temperature")
@@ -130,8 +130,8 @@ class FedDat(Algorithm):
         """1, or the exponential ramp-up of Laine and Aila 2017, with t from 0 to 1 over `ramp_rounds`."""
         rounds = self._value("ramp_rounds")
         if rounds == 0.0:
-            return torch.ones_like(update.steps)
-        done = (update.round + update.step / update.steps.clamp_min(1.0)) / rounds
+            return torch.ones_like(update.num_steps)
+        done = (update.round + update.step / update.num_steps.clamp_min(1.0)) / rounds
         return torch.exp(-5.0 * (1.0 - done.clamp_max(1.0)).square())
 
     def _value(self, name: str) -> float:

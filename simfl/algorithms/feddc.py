@@ -18,8 +18,8 @@ from typing import ClassVar, Literal
 import torch
 
 from simfl.algorithms.base import Algorithm
-from simfl.constraints import Amount
-from simfl.protocol import AggregatedUpdates, Batch, ClientUpdate, Loss, Outputs, Parts, Server, State, Weights
+from simfl.constraints import NonNegativeFloat
+from simfl.protocol import AggregatedUpdates, Batch, ClientUpdate, Loss, Outputs, Parts, Server, State, Task, Weights
 from simfl.weights import dot, squared_norm
 
 
@@ -31,16 +31,16 @@ class FedDC(Algorithm):
     `sampled` that of the round's clients (the paper's Algorithm 1). They agree where everybody takes part.
     """
 
-    alpha: Amount = 0.01  # strength of the pull to the drifted model; the published default
+    alpha: NonNegativeFloat = 0.01  # strength of the pull to the drifted model; the published default
     control: bool = True  # the gradient terms g_k and g; false leaves drift alone, and deltas alone travel
     drift: Literal["all", "sampled"] = "all"  # whose drift the server adds
     reduce: ClassVar[Mapping[str, str]] = {"weights": "clients", "control": "clients"}
 
-    def sgd_with(self) -> tuple[str, ...] | None:
+    def supported_sgd_settings(self) -> tuple[str, ...] | None:
         """The gradient terms are mean gradients of plain steps; decay and clipping are in the published protocol."""
         return ("weight_decay", "clip_norm") if self.control else None
 
-    def init_server(self, weights: Weights) -> State:
+    def init_server(self, weights: Weights, task: Task) -> State:
         kept = (["drift"] if self.drift == "all" else []) + (["control"] if self.control else [])
         return {key: {name: torch.zeros_like(w) for name, w in weights.items()} for key in kept}
 
@@ -66,15 +66,15 @@ class FedDC(Algorithm):
         if self.control:
             gap = {name: g - state["control"][name] for name, g in received["control"].items()}
             extra = extra + dot(trained, gap) / r
-        return Loss.of(outputs["student"], client=extra)
+        return Loss.from_outputs(outputs["student"], client_term=extra)
 
     def upload(self, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> Parts:
         delta = {name: trained[name] - w for name, w in received["weights"].items()}
         sent = delta if self.drift == "all" else {name: h + 2.0 * delta[name] for name, h in state["drift"].items()}
         if not self.control:
             return {"weights": sent}
-        moved = (update.steps > 0).float()  # a client without examples has nothing to say
-        speed = update.weight / update.length.clamp_min(1e-12)
+        moved = (update.num_steps > 0).float()  # a client without examples has nothing to say
+        speed = update.weight / update.total_rate.clamp_min(1e-12)
         change = {name: -moved * (received["control"][name] + speed * d) for name, d in delta.items()}
         return {"weights": sent, "control": change}
 
@@ -86,10 +86,14 @@ class FedDC(Algorithm):
             return {"drift": drift}
         return {"drift": drift, "control": {name: g + sent["control"][name] for name, g in state["control"].items()}}
 
-    def aggregate(self, server: Server, means: AggregatedUpdates) -> tuple[Weights, State]:
-        share, moved, state = means.num_sampled / means.num_clients, means.parts["weights"], dict(server.state)
+    def aggregate(self, server: Server, aggregated: AggregatedUpdates) -> tuple[Weights, State]:
+        share, moved, state = (
+            aggregated.num_sampled / aggregated.num_clients,
+            aggregated.means["weights"],
+            dict(server.state),
+        )
         if self.control:
-            change = means.parts["control"]
+            change = aggregated.means["control"]
             state["control"] = {name: g + share * change[name] for name, g in state["control"].items()}
         if self.drift == "sampled":
             return moved, state

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from simfl.algorithms.base import Algorithm
-from simfl.constraints import Positive
-from simfl.protocol import AggregatedUpdates, Batch, ClientUpdate, Loss, Outputs, Parts, Server, State, Weights
+from simfl.constraints import PositiveFloat
+from simfl.protocol import AggregatedUpdates, Batch, ClientUpdate, Loss, Outputs, Parts, Server, State, Task, Weights
 from simfl.weights import dot, squared_norm
 
 
@@ -29,10 +29,10 @@ class FedDyn(Algorithm):
     averaged over clients.
     """
 
-    alpha: Positive = 0.01  # strength of the proximal term; the published tuning spans 0.001 to 0.1
+    alpha: PositiveFloat = 0.01  # strength of the proximal term; the published tuning spans 0.001 to 0.1
     reduce: ClassVar[Mapping[str, str]] = {"weights": "clients"}
 
-    def init_server(self, weights: Weights) -> State:
+    def init_server(self, weights: Weights, task: Task) -> State:
         return {"gradient": {name: torch.zeros_like(w) for name, w in weights.items()}}
 
     def init_client(self, received: Parts, update: ClientUpdate) -> State:
@@ -48,15 +48,17 @@ class FedDyn(Algorithm):
         update: ClientUpdate,
     ) -> Loss:
         pull = squared_norm({name: trained[name] - w for name, w in received["weights"].items()})
-        return Loss.of(outputs["student"], client=0.5 * self._alpha(update) * pull - dot(trained, state["gradient"]))
+        return Loss.from_outputs(
+            outputs["student"], client_term=0.5 * self._alpha(update) * pull - dot(trained, state["gradient"])
+        )
 
     def update_state(self, sent: Parts, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> State:
         # the released change, not the computed one: the server's h stays the mean of the h_k under a lossy codec
         alpha = self._alpha(update)
         return {"gradient": {name: h - alpha * sent["weights"][name] for name, h in state["gradient"].items()}}
 
-    def aggregate(self, server: Server, means: AggregatedUpdates) -> tuple[Weights, State]:
-        share, moved = means.num_sampled / means.num_clients, means.parts["weights"]
+    def aggregate(self, server: Server, aggregated: AggregatedUpdates) -> tuple[Weights, State]:
+        share, moved = aggregated.num_sampled / aggregated.num_clients, aggregated.means["weights"]
         h = {name: g - self.alpha * share * moved[name] for name, g in server.state["gradient"].items()}
         return {name: d - h[name] / self.alpha for name, d in moved.items()}, {"gradient": h}
 

@@ -19,8 +19,8 @@ from torch.nn.functional import linear
 from simfl.algorithms.base import Algorithm
 from simfl.algorithms.chance import uniform
 from simfl.algorithms.distill import divergence
-from simfl.constraints import Amount, Positive
-from simfl.protocol import EXTRA, Batch, ClientUpdate, Forward, Loss, ModelFacts, Outputs, Parts, State, Weights
+from simfl.constraints import NonNegativeFloat, PositiveFloat
+from simfl.protocol import EXTRA, Batch, ClientUpdate, Forward, Loss, ModelInfo, Outputs, Parts, State, Weights
 
 MENTOR = Forward(sources=(("*", "extra:mentor"),), mentor=True)
 PROJECTION = f"{EXTRA}/projection/weight"
@@ -35,30 +35,30 @@ class FedKD(Algorithm):
     mentee is FedAvg's model. Attention maps, which the paper compares too, are left out.
     """
 
-    distill: Amount = 1.0  # weight of the divergence of predictions
-    hidden: Amount = 1.0  # weight of the distance of features
-    temperature: Positive = 1.0  # softens both sides
+    distill: NonNegativeFloat = 1.0  # weight of the divergence of predictions
+    hidden: NonNegativeFloat = 1.0  # weight of the distance of features
+    temperature: PositiveFloat = 1.0  # softens both sides
     adaptive: bool = True  # divide by the losses of both, so that unsure teachers teach less; false: as they are
-    floor: Positive = 0.01  # least sum of losses to divide by (the paper has none)
-    limit: ClassVar[str] = "distill = hidden = 0"
-    over_batch: ClassVar[bool] = True
+    floor: PositiveFloat = 0.01  # least sum of losses to divide by (the paper has none)
+    fedavg_limit: ClassVar[str] = "distill = hidden = 0"
+    needs_whole_batch: ClassVar[bool] = True
     needs_features: ClassVar[bool] = True
-    offered_models: ClassVar[Mapping[str, Forward]] = {"global": Forward(), "personal": Forward(mentor=True)}
+    eval_models: ClassVar[Mapping[str, Forward]] = {"global": Forward(), "personal": Forward(mentor=True)}
 
     def forwards(self) -> dict[str, Forward]:
         return {"student": Forward(), "mentor": MENTOR}
 
-    def extra(self, facts: ModelFacts, received: Parts, state: State, update: ClientUpdate) -> dict[str, Weights]:
+    def extra_params(self, model: ModelInfo, received: Parts, state: State, update: ClientUpdate) -> dict[str, Weights]:
         if state:
             return {"mentor": state["mentor"], "projection": state["projection"]}
-        assert facts.sample is not None
-        assert facts.mentor_sample is not None
-        narrow, wide = (out.need("features").flatten(1).shape[1] for out in (facts.sample, facts.mentor_sample))
+        assert model.outputs is not None
+        assert model.mentor_outputs is not None
+        narrow, wide = (out.require("features").flatten(1).shape[1] for out in (model.outputs, model.mentor_outputs))
         if narrow == wide:
             weight = torch.eye(wide, device=update.key.device)  # the copy begins as what it is a copy of
         else:
             weight = (2.0 * uniform(update, torch.arange(wide, device=update.key.device), narrow) - 1.0) * narrow**-0.5
-        return {"mentor": facts.mentor, "projection": {"weight": weight}}
+        return {"mentor": model.mentor_weights, "projection": {"weight": weight}}
 
     def loss(
         self,
@@ -75,25 +75,28 @@ class FedKD(Algorithm):
         )
         agree = divergence(mentor, student, self.temperature) + divergence(student, mentor, self.temperature)
         taught = (self.distill * agree + close) / self._doubt(student, mentor)
-        own = Loss.of(mentor).task()
-        return Loss.of(student, examples=taught, client=own)
+        own = Loss.from_outputs(mentor).task_mean()
+        return Loss.from_outputs(student, example_terms=taught, client_term=own)
 
     def update_state(self, sent: Parts, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> State:
         prefix = f"{EXTRA}/mentor/"
         mentor = {name.removeprefix(prefix): t for name, t in trained.items() if name.startswith(prefix)}
         return {"mentor": mentor, "projection": {"weight": trained[PROJECTION]}}
 
-    def models(self, weights: Weights, state: State) -> dict[str, Weights]:
+    def eval_weights(self, weights: Weights, state: State) -> dict[str, Weights]:
         return {"global": weights, "personal": {**weights, **state.get("mentor", {})}}
 
     def _doubt(self, student: Outputs, mentor: Outputs) -> Tensor:
         """D of each example [B], or ones."""
-        each = [out.need("sums").detach() / out.need("weights").clamp_min(1e-12) for out in (student, mentor)]
+        each = [
+            out.require("loss_sums").detach() / out.require("loss_weights").clamp_min(1e-12)
+            for out in (student, mentor)
+        ]
         both = (each[0] + each[1]).clamp_min(self.floor)
         return both if self.adaptive else torch.ones_like(both)
 
 
 def _distance(student: Outputs, mentor: Outputs, trained: Weights) -> Tensor:
     """MSE(h_t, W·h_s) of each example [B]."""
-    guess = linear(student.need("features").flatten(1), trained[PROJECTION])
-    return (mentor.need("features").flatten(1) - guess).square().mean(1)
+    guess = linear(student.require("features").flatten(1), trained[PROJECTION])
+    return (mentor.require("features").flatten(1) - guess).square().mean(1)

@@ -23,14 +23,14 @@ class FedNova(Algorithm):
     of steps. Where all clients take equally many, it is FedAvg. Beside the update travels one number.
     """
 
-    limit: ClassVar[str] = "all take as many steps"
+    fedavg_limit: ClassVar[str] = "all take as many steps"
     reduce: ClassVar[Mapping[str, str]] = {"weights": "weighting", "steps": "weighting"}
 
     def upload(self, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> Parts:
-        a = update.length / update.learning_rate.clamp_min(1e-12)
+        a = update.total_rate / update.learning_rate.clamp_min(1e-12)
         each = {name: (trained[name] - w) / a.clamp_min(1e-12) for name, w in received["weights"].items()}
         return {"weights": each, "steps": {"steps": a}}
 
-    def aggregate(self, server: Server, means: AggregatedUpdates) -> tuple[Weights, State]:
-        a = means.parts["steps"]["steps"]
-        return {name: a * d for name, d in means.parts["weights"].items()}, server.state
+    def aggregate(self, server: Server, aggregated: AggregatedUpdates) -> tuple[Weights, State]:
+        a = aggregated.means["steps"]["steps"]
+        return {name: a * d for name, d in aggregated.means["weights"].items()}, server.state

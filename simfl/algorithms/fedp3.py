@@ -19,7 +19,7 @@ from torch import Tensor
 from simfl.algorithms.base import Algorithm
 from simfl.algorithms.chance import uniform
 from simfl.algorithms.distill import RECEIVED, begun, divergence, log_chances, per_example
-from simfl.constraints import Amount, Count, Positive
+from simfl.constraints import NonNegativeFloat, PositiveFloat, PositiveInt
 from simfl.errors import ConfigError
 from simfl.protocol import Batch, ClientUpdate, Forward, Loss, Outputs, Parts, State, Weights
 
@@ -34,15 +34,15 @@ class FedP3(Algorithm):
     `pairs` is DPP without the filter; `filter` names what r is: eq. 12, eq. 11, p^T, p^S, or chance.
     """
 
-    weight: Amount = 1.0  # lambda
+    weight: NonNegativeFloat = 1.0  # lambda
     preserve: Literal["filtered", "pairs", "divergence"] = "filtered"  # filtered pairs, all pairs, or KL(p^T ‖ p^S)
     filter: Filter = "forgotten"  # forgotten (eq. 12) | ratio (eq. 11) | teacher | student | uniform
-    top: Count = 20  # answers that stay
+    top: PositiveInt = 20  # answers that stay
     compare: Literal["probabilities", "logits"] = "probabilities"  # of answers; the paper says both
-    temperature: Positive = 1.0  # of predictions, or of the divergence
-    from_round: Count = 2  # of the phase, as in eq. 15
+    temperature: PositiveFloat = 1.0  # of predictions, or of the divergence
+    from_round: PositiveInt = 2  # of the phase, as in eq. 15
 
-    limit: ClassVar[str] = "weight = 0, and before `from_round`"
+    fedavg_limit: ClassVar[str] = "weight = 0, and before `from_round`"
 
     def __post_init__(self) -> None:
         """Refuses settings of a filter that is not asked for."""
@@ -62,7 +62,7 @@ class FedP3(Algorithm):
         update: ClientUpdate,
     ) -> Loss:
         kept = self._lost(outputs["teacher"], outputs["student"], update)
-        return Loss.of(outputs["student"], examples=self.weight * begun(update, self.from_round) * kept)
+        return Loss.from_outputs(outputs["student"], example_terms=self.weight * begun(update, self.from_round) * kept)
 
     def _lost(self, teacher: Outputs, student: Outputs, update: ClientUpdate) -> Tensor:
         """What the student no longer knows, per example [B]."""

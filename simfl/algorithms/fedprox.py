@@ -16,7 +16,7 @@ class FedProx(Algorithm):
 
     mu: float = 0.01  # strength of the pull
 
-    limit: ClassVar[str] = "mu = 0"
+    fedavg_limit: ClassVar[str] = "mu = 0"
 
     def loss(
         self,
@@ -29,4 +29,4 @@ class FedProx(Algorithm):
     ) -> Loss:
         # a squared norm: the gradient of norm(x)**2 is NaN at zero, where every round starts
         pull = squared_norm({name: trained[name] - w for name, w in received["weights"].items()})
-        return Loss.of(outputs["student"], client=0.5 * self.mu * pull)
+        return Loss.from_outputs(outputs["student"], client_term=0.5 * self.mu * pull)

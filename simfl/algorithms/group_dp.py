@@ -22,4 +22,4 @@ from simfl.algorithms.base import Algorithm
 class GroupDp(Algorithm):
     """Whole groups of a client (providers) are hidden: each trains from the received model, is clipped and summed."""
 
-    hides: ClassVar[str | None] = "group"
+    privacy_unit: ClassVar[str | None] = "group"

@@ -25,7 +25,7 @@ class Moon(Algorithm):
 
     mu: float = 1.0  # strength of the contrast
     tau: float = 0.5  # temperature
-    limit: ClassVar[str] = "mu = 0"
+    fedavg_limit: ClassVar[str] = "mu = 0"
     needs_features: ClassVar[bool] = True
 
     def forwards(self) -> dict[str, Forward]:
@@ -45,10 +45,10 @@ class Moon(Algorithm):
         state: State,
         update: ClientUpdate,
     ) -> Loss:
-        z = {name: out.need("features") for name, out in outputs.items()}
+        z = {name: out.require("features") for name, out in outputs.items()}
         towards = cosine_similarity(z["student"], z["received"], dim=-1) / self.tau
         away = cosine_similarity(z["student"], z["previous"], dim=-1) / self.tau
-        return Loss.of(outputs["student"], examples=self.mu * softplus(away - towards))
+        return Loss.from_outputs(outputs["student"], example_terms=self.mu * softplus(away - towards))
 
     def update_state(self, sent: Parts, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> State:
         return {"previous": {name: torch.clone(trained[name]) for name in received["weights"]}}

@@ -21,8 +21,8 @@ class Median(Algorithm):
 
     reduce: ClassVar[Mapping[str, str]] = {"weights": "gather"}
 
-    def aggregate(self, server: Server, means: AggregatedUpdates) -> tuple[Weights, State]:
-        uploads = means.gathered["weights"]
+    def aggregate(self, server: Server, aggregated: AggregatedUpdates) -> tuple[Weights, State]:
+        uploads = aggregated.gathered["weights"]
         middle = {name: _median(torch.stack([u[name] for u in uploads])) for name in uploads[0]}
         return middle, server.state
 
@@ -43,8 +43,8 @@ class Krum(Algorithm):
     keep: int = 1  # deltas averaged
     reduce: ClassVar[Mapping[str, str]] = {"weights": "gather"}
 
-    def aggregate(self, server: Server, means: AggregatedUpdates) -> tuple[Weights, State]:
-        uploads = means.gathered["weights"]
+    def aggregate(self, server: Server, aggregated: AggregatedUpdates) -> tuple[Weights, State]:
+        uploads = aggregated.gathered["weights"]
         flat = torch.stack([torch.cat([t.flatten() for t in u.values()]) for u in uploads]).double()
         distances = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
         neighbours = max(1, len(uploads) - self.attackers - 2)

@@ -24,11 +24,12 @@ from simfl.protocol import (
     Forward,
     Loss,
     MicroStep,
-    ModelFacts,
+    ModelInfo,
     Outputs,
     Parts,
     Server,
     State,
+    Task,
     Weights,
 )
 from simfl.weights import dot
@@ -45,10 +46,10 @@ class Scaffold(Algorithm):
 
     option: Literal["i", "ii"] = "ii"  # where a client's control comes from: a gradient, or how far it went
     # deltas by the phase's weighting, controls over clients: the sum of all c_k stays N·c
-    limit: ClassVar[str] = "in the first round"
+    fedavg_limit: ClassVar[str] = "in the first round"
     reduce: ClassVar[Mapping[str, str]] = {"weights": "weighting", "control": "clients"}
 
-    def sgd_with(self) -> tuple[str, ...] | None:
+    def supported_sgd_settings(self) -> tuple[str, ...] | None:
         """Plain steps alone, where the control is their mean gradient."""
         return () if self.option == "ii" else None
 
@@ -59,24 +60,24 @@ class Scaffold(Algorithm):
 
     def micro_steps(self) -> tuple[MicroStep, ...]:
         if self.option == "ii":
-            return (MicroStep(runs=("student",), loss=self.loss),)
+            return (MicroStep(forwards=("student",), loss=self.loss),)
         return (
-            MicroStep(runs=("student",), loss=self.loss, spares=(ANCHOR + "*",)),
-            MicroStep(runs=("anchor",), loss=self.anchor_loss, trains=(ANCHOR + "*",), steps=False),
+            MicroStep(forwards=("student",), loss=self.loss, excludes=(ANCHOR + "*",)),
+            MicroStep(forwards=("anchor",), loss=self.anchor_loss, trains=(ANCHOR + "*",), steps=False),
         )
 
-    def init_server(self, weights: Weights) -> State:
+    def init_server(self, weights: Weights, task: Task) -> State:
         return {"control": _zeros(weights)}
 
     def init_client(self, received: Parts, update: ClientUpdate) -> State:
         return {"control": _zeros(received["weights"])}
 
-    def prepare(self, received: Parts, state: State, update: ClientUpdate) -> State:
+    def prepare_state(self, received: Parts, state: State, update: ClientUpdate) -> State:
         if self.option == "ii":
             return state
-        return state | {"gradient": _zeros(received["weights"]), "count": {"count": torch.zeros_like(update.steps)}}
+        return state | {"gradient": _zeros(received["weights"]), "count": {"count": torch.zeros_like(update.num_steps)}}
 
-    def extra(self, facts: ModelFacts, received: Parts, state: State, update: ClientUpdate) -> dict[str, Weights]:
+    def extra_params(self, model: ModelInfo, received: Parts, state: State, update: ClientUpdate) -> dict[str, Weights]:
         return {} if self.option == "ii" else {"anchor": dict(received["weights"])}
 
     def download(self, server: Server) -> Parts:
@@ -93,7 +94,7 @@ class Scaffold(Algorithm):
     ) -> Loss:
         # the gradient of ⟨w, c − c_k⟩ is the correction itself
         drift = {name: c - state["control"][name] for name, c in received["control"].items()}
-        return Loss.of(outputs["student"], client=dot(trained, drift))
+        return Loss.from_outputs(outputs["student"], client_term=dot(trained, drift))
 
     def anchor_loss(
         self,
@@ -105,13 +106,13 @@ class Scaffold(Algorithm):
         update: ClientUpdate,
     ) -> Loss:
         """The task's loss of the received model."""
-        return Loss.of(outputs["anchor"])
+        return Loss.from_outputs(outputs["anchor"])
 
-    def observes(self) -> bool:
+    def needs_after_step(self) -> bool:
         """Option I looks at the gradients."""
         return self.option == "i"
 
-    def observe(
+    def after_step(
         self,
         outputs: dict[str, Outputs],
         gradients: tuple[Weights, ...],
@@ -122,18 +123,18 @@ class Scaffold(Algorithm):
         update: ClientUpdate,
     ) -> State:
         """The sum of the batches' gradients at the received model, by what each batch weighs."""
-        weight, count = outputs["anchor"].need("weights").sum(), state["count"]["count"]
+        weight, count = outputs["anchor"].require("loss_weights").sum(), state["count"]["count"]
         total = {name: g + weight * gradients[1][ANCHOR + name] for name, g in state["gradient"].items()}
         return state | {"gradient": total, "count": {"count": count + weight}}
 
     def upload(self, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> Parts:
         delta = {name: trained[name] - w for name, w in received["weights"].items()}
-        moved = (update.steps > 0).float()  # a client without examples has nothing to say
+        moved = (update.num_steps > 0).float()  # a client without examples has nothing to say
         if self.option == "i":
             count = state["count"]["count"].clamp_min(1e-12)
             change = {name: moved * (g / count - state["control"][name]) for name, g in state["gradient"].items()}
         else:
-            length = update.length.clamp_min(1e-12)
+            length = update.total_rate.clamp_min(1e-12)
             change = {name: -moved * (d / length + received["control"][name]) for name, d in delta.items()}
         return {"weights": delta, "control": change}
 
@@ -141,10 +142,10 @@ class Scaffold(Algorithm):
         # what the server got, not what was computed: the invariant holds under a lossy codec too
         return {"control": {name: c + sent["control"][name] for name, c in state["control"].items()}}
 
-    def aggregate(self, server: Server, means: AggregatedUpdates) -> tuple[Weights, State]:
-        share = means.num_sampled / means.num_clients
-        control = {name: c + share * means.parts["control"][name] for name, c in server.state["control"].items()}
-        return means.parts["weights"], {"control": control}
+    def aggregate(self, server: Server, aggregated: AggregatedUpdates) -> tuple[Weights, State]:
+        share = aggregated.num_sampled / aggregated.num_clients
+        control = {name: c + share * aggregated.means["control"][name] for name, c in server.state["control"].items()}
+        return aggregated.means["weights"], {"control": control}
 
 
 def _zeros(weights: Weights) -> Weights:

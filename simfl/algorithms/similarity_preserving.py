@@ -14,7 +14,7 @@ from torch import Tensor
 
 from simfl.algorithms.base import Algorithm
 from simfl.algorithms.distill import RECEIVED, begun
-from simfl.constraints import Amount, Count
+from simfl.constraints import NonNegativeFloat, PositiveInt
 from simfl.protocol import Batch, ClientUpdate, Forward, Loss, Outputs, Parts, State, Weights
 
 
@@ -25,11 +25,11 @@ class SimilarityPreserving(Algorithm):
     A batch of one says nothing.
     """
 
-    weight: Amount = 3000.0  # gamma; both public references
-    from_round: Count = 2  # of the phase: at first the received model has nothing to teach
-    limit: ClassVar[str] = "weight = 0, and before `from_round`"
+    weight: NonNegativeFloat = 3000.0  # gamma; both public references
+    from_round: PositiveInt = 2  # of the phase: at first the received model has nothing to teach
+    fedavg_limit: ClassVar[str] = "weight = 0, and before `from_round`"
     needs_features: ClassVar[bool] = True
-    over_batch: ClassVar[bool] = True
+    needs_whole_batch: ClassVar[bool] = True
 
     def forwards(self) -> dict[str, Forward]:
         return {"student": Forward(), "teacher": RECEIVED}
@@ -44,10 +44,10 @@ class SimilarityPreserving(Algorithm):
         update: ClientUpdate,
     ) -> Loss:
         mask = batch["mask"]
-        gap = similarities(outputs["teacher"].need("features").detach(), mask)
-        gap = gap - similarities(outputs["student"].need("features"), mask)
+        gap = similarities(outputs["teacher"].require("features").detach(), mask)
+        gap = gap - similarities(outputs["student"].require("features"), mask)
         kept = gap.square().sum() / mask.sum().clamp_min(1.0).square()
-        return Loss.of(outputs["student"], batch=self.weight * begun(update, self.from_round) * kept)
+        return Loss.from_outputs(outputs["student"], batch_term=self.weight * begun(update, self.from_round) * kept)
 
 
 def similarities(features: Tensor, mask: Tensor) -> Tensor:

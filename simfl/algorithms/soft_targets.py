@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from simfl.algorithms.base import Algorithm
 from simfl.algorithms.distill import RECEIVED, begun, divergence
-from simfl.constraints import Amount, Count, Positive
+from simfl.constraints import NonNegativeFloat, PositiveFloat, PositiveInt
 from simfl.protocol import Batch, ClientUpdate, Forward, Loss, Outputs, Parts, State, Weights
 
 
@@ -18,11 +18,11 @@ from simfl.protocol import Batch, ClientUpdate, Forward, Loss, Outputs, Parts, S
 class SoftTargets(Algorithm):
     """FedAvg whose clients also learn the received model's softened predictions; weight 0 is FedAvg."""
 
-    weight: Amount = 1.0  # of the divergence
-    temperature: Positive = 2.0  # tau; the paper tries 1, 2 and 3, and its ST rows are those of 2
-    from_round: Count = 2  # of the phase: at first the received model has nothing to teach
+    weight: NonNegativeFloat = 1.0  # of the divergence
+    temperature: PositiveFloat = 2.0  # tau; the paper tries 1, 2 and 3, and its ST rows are those of 2
+    from_round: PositiveInt = 2  # of the phase: at first the received model has nothing to teach
 
-    limit: ClassVar[str] = "weight = 0, and before `from_round`"
+    fedavg_limit: ClassVar[str] = "weight = 0, and before `from_round`"
 
     def forwards(self) -> dict[str, Forward]:
         return {"student": Forward(), "teacher": RECEIVED}
@@ -37,4 +37,6 @@ class SoftTargets(Algorithm):
         update: ClientUpdate,
     ) -> Loss:
         taught = divergence(outputs["teacher"], outputs["student"], self.temperature)
-        return Loss.of(outputs["student"], examples=self.weight * begun(update, self.from_round) * taught)
+        return Loss.from_outputs(
+            outputs["student"], example_terms=self.weight * begun(update, self.from_round) * taught
+        )

@@ -17,13 +17,13 @@ def update(
         key=torch.tensor(0),
         round=torch.tensor(round),
         step=torch.tensor(step),
-        steps=torch.tensor(float(steps)),
-        examples=torch.tensor(4.0),
+        num_steps=torch.tensor(float(steps)),
+        num_examples=torch.tensor(4.0),
         weight=torch.tensor(weight),
         num_clients=torch.tensor(10.0),
         num_sampled=torch.tensor(2.0),
         learning_rate=torch.tensor(learning_rate),
-        length=torch.tensor(steps * learning_rate),
+        total_rate=torch.tensor(steps * learning_rate),
     )
 
 
@@ -33,8 +33,8 @@ def outputs(logits: list[list[float]], features: list[list[float]] | None = None
     return Outputs(
         torch.tensor(logits),
         features=None if features is None else torch.tensor(features),
-        sums=torch.full((rows,), sums),
-        weights=torch.ones(rows),
+        loss_sums=torch.full((rows,), sums),
+        loss_weights=torch.ones(rows),
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from simfl.algorithms.base import Algorithm
-from simfl.protocol import AggregatedUpdates, ClientUpdate, ModelFacts, Outputs, Parts, Server, State, Weights
+from simfl.protocol import AggregatedUpdates, ClientUpdate, ModelInfo, Outputs, Parts, Server, State, Task, Weights
 from simfl.weights import select
 
 
@@ -23,7 +23,7 @@ class Client:
 
     def outputs(self, theta: Tensor) -> Outputs:
         value = 0.5 * (self.curvature * (theta - self.centre).square()).sum()
-        return Outputs(torch.zeros(1, 1), sums=value[None], weights=torch.ones(1, dtype=theta.dtype))
+        return Outputs(torch.zeros(1, 1), loss_sums=value[None], loss_weights=torch.ones(1, dtype=theta.dtype))
 
 
 def client(curvature: list[float], centre: list[float], examples: float = 1.0) -> Client:
@@ -50,7 +50,7 @@ class Game:
 
     def __post_init__(self) -> None:
         zero = {"w": torch.zeros_like(self.clients[0].centre)}
-        self.server = Server(zero, self.algorithm.init_server(zero))
+        self.server = Server(zero, self.algorithm.init_server(zero, Task(0)))
 
     @property
     def weights(self) -> Tensor:
@@ -99,9 +99,9 @@ class Game:
         ]
         update = ClientUpdate(*(torch.tensor(float(fact), dtype=torch.float64) for fact in facts))
         memory = self.memory.get(k) or algorithm.init_client(received, update)
-        state = algorithm.prepare(received, memory, update)
+        state = algorithm.prepare_state(received, memory, update)
         trained = {name: w.clone() for name, w in received["weights"].items()}
-        for group, tensors in algorithm.extra(ModelFacts(None, {}), received, state, update).items():
+        for group, tensors in algorithm.extra_params(ModelInfo(None, {}), received, state, update).items():
             trained |= {f"extra/{group}/{name}": w.clone() for name, w in tensors.items()}
         for step in range(steps):
             state = self._step(own, trained, received, state, update._replace(step=torch.tensor(step)))
@@ -113,17 +113,17 @@ class Game:
         outputs, seen, mask = {}, [], {"mask": torch.ones(1)}
         for micro in self.algorithm.micro_steps():
             leaf = {name: w.clone().requires_grad_() for name, w in trained.items()}
-            for name in micro.runs:
+            for name in micro.forwards:
                 source = self.algorithm.forwards()[name].sources[0][1]
                 place = {"trained": "w", "extra:anchor": "extra/anchor/w"}[source]
                 outputs[name] = own.outputs(leaf[place])
             total = micro.loss(outputs, mask, leaf, received, state, update).total(mask["mask"])
-            names = select(leaf, micro.trains, micro.spares)
+            names = select(leaf, micro.trains, micro.excludes)
             found = torch.autograd.grad(total, [leaf[name] for name in names], materialize_grads=True)
             seen.append(dict(zip(names, found, strict=True)))
             for name, gradient in seen[-1].items() if micro.steps else ():
                 trained[name] -= self.rate * gradient
             outputs = {name: out.detach() for name, out in outputs.items()}
-        if not self.algorithm.observes():
+        if not self.algorithm.needs_after_step():
             return state
-        return self.algorithm.observe(outputs, tuple(seen), mask, trained, received, state, update)
+        return self.algorithm.after_step(outputs, tuple(seen), mask, trained, received, state, update)

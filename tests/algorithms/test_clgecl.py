@@ -18,7 +18,7 @@ forms = pytest.mark.parametrize("form", ["averaged", "peaceman_rachford"])
 def go(clgecl: Clgecl, state: dict, received: float, reached: float) -> tuple[float, dict]:
     """A update that trains from `received` to `reached`: what is sent, and what is remembered."""
     parts = {"weights": w(received)}
-    ready = clgecl.prepare(parts, state or clgecl.init_client(parts, update()), update())
+    ready = clgecl.prepare_state(parts, state or clgecl.init_client(parts, update()), update())
     sent = clgecl.upload(w(reached), parts, ready, update())
     return sent["weights"]["w"].item(), clgecl.update_state(sent, w(reached), parts, ready, update())
 

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from simfl.algorithms.chance import uniform
 from simfl.algorithms.crd import Crd, noise_contrast
-from simfl.protocol import ModelFacts, Outputs
+from simfl.protocol import ModelInfo, Outputs
 
 GENERATOR = torch.Generator().manual_seed(0)
 SMALL = Crd(width=4, negatives=3, from_round=1)
@@ -28,9 +28,9 @@ def begin(examples: int, batch: int, crd: Crd = SMALL):
     passes = {}
     for side in ("student", "teacher"):
         made = Outputs(torch.zeros(batch, 2), torch.randn(batch, 6, generator=GENERATOR))
-        passes[side] = Outputs(made.logits, made.features, sums=torch.zeros(batch), weights=torch.ones(batch))
+        passes[side] = Outputs(made.logits, made.features, loss_sums=torch.zeros(batch), loss_weights=torch.ones(batch))
     state = crd.init_client(PARTS, at(examples))
-    extra = crd.extra(ModelFacts(passes["student"], {}), PARTS, state, at(examples))["embed"]
+    extra = crd.extra_params(ModelInfo(passes["student"], {}), PARTS, state, at(examples))["embed"]
     return passes, {f"extra/embed/{name}": t for name, t in extra.items()}, state
 
 
@@ -72,7 +72,7 @@ def test_random_numbers_depend_on_visit_step_and_name_alone() -> None:
 def test_a_bank_moves_half_way_to_the_embedding_and_padding_leaves_it() -> None:
     passes, trained, state = begin(examples=5, batch=2)
     batch = {"mask": torch.tensor([1.0, 0.0]), "position": torch.tensor([3, 0])}
-    after = SMALL.observe(passes, (), batch, trained, PARTS, state, at(5.0))
+    after = SMALL.after_step(passes, (), batch, trained, PARTS, state, at(5.0))
     old, new = state["bank"]["student"], after["bank"]["student"]
     blend = 0.5 * old[3] + 0.5 * SMALL._embedded(passes, trained)["student"][0]
     assert_close(new[3], blend / blend.norm())
@@ -82,8 +82,8 @@ def test_a_bank_moves_half_way_to_the_embedding_and_padding_leaves_it() -> None:
 def test_the_scale_is_that_of_the_first_batch() -> None:
     passes, trained, state = begin(examples=5, batch=2)
     batch = {"mask": torch.ones(2), "position": torch.tensor([3, 1])}
-    first = SMALL.observe(passes, (), batch, trained, PARTS, state, at(5.0))
-    later = SMALL.observe(passes, (), batch, trained, PARTS, first, at(5.0, step=1))
+    first = SMALL.after_step(passes, (), batch, trained, PARTS, state, at(5.0))
+    later = SMALL.after_step(passes, (), batch, trained, PARTS, first, at(5.0, step=1))
     assert first["scale"]["student"] > 0
     assert torch.equal(later["scale"]["student"], first["scale"]["student"])
 
@@ -93,7 +93,7 @@ def test_before_it_begins_nothing_is_learnt_or_remembered() -> None:
     passes, trained, state = begin(examples=5, batch=2, crd=crd)
     batch, early = {"mask": torch.ones(2), "position": torch.tensor([3, 1])}, at(5.0, round=0)
     assert crd.loss(passes, batch, trained, PARTS, state, early).total(batch["mask"]).item() == 0.0
-    after = crd.observe(passes, (), batch, trained, PARTS, state, early)
+    after = crd.after_step(passes, (), batch, trained, PARTS, state, early)
     assert torch.equal(after["bank"]["student"], state["bank"]["student"])
     assert after["scale"]["student"] == 0
 
@@ -111,7 +111,7 @@ def test_a_client_with_one_example_has_nothing_to_contrast() -> None:
 def test_it_remembers_banks_scale_and_embeddings() -> None:
     passes, trained, state = begin(examples=5, batch=2)
     kept = SMALL.update_state({}, trained, PARTS, state, at(5.0))
-    again = SMALL.extra(ModelFacts(passes["student"], {}), PARTS, kept, at(5.0))["embed"]
+    again = SMALL.extra_params(ModelInfo(passes["student"], {}), PARTS, kept, at(5.0))["embed"]
     assert {name: f"extra/embed/{name}" in trained for name in again} == dict.fromkeys(again, True)
     assert set(kept) == {"bank", "scale", "embed"}
 

@@ -85,7 +85,10 @@ def test_padding_and_batches_of_one_say_nothing_to_similarity_preserving() -> No
     student, teacher = outputs([[0.0]] * 3, random(3, 4).tolist()), outputs([[0.0]] * 3, random(3, 4).tolist())
     one = total("similarity_preserving", student, teacher, mask=torch.tensor([1.0, 0.0, 0.0]))
     assert one.item() == pytest.approx(0.0, abs=1e-9)
-    pair = [Outputs(o.logits[:2], o.features[:2], sums=o.sums[:2], weights=o.weights[:2]) for o in (student, teacher)]
+    pair = [
+        Outputs(o.logits[:2], o.features[:2], loss_sums=o.loss_sums[:2], loss_weights=o.loss_weights[:2])
+        for o in (student, teacher)
+    ]
     padded = total("similarity_preserving", student, teacher, mask=torch.tensor([1.0, 1.0, 0.0]))
     assert_close(padded, total("similarity_preserving", *pair))
 
@@ -116,13 +119,15 @@ def test_decoupled_distillation_by_hand() -> None:
 def test_decoupled_distillation_of_a_sequence_counts_real_pieces_alone() -> None:
     logits, teacher = random(1, 3, 4), random(1, 3, 4)
     facts = {"targets": torch.tensor([[1, 2, -100]]), "mask": torch.tensor([[1.0, 1.0, 0.0]]), "sums": torch.zeros(1)}
-    loss = total("dkd", Outputs(logits, weights=torch.ones(1), **facts), Outputs(teacher), temperature=1.0, beta=2.0)
+    loss = total(
+        "dkd", Outputs(logits, loss_weights=torch.ones(1), **facts), Outputs(teacher), temperature=1.0, beta=2.0
+    )
     binary, among = decoupled(teacher[0, :2], logits[0, :2], torch.tensor([1, 2]))
     assert_close(loss, (binary + 2.0 * among).mean())
 
 
 def test_decoupled_distillation_ramps_up_linearly() -> None:
-    student = Outputs(random(1, 3), targets=torch.tensor([1]), sums=torch.zeros(1), weights=torch.ones(1))
+    student = Outputs(random(1, 3), targets=torch.tensor([1]), loss_sums=torch.zeros(1), loss_weights=torch.ones(1))
     teacher = Outputs(random(1, 3))
     whole = total("dkd", student, teacher)
     half = total("dkd", student, teacher, at=update(round=1, steps=4, step=2), ramp_rounds=3.0)

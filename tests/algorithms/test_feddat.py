@@ -1,4 +1,4 @@
-"""FedDAT: who teaches whom, presets and ablations, and the models it offered_models."""
+"""FedDAT: who teaches whom, presets and ablations, and the models it offers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_papers_preset_ramps_up_exponentially_over_five_rounds() -> None:
 def test_the_ablated_teachers_and_what_they_step(teacher: str, steps: int) -> None:
     dat = FedDat(teacher=teacher)
     assert len(dat.micro_steps()) == steps
-    assert dat.micro_steps()[0].spares == (CLIENT,)
+    assert dat.micro_steps()[0].excludes == (CLIENT,)
     assert not dat.forwards()["teacher"].grad
     reads_received = any(source == "received" for _, source in dat.forwards()["dual"].sources)
     assert reads_received == (teacher != "client")

@@ -35,7 +35,7 @@ def test_the_client_remembers_the_gradient_at_its_solution() -> None:
 
 def test_the_server_adds_what_all_gradients_sum_to() -> None:
     # alpha 0.5, 2 of 10 clients moved by 1 on average: h = 0.1 − 0.5·0.2·1 = 0; delta = 1 − 0/0.5
-    means = AggregatedUpdates({"weights": w(1.0)}, {}, num_clients=10, num_sampled=2, weight=2.0)
+    means = AggregatedUpdates({"weights": w(1.0)}, {}, num_clients=10, num_sampled=2, total_weight=2.0)
     delta, state = FedDyn(alpha=0.5).aggregate(Server(w(0.0), {"gradient": w(0.1)}), means)
     assert_close((delta["w"], state["gradient"]["w"]), (torch.tensor([1.0]), torch.tensor([0.0])))
 

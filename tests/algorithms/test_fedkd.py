@@ -16,7 +16,7 @@ from simfl.client_state import FileClientStore
 from simfl.experiment import Evaluate
 from simfl.models.lora import Lora
 from simfl.models.mlp import Mlp
-from simfl.protocol import ModelFacts, Outputs
+from simfl.protocol import ModelInfo, Outputs
 from simfl.runs.results import Run
 
 KL = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)  # (.75, .25) to (.5, .5)
@@ -24,7 +24,9 @@ KL_BACK = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(2.0)
 
 
 def side(logits: list[float], feature: float, loss: float) -> Outputs:
-    return Outputs(torch.tensor([logits]), torch.tensor([[feature]]), sums=torch.tensor([loss]), weights=torch.ones(1))
+    return Outputs(
+        torch.tensor([logits]), torch.tensor([[feature]]), loss_sums=torch.tensor([loss]), loss_weights=torch.ones(1)
+    )
 
 
 def both() -> dict[str, Outputs]:
@@ -56,12 +58,12 @@ def test_each_side_learns_from_the_other_and_moves_it_not() -> None:
 
 def test_a_copy_begins_where_the_client_does_and_a_visit_is_remembered() -> None:
     sample = side([0.0, 0.0], 1.0, 0.0)
-    extra = FedKD().extra(ModelFacts(sample, w(1.0), sample), {}, {}, update())
+    extra = FedKD().extra_params(ModelInfo(sample, w(1.0), sample), {}, {}, update())
     assert torch.equal(extra["mentor"]["w"], torch.tensor([1.0]))
     trained = {"w": torch.tensor([0.0]), "extra/mentor/w": torch.tensor([7.0]), PROJECTION: torch.eye(1)}
     state = FedKD().update_state({}, trained, {}, {}, update())
-    assert FedKD().extra(ModelFacts(sample, w(1.0), sample), {}, state, update())["mentor"]["w"].item() == 7.0
-    assert FedKD().models(w(1.0), state)["personal"]["w"].item() == 7.0
+    assert FedKD().extra_params(ModelInfo(sample, w(1.0), sample), {}, state, update())["mentor"]["w"].item() == 7.0
+    assert FedKD().eval_weights(w(1.0), state)["personal"]["w"].item() == 7.0
 
 
 @pytest.mark.parametrize("mode", ["sequential", "vectorized"])

@@ -50,10 +50,10 @@ def test_a_is_how_far_sgd_goes_along_a_constant_gradient(settings: dict) -> None
     for rate in rates:
         torch_one.param_groups[0]["lr"], weight.grad = float(rate), torch.ones_like(weight)
         torch_one.step()
-    assert optimizer.length(rates) == pytest.approx(-weight.item())
+    assert optimizer.total_rate(rates) == pytest.approx(-weight.item())
 
 
 def test_of_momentum_the_closed_form_of_the_paper() -> None:
     # a = (τ − ρ(1 − ρ^τ)/(1 − ρ))/(1 − ρ) with τ = 5, ρ = .9
-    length = LocalOptimizer("sgd", {"momentum": 0.9}).length(np.full(5, 0.2))
+    length = LocalOptimizer("sgd", {"momentum": 0.9}).total_rate(np.full(5, 0.2))
     assert length / 0.2 == pytest.approx((5 - 0.9 * (1 - 0.9**5) / 0.1) / 0.1)

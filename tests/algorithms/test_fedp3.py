@@ -27,7 +27,7 @@ def logits(*shape: int) -> Tensor:
 def lost(teacher: Tensor, student: Tensor, at=SECOND, **settings) -> Tensor:
     passes = {
         "teacher": Outputs(teacher),
-        "student": Outputs(student, sums=torch.zeros(len(student)), weights=torch.ones(len(student))),
+        "student": Outputs(student, loss_sums=torch.zeros(len(student)), loss_weights=torch.ones(len(student))),
     }
     mask = torch.ones(len(student))
     return FedP3(**settings).loss(passes, {"mask": mask}, {}, {}, {}, at).total(mask)

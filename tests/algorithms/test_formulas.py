@@ -51,7 +51,7 @@ def test_scaffold_option_two_by_hand() -> None:
 
 def test_scaffold_server_moves_its_control_by_the_sampled_share() -> None:
     scaffold = ALGORITHMS["scaffold"]()
-    means = AggregatedUpdates({"weights": w(1.0), "control": w(0.5)}, {}, num_clients=10, num_sampled=2, weight=2.0)
+    means = AggregatedUpdates({"weights": w(1.0), "control": w(0.5)}, {}, num_clients=10, num_sampled=2, total_weight=2.0)
     _, state = scaffold.aggregate(Server(w(0.0), {"control": w(0.1)}), means)
     assert_close(state["control"]["w"], torch.tensor([0.2]))  # 0.1 + 2/10 · 0.5
 
