@@ -17,15 +17,15 @@ from torch import nn
 from simfl.data.base import Dataset, Split
 from simfl.errors import ConfigError, nearest
 from simfl.experiment import Experiment
-from simfl.models.base import Model, aliases
-from simfl.models.meta import sketch
+from simfl.models.base import Model, tied_names
+from simfl.models.meta_device import build_on_meta
 from simfl.objectives.base import Objective
 from simfl.parameter_groups import ParameterGroups, roles, running_statistics
 from simfl.privacy.mechanism import Mechanism
 from simfl.protocol import Examples, Task, Weights
 from simfl.seeds import rng
 from simfl.training.context import LOCAL, Network, PhaseContext
-from simfl.weights import select
+from simfl.weights import select_names
 
 
 @dataclass
@@ -80,12 +80,12 @@ class RunContext:
         if running_statistics(module):
             raise ConfigError("mentor: it keeps running statistics, which clients would share; allowed: layers without")
         names = [name for name, _ in module.named_parameters()]
-        frozen = set(select(names, model.frozen(module), where="mentor"))
-        trained = [name for name in select(names, model.trains(module), where="mentor") if name not in frozen]
+        frozen = set(select_names(names, model.frozen_params(module), where="mentor"))
+        trained = [name for name in select_names(names, model.trainable_params(module), where="mentor") if name not in frozen]
         return Network(module, tuple(trained))
 
     def _built(self, model: Model) -> nn.Module:
-        return sketch(model, self.task) if self.device.type == "meta" else model.build(self.task).to(self.device)
+        return build_on_meta(model, self.task) if self.device.type == "meta" else model.build(self.task).to(self.device)
 
     @cached_property
     def task(self) -> Task:
@@ -95,7 +95,7 @@ class RunContext:
 
     @cached_property
     def aliases(self) -> dict[str, str]:
-        return aliases(self.module)
+        return tied_names(self.module)
 
     def split(self, name: str) -> Split:
         """A split by name; ConfigError if the data set has none of that name."""
@@ -135,6 +135,7 @@ class RunContext:
             phase=experiment.phases[phase],
             index=phase,
             seed=experiment.seed,
+            task=self.task,
             module=self.module,
             roles=self.roles(phase),
             mentor=self.mentor,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from torch import Tensor
 
 from simfl.runs.record import Rows
 from simfl.runs.snapshot import Snapshot
@@ -18,6 +20,7 @@ def round_rows(
     clients: list[int],
     downloads: list[ledger.Row],
     results: Sequence[CohortResult],
+    metrics: Mapping[str, float | Tensor],
 ) -> Rows:
     """The rows of a round. No clock times here: equal runs leave equal tables."""
     trained = [row for result in results for row in result.clients]
@@ -39,4 +42,5 @@ def round_rows(
     }
     facts |= {f"{way}_bytes": int(count["B"]) for way, count in totals["payload"].items()}
     facts |= {f"charged_{way}_bytes": int(count["B"]) for way, count in totals["charged"].items()}
+    facts |= {f"metric:{name}": float(value) for name, value in metrics.items()}
     return {"rounds": [facts], "ledger": list(rows), "clients": trained, "evaluations": [], "samples": []}

@@ -15,7 +15,7 @@ from simfl.privacy.mechanism import CLIP
 from simfl.protocol import Parts, Server, Weights
 from simfl.training.context import PhaseContext
 from simfl.transport.broadcast import Broadcast
-from simfl.transport.upload import STATISTICS
+from simfl.transport.upload import BUFFERS
 from simfl.weights import State, flatten, sha256, unflatten
 
 
@@ -42,7 +42,7 @@ class Snapshot:
     def companions(self) -> Parts:
         """What the engine itself sends beside an algorithm's parts: running statistics, the clip that adapts."""
         clip = {} if self.clip is None else {CLIP: {"norm": torch.tensor([self.clip])}}
-        return ({STATISTICS: self.buffers} if self.buffers else {}) | clip
+        return ({BUFFERS: self.buffers} if self.buffers else {}) | clip
 
     @property
     def model(self) -> Weights:
@@ -58,7 +58,7 @@ class Snapshot:
         values = {**stage.binding.values(stage.roles.shared + stage.roles.buffers), **self.base}
         weights = pick(values, stage.roles.shared)
         server = Server({n: t.detach().clone() for n, t in weights.items()})
-        server = replace(server, state=stage.phase.algorithm.init_server(server.weights))
+        server = replace(server, state=stage.phase.algorithm.init_server(server.weights, stage.task))
         averaged = stage.roles.buffers if stage.phase.buffers == "average" else ()
         buffers = {n: t.clone() for n, t in pick(values, averaged).items()}
         privacy = None if stage.mechanism is None else stage.mechanism.privacy

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from simfl.aggregation.tree import TreeReducer
 from simfl.algorithms.base import Algorithm
+from simfl.errors import ConfigError
 from simfl.privacy.mechanism import Mechanism, Release
 from simfl.privacy.units import Clipped
 from simfl.protocol import ClientUpdate, Parts, State, Weights
 from simfl.seeds import seed_for
-from simfl.stacking import mapped, row_like, stack
+from simfl.stacking import map_rows, stack_rows, take_row_like
 from simfl.timing import timed
 from simfl.training import sequential as loop
 from simfl.training import vectorized as batch
@@ -54,7 +55,7 @@ class UpdateGroup:
     def state_of(self, k: int) -> State:
         """Of one client."""
         return {
-            key: row_like(self.state[key], k, group) if key in self.state else group
+            key: take_row_like(self.state[key], k, group) if key in self.state else group
             for key, group in self.before[k].items()
         }
 
@@ -199,9 +200,11 @@ def _trained(
     visit = visits(stage, items, plan.round, [o.relative for o in owners], plan.num_sampled)
     beginning = InitialState(stage, received, visit, [on_device(memories[item.client], stage.device) for item in items])
     states, start = beginning.states, beginning.weights()
-    state = {key: stack([s[key] for s in states]) for key in states[0] if all(key in s for s in states)}
+    state = {key: stack_rows([s[key] for s in states]) for key in states[0] if all(key in s for s in states)}
     trained = MODES[mode](stage, items, start, beginning.buffers(), received, state, visit, beginning.kept)
+    visit = visit._replace(step=visit.num_steps.to(torch.int64))  # all local steps are taken
     uploads = _uploads(algorithm, n)(trained.weights, received, trained.state, visit)
+    _check_parts(stage, uploads)
     if stage.programs is not None:
         uploads = _apart(uploads, [trained.weights, *trained.state.values()])
     losses = trained.sums / trained.counts.clamp_min(1e-12)
@@ -225,9 +228,21 @@ def _uploads(algorithm: Algorithm, n: int) -> Callable[..., Parts]:
     """What n clients send. The default is a difference of tensors, whether or not they are stacked."""
     if type(algorithm).upload is Algorithm.upload:
         return algorithm.upload
-    return lambda trained, received, state, visit: mapped(lambda t, s, v: algorithm.upload(t, received, s, v), n)(
+    return lambda trained, received, state, visit: map_rows(lambda t, s, v: algorithm.upload(t, received, s, v), n)(
         trained, state, visit
     )
+
+
+def _check_parts(stage: PhaseContext, uploads: Parts) -> None:
+    """Raise ConfigError for an uploaded part that the algorithm's `reduce` does not name."""
+    algorithm = stage.phase.algorithm
+    for part in uploads:
+        if part not in algorithm.reduce:
+            name, allowed = type(algorithm).__name__, ", ".join(algorithm.reduce)
+            raise ConfigError(
+                f"phases.{stage.index}.algorithm: {name} uploads the part {part!r}, which its `reduce` does not name;"
+                f" it names {allowed}"
+            )
 
 
 def _apart(uploads: Parts, lent: list[Weights]) -> Parts:

@@ -26,7 +26,7 @@ from simfl.training.context import PhaseContext
 from simfl.training.gradients import Gradients
 from simfl.training.step import StepCallback, Work, local_step
 from simfl.training.tensor_optimizer import TensorOptimizer, steppable
-from simfl.weights import select
+from simfl.weights import select_names
 
 MOST = 8  # programs kept at a time, each with the memory of its activations
 
@@ -118,8 +118,13 @@ class _Step:
         work = Work(dict(weights), state, sums, counts, received, self.visit(*visit), keys)
         steppers = []
         for micro, own in zip(self.micro_steps, moments, strict=True):
-            names = select(weights, micro.trains, micro.spares, where="algorithm")
-            steppers.append((micro, TensorOptimizer(local, {n: weights[n] for n in names}, own, self.ragged)))
+            names = select_names(weights, micro.trains, micro.excludes, where="algorithm")
+            steppers.append(
+                (
+                    micro,
+                    TensorOptimizer(local, {n: weights[n] for n in names}, own, self.ragged, micro.active is not None),
+                )
+            )
 
         def now(table: Tensor) -> Tensor:
             return table.index_select(0, done)[0]

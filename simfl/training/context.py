@@ -19,11 +19,11 @@ from simfl.errors import ConfigError
 from simfl.experiment import Phase
 from simfl.keyed_random import STEP
 from simfl.models.call_context import ModelCall, call_context
-from simfl.models.grouped import Owners, owners, ungroupable
+from simfl.models.grouped_layers import GroupedLayers, grouped_layers, ungrouped_params
 from simfl.parameter_groups import ParameterGroups
 from simfl.privacy.mechanism import Mechanism
-from simfl.protocol import EXTRA, Batch, ClientUpdate, Examples, Forward, Outputs, Parts, State, Weights
-from simfl.stacking import sent_to
+from simfl.protocol import EXTRA, Batch, ClientUpdate, Examples, Forward, Outputs, Parts, State, Task, Weights
+from simfl.stacking import to_device
 from simfl.training.binding import Binding
 from simfl.training.observer import NullObserver, Observer
 from simfl.training.plan import RoundDraft
@@ -84,12 +84,12 @@ class Network:
     @cached_property
     def groupable(self) -> bool:
         """Whether every trained layer has a grouped form."""
-        return not ungroupable(self.module, self.trained)
+        return not ungrouped_params(self.module, self.trained)
 
     @cached_property
-    def owners(self) -> Owners:
+    def owners(self) -> GroupedLayers:
         """The trained layers that have one."""
-        return owners(self.module, self.trained)
+        return grouped_layers(self.module, self.trained)
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,7 @@ class PhaseContext:
     phase: Phase
     index: int
     seed: int
+    task: Task
     module: nn.Module
     roles: ParameterGroups
     load: Callable[[], Examples]  # the training split as the objective encodes it
@@ -216,7 +217,7 @@ def with_task(stage: PhaseContext, outputs: Outputs, batch: Batch) -> Outputs:
     """`outputs` with the objective's per-example loss, and what was to be predicted."""
     objective = stage.phase.objective
     sums, weights = objective.loss(outputs, batch)
-    return replace(outputs, sums=sums, weights=weights, targets=batch.get(objective.target))
+    return replace(outputs, loss_sums=sums, loss_weights=weights, targets=batch.get(objective.target))
 
 
 def inputs_of(stage: PhaseContext, batch: Batch) -> Batch:
@@ -236,7 +237,7 @@ def visits(
 
     n, local = len(items), stage.phase.local
     whole = np.array([[i.client for i in items], [i.key for i in items], [round_number] * n, [0] * n], dtype=np.int64)
-    lengths = {key: local.optimizer.length(rates) for key, rates in {id(i.rates): i.rates for i in items}.items()}
+    lengths = {key: local.optimizer.total_rate(rates) for key, rates in {id(i.rates): i.rates for i in items}.items()}
     parts = [
         [i.steps for i in items],
         [i.examples for i in items],
@@ -246,4 +247,4 @@ def visits(
         [local.learning_rate] * n,
         [lengths[id(i.rates)] for i in items],
     ]
-    return ClientUpdate(*sent_to(stage.device, whole), *sent_to(stage.device, np.array(parts, dtype=np.float32)))
+    return ClientUpdate(*to_device(stage.device, whole), *to_device(stage.device, np.array(parts, dtype=np.float32)))

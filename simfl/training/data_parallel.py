@@ -106,12 +106,12 @@ def partial_gradient(stage: PhaseContext, piece: MicroBatch, shared: SharedStepI
     outputs: dict[str, Outputs] = {}
     with batch_part(BatchPart(piece.first, len(rows))):
         loss = loss_of(stage, micro, now, outputs)
-    if loss.batch is not None or _reads(loss.client, outputs):
+    if loss.batch_term is not None or _reads(loss.client_term, outputs):
         raise ConfigError("execution.data_parallel: the algorithm's loss has a term of a whole batch; allowed: 1")
-    extra = [] if loss.examples is None else [(loss.examples * batch["mask"]).sum() / piece.whole]
-    extra += [loss.client] if loss.client is not None and piece.first == 0 else []
+    extra = [] if loss.example_terms is None else [(loss.example_terms * batch["mask"]).sum() / piece.whole]
+    extra += [loss.client_term] if loss.client_term is not None and piece.first == 0 else []
     rest = _gradient(torch.stack(extra).sum(), leaves, keep=True) if extra else None
-    sums, weights = loss.parts()
+    sums, weights = loss.task_totals()
     return PartialGradient(_gradient(sums, leaves, keep=False), rest, sums.detach(), weights.detach())
 
 

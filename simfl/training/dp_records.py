@@ -52,7 +52,7 @@ def of_each(
         single = {name: t[None] for name, t in example.items()}
         alone = replace(now, batch=single, trained={**rest, **own}, key=key)
         loss = loss_of(stage, micro, alone, {}, mapped=True)
-        return loss.total(single["mask"]), loss.parts()
+        return loss.total(single["mask"]), loss.task_totals()
 
     keys = now.key + 2 * torch.arange(len(now.batch["mask"]), device=now.key.device)
     mapped = torch.func.vmap(torch.func.grad(one, has_aux=True), in_dims=(None, 0, 0), randomness="error")

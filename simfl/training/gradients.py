@@ -49,7 +49,7 @@ def stacked(
         now = StepInputs(batch, {**rest, **mine}, received, state, visit, key)
         loss = loss_of(stage, micro, now, outputs, mapped=True)
         kept = {name: out.detach().tensors() for name, out in outputs.items()}
-        return loss.total(batch["mask"]), (loss.parts(), kept)
+        return loss.total(batch["mask"]), (loss.task_totals(), kept)
 
     rest = {name: t for name, t in start.items() if name not in stepped}
     step = torch.func.vmap(torch.func.grad(client, has_aux=True), randomness="error")
@@ -75,7 +75,7 @@ def grouped(
     trained = {name: leaves.get(name, t) for name, t in start.items()}
     flat = {name: t.flatten(0, 1) for name, t in batch.items()}
     fields = dict(carried)
-    for name in micro.runs:
+    for name in micro.forwards:
         weights = tensors_for(stage.sources[name], trained, received, state)
         out = with_task(stage, call(stage, forwards[name], weights, inputs_of(stage, flat), keys, groups=n), flat)
         fields[name] = {key: t.unflatten(0, (n, -1)) for key, t in out.tensors().items()}
@@ -85,7 +85,7 @@ def grouped(
     ) -> tuple[Tensor, Tensor, Tensor]:
         outputs = {name: Outputs(**tensors) for name, tensors in fields.items()}
         loss = micro.loss(outputs, batch, trained, received, state, visit)
-        return loss.total(batch["mask"]), *loss.parts()
+        return loss.total(batch["mask"]), *loss.task_totals()
 
     if _is_task_alone(micro):
         totals, sums, counts = _task(fields["student"])

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from simfl.algorithms.base import Algorithm
-from simfl.protocol import EXTRA, ClientUpdate, ModelFacts, Parts, State, Weights
-from simfl.stacking import namespace, row, stack
+from simfl.protocol import EXTRA, ClientUpdate, ModelInfo, Parts, State, Weights
+from simfl.stacking import select_namespace, stack_rows, take_row
 from simfl.training.context import PhaseContext
 
 
@@ -32,14 +32,14 @@ class InitialState:
     def states(self) -> list[State]:
         """What each client's algorithm works with."""
         algorithm = self.stage.phase.algorithm
-        states = [namespace(memory, "algorithm") for memory in self.kept]
+        states = [select_namespace(memory, "algorithm") for memory in self.kept]
         if _own(algorithm, "init_client"):
             states = [
                 state or algorithm.init_client(self.received, one) for state, one in zip(states, self.each, strict=True)
             ]
         if _own(algorithm, "prepare"):
             states = [
-                algorithm.prepare(self.received, state, one) for state, one in zip(states, self.each, strict=True)
+                algorithm.prepare_state(self.received, state, one) for state, one in zip(states, self.each, strict=True)
             ]
         return states
 
@@ -48,7 +48,7 @@ class InitialState:
         stage, n = self.stage, len(self.kept)
         private = stage.binding.values(stage.roles.personal_params)
         mine = (
-            [{**private, **namespace(memory, "personal_params").get("weights", {})} for memory in self.kept]
+            [{**private, **select_namespace(memory, "personal_params").get("weights", {})} for memory in self.kept]
             if private
             else []
         )
@@ -57,15 +57,15 @@ class InitialState:
             shared = self.received["weights"].get(name)
             start[name] = torch.stack([m[name] for m in mine]) if shared is None else _copies(shared, n)
         if _own(stage.phase.algorithm, "extra"):
-            start |= stack([self._extras(k, row(start, k)) for k in range(n)])
+            start |= stack_rows([self._extras(k, take_row(start, k)) for k in range(n)])
         return start
 
     def _extras(self, k: int, start: Weights) -> Weights:
         stage = self.stage
         mentor = start if stage.mentor is None else stage.mentor.binding.values(stage.mentor.trained)
         sample, mentor_sample = stage.samples
-        facts = ModelFacts(sample, dict(mentor), mentor_sample)
-        extras = stage.phase.algorithm.extra(facts, self.received, self.states[k], self.each[k])
+        facts = ModelInfo(sample, dict(mentor), mentor_sample)
+        extras = stage.phase.algorithm.extra_params(facts, self.received, self.states[k], self.each[k])
         return {f"{EXTRA}/{group}/{name}": t for group, tensors in extras.items() for name, t in tensors.items()}
 
     def buffers(self) -> Weights:
@@ -73,7 +73,7 @@ class InitialState:
         if not self.stage.roles.buffers:
             return {}
         general = self.received.get("buffers") or self.stage.binding.values(self.stage.roles.buffers)
-        return stack([namespace(memory, "buffers").get("weights") or general for memory in self.kept])
+        return stack_rows([select_namespace(memory, "buffers").get("weights") or general for memory in self.kept])
 
 
 def _copies(tensor: Tensor, n: int) -> Tensor:

@@ -13,19 +13,20 @@ from torch import Tensor
 
 from simfl.experiment import Local
 from simfl.protocol import MicroStep, State, Weights
-from simfl.stacking import namespace
+from simfl.stacking import select_namespace
 from simfl.training.clipping import clip
 from simfl.training.context import PhaseContext
-from simfl.weights import select
+from simfl.weights import select_names
 
 
 class StackedOptimizer:
     """One optimizer for `weights` ([n, …], stepped in place), with the state each client kept, if any."""
 
-    def __init__(self, local: Local, weights: Weights, kept: list[State]) -> None:
+    def __init__(self, local: Local, weights: Weights, kept: list[State], gated: bool = False) -> None:
+        """Build the optimizer. `gated`: clients skip steps, so their step counts differ."""
         self.local, self.weights, self.n = local, weights, len(kept)
         counts = {_count(state) for state in kept}
-        self.stacked = local.optimizer.stackable and len(counts) == 1
+        self.stacked = local.optimizer.stackable and len(counts) == 1 and not gated
         owners = [list(weights.values())] if self.stacked else [[t[k] for t in weights.values()] for k in range(self.n)]
         self.tensors = [tensor for own in owners for tensor in own]
         self.optimizer = local.optimizer.build([{"params": own} for own in owners], local.learning_rate, self.stacked)
@@ -51,6 +52,8 @@ class StackedOptimizer:
 
     def step(self, gradients: Weights, active: list[bool], rates: Sequence[float]) -> None:
         """Clip each client's gradient ([n, …]) and step the clients still at work, each at its own learning rate."""
+        if not any(active):
+            return
         gradients = clip(gradients, self.local)
         self.taken = [count + on for count, on in zip(self.taken, active, strict=True)]
         for tensor, gradient in zip(self.tensors, self._rows(gradients, active), strict=True):
@@ -116,9 +119,10 @@ def steppers_of(stage: PhaseContext, weights: Weights, kept: list[State]) -> lis
     """Of each micro-step, for clients that update_state `kept`; `weights` [n, …] are stepped in place."""
     steppers = []
     for number, micro in enumerate(stage.phase.algorithm.micro_steps()):
-        names = select(weights, micro.trains, micro.spares, where="algorithm")
-        before = [namespace(memory, f"optimizer{number}") for memory in kept]
-        steppers.append((micro, StackedOptimizer(stage.phase.local, {name: weights[name] for name in names}, before)))
+        names = select_names(weights, micro.trains, micro.excludes, where="algorithm")
+        before = [select_namespace(memory, f"optimizer{number}") for memory in kept]
+        optimized = {name: weights[name] for name in names}
+        steppers.append((micro, StackedOptimizer(stage.phase.local, optimized, before, micro.active is not None)))
     return steppers
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from simfl.client_state import EMPTY
 from simfl.experiment import Local
 from simfl.optimizers.schedules import Schedule
-from simfl.seeds import passing_rng
+from simfl.seeds import reused_rng
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def poisson_batches(rows: np.ndarray, local: Local, *name: str | int, steps: int
     """
     steps = num_steps(len(rows), local) if steps is None else steps
     rate = min(1.0, local.batch_size / max(1, len(rows)))
-    drawn = [rows[passing_rng(*name, "sample", step).random(len(rows)) < rate] for step in range(steps)]
+    drawn = [rows[reused_rng(*name, "sample", step).random(len(rows)) < rate] for step in range(steps)]
     table = np.full((steps, max([1, *map(len, drawn)])), -1, dtype=np.int64)
     for step, chosen in enumerate(drawn):
         table[step, : len(chosen)] = chosen
@@ -213,7 +213,7 @@ def batches(rows: np.ndarray, local: Local, *name: str | int, steps: int | None 
     per_epoch = -(-len(rows) // local.batch_size) if len(rows) else 0
     table = np.full((steps, local.batch_size), -1, dtype=np.int64)
     for epoch in range(-(-steps // per_epoch) if per_epoch else 0):
-        order = passing_rng(*name, "order", epoch).permutation(rows) if local.shuffle else rows
+        order = reused_rng(*name, "order", epoch).permutation(rows) if local.shuffle else rows
         padded = np.full(per_epoch * local.batch_size, -1, dtype=np.int64)
         padded[: len(rows)] = order
         first = epoch * per_epoch

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from simfl.algorithms.base import Algorithm
 from simfl.protocol import ClientUpdate, Parts, State, Weights
-from simfl.stacking import row
+from simfl.stacking import take_row
 from simfl.timing import timed
 from simfl.training.client_updates import UpdateGroup
 from simfl.training.context import PhaseContext
 from simfl.training.plan import CohortPlan
 from simfl.transport import ledger
-from simfl.transport.upload import STATISTICS, UploadChannel
+from simfl.transport.upload import BUFFERS, UploadChannel
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,15 @@ def _is_spare(stage: PhaseContext) -> bool:
 
 
 def _of_row(parts: Parts, k: int) -> Parts:
-    return {part: row(tensors, k) for part, tensors in parts.items()}
+    return {part: take_row(tensors, k) for part, tensors in parts.items()}
 
 
 def _upload(stage: PhaseContext, group: UpdateGroup, received: Parts) -> Parts:
     """What the algorithm sends, and the change of running statistics; PrivacyError for what was not made private."""
     upload = group.upload
-    if STATISTICS in received:
-        statistics = {name: group.buffers[name] - t for name, t in received[STATISTICS].items()}
-        upload = {**upload, STATISTICS: statistics}
+    if BUFFERS in received:
+        statistics = {name: group.buffers[name] - t for name, t in received[BUFFERS].items()}
+        upload = {**upload, BUFFERS: statistics}
     if stage.mechanism is not None:
         for item in group.items:
             stage.mechanism.admit(upload, group.release, item.steps - group.private_steps, item.client)
@@ -79,15 +79,15 @@ def _remembered(stage: PhaseContext, group: UpdateGroup, k: int, sent: Parts, re
     algorithm, memory = stage.phase.algorithm, {f"codec:{part}": tensors for part, tensors in lost.items()}
     state: State = group.state_of(k)
     if type(algorithm).update_state is not Algorithm.update_state:
-        mine, visit = row(group.trained, k), ClientUpdate(*(t[k] for t in group.visit))
+        mine, visit = take_row(group.trained, k), ClientUpdate(*(t[k] for t in group.visit))
         state = algorithm.update_state(_of_row(sent, k), mine, received, state, visit)
     memory |= {f"algorithm:{key}": tensors for key, tensors in state.items()}
     if stage.roles.personal_params:
-        memory["personal:weights"] = _some(group.trained, stage.roles.personal_params, k)
+        memory["personal_params:weights"] = _some(group.trained, stage.roles.personal_params, k)
     if stage.keep_local:
         memory["local:weights"] = _some(group.trained, stage.roles.shared, k)
     if stage.roles.buffers and stage.phase.buffers == "local":
-        memory["buffers:weights"] = row(group.buffers, k)
+        memory["buffers:weights"] = take_row(group.buffers, k)
     for number, moments in enumerate(group.optimizer[k]):
         memory |= {f"optimizer{number}:{key}": tensors for key, tensors in moments.items()}
     return {key: {n: t.detach().cpu().contiguous() for n, t in tensors.items()} for key, tensors in memory.items()}

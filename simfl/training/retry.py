@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from simfl.errors import ClientError, OutOfMemory
+from simfl.errors import ClientError, ConfigError, OutOfMemory
 from simfl.seeds import seed_for
 from simfl.training.context import PhaseContext
 from simfl.training.plan import ClientPlan, CohortPlan
@@ -39,6 +39,8 @@ def attempt(
             time.sleep(pause)
         try:
             return list(work(visits))
+        except ConfigError:
+            raise
         except Exception as error:
             if starved(error):
                 raise OutOfMemory(brief(error)) from error

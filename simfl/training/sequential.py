@@ -14,6 +14,7 @@ from simfl.training import dp_records as records
 from simfl.training.context import PhaseContext, TrainingResult, TrainingUnit, step_key
 from simfl.training.data_parallel import SharedStepInputs
 from simfl.training.optimizer_step import StackedOptimizer, steppers_of
+from simfl.training.step import evaluation_point, keeps
 from simfl.training.step_inputs import StepInputs, loss_of
 
 
@@ -91,20 +92,35 @@ def _local_step(
     tasks: list[tuple[Tensor, Tensor]] = []
     carried: dict[str, Outputs] = {}
     seen: list[Weights] = []
+    keeps_gradients = keeps(algorithm, [move.micro for move in moves])
     for number, move in enumerate(moves):
+        move = _at_point(move, tuple(seen), now)
         task, gradients = _gradients(stage, item, step, move, replace(now, trained=move.trained), carried)
         stacked = {n: g[None] for n, g in zip(move.leaves, gradients, strict=True)}
-        if move.micro.steps:
+        if move.micro.steps and (move.micro.active is None or bool(move.micro.active(now.visit))):
             move.stepper.step(stacked, [True], [item.rates[step]])
         stage.observer.stepped([item], step, number, task[0][None], task[1][None], stacked, move.stepper.weights)
-        if algorithm.observes():
+        if keeps_gradients:
             seen.append(dict(zip(move.leaves, gradients, strict=True)))
         del gradients, stacked  # the next ones take their place in memory, and in the cache
         carried = {name: outputs.detach() for name, outputs in carried.items()}
         tasks.append(task)
-    if not algorithm.observes():
+    if not algorithm.needs_after_step():
         return tasks[0], now.state
-    return tasks[0], algorithm.observe(carried, tuple(seen), now.batch, now.trained, now.received, now.state, now.visit)
+    return tasks[0], algorithm.after_step(
+        carried, tuple(seen), now.batch, now.trained, now.received, now.state, now.visit
+    )
+
+
+def _at_point(move: Move, gradients: tuple[Weights, ...], now: StepInputs) -> Move:
+    """Return the micro-step with the tensors at which its passes run."""
+    if move.micro.at is None:
+        return move
+    current = {name: t.detach() for name, t in now.trained.items()}
+    moved = evaluation_point(move.micro, current, gradients, now.state, now.visit)
+    point = {name: t.detach() for name, t in {**current, **moved}.items()}
+    leaves = {name: point[name].requires_grad_() for name in move.leaves}
+    return replace(move, trained={**point, **leaves}, leaves=leaves)
 
 
 def _gradients(
@@ -118,6 +134,6 @@ def _gradients(
     if records.hidden(stage):
         return records.gradients(stage, move.micro, now, move.leaves, item)
     loss = loss_of(stage, move.micro, now, carried)
-    (sums, weights), total = loss.parts(), loss.total(now.batch["mask"])
+    (sums, weights), total = loss.task_totals(), loss.total(now.batch["mask"])
     gradients = torch.autograd.grad(total, list(move.leaves.values()), materialize_grads=True)
     return (sums.detach(), weights.detach()), gradients

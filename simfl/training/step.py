@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from simfl.algorithms.base import Algorithm
+from simfl.errors import ConfigError, nearest
 from simfl.protocol import Batch, ClientUpdate, MicroStep, Outputs, Parts, State, Weights
 from simfl.training.context import PhaseContext, step_key, with_task
 from simfl.training.gradients import Carried, Gradients
@@ -60,12 +63,17 @@ def local_step(
     now = work.visit._replace(step=work.visit.step + step)
     carried: Carried = {}
     seen: list[Weights] = []
+    keeps_gradients = keeps(algorithm, [micro for micro, _ in steppers])
     for number, (micro, stepper) in enumerate(steppers):
+        point = work.weights
+        if micro.at is not None:
+            moved = torch.func.vmap(partial(evaluation_point, micro))(work.weights, tuple(seen), work.state, now)
+            point = {**work.weights, **{name: t.detach() for name, t in moved.items()}}
         gradients, task, carried = gradients_of(
             stage,
             micro,
-            stepper.weights,
-            work.weights,
+            {name: point[name] for name in stepper.weights},
+            point,
             work.received,
             work.state,
             batch,
@@ -74,16 +82,44 @@ def local_step(
             carried,
         )
         if micro.steps:
-            stepper.step(gradients, active, rates)
+            stepper.step(gradients, _stepping(micro, now, active), rates)
         if hearing is not None:
             hearing(number, task, gradients, stepper.weights)
-        if algorithm.observes():
+        if keeps_gradients:
             seen.append(gradients)
         del gradients  # the next ones take their place in memory, and in the cache
         if number == 0:
             work.sums, work.counts = work.sums + task[0], work.counts + task[1]
-    if algorithm.observes():
+    if algorithm.needs_after_step():
         work.state = _observed(stage, carried, tuple(seen), batch, work, now, active)
+
+
+def keeps(algorithm: Algorithm, micro_steps: Sequence[MicroStep]) -> bool:
+    """Return whether the gradients of a local step are kept until its end."""
+    return algorithm.needs_after_step() or any(micro.at is not None for micro in micro_steps)
+
+
+def evaluation_point(
+    micro: MicroStep, trained: Weights, gradients: tuple[Weights, ...], state: State, update: ClientUpdate
+) -> Weights:
+    """Return the weights that `MicroStep.at` moves for one client; ConfigError if it names an unknown tensor."""
+    assert micro.at is not None
+    moved = micro.at(trained, gradients, state, update)
+    for name in moved.keys() - trained.keys():
+        raise ConfigError(
+            f"algorithm: MicroStep.at returned {name!r}, which is no trained tensor; {nearest(name, trained)}"
+        )
+    return moved
+
+
+def _stepping(micro: MicroStep, update: ClientUpdate, active: Any) -> Any:
+    """Return which clients the optimizer steps, in the form of `active`."""
+    if micro.active is None:
+        return active
+    gates = torch.func.vmap(micro.active)(update) != 0
+    if isinstance(active, Tensor):
+        return active & gates
+    return [on and gate for on, gate in zip(active, gates.tolist(), strict=True)]
 
 
 def _observed(
@@ -107,7 +143,7 @@ def _observed(
         visit: ClientUpdate,
     ) -> State:
         outputs = {name: with_task(stage, Outputs(**tensors), batch) for name, tensors in fields.items()}
-        return stage.phase.algorithm.observe(outputs, gradients, batch, trained, received, state, visit)
+        return stage.phase.algorithm.after_step(outputs, gradients, batch, trained, received, state, visit)
 
     after = torch.func.vmap(client)(carried, gradients, batch, work.weights, work.state, visit)
     working = active if isinstance(active, Tensor) else torch.tensor(active, device=stage.device)

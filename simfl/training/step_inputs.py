@@ -27,7 +27,7 @@ def loss_of(
 ) -> Loss:
     """The loss of a micro-step, whose passes add to `outputs` what they give; `mapped`: inside of `vmap`."""
     forwards = stage.phase.algorithm.forwards()
-    for name in micro.runs:
+    for name in micro.forwards:
         weights = tensors_for(stage.sources[name], now.trained, now.received, now.state)
         given = call(stage, forwards[name], weights, inputs_of(stage, now.batch), now.key, stacked=mapped)
         outputs[name] = with_task(stage, given, now.batch)

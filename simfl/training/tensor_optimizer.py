@@ -17,7 +17,7 @@ from torch import Tensor
 from simfl.experiment import Local
 from simfl.protocol import State, Weights
 from simfl.training.clipping import clip
-from simfl.weights import packed, unpacked
+from simfl.weights import pack_small, unpack_small
 
 SGD = {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}
 ADAM = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
@@ -40,7 +40,7 @@ def fresh(local: Local, weights: Weights, n: int) -> State:
         names: tuple[str, ...] = ("momentum_buffer",) if settings["momentum"] else ()
     else:
         names = ("exp_avg", "exp_avg_sq")
-    like = packed(weights)
+    like = pack_small(weights)
     moments = {key: {name: torch.zeros_like(t) for name, t in like.items()} for key in names}
     device = next(iter(weights.values())).device
     return {**moments, COUNT: {COUNT: torch.zeros(n, device=device)}} if names else {}
@@ -54,13 +54,14 @@ class TensorOptimizer:
     weights: Weights
     moments: State
     ragged: bool
+    gated: bool = False  # clients skip steps
 
     @torch.no_grad()
     def step(self, gradients: Weights, active: Tensor, rates: Tensor) -> None:
         """Clip each client's gradient ([n, …]) and step the clients still at work, each at its own learning rate."""
         settings, clipped = _settings(self.local), clip(gradients, self.local)
-        weights, gradients = packed(self.weights), packed({name: clipped[name] for name in self.weights})
-        if self.ragged:  # a gradient of nothing need not be a number
+        weights, gradients = pack_small(self.weights), pack_small({name: clipped[name] for name in self.weights})
+        if self.ragged or self.gated:  # a gradient of nothing need not be a number
             gradients = {name: torch.where(_along(active, g), g, 0.0) for name, g in gradients.items()}
             rates = rates * active
         if self.moments:
@@ -84,7 +85,7 @@ class TensorOptimizer:
 
     def _unpack(self, weights: Weights) -> None:
         """Write what was stepped as one where it belongs."""
-        for name, new in unpacked(weights, self.weights).items():
+        for name, new in unpack_small(weights, self.weights).items():
             if new is not self.weights[name]:
                 self.weights[name].copy_(new)
 
@@ -119,14 +120,14 @@ class TensorOptimizer:
 
     def _keep(self, moment: Tensor, new: Tensor, active: Tensor) -> None:
         """Replace a moment, but of clients that have finished if it is to be kept."""
-        if self.ragged and self.local.keep_optimizer:
+        if self.gated or (self.ragged and self.local.keep_optimizer):
             new = torch.where(_along(active, new), new, moment)
         moment.copy_(new)
 
 
 def states(moments: State, weights: Weights, n: int) -> list[State]:
     """Each client's moments for these weights, to be kept: {moment: {tensor: value}}."""
-    moments = {key: group if key == COUNT else unpacked(group, weights) for key, group in moments.items()}
+    moments = {key: group if key == COUNT else unpack_small(group, weights) for key, group in moments.items()}
     out: list[State] = []
     for k in range(n):
         own = {key: {m: t[k].clone() for m, t in group.items()} for key, group in moments.items() if key != COUNT}
@@ -142,13 +143,13 @@ def loaded(local: Local, weights: Weights, kept: list[State]) -> State:
     moments = fresh(local, weights, len(kept))
     if not any(kept):
         return moments
-    apart = {key: group if key == COUNT else unpacked(group, weights) for key, group in moments.items()}
+    apart = {key: group if key == COUNT else unpack_small(group, weights) for key, group in moments.items()}
     for k, state in enumerate(kept):
         for key, group in state.items():
             for name, value in group.items():
                 target = apart[COUNT][COUNT] if key == COUNT else apart[key][name]
                 target[k] = value.to(target.device)
-    return {key: group if key == COUNT else packed(apart[key]) for key, group in moments.items()}
+    return {key: group if key == COUNT else pack_small(apart[key]) for key, group in moments.items()}
 
 
 def _settings(local: Local) -> dict[str, Any]:

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from simfl.models.grouped import grouped, ungroupable
+from simfl.models.grouped_layers import grouped_forward, ungrouped_params
 from simfl.protocol import ClientUpdate, Parts, State, Weights
-from simfl.stacking import namespace, sent_to
+from simfl.stacking import select_namespace, to_device
 from simfl.training import gradients
 from simfl.training import tensor_optimizer as tensor_stepper
 from simfl.training.compiled import StepTables
@@ -25,7 +25,7 @@ from simfl.training.gradients import Gradients
 from simfl.training.observer import Observer
 from simfl.training.optimizer_step import steppers_of
 from simfl.training.step import Work, local_step
-from simfl.weights import select
+from simfl.weights import select_names
 
 SMALL = 1 << 17  # values of a model
 
@@ -38,7 +38,7 @@ def pays_on_cpu(module: nn.Module, trained: tuple[str, ...]) -> bool:
     """
     values = sum(parameter.numel() for parameter in module.parameters())
     convolves = any(isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) for layer in module.modules())
-    return values <= SMALL and not convolves and not ungroupable(module, trained)
+    return values <= SMALL and not convolves and not ungrouped_params(module, trained)
 
 
 def train(
@@ -54,14 +54,14 @@ def train(
     """Train all items; `start` is stepped in place. `kept`: what each client remembers."""
     n, most = len(items), max(item.steps for item in items)
     nothing = torch.zeros(n, device=stage.device)
-    keys = sent_to(stage.device, np.array([item.key for item in items], dtype=np.int64))
+    keys = to_device(stage.device, np.array([item.key for item in items], dtype=np.int64))
     work = Work(start, state, nothing, nothing.clone(), received, visit, keys)
     use_groups = gradients.is_grouped(stage)
     gradients_of = gradients.grouped if use_groups else gradients.stacked
     with ExitStack() as stack:
         for network in [stage.network, stage.mentor] if use_groups else []:
             if network is not None:
-                stack.enter_context(grouped(network.owners))
+                stack.enter_context(grouped_forward(network.owners))
         train_them = _as_written if stage.programs is None else _as_program
         work, optimizer = train_them(stage, gradients_of, items, work, kept, most)
     return TrainingResult(work.weights, buffers, work.sums, work.counts, work.state, optimizer)
@@ -108,12 +108,12 @@ def _as_program(
     rates = np.zeros((length, n), dtype=np.float32)
     for k, item in enumerate(items):
         rates[: item.steps, k] = item.rates
-    tables = StepTables(rows, places, sent_to(stage.device, active), sent_to(stage.device, rates))
+    tables = StepTables(rows, places, to_device(stage.device, active), to_device(stage.device, rates))
     micro_steps, local = stage.phase.algorithm.micro_steps(), stage.phase.local
-    stepped = [select(work.weights, micro.trains, micro.spares, where="algorithm") for micro in micro_steps]
+    stepped = [select_names(work.weights, micro.trains, micro.excludes, where="algorithm") for micro in micro_steps]
     moments = []
     for number, names in enumerate(stepped):
-        before = [namespace(memory, f"optimizer{number}") for memory in kept]
+        before = [select_namespace(memory, f"optimizer{number}") for memory in kept]
         moments.append(tensor_stepper.loaded(local, {name: work.weights[name] for name in names}, before))
     ragged = any(item.steps < most for item in items)
     heard = stage.observer.listens
@@ -132,8 +132,8 @@ def _tables(items: list[TrainingUnit], steps: int, device: torch.device) -> tupl
     """Rows of the batches and, if the algorithm asks, their places: int64 [steps, n, B] each; -1 is padding."""
     rows = _side_by_side([item.batches for item in items], steps, -1)
     places = [item.places for item in items if item.places is not None]
-    places_too = sent_to(device, _side_by_side(places, steps, 0)) if places else None
-    return sent_to(device, rows), places_too
+    places_too = to_device(device, _side_by_side(places, steps, 0)) if places else None
+    return to_device(device, rows), places_too
 
 
 def _side_by_side(tables: list[np.ndarray], steps: int, padding: int) -> np.ndarray:
