@@ -103,5 +103,5 @@ def _is_task_alone(micro: MicroStep) -> bool:
 
 def _task(student: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """What `client` gives where the loss is the task's alone, [n] each; mapping costs more than a small pass."""
-    sums, counts = student["sums"].sum(1), student["weights"].sum(1)
+    sums, counts = student["loss_sums"].sum(1), student["loss_weights"].sum(1)
     return sums / counts.clamp_min(1e-12), sums, counts

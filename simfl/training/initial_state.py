@@ -37,7 +37,7 @@ class InitialState:
             states = [
                 state or algorithm.init_client(self.received, one) for state, one in zip(states, self.each, strict=True)
             ]
-        if _own(algorithm, "prepare"):
+        if _own(algorithm, "prepare_state"):
             states = [
                 algorithm.prepare_state(self.received, state, one) for state, one in zip(states, self.each, strict=True)
             ]
@@ -56,7 +56,7 @@ class InitialState:
         for name in stage.roles.trained:
             shared = self.received["weights"].get(name)
             start[name] = torch.stack([m[name] for m in mine]) if shared is None else _copies(shared, n)
-        if _own(stage.phase.algorithm, "extra"):
+        if _own(stage.phase.algorithm, "extra_params"):
             start |= stack_rows([self._extras(k, take_row(start, k)) for k in range(n)])
         return start
 

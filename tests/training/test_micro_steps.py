@@ -14,8 +14,9 @@ from fakes import model as final_model
 from torch import Tensor
 
 from simfl.algorithms.base import Algorithm
+from simfl.config.rules import check, violations
 from simfl.errors import ConfigError
-from simfl.experiment import Experiment
+from simfl.experiment import Experiment, Privacy
 from simfl.optimizers.local import LocalOptimizer
 from simfl.protocol import AggregatedUpdates, ClientUpdate, MicroStep, Parts, Server, State, Task, Weights
 from simfl.runs.results import Run
@@ -149,8 +150,14 @@ def test_an_undeclared_part_is_refused(mode: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algorithm", [Sharp(), Late()], ids=lambda one: type(one).__name__)
-def test_data_parallel_refuses_them(algorithm: Algorithm, tmp_path: Path) -> None:
+def test_data_parallel_refuses_them(algorithm: Algorithm) -> None:
     given: Experiment = experiment(algorithm=algorithm)
     given = replace(given, execution=replace(given.execution, data_parallel=2))
     with pytest.raises(ConfigError, match="data_parallel"):
-        run(given, tmp_path)
+        check(given)
+
+
+def test_record_privacy_refuses_gated_steps() -> None:
+    privacy = Privacy(unit="record", clip=1.0, noise_multiplier=1.0)
+    given = replace(experiment(algorithm=Late(), weighting="uniform", poisson=0.5), privacy=privacy)
+    assert any("steps per batch" in line for line in violations(given))
