@@ -19,6 +19,7 @@ import torch
 
 from benchmarks.gpu_works import WORKS
 from simfl import simulation
+from simfl.session.options import RunOptions
 from simfl.experiment import Execution, Experiment
 
 LATEST = Path(__file__).parent / "latest_auto.json"
@@ -34,7 +35,7 @@ def rounds_of(experiment: Experiment, execution: Execution, rounds: int, shared:
     words = iter([""] * rounds)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        simulation.run(experiment, out, backend="inline", shared=shared, until=lambda: next(words, "enough"))
+        simulation.run(experiment, RunOptions(out, backend="inline", shared=shared, until=lambda: next(words, "enough")))
         events = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
         made: Row = json.loads((out / "manifest.json").read_text())
     seconds = [event["seconds"] for event in events if event["event"] == "round"]

@@ -181,7 +181,7 @@ def measure(backbone: Backbone, precision: str, device: str = "cuda", scale: flo
     for step in range(WARM + TIMED):
         if step == WARM:
             started = now(device)
-        with call_context(ModelCall(key=torch.tensor(step, device=device))):  # dropout is on
+        with call_context(ModelCall(dropout_key=torch.tensor(step, device=device))):  # dropout is on
             logits = backbone.run(module, inputs).logits
         loss = functional.cross_entropy(logits.flatten(0, -2), target.flatten())
         optimizer.zero_grad()

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from simfl.session.options import RunOptions
 from benchmarks.processes import PAGE
 
 LATEST = Path(__file__).parent / "clients.json"
@@ -107,7 +108,7 @@ def one(scale: str, clients: int, rounds: int) -> list[dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         look = Look(out / "memory")
-        simulation.run(SCALES[scale][0](clients, rounds), out, workers=2, display=look)
+        simulation.run(SCALES[scale][0](clients, rounds), RunOptions(out, workers=2, display=look))
     return look.rows
 
 

@@ -17,8 +17,8 @@ from simfl.data.base import Data, Dataset, Split
 from simfl.data.io.arrow_store import content_sha256, stored
 from simfl.data.partition.base import Partitioner
 from simfl.data.partition.manifest import Partition, hold
-from simfl.models.adapters_base import Adapter
-from simfl.models.base import Model, default_trained, seeded
+from simfl.models.adapters import Adapter
+from simfl.models.base import Model, set_trainable, seeded
 from simfl.models.dropout import install
 from simfl.objectives.base import Objective
 from simfl.objectives.classification import Classification
@@ -129,7 +129,7 @@ class T5(Model):
             module = T5Network(task.num_classes)
             if self.adapters is not None:
                 self.adapters.attach(module)
-        return default_trained(self, install(module).eval())
+        return set_trainable(self, install(module).eval())
 
-    def trains(self, module: nn.Module) -> tuple[str, ...]:
-        return ("*",) if self.adapters is None else self.adapters.trains()
+    def trainable_params(self, module: nn.Module) -> tuple[str, ...]:
+        return ("*",) if self.adapters is None else self.adapters.own_params()

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.result import Stopwatch, write_result
-from simfl.runtime.ray import cluster as boot
+from simfl.session.options import RunOptions
+from simfl.runtime.ray import cluster
 
 
 class Timer:
@@ -33,7 +34,7 @@ class Timer:
 
 def main(work: str, result: str, backend: str, workers: int, mode: Any = "auto") -> None:
     """Run a work and write what was measured. As with `simfl run`, Ray is asked for before anything is imported."""
-    with boot.ahead(backend, None), tempfile.TemporaryDirectory() as folder:
+    with cluster.start_early(backend, None), tempfile.TemporaryDirectory() as folder:
         import torch
 
         from benchmarks.works import WORKS
@@ -45,7 +46,7 @@ def main(work: str, result: str, backend: str, workers: int, mode: Any = "auto")
         experiment = replace(experiment, execution=replace(experiment.execution, mode=mode))
         timer = Timer(experiment.phases[0].rounds)
         out = Path(folder) / "run"
-        summary = simulation.run(experiment, out, backend=backend, workers=workers, display=timer)
+        summary = simulation.run(experiment, RunOptions(out, backend=backend, workers=workers, display=timer))
         found = checkpoint.latest(out / "checkpoints")
         assert found is not None, summary
         snapshot = Snapshot.restore(found.tensors, found.facts)

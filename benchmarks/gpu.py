@@ -25,6 +25,7 @@ import torch
 from benchmarks.gpu_works import WORKS
 from benchmarks.systems import ENVIRONMENTS, ROOT
 from simfl import simulation
+from simfl.session.options import RunOptions
 from simfl.experiment import Experiment
 
 LATEST = Path(__file__).parent / "latest_gpu.json"
@@ -39,7 +40,7 @@ def measure(experiment: Experiment, rounds: int, backend: str, workers: int | st
     torch.cuda.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        simulation.run(experiment, Path(folder) / "run", backend=backend, workers=workers)
+        simulation.run(experiment, RunOptions(Path(folder) / "run", backend=backend, workers=workers))
         total = time.perf_counter() - began
         lines = [json.loads(line) for line in (Path(folder) / "run" / "log.jsonl").read_text().splitlines()]
     heard = [line for line in lines if "timings" in line]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from simfl.session.options import RunOptions
 from benchmarks.processes import PAGE
 
 LATEST = Path(__file__).parent / "memory.json"
@@ -66,7 +67,7 @@ def one(clients: int) -> list[int]:
     )
     scale = Scale()
     with tempfile.TemporaryDirectory() as folder:
-        simulation.run(experiment, Path(folder) / "run", workers=2, display=scale)
+        simulation.run(experiment, RunOptions(Path(folder) / "run", workers=2, display=scale))
     return scale.bytes
 
 

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
+from simfl.session.options import RunOptions
 from typing import Any
 
 LATEST = Path(__file__).parent / "overlap.json"
@@ -46,7 +47,7 @@ def child(work: str, overlap: bool) -> None:
     experiment = replace(given, phases=(phase,), evaluate=evaluate)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        summary = simulation.run(experiment, out, workers=WORKERS)
+        summary = simulation.run(experiment, RunOptions(out, workers=WORKERS))
         lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
         scores = tables.sha256(tables.read(out / "evaluations.parquet"))
     rounds = [line for line in lines if line["event"] == "round"]

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, median
+from simfl.session.options import RunOptions
 from typing import Any
 
 LATEST = Path(__file__).parent / "scaling.json"
@@ -113,7 +114,7 @@ def one(case: Case) -> dict[str, Any]:
     experiment = experiment_of(case)
     with tempfile.TemporaryDirectory() as folder, ray_of(case.nodes) as address, calls() as waited:
         began = time.perf_counter()
-        summary = simulation.run(experiment, Path(folder) / "run", workers=case.workers, address=address)
+        summary = simulation.run(experiment, RunOptions(Path(folder) / "run", workers=case.workers, address=address))
         total = time.perf_counter() - began
         lines = [json.loads(line) for line in (Path(folder) / "run" / "log.jsonl").read_text().splitlines()]
     rounds = [line for line in lines if line["event"] == "round"]

@@ -1,62 +1,78 @@
-"""simfl from Python: `run` an experiment, `load` what a run left."""
+"""Python interface: `run` an experiment, `load` the results of a run."""
 
 from __future__ import annotations
 
 import itertools
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from simfl import config, simulation
-from simfl.errors import ConfigError
 from simfl.experiment import Experiment
 from simfl.runs.results import Run
+from simfl.runtime.backend import choose_backend
 from simfl.tracking.run_folder import RUN, is_taken
 
-Given = Experiment | Mapping[str, Any] | str | Path
+ExperimentLike = Experiment | Mapping[str, object] | str | Path
 
 
 def run(
-    experiment: Given,
+    experiment: ExperimentLike,
     out: Path | str | None = None,
-    backend: str = "inline",
+    backend: str = "auto",
     workers: int | str | None = None,
     address: str | None = None,
     resume: bool = False,
     display: Any = None,
 ) -> Run:
-    """Run an experiment to its end and return what it left.
+    """Run an experiment to its end and return its results.
 
-    `experiment`: a mapping with the keys of an experiment file, in which Python objects may stand in place of names; or
-    an `Experiment`; or the path of a file. `out`: the folder of the run, by default `runs/NAME`, or the first free of
-    `NAME-2`, `NAME-3`, …; to resume, the newest of these. `display`: told how the run goes; by default a line in a
-    terminal, and nothing elsewhere. ConfigError for what cannot be meant, ClientError for a client that failed.
+    Args:
+        experiment: A mapping with the keys of an experiment file, whose values may be Python objects instead of names;
+            or an `Experiment`; or the path of an experiment file.
+        out: Folder of the run. The default is `runs/NAME`, or the first free one of `runs/NAME-2`, `runs/NAME-3`, …;
+            with `resume`, the newest of these.
+        backend: `inline` (this process), `ray`, or `auto`: Ray with 2 or more GPUs, or without a GPU with 4 or more
+            CPUs, and whenever `workers` or `address` is given; else inline. Results are bit-identical.
+        workers: Number of Ray workers, or `auto`.
+        address: Address of a running Ray cluster. The default is to start Ray on this machine.
+        resume: Whether to continue from the last checkpoint in the folder of the run.
+        display: Object whose methods are called during the run, see `NullDisplay`. The default is a progress line in a
+            terminal, and nothing elsewhere.
+
+    Raises:
+        ConfigError: The experiment or an argument is invalid.
+        ClientError: The computation of a client failed.
     """
-    if backend == "inline" and (workers or address):
-        raise ConfigError(f"{'workers' if workers else 'address'}: has no effect with backend inline")
-    whole = experiment_of(experiment)
-    folder = Path(out) if out is not None else folder_of(whole.name, resume)
+    choice = choose_backend(backend, workers, address)
+    parsed = experiment_of(experiment)
+    folder = Path(out) if out is not None else folder_of(parsed.name, resume)
     with _display(display) as shown:
-        simulation.run(whole, folder, backend, workers or "auto", address, resume, shown)
-    return Run(folder, whole)
+        if choice.message and shown is not None:
+            shown.message(choice.message)
+        simulation.run(parsed, folder, choice.name, workers or "auto", address, resume, shown)
+    return Run(folder, parsed)
 
 
-def load(folder: Path | str, experiment: Given | None = None) -> Run:
-    """A run by its folder. `experiment` only if Python objects stood in it that no file names."""
+def load(folder: Path | str, experiment: ExperimentLike | None = None) -> Run:
+    """Return the results in the folder of a run.
+
+    `experiment` is needed only if the run used Python objects that cannot be imported by name.
+    """
     return Run(folder, None if experiment is None else experiment_of(experiment))
 
 
-def experiment_of(given: Given) -> Experiment:
-    """The experiment that a mapping or a file describes."""
+def experiment_of(given: ExperimentLike) -> Experiment:
+    """Return the experiment that a mapping or a file describes."""
     if isinstance(given, (str, Path)):
         return config.load(Path(given))
     return given if isinstance(given, Experiment) else config.parse(given)
 
 
 def folder_of(name: str, resume: bool) -> Path:
-    """A folder under runs/ that holds no run yet; to resume, the newest one of this name."""
+    """Return the first free folder `runs/NAME`, `runs/NAME-2`, …; to resume, the newest one that holds a run."""
     first = Path("runs") / name
     numbered = (Path("runs") / f"{name}-{number}" for number in itertools.count(2))
     found = list(itertools.takewhile(is_taken, itertools.chain([first], numbered)))
@@ -65,8 +81,8 @@ def folder_of(name: str, resume: bool) -> Path:
     return Path("runs") / f"{name}-{len(found) + 1}" if found else first
 
 
-def _display(given: Any) -> Any:
-    """What is told how the run goes, as a context."""
+def _display(given: Any) -> AbstractContextManager[Any]:
+    """Return the display as a context manager; the default is a progress line if standard error is a terminal."""
     if given is not None or not sys.stderr.isatty():
         return nullcontext(given)
     from simfl.tracking.progress import Progress

@@ -1,4 +1,4 @@
-"""The command line. Errors that a user can cause are one line and exit code 2; everything heavy is imported late."""
+"""Command line. An error that a user can cause is one line and exit code 2; heavy modules are imported late."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import click
 
 from simfl import __version__
-from simfl.commands import data, inspection, options, partitions, submit, sweeps
-from simfl.errors import ClientError, SimflError
+from simfl.commands import data, inspection, options, partitions, submit, sweeps, templates
+from simfl.errors import ClientError, ConfigError, SimflError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,24 +25,24 @@ USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code."""
-    sys.path.append(os.getcwd())  # components may live in a module beside the experiment
+    """Run a command and return its exit code."""
+    sys.path.append(os.getcwd())  # components may be defined in a module of the working directory
     try:
         return commands.main(arguments, prog_name="simfl", standalone_mode=False) or 0
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message(), file=sys.stderr)
         return USER_ERROR
     except click.ClickException as error:
-        return _say(error.format_message(), USER_ERROR)
+        return _report(error.format_message(), USER_ERROR)
     except click.Abort:
         return INTERRUPTED
     except ClientError as error:
-        return _say(str(error), FAILED)  # it ends with the client's own traceback
+        return _report(str(error), FAILED)  # the message ends with the traceback of the client
     except SimflError as error:
-        return _say(str(error), USER_ERROR)
+        return _report(str(error), USER_ERROR)
 
 
-def _say(text: str, code: int) -> int:
+def _report(text: str, code: int) -> int:
     print(f"simfl: {text}", file=sys.stderr)
     return code
 
@@ -51,87 +51,103 @@ def _say(text: str, code: int) -> int:
 @click.version_option(__version__, message="simfl %(version)s")
 @click.pass_context
 def commands(context: click.Context) -> None:
-    """simfl simulates federated learning at scale, on Ray."""
+    """Simulate federated learning at scale, on Ray."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
 
-for command in (*inspection.COMMANDS, *sweeps.COMMANDS, data.data, partitions.partition, submit.submit):
+for command in (
+    *inspection.COMMANDS, *sweeps.COMMANDS, data.data, partitions.partition, submit.submit, templates.new
+):  # fmt: skip
     commands.add_command(command)
 
 
 @commands.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--out",
-    help="Folder of the run, or a URL such as s3://bucket/NAME.  [default: runs/NAME, or NAME-2, …]",
+@click.option("--out", help="Folder of the run, or a URL, such as s3://bucket/NAME.  [default: runs/NAME, or NAME-2, …]")
+@options.placement(
+    "auto",
+    "inline: in this process; ray: on worker processes; auto: ray with 2 or more GPUs, or without a GPU with 4 or more"
+    " CPUs, or if --workers or --address is given; else inline.",
+    "Number of Ray workers.",
 )
-@options.placed("inline: this process, without Ray.", "Number of Ray workers.")
-@click.option("--resume", is_flag=True, help="Go on from the last commit in the folder of the run.")
-@click.option("--profile", is_flag=True, help="Write trace.json, which chrome://tracing and Perfetto show.")
+@click.option("--resume", is_flag=True, help="Resume from the last checkpoint in the folder of the run.")
+@click.option("--profile", is_flag=True, help="Write trace.json, a timeline for chrome://tracing or Perfetto.")
 @options.overrides("Override a setting, e.g. phases.0.rounds=2.")
 def run(
     file: Path,
     out: str | None,
-    backend: str,
-    workers: str | None,
-    address: str | None,
+    placement: options.BackendOptions,
     resume: bool,
     profile: bool,
     overrides: tuple[str, ...],
 ) -> int:
     """Run the experiment in FILE."""
-    number = options.workers_of(backend, workers, address)
-    from simfl.runtime.ray import cluster as boot
+    from simfl.runtime.ray import cluster
 
-    with boot.ahead(backend, address):
+    with cluster.start_early(placement.backend, placement.address):
         from simfl import config, simulation
         from simfl.api import folder_of
         from simfl.tracking.progress import Progress
 
         experiment = config.load(file, overrides)
-        place = out or folder_of(experiment.name, resume)
+        folder = out or folder_of(experiment.name, resume)
         with Progress() as display:
-            summary = simulation.run(experiment, place, backend, number, address, resume, display, profile)
+            if placement.message:
+                display.message(placement.message)
+            summary = simulation.run(
+                experiment, folder, placement.backend, placement.workers, placement.address, resume, display, profile
+            )
     return {"completed": 0, "interrupted": INTERRUPTED}.get(summary["status"], FAILED)
 
 
 @commands.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--card", metavar="SIZE", help="Memory of a GPU, such as 80GB, to be filled with clients side by side.")
-@click.option(
-    "--speed", type=click.Path(path_type=Path), help="Folder of a run whose pace tells how long it will take."
-)
+@click.option("--card", metavar="SIZE", help="Memory of a GPU, such as 80GB: show how many clients per batch fit.")
+@click.option("--speed", type=click.Path(path_type=Path), help="Folder of a run whose speed is used to estimate time.")
+@click.option("--build/--no-build", default=True, help="Build the data set if its sizes are needed.  [default: build]")
 @options.overrides("Override a setting, as with `run`.")
-def plan(file: Path, as_json: bool, card: str | None, speed: Path | None, overrides: tuple[str, ...]) -> None:
-    """Count the bytes, memory and local steps of the experiment in FILE, without running it."""
+def plan(
+    file: Path, as_json: bool, card: str | None, speed: Path | None, build: bool, overrides: tuple[str, ...]
+) -> None:
+    """Compute bytes, memory and local steps of the experiment in FILE, without running it."""
     from simfl import cache, config
+    from simfl.data.io.arrow_store import building
     from simfl.plans import memory, table
     from simfl.plans import speed as speeds
-    from simfl.plans.plan import plan as planned
+    from simfl.plans.plan import plan as plan_of
 
     experiment = config.load(file, overrides)
-    found = planned(experiment, cache.folder(), None if card is None else memory.card_bytes(card))
-    pace = None if speed is None else speeds.pace(speed, experiment)
+    with building(_announce if build else _refuse_build):
+        found = plan_of(experiment, cache.folder(), None if card is None else memory.card_bytes(card))
+    measured = None if speed is None else speeds.measured_speed(speed, experiment)
     if as_json:
         click.echo(json.dumps(found.json(), indent=2))
     else:
-        table.show(found, pace, _console())
+        table.show(found, measured, _console())
+
+
+def _announce(name: str) -> None:
+    print(f"building data set {name} (needed once, then read from the cache)", file=sys.stderr, flush=True)
+
+
+def _refuse_build(name: str) -> None:
+    raise ConfigError(f"--no-build: the plan needs the data set {name}, which is not built; simfl data build {name}")
 
 
 @commands.command("list")
-@click.argument("shelf", required=False)
+@click.argument("registry", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_(shelf: str | None, as_json: bool) -> None:
-    """Show what there is to choose from; with a SHELF, every setting too."""
+def list_(registry: str | None, as_json: bool) -> None:
+    """List all components; with a REGISTRY, such as algorithms, also their settings."""
     from simfl.config import catalogue
 
-    found = {name: catalogue.entries(name) for name in ([shelf] if shelf else catalogue.NAMES)}
+    found = {name: catalogue.entries(name) for name in ([registry] if registry else catalogue.NAMES)}
     if as_json:
         click.echo(json.dumps({name: [asdict(e) for e in entries] for name, entries in found.items()}, indent=2))
-    elif shelf:
-        _print_settings(found[shelf])
+    elif registry:
+        _print_settings(found[registry])
     else:
         _print_names(found)
 
@@ -139,10 +155,10 @@ def list_(shelf: str | None, as_json: bool) -> None:
 def _print_names(found: dict[str, list[Entry]]) -> None:
     from rich.table import Table
 
-    table = Table("shelf", "name", "what it is", box=None, padding=(0, 2, 0, 0))
-    for shelf, entries in found.items():
+    table = Table("registry", "name", "description", box=None, padding=(0, 2, 0, 0))
+    for registry, entries in found.items():
         for i, entry in enumerate(entries):
-            table.add_row("" if i else shelf, entry.name, entry.summary)
+            table.add_row("" if i else registry, entry.name, entry.summary)
     _console().print(table)
 
 
@@ -160,7 +176,7 @@ def _print_settings(entries: list[Entry]) -> None:
 
 
 def _console() -> Console:
-    """As wide as the terminal; wide enough for a line per setting elsewhere."""
+    """Return a console as wide as the terminal, or 160 columns wide if the output is not a terminal."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else 160)

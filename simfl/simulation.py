@@ -1,158 +1,226 @@
-"""A run is a list of phases; a phase is T rounds. READ THIS FIRST.
+"""Run an experiment: a list of phases, each a number of communication rounds. READ THIS FIRST.
 
-A round sends parts down to the sampled clients, lets each client train as a pure function of what it received, what
-it remembers and a seed, and folds what comes back into the server. Rounds are committed whole or not at all.
+A round plans (`simfl.rounds.plan_round`), trains the sampled clients on the workers, and applies what came back
+(`apply_round`). A client update is a pure function of what the client received, its own state and a seed. A round
+counts whole or not at all: it is recorded and checkpointed after it was scored (`simfl.session.progress`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simfl.aggregation.round import RoundAggregator
-from simfl.client_state import EMPTY
-from simfl.errors import OutOfMemory
+from simfl.autotune.tuner import Tuner, describe_choice, execution_mode_of
+from simfl.errors import OutOfMemory, SimflError
 from simfl.experiment import Experiment
-from simfl.protocol import AggregatedUpdates
-from simfl.runs.record import Rows
-from simfl.runs.rows import round_rows
-from simfl.runs.snapshot import Snapshot
-from simfl.sampling import expected_clients, sample_clients, sample_groups
-from simfl.session.driver import Driver
-from simfl.session.session import RunOptions
-from simfl.timing import timed
-from simfl.training.cohort import CohortResult
+from simfl.rounds import RoundDraft, RoundPlan, apply_round, cut_into_cohorts, draft_round, plan_round
+from simfl.runs.snapshot import Snapshot, kept
+from simfl.session.options import RunOptions
+from simfl.session.prepare import remarks
+from simfl.session.progress import RunProgress
+from simfl.session.session import RunSession, open_session
+from simfl.timing import Clock, clocked
+from simfl.training.cohort import CohortResult, train_cohort
 from simfl.training.context import PhaseContext
-from simfl.training.plan import ClientPlan, CohortPlan, RoundDraft, centralized, cohorts
-from simfl.transport.broadcast import BroadcastResult
-from simfl.transport.upload import STATISTICS
-from simfl.weights import add
+from simfl.training.data_parallel import MicroBatch, PartialGradient, SharedStepInputs
+from simfl.training.plan import CohortPlan, ExecutionMode
 
 
-def run(
-    experiment: Experiment,
-    out: Path | str,
-    backend: str = "ray",
-    workers: int | str = "auto",
-    address: str | None = None,
-    resume: bool = False,
-    display: Any = None,
-    profile: bool = False,
-    until: Callable[[], str] = str,
-    shared: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Run an experiment to its end, from its beginning or from its last commit; returns what `summary.json` holds.
+def run(experiment: Experiment, options: RunOptions) -> dict[str, Any]:
+    """Run an experiment from its beginning, or resume it from its newest checkpoint.
 
-    `out` is a folder, or a URL that fsspec knows. `until` is asked before each round; a word ends the run there, and is
-    its status. `shared` holds what runs of this process, one after the other, have in common: data, the model as built.
+    Args:
+        experiment: The experiment.
+        options: The run folder, the backend, and how the run is watched.
+
+    Returns:
+        The content of `summary.json`.
+
+    Raises:
+        ConfigError: A setting is wrong; raised before the run folder is made.
+        ClientError: A client update failed.
+        RunError: The run cannot be resumed, or its workers are lost.
     """
-    asked = RunOptions(out, backend, workers, address, resume, display, profile, shared)
-    with Driver.open(experiment, asked) as driver:
+    with open_simulation(experiment, options) as simulation:
+        return simulation.run()
+
+
+@contextmanager
+def open_simulation(experiment: Experiment, options: RunOptions) -> Iterator[Simulation]:
+    """Open a run for the block. An error that leaves the block ends the run with status `failed`."""
+    with ExitStack() as stack:
+        simulation = _open(stack, experiment, options)
         try:
-            while driver.snapshot.phase < len(experiment.phases):
-                stage = driver.enter_phase(partial(outgoing, driver))
-                while driver.snapshot.round < stage.phase.rounds:
-                    if status := until():
-                        return driver.finish(status)
-                    driver.finish_round(*round_that_fits(driver, stage))
-                driver.leave_phase()
-            return driver.finish("completed")
-        except KeyboardInterrupt:  # Interrupted, or what Ray makes of it when the signal finds it waiting
-            return driver.finish("interrupted")
+            yield simulation
+        except Exception:
+            with suppress(SimflError, OSError):  # the disk may have failed; the error under way matters more
+                simulation.finish("failed")
+            raise
 
 
-def round_that_fits(driver: Driver, stage: PhaseContext) -> tuple[Snapshot, Rows]:
-    """The next round; cohorts that do not fit into memory are halved until they do, from this round on."""
-    while True:
+def _open(stack: ExitStack, experiment: Experiment, options: RunOptions) -> Simulation:
+    """Open the session; a function of its own, so that no frame holds the first state for the whole run."""
+    session, state = open_session(stack, experiment, options)
+    return Simulation(session, RunProgress(session, state), options)
+
+
+@dataclass
+class Simulation:
+    """A run in progress."""
+
+    session: RunSession
+    progress: RunProgress
+    options: RunOptions
+    context: PhaseContext | None = None  # the phase that the workers are in
+    drafts: dict[int, RoundDraft] = field(default_factory=dict)  # rounds drafted while the one before them trains
+
+    @property
+    def experiment(self) -> Experiment:
+        """The experiment."""
+        return self.session.prepared.experiment
+
+    @property
+    def state(self) -> Snapshot:
+        """The newest state, from which the next round starts."""
+        return self.progress.state
+
+    @property
+    def execution_mode(self) -> ExecutionMode:
+        """The execution mode of the next round."""
+        return execution_mode_of(self.experiment, self.session.record, self.state.phase, self.state.step)
+
+    def run(self) -> dict[str, Any]:
+        """Run all remaining rounds and return the summary."""
         try:
-            return one_round(driver, stage, driver.snapshot)
-        except OutOfMemory as error:
-            driver.narrow(error)
+            while self.state.phase < len(self.experiment.phases):
+                context = self.enter_phase()
+                while self.state.round < context.phase.rounds:
+                    if status := self.options.until():
+                        return self.finish(status)
+                    self.train_round(context)
+                self.leave_phase()
+            return self.finish("completed")
+        except KeyboardInterrupt:  # Interrupted, or what Ray raises when a signal arrives while it waits
+            return self.finish("interrupted")
 
+    def enter_phase(self) -> PhaseContext:
+        """Bring the workers into the next phase, score its initial model, and choose the execution mode."""
+        session, index = self.session, self.state.phase
+        session.pool.begin(index, self.state.base)
+        context = session.prepared.run_context.stage(
+            index, len(session.prepared.partition), session.account.noise_multiplier
+        )
+        self.context, self.drafts = context, {}
+        if self.state.round == 0:
+            with session.signals.held():
+                self.progress.move(self.state.begin(context))
+            if index == 0 and self.state.step == 0:
+                self.progress.score_initial()
+        self._choose_execution_mode(context)
+        for text in remarks(session.prepared, context.phase, self.execution_mode, session.pool.num_workers):
+            session.callbacks.message(text)
+        session.stopwatch.lap()
+        return context
 
-def one_round(driver: Driver, stage: PhaseContext, before: Snapshot) -> tuple[Snapshot, Rows]:
-    """Sample, send down, train, fold, step: the snapshot after the round, and its rows for the tables."""
-    phase, number, mechanism = stage.phase, before.round, stage.mechanism
-    charged = driver.account.charge(before.charged, stage.index, number)
-    visits, (received, downloads, broadcast) = outgoing(driver, stage, before)
-    plans = cohorts(visits, phase.local, driver.execution_mode, stage.index, number, driver.workers)
-    costs = [plan.cost(phase.local) for plan in plans]
-    total, memory = RoundAggregator(stage), dict(before.memory)
-    for result in driver.train(plans, received, costs, partial(upcoming, driver, stage, number + 1)):
-        total.take(result)
-        memory |= result.memory
-    means = total.mean()
-    if mechanism is not None:
-        expected = expected_clients(phase, stage.num_clients)
-        means = mechanism.averaged(means, units_of(total.results), expected, received, (stage.index, number, "server"))
-    after = step(stage, before, means)
-    after = replace(after, memory=memory, broadcast=broadcast, charged=charged, round=number + 1, step=before.step + 1)
-    return after, round_rows(stage, after, [visit.client for visit in visits], downloads, total.results)
+    def train_round(self, context: PhaseContext) -> None:
+        """Train the next round; halve the number of clients per batch until it fits into memory."""
+        while True:
+            try:
+                return self._train_round(context)
+            except OutOfMemory as error:
+                self._halve_clients_per_batch(error)
 
+    def _train_round(self, context: PhaseContext) -> None:
+        session, state = self.session, self.state
+        charged = session.account.charge(state.charged, context.index, state.round)
+        plan = self._plan_round(context, replace(state, charged=charged))
+        results = RoundAggregator(context)
+        for result in self._train(context, plan):
+            results.take(result)
+        after, rows = apply_round(context, plan, results)
+        rows["rounds"][0].update(session.account.row(after.charged, after.clip))
+        self.progress.add(after, rows)
 
-def outgoing(driver: Driver, stage: PhaseContext, before: Snapshot) -> tuple[list[ClientPlan], BroadcastResult]:
-    """The visits of the next round, and what is sent down to them."""
-    number, phase = before.round, stage.phase
-    drafted = stage.drafts.pop(number, None)
-    clients, visits = draft(driver, stage, number) if drafted is None else drafted
-    parts = phase.algorithm.download(before.server) | before.companions
-    sent = before.broadcast.send(stage, number, parts, [] if phase.centralized else clients)
-    return [_remembering(visit, before.client_state(visit.client)) for visit in visits], sent
+    def _plan_round(self, context: PhaseContext, state: Snapshot) -> RoundPlan:
+        return plan_round(context, self.session.prepared.partition, state, self.drafts.pop(state.round, None))
 
+    def _train(self, context: PhaseContext, plan: RoundPlan) -> Iterator[CohortResult]:
+        """Yield the results of the round's cohorts in canonical order, as soon as each is available."""
+        session, workers = self.session, self.session.pool.num_workers
+        cohorts = plan.cohorts(context, self.execution_mode, workers)
 
-def _remembering(visit: ClientPlan, memory: str) -> ClientPlan:
-    return visit if visit.memory == memory else replace(visit, memory=memory)
+        def next_round() -> Sequence[CohortPlan]:
+            return self._draft_ahead(context, plan.before.round + 1)
 
+        if context.pieces == 1 or len(cohorts) >= workers:
+            costs = [cohort.cost(context.phase.local) for cohort in cohorts]
+            results = session.pool.train(cohorts, plan.received, costs, next_round)
+        else:
+            results = (self._train_data_parallel(context, cohort, plan) for cohort in cohorts)
+        for result in results:
+            session.stopwatch.count([result.clock], training=True)
+            for text in result.said:
+                session.callbacks.message(text)
+            yield result
 
-@timed("server")
-def step(stage: PhaseContext, before: Snapshot, means: AggregatedUpdates | None) -> Snapshot:
-    """The server after the mean of what came back; a round may have nobody."""
-    if means is None:
-        return before
-    phase, server, buffers = stage.phase, before.server, before.buffers
-    delta, state = phase.algorithm.aggregate(server, means)
-    optimizer = phase.server.at(before.round, phase.rounds)
-    weights, moments = optimizer.step(server.weights, delta, server.optimizer)
-    server = replace(server, weights=weights, state=state, optimizer=moments)
-    clip = before.clip if stage.mechanism is None else stage.mechanism.next_clip(before.clip, means)
-    buffers = add(buffers, means.parts[STATISTICS]) if buffers else buffers
-    return replace(before, server=server, buffers=buffers, clip=clip)
+    def _draft_ahead(self, context: PhaseContext, number: int) -> list[CohortPlan]:
+        """Draft a round while the one before it is trained; return no cohorts after the last round of the phase."""
+        if number == context.phase.rounds:
+            return []
+        draft = self.drafts[number] = draft_round(context, self.session.prepared.partition, number)
+        workers = self.session.pool.num_workers
+        return cut_into_cohorts(draft.client_plans, context, number, self.execution_mode, workers)
 
+    def _train_data_parallel(self, context: PhaseContext, cohort: CohortPlan, plan: RoundPlan) -> CohortResult:
+        """Train a cohort in this process, with the gradients of its micro-batches computed on all workers."""
+        session = self.session
 
-def draft(driver: Driver, stage: PhaseContext, number: int) -> RoundDraft:
-    """Who takes part in a round, and the visits as if nobody remembered anything: all that is known before it."""
-    phase = stage.phase
-    clients = sample_clients(phase, stage.num_clients, stage.seed, stage.index, number, stage.secure)
-    visits = [visit(driver, stage, number, client) for client in clients]
-    return clients, [centralized(visits, phase.local)] if phase.centralized and visits else visits
+        def take_gradients(batches: Sequence[MicroBatch], shared: SharedStepInputs) -> list[PartialGradient]:
+            gradients = session.pool.partial_gradients(batches, shared)
+            session.stopwatch.count((one.clock for one in gradients), training=True)
+            return gradients
 
+        leading = replace(context, taker=take_gradients)
+        with clocked(Clock()) as clock:
+            result = train_cohort(
+                leading, session.client_store, cohort, plan.received, "sequential", self.experiment.on_error
+            )
+        clock.seconds.pop("train", None)  # mostly waiting for the workers, which have counted their own time
+        result.clock = clock
+        return result
 
-def upcoming(driver: Driver, stage: PhaseContext, number: int) -> list[CohortPlan]:
-    """A round drafted while the one before it is trained elsewhere; none after the last."""
-    if number == stage.phase.rounds:
-        return []
-    _, visits = stage.drafts[number] = draft(driver, stage, number)
-    return cohorts(visits, stage.phase.local, driver.execution_mode, stage.index, number, driver.workers)
+    def _halve_clients_per_batch(self, error: OutOfMemory) -> None:
+        """Halve the clients per batch from the next round on; raise `error` where that cannot help."""
+        mode, record, state = self.execution_mode, self.session.record, self.state
+        if mode.mode == "sequential" or mode.clients_per_batch == 1:
+            raise OutOfMemory(f"{error}; reduce local.batch_size, or use fewer workers per GPU or machine")
+        half = mode.clients_per_batch // 2
+        record.narrow(state.step, half)
+        self.session.callbacks.message(f"{error}; from round {state.step + 1} on, {half} clients train per batch")
 
+    def _choose_execution_mode(self, context: PhaseContext) -> None:
+        """Choose the execution mode of the phase where the experiment leaves it open."""
+        session = self.session
+        tuner = Tuner(self.experiment, session.record, context, self.state, session.pool)
+        found = tuner.choose(
+            lambda: self._plan_round(context, self.state), session.prepared.run_context.cache, session.callbacks.message
+        )
+        if found:
+            session.callbacks.chosen(context.index, found, describe_choice(found))
 
-def visit(driver: Driver, stage: PhaseContext, number: int, client: int) -> ClientPlan:
-    """A client's visit: its rows (by sampled group, if groups are the unit) and its weight."""
-    rows = driver.partition.rows(client)
-    if stage.mechanism is not None and stage.mechanism.unit == "group":
-        groups = driver.partition.groups(client)
-        names = sample_groups(len(groups), stage.mechanism.privacy, stage.seed, stage.index, number, client)
-        units = tuple(groups[j][1] for j in names)
-        return ClientPlan(client, 1.0, units, EMPTY, names=tuple(names))
-    units = (rows,)
-    if stage.phase.weighting == "uniform":
-        return ClientPlan(client, 1.0, units, EMPTY)
-    relative = len(rows) / driver.partition.mean_size
-    return ClientPlan(client, float(len(rows)), units, EMPTY, relative)
+    def leave_phase(self) -> None:
+        """Make the phase's model the base of the next phase; clients keep the state that the next phase carries over."""
+        phases, index = self.experiment.phases, self.state.phase
+        with self.session.signals.held():
+            if index + 1 == len(phases):
+                self.progress.move(replace(self.state, phase=index + 1), commit=True)
+            else:
+                client_states = kept(self.state.memory, phases[index + 1], self.session.client_store)
+                self.progress.move(self.state.end(client_states))
 
-
-def units_of(results: Sequence[CohortResult]) -> list[int]:
-    """How many units each visit had, of those that came back."""
-    return [row["units"] for result in results for row in result.clients]
+    def finish(self, status: str) -> dict[str, Any]:
+        """Checkpoint the run, write its summary and return it."""
+        return self.progress.finish(status)

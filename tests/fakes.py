@@ -29,8 +29,8 @@ from simfl.data.io.arrow_store import content_sha256
 from simfl.data.io.labelled import labelled
 from simfl.data.partition.partitioners import Official
 from simfl.experiment import Checkpoint, Execution, Experiment, Local, Phase
-from simfl.models.base import Model, seeded
-from simfl.models.mlp import Mlp, shape_and_classes
+from simfl.models.base import Model, seeded, shape_and_classes
+from simfl.models.mlp import Mlp
 from simfl.objectives.classification import Classification
 from simfl.optimizers.local import LocalOptimizer
 from simfl.protocol import ClientUpdate, Outputs, Parts, State, Task, Weights
@@ -41,6 +41,7 @@ from simfl.runs.snapshot import Snapshot
 from simfl.runtime.worker import Worker, WorkerConfig
 from simfl.session import session as sitting
 from simfl.session.callbacks import NullDisplay
+from simfl.session.options import RunOptions
 from simfl.session.signals import Interrupted
 
 SIZES = (
@@ -135,7 +136,7 @@ def then(first: Experiment, second: Experiment) -> Experiment:
 def run(experiment: Experiment, folder: Path, **settings: Any) -> dict[str, Any]:
     """The summary; inline unless `backend` or `workers` say otherwise."""
     backend = "ray" if "workers" in settings else "inline"
-    return simulation.run(experiment, folder, **{"backend": backend} | settings)
+    return simulation.run(experiment, RunOptions(folder, **{"backend": backend} | settings))
 
 
 def traces(folder: Path) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""What was found when execution_modes of training were tried, for runs like it: names, seeds and learning rates are free.
+"""Autotuning results on the disk, shared by runs of experiments that differ only in names, seeds and learning rates.
 
-It lies in the cache, so repeated runs and the later ones of a sweep are trained in one execution_mode, to the same bits, and
-try once: of runs that begin at the same moment one does, and the others wait for what it finds.
+Repeated runs and the later runs of a sweep use the same execution mode, so their results are bit-identical, and measure
+once. Of runs that start at the same moment one measures and the others wait for its result.
 """
 
 from __future__ import annotations
@@ -20,46 +20,55 @@ from simfl import __version__, config, files
 from simfl.errors import SimflError
 from simfl.experiment import Experiment
 
-WHOLE = ("model", "mentor", "data", "partition", "privacy", "deterministic", "execution")  # of an experiment
-FREE = ("learning_rate", "schedule")  # of a phase's `local`
+EXPERIMENT_KEYS = ("model", "mentor", "data", "partition", "privacy", "deterministic", "execution")
+IGNORED_LOCAL_KEYS = ("learning_rate", "schedule")
 
 
 def basis(experiment: Experiment, phase: int) -> dict[str, Any]:
-    """What of an experiment decides how a phase is best trained, but for how many rounds that has to pay in."""
-    given = config.to_mapping(experiment)
-    own = {key: value for key, value in given["phases"][phase].items() if key != "rounds"}
-    own["local"] = {key: value for key, value in own["local"].items() if key not in FREE}
-    execution = {key: value for key, value in given["execution"].items() if key != "autotune"}
-    whole = {name: given[name] for name in WHOLE} | {"execution": execution}
-    return whole | {"phase": own, "scored": given["evaluate"]["models"]}
+    """Return the settings that decide which execution mode is fastest, except the number of rounds."""
+    settings = config.to_mapping(experiment)
+    own = {key: value for key, value in settings["phases"][phase].items() if key != "rounds"}
+    own["local"] = {key: value for key, value in own["local"].items() if key not in IGNORED_LOCAL_KEYS}
+    execution = {key: value for key, value in settings["execution"].items() if key != "autotune"}
+    whole = {name: settings[name] for name in EXPERIMENT_KEYS} | {"execution": execution}
+    return whole | {"phase": own, "scored": settings["evaluate"]["models"]}
 
 
 @dataclass(frozen=True)
 class TuningCache:
-    """A file of the cache."""
+    """One cached result."""
 
     path: Path
 
     @staticmethod
     def of(experiment: Experiment, phase: int, data: str, workers: int, kind: str, folder: Path) -> TuningCache:
-        """`data`: the hash of the data set; `kind` is that of the workers' processors, `folder` the cache."""
+        """Locate the result of a phase.
+
+        Args:
+            experiment: The experiment.
+            phase: The phase's index.
+            data: The hash of the data set.
+            workers: The number of workers.
+            kind: The processor models of the workers.
+            folder: The cache folder.
+        """
         key = basis(experiment, phase) | {"rounds": experiment.phases[phase].rounds}
         key |= {"rows": data, "workers": workers, "kind": kind, "simfl": __version__, "torch": torch.__version__}
         name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-        return TuningCache(folder / "manners" / f"{name}.json")
+        return TuningCache(folder / "autotune" / f"{name}.json")
 
     def read(self) -> dict[str, Any] | None:
-        """What was found; None if nobody has tried, or the file is no longer whole."""
+        """Read the result; None if there is none, or the file is damaged."""
         with suppress(OSError, ValueError):
             found: dict[str, Any] = json.loads(self.path.read_bytes())
             return found
         return None
 
     @contextmanager
-    def turn(self, on_wait: Callable[[], object]) -> Iterator[None]:
-        """Inside the block no other process tries for such a run; `on_wait` is called if one does, before the wait.
+    def lock(self, on_wait: Callable[[], object]) -> Iterator[None]:
+        """Hold the result's lock for the block; `on_wait` is called before waiting for another process.
 
-        Where the cache cannot be written to, nobody waits.
+        Without write access to the cache there is no lock.
         """
         with ExitStack() as stack:
             with suppress(OSError):
@@ -68,7 +77,7 @@ class TuningCache:
             yield
 
     def write(self, found: dict[str, Any]) -> None:
-        """Keep it, if the disk lets: a run does not depend on it."""
+        """Write the result, if the disk permits it; a run does not depend on it."""
         with suppress(OSError, SimflError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             files.write(self.path, lambda file: file.write(json.dumps(found, indent=1).encode()))

@@ -1,225 +1,278 @@
-"""How the visits of a phase are trained, where the experiment leaves it open: by what a worker found when it tried.
+"""Choice of the execution mode of a phase, where the experiment leaves it open.
 
-It is chosen once a phase, before its first round, kept in the manifest, and the same for every worker and sitting.
-Without a GPU, and under `deterministic: true`, rules choose (`preflight.identity_of`): a clock would not choose twice the
-same, and bits follow from the choice.
+The mode is chosen once, before the first round of the phase, and kept in the manifest: every worker and every resumed
+run uses it. On a GPU a worker tries the candidates. Without a GPU, and with `deterministic: true`, rules choose
+(`prepare.identity_of`), since a measurement does not choose the same mode twice and the results depend on the mode.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from simfl.autotune.cache import TuningCache
-from simfl.autotune.choices import FAILED, RULES, Facts, kept, trial_of
-from simfl.autotune.probe import ProbeRequest
+from simfl.autotune.probe import ProbeRequest, ProbeResult
 from simfl.autotune.trial import Trial
 from simfl.errors import SimflError
 from simfl.experiment import Experiment
 from simfl.protocol import Parts
+from simfl.rounds import RoundPlan
 from simfl.runs.record import Record
 from simfl.runs.snapshot import Snapshot
-from simfl.runtime.inline import WorkerPool
 from simfl.sampling import auto_clients_per_batch, expected_clients
 from simfl.training.context import PhaseContext
 from simfl.training.plan import ClientPlan, ExecutionMode
 from simfl.training.tensor_optimizer import steppable
-from simfl.transport.broadcast import BroadcastResult
 
-FIRM = 0.9  # of the time in the execution_mode of the rules: another has to take less, so that noise moves nothing
-EXACT, ROUNDED = (
-    0.02,
-    0.2,
-)  # how far from `sequential` a client may end, in float32, and where products are rounded further
+MARGIN = 0.9  # a mode replaces that of the rules only if it takes less than this share of its time (noise is below)
+TOLERANCE = 0.02  # distance of a client's weights from those of `sequential`, over how far it moved, in float32
+LOW_PRECISION_TOLERANCE = 0.2  # the same where products are rounded to TF32 or bf16
+BUSY = 0.1  # share of a second in which other processes used the GPU, from which a message warns
+BY_RULES, FAILED = "by rules: ", "autotuning failed"
 
-Outgoing = Callable[
-    [PhaseContext, Snapshot], tuple[Sequence[ClientPlan], BroadcastResult]
-]  # the next round's visits, and what they get
+Choice = dict[str, Any]  # a chosen mode with its reason and its trials, as the manifest holds it
+
+
+class Prober(Protocol):
+    """The part of a worker pool that tries execution modes."""
+
+    @property
+    def num_workers(self) -> int:
+        """Return the number of workers that share a round."""
+
+    @property
+    def kind(self) -> str:
+        """Return the processor models of the workers."""
+
+    def probe(self, request: ProbeRequest, received: Parts) -> ProbeResult:
+        """Try execution modes on one worker."""
 
 
 def execution_mode_of(experiment: Experiment, record: Record, phase: int, step: int) -> ExecutionMode:
-    """How visits of a phase are trained in the round after so many, as the run's folder says."""
-    found = {
-        "mode": record.manifest["identity"]["mode"],
-        "program": experiment.execution.program,
-        **record.choice(phase),
-    }
-    return ExecutionMode(found["mode"], record.clients_per_batch(step), found["program"])
+    """Return the execution mode of a phase after `step` finished rounds of the run, from the run's manifest."""
+    identity = record.manifest["identity"]
+    choice = {"mode": identity["mode"], "program": experiment.execution.program, **record.choice(phase)}
+    return ExecutionMode(choice["mode"], record.clients_per_batch(step), choice["program"])
 
 
 @dataclass(frozen=True)
 class Tuner:
-    """What is to be chosen for a phase, as it begins."""
+    """The choice to be made at the start of a phase."""
 
     experiment: Experiment
     record: Record
-    stage: PhaseContext
-    before: Snapshot
-    pool: WorkerPool
+    context: PhaseContext
+    state: Snapshot  # at the start of the phase
+    pool: Prober
 
-    def made(self, outgoing: Outgoing, cache: Path, say: Callable[[str], None]) -> Facts:
-        """The execution_mode, why it was chosen, and every trial, from now on in the record; empty where it all stands there.
+    def choose(self, plan_next: Callable[[], RoundPlan], cache: Path, report: Callable[[str], None]) -> Choice:
+        """Choose the execution mode and write it into the manifest.
 
-        What an earlier run like this one found is taken from the cache; if one is about to find it, it is waited for.
+        A result of an equal earlier run is taken from the cache; if another process is measuring one, it is awaited.
+
+        Args:
+            plan_next: Plans the phase's first round, whose client updates are used as a workload.
+            cache: The cache folder.
+            report: Receives messages.
+
+        Returns:
+            The choice; empty where nothing was left to choose.
         """
-        begun = self.before.round > 0 and self.record.manifest.get("forked", {}).get("step") != self.before.step
-        if not self._tries or begun or self.record.choice(self.stage.index):
+        begun = self.state.round > 0 and self.record.manifest.get("forked", {}).get("step") != self.state.step
+        if not self._measures or begun or self.record.choice(self.context.index):
             return {}
-        why, tried = self.by_rules(), Facts()
-        if not why:
-            visits, (received, _, _) = outgoing(self.stage, self.before)
-            why, tried = self._tried(visits, received, cache, say)
-        if tried:
-            execution_mode, why = self.best([trial_of(facts) for facts in tried["trials"]])
+        reason, found = self.reason_for_rules(), Choice()
+        if not reason:
+            plan = plan_next()
+            reason, found = self._measure(plan.client_plans, plan.received, cache, report)
+        if found:
+            mode, reason = self.best([load_trial(facts) for facts in found["trials"]])
         else:
-            execution_mode, why = self.rule, f"{RULES}{why}"
-        found = {**asdict(execution_mode), "why": why, **tried}
-        self.record.choose(self.stage.index, self.before.step, found)
-        return found
+            mode, reason = self.rule, f"{BY_RULES}{reason}"
+        choice = {**asdict(mode), "why": reason, **found}
+        self.record.choose(self.context.index, self.state.step, choice)
+        return choice
 
     @property
-    def _tries(self) -> bool:
-        """Whether execution_modes are tried in this run."""
-        asked, gpu = self.experiment.execution.autotune, self.identity["device"] == "cuda"
-        return asked == "always" or (asked == "auto" and gpu and self.experiment.deterministic is False)
+    def _measures(self) -> bool:
+        """Return whether this run measures execution modes at all."""
+        autotune, gpu = self.experiment.execution.autotune, self.identity["device"] == "cuda"
+        return autotune == "always" or (autotune == "auto" and gpu and not self.experiment.deterministic)
 
     @property
-    def identity(self) -> Facts:
-        """Of the run, which holds what the rules say."""
-        found: Facts = self.record.manifest["identity"]
-        return found
+    def identity(self) -> dict[str, Any]:
+        """Return the run's identity, which holds the choice of the rules."""
+        identity: dict[str, Any] = self.record.manifest["identity"]
+        return identity
 
-    def _tried(
-        self, visits: Sequence[ClientPlan], received: Parts, cache: Path, say: Callable[[str], None]
-    ) -> tuple[str, Facts]:
-        """What was found, now or by an earlier run; or why nothing was."""
-        local = self.stage.phase.local
-        ordered = sorted(visits, key=lambda visit: (visit.num_steps(local), visit.client))
-        if not any(visit.num_steps(local) for visit in ordered):
-            return "nobody trains in the first round", {}
-        known = TuningCache.of(
-            self.experiment,
-            self.stage.index,
-            self.record.manifest["data_sha256"],
-            self.pool.num_workers,
-            self.pool.kind,
-            cache,
-        )
-        with known.turn(lambda: say("how clients are best trained is being tried by another run, which is waited for")):
-            found = known.read() if self.experiment.execution.autotune == "auto" else None
+    def _measure(
+        self, plans: Sequence[ClientPlan], received: Parts, cache: Path, report: Callable[[str], None]
+    ) -> tuple[str, Choice]:
+        """Return the measured trials, or the reason why there are none."""
+        local = self.context.phase.local
+        ordered = sorted(plans, key=lambda plan: (plan.num_steps(local), plan.client))
+        if not any(plan.num_steps(local) for plan in ordered):
+            return "no client trains in the first round", {}
+        data = self.record.manifest["data_sha256"]
+        workers, kind = self.pool.num_workers, self.pool.kind
+        cached = TuningCache.of(self.experiment, self.context.index, data, workers, kind, cache)
+        with cached.lock(lambda: report("waiting for another run that is autotuning an equal experiment")):
+            found = cached.read() if self.experiment.execution.autotune == "auto" else None
             if found is not None:
                 return "", {**found, "recalled": True}
-            return self._found(ordered, received, known)
+            return self._probe(ordered, received, cached)
 
-    def _found(self, ordered: Sequence[ClientPlan], received: Parts, known: TuningCache) -> tuple[str, Facts]:
-        """What a worker finds now, kept for later runs; or why it finds nothing."""
+    def _probe(self, ordered: Sequence[ClientPlan], received: Parts, cached: TuningCache) -> tuple[str, Choice]:
+        """Measure on one worker and cache the result."""
         try:
-            answer = self.pool.probe(self._question(ordered), received)
-        except SimflError as error:  # of the worker, not of a execution_mode: the run does without, and says why
+            result = self.pool.probe(self._request(ordered), received)
+        except SimflError as error:  # of the worker and not of a mode: the run continues by rules
             return f"{FAILED} ({str(error).splitlines()[0].partition('; ')[0]})", {}
-        if answer.trials[0].why:
-            return f"one client alone could not be tried ({answer.trials[0].why})", {}
-        trials = [kept(trial) for trial in answer.trials]
-        seconds = {"seconds": round(answer.seconds, 3), "loading": round(answer.loading, 3)}
-        where = {"when": time.time(), "kind": answer.kind, "kinds": self.pool.kind, "others": answer.others}
-        found = {"steps": answer.steps, **seconds, **where, "trials": trials}
-        known.write(found)
+        if result.trials[0].why:
+            return f"a single client could not be trained ({result.trials[0].why})", {}
+        found = {
+            "steps": result.steps,
+            "seconds": round(result.seconds, 3),
+            "loading": round(result.loading, 3),
+            "when": time.time(),
+            "kind": result.kind,
+            "kinds": self.pool.kind,
+            "others": result.others,
+            "trials": [dump_trial(trial) for trial in result.trials],
+        }
+        cached.write(found)
         return "", {**found, "recalled": False}
 
-    def by_rules(self) -> str:
-        """Why nothing is tried; empty where something is."""
-        execution, stage = self.experiment.execution, self.stage
-        privacy = self.experiment.privacy
-        if execution.mode == "sequential":
-            return "execution.mode is given"
-        if execution.mode == "vectorized" and execution.clients_per_batch != "auto":
-            return "execution.mode and execution.clients_per_batch are given"
-        if stage.secure:
-            return "privacy.secure lets no round's chance be drawn twice"
-        if stage.roles.buffers:
-            return f"running statistics ({stage.roles.buffers[0]}) are of one client's batches"
-        if single := getattr(stage.module, "one_by_one", ""):
-            return str(single)
-        if privacy is not None and privacy.unit == "record":
-            return "examples are hidden one client at a time"
-        if stage.pieces > 1:
-            return "pieces of a batch are of one client"
-        if execution.program == "compiled" and execution.autotune == "auto":
-            return "compiling takes longer than trying may"
-        return ""
+    def reason_for_rules(self) -> str:
+        """Return why the rules choose without a measurement; empty where a measurement is made."""
+        execution, context, privacy = self.experiment.execution, self.context, self.experiment.privacy
+        sequential_only: str = getattr(context.module, "sequential_only", "")
+        reasons = {
+            "execution.mode is given": execution.mode == "sequential",
+            "execution.mode and execution.clients_per_batch are given": execution.mode == "vectorized"
+            and execution.clients_per_batch != "auto",
+            "with privacy.secure no random draw of a round can be repeated": context.secure,
+            "running statistics depend on the batches of a single client": bool(context.roles.buffers),
+            sequential_only: bool(sequential_only),
+            "with privacy.unit: record clients train one at a time": privacy is not None and privacy.unit == "record",
+            "micro-batches belong to a single client": context.pieces > 1,
+            "compiling takes longer than autotuning may": execution.program == "compiled"
+            and execution.autotune == "auto",
+        }
+        return next((reason for reason, applies in reasons.items() if applies), "")
 
     @property
     def rule(self) -> ExecutionMode:
-        """What the rules say for this phase."""
-        if self.identity["mode"] == "sequential" or self.stage.roles.buffers:
-            return self._loop
-        return ExecutionMode("vectorized", self._width, self.programs[0])
+        """Return the mode that the rules choose for this phase."""
+        if self.identity["mode"] == "sequential" or self.context.roles.buffers:
+            return self._sequential
+        return ExecutionMode("vectorized", self._clients_per_batch, self.programs[0])
 
     @property
     def programs(self) -> tuple[str, ...]:
-        """How local steps of `vectorized` may be run, the likeliest first."""
-        asked = self.experiment.execution.program
+        """Return the candidate programs of a vectorized step, the most promising first."""
+        given = self.experiment.execution.program
         if self.identity["device"] == "cpu":
-            return ("compiled",) if asked == "compiled" else ("eager",)
-        if not steppable(self.stage.phase.local):
+            return ("compiled",) if given == "compiled" else ("eager",)
+        if not steppable(self.context.phase.local):
             return ("eager",)
-        return ("graph", "eager") if asked == "auto" else (asked,)
+        return ("graph", "eager") if given == "auto" else (given,)
 
     @property
-    def _width(self) -> int:
-        """Of `vectorized`, as the rules have it."""
+    def _clients_per_batch(self) -> int:
         if self.identity["mode"] == "vectorized":
             return int(self.identity["clients_per_batch"])
         return self._auto("vectorized")
 
     @property
-    def _loop(self) -> ExecutionMode:
-        clients_per_batch = (
-            int(self.identity["clients_per_batch"])
-            if self.identity["mode"] == "sequential"
-            else self._auto("sequential")
-        )
-        return ExecutionMode("sequential", clients_per_batch, self.programs[0])
+    def _sequential(self) -> ExecutionMode:
+        own = self.identity["mode"] == "sequential"
+        size = int(self.identity["clients_per_batch"]) if own else self._auto("sequential")
+        return ExecutionMode("sequential", size, self.programs[0])
 
     def _auto(self, mode: str) -> int:
-        given, expected = (
-            self.experiment.execution.clients_per_batch,
-            expected_clients(self.stage.phase, self.stage.num_clients),
-        )
+        given = self.experiment.execution.clients_per_batch
+        expected = expected_clients(self.context.phase, self.context.num_clients)
         return given if isinstance(given, int) else auto_clients_per_batch(mode, expected, self.identity["device"])
 
-    def _question(self, visits: Sequence[ClientPlan]) -> ProbeRequest:
-        hidden, execution = self.stage.mechanism is not None, self.experiment.execution
-        rounded = self.identity.get("products") == "tf32" or getattr(self.experiment.model, "precision", "") == "bf16"
+    def _request(self, plans: Sequence[ClientPlan]) -> ProbeRequest:
+        has_units, execution = self.context.mechanism is not None, self.experiment.execution
+        bf16 = getattr(self.experiment.model, "precision", "") == "bf16"
+        low_precision = self.identity.get("products") == "tf32" or bf16
         return ProbeRequest(
-            tuple(visits),
-            self.before.round,
+            tuple(plans),
+            self.state.round,
             self.programs,
-            self._width,
-            # units of one client fill the program, and each width would be compiled for itself
-            fixed=execution.clients_per_batch != "auto" or hidden or execution.program == "compiled",
+            self._clients_per_batch,
+            # privacy units of one client fill the batch, and each size would be compiled separately
+            fixed=execution.clients_per_batch != "auto" or has_units or execution.program == "compiled",
             workers=self.pool.num_workers,
-            rounds=self.stage.phase.rounds - self.before.round,
-            tolerance=ROUNDED if rounded else EXACT,
+            rounds=self.context.phase.rounds - self.state.round,
+            tolerance=LOW_PRECISION_TOLERANCE if low_precision else TOLERANCE,
         )
 
     def best(self, trials: Sequence[Trial]) -> tuple[ExecutionMode, str]:
-        """The execution_mode with the shortest round, and why it is; that of the rules unless another is clearly faster."""
+        """Return the mode with the shortest round and the reason; that of the rules unless another is clearly faster."""
         modes = ("vectorized",) if self.experiment.execution.mode == "vectorized" else ("sequential", "vectorized")
-        fit = [trial for trial in trials if not trial.why and trial.round and trial.execution_mode.mode in modes]
-        if not fit:
-            return self.rule, f"by rules, as of {len(trials) - 1} others none could be taken"
-        fastest, rule = min(fit, key=lambda trial: trial.round or 0.0), self.rule
-        own = [
-            trial.round or 0.0
-            for trial in fit
-            if trial.execution_mode == rule or trial.execution_mode.mode == rule.mode == "sequential"
-        ]
-        if own and (fastest.round or 0.0) > FIRM * own[0]:
-            return rule, "that of the rules, which no other beat by a tenth"
-        return (
-            self._loop if fastest.execution_mode.mode == "sequential" else fastest.execution_mode,
-            "the fastest that was tried",
+        valid = [trial for trial in trials if not trial.why and trial.round and trial.execution_mode.mode in modes]
+        if not valid:
+            return self.rule, f"by rules: none of {len(trials) - 1} other modes is usable"
+        fastest, rule = min(valid, key=lambda trial: trial.round or 0.0), self.rule
+        own = [trial.round or 0.0 for trial in valid if _same_mode(trial.execution_mode, rule)]
+        if own and (fastest.round or 0.0) > MARGIN * own[0]:
+            return rule, "chosen by rules; no other mode is faster by a tenth"
+        mode = fastest.execution_mode
+        return self._sequential if mode.mode == "sequential" else mode, "the fastest of the modes tried"
+
+
+def describe_choice(choice: Choice) -> str:
+    """Summarise a choice in one line; empty where nothing was to be measured."""
+    mode = ExecutionMode(choice["mode"], choice["clients_per_batch"], choice["program"])
+    if "trials" not in choice:
+        failed = str(choice["why"]).startswith(BY_RULES + FAILED)
+        return f"execution mode: {mode} ({choice['why']})" if failed else ""
+    trials = [load_trial(facts) for facts in choice["trials"]]
+    excluded = sum(bool(trial.why) for trial in trials)
+    own = [trial.step for trial in trials if trial.step and _same_mode(trial.execution_mode, mode)]
+    pace = f"{_milliseconds(own[0])} per client step, {_milliseconds(trials[0].step)} if sequential; " if own else ""
+    if choice["recalled"]:
+        how = f"tried by an earlier run on {time.strftime('%Y-%m-%d', time.gmtime(choice['when']))}"
+    else:
+        how = f"tried in {choice['seconds'] - choice['loading']:.1f} s without loading"
+    left = f", {excluded} excluded (reasons in manifest.json)" if excluded else ""
+    text = f"execution mode: {mode} ({choice['why']}): {pace}{len(trials)} modes {how}{left}"
+    return "; ".join([text, *_warnings(choice)])
+
+
+def _warnings(choice: Choice) -> Iterator[str]:
+    """Yield the reasons why another mode may be the best for other workers, or at another time."""
+    if choice["kind"] != choice["kinds"]:
+        yield f"measured on one worker ({choice['kind']}) for all ({choice['kinds']})"
+    if (choice["others"] or 0.0) >= BUSY:
+        yield (
+            f"other processes used the GPU for {choice['others']:.0%} of the second before;"
+            " execution.autotune: always measures again"
         )
+
+
+def _same_mode(tried: ExecutionMode, mode: ExecutionMode) -> bool:
+    return tried == mode or tried.mode == mode.mode == "sequential"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "?" if seconds is None else f"{1000 * seconds:.3g} ms"
+
+
+def dump_trial(trial: Trial) -> dict[str, Any]:
+    """Convert a trial to JSON."""
+    facts = {**asdict(trial.execution_mode), **asdict(trial)}
+    return {name: value for name, value in facts.items() if name not in ("execution_mode", "starving")}
+
+
+def load_trial(facts: dict[str, Any]) -> Trial:
+    """Restore a trial from JSON."""
+    mode = ExecutionMode(facts["mode"], facts["clients_per_batch"], facts["program"])
+    return Trial(mode, **{name: facts[name] for name in ("step", "round", "gap", "memory", "why")})

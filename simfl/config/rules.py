@@ -1,4 +1,4 @@
-"""Rules that tie several settings of an experiment together: what cannot be meant, and what would have no effect."""
+"""Rules across settings of an experiment: contradictions, and settings without effect."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ from collections.abc import Iterator
 
 from simfl.algorithms.fedavg import FedAvg
 from simfl.config import privacy
+from simfl.config.fields import RENAMED_VALUES
 from simfl.config.registries import REGISTRIES
 from simfl.errors import ConfigError, nearest
 from simfl.experiment import Codecs, Experiment, Phase
 from simfl.optimizers.schedules import Constant
 from simfl.optimizers.server import Sgd
-from simfl.protocol import Server
+from simfl.protocol import Server, Task
 
-Complaints = Iterator[str]  # each begins with the path of the setting at fault, seen from the phase or the experiment
+Violations = Iterator[str]  # error lines; each starts with the path of the setting, relative to its phase or experiment
 
 
 def check(experiment: Experiment) -> None:
-    """Raise a ConfigError for the first rule that the experiment breaks."""
-    for complaint in complaints(experiment):
-        raise ConfigError(complaint)
+    """Raise a ConfigError for the first violated rule."""
+    for violation in violations(experiment):
+        raise ConfigError(violation)
 
 
-def complaints(experiment: Experiment) -> Complaints:
-    """Every broken rule, one line each."""
+def violations(experiment: Experiment) -> Violations:
+    """Yield one line per violated rule."""
     if not experiment.phases:
-        yield "phases: at least one is needed"
+        yield "phases: the list is empty; give at least one"
     for i, phase in enumerate(experiment.phases):
         for rule in (
             _sampling,
@@ -35,62 +36,70 @@ def complaints(experiment: Experiment) -> Complaints:
             _needs,
             _names,
             _codecs,
-            _silence,
-            _pooled,
+            _local_only,
+            _centralized,
             _weighting,
-            _pieces,
+            _data_parallel,
         ):
             yield from (f"phases.{i}.{line}" for line in rule(phase, experiment))
-        yield from (f"phases.{i}.{line}" for line in _keep(phase, experiment.phases[i - 1] if i else None))
+        yield from (f"phases.{i}.{line}" for line in _carry_over(phase, experiment.phases[i - 1] if i else None))
     yield from _evaluate(experiment)
     yield from _mentor(experiment)
-    yield from _probe(experiment)
-    yield from privacy.complaints(experiment)
+    yield from _autotune(experiment)
+    yield from privacy.violations(experiment)
 
 
-def _evaluate(experiment: Experiment) -> Complaints:
+def _evaluate(experiment: Experiment) -> Violations:
     for key in ("splits", "models"):
         names = getattr(experiment.evaluate, key)
+        if key == "models":
+            yield from (
+                f"evaluate.models: {n!r} was renamed to {RENAMED_VALUES[n]}"
+                for n in names
+                if n in ("generic", "last_local")
+            )
         if not names:
-            yield f"evaluate.{key}: at least one is needed"
+            yield f"evaluate.{key}: the list is empty; give at least one"
         if len(set(names)) < len(names):
-            yield f"evaluate.{key}: {list(names)} names one twice"
+            yield f"evaluate.{key}: {list(names)} contains a duplicate"
 
 
-def _mentor(experiment: Experiment) -> Complaints:
+def _mentor(experiment: Experiment) -> Violations:
     passes = [forward for phase in experiment.phases for forward in phase.algorithm.forwards().values()]
     if experiment.mentor is not None and not any(forward.mentor for forward in passes):
-        yield "mentor: has no effect, as no phase's algorithm has a second network; allowed with: fedkd"
+        yield "mentor: has no effect, because no algorithm of a phase trains a second model; allowed with: fedkd"
 
 
-def _probe(experiment: Experiment) -> Complaints:
+def _autotune(experiment: Experiment) -> Violations:
     execution = experiment.execution
     if execution.autotune != "always":
         return
     if experiment.deterministic:
-        yield "execution.autotune: always, but deterministic is true, and no clock may decide its bits; allowed: auto, never"
+        yield "execution.autotune: always, but deterministic is true and forbids timings; allowed: auto, never"
     if execution.mode == "sequential" or (execution.mode == "vectorized" and execution.clients_per_batch != "auto"):
-        yield "execution.autotune: always, but execution.mode and execution.clients_per_batch leave nothing to be tried; give auto for one"
+        yield "execution.autotune: always, but mode and clients_per_batch are fixed; set one of them to auto"
 
 
-def _pieces(phase: Phase, experiment: Experiment) -> Complaints:
-    """Gradients of pieces of a batch add up where the loss is a sum over examples, and one step is taken of them."""
-    pieces, algorithm, name = experiment.execution.data_parallel, phase.algorithm, type(phase.algorithm).__name__
-    if pieces == 1:
+def _data_parallel(phase: Phase, experiment: Experiment) -> Violations:
+    """Check that gradients of micro-batches add up: one step per batch, and a loss that is a sum over examples."""
+    count, algorithm, name = experiment.execution.data_parallel, phase.algorithm, type(phase.algorithm).__name__
+    given = f"execution.data_parallel is {count}"
+    if count == 1:
         return
-    if pieces > phase.local.batch_size:
-        yield f"local.batch_size: {phase.local.batch_size} examples are fewer than execution.data_parallel, which is {pieces}"
+    if count > phase.local.batch_size:
+        yield f"local.batch_size: {phase.local.batch_size} given, but {given}; allowed: at least {count}"
     if experiment.execution.mode == "vectorized":
-        yield f"algorithm: execution.mode is batch, which takes no pieces, and execution.data_parallel is {pieces}; give one of them"
-    if len(algorithm.micro_steps()) > 1 or algorithm.observes():
-        yield f"algorithm: {name} looks at every step on its own, which execution.data_parallel ({pieces}) cannot; allowed: 1"
-    if algorithm.over_batch:
-        yield f"algorithm: {name} has a loss over the whole batch, which execution.data_parallel ({pieces}) cuts; allowed: 1"
+        yield f"algorithm: execution.mode is vectorized, but {given}; give one of them"
+    steps = algorithm.micro_steps()
+    if len(steps) > 1 or algorithm.needs_after_step() or any(one.at or one.active for one in steps):
+        yield f"algorithm: {name} observes single local steps, but {given}; allowed: 1"
+    if algorithm.needs_whole_batch:
+        yield f"algorithm: the loss of {name} is not a sum over examples, but {given}; allowed: 1"
     if experiment.privacy is not None and experiment.privacy.unit == "record":
-        yield f"algorithm: privacy.unit is record, whose gradients are single; execution.data_parallel is {pieces}; allowed: 1"
+        yield f"algorithm: privacy.unit is record, which needs gradients per example, but {given}; allowed: 1"
 
 
-def _sampling(phase: Phase, experiment: Experiment) -> Complaints:
+def _sampling(phase: Phase, experiment: Experiment) -> Violations:
     given = [name for name in ("participation", "clients_per_round", "poisson") if getattr(phase, name) is not None]
     if len(given) != 1:
         yield f"participation: give exactly one of participation, clients_per_round, poisson; given: {given or 'none'}"
@@ -101,70 +110,71 @@ def _sampling(phase: Phase, experiment: Experiment) -> Complaints:
         yield f"rounding: {phase.rounding!r} has no effect without participation"
 
 
-def _local(phase: Phase, experiment: Experiment) -> Complaints:
+def _local(phase: Phase, experiment: Experiment) -> Violations:
     local = phase.local
     if local.steps is not None and local.epochs != 1:
-        yield f"local.steps: {local.steps} stands instead of epochs, which is {local.epochs}; give one of them"
+        yield f"local.steps: {local.steps} given, but local.epochs is {local.epochs}; give one of them"
     if local.keep_optimizer and local.optimizer.name == "sgd" and not local.optimizer.settings.get("momentum"):
-        yield "local.keep_optimizer: true has no effect, as sgd without momentum has no state"
+        yield "local.keep_optimizer: true has no effect, because sgd without momentum has no state"
 
 
-def _schedules(phase: Phase, experiment: Experiment) -> Complaints:
+def _schedules(phase: Phase, experiment: Experiment) -> Violations:
     if phase.server.schedule.unit != "round":
         unit = phase.server.schedule.unit
-        yield f"server.schedule.unit: {unit!r} given; the server steps once a round; allowed: round"
+        yield f"server.schedule.unit: {unit!r} given; the server takes one step per round; allowed: round"
     if phase.local.optimizer.name == "rprop" and phase.local.schedule != Constant():
-        yield "local.schedule: has no effect with rprop, which takes its rate from signs alone after the first step"
+        yield "local.schedule: has no effect with rprop, which adapts its step sizes from the signs of gradients"
 
 
-def _needs(phase: Phase, experiment: Experiment) -> Complaints:
-    """What the algorithm cannot do without, of model, objective and privacy."""
+def _needs(phase: Phase, experiment: Experiment) -> Violations:
+    """Check what the algorithm requires of the model, the objective and privacy."""
     algorithm, name = phase.algorithm, REGISTRIES["algorithms"].name_of(type(phase.algorithm))
     if algorithm.needs_targets and not phase.objective.target:
-        yield f"algorithm: {name} needs right classes, which {type(phase.objective).__name__} does not tell"
-    passes = [*algorithm.forwards().values(), *algorithm.offered_models.values()]
+        yield f"algorithm: {name} needs target classes, which {type(phase.objective).__name__} does not have"
+    passes = [*algorithm.forwards().values(), *algorithm.eval_models.values()]
     branches = {forward.branch for forward in passes} - {"", "dual"}
     paths = getattr(getattr(experiment.model, "adapters", None), "names", ())
     if hasattr(experiment.model, "adapters") and not branches <= set(paths):
         yield f"algorithm: {name} needs model.adapters: {{kind: bottleneck, names: {sorted(branches)}}}"
     others = sorted(set(algorithm.reduce) - {"weights"})
     if experiment.privacy is not None and (others or "gather" in algorithm.reduce.values()):
-        what = others or "single updates"
-        yield f"algorithm: {name} sends {what} that privacy neither clips nor sums; allowed: fedavg"
+        uploads = others or "single updates"
+        yield f"algorithm: {name} uploads {uploads}, which privacy does not clip and sum; allowed: fedavg"
     if experiment.privacy is not None and algorithm.needs_positions:
-        yield f"algorithm: {name} remembers single examples, which privacy does not cover; allowed: fedavg"
-
+        yield f"algorithm: {name} keeps state per example, which privacy does not cover; allowed: fedavg"
     privacy = experiment.privacy
-    if algorithm.hides is not None and (privacy is None or privacy.unit != algorithm.hides):
-        yield f"algorithm: {name} needs privacy: {{unit: {algorithm.hides}, clip: …}}"
+    if algorithm.privacy_unit is not None and (privacy is None or privacy.unit != algorithm.privacy_unit):
+        yield f"algorithm: {name} needs privacy: {{unit: {algorithm.privacy_unit}, clip: …}}"
 
 
-def _plain_sgd(phase: Phase, experiment: Experiment) -> Complaints:
-    allowed = phase.algorithm.sgd_with()
+def _plain_sgd(phase: Phase, experiment: Experiment) -> Violations:
+    allowed = phase.algorithm.supported_sgd_settings()
     if allowed is None:
         return
     algorithm, local = REGISTRIES["algorithms"].name_of(type(phase.algorithm)), phase.local
     if local.optimizer.name != "sgd":
-        yield f"local.optimizer: {local.optimizer.name!r} given; {algorithm} is right only with plain sgd"
+        yield f"local.optimizer: {local.optimizer.name!r} given; {algorithm} is correct only with plain sgd"
     for key, value in local.optimizer.settings.items():
         if value and local.optimizer.name == "sgd" and key not in allowed:
-            yield f"local.optimizer.{key}: {value!r} given; {algorithm} is right only with plain sgd"
+            yield f"local.optimizer.{key}: {value!r} given; {algorithm} is correct only with plain sgd"
     for key in ("clip_norm", "clip_value"):
         if getattr(local, key) is not None and key not in allowed:
-            yield f"local.{key}: {getattr(local, key)} given; {algorithm} is right only with plain sgd, unclipped"
+            yield f"local.{key}: {getattr(local, key)} given; {algorithm} is correct only with plain sgd, unclipped"
 
 
-def _names(phase: Phase, experiment: Experiment) -> Complaints:
+def _names(phase: Phase, experiment: Experiment) -> Violations:
     for glob in phase.frozen:
         for key in ("train", "personal_params"):
             if glob in getattr(phase, key):
-                yield f"frozen: {glob!r} is in {key} too"
+                yield f"frozen: {glob!r} is also in {key}"
 
 
-def _codecs(phase: Phase, experiment: Experiment) -> Complaints:
+def _codecs(phase: Phase, experiment: Experiment) -> Violations:
     codec, algorithm = phase.codec, phase.algorithm
     for part, own in codec.parts.items():
-        down = list(algorithm.download(Server({}, algorithm.init_server({}))))
+        down = list(
+            algorithm.download(Server({}, algorithm.init_server({}, Task(experiment.seed, num_classes=2, shape=(1,)))))
+        )
         for direction, known in (("download", down), ("upload", list(algorithm.reduce))):
             if getattr(own, direction) is not None and part not in known:
                 yield f"codec.parts.{part}.{direction}: no such part; {nearest(part, known)}"
@@ -172,47 +182,57 @@ def _codecs(phase: Phase, experiment: Experiment) -> Complaints:
     downloads |= {f"parts.{part}.download": own.download for part, own in codec.parts.items() if own.download}
     for path, one in downloads.items():
         if one.error_feedback:
-            yield f"codec.{path}.error_feedback: has no effect on the way down; a delta makes up for what was lost"
+            yield f"codec.{path}.error_feedback: has no effect on downloads; the next update corrects the error"
 
 
-def _silence(phase: Phase, experiment: Experiment) -> Complaints:
+def _local_only(phase: Phase, experiment: Experiment) -> Violations:
     if phase.communicate:
         return
-    silent = {"algorithm": FedAvg(), "personal_params": (), "codec": Codecs(), "server": Sgd(), "weighting": "examples"}
-    for key, usual in silent.items():
+    without_effect = {
+        "algorithm": FedAvg(),
+        "personal_params": (),
+        "codec": Codecs(),
+        "server": Sgd(),
+        "weighting": "examples",
+    }
+    for key, usual in without_effect.items():
         if getattr(phase, key) != usual:
-            yield f"{key}: has no effect with communicate: false, when nothing travels"
+            yield f"{key}: has no effect with communicate: false"
 
 
-def _pooled(phase: Phase, experiment: Experiment) -> Complaints:
+def _centralized(phase: Phase, experiment: Experiment) -> Violations:
     if not phase.centralized:
         return
-    alone = {
+    without_effect = {
         "algorithm": FedAvg(),
         "personal_params": (),
         "communicate": True,
         "codec": Codecs(),
         "weighting": "examples",
     }
-    for key, usual in alone.items():
+    for key, usual in without_effect.items():
         if getattr(phase, key) != usual:
-            yield f"{key}: has no meaning with centralized: true, when there are no clients and nothing travels"
+            yield f"{key}: has no effect with centralized: true"
     if phase.local.keep_optimizer or experiment.privacy is not None:
-        yield "pooled: true has no clients that could keep an optimizer or need privacy"
+        yield "centralized: true, but local.keep_optimizer and privacy need clients; leave them out"
 
 
-def _keep(phase: Phase, before: Phase | None) -> Complaints:
-    if phase.carry_over and before is None:
-        yield f"keep: {list(phase.carry_over)} given, and no phase comes before"
-    elif before is not None and "algorithm" in phase.carry_over and type(phase.algorithm) is not type(before.algorithm):
-        yield "keep: 'algorithm' needs the algorithm of the phase before"
-    elif before is not None and "optimizer" in phase.carry_over:
-        if not (phase.local.keep_optimizer and before.local.keep_optimizer):
-            yield "keep: 'optimizer' needs local.keep_optimizer in both phases"
-        elif phase.local.optimizer.name != before.local.optimizer.name:
-            yield "keep: 'optimizer' needs the local optimizer of the phase before"
+def _carry_over(phase: Phase, previous: Phase | None) -> Violations:
+    if phase.carry_over and previous is None:
+        yield f"carry_over: {list(phase.carry_over)} given, but this is the first phase; allowed: []"
+    elif (
+        previous is not None
+        and "algorithm" in phase.carry_over
+        and type(phase.algorithm) is not type(previous.algorithm)
+    ):
+        yield "carry_over: 'algorithm' needs the algorithm of the previous phase"
+    elif previous is not None and "optimizer" in phase.carry_over:
+        if not (phase.local.keep_optimizer and previous.local.keep_optimizer):
+            yield "carry_over: 'optimizer' needs local.keep_optimizer: true in both phases"
+        elif phase.local.optimizer.name != previous.local.optimizer.name:
+            yield "carry_over: 'optimizer' needs the local optimizer of the previous phase"
 
 
-def _weighting(phase: Phase, experiment: Experiment) -> Complaints:
+def _weighting(phase: Phase, experiment: Experiment) -> Violations:
     if experiment.privacy and phase.weighting != "uniform":
-        yield f"weighting: {phase.weighting!r} tells how many examples a client has; privacy needs uniform"
+        yield f"weighting: {phase.weighting!r} reveals how many examples a client has; allowed with privacy: uniform"

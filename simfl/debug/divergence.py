@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from simfl.debug.rerun import Outgoing, Rerun
+from simfl.debug.rerun import PlannedRound, Rerun
 from simfl.errors import ClientError
 from simfl.protocol import Parts, Weights
 from simfl.runs.results import Run
@@ -18,7 +18,7 @@ from simfl.runs.snapshot import Snapshot
 from simfl.training.context import TrainingUnit
 from simfl.training.observer import Observer
 from simfl.training.plan import ClientPlan
-from simfl.weights import raw_bytes, sha256
+from simfl.weights import sha256, to_raw_bytes
 
 SHOWN = 12  # lines of one kind
 Pair = tuple[Rerun, Rerun]
@@ -115,13 +115,13 @@ def _in_round(pair: Pair, phase: int, round: int) -> list[str]:
     found = found or _in_visits(pair, out, where)
     for one in pair:
         try:
-            one.one_round()
+            one.rerun_round()
         except ClientError as error:
             return [*found, f"{one.run.folder}: {str(error).splitlines()[0]}"]
     return found or _first(states(*(one.snapshot for one in pair)), f"{where}, after the server's step")
 
 
-def _in_visits(pair: Pair, out: tuple[Outgoing, ...], where: str) -> list[str]:
+def _in_visits(pair: Pair, out: tuple[PlannedRound, ...], where: str) -> list[str]:
     """The first difference inside of visits, client by client in the order in which they are summed."""
     traces = Trace(), Trace()
     for client in out[0].clients:
@@ -137,7 +137,7 @@ def _in_visits(pair: Pair, out: tuple[Outgoing, ...], where: str) -> list[str]:
     return []
 
 
-def _first_step(pair: Pair, out: tuple[Outgoing, ...], traces: tuple[Trace, Trace], client: int) -> list[str]:
+def _first_step(pair: Pair, out: tuple[PlannedRound, ...], traces: tuple[Trace, Trace], client: int) -> list[str]:
     for a, b in itertools.zip_longest(*(trace.steps.get(client, []) for trace in traces)):
         if a is None or b is None:
             return [f"local step {(a or b).place[1]} is taken in one run alone"]
@@ -181,12 +181,12 @@ def states(a: Snapshot, b: Snapshot) -> Iterator[str]:
             yield f"memory of client {client}: {a.client_state(client)[:12]} | {b.client_state(client)[:12]}"
 
 
-def plans(a: Outgoing, b: Outgoing) -> Iterator[str]:
+def plans(a: PlannedRound, b: PlannedRound) -> Iterator[str]:
     """Lines for what the visits of two rounds are told to do."""
     if sorted(a.clients) != sorted(b.clients):
         yield f"other clients are sampled: {sorted(a.clients)} | {sorted(b.clients)}"
         return
-    mine, theirs = ({v.client: v for plan in out.plans for v in plan.visits} for out in (a, b))
+    mine, theirs = ({v.client: v for plan in out.cohorts for v in plan.visits} for out in (a, b))
     for client in sorted(mine):
         if _told(mine[client]) != _told(theirs[client]):
             yield f"client {client}: other examples or weight"
@@ -210,7 +210,7 @@ def tensors(a: Weights, b: Weights) -> Iterator[str]:
         elif (a[name].shape, a[name].dtype) != (b[name].shape, b[name].dtype):
             x, y = (f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in (a[name], b[name]))
             yield f"{name}: {x} | {y}"
-        elif (raw_bytes(a[name]) != raw_bytes(b[name])).any():
+        elif (to_raw_bytes(a[name]) != to_raw_bytes(b[name])).any():
             yield f"{name}: {_gap(a[name], b[name])}"
 
 

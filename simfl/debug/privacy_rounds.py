@@ -5,26 +5,24 @@ The engine's own round is run on a few clients, a few units and one local step, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from simfl import simulation
-from simfl.data.partition.manifest import Partition
+from simfl.aggregation.round import RoundAggregator
 from simfl.experiment import Evaluate, Experiment, Local, Privacy
 from simfl.optimizers.local import LocalOptimizer
 from simfl.optimizers.server import Sgd
-from simfl.privacy.account import Account
 from simfl.protocol import Parts, Weights
+from simfl.rounds import apply_round, plan_round
 from simfl.run_context import RunContext
 from simfl.runs.snapshot import Snapshot
 from simfl.runtime.worker import Worker, WorkerConfig
 from simfl.sampling import expected_clients
-from simfl.session import prepare as preflight
-from simfl.training.cohort import CohortResult
+from simfl.session.prepare import account_of, check, partition_of
 from simfl.training.observer import Observer
-from simfl.training.plan import ClientPlan, CohortPlan, ExecutionMode
+from simfl.training.plan import ClientPlan, ExecutionMode
 from simfl.weights import subtract
 
 CLIENTS, UNITS = 3, 3  # looked at, at most
@@ -47,9 +45,9 @@ class PrivacyTestRounds:
 
     def __init__(self, experiment: Experiment, cache: Path, scratch: Path) -> None:
         whole = RunContext(experiment, cache)
-        self.partition, _ = preflight.partition_of(whole)
-        preflight.check(experiment, whole, self.partition)
-        self.sigma = preflight.account_of(experiment, self.partition).noise_multiplier
+        self.partition, _ = partition_of(whole)
+        check(experiment, whole, self.partition)
+        self.sigma = account_of(experiment, self.partition).noise_multiplier
         expected = expected_clients(experiment.phases[0], len(self.partition))
         self.clients = max(2, min(CLIENTS, round(expected), len(self.partition)))
         self.experiment, self.scratch = small(experiment, self.clients), scratch
@@ -61,23 +59,30 @@ class PrivacyTestRounds:
         self.privacy, self.seen = self.experiment.privacy or Privacy(), dict[tuple[Any, ...], Round]()
 
     def round(self, sigma: float, phase: int = 0, number: int = 0, without: Change | None = None) -> Round:
-        """What one round releases from the model's start; `without` may change each visit, or drop it."""
+        """Run one round from the model's start and return what it releases; `without` may change or drop a client."""
         key = (sigma, phase, number)
         if without is None and key in self.seen:
             return self.seen[key]
         device = self.setting.device.type
-        setup = WorkerConfig(
+        config = WorkerConfig(
             self.experiment, self.setting.cache, self.scratch, self.clients, device, noise_multiplier=sigma
         )
-        worker, listener = Worker(setup, self.setting, home=self.setting.device), Messages()
+        worker, messages = Worker(config, self.setting, home=self.setting.device), Messages()
         worker.begin(phase, {})
-        stage = worker.stages[phase] = replace(worker.stages[phase], observer=listener)
-        before = replace(Snapshot(phase=phase).begin(stage), round=number)
-        stand_in: Any = StandIn(self.partition, worker, self.execution_mode, without)
-        after, _ = simulation.one_round(stand_in, stage, before)
-        released = Round(
-            listener.sent_by, subtract(after.server.weights, before.server.weights), tuple(stand_in.visits)
-        )
+        context = worker.stages[phase] = replace(worker.stages[phase], observer=messages)
+        before = replace(Snapshot(phase=phase).begin(context), round=number)
+        plan = plan_round(context, self.partition, before)
+        results, trained = RoundAggregator(context), list[ClientPlan]()
+        for cohort in plan.cohorts(context, self.execution_mode):
+            changed = cohort.visits if without is None else [without(one) for one in cohort.visits]
+            remaining = tuple(one for one in changed if one is not None)
+            trained += remaining
+            result = worker.train(replace(cohort, visits=remaining), plan.received)
+            result.skipped = [0] * (len(cohort.visits) - len(result.clients))  # clients that were left out on purpose
+            results.take(result)
+        after, _ = apply_round(context, plan, results)
+        average = subtract(after.server.weights, before.server.weights)
+        released = Round(messages.sent_by, average, tuple(trained))
         if without is None:
             self.seen[key] = released
         return released
@@ -111,34 +116,6 @@ class Messages(Observer):
 
     def sent(self, client: int, upload: Parts, arrived: Parts) -> None:
         self.sent_by[client] = {name: t.clone() for name, t in upload["weights"].items()}
-
-
-@dataclass
-class StandIn:
-    """A driver, as far as a round needs one, that may change visits before they are made."""
-
-    partition: Partition
-    worker: Worker
-    execution_mode: ExecutionMode
-    without: Change | None = None
-    workers: None = None
-    account: Account = field(default_factory=lambda: Account(None))
-    visits: list[ClientPlan] = field(default_factory=list)
-
-    def train(
-        self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float], ahead: object = None
-    ) -> list[CohortResult]:
-        results = []
-        for plan in plans:
-            changed = plan.visits if self.without is None else [self.without(visit) for visit in plan.visits]
-            kept = tuple(visit for visit in changed if visit is not None)
-            self.visits += kept
-            results.append(self.worker.train(replace(plan, visits=kept), received))
-        for result in results:
-            result.skipped = [0] * (
-                self.execution_mode.clients_per_batch - len(result.clients)
-            )  # who was left out is not lost
-        return results
 
 
 def without_group(client: int, group: int) -> Callable[[ClientPlan], ClientPlan]:

@@ -1,7 +1,8 @@
-"""A run's rounds once more, in this process: the state before any round, as bit-equal as the round itself.
+"""Re-execution of a finished run's rounds in this process, bit-identical to the original.
 
-A run keeps its newest two commits. The newest at or before the wanted round is taken, and the rounds in between are run
-again, each held to the rows that the run recorded. All is written to a scratch folder; the run's own is only read.
+A run keeps its newest two checkpoints. The newest one at or before the requested round is loaded, and the rounds in
+between are run again; each is compared with the rows that the run recorded. Everything is written to a scratch folder;
+the run folder is only read.
 """
 
 from __future__ import annotations
@@ -15,50 +16,64 @@ from typing import Any
 
 import torch
 
-from simfl import cache, simulation
-from simfl.autotune import tuner as choosing
+from simfl import cache
+from simfl.aggregation.round import RoundAggregator
+from simfl.autotune.tuner import execution_mode_of
 from simfl.client_state import EMPTY, FileClientStore
 from simfl.data.partition.manifest import Partition
 from simfl.errors import RunError
-from simfl.privacy.account import Account
 from simfl.protocol import Parts
+from simfl.rounds import RoundPlan, apply_round, plan_round
 from simfl.run_context import RunContext
 from simfl.runs import tables
 from simfl.runs.record import Record
 from simfl.runs.results import Run
 from simfl.runs.snapshot import Snapshot, kept
 from simfl.runtime.worker import Worker, WorkerConfig
-from simfl.session import prepare as preflight
+from simfl.session.prepare import account_of
 from simfl.training.cohort import CohortResult
 from simfl.training.context import PhaseContext
 from simfl.training.observer import Observer
-from simfl.training.plan import CohortPlan, ExecutionMode, NextRound
+from simfl.training.plan import CohortPlan
 
 Row = dict[str, Any]
-SPARSE = 5.0  # seconds between two words about rounds
+MESSAGE_SECONDS = 5.0  # between two progress messages
 
 
 @dataclass(frozen=True)
-class Outgoing:
-    """A round as it goes out to its clients, and the state it goes out from."""
+class PlannedRound:
+    """A round that is about to be trained, cut into its smallest cohorts."""
 
-    before: Snapshot
-    plans: Sequence[CohortPlan]
-    received: Parts
+    plan: RoundPlan
+    cohorts: Sequence[CohortPlan]
+
+    @property
+    def before(self) -> Snapshot:
+        """The state that the round starts from."""
+        return self.plan.before
+
+    @property
+    def received(self) -> Parts:
+        """What the clients receive."""
+        return self.plan.received
 
     @property
     def clients(self) -> list[int]:
         """The sampled clients in canonical order."""
-        return [visit.client for plan in self.plans for visit in plan.visits]
+        return [visit.client for cohort in self.cohorts for visit in cohort.visits]
 
-    def plan_of(self, client: int) -> CohortPlan:
-        """The cohort that a client is trained in; RunError if it was not sampled."""
-        for plan in self.plans:
-            if any(visit.client == client for visit in plan.visits):
-                return plan
-        sampled = ", ".join(str(k) for k in sorted(self.clients)) or "nobody"
+    def cohort_of(self, client: int) -> CohortPlan:
+        """Return the cohort that trains a client.
+
+        Raises:
+            RunError: The client was not sampled.
+        """
+        for cohort in self.cohorts:
+            if any(visit.client == client for visit in cohort.visits):
+                return cohort
+        sampled = ", ".join(str(k) for k in sorted(self.clients)) or "no client"
         where = f"round {self.before.round + 1} of phase {self.before.phase}"
-        raise RunError(f"--client: {client} is not in {where}, which sampled {sampled}")
+        raise RunError(f"--client: {client} was not sampled in {where}; sampled: {sampled}")
 
 
 class Rerun:
@@ -80,7 +95,7 @@ class Rerun:
         self.setting = RunContext(self.experiment, cache.folder(), self._device(identity["device"]))
         self.partition = Partition.read(run.partition_manifest, self.setting.dataset.sha256)
         memory = scratch / "memory"
-        self.account = preflight.account_of(self.experiment, self.partition)
+        self.account = account_of(self.experiment, self.partition)
         self.setup = WorkerConfig(
             self.experiment,
             cache.folder(),
@@ -92,7 +107,7 @@ class Rerun:
         self.store, self.worker = FileClientStore(memory), Worker(self.setup, self.setting, home=self.setting.device)
         self._take(Snapshot())
         self.tables: dict[str, Any] = {}
-        self.said = -SPARSE  # when a round was last spoken of
+        self.said = -MESSAGE_SECONDS  # when a round was last spoken of
         self.unlike: list[str] = []  # rows that came out otherwise than the run recorded them
 
     def _device(self, then: str) -> torch.device:
@@ -101,7 +116,7 @@ class Rerun:
             self.say(f"the run was made on {then}, this is {now}: numbers will agree to rounding, not to the bit")
         return torch.device(now)
 
-    def go_to(self, phase: int, round: int) -> Outgoing:
+    def go_to(self, phase: int, round: int) -> PlannedRound:
         """The wanted round, about to begin. As in the tables, phases count from 0 and the rounds of a phase from 1."""
         target = self._step_before(phase, round)
         if self.snapshot.step > target:
@@ -112,11 +127,11 @@ class Rerun:
         while (self.snapshot.phase, self.snapshot.round) != (phase, round - 1):
             here = self._enter()
             if self.snapshot.round < here.phase.rounds:
-                self.one_round()
+                self.rerun_round()
             else:
                 memory = kept(self.snapshot.memory, self.experiment.phases[here.index + 1], self.store)
                 self._take(self.snapshot.end(memory))
-        return self._outgoing()
+        return self._plan(self._enter())
 
     def _step_before(self, phase: int, round: int) -> int:
         phases = self.experiment.phases
@@ -166,17 +181,23 @@ class Rerun:
                 self.snapshot = self.snapshot.begin(self.stage)
         return self.stage
 
-    def one_round(self) -> None:
-        """The next round of the phase, held to what the run recorded of it."""
-        before = self.snapshot
-        self.snapshot, rows = simulation.one_round(self._stand_in(self.worker), self._enter(), before)
+    def rerun_round(self) -> None:
+        """Run the next round of the phase and compare it with the rows that the run recorded."""
+        context, before = self._enter(), self.snapshot
+        planned = self._plan(context)
+        results = RoundAggregator(context)
+        for cohort in planned.cohorts:
+            results.take(self.worker.train(cohort, planned.received))
+        self.snapshot, rows = apply_round(context, planned.plan, results)
         self.store.collect(set(self.snapshot.memory.values()))
         for name in ("clients", "ledger"):
             recorded = self.recorded(name, before.phase, before.round + 1)
             self.unlike += differences(name, recorded, rows[name])
-        if time.monotonic() - self.said > SPARSE:
+        if time.monotonic() - self.said > MESSAGE_SECONDS:
             self.said = time.monotonic()
-            self.say(f"round {before.round + 1} of phase {before.phase} run again: {len(rows['clients'])} visits")
+            self.say(
+                f"ran round {before.round + 1} of phase {before.phase} again: {len(rows['clients'])} client updates"
+            )
 
     def recorded(self, name: str, phase: int, round: int) -> list[Row]:
         """What the run wrote about a round into `clients` or `ledger`; empty if the round never ended."""
@@ -185,20 +206,13 @@ class Rerun:
         rows: list[Row] = tables.where(self.tables[name], phase=phase, round=round).to_pylist()
         return rows
 
-    def _outgoing(self) -> Outgoing:
-        stage = self._enter()
-        try:
-            simulation.one_round(self._stand_in(None), stage, self.snapshot)
-        except _Opened as opened:
-            return Outgoing(self.snapshot, *opened.args)
-        raise AssertionError("a round that asks nobody to train")
-
-    def _stand_in(self, worker: Worker | None) -> Any:
-        """What stands in for the driver; without a worker, the round stops where its clients' work begins."""
-        execution_mode = choosing.execution_mode_of(
-            self.experiment, self.record, self.snapshot.phase, self.snapshot.step
-        )
-        return _StandIn(self.partition, execution_mode, self.account, worker)
+    def _plan(self, context: PhaseContext) -> PlannedRound:
+        """Plan the next round; its privacy budget is charged already, so the rerun charges nothing."""
+        mode = execution_mode_of(self.experiment, self.record, self.snapshot.phase, self.snapshot.step)
+        state = self.snapshot
+        charged = self.account.charge(state.charged, context.index, state.round)
+        plan = plan_round(context, self.partition, replace(state, charged=charged))
+        return PlannedRound(plan, plan.cohorts(context, mode))
 
     def train(self, plan: CohortPlan, received: Parts, observer: Observer) -> CohortResult:
         """The visits of a cohort, listened to. A client's exception rises, whatever the run was told to do with it."""
@@ -208,34 +222,12 @@ class Rerun:
         worker.stages[plan.phase] = replace(worker.stages[plan.phase], observer=observer)
         return worker.train(plan, received)
 
-    def alone(self, outgoing: Outgoing, client: int) -> CohortPlan:
+    def alone(self, planned: PlannedRound, client: int) -> CohortPlan:
         """The smallest cohort that gives this client's bits: itself, or all that are trained as one program with it."""
-        plan = outgoing.plan_of(client)
+        plan = planned.cohort_of(client)
         if plan.execution_mode.mode == "vectorized":
             return plan
         return replace(plan, visits=tuple(visit for visit in plan.visits if visit.client == client))
-
-
-class _Opened(Exception):
-    """A round has come to where its clients' work begins; it carries the plans and what they receive."""
-
-
-@dataclass(frozen=True)
-class _StandIn:
-    """A driver, as far as a round needs one, whose work is done in this process."""
-
-    partition: Partition
-    execution_mode: ExecutionMode
-    account: Account  # on no disk: what is made again is paid for already
-    worker: Worker | None = None
-    workers: None = None  # a round is cut into the smallest cohorts
-
-    def train(
-        self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float], ahead: NextRound
-    ) -> list[CohortResult]:
-        if self.worker is None:
-            raise _Opened(plans, received)
-        return [self.worker.train(plan, received) for plan in plans]
 
 
 KEYS = {"clients": ("phase", "round", "client"), "ledger": ("phase", "round", "client", "direction", "part")}

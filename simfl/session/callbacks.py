@@ -1,4 +1,4 @@
-"""Everyone who is told how a run goes: the display, `log.jsonl`, and the trackers."""
+"""Callbacks of a run: the display, `log.jsonl` and the trackers."""
 
 from __future__ import annotations
 
@@ -13,76 +13,86 @@ from simfl.tracking.trackers import Tracker
 
 
 class NullDisplay:
-    """The display of a run that shows nothing."""
+    """A display that shows nothing, and the interface of all displays."""
 
     def started(self, plan: dict[str, Any]) -> None:
-        """The run begins or goes on."""
+        """Show that the run starts or resumes."""
 
     def round_done(self, row: dict[str, Any]) -> None:
-        """A row of `rounds.parquet`, with seconds."""
+        """Show a finished round: its row of `rounds.parquet`, and its seconds."""
 
     def evaluated(self, row: dict[str, Any]) -> None:
-        """A headline score."""
+        """Show a headline score."""
 
     def message(self, text: str) -> None:
-        """Something to be said once."""
+        """Show a message."""
 
     def finished(self, summary: dict[str, Any]) -> None:
-        """The summary."""
+        """Show the summary."""
 
 
 @dataclass
 class Callbacks:
-    """Tells all of them."""
+    """Receivers of a run's events."""
 
     display: Any
     record: Record
     trackers: list[Tracker] = field(default_factory=list)
-    bytes: int = 0  # sent in all rounds so far
+    total_bytes: int = 0  # sent in all rounds so far, in both directions
 
     def message(self, text: str) -> None:
-        """Something to be said once."""
+        """Report a message."""
         self.display.message(text)
         self.record.log("message", text=text)
 
     def chosen(self, phase: int, facts: Mapping[str, Any], text: str) -> None:
-        """How a phase is trained, and every execution_mode that was tried; `text` says it in a line, where there was any."""
+        """Report the execution mode of a phase and every trial; `text` is its summary in one line, or empty."""
         self.record.log("chosen", phase=phase, **facts)
         if text:
             self.message(text)
 
     def started(self, plan: dict[str, Any], startup_seconds: float) -> None:
-        """The run begins or goes on."""
-        self.bytes = sum(row["total_bytes"] for row in self.record.rows("rounds"))
+        """Report that the run starts or resumes."""
+        self.total_bytes = sum(row["total_bytes"] for row in self.record.rows("rounds"))
         self.display.started(plan)
         self.record.log("started", **plan, startup_seconds=startup_seconds)
 
     def evaluated(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Headline scores."""
+        """Report headline scores."""
         for row in rows:
             self.display.evaluated(row)
             self.record.log("evaluated", **row)
 
     def initial(self, rows: Rows) -> None:
-        """The scores before the first round."""
-        news = TrackingEvent(0, 0, evaluations=tuple(rows["evaluations"]), samples=tuple(rows["samples"]))
+        """Report the scores before the first round."""
+        event = TrackingEvent(0, 0, evaluations=tuple(rows["evaluations"]), samples=tuple(rows["samples"]))
         for tracker in self.trackers:
-            tracker.tell(news)
+            tracker.tell(event)
 
     def round_done(self, rows: Rows, lap: Lap) -> None:
-        """A round's rows, where its time went, and what each worker's memory and GPU came to."""
+        """Report a round: its rows, its time by activity, and each worker's memory and GPU utilization."""
         row = {**rows["rounds"][0], "seconds": lap.seconds}
-        self.bytes += row["total_bytes"]
+        self.total_bytes += row["total_bytes"]
         gpus = {"use": lap.use} if lap.use else {}
         clocks = {"ended": lap.ended, "timings": lap.timings, "busy": lap.busy, "memory": lap.memory}
         self.record.log("round", **row, **clocks, **gpus)
-        more = tuple(rows["evaluations"]), tuple(rows["samples"])
+        event = TrackingEvent(
+            row["step"],
+            self.total_bytes,
+            row,
+            lap.timings,
+            lap.busy,
+            lap.memory,
+            lap.use,
+            tuple(rows["evaluations"]),
+            tuple(rows["samples"]),
+        )
         for tracker in self.trackers:
-            tracker.tell(TrackingEvent(row["step"], self.bytes, row, lap.timings, lap.busy, lap.memory, lap.use, *more))
+            tracker.tell(event)
         self.display.round_done(row)
 
     def finished(self, summary: dict[str, Any]) -> None:
-        """The summary."""
+        """Report the end of the run."""
         self.record.log("finished", status=summary["status"])
         self.display.finished(summary)
         evaluations = self.record.rows("evaluations") if self.trackers else []

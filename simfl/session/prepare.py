@@ -1,4 +1,4 @@
-"""What is settled before the first round: data, partition, what numbers depend on, and what is refused."""
+"""Preparation of a run before its first round: data, partition, model, and all checks of the experiment."""
 
 from __future__ import annotations
 
@@ -18,57 +18,41 @@ from simfl.run_context import RunContext
 from simfl.runs.manifest import manifest
 from simfl.runs.mirror import Mirror
 from simfl.runs.record import Record
-from simfl.runtime.ray.crew import Crew
+from simfl.runtime.ray.worker_group import WorkerGroup
 from simfl.runtime.worker import WorkerConfig
 from simfl.sampling import auto_clients_per_batch, num_sampled
-from simfl.tracking import trackers as tracking
+from simfl.tracking import trackers
 from simfl.training.context import LOCAL
 from simfl.training.plan import ExecutionMode
 from simfl.training.tensor_optimizer import steppable
 from simfl.training.vectorized import pays_on_cpu
 
-MANY = 32  # clients a round from which cohorts of 16 leave no worker idle
+MANY_CLIENTS = 32  # clients per round from which batches of 16 clients leave no worker idle
 
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run as it stands before anything of it is written."""
+    """A checked experiment with its data, model and partition, before anything is written."""
 
     experiment: Experiment
-    setting: RunContext
+    run_context: RunContext
     partition: Partition
-    holdings: bytes  # the partition's manifest
+    partition_manifest: bytes
     identity: dict[str, Any]  # see `identity_of`
 
-    @staticmethod
-    def of(experiment: Experiment, backend: str, crew: Crew | None, shared: dict[str, Any] | None) -> PreparedRun:
-        """Reads the data, builds the model, divides; the crew is hired when the data are in the cache.
-
-        ConfigError and DataError for all that can be wrong with an experiment, before its folder is made.
-        """
-        tracking.check(experiment)
-        torch.set_num_threads(experiment.execution.threads)
-        device = crew.device if crew is not None else "cuda" if torch.cuda.is_available() else "cpu"
-        setting = RunContext(experiment, cache.folder(), torch.device(device if backend == "inline" else "cpu"), shared)
-        partition, holdings = partition_of(setting)
-        if crew is not None:
-            crew.hire(setting)
-        check(experiment, setting, partition)
-        return PreparedRun(
-            experiment, setting, partition, holdings, identity_of(experiment, setting, len(partition), device)
+    def record(self, folder: Path, resume: bool, mirror: Mirror | None) -> Record:
+        """Open the run folder, new or of the run to resume; `mirror` is the folder's copy at a URL."""
+        facts = manifest(self.identity, self.run_context.dataset.sha256, manifest_sha256(self.partition_manifest))
+        experiment = config.dump(self.experiment)
+        return Record.open(
+            folder, experiment, facts, self.partition_manifest, self.experiment.checkpoint, resume, mirror
         )
 
-    def record(self, folder: Path, resume: bool, mirror: Mirror | None) -> Record:
-        """The run's folder, new, or as it was left by the same run; `mirror`: where a copy of it is kept."""
-        facts = manifest(self.identity, self.setting.dataset.sha256, manifest_sha256(self.holdings))
-        mapping = config.dump(self.experiment)
-        return Record.open(folder, mapping, facts, self.holdings, self.experiment.checkpoint, resume, mirror)
-
-    def setup(self, folder: Path, account: Account, profile: bool) -> WorkerConfig:
-        """What every worker is told."""
+    def worker_config(self, folder: Path, account: Account, profile: bool) -> WorkerConfig:
+        """Return the configuration that every worker is built from."""
         return WorkerConfig(
             self.experiment,
-            self.setting.cache,
+            self.run_context.cache,
             folder / "memory",
             len(self.partition),
             self.identity["device"],
@@ -78,103 +62,154 @@ class PreparedRun:
         )
 
 
-def partition_of(setting: RunContext) -> tuple[Partition, bytes]:
-    """Who holds which training rows, and the manifest that says so."""
-    experiment = setting.experiment
-    partition = experiment.partition.split(setting.split("train"), experiment.seed)
+def prepare_run(
+    experiment: Experiment, backend: str, workers: WorkerGroup | None, shared: dict[str, Any] | None
+) -> PreparedRun:
+    """Read the data, build the model, divide the data, and check the experiment.
+
+    Args:
+        experiment: The experiment.
+        backend: `ray` or `inline`.
+        workers: The Ray workers, which start once the data are in the cache; None with `inline`.
+        shared: Data and models that consecutive runs of this process share.
+
+    Raises:
+        ConfigError, DataError: Anything is wrong with the experiment; no run folder exists yet.
+    """
+    trackers.check(experiment)
+    torch.set_num_threads(experiment.execution.threads)
+    device = workers.device if workers is not None else "cuda" if torch.cuda.is_available() else "cpu"
+    driver_device = torch.device(device if backend == "inline" else "cpu")
+    context = RunContext(experiment, cache.folder(), driver_device, shared)
+    partition, partition_manifest = partition_of(context)
+    if workers is not None:
+        workers.launch(context)
+    check(experiment, context, partition)
+    identity = identity_of(experiment, context, len(partition), device)
+    return PreparedRun(experiment, context, partition, partition_manifest, identity)
+
+
+def partition_of(context: RunContext) -> tuple[Partition, bytes]:
+    """Divide the training rows among clients; return the partition and its manifest."""
+    experiment = context.experiment
+    partition = experiment.partition.split(context.split("train"), experiment.seed)
     spec = config.to_mapping(experiment)["partition"]
-    return partition, partition.manifest(spec, setting.dataset.sha256, experiment.seed)
+    return partition, partition.manifest(spec, context.dataset.sha256, experiment.seed)
 
 
 def account_of(experiment: Experiment, partition: Partition, folder: Path | None = None) -> Account:
-    """The run's privacy account; one that charges nothing without `privacy`."""
+    """Return the privacy account of a run; without `privacy` it charges nothing."""
     return Account(None if experiment.privacy is None else Budget.of(experiment, partition), folder)
 
 
-def identity_of(experiment: Experiment, setting: RunContext, clients: int, device: str) -> dict[str, Any]:
-    """What numbers depend on besides the experiment (mode, clients_per_batch, threads, kind of device), chosen once."""
-    mode, roles = experiment.execution.mode, setting.roles(0)
-    expected = max(float(num_sampled(p, clients) or (p.poisson or 0) * clients) for p in experiment.phases)
-    if mode == "vectorized" and roles.buffers:
-        raise ConfigError(
-            f"execution.mode: batch, but padding would enter the running statistics ({roles.buffers[0]}); allowed: loop"
-        )
-    single = getattr(setting.module, "one_by_one", "")
-    by_example = experiment.privacy is not None and experiment.privacy.unit == "record"
-    if single and (mode == "vectorized" or by_example):
-        where, allowed = (
-            ("execution.mode: batch", "sequential") if mode == "vectorized" else ("privacy.unit: record", "group")
-        )
-        raise ConfigError(f"{where}, but {single}; allowed: {allowed}")
-    pieces = experiment.execution.data_parallel
-    if pieces > 1 and roles.buffers:
-        raise ConfigError(
-            f"execution.data_parallel: {pieces}, but running statistics ({roles.buffers[0]}) are of whole batches"
-        )
+def identity_of(experiment: Experiment, context: RunContext, clients: int, device: str) -> dict[str, Any]:
+    """Choose what results depend on besides the experiment: execution mode, clients per batch, threads and device.
+
+    Raises:
+        ConfigError: The requested execution mode cannot train this model.
+    """
+    _check_execution_mode(experiment, context)
+    mode, expected = experiment.execution.mode, _expected_clients(experiment, clients)
     if mode == "auto":
-        pays = device == "cuda" or (expected >= MANY and pays_on_cpu(setting.module, roles.trained))
-        mode = "vectorized" if pays and pieces == 1 and not (roles.buffers or by_example or single) else "sequential"
-    clients_per_batch = (
-        experiment.execution.clients_per_batch
-        if isinstance(experiment.execution.clients_per_batch, int)
-        else auto_clients_per_batch(mode, expected, device)
-    )
-    found = {
-        "mode": mode,
-        "clients_per_batch": clients_per_batch,
-        "threads": experiment.execution.threads,
-        "device": device,
-    }
-    return found if device == "cpu" else found | _on_gpu(experiment, mode)
+        mode = "vectorized" if _vectorizes(experiment, context, expected, device) else "sequential"
+    size = experiment.execution.clients_per_batch
+    if not isinstance(size, int):
+        size = auto_clients_per_batch(mode, expected, device)
+    found = {"mode": mode, "clients_per_batch": size, "threads": experiment.execution.threads, "device": device}
+    return found if device == "cpu" else found | _gpu_identity(experiment, mode)
 
 
-def _on_gpu(experiment: Experiment, mode: str) -> dict[str, Any]:
-    """How local steps are run, and in what a GPU multiplies float32."""
+def _check_execution_mode(experiment: Experiment, context: RunContext) -> None:
+    mode, buffers = experiment.execution.mode, context.roles(0).buffers
+    if mode == "vectorized" and buffers:
+        raise ConfigError(
+            f"execution.mode: vectorized, but padding would enter the running statistics ({buffers[0]});"
+            " allowed: sequential"
+        )
+    reason = getattr(context.module, "sequential_only", "")
+    if reason and (mode == "vectorized" or _unit_is_record(experiment)):
+        where, allowed = (
+            ("execution.mode: vectorized", "sequential") if mode == "vectorized" else ("privacy.unit: record", "group")
+        )
+        raise ConfigError(f"{where}, but {reason}; allowed: {allowed}")
+    pieces = experiment.execution.data_parallel
+    if pieces > 1 and buffers:
+        raise ConfigError(
+            f"execution.data_parallel: {pieces}, but running statistics ({buffers[0]}) need whole batches; allowed: 1"
+        )
+
+
+def _vectorizes(experiment: Experiment, context: RunContext, expected: float, device: str) -> bool:
+    """Return whether vectorized training is possible, and faster by rule."""
+    faster = device == "cuda" or (expected >= MANY_CLIENTS and pays_on_cpu(context.module, context.roles(0).trained))
+    sequential_only = bool(getattr(context.module, "sequential_only", "")) or _unit_is_record(experiment)
+    return faster and experiment.execution.data_parallel == 1 and not (context.roles(0).buffers or sequential_only)
+
+
+def _unit_is_record(experiment: Experiment) -> bool:
+    return experiment.privacy is not None and experiment.privacy.unit == "record"
+
+
+def _expected_clients(experiment: Experiment, clients: int) -> float:
+    """Return the expected number of clients per round, of the phase with the most."""
+    return max(float(num_sampled(p, clients) or (p.poisson or 0) * clients) for p in experiment.phases)
+
+
+def _gpu_identity(experiment: Experiment, mode: str) -> dict[str, Any]:
+    """Return how local steps run on a GPU, and in which precision it multiplies float32."""
     captured = mode == "vectorized" and all(steppable(phase.local) for phase in experiment.phases)
     program = experiment.execution.program if captured else "eager"
     products = "float32" if experiment.deterministic else "tf32"
     return {"program": "graph" if program == "auto" else program, "products": products}
 
 
-def check(experiment: Experiment, setting: RunContext, partition: Partition) -> None:
-    """What can only be known with the data and the model at hand."""
+def check(experiment: Experiment, context: RunContext, partition: Partition) -> None:
+    """Check what depends on the data and the model.
+
+    Raises:
+        ConfigError: A split, a model to score, a number of clients or a unit of privacy does not exist.
+    """
     for split in experiment.evaluate.splits:
-        setting.split(split)
+        context.split(split)
     for index, phase in enumerate(experiment.phases):
-        setting.roles(index)
-        sampled = num_sampled(phase, len(partition))
-        if sampled is not None and sampled > len(partition):
-            raise ConfigError(f"phases.{index}.clients_per_round: {sampled} asked, there are {len(partition)} clients")
-        for model in experiment.evaluate.models:
-            offered_models, name = [*phase.algorithm.offered_models, LOCAL], type(phase.algorithm).__name__
-            if model not in offered_models:
-                raise ConfigError(
-                    f"evaluate.models: {name} offered_models no model {model!r}; {nearest(model, offered_models)}"
-                )
-        if experiment.privacy is not None and setting.roles(index).buffers:
-            raise ConfigError(f"privacy: running statistics ({setting.roles(index).buffers[0]}, …) would leave bare")
-    if experiment.privacy is not None and experiment.privacy.unit == "group" and not partition.num_groups.all():
+        _check_phase(experiment, context, partition, index, phase)
+    privacy = experiment.privacy
+    if privacy is not None and privacy.unit == "group" and not partition.num_groups.all():
         raise ConfigError(
-            "privacy.unit: group, but the partition knows no groups; use partition.by: provider or official"
+            "privacy.unit: group, but the partition has no groups; allowed: partition.by: provider or official"
         )
 
 
-def remarks(settled: PreparedRun, phase: Phase, execution_mode: ExecutionMode, workers: int) -> list[str]:
-    """What a user should know of how a phase is run, and could not see."""
-    said = [idle_workers(settled, phase, execution_mode.clients_per_batch, workers)]
-    if settled.identity["device"] != "cpu" and execution_mode.mode == "vectorized" and not steppable(phase.local):
+def _check_phase(experiment: Experiment, context: RunContext, partition: Partition, index: int, phase: Phase) -> None:
+    buffers, sampled = context.roles(index).buffers, num_sampled(phase, len(partition))
+    if sampled is not None and sampled > len(partition):
+        raise ConfigError(
+            f"phases.{index}.clients_per_round: {sampled} requested, but the partition has {len(partition)} clients"
+        )
+    for model in experiment.evaluate.models:
+        models, name = [*phase.algorithm.eval_models, LOCAL], type(phase.algorithm).__name__
+        if model not in models:
+            raise ConfigError(f"evaluate.models: {name} has no model {model!r}; {nearest(model, models)}")
+    if experiment.privacy is not None and buffers:
+        raise ConfigError(f"privacy: running statistics ({buffers[0]}, …) would be sent without noise")
+
+
+def remarks(prepared: PreparedRun, phase: Phase, mode: ExecutionMode, workers: int) -> list[str]:
+    """Return messages about how a phase is executed that a user could not see otherwise."""
+    found = [_idle_workers(prepared, phase, mode.clients_per_batch, workers)]
+    if prepared.identity["device"] != "cpu" and mode.mode == "vectorized" and not steppable(phase.local):
         name = phase.local.optimizer.name
-        said.append(f"local steps run as written, since {name} with its settings has no form that a GPU could replay")
-    return [text for text in said if text]
+        found.append(f"local steps run eagerly: {name} with its settings cannot be captured as a CUDA graph")
+    return [text for text in found if text]
 
 
-def idle_workers(settled: PreparedRun, phase: Phase, clients_per_batch: int, workers: int) -> str:
-    """What to say where a round has fewer cohorts than workers, which leaves some of them waiting; empty elsewhere."""
-    sampled = num_sampled(phase, len(settled.partition))
+def _idle_workers(prepared: PreparedRun, phase: Phase, clients_per_batch: int, workers: int) -> str:
+    """Return a message where a round has fewer cohorts than workers, so that some are idle; else an empty string."""
+    sampled = num_sampled(phase, len(prepared.partition))
     cohorts = -(-sampled // clients_per_batch) if sampled else workers
-    if cohorts >= workers or settled.experiment.execution.data_parallel > 1:
+    if cohorts >= workers or prepared.experiment.execution.data_parallel > 1:
         return ""
     return (
-        f"a round has {sampled} clients in {cohorts} cohort{'s' if cohorts > 1 else ''}, fewer than the"
-        f" {workers} workers: the others wait while it trains, and all of them evaluate"
+        f"each round has {sampled} clients in {cohorts} cohort{'s' if cohorts > 1 else ''}, fewer than the"
+        f" {workers} workers: the other workers are idle during training and take part in evaluation"
     )

@@ -1,108 +1,159 @@
-"""How far a run has come: rounds that were trained are scored, and then they count: recorded, committed, told."""
+"""Progress of a run: a trained round is scored, and then it counts (recorded, checkpointed and reported)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
+from simfl import evaluation
+from simfl.plans.check import compare, tables_of
 from simfl.runs.record import Rows
 from simfl.runs.snapshot import Snapshot
-from simfl.session.scoring import PendingEvaluation
+from simfl.session.evaluation import PendingEvaluation
+from simfl.session.prepare import PreparedRun
 from simfl.session.session import RunSession
 from simfl.timing import Lap, timed
+
+UNSCORED = ("interrupted", "failed")  # a run with such a status drops a round that was trained and not yet scored
 
 
 @dataclass
 class TrainedRound:
-    """A round that has been trained, and counts when it has been scored."""
+    """A round that has been trained, and counts once it has been scored."""
 
-    before: Snapshot  # where the run stands until then
+    before: Snapshot  # the state of the run until then
     rows: Rows
-    scoring: PendingEvaluation | None  # none: it is not to be scored
-    lap: Lap | None = None  # its time, where that ended before it counts
+    scoring: PendingEvaluation | None  # None: the round is not evaluated
+    lap: Lap | None = None  # the round's time, where it ended before the round counts
 
 
 @dataclass
 class RunProgress:
-    """What counts, and the newest state, which may be ahead of it by the one round that is being scored."""
+    """The rounds that count, and the newest state, which can be one round ahead of them."""
 
-    sitting: RunSession
-    snapshot: Snapshot  # the newest state: the next round goes out from it
+    session: RunSession
+    state: Snapshot  # the newest state: the next round starts from it
     trained: TrainedRound | None = None
     durations: list[float] = field(default_factory=list)  # seconds of each round that counts
 
     @property
-    def stands(self) -> Snapshot:
-        """The state after all that counts: what the run ends with if it ends now."""
-        return self.snapshot if self.trained is None else self.trained.before
+    def counted_state(self) -> Snapshot:
+        """The state after the last round that counts: the run ends with it if it ends now."""
+        return self.state if self.trained is None else self.trained.before
 
-    @property
-    def pace(self) -> float | None:
-        """Seconds of a round, in the median."""
-        return median(self.durations) if self.durations else None
-
-    def begin(self) -> None:
-        """Score what the run starts from."""
-        rows = self._scores(self._scoring(self.snapshot))
-        with self.sitting.signals.held():
-            self.move(self.snapshot, rows, commit=True)
-            self.sitting.audience.initial(rows)
+    def score_initial(self) -> None:
+        """Score the initial model, and write the first checkpoint."""
+        rows = self._wait_for_scores(self._start_scoring(self.state))
+        with self.session.signals.held():
+            self.move(self.state, rows, commit=True)
+            self.session.callbacks.initial(rows)
 
     def add(self, after: Snapshot, rows: Rows) -> None:
-        """A round has been trained. It counts when it has been scored, if it is time for that, and at once if not.
+        """Take a trained round. It counts once it has been scored, or at once where it is not evaluated.
 
-        With `evaluate.overlap` its scores are waited for when the next round has been trained, if the phase has one;
-        not where chance is secret: a round that was paid for and is lost before it counts cannot be made again.
+        With `evaluate.overlap` the scores are awaited after the next round of the phase was trained. With
+        `privacy.secure` they are not: a round that was paid for and is lost before it counts cannot be repeated.
         """
-        experiment = self.sitting.settled.experiment
-        asked, rounds, privacy = experiment.evaluate, experiment.phases[after.phase].rounds, experiment.privacy
-        overlap = asked.overlap and self.sitting.pool.overlaps and not (privacy is not None and privacy.secure)
-        due = after.round == rounds or (asked.every > 0 and after.round % asked.every == 0)
-        scoring = self._scoring(after) if due else None
+        experiment = self.session.prepared.experiment
+        evaluate, rounds, privacy = experiment.evaluate, experiment.phases[after.phase].rounds, experiment.privacy
+        overlap = evaluate.overlap and self.session.pool.overlaps and not (privacy is not None and privacy.secure)
+        due = after.round == rounds or (evaluate.every > 0 and after.round % evaluate.every == 0)
+        scoring = self._start_scoring(after) if due else None
         self.count(newer=after)
-        self.trained = TrainedRound(self.snapshot, rows, scoring)
-        self.snapshot = after
+        self.trained = TrainedRound(self.state, rows, scoring)
+        self.state = after
         if scoring is not None and after.round < rounds and overlap:
-            self.trained.lap = self.sitting.stopwatch.lap()
+            self.trained.lap = self.session.stopwatch.lap()
         else:
             self.count()
 
     def count(self, newer: Snapshot | None = None) -> None:
-        """Wait for the scores of what was trained, which counts from now on.
+        """Wait for the scores of the trained round; record and report it, and write a checkpoint if one is due.
 
-        A commit is made if one is due; `newer`: a state after it, whose client memory is to stay on the disk.
+        `newer` is a state after it, whose client states stay on the disk.
         """
-        if (one := self.trained) is None:
+        if (trained := self.trained) is None:
             return
-        rows = one.rows if one.scoring is None else {**one.rows, **self._scores(one.scoring)}
-        with self.sitting.signals.held():
+        rows = trained.rows if trained.scoring is None else {**trained.rows, **self._wait_for_scores(trained.scoring)}
+        with self.session.signals.held():
             self.trained = None
-            self.move(self.snapshot, rows, self.sitting.record.due(self.snapshot.step), newer)
-            lap = one.lap or self.sitting.stopwatch.lap()
+            self.move(self.state, rows, self.session.record.due(self.state.step), newer)
+            lap = trained.lap or self.session.stopwatch.lap()
             self.durations.append(lap.seconds)
-            self.sitting.audience.round_done(rows, lap)
+            self.session.callbacks.round_done(rows, lap)
 
     def move(
         self, after: Snapshot, rows: Rows | None = None, commit: bool = False, newer: Snapshot | None = None
     ) -> None:
-        """The run stands here, with these rows."""
-        self.snapshot = after
-        self.sitting.record.add(rows or {})
+        """Make `after` the state of the run, with these rows; `commit` writes a checkpoint."""
+        self.state = after
+        self.session.record.add(rows or {})
         if commit:
-            self.sitting.record.commit(after, self.sitting.store, newer)
+            self.session.record.commit(after, self.session.client_store, newer)
 
-    def _scoring(self, snapshot: Snapshot) -> PendingEvaluation:
-        """Begin to score a state; at the very end each example's scores are kept."""
-        phases, phase = self.sitting.settled.experiment.phases, self.sitting.settled.experiment.phases[snapshot.phase]
-        last = snapshot.phase + 1 == len(phases) and snapshot.round == phase.rounds
-        return PendingEvaluation(
-            self.sitting.settled, snapshot, self.sitting.pool, phase.objective.metric, by_example=last
-        )
+    def finish(self, status: str) -> dict[str, Any]:
+        """Write a checkpoint and the summary, report the end, and return the summary."""
+        if status not in UNSCORED:
+            self.count()
+        session, state = self.session, self.counted_state
+        session.signals.close()
+        session.record.commit(state, session.client_store)
+        facts = self._summary(state, with_plan=status != "failed") | session.account.state(state.charged)
+        summary = session.record.finish(state, status, facts)
+        session.callbacks.finished(summary)
+        return summary
+
+    def _summary(self, state: Snapshot, with_plan: bool) -> dict[str, Any]:
+        """Return what the summary says besides status and privacy; `with_plan` compares the ledger with the plan."""
+        prepared, record = self.session.prepared, self.session.record
+        split = prepared.experiment.evaluate.splits[0]
+        steps = {"initial": 0, "final": record.last_step("evaluations")}
+        scores = {
+            when: evaluation.headlines(record.rows_at("evaluations", step), split) for when, step in steps.items()
+        }
+        seconds = {
+            "total": record.elapsed,
+            "startup": self.session.startup_seconds,
+            "per_round_median": median(self.durations) if self.durations else None,
+        }
+        return {
+            "name": prepared.experiment.name,
+            "clients": len(prepared.partition),
+            **scores,
+            "baselines": _baselines(prepared),
+            "seconds": seconds,
+            "plan": self._compare_with_plan(state) if with_plan else None,
+            "folder": record.home,
+        }
+
+    def _compare_with_plan(self, state: Snapshot) -> str:
+        prepared, record = self.session.prepared, self.session.record
+        forked = record.manifest.get("forked", {}).get("step", 0)
+        tables = tables_of(record.folder, state.step, forked)
+        return compare(prepared.experiment, prepared.run_context.dataset, len(prepared.partition), tables)
+
+    def _start_scoring(self, state: Snapshot) -> PendingEvaluation:
+        """Start to score a state; after the last round of the run the scores of each example are kept."""
+        prepared = self.session.prepared
+        phases = prepared.experiment.phases
+        phase = phases[state.phase]
+        last = state.phase + 1 == len(phases) and state.round == phase.rounds
+        return PendingEvaluation(prepared, state, self.session.pool, phase.objective.metric, by_example=last)
 
     @timed("evaluate")
-    def _scores(self, scoring: PendingEvaluation) -> Rows:
-        """Wait for scores, and tell them."""
+    def _wait_for_scores(self, scoring: PendingEvaluation) -> Rows:
         rows, headlines, clocks = scoring.wait()
-        self.sitting.stopwatch.count(clocks, training=False)
-        self.sitting.audience.evaluated(headlines)
+        self.session.stopwatch.count(clocks, training=False)
+        self.session.callbacks.evaluated(headlines)
         return rows
+
+
+def _baselines(prepared: PreparedRun) -> dict[str, float]:
+    """Return the scores of the data set's blind baselines on the first evaluated split, by the headline metric."""
+    experiment = prepared.experiment
+    metric = experiment.phases[-1].objective.metric
+    known: Any = prepared.run_context.dataset.card.get("baselines", {})
+    found = known.get(experiment.evaluate.splits[0], known)
+    return {name: scores[metric] for name, scores in found.items() if metric in scores}

@@ -1,112 +1,128 @@
-"""One sitting of a run: all that is open_session before its first round, and closed after its last."""
+"""Resources that a run opens before its first round and closes after its last."""
 
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from simfl import cache, files
 from simfl.client_state import FileClientStore
+from simfl.errors import ConfigError, nearest
 from simfl.experiment import Experiment
 from simfl.privacy.account import Account
+from simfl.run_context import RunContext
 from simfl.runs import tables
 from simfl.runs.mirror import is_url, mirrored
 from simfl.runs.record import Record
 from simfl.runs.snapshot import Snapshot
-from simfl.runtime.inline import WorkerPool
-from simfl.runtime.ray.crew import crew_of
+from simfl.runtime import watchdog
+from simfl.runtime.inline import InlinePool, WorkerPool
+from simfl.runtime.ray.pool import RayPool
+from simfl.runtime.ray.worker_group import WorkerGroup, open_worker_group
+from simfl.runtime.worker import WorkerConfig
 from simfl.session.callbacks import Callbacks, NullDisplay
-from simfl.session.opening import open_pool
-from simfl.session.prepare import PreparedRun, account_of
+from simfl.session.options import RunOptions
+from simfl.session.prepare import PreparedRun, account_of, prepare_run
 from simfl.session.signals import Signals
 from simfl.timing import Stopwatch, Trace, clocked
-from simfl.tracking import trackers as tracking
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """What a run is asked for beside its experiment."""
-
-    out: Path | str  # a folder, or a URL, where a copy of the run's folder is kept
-    backend: str  # ray or inline
-    workers: int | str  # or auto
-    address: str | None  # of a Ray that is up; none: one is started
-    resume: bool
-    display: Any  # none: nothing is shown
-    profile: bool  # keep spans for a trace
-    shared: dict[str, Any] | None  # what runs of this process have in common
+from simfl.tracking import trackers
 
 
 @dataclass(frozen=True)
 class RunSession:
-    """What a run is made of, where its work is done, what it leaves and whom it tells."""
+    """The open resources of a run."""
 
-    settled: PreparedRun
+    prepared: PreparedRun
     record: Record
-    store: FileClientStore
+    client_store: FileClientStore
     pool: WorkerPool
     signals: Signals
-    audience: Callbacks
+    callbacks: Callbacks
     stopwatch: Stopwatch
     account: Account
-    startup: float  # seconds that opening took
+    startup_seconds: float
 
 
-def open_session(stack: ExitStack, experiment: Experiment, asked: RunOptions) -> tuple[RunSession, Snapshot]:
-    """A sitting that ends with the stack, and the state that its first round goes out from.
+def open_session(stack: ExitStack, experiment: Experiment, options: RunOptions) -> tuple[RunSession, Snapshot]:
+    """Open a run; its resources close with `stack`. Return the session and the state that the first round starts from.
 
-    Errors here are the user's; Ray starts meanwhile.
+    Ray starts in the background while the data set is read and the model is built.
+
+    Raises:
+        ConfigError, DataError, RunError: A setting, the data or the run folder is wrong.
     """
     began, signals = time.monotonic(), Signals()
-    crew = stack.enter_context(crew_of(asked.backend, asked.workers, asked.address))
-    settled = PreparedRun.of(experiment, asked.backend, crew, asked.shared)
-    record = _record(stack, settled, asked)
-    account = account_of(experiment, settled.partition, record.folder)
+    workers = stack.enter_context(open_worker_group(options.backend, options.workers, options.address))
+    prepared = prepare_run(experiment, options.backend, workers, options.shared)
+    record = _open_record(stack, prepared, options)
+    account = account_of(experiment, prepared.partition, record.folder)
     stack.enter_context(files.locked(record.folder))
-    found, warning = record.restore()
-    audience, snapshot = (
-        Callbacks(asked.display or NullDisplay(), record),
-        (found or Snapshot()).on(settled.setting.device),
-    )
+    restored, warning = record.restore()
+    callbacks = Callbacks(options.display or NullDisplay(), record)
+    state = (restored or Snapshot()).on(prepared.run_context.device)
     if warning:
-        audience.message(warning)
+        callbacks.message(warning)
     stack.enter_context(signals.caught())
-    setup = settled.setup(record.folder, account, asked.profile)
-    pool = stack.enter_context(open_pool(asked.backend, setup, settled.setting, crew, audience.message))
+    config = prepared.worker_config(record.folder, account, options.profile)
+    pool = stack.enter_context(open_pool(options.backend, config, prepared.run_context, workers, callbacks.message))
     tables.wake()  # while workers start
-    stack.enter_context(signals.caught())  # once more: a Ray started here has taken SIGTERM for itself
-    audience.trackers = stack.enter_context(
-        tracking.opened(experiment, settled.setting, record.folder, snapshot.step, audience.message)
+    stack.enter_context(signals.caught())  # again: a Ray that was started here has replaced the handler of SIGTERM
+    callbacks.trackers = stack.enter_context(
+        trackers.opened(experiment, prepared.run_context, record.folder, state.step, callbacks.message)
     )
-    trace = stack.enter_context(closing(Trace(record.folder / "trace.json"))) if asked.profile else None
-    stopwatch, store = Stopwatch(pool.num_workers, trace), FileClientStore(setup.memory)
+    trace = stack.enter_context(closing(Trace(record.folder / "trace.json"))) if options.profile else None
+    stopwatch, store = Stopwatch(pool.num_workers, trace), FileClientStore(config.memory)
     stack.enter_context(clocked(stopwatch.own))
-    startup = time.monotonic() - began
-    sitting = RunSession(settled, record, store, pool, signals, audience, stopwatch, account, startup)
+    session = RunSession(
+        prepared, record, store, pool, signals, callbacks, stopwatch, account, time.monotonic() - began
+    )
     account.announce()
-    _announce(sitting, None if found is None else snapshot.step)
-    return sitting, snapshot
+    _report_start(session, None if restored is None else state.step)
+    return session, state
 
 
-def _record(stack: ExitStack, settled: PreparedRun, asked: RunOptions) -> Record:
-    """The run's folder, or the one whose copy is kept at the URL."""
-    mirror = stack.enter_context(mirrored(str(asked.out), cache.folder())) if is_url(asked.out) else None
-    return settled.record(Path(asked.out) if mirror is None else mirror.folder, asked.resume, mirror)
+@contextmanager
+def open_pool(
+    backend: str, config: WorkerConfig, context: RunContext, workers: WorkerGroup | None, on_message: Callable[[str], None]
+) -> Iterator[WorkerPool]:
+    """Open the worker pool of a backend for the block; `workers` are the Ray workers, None with `inline`."""
+    pool: WorkerPool
+    if backend == "inline":
+        if config.experiment.evaluate.overlap:
+            on_message(
+                "evaluate.overlap has no effect with backend inline: each round is scored before the next starts"
+            )
+        pool = InlinePool(config, context)
+    elif workers is not None:
+        pool = RayPool(workers, config, on_message)
+    else:
+        raise ConfigError(f"--backend: unknown {backend!r}; {nearest(backend, ['inline', 'ray'])}")
+    try:
+        yield pool
+    finally:
+        pool.close()
+        watchdog.remove_empty_dumps(config.stacks)
 
 
-def _announce(sitting: RunSession, resumed_at: int | None) -> None:
-    """Tell everybody what is run, and in which state it goes on; none: it begins."""
-    experiment = sitting.settled.experiment
+def _open_record(stack: ExitStack, prepared: PreparedRun, options: RunOptions) -> Record:
+    """Open the run folder, or the local folder that is copied to the URL."""
+    mirror = stack.enter_context(mirrored(str(options.out), cache.folder())) if is_url(options.out) else None
+    return prepared.record(Path(options.out) if mirror is None else mirror.folder, options.resume, mirror)
+
+
+def _report_start(session: RunSession, resumed_at: int | None) -> None:
+    """Report what is run; `resumed_at` is the number of finished rounds of a resumed run, None for a new one."""
+    experiment = session.prepared.experiment
     plan = {
         "name": experiment.name,
-        "folder": sitting.record.home,
+        "folder": session.record.home,
         "rounds": sum(phase.rounds for phase in experiment.phases),
-        "clients": len(sitting.settled.partition),
-        "workers": sitting.pool.num_workers,
+        "clients": len(session.prepared.partition),
+        "workers": session.pool.num_workers,
         "resumed_at": resumed_at,
         "metric": experiment.phases[0].objective.metric,
     }
-    sitting.audience.started(plan, sitting.startup)
+    session.callbacks.started(plan, session.startup_seconds)

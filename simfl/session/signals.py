@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as an exception in the main thread, held back while a commit is being written."""
+"""Ctrl-C and SIGTERM as an exception in the main thread, deferred while a checkpoint is written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Signals:
-    """Turns the first signal into `Interrupted`, inside a `held` block at its end; further ones change nothing."""
+    """A handler that raises `Interrupted` for the first signal, and ignores further ones.
+
+    A signal that arrives inside a `held` block is raised at the end of the block.
+    """
 
     def __init__(self) -> None:
         self._holding = False
@@ -28,7 +31,7 @@ class Signals:
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Inside the block, signals rise as `Interrupted`. Only the main thread can catch them."""
+        """Handle SIGINT and SIGTERM inside the block; outside of the main thread this does nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -41,9 +44,9 @@ class Signals:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """A block that no signal may cut in two.
+        """Defer signals to the end of the block.
 
-        A signal whose exception was lost, since it rose where all is swallowed (in a finaliser), rises here once more.
+        An `Interrupted` that was raised inside a finaliser is lost there; it is raised again at the end of the block.
         """
         self._holding = True
         try:
@@ -54,5 +57,5 @@ class Signals:
             raise Interrupted(self._received)
 
     def close(self) -> None:
-        """From now on the run is being ended, and signals add nothing."""
+        """Ignore signals from now on, because the run is being ended."""
         self._closed = True

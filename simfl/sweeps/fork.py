@@ -30,7 +30,7 @@ from simfl.runs.manifest import manifest
 from simfl.runs.record import Record
 from simfl.runs.results import Run
 from simfl.runs.snapshot import Snapshot
-from simfl.session import prepare as preflight
+from simfl.session.prepare import check, identity_of, partition_of
 from simfl.tracking.run_folder import refuse_taken
 from simfl.training.context import PhaseContext
 
@@ -57,11 +57,11 @@ def fork(
     _check(source, experiment, step)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     setting = RunContext(experiment, cache.folder(), torch.device(device), shared)
-    partition, text = preflight.partition_of(setting)
-    preflight.check(experiment, setting, partition)
+    partition, text = partition_of(setting)
+    check(experiment, setting, partition)
     with tempfile.TemporaryDirectory(prefix="simfl-fork-") as scratch:
         snapshot, memory = _state(source, step, Path(scratch), say)
-        identity = preflight.identity_of(experiment, setting, len(partition), device)
+        identity = identity_of(experiment, setting, len(partition), device)
         stage = setting.stage(snapshot.phase, len(partition))
         _check_weights(source, snapshot, stage)
         snapshot = _adapted(source, snapshot, stage, partition, manifest_sha256(text), say)
@@ -140,7 +140,7 @@ def _state(source: Run, step: int, scratch: Path, say: Say) -> tuple[Snapshot, P
                 return replace(found, phase=phase), source.folder / "memory"
     again = Rerun(source, scratch, say)
     again.go_to(phase, round_of)
-    again.one_round()
+    again.rerun_round()
     if again.unlike:
         raise RunError(f"{source.folder}: run again, it differs from its record: {again.unlike[0]}")
     return again.snapshot, scratch / "memory"

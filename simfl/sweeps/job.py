@@ -11,6 +11,7 @@ from simfl import simulation
 from simfl.errors import SimflError
 from simfl.experiment import Experiment
 from simfl.runs.results import ERROR, Run, summary_of
+from simfl.session.options import RunOptions
 from simfl.sweeps.folder import Place
 from simfl.sweeps.fork import fork
 
@@ -45,12 +46,14 @@ def perform(job: Job, shared: dict[str, Any], display: Any = None) -> Outcome:
         _begin(job, shared)
         summary = simulation.run(
             job.experiment,
-            job.place.url or job.place.folder,
-            "inline",
-            resume=_begun(job),
-            display=display,
-            until=Until(job.place),
-            shared=shared,
+            RunOptions(
+                job.place.url or job.place.folder,
+                "inline",
+                resume=_begun(job),
+                display=display,
+                until=Until(job.place),
+                shared=shared,
+            ),
         )
     except Exception as error:
         shared.clear()  # what failed may have left things half done

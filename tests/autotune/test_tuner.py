@@ -1,4 +1,4 @@
-"""How a phase's visits are trained is chosen once, kept, and changes nothing but what it is."""
+"""The execution mode of a phase is chosen once, kept in the manifest, and gives the same bits as if it were given."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from faults import Troubled, order
 from pretended import pretend
 
 from simfl import config, files
-from simfl.autotune import choices as chosen
 from simfl.autotune import probe, trial
 from simfl.autotune.cache import TuningCache
 from simfl.autotune.probe import ProbeResult
 from simfl.autotune.trial import Trial
-from simfl.autotune.tuner import Tuner
+from simfl.autotune.tuner import Tuner, describe_choice
 from simfl.debug.rerun import Rerun
 from simfl.errors import ConfigError, RunError
 from simfl.experiment import Execution, Experiment, Privacy
@@ -31,7 +30,7 @@ from simfl.sweeps.fork import fork
 from simfl.training.plan import ExecutionMode
 
 IDENTITY = {"mode": "vectorized", "clients_per_batch": 8, "device": "cuda", "products": "tf32", "threads": 1}
-LOOP, EIGHT, FOUR = (
+SEQUENTIAL, EIGHT, FOUR = (
     ExecutionMode("sequential", 1, "graph"),
     ExecutionMode("vectorized", 8, "graph"),
     ExecutionMode("vectorized", 4, "graph"),
@@ -47,7 +46,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def answered(monkeypatch: pytest.MonkeyPatch, *trials: Trial) -> list[object]:
-    """From now on workers find this; the questions that they are asked."""
+    """Make workers return these trials; return the list that collects their requests."""
     asked: list[object] = []
 
     def found(stage, store, question, received):
@@ -64,9 +63,9 @@ def of(execution_mode: ExecutionMode, seconds: float | None, why: str = "") -> T
 
 def choice(identity=IDENTITY, **cohort) -> Tuner:
     case = experiment(execution=Execution(**cohort))
-    stage = SimpleNamespace(phase=case.phases[0], num_clients=10, roles=SimpleNamespace(buffers=()))
+    context = SimpleNamespace(phase=case.phases[0], num_clients=10, roles=SimpleNamespace(buffers=()))
     record = SimpleNamespace(manifest={"identity": identity})
-    return Tuner(case, record, stage, None, SimpleNamespace(num_workers=1))
+    return Tuner(case, record, context, None, SimpleNamespace(num_workers=1))
 
 
 def manifest(folder: Path) -> dict:
@@ -74,20 +73,20 @@ def manifest(folder: Path) -> dict:
 
 
 @pytest.mark.parametrize(("trials", "expected"), [
-    ([of(LOOP, 9.0), of(EIGHT, 3.0), of(FOUR, 2.0)], FOUR),
-    ([of(LOOP, 9.0), of(EIGHT, 3.0), of(FOUR, 2.8)], EIGHT),  # not a tenth faster than what the rules say
-    ([of(LOOP, 1.0), of(EIGHT, 3.0)], ExecutionMode("sequential", 1, "graph")),
-    ([of(LOOP, 9.0), of(EIGHT, None, "starved"), of(FOUR, 2.8)], FOUR),
-    ([of(LOOP, 9.0), of(EIGHT, 3.0), of(FOUR, 1.0, "it ends elsewhere")], EIGHT),
-    ([of(LOOP, 9.0), of(EIGHT, None, "fails")], ExecutionMode("sequential", 1, "graph")),
+    ([of(SEQUENTIAL, 9.0), of(EIGHT, 3.0), of(FOUR, 2.0)], FOUR),
+    ([of(SEQUENTIAL, 9.0), of(EIGHT, 3.0), of(FOUR, 2.8)], EIGHT),  # not a tenth faster than what the rules say
+    ([of(SEQUENTIAL, 1.0), of(EIGHT, 3.0)], ExecutionMode("sequential", 1, "graph")),
+    ([of(SEQUENTIAL, 9.0), of(EIGHT, None, "starved"), of(FOUR, 2.8)], FOUR),
+    ([of(SEQUENTIAL, 9.0), of(EIGHT, 3.0), of(FOUR, 1.0, "it ends elsewhere")], EIGHT),
+    ([of(SEQUENTIAL, 9.0), of(EIGHT, None, "fails")], ExecutionMode("sequential", 1, "graph")),
 ])  # fmt: skip
-def test_the_fastest_is_chosen_unless_the_rules_manner_is_as_good(trials, expected):
+def test_the_fastest_mode_is_chosen_unless_the_mode_of_the_rules_is_as_fast(trials, expected):
     assert choice().best(trials)[0] == expected
 
 
-def test_a_way_that_was_asked_for_is_kept_even_if_the_other_is_faster():
-    assert choice(mode="vectorized").best([of(LOOP, 1.0), of(EIGHT, 3.0), of(FOUR, 2.0)])[0] == FOUR
-    assert choice(mode="vectorized").best([of(LOOP, 1.0), of(EIGHT, None, "fails")])[0] == EIGHT
+def test_a_given_mode_is_kept_even_if_the_other_is_faster():
+    assert choice(mode="vectorized").best([of(SEQUENTIAL, 1.0), of(EIGHT, 3.0), of(FOUR, 2.0)])[0] == FOUR
+    assert choice(mode="vectorized").best([of(SEQUENTIAL, 1.0), of(EIGHT, None, "fails")])[0] == EIGHT
 
 
 @pytest.mark.parametrize(("device", "program", "optimizer", "expected"), [
@@ -97,31 +96,31 @@ def test_a_way_that_was_asked_for_is_kept_even_if_the_other_is_faster():
     ("cpu", "auto", "sgd", ("eager",)),
     ("cpu", "compiled", "sgd", ("compiled",)),
 ])  # fmt: skip
-def test_programs_are_tried_where_there_are_some(device, program, optimizer, expected):
+def test_candidate_programs_depend_on_device_and_optimizer(device, program, optimizer, expected):
     one = choice(IDENTITY | {"device": device}, program=program)
     phase = experiment(optimizer=optimizer).phases[0]
-    assert replace(one, stage=SimpleNamespace(phase=phase)).programs == expected
+    assert replace(one, context=SimpleNamespace(phase=phase)).programs == expected
 
 
 @pytest.mark.parametrize(("given", "problem"), [
-    ({"probe": "always", "mode": "sequential"}, "leave nothing to be tried"),
-    ({"probe": "always", "mode": "vectorized", "clients_per_batch": 8}, "leave nothing to be tried"),
-    ({"probe": "sometimes"}, "'sometimes' is not one of auto, always, never"),
+    ({"autotune": "always", "mode": "sequential"}, "leave nothing to be tried"),
+    ({"autotune": "always", "mode": "vectorized", "clients_per_batch": 8}, "leave nothing to be tried"),
+    ({"autotune": "sometimes"}, "'sometimes' is not one of auto, always, never"),
 ])  # fmt: skip
-def test_a_probe_without_anything_to_try_is_one_line(given, problem):
+def test_autotune_always_without_anything_to_choose_is_refused_in_one_line(given, problem):
     mapping = config.to_mapping(experiment())
     with pytest.raises(ConfigError, match=f"^execution.autotune: [^\n]*{problem}[^\n]*$"):
         config.parse(mapping | {"execution": given})
 
 
-def test_under_strict_no_clock_decides():
-    mapping = config.to_mapping(experiment()) | {"execution": {"probe": "always"}, "deterministic": True}
+def test_deterministic_refuses_autotune_always():
+    mapping = config.to_mapping(experiment()) | {"execution": {"autotune": "always"}, "deterministic": True}
     with pytest.raises(ConfigError, match=r"^execution.autotune: always, but deterministic is true[^\n]*$"):
         config.parse(mapping)
 
 
-def test_on_a_cpu_nothing_is_tried_unless_it_is_asked_for(tmp_path, monkeypatch):
-    asked = answered(monkeypatch, of(LOOP, 9.0))
+def test_on_a_cpu_nothing_is_measured_by_default(tmp_path, monkeypatch):
+    asked = answered(monkeypatch, of(SEQUENTIAL, 9.0))
     run(experiment(clients_per_batch="auto", mode="auto"), tmp_path / "auto")
     run(experiment(execution=Execution(autotune="never")), tmp_path / "never")
     assert asked == []
@@ -130,30 +129,30 @@ def test_on_a_cpu_nothing_is_tried_unless_it_is_asked_for(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(("settings", "why"), [
-    ({"privacy": Privacy(unit="record", clip=1.0, noise_multiplier=1.0)}, "examples are hidden one client at a time"),
-    ({"execution": Execution(autotune="always", data_parallel=2)}, "pieces of a batch are of one client"),
+    ({"privacy": Privacy(unit="record", clip=1.0, noise_multiplier=1.0)}, "with privacy.unit: record clients train one at a time"),
+    ({"execution": Execution(autotune="always", data_parallel=2)}, "micro-batches belong to a single client"),
 ])  # fmt: skip
-def test_where_one_way_alone_can_train_it_nothing_is_tried_and_the_manifest_says_so(
+def test_nothing_is_measured_where_only_one_mode_can_train_and_the_manifest_gives_the_reason(
     tmp_path, monkeypatch, settings, why
 ):
-    asked = answered(monkeypatch, of(LOOP, 9.0))
+    asked = answered(monkeypatch, of(SEQUENTIAL, 9.0))
     name = "dp_sgd" if "privacy" in settings else "fedavg"
     run(
         experiment(name, **{"execution": Execution(autotune="always"), "weighting": "uniform", "rounds": 1} | settings),
         tmp_path,
     )
     assert asked == []
-    assert manifest(tmp_path)["choices"]["0"]["why"] == f"by rules, as {why}"
+    assert manifest(tmp_path)["choices"]["0"]["why"] == f"by rules: {why}"
 
 
-def test_what_was_chosen_is_what_could_have_been_written_to_the_bit(tmp_path, monkeypatch):
-    answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0), of(EIGHT, 3.0, "it ends elsewhere"))
+def test_a_chosen_mode_gives_the_same_bits_as_the_mode_given_in_the_experiment(tmp_path, monkeypatch):
+    answered(monkeypatch, of(SEQUENTIAL, 9.0), of(FOUR, 2.0), of(EIGHT, 3.0, "it ends elsewhere"))
     display = Stopping()
     run(CASE, tmp_path / "chosen", display=display)
     run(FORCED, tmp_path / "forced")
     assert traces(tmp_path / "chosen") == traces(tmp_path / "forced")
     kept = manifest(tmp_path / "chosen")["choices"]["0"]
-    assert (kept["mode"], kept["clients_per_batch"], kept["why"]) == ("vectorized", 4, "the fastest that was tried")
+    assert (kept["mode"], kept["clients_per_batch"], kept["why"]) == ("vectorized", 4, "the fastest of the modes tried")
     assert [(one["mode"], one["clients_per_batch"], one["why"]) for one in kept["trials"]] == [
         ("sequential", 1, ""),
         ("vectorized", 4, ""),
@@ -162,12 +161,12 @@ def test_what_was_chosen_is_what_could_have_been_written_to_the_bit(tmp_path, mo
     logged = [json.loads(line) for line in (tmp_path / "chosen" / "log.jsonl").read_text().splitlines()]
     assert [event["trials"] for event in logged if event["event"] == "chosen"] == [kept["trials"]]
     assert display.messages == [
-        "clients are trained so: batch, 4 wide, graph (the fastest that was tried): 2e+03 ms a client's step,"
-        " 9e+03 ms one by one; 3 execution_modes tried in 0.5 s, loading aside, 1 left out (manifest.json says why)"
+        f"execution mode: {FOUR} (the fastest of the modes tried): 2e+03 ms per client step, 9e+03 ms if sequential;"
+        " 3 modes tried in 0.5 s without loading, 1 excluded (reasons in manifest.json)"
     ]
 
 
-def test_a_real_probe_leaves_the_bits_of_what_it_chose(tmp_path):
+def test_a_real_measurement_does_not_change_the_bits_of_the_chosen_mode(tmp_path):
     run(CASE, tmp_path / "chosen")
     kept = manifest(tmp_path / "chosen")["choices"]["0"]
     run(
@@ -178,7 +177,7 @@ def test_a_real_probe_leaves_the_bits_of_what_it_chose(tmp_path):
     assert len(kept["trials"]) > 1
 
 
-def test_on_ray_a_worker_is_asked_and_all_of_them_train_so(tmp_path, ray_session):
+def test_on_ray_one_worker_measures_and_all_workers_use_the_mode(tmp_path, ray_session):
     run(CASE, tmp_path / "chosen", workers=2)
     kept = manifest(tmp_path / "chosen")["choices"]["0"]
     assert len(kept["trials"]) > 1
@@ -190,19 +189,19 @@ def test_on_ray_a_worker_is_asked_and_all_of_them_train_so(tmp_path, ray_session
     assert traces(tmp_path / "chosen") == traces(tmp_path / "forced")
 
 
-def test_a_resumed_run_keeps_its_choice_and_asks_no_more(tmp_path, monkeypatch):
-    answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0))
+def test_a_resumed_run_keeps_its_choice_without_a_new_measurement(tmp_path, monkeypatch):
+    answered(monkeypatch, of(SEQUENTIAL, 9.0), of(FOUR, 2.0))
     run(CASE, tmp_path / "parts", display=Stopping(0, scoring=True))  # before anything was chosen
     run(CASE, tmp_path / "parts", resume=True, display=Stopping(1))
-    asked = answered(monkeypatch, of(LOOP, 1.0), of(FOUR, 2.0))
+    asked = answered(monkeypatch, of(SEQUENTIAL, 1.0), of(FOUR, 2.0))
     run(CASE, tmp_path / "parts", resume=True)
     run(FORCED, tmp_path / "forced")
     assert asked == []
     assert traces(tmp_path / "parts") == traces(tmp_path / "forced")
 
 
-def test_who_joins_trains_as_the_others(tmp_path, monkeypatch):
-    answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0))
+def test_a_worker_that_joins_later_uses_the_chosen_mode(tmp_path, monkeypatch):
+    answered(monkeypatch, of(SEQUENTIAL, 9.0), of(FOUR, 2.0))
     with monkeypatch.context() as patched:
         scatter(patched)
         run(CASE, tmp_path / "scattered")
@@ -210,11 +209,11 @@ def test_who_joins_trains_as_the_others(tmp_path, monkeypatch):
     assert traces(tmp_path / "scattered") == traces(tmp_path / "forced")
 
 
-def test_each_phase_has_its_choice_and_a_rerun_follows_them(tmp_path, monkeypatch):
+def test_each_phase_has_its_choice_and_a_rerun_uses_them(tmp_path, monkeypatch):
     both = then(CASE, replace(CASE, phases=(replace(CASE.phases[0], carry_over=("algorithm",)),)))
-    answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0))
+    answered(monkeypatch, of(SEQUENTIAL, 9.0), of(FOUR, 2.0))
     run(both, tmp_path / "run", display=Stopping(2))
-    answered(monkeypatch, of(LOOP, 1.0), of(FOUR, 2.0))
+    answered(monkeypatch, of(SEQUENTIAL, 1.0), of(FOUR, 2.0))
     run(both, tmp_path / "run", resume=True)
     choices = manifest(tmp_path / "run")["choices"]
     assert [(choices[k]["mode"], choices[k]["clients_per_batch"]) for k in "01"] == [
@@ -223,25 +222,25 @@ def test_each_phase_has_its_choice_and_a_rerun_follows_them(tmp_path, monkeypatc
     ]
     again = Rerun(Run(tmp_path / "run"), tmp_path / "scratch", commits=False)
     again.go_to(1, 2)
-    again.one_round()
+    again.rerun_round()
     assert again.snapshot.step == 5
     assert again.unlike == []
 
 
-def test_a_choice_that_no_longer_fits_is_halved(tmp_path, monkeypatch):
-    answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0))
+def test_a_chosen_batch_that_does_not_fit_into_memory_is_halved(tmp_path, monkeypatch):
+    answered(monkeypatch, of(SEQUENTIAL, 9.0), of(FOUR, 2.0))
     order(tmp_path / "faults", "no GPU memory", client=None, round=1, times=2)
     run(experiment(Troubled(folder=str(tmp_path / "faults")), execution=Execution(autotune="always")), tmp_path / "run")
     assert manifest(tmp_path / "run")["clients_per_batch"] == [[0, 4], [1, 2]]
 
 
-def test_a_worker_that_cannot_answer_leaves_it_to_the_rules(tmp_path, monkeypatch):
+def test_rules_choose_where_the_measuring_worker_fails(tmp_path, monkeypatch):
     def lost(*_):
         raise RunError("a worker died 4 times on modes of training: SIGSEGV\nand more")
 
     monkeypatch.setattr(worker, "probe", lost)
     run(CASE, tmp_path / "run")
-    why = "by rules, as trying failed (a worker died 4 times on modes of training: SIGSEGV)"
+    why = "by rules: autotuning failed (a worker died 4 times on modes of training: SIGSEGV)"
     assert manifest(tmp_path / "run")["choices"]["0"] == {
         "mode": "sequential",
         "clients_per_batch": 1,
@@ -250,23 +249,23 @@ def test_a_worker_that_cannot_answer_leaves_it_to_the_rules(tmp_path, monkeypatc
     }
 
 
-def test_a_worker_that_hangs_while_it_tries_is_replaced_and_the_run_goes_on_with_all(tmp_path, monkeypatch):
-    answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0))
+def test_a_worker_that_hangs_while_measuring_is_replaced_and_the_run_continues(tmp_path, monkeypatch):
+    answered(monkeypatch, of(SEQUENTIAL, 9.0), of(FOUR, 2.0))
     case = replace(CASE, execution=Execution(autotune="always", clients_per_batch=1), watchdog_seconds=8.0)
     ray = pretend(monkeypatch, silent=frozenset({("probe", 0)}))
     display = Stopping()
     run(case, tmp_path / "run", display=display)
     why = manifest(tmp_path / "run")["choices"]["0"]["why"]
-    assert why == "by rules, as trying failed (no result for 8 s from worker 0 on modes of training)"
-    assert display.messages == [f"clients are trained so: loop ({why})"]
+    assert why == "by rules: autotuning failed (no result for 8 s from worker 0 on modes of training)"
+    assert display.messages == [f"execution mode: sequential ({why})"]
     assert ray.count["begin"] == 3
     assert {who for who, method, _ in ray.sent if method == "train"} == {0, 1}
     run(experiment("scaffold", clients_per_batch=1), tmp_path / "alone")
     assert traces(tmp_path / "run")["weights_sha256"] == traces(tmp_path / "alone")["weights_sha256"]
 
 
-def test_a_fork_trains_as_its_source_did(tmp_path, monkeypatch):
-    asked = answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0))
+def test_a_fork_uses_the_choice_of_its_source(tmp_path, monkeypatch):
+    asked = answered(monkeypatch, of(SEQUENTIAL, 9.0), of(FOUR, 2.0))
     longer = replace(CASE, phases=(replace(CASE.phases[0], rounds=5),))
     run(CASE, tmp_path / "source")
     fork(Run(tmp_path / "source"), tmp_path / "fork", longer, 3)
@@ -282,9 +281,9 @@ def test_a_fork_trains_as_its_source_did(tmp_path, monkeypatch):
     {"execution": Execution(autotune="never", threads=2)},
     {"model": replace(CASE.model, dropout=0.3)},
 ])  # fmt: skip
-def test_a_fork_that_changes_what_the_choice_follows_from_is_trained_by_its_own_word(tmp_path, monkeypatch, changed):
-    """Under `strict` a clock's choice would have the fork differ from the next one of the same experiment."""
-    answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0))
+def test_a_fork_that_changes_the_basis_of_the_choice_drops_it(tmp_path, monkeypatch, changed):
+    """With `deterministic` a measured choice would make the fork differ from another fork of the same experiment."""
+    answered(monkeypatch, of(SEQUENTIAL, 9.0), of(FOUR, 2.0))
     run(CASE, tmp_path / "source")
     longer = replace(
         CASE, **{"execution": Execution(autotune="never")} | changed, phases=(replace(CASE.phases[0], rounds=5),)
@@ -299,8 +298,8 @@ def test_a_fork_that_changes_what_the_choice_follows_from_is_trained_by_its_own_
     assert manifest(tmp_path / "fork").get("clients_per_batch", []) == []
 
 
-def test_a_fork_with_another_rate_trains_as_its_source_did(tmp_path, monkeypatch):
-    answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0))
+def test_a_fork_with_another_learning_rate_uses_the_choice_of_its_source(tmp_path, monkeypatch):
+    answered(monkeypatch, of(SEQUENTIAL, 9.0), of(FOUR, 2.0))
     run(CASE, tmp_path / "source")
     phase = CASE.phases[0]
     slower = replace(CASE, phases=(replace(phase, local=replace(phase.local, learning_rate=0.01)),))
@@ -308,34 +307,34 @@ def test_a_fork_with_another_rate_trains_as_its_source_did(tmp_path, monkeypatch
     assert manifest(tmp_path / "fork")["choices"] == manifest(tmp_path / "source")["choices"]
 
 
-def test_a_fork_with_another_algorithm_is_tried_anew(tmp_path, monkeypatch):
-    asked = answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0))
+def test_a_fork_with_another_algorithm_measures_again(tmp_path, monkeypatch):
+    asked = answered(monkeypatch, of(SEQUENTIAL, 9.0), of(FOUR, 2.0))
     run(CASE, tmp_path / "source")
     other = replace(CASE, phases=(replace(experiment("fedavg").phases[0], rounds=4),))
     fork(Run(tmp_path / "source"), tmp_path / "fork", other, 2)
-    answered(monkeypatch, of(LOOP, 1.0), of(FOUR, 2.0))
+    answered(monkeypatch, of(SEQUENTIAL, 1.0), of(FOUR, 2.0))
     run(other, tmp_path / "fork", resume=True)
     assert len(asked) == 1
     assert manifest(tmp_path / "fork")["choices"]["0"]["mode"] == "sequential"
     assert manifest(tmp_path / "fork")["clients_per_batch"] == [[0, 4], [2, 1]]
 
 
-def test_what_a_run_found_serves_the_runs_like_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(Tuner, "_tries", property(lambda self: True))  # as on a GPU
-    asked = answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0))
+def test_a_cached_result_serves_equal_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(Tuner, "_measures", property(lambda self: True))  # as on a GPU
+    asked = answered(monkeypatch, of(SEQUENTIAL, 9.0), of(FOUR, 2.0))
     case = replace(CASE, execution=Execution(), name="first")
     run(case, tmp_path / "first")
     run(replace(case, seed=7, name="second"), tmp_path / "second")
     assert len(asked) == 1
     kept = manifest(tmp_path / "second")["choices"]["0"]
     assert (kept["clients_per_batch"], kept["recalled"]) == (4, True)
-    assert "by an earlier run" in chosen.said(kept)
+    assert "tried by an earlier run" in describe_choice(kept)
     run(replace(case, phases=(replace(case.phases[0], rounds=1, participation=1.0),)), tmp_path / "third")
     assert len(asked) == 2
 
 
 class Waiting(Stopping):
-    """A display that, when a run says that it waits for another one, has that one end."""
+    """A display that ends the other run when its own run reports that it waits."""
 
     def __init__(self, end: Callable[[], None]) -> None:
         super().__init__()
@@ -343,15 +342,15 @@ class Waiting(Stopping):
 
     def message(self, text: str) -> None:
         super().message(text)
-        if "is waited for" in text:
+        if "waiting for another run" in text:
             self.end()
 
 
-def test_of_runs_that_begin_at_the_same_moment_one_tries_and_the_other_waits(tmp_path, monkeypatch):
-    monkeypatch.setattr(Tuner, "_tries", property(lambda self: True))
-    asked, case = answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0)), replace(CASE, execution=Execution())
+def test_of_runs_that_start_together_one_measures_and_the_others_wait(tmp_path, monkeypatch):
+    monkeypatch.setattr(Tuner, "_measures", property(lambda self: True))
+    asked, case = answered(monkeypatch, of(SEQUENTIAL, 9.0), of(FOUR, 2.0)), replace(CASE, execution=Execution())
     run(case, tmp_path / "first")
-    (found,) = (tmp_path / "cache" / "manners").glob("*.json")
+    (found,) = (tmp_path / "cache" / "autotune").glob("*.json")
     text = found.read_bytes()
     for name, ends, tried in (("second", lambda: found.write_bytes(text), 1), ("third", lambda: None, 2)):
         found.unlink()  # as while the first one tries
@@ -359,7 +358,7 @@ def test_of_runs_that_begin_at_the_same_moment_one_tries_and_the_other_waits(tmp
             first.enter_context(files.in_turn(found.with_suffix(".lock"), lambda: None))
             display = Waiting(lambda ends=ends, first=first: (ends(), first.close()))
             run(case, tmp_path / name, display=display)
-        assert display.messages[0] == "how clients are best trained is being tried by another run, which is waited for"
+        assert display.messages[0] == "waiting for another run that is autotuning an equal experiment"
         assert manifest(tmp_path / name)["choices"]["0"]["recalled"] == (tried == 1)
         assert len(asked) == tried  # of the first that ended without an answer, the next one tries
     display = Stopping()
@@ -367,42 +366,42 @@ def test_of_runs_that_begin_at_the_same_moment_one_tries_and_the_other_waits(tmp
     assert len(display.messages) == 1
 
 
-def test_where_the_cache_cannot_be_written_to_nobody_waits(tmp_path):
-    (tmp_path / "manners").write_text("no folder")
+def test_without_write_access_to_the_cache_no_run_waits(tmp_path):
+    (tmp_path / "autotune").write_text("no folder")
     with (
-        TuningCache(tmp_path / "manners" / "one.json").turn(pytest.fail),
-        TuningCache(tmp_path / "manners" / "one.json").turn(pytest.fail),
+        TuningCache(tmp_path / "autotune" / "one.json").lock(pytest.fail),
+        TuningCache(tmp_path / "autotune" / "one.json").lock(pytest.fail),
     ):
-        assert TuningCache(tmp_path / "manners" / "one.json").read() is None
+        assert TuningCache(tmp_path / "autotune" / "one.json").read() is None
 
 
-def test_what_was_found_while_others_used_the_card_is_kept_and_said_until_it_is_tried_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr(Tuner, "_tries", property(lambda self: True))
+def test_a_measurement_on_a_busy_gpu_is_reported_until_it_is_repeated(tmp_path, monkeypatch):
+    monkeypatch.setattr(Tuner, "_measures", property(lambda self: True))
     monkeypatch.setattr("simfl.runtime.gpu_monitor.GpuMonitor.others", lambda self: 0.63)
-    answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0))
-    case, doubt = replace(CASE, execution=Execution()), "the GPU worked for others 63% of the second before"
+    answered(monkeypatch, of(SEQUENTIAL, 9.0), of(FOUR, 2.0))
+    case, doubt = replace(CASE, execution=Execution()), "other processes used the GPU for 63% of the second before"
     for name in ("first", "second"):
         display = Stopping()
         run(case, tmp_path / name, display=display)
         assert doubt in display.messages[0]
         assert manifest(tmp_path / name)["choices"]["0"]["others"] == 0.63
-    assert re.search(r"tried on \d{4}-\d\d-\d\d by an earlier run; the GPU worked", display.messages[0])
+    assert re.search(r"tried by an earlier run on \d{4}-\d\d-\d\d; other processes used", display.messages[0])
     monkeypatch.setattr("simfl.runtime.gpu_monitor.GpuMonitor.others", lambda self: 0.0)
-    answered(monkeypatch, of(LOOP, 1.0), of(FOUR, 2.0))
+    answered(monkeypatch, of(SEQUENTIAL, 1.0), of(FOUR, 2.0))
     run(CASE, tmp_path / "anew")  # execution.autotune is always
     display = Stopping()
     run(case, tmp_path / "third", display=display)
     assert manifest(tmp_path / "third")["choices"]["0"]["mode"] == "sequential"
-    assert "others" not in display.messages[0]
+    assert "other processes" not in display.messages[0]
 
 
-def test_where_workers_differ_it_is_said_on_which_was_tried(tmp_path, monkeypatch):
-    answered(monkeypatch, of(LOOP, 9.0), of(FOUR, 2.0))
+def test_the_measuring_worker_is_reported_where_workers_differ(tmp_path, monkeypatch):
+    answered(monkeypatch, of(SEQUENTIAL, 9.0), of(FOUR, 2.0))
     monkeypatch.setattr(worker, "processor", lambda device: "small")
     monkeypatch.setattr("simfl.runtime.inline.processor", lambda device: "large, small")
     display = Stopping()
     run(CASE, tmp_path, display=display)
-    assert display.messages[0].endswith("; they were tried on one worker (small) for all (large, small)")
+    assert display.messages[0].endswith("; measured on one worker (small) for all (large, small)")
 
 
 def likes(case: Experiment, **changed: object) -> Path:
@@ -410,7 +409,7 @@ def likes(case: Experiment, **changed: object) -> Path:
     return TuningCache.of(case, **given).path  # type: ignore[arg-type]
 
 
-def test_runs_are_alike_if_trying_would_find_the_same():
+def test_runs_share_a_result_if_a_measurement_would_be_the_same():
     phase = CASE.phases[0]
     local = phase.local
     same = [

@@ -17,6 +17,7 @@ from simfl.experiment import Checkpoint, Codecs, Evaluate
 from simfl.models.mlp import Mlp
 from simfl.runs import checkpoint, tables
 from simfl.runs.record import TABLES, Record
+from simfl.session.options import RunOptions
 from simfl.weights import sha256
 
 CASE = experiment("scaffold")
@@ -187,7 +188,7 @@ def test_the_display_is_told_of_everything_in_order(tmp_path):
 
 
 def test_the_python_call_returns_what_the_summary_holds(tmp_path):
-    summary = simulation.run(experiment(rounds=1), tmp_path, backend="inline")
+    summary = simulation.run(experiment(rounds=1), RunOptions(tmp_path, backend="inline"))
     assert summary == json.loads((tmp_path / "summary.json").read_text())
 
 

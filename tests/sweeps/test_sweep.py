@@ -286,10 +286,11 @@ from fakes import experiment
 from simfl import simulation
 from simfl.errors import ConfigError
 from simfl.sweeps import sweep
+from simfl.session.options import RunOptions
 from simfl.sweeps.file import Point, Sweep
 case, at, folder = experiment(), "127.0.0.1:1", sys.argv[1]
 for start in (
-    lambda: simulation.run(case, f"{folder}/run", "ray", 1, at, False, None),
+    lambda: simulation.run(case, RunOptions(f"{folder}/run", "ray", 1, at)),
     lambda: sweep.run(Sweep("s", (Point("a", {}, case),)), f"{folder}/sweep", "ray", 1, at),
 ):
     try:

@@ -1,0 +1,153 @@
+"""One communication round as two pure functions: plan it, and apply what came back.
+
+`plan_round` samples clients and encodes the download. `apply_round` takes the aggregated uploads and steps the server.
+Neither trains, writes a file or keeps anything, so the simulation, `simfl replay`, `simfl check-privacy` and autotuning
+all call the same two functions. Clients are trained between the two calls, by whoever holds the workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from simfl.aggregation.round import RoundAggregator
+from simfl.client_state import EMPTY
+from simfl.data.partition.manifest import Partition
+from simfl.protocol import AggregatedUpdates, Parts
+from simfl.runs.record import Rows
+from simfl.runs.rows import round_rows
+from simfl.runs.snapshot import Snapshot
+from simfl.sampling import expected_clients, sample_clients, sample_groups
+from simfl.timing import timed
+from simfl.training.context import PhaseContext
+from simfl.training.plan import ClientPlan, CohortPlan, ExecutionMode, centralized, cohorts
+from simfl.transport import ledger
+from simfl.transport.broadcast import Broadcast
+from simfl.transport.upload import BUFFERS
+from simfl.weights import add
+
+
+class RoundDraft(NamedTuple):
+    """The part of a round that does not depend on the rounds before it."""
+
+    sampled: list[int]  # clients
+    client_plans: list[ClientPlan]  # without client state; one plan for all clients where training is centralized
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """A round before any client trains."""
+
+    before: Snapshot  # the server and client states that the round starts from
+    sampled: list[int]  # clients
+    client_plans: list[ClientPlan]
+    received: Parts  # what clients decode from the download
+    download_rows: list[ledger.Row]
+    broadcast: Broadcast  # the broadcast state after the download
+
+    def cohorts(
+        self, context: PhaseContext, execution_mode: ExecutionMode, num_workers: int | None = None
+    ) -> list[CohortPlan]:
+        """Cut the round into cohorts for this many workers; None cuts it into the smallest ones."""
+        return cut_into_cohorts(self.client_plans, context, self.before.round, execution_mode, num_workers)
+
+
+def plan_round(
+    context: PhaseContext, partition: Partition, state: Snapshot, draft: RoundDraft | None = None
+) -> RoundPlan:
+    """Plan the next round of the phase: sample clients and encode what they receive.
+
+    Args:
+        context: The phase.
+        partition: The training rows of each client.
+        state: The state that the round starts from; its round number counts the finished rounds of the phase.
+        draft: The round's draft, where it was made ahead of time.
+    """
+    sampled, client_plans = draft or draft_round(context, partition, state.round)
+    parts = context.phase.algorithm.download(state.server) | state.companions
+    receivers = [] if context.phase.centralized else sampled
+    received, rows, broadcast = state.broadcast.send(context, state.round, parts, receivers)
+    client_plans = [_with_client_state(plan, state) for plan in client_plans]
+    return RoundPlan(state, sampled, client_plans, received, rows, broadcast)
+
+
+def draft_round(context: PhaseContext, partition: Partition, number: int) -> RoundDraft:
+    """Sample the clients of a round and list their training rows; uses nothing that earlier rounds have computed."""
+    sampled = sample_clients(context.phase, context.num_clients, context.seed, context.index, number, context.secure)
+    plans = [_client_plan(context, partition, number, client) for client in sampled]
+    if context.phase.centralized and plans:
+        plans = [centralized(plans, context.phase.local)]
+    return RoundDraft(sampled, plans)
+
+
+def cut_into_cohorts(
+    client_plans: list[ClientPlan],
+    context: PhaseContext,
+    number: int,
+    execution_mode: ExecutionMode,
+    num_workers: int | None,
+) -> list[CohortPlan]:
+    """Sort client plans canonically and cut them into cohorts that are subtrees of the round's tree of sums."""
+    return cohorts(client_plans, context.phase.local, execution_mode, context.index, number, num_workers)
+
+
+def apply_round(context: PhaseContext, plan: RoundPlan, results: RoundAggregator) -> tuple[Snapshot, Rows]:
+    """Step the server with what the cohorts returned; return the next state and the round's table rows."""
+    before, mechanism = plan.before, context.mechanism
+    updates = results.mean()
+    if mechanism is not None:
+        expected = expected_clients(context.phase, context.num_clients)
+        name = (context.index, before.round, "server")
+        updates = mechanism.averaged(updates, _num_units(results), expected, plan.received, name)
+    memory = dict(before.memory)
+    for result in results.results:
+        memory |= result.memory
+    after = replace(
+        _step_server(context, before, updates),
+        memory=memory,
+        broadcast=plan.broadcast,
+        round=before.round + 1,
+        step=before.step + 1,
+    )
+    sampled = [client_plan.client for client_plan in plan.client_plans]
+    metrics = {} if updates is None else context.phase.algorithm.metrics(before.server, updates)
+    return after, round_rows(context, after, sampled, plan.download_rows, results.results, metrics)
+
+
+@timed("server")
+def _step_server(context: PhaseContext, before: Snapshot, updates: AggregatedUpdates | None) -> Snapshot:
+    """Apply the algorithm's aggregation and the server optimizer; a round without uploads changes nothing."""
+    if updates is None:
+        return before
+    phase, server = context.phase, before.server
+    delta, algorithm_state = phase.algorithm.aggregate(server, updates)
+    optimizer = phase.server.at(before.round, phase.rounds)
+    weights, optimizer_state = optimizer.step(server.weights, delta, server.optimizer)
+    server = replace(server, weights=weights, state=algorithm_state, optimizer=optimizer_state)
+    clip = before.clip if context.mechanism is None else context.mechanism.next_clip(before.clip, updates)
+    buffers = add(before.buffers, updates.means[BUFFERS]) if before.buffers else before.buffers
+    return replace(before, server=server, buffers=buffers, clip=clip)
+
+
+def _client_plan(context: PhaseContext, partition: Partition, number: int, client: int) -> ClientPlan:
+    """List a client's training rows (those of its sampled groups, where groups are the privacy unit) and its weight."""
+    rows, mechanism = partition.rows(client), context.mechanism
+    if mechanism is not None and mechanism.unit == "group":
+        groups = partition.groups(client)
+        names = sample_groups(len(groups), mechanism.privacy, context.seed, context.index, number, client)
+        units = tuple(groups[j][1] for j in names)
+        return ClientPlan(client, 1.0, units, EMPTY, names=tuple(names))
+    if context.phase.weighting == "uniform":
+        return ClientPlan(client, 1.0, (rows,), EMPTY)
+    return ClientPlan(client, float(len(rows)), (rows,), EMPTY, len(rows) / partition.mean_size)
+
+
+def _with_client_state(plan: ClientPlan, state: Snapshot) -> ClientPlan:
+    digest = state.client_state(plan.client)
+    return plan if plan.memory == digest else replace(plan, memory=digest)
+
+
+def _num_units(results: RoundAggregator) -> Sequence[int]:
+    """Return the number of privacy units of each client update that came back."""
+    return [row["units"] for result in results.results for row in result.clients]

@@ -1,0 +1,91 @@
+"""Evaluation of a run's models: shards for the workers, rows for the tables, headline scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from simfl import evaluation
+from simfl.evaluation import EvaluationPlan, Scores
+from simfl.protocol import Parts
+from simfl.runs.record import Rows
+from simfl.runs.snapshot import Snapshot
+from simfl.runtime.inline import WorkerPool
+from simfl.session.prepare import PreparedRun
+from simfl.timing import Clock
+from simfl.transport.upload import BUFFERS
+
+FEW_BATCHES = 32  # a split with at most so many batches is sent one batch at a time, so that all workers take part
+
+
+class PendingEvaluation:
+    """An evaluation that workers carry out while the driver continues."""
+
+    def __init__(self, prepared: PreparedRun, state: Snapshot, pool: WorkerPool, metric: str, by_example: bool) -> None:
+        """Start the evaluation of all requested models on all requested splits.
+
+        Args:
+            prepared: The run.
+            state: The state to evaluate.
+            pool: The workers.
+            metric: The metric of the headline scores.
+            by_example: Also keep the score of each example.
+        """
+        self.prepared, self.state, self.metric, self.by_example = prepared, state, metric, by_example
+        buffers: Parts = {BUFFERS: state.buffers} if state.buffers else {}
+        self._scores = pool.evaluate(shards(prepared, state), {"weights": state.server.weights} | buffers)
+
+    def wait(self) -> tuple[Rows, list[dict[str, Any]], list[Clock]]:
+        """Wait for the scores; return table rows, headline scores, and the clocks of the workers' tasks."""
+        scores = self._scores()
+        rows = score_rows(self.prepared, self.state, scores, self.by_example)
+        return rows, headlines(self.prepared, self.state, rows, self.metric), [score.clock for score in scores]
+
+
+def shards(prepared: PreparedRun, state: Snapshot) -> list[EvaluationPlan]:
+    """Divide the requested splits and models into shards for the workers."""
+    evaluate = prepared.experiment.evaluate
+    pairs = [(split, model) for split in evaluate.splits for model in evaluate.models]
+    found = [shard for pair in pairs for shard in _shards(prepared, state, *pair)]
+    return [replace(shard, index=i) for i, shard in enumerate(found)]
+
+
+def _shards(prepared: PreparedRun, state: Snapshot, split: str, model: str) -> list[EvaluationPlan]:
+    evaluate, context = prepared.experiment.evaluate, prepared.run_context
+    rows = context.choose_rows(split, evaluate.limit)
+    size = evaluate.batch_size * (4 if len(rows) > FEW_BATCHES * evaluate.batch_size else 1)
+    if model == "global":
+        samples = evaluation.sample_rows(context, split, rows, evaluate.samples)
+        return [replace(shard, samples=samples) for shard in evaluation.shards(split, model, rows, size)]
+    per_client = evaluation.rows_of_clients(context, prepared.partition, split, rows)
+    return [
+        shard
+        for client, own in enumerate(per_client)
+        for shard in evaluation.shards(split, model, own, size, client, state.client_state(client))
+    ]
+
+
+def score_rows(prepared: PreparedRun, state: Snapshot, scores: Sequence[Scores], by_example: bool) -> Rows:
+    """Return the table rows of an evaluation; with `by_example` also the score of each example."""
+    context, facts = prepared.run_context, _position(state)
+    found: Rows = {
+        "evaluations": evaluation.summarise(context, scores, facts),
+        "samples": evaluation.samples(context, scores, facts),
+    }
+    return found | ({"scores": evaluation.by_example(context, scores, facts)} if by_example else {})
+
+
+def headlines(prepared: PreparedRun, state: Snapshot, rows: Rows, metric: str) -> list[dict[str, Any]]:
+    """Return the headline score of every requested split and model."""
+    evaluate = prepared.experiment.evaluate
+    return [
+        {**_position(state), "split": split, "model": model, "metric": metric}
+        | {"value": evaluation.headline(rows["evaluations"], metric, split, model)}
+        for split in evaluate.splits
+        for model in evaluate.models
+    ]
+
+
+def _position(state: Snapshot) -> dict[str, int]:
+    return {"phase": state.phase, "round": state.round, "step": state.step}
