@@ -1,4 +1,4 @@
-"""What a worker makes of its machine: memory, and how much of the time its GPU computes, as NVML knows it."""
+"""Memory use of a worker and utilization of its GPU, read from NVML."""
 
 from __future__ import annotations
 
@@ -10,61 +10,66 @@ from typing import Any
 
 import torch
 
-MEMORY = 1.0  # seconds that NVML's figure covers at most
-LOOK = 0.25  # seconds between two looks: NVML's own figure covers the last sixth of a second to a second
+WINDOW = 1.0  # longest time in seconds that NVML's figure covers
+INTERVAL = 0.25  # seconds between two readings: NVML's own figure covers the last sixth of a second to a second
+
+GpuHandle = Any  # NVML's handle of a GPU
 
 
 class GpuMonitor:
-    """One GPU, looked at when a piece of work ends."""
+    """Readings of one GPU, taken at the end of a task. On a CPU only memory is read."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._gpu = _gpu(str(torch.cuda.get_device_properties(device).uuid)) if device.type == "cuda" else None
-        self._looked = 0.0
+        self._use_read_at = 0.0
         self._use: float | None = None
-        self._remembered, self._memory = 0.0, 0
+        self._memory_read_at, self._memory = 0.0, 0
 
     def memory(self) -> int:
-        """`most_memory`, on a GPU as it was a moment ago: torch takes its time to tell, in which the GPU waits."""
+        """Return `peak_memory`; on a GPU the last reading if it is recent, since the GPU waits while torch counts."""
         now = time.monotonic()
-        if self._device.type != "cuda" or now - self._remembered >= LOOK:
-            self._remembered, self._memory = now, most_memory(self._device)
+        if self._device.type != "cuda" or now - self._memory_read_at >= INTERVAL:
+            self._memory_read_at, self._memory = now, peak_memory(self._device)
         return self._memory
 
     def others(self) -> float | None:
-        """Share of a second in which the GPU ran anything while this process had nothing for it; None: not known."""
+        """Return the share of time (0 to 1) that other processes use the GPU, or None if it is not known.
+
+        Takes one second, in which this process leaves the GPU idle.
+        """
         if self._gpu is None:
             return None
         torch.cuda.synchronize(self._device)
-        time.sleep(MEMORY)
-        return _use(self._gpu)
+        time.sleep(WINDOW)
+        return _utilization(self._gpu)
 
     def use(self) -> float | None:
-        """Share of the last moments in which the GPU ran anything, whoever's: 0 to 1; None where it is not known."""
+        """Return the recent utilization of the GPU by all processes, 0 to 1, or None if it is not known."""
         now = time.monotonic()
-        if self._gpu is not None and now - self._looked >= LOOK:
-            self._looked, self._use = now, _use(self._gpu)
+        if self._gpu is not None and now - self._use_read_at >= INTERVAL:
+            self._use_read_at, self._use = now, _utilization(self._gpu)
         return self._use
 
 
-def most_memory(device: torch.device) -> int:
-    """Bytes at their highest so far: what torch had on the GPU, or, without one, what the process held."""
+def peak_memory(device: torch.device) -> int:
+    """Return the peak in bytes so far: torch's allocations on a GPU, the resident memory of the process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def processor(device: torch.device) -> str:
-    """The kind of a worker's processor, as far as it decides how sums are rounded."""
+    """Return the name of the worker's processor, as far as it decides how sums are rounded."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{platform.machine()} with {torch.backends.cpu.get_cpu_capability()}"
 
 
-def _gpu(uuid: str) -> Any:
-    """NVML's name for a GPU; None without the package, a driver, or where NVML does not know such a GPU.
+def _gpu(uuid: str) -> GpuHandle | None:
+    """Return NVML's handle of a GPU; None without pynvml or a driver, or if NVML does not know the GPU.
 
-    By UUID, since torch counts only the GPUs that a process was given.
+    The UUID identifies it, since torch numbers only the GPUs that are visible to the process.
     """
     if importlib.util.find_spec("pynvml") is None:
         return None
@@ -77,8 +82,8 @@ def _gpu(uuid: str) -> Any:
         return None
 
 
-def _use(gpu: Any) -> float | None:
-    """Read it; a slice of a shared GPU has no such figure."""
+def _utilization(gpu: GpuHandle) -> float | None:
+    """Read the utilization; slices of a shared GPU (MIG) have none."""
     import pynvml
 
     try:

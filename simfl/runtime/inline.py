@@ -1,10 +1,10 @@
-"""What a pool is, and the one that does everything in this process. Imports no Ray."""
+"""The interface of a worker pool, and the pool that runs everything in this process. Imports no Ray."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from simfl.autotune.probe import ProbeRequest, ProbeResult
 from simfl.errors import OutOfMemory
@@ -17,52 +17,62 @@ from simfl.training.cohort import CohortResult
 from simfl.training.data_parallel import MicroBatch, PartialGradient, SharedStepInputs
 from simfl.training.plan import CohortPlan, NextRound, no_next_round
 
+Plan = TypeVar("Plan", CohortPlan, EvaluationPlan)
 Result = TypeVar("Result", CohortResult, Scores)
 
 
 class WorkerPool(Protocol):
-    """Where the work is done."""
+    """The workers that train and evaluate for a run."""
 
-    overlaps: bool  # whether an evaluation goes on while the next round is trained
+    overlaps: bool  # whether an evaluation can run while the next round is trained
 
     @property
     def num_workers(self) -> int:
-        """Among how many processes work is divided."""
+        """Return the number of worker processes."""
 
     @property
     def kind(self) -> str:
-        """What processors the workers have."""
+        """Return the names of the workers' processors."""
 
     def begin(self, phase: int, base: Weights) -> None:
-        """Bring every worker into a phase."""
+        """Start a phase on every worker; `base` holds the model tensors that earlier phases have changed."""
 
     def train(
         self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float], ahead: NextRound
     ) -> Iterator[CohortResult]:
-        """Results in the order of the plans, as they come; OutOfMemory if a cohort does not fit, also alone on a fresh
-        worker.
+        """Train cohorts and yield their results in the order of the plans, as soon as each is available.
 
-        `ahead` gives the round after, to be asked while there is nothing to do but wait.
+        Raises OutOfMemory if a cohort does not fit, even alone on a fresh worker.
+
+        Args:
+            plans: One cohort each.
+            received: What the clients download.
+            costs: Local steps of each cohort.
+            ahead: Prepares the next round; called once, while the workers are busy.
         """
 
     def probe(self, question: ProbeRequest, received: Parts) -> ProbeResult:
-        """What one worker finds when it tries execution_modes of training."""
+        """Try execution modes of training on one worker."""
 
     def partial_gradients(self, pieces: Sequence[MicroBatch], shared: SharedStepInputs) -> list[PartialGradient]:
-        """What the pieces of a local batch add to its gradient, in their order; OutOfMemory if one does not fit."""
+        """Return the gradients of the micro-batches of one local batch, in their order.
+
+        Raises OutOfMemory if one does not fit.
+        """
 
     def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> Callable[[], list[Scores]]:
-        """Begin an evaluation, where one can go on by itself. What comes back is called once, in the same phase.
+        """Start an evaluation, in the background if the pool can, and return a function that waits for the scores.
 
-        It waits for the scores, in the order of the plans; OutOfMemory if a shard does not fit.
+        Call the function once, in the same phase. It returns the scores in the order of the plans and raises
+        OutOfMemory if a shard does not fit.
         """
 
     def close(self) -> None:
-        """End the workers."""
+        """Stop the workers."""
 
 
 class InlinePool:
-    """Everything in this process, one cohort after the other."""
+    """A pool with one worker in this process, which trains one cohort after the other."""
 
     overlaps = False
 
@@ -71,56 +81,63 @@ class InlinePool:
         self.kind = processor(setting.device)
 
     def begin(self, phase: int, base: Weights) -> None:
+        """Start a phase."""
         self.worker.begin(phase, base)
 
     def train(
         self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float], ahead: NextRound
     ) -> Iterator[CohortResult]:
-        def work(plan: CohortPlan, received: Parts) -> CohortResult:
-            return self.worker.train(plan, received, ahead if plan is plans[-1] else no_next_round)  # asked once
+        """Train cohorts one after the other; the last one prepares the next round."""
 
-        return self._each(work, plans, received, cohort_names(plans))
+        def train(plan: CohortPlan, received: Parts) -> CohortResult:
+            return self.worker.train(plan, received, ahead if plan is plans[-1] else no_next_round)
+
+        return self._run_all(train, plans, received, cohort_names(plans))
 
     def probe(self, question: ProbeRequest, received: Parts) -> ProbeResult:
+        """Try execution modes of training."""
         return self.worker.probe(question, received)
 
     def partial_gradients(self, pieces: Sequence[MicroBatch], shared: SharedStepInputs) -> list[PartialGradient]:
+        """Return the gradients of the micro-batches, in their order."""
         return [self.worker.partial_gradient(piece, shared, shared.received) for piece in pieces]
 
     def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> Callable[[], list[Scores]]:
-        return lambda: list(self._each(self.worker.evaluate, plans, received, shard_names(plans)))
+        """Return a function that evaluates the shards, since nothing can run in the background."""
+        return lambda: list(self._run_all(self.worker.evaluate, plans, received, shard_names(plans)))
 
-    def _each(
-        self, work: Callable[[Any, Parts], Result], plans: Sequence[Any], received: Parts, names: Sequence[str]
+    def _run_all(
+        self, run: Callable[[Plan, Parts], Result], plans: Sequence[Plan], received: Parts, names: Sequence[str]
     ) -> Iterator[Result]:
         began = time.perf_counter()
         for plan, name in zip(plans, names, strict=True):
             queue = time.perf_counter() - began
-            result = self._twice(work, plan, received, name)
+            result = self._run(run, plan, received, name)
             result.clock.add("queue", queue)
             yield result
 
-    def _twice(self, work: Callable[[Any, Parts], Result], plan: Any, received: Parts, name: str) -> Result:
-        """The result; what wants memory is tried once more, when all that is not in use has been given back."""
+    def _run(self, run: Callable[[Plan, Parts], Result], plan: Plan, received: Parts, name: str) -> Result:
+        """Run a task; if it runs out of memory, free all unused memory and try once more."""
         try:
-            return work(plan, received)
+            return run(plan, received)
         except OutOfMemory as error:
-            cause = str(error)  # the error itself would keep alive what did not fit
+            cause = str(error)  # the exception itself would keep the tensors alive that did not fit
         self.worker.spare()
         try:
-            return work(plan, received)
+            return run(plan, received)
         except OutOfMemory:
             raise OutOfMemory(f"out of memory on {name}, tried twice: {cause}") from None
 
     def close(self) -> None:
+        """Close the worker's watchdog."""
         self.worker.watch.close()
 
 
 def cohort_names(plans: Sequence[CohortPlan]) -> list[str]:
-    """What an error calls each cohort."""
+    """Return the name of each cohort in error messages."""
     return [f"clients {', '.join(str(visit.client) for visit in plan.visits)}" for plan in plans]
 
 
 def shard_names(plans: Sequence[EvaluationPlan]) -> list[str]:
-    """What an error calls each shard."""
+    """Return the name of each shard in error messages."""
     return [f"{len(plan.rows)} examples of split {plan.split}" for plan in plans]

@@ -1,4 +1,4 @@
-"""What this process may use of its machine: what affinity, control groups and Slurm leave of it."""
+"""CPU and memory limits of this process: affinity, control groups and Slurm."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CGROUPS, MEMBERSHIP, MEMINFO = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"), Path("/proc/meminfo")
-UNLIMITED = 1 << 60  # bytes; control groups of version 1 say "no limit" by a number above this
+UNLIMITED = 1 << 60  # bytes; control groups of version 1 mean "no limit" by a number above this
 
 
 @dataclass(frozen=True)
 class Cgroup:
-    """The control groups this process is in: each limit is the tightest on the way up; None where there is none."""
+    """Limits of this process's control groups: the tightest of the group and its parents, or None without a limit."""
 
     cpus: float | None
     memory: int | None  # bytes
-    used: int | None  # bytes of the group that has the tightest memory limit, what could be dropped left out
+    used: int | None  # bytes in use by the group with the tightest memory limit, without caches that can be dropped
 
 
 def cpus() -> int:
-    """CPUs to work with, at least 1."""
+    """Return the number of usable CPUs, at least 1."""
     return max(1, math.floor(min(cpu_limits().values())))
 
 
 def cpu_limits() -> dict[str, float]:
-    """Everything that says how many CPUs there are, by who says it."""
-    found: dict[str, float] = {"machine": float(os.cpu_count() or 1)}
+    """Return every known limit on the number of CPUs, by its source."""
+    limits: dict[str, float] = {"machine": float(os.cpu_count() or 1)}
     if hasattr(os, "sched_getaffinity"):
-        found["affinity"] = float(len(os.sched_getaffinity(0)))
+        limits["affinity"] = float(len(os.sched_getaffinity(0)))
     quota = cgroup().cpus
     if quota is not None:
-        found["control group"] = quota
+        limits["control group"] = quota
     granted = os.environ.get("SLURM_CPUS_ON_NODE", "")
     if granted.isdecimal() and int(granted) > 0:
-        found["Slurm"] = float(granted)
-    return found
+        limits["Slurm"] = float(granted)
+    return limits
 
 
 def memory() -> tuple[int, int]:
-    """Bytes free for use, and bytes in all, of the machine or the control group, whichever is tighter."""
+    """Return free and total bytes of the machine or of the control group, whichever is tighter."""
     lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines() if ":" in line)
     free, total = (int(lines[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
     group = cgroup()
@@ -51,7 +51,7 @@ def memory() -> tuple[int, int]:
 
 
 def cgroup(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Cgroup:
-    """The limits of this process's control groups, of version 1 or 2."""
+    """Return the limits of this process's control groups, of version 1 or 2."""
     quotas: list[float] = []
     memories: list[tuple[int, int]] = []
     for folder in _folders(root, membership):
@@ -62,9 +62,9 @@ def cgroup(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Cgroup:
 
 
 def _folders(root: Path, membership: Path) -> Iterator[Path]:
-    """Every folder that holds limits for this process, those of the parents too.
+    """Yield every folder with limits of this process, the parents' folders included.
 
-    In a container the path may be the host's and not be there; the roots then hold the container's own limits.
+    In a container the path may be the host's and not exist; the root folders then hold the container's own limits.
     """
     lines = membership.read_text().splitlines() if membership.exists() else []
     for line in lines:
@@ -91,12 +91,12 @@ def _memory(folder: Path) -> list[tuple[int, int]]:
     for limit_name, used_name in names.items():
         limit, used = _read(folder / limit_name), _read(folder / used_name)
         if limit and limit != "max" and int(limit) < UNLIMITED:
-            return [(int(limit), max(0, int(used or 0) - _droppable(folder)))]
+            return [(int(limit), max(0, int(used or 0) - _cached(folder)))]
     return []
 
 
-def _droppable(folder: Path) -> int:
-    """Bytes of files that are cached and would be dropped."""
+def _cached(folder: Path) -> int:
+    """Return the bytes of cached files, which the kernel drops when memory is short."""
     for line in _read(folder / "memory.stat").splitlines():
         name, _, value = line.partition(" ")
         if name in ("inactive_file", "total_inactive_file"):

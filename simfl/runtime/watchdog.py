@@ -1,6 +1,7 @@
-"""Silence turned into stacks: a worker that is at one piece of work for too long writes where it stands.
+"""Stack dumps of workers that hang.
 
-The interpreter's own timer thread writes, without the interpreter's lock: also where a library hangs while holding it.
+The interpreter's own timer thread writes them without taking the interpreter lock, so a dump also appears if a library
+hangs while it holds the lock.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from typing import TextIO
 
 from simfl import files
 
-EARLY = 0.9  # of the limit: stacks are written before the driver gives up
+DUMP_AT = 0.9  # share of the limit after which stacks are dumped: before the driver gives up
 
 
 class Watchdog:
-    """What a worker holds: a file for its stacks, and how long a piece of work may last before they are written."""
+    """A worker's file for stack dumps, and the time limit of its tasks."""
 
     def __init__(self, folder: Path | None, seconds: float | None, file: TextIO | None = None) -> None:
-        """Nothing is watched without a folder (or a file that is open already) and seconds."""
+        """Open the dump file, or use the open `file`; without a file or a time limit, watch nothing."""
         self.seconds, self._file = seconds, file
         if folder is not None and seconds is not None:
             files.make_folder(folder)
@@ -30,25 +31,25 @@ class Watchdog:
 
     @contextmanager
     def over(self) -> Iterator[None]:
-        """A piece of work; if the block lasts too long, the stacks of all threads are written once."""
+        """Watch a task: if the block lasts too long, dump the stacks of all threads once."""
         if self._file is None or self.seconds is None:
             yield
             return
-        faulthandler.dump_traceback_later(EARLY * self.seconds, file=self._file)
+        faulthandler.dump_traceback_later(DUMP_AT * self.seconds, file=self._file)
         try:
             yield
         finally:
             faulthandler.cancel_dump_traceback_later()
 
     def close(self) -> None:
-        """Nothing is watched from now on."""
+        """Close the file; later tasks are not watched."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
-def tidy(folder: Path | None) -> None:
-    """Removes the files of workers that had nothing to say, and the folder if none had."""
+def remove_empty_dumps(folder: Path | None) -> None:
+    """Remove the empty files of workers that never hung, and the folder if nothing remains in it."""
     if folder is None or not folder.is_dir():
         return
     for path in folder.glob("*.txt"):

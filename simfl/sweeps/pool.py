@@ -8,18 +8,16 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
-
 from simfl.errors import ConfigError, nearest
-from simfl.runtime.ray import cluster as boot
+from simfl.runtime.ray import cluster
 from simfl.runtime.ray.actor import DriverLocation
-from simfl.runtime.ray.cluster import cause
-from simfl.runtime.ray.crew import count_workers, start_ray
+from simfl.runtime.ray.cluster import ActorHandle, ObjectRef, last_line
 from simfl.sweeps.job import Job, Outcome, failed, perform
 
-TRIES = 3  # workers that may die under one run; each of its successors goes on from the last commit
+MAX_DEATHS = 3  # workers that may die during one run; each successor resumes from the last checkpoint
 
 
 class Seats(Protocol):
@@ -54,72 +52,84 @@ class Here:
         return ended
 
 
-class Seat:
-    """In an actor: does one run after the other."""
+class RunActor:
+    """An actor that does one run after the other."""
 
-    def __init__(self, place: DriverLocation) -> None:
-        place.take()
+    def __init__(self, location: DriverLocation) -> None:
+        location.apply()
         self.shared: dict[str, Any] = {}
 
     def perform(self, job: Job) -> Outcome:
+        """Do a run."""
         if not job.place.url and not job.place.folder.parent.is_dir():
-            where = f"{platform.node()} does not see {job.place.folder.parent}"
-            why = "a sweep needs a folder that all machines of Ray share, or a URL"
-            return Outcome(job.label, "failed", f"{where}: {why}")
+            problem = f"{platform.node()} does not see {job.place.folder.parent}"
+            solution = "a sweep needs a folder that all machines of Ray share, or a URL"
+            return Outcome(job.label, "failed", f"{problem}: {solution}")
         return perform(job, self.shared)
 
 
-class RaySeats:
-    """One actor a CPU or GPU, each with one run at a time."""
+@dataclass(frozen=True)
+class _Running:
+    """A run that an actor is doing."""
 
-    def __init__(self, workers: int | str, address: str | None, say: Callable[[str], None]) -> None:
-        self.ray, self.say = start_ray(address), say
-        cluster = self.ray.cluster_resources()
-        started_here = boot.place(address) is None  # else Ray knows better than this machine, which may have no GPU
-        self.gpus = torch.cuda.is_available() if started_here else bool(cluster.get("GPU"))
-        kind = "GPU" if self.gpus else "CPU"
-        self.num_workers = count_workers({kind: cluster.get(kind, 0)}, workers)
-        self.idle: list[Any] = []
-        self.running: dict[Any, tuple[Any, Job, int]] = {}  # call -> worker, run, workers that died under it
+    actor: ActorHandle
+    job: Job
+    deaths: int  # actors that have died during this run
+
+
+class RaySeats:
+    """One actor per CPU or GPU, each with one run at a time."""
+
+    def __init__(self, workers: int | str, address: str | None, on_message: Callable[[str], None]) -> None:
+        self.ray, self.on_message = cluster.connect(address), on_message
+        self.resource = cluster.worker_resource(address)
+        available = self.ray.cluster_resources().get(self.resource, 0)
+        self.num_workers = cluster.count_workers(self.resource, available, workers)
+        self.idle: list[ActorHandle] = []
+        self.running: dict[ObjectRef, _Running] = {}
 
     @property
     def free(self) -> int:
+        """Return the number of runs that could start now."""
         return self.num_workers - len(self.running)
 
-    def start(self, job: Job, tries: int = 0) -> None:
-        worker = self.idle.pop() if self.idle else self._worker()
-        self.running[worker.perform.remote(job)] = (worker, job, tries)
+    def start(self, job: Job, deaths: int = 0) -> None:
+        """Begin a run on an idle actor, or on a new one."""
+        actor = self.idle.pop() if self.idle else self._new_actor()
+        self.running[actor.perform.remote(job)] = _Running(actor, job, deaths)
 
-    def _worker(self) -> Any:
-        kind = self.ray.remote(num_cpus=1, num_gpus=1 if self.gpus else 0, max_restarts=0)(Seat)
-        return kind.remote(DriverLocation.here())
+    def _new_actor(self) -> ActorHandle:
+        num_gpus = 1 if self.resource == "GPU" else 0
+        actor_class = self.ray.remote(num_cpus=1, num_gpus=num_gpus, max_restarts=0)(RunActor)
+        return actor_class.remote(DriverLocation.here())
 
     def ended(self, seconds: float) -> list[Outcome]:
+        """Return the outcomes of runs that have ended; wait up to this many seconds for the first."""
         if not self.running:
             return []
         first, _ = self.ray.wait(list(self.running), num_returns=1, timeout=seconds)
-        more, _ = self.ray.wait(list(self.running), num_returns=len(self.running), timeout=0) if first else ([], [])
-        return [outcome for call in more if (outcome := self._outcome(call)) is not None]
+        ended, _ = self.ray.wait(list(self.running), num_returns=len(self.running), timeout=0) if first else ([], [])
+        return [outcome for ref in ended if (outcome := self._outcome(ref)) is not None]
 
-    def _outcome(self, call: Any) -> Outcome | None:
-        """How a run ended; None if its worker died and another goes on with it."""
-        worker, job, tries = self.running.pop(call)
+    def _outcome(self, ref: ObjectRef) -> Outcome | None:
+        """Return the outcome of a run; None if its actor died and a new one resumes the run."""
+        running = self.running.pop(ref)
         try:
-            outcome: Outcome = self.ray.get(call)
+            outcome: Outcome = self.ray.get(ref)
         except (self.ray.exceptions.RayActorError, self.ray.exceptions.OutOfMemoryError) as error:
-            self.ray.kill(worker)
-            if tries + 1 == TRIES:
-                return failed(job, RuntimeError(f"its worker died {TRIES} times: {cause(error)}"))
-            self.say(f"{job.label}: its worker died ({cause(error)}); another goes on with it")
-            self.start(job, tries + 1)
+            self.ray.kill(running.actor)
+            if running.deaths + 1 == MAX_DEATHS:
+                return failed(running.job, RuntimeError(f"its worker died {MAX_DEATHS} times: {last_line(error)}"))
+            self.on_message(f"{running.job.label}: its worker died ({last_line(error)}); a new one resumes the run")
+            self.start(running.job, running.deaths + 1)
             return None
-        self.idle.append(worker)
+        self.idle.append(running.actor)
         return outcome
 
     def close(self) -> None:
-        """End the workers."""
-        for worker in [*self.idle, *(worker for worker, _, _ in self.running.values())]:
-            self.ray.kill(worker)
+        """Stop the actors."""
+        for actor in [*self.idle, *(running.actor for running in self.running.values())]:
+            self.ray.kill(actor)
 
 
 @contextmanager
@@ -130,7 +140,7 @@ def open_seats(
     if backend == "inline":
         yield Here(display)
     elif backend == "ray":
-        with boot.started(address):
+        with cluster.started(address):
             seats = RaySeats(workers, address, say)
             try:
                 yield seats

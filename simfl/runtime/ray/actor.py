@@ -1,4 +1,4 @@
-"""A worker in an actor of Ray's, on whatever machine: what it builds, where it finds itself, what it is sent."""
+"""A worker in an actor of Ray, on any machine of the cluster."""
 
 from __future__ import annotations
 
@@ -14,33 +14,35 @@ from typing import Any
 
 import torch
 
-from simfl import __version__, files
+from simfl import __version__
 from simfl.autotune.probe import ProbeRequest, ProbeResult
-from simfl.cache import folder as own_cache
+from simfl.cache import folder as local_cache
 from simfl.errors import DataError, RunError
 from simfl.evaluation import EvaluationPlan, Scores
 from simfl.experiment import Experiment
 from simfl.protocol import Parts, Weights
 from simfl.run_context import RunContext
 from simfl.runtime.gpu_monitor import processor
-from simfl.runtime.ray.faststart import fork_server as nursery
-from simfl.runtime.ray.remote_store import RemoteClientStore
+from simfl.runtime.ray.remote_store import RemoteClientStore, marker_file
 from simfl.runtime.worker import Worker, WorkerConfig
 from simfl.training.cohort import CohortResult
 from simfl.training.data_parallel import MicroBatch, PartialGradient, SharedStepInputs
 from simfl.training.plan import CohortPlan
-from simfl.weights import from_raw_bytes, raw_bytes
+from simfl.weights import State, from_raw_bytes, to_raw_bytes
 
-VERSIONS = {"simfl": __version__, "torch": torch.__version__}  # the same on every machine of a run
-Carry = dict[str, Any]  # digest of a client's memory -> where it is to be had
+VERSIONS = {"simfl": __version__, "torch": torch.__version__}  # must be equal on all machines of a run
+StateRefs = dict[str, Any]  # digest of a client state -> reference to it in the object store
+States = dict[str, State]  # by digest
+
+inherited: list[RunContext] = []  # in a worker that was forked: the context that its fork server has built
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What a worker builds from, and what must be the same wherever one is."""
+    """What a worker builds its context from; it must be equal on all workers."""
 
     experiment: Experiment
-    cache: Path  # of data sets; on machines where there can be no such folder, their own
+    cache: Path  # of data sets; a machine where this folder cannot exist uses its own
     device: str
     data_sha256: str
     versions: dict[str, str]
@@ -48,148 +50,148 @@ class WorkerSpec:
 
 @dataclass(frozen=True)
 class WorkerLocation:
-    """Where a worker finds itself."""
+    """Properties of the machine that a worker runs on."""
 
-    apart: bool  # it does not see the run's folder
-    kind: str  # of its processor: among different ones, sums may differ in their last bits
+    remote: bool  # it does not see the run's folder
+    kind: str  # its processor: sums may differ in their last bits between kinds
 
 
 @dataclass(frozen=True)
 class DriverLocation:
-    """From where a process sees files and modules, so that another one can see the same."""
+    """Working directory and module path of the driver, which workers take over."""
 
     folder: str
     path: tuple[str, ...]  # of modules
 
     @staticmethod
     def here() -> DriverLocation:
-        """That of this process; its folder may be gone, as a job's is when another node on its machine clears up."""
+        """Return the location of this process.
+
+        Its working directory may not exist: Ray removes a job's directory when another node on the machine shuts down.
+        """
         try:
             folder = os.getcwd()
         except FileNotFoundError:
             folder = ""
         return DriverLocation(folder, tuple(os.path.join(folder, entry) for entry in sys.path))
 
-    def take(self) -> None:
-        """Stand there, as far as this machine has such a folder: a Ray that was joined may run anywhere."""
+    def apply(self) -> None:
+        """Extend this process's module path, and change to the folder if it exists on this machine."""
         sys.path += [folder for folder in self.path if folder not in sys.path]
         if os.path.isdir(self.folder):
             os.chdir(self.folder)
 
 
 class WorkerActor:
-    """A worker in an actor, which builds data and model at once, and works when it has been told how.
+    """A worker in an actor, which builds data and model at once and takes tasks after `begin`.
 
-    It looks modules up where the driver does, so components beside an experiment are found. Where it does not see the
-    run's folder, client memory comes with its work and goes back with the results.
+    It imports modules from the driver's path, so components in the experiment's folder are found. If it does not see
+    the run's folder, client states arrive with its tasks and return with the results.
     """
 
-    def __init__(self, place: DriverLocation, makings: bytes) -> None:
-        place.take()
+    def __init__(self, location: DriverLocation, spec: bytes) -> None:
+        """Build data and model from a pickled `WorkerSpec`; an error is raised by `begin`."""
+        location.apply()
         share_tensors()
-        self.worker: Worker | None = None
-        self.carried: RemoteClientStore | None = None
-        self.failure: Exception | None = None
+        self._worker: Worker | None = None
+        self._remote_store: RemoteClientStore | None = None
+        self._error: Exception | None = None
         try:
-            self.makings: WorkerSpec = pickle.loads(makings)
-            self._build()
-        except Exception as error:  # to be told when somebody listens
-            self.failure = error
-
-    def _build(self) -> None:
-        """Data and model, while the driver builds its own."""
-        made = self.makings
-        if made.versions != VERSIONS:
-            raise RunError(f"{platform.node()} has {VERSIONS}, the driver {made.versions}")
-        torch.set_num_threads(made.experiment.execution.threads)
-        built = nursery.inherited  # by a worker that was born from this run's nursery
-        self.setting = (
-            built[0] if built else RunContext(made.experiment, cache_here(made.cache), torch.device(made.device))
-        )
-        if self.setting.dataset.sha256 != made.data_sha256:
-            raise DataError(f"{platform.node()}: the data there are not those of the driver: their hashes differ")
-        self.setting.module  # noqa: B018  (built on first use)
+            self.context = _build_context(pickle.loads(spec))
+        except Exception as error:  # kept, since the driver reads the result of `begin` only
+            self._error = error
 
     def begin(self, setup: bytes, phase: int, base: Weights) -> WorkerLocation:
-        """Enter a phase; says where this is."""
-        if self.failure is not None:
-            raise self.failure
-        if self.worker is None:
-            self.worker = self._worker(pickle.loads(setup))
-        self.worker.begin(phase, base)
-        return WorkerLocation(self.carried is not None, processor(self.setting.device))
+        """Start a phase with a pickled `WorkerConfig` and return the location of this worker."""
+        if self._error is not None:
+            raise self._error
+        if self._worker is None:
+            self._worker = self._make_worker(pickle.loads(setup))
+        self._worker.begin(phase, base)
+        return WorkerLocation(self._remote_store is not None, processor(self.context.device))
 
-    def _worker(self, setup: WorkerConfig) -> Worker:
-        if marker(setup.memory, setup.sitting).exists():
-            return Worker(setup, self.setting)
-        self.carried = RemoteClientStore()
-        return Worker(setup, self.setting, store=self.carried)
+    def _make_worker(self, setup: WorkerConfig) -> Worker:
+        if marker_file(setup.memory, setup.sitting).exists():
+            return Worker(setup, self.context)
+        self._remote_store = RemoteClientStore()
+        return Worker(setup, self.context, store=self._remote_store)
+
+    @property
+    def worker(self) -> Worker:
+        """Return the worker, which exists after `begin`."""
+        assert self._worker is not None, "the actor got a task before it began a phase"
+        return self._worker
 
     @contextmanager
-    def _with(self, memory: Carry) -> Iterator[dict[str, Any]]:
-        """A piece of work with the client memory that came along; the value: what goes back."""
-        if self.carried is None:
+    def _states(self, refs: StateRefs) -> Iterator[States]:
+        """Provide the client states of a task; the block's value collects those to send back."""
+        if self._remote_store is None:
             yield {}
             return
         import ray
 
-        with self.carried.work({digest: ray.get(state) for digest, state in memory.items()}) as new:
+        with self._remote_store.task({digest: ray.get(ref) for digest, ref in refs.items()}) as new:
             yield new
 
-    def train(self, plan: CohortPlan, received: Parts, memory: Carry) -> tuple[CohortResult, Carry]:
-        """Train a cohort; gives client memory that the driver is to keep, too."""
-        assert self.worker is not None
-        with self._with(memory) as new:
+    def train(self, plan: CohortPlan, received: Parts, states: StateRefs) -> tuple[CohortResult, States]:
+        """Train a cohort; return the result, and the client states that the driver has to keep."""
+        with self._states(states) as new:
             return self.worker.train(plan, received), new
 
-    def probe(self, question: ProbeRequest, received: Parts, memory: Carry) -> tuple[ProbeResult, Carry]:
-        """Try execution_modes of training."""
-        assert self.worker is not None
-        with self._with(memory):
+    def probe(self, question: ProbeRequest, received: Parts, states: StateRefs) -> tuple[ProbeResult, States]:
+        """Try execution modes of training."""
+        with self._states(states):
             return self.worker.probe(question, received), {}
 
-    def evaluate(self, plan: EvaluationPlan, received: Parts, memory: Carry) -> tuple[Scores, Carry]:
-        """Score a shard."""
-        assert self.worker is not None
-        with self._with(memory) as new:
+    def evaluate(self, plan: EvaluationPlan, received: Parts, states: StateRefs) -> tuple[Scores, States]:
+        """Evaluate a shard."""
+        with self._states(states) as new:
             return self.worker.evaluate(plan, received), new
 
     def partial_gradient(
-        self, piece: MicroBatch, shared: SharedStepInputs, received: Parts, memory: Carry
-    ) -> tuple[PartialGradient, Carry]:
-        """What a piece of a local batch adds to its gradient."""
-        assert self.worker is not None
+        self, piece: MicroBatch, shared: SharedStepInputs, received: Parts, states: StateRefs
+    ) -> tuple[PartialGradient, States]:
+        """Return the gradient of a micro-batch."""
         return self.worker.partial_gradient(piece, shared, received), {}
 
-    def spare(self) -> None:
-        """Give back the memory that torch keeps for later."""
-        assert self.worker is not None
+    def free_memory(self) -> None:
+        """Free the memory that torch caches."""
         self.worker.spare()
 
 
-def cache_here(given: Path) -> Path:
-    """The driver's folder of data sets, or, on a machine where there can be none of that name, this machine's own."""
+def _build_context(spec: WorkerSpec) -> RunContext:
+    """Read the data and build the model, while the driver builds its own; a forked worker has inherited both."""
+    if spec.versions != VERSIONS:
+        raise RunError(f"{platform.node()} has {VERSIONS}, but the driver has {spec.versions}")
+    torch.set_num_threads(spec.experiment.execution.threads)
+    if inherited:
+        context = inherited[0]
+    else:
+        context = RunContext(spec.experiment, usable_cache(spec.cache), torch.device(spec.device))
+    if context.dataset.sha256 != spec.data_sha256:
+        raise DataError(f"{platform.node()}: the data differ from the driver's: their hashes are not equal")
+    context.module  # noqa: B018  (built on first use)
+    return context
+
+
+def usable_cache(given: Path) -> Path:
+    """Return the driver's folder of data sets, or this machine's own if that folder cannot be made here."""
     try:
         given.mkdir(parents=True, exist_ok=True)
         return given
     except OSError:
-        return own_cache()
-
-
-def marker(memory: Path, sitting: str) -> Path:
-    """A file that the driver lays: who sees it, and only who does, shares its disk."""
-    return memory / f"{files.TEMP}shared-{sitting}"
+        return local_cache()
 
 
 def share_tensors() -> None:
-    """Tensors that this process sends lie in the object store as they are and are read there, never written to.
+    """Put tensors that this process sends into the object store as raw bytes, which receivers read without a copy.
 
-    Torch's own pickle copies them four times: 9 and 3 ms for 5 MB at the two ends, against 4 and under 1.
+    Torch's own pickle copies them four times: 9 and 3 ms for 5 MB at the two ends, against 4 and under 1 ms.
     """
     from ray.util import register_serializer
 
     register_serializer(
         torch.Tensor,
-        serializer=lambda tensor: (raw_bytes(tensor), tensor.dtype, tuple(tensor.shape)),
+        serializer=lambda tensor: (to_raw_bytes(tensor), tensor.dtype, tuple(tensor.shape)),
         deserializer=lambda parts: from_raw_bytes(*parts),
     )

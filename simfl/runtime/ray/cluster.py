@@ -1,8 +1,11 @@
-"""Ray, on its way up beside everything else, then joined.
+"""Connection to Ray: start it on this machine or join a cluster, and count its resources.
 
-On one machine it comes up in a process of its own (`head`), from the moment at which a run on Ray is asked for: while
-this one imports, reads data and builds. It is joined in a thread, which lives as long as Ray does: where Ray is started
-as everywhere else, in this process, the kernel ends it with the thread that started it.
+Ray starts in the background, while the caller imports libraries, reads data and builds a model. For versions of Ray
+that the optional package `faststart` supports, a process of its own starts Ray, and this process joins it. Otherwise
+`ray.init` runs in a thread of this process. The thread lives as long as Ray does, because the kernel ends Ray's
+processes with the thread that started them.
+
+Imports nothing heavy, so that Ray can start before anything else is imported.
 """
 
 from __future__ import annotations
@@ -11,190 +14,247 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from threading import Event, Thread
-from typing import Any
+from typing import Any, TypeVar
 
 from simfl.errors import ConfigError
-from simfl.runtime import machine as limits
-from simfl.runtime.ray.faststart.launcher import RayLauncher
-from simfl.runtime.ray.faststart.patches import PLAIN, worth_saying
+from simfl.runtime import machine
+
+try:
+    from simfl.runtime.ray import faststart
+except ImportError:  # the package is optional: without it, Ray starts in the usual way
+    faststart = None  # type: ignore[assignment]
+
+RayModule = Any  # the module `ray`, connected
+ActorHandle = Any
+ObjectRef = Any
+Found = TypeVar("Found")
 
 log = logging.getLogger(__name__)
 SETTINGS = {  # environment variables
-    "RAY_worker_niceness": "0",  # Ray lowers its workers' priority by 15 unless told not to
+    "RAY_worker_niceness": "0",  # by default, Ray lowers its workers' priority by 15
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-REACH, CLIENT_PORT = 10.0, "10001"  # seconds that an address has to answer; of ray:// without a port
+REACH_TIMEOUT = 10.0  # seconds that an address has to answer
+CLIENT_PORT = "10001"  # of a ray:// address without a port
+SURVEY_TIMEOUT = 30.0  # seconds that a worker has to answer `survey`
 QUIET = {"log_to_driver": False, "configure_logging": False}
 
 
 class RayStartup:
-    """Ray on its way up, then Ray, until `close`."""
+    """Ray from the start in the background until `close`."""
 
     def __init__(self, address: str | None) -> None:
-        """One with a head is joined when somebody waits for it: until then this process may fork."""
+        """Start Ray, or join it at the address.
+
+        A Ray that the launcher starts is joined by the first `wait`: this process can be forked until then.
+        """
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
-        self.address = place(address)
-        self.head = RayLauncher() if _lean(address) else None
+        self.address = resolve_address(address)
+        self.launcher = faststart.RayLauncher() if _uses_faststart(address) else None
         self.error: BaseException | None = None
-        self._up, self._over = Event(), Event()
+        self._ready, self._closing = Event(), Event()
         self._thread: Thread | None = None
-        if self.head is None:
-            self._join()
+        if self.launcher is None:
+            self._start_thread()
 
-    def _join(self) -> None:
+    def _start_thread(self) -> None:
         if self._thread is None:
             self._thread = Thread(target=self._live, name="ray")
             self._thread.start()
 
     def _live(self) -> None:
         try:
-            _up(self.address, self.head)
-        except BaseException as error:  # raised again by whoever waits
+            _connect(self.address, self.launcher)
+        except BaseException as error:  # raised again by `wait`
             self.error = error
-        self._up.set()
+        self._ready.set()
         if self.error is None:
-            self._over.wait()
+            self._closing.wait()
             sys.modules["ray"].shutdown()
-        if self.head is not None:
-            self.head.close()
+        if self.launcher is not None:
+            self.launcher.close()
 
     def wait(self) -> None:
-        """Returns when Ray is up and joined; raises what went wrong."""
-        self._join()
-        self._up.wait()
+        """Wait until this process is connected to Ray, and raise the error if the start failed."""
+        self._start_thread()
+        self._ready.wait()
         if self.error is not None:
             raise self.error
 
     def close(self, wait: bool) -> None:
-        """End Ray, or what there is of it; without waiting, that goes on by itself."""
-        self._over.set()
+        """Stop Ray, in the background unless `wait` is set."""
+        self._closing.set()
         if self._thread is None:
-            assert self.head is not None, "whatever has no head is joined at once"
-            self.head.close(wait)
+            assert self.launcher is not None, "without a launcher, the thread starts at once"
+            self.launcher.close(wait)
         elif wait:
             self._thread.join()
 
     @property
-    def over(self) -> bool:
-        """Whether it is to end or has ended."""
-        return self._over.is_set()
+    def closing(self) -> bool:
+        """Return whether `close` was called."""
+        return self._closing.is_set()
 
 
 _current: RayStartup | None = None
 
 
 @contextmanager
-def ahead(backend: str, address: str | None) -> Iterator[None]:
-    """For a block that imports before it runs: a Ray that will be started here is on its way from the first moment."""
-    with started(address) if backend == "ray" and _lean(address) else nullcontext():
+def start_early(backend: str, address: str | None) -> Iterator[None]:
+    """Start Ray before a block that imports and then runs, if the backend is Ray and the launcher starts it."""
+    with started(address) if backend == "ray" and _uses_faststart(address) else nullcontext():
         yield
 
 
 @contextmanager
 def started(address: str | None) -> Iterator[None]:
-    """Inside the block Ray is up or on its mode, and ends with it, unless somebody else has started it.
+    """Start Ray, or join it, for a block; Ray stops at the end of the block, unless it was running before.
 
-    A block that fails does not wait for Ray's end: what is wrong should be read at once.
+    If the block fails, the error propagates without waiting for Ray to stop.
     """
-    boot = _begin(address)
+    startup = _begin(address)
     try:
         yield
     except BaseException:
-        if boot is not None:
-            boot.close(wait=False)
+        if startup is not None:
+            startup.close(wait=False)
         raise
-    if boot is not None:
-        boot.close(wait=True)
+    if startup is not None:
+        startup.close(wait=True)
 
 
-def ray(address: str | None) -> Any:
-    """Ray, up: as `started` made it, or started or joined here. ConfigError where nobody answers at the address."""
-    if _current is not None and not _current.over:
+def connect(address: str | None) -> RayModule:
+    """Return the module `ray`, connected; wait for `started`, or start or join Ray here.
+
+    Raises ConfigError if no cluster answers at the address.
+    """
+    if _current is not None and not _current.closing:
         _current.wait()
-    return _up(place(address), None)
+    return _connect(resolve_address(address), None)
 
 
-def cradle() -> str | None:
-    """Where workers of the Ray that is on its way ask to be born; None: they start as Ray starts them."""
-    head = None if _current is None or _current.over else _current.head
-    return None if head is None else head.cradle
-
-
-def _begin(address: str | None) -> RayStartup | None:
-    """A new boot; None where Ray is up or on its way already."""
-    global _current
-    if running():
-        return None
-    _reach(place(address))  # what is wrong there is said before a run's folder is made
-    _current = RayStartup(address)
-    return _current
+def fork_address() -> str | None:
+    """Return the socket on which Ray asks for forked workers, or None if Ray starts its workers in the usual way."""
+    launcher = None if _current is None or _current.closing else _current.launcher
+    return None if launcher is None else launcher.fork_address
 
 
 def running() -> bool:
-    """Whether Ray is up here or on its way; one that is on its way down is waited for."""
+    """Return whether Ray is running here or starting; wait for a Ray that is stopping."""
     if _current is not None:
-        if not _current.over:
+        if not _current.closing:
             return True
         _current.close(wait=True)
     return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
 
 
-def place(address: str | None) -> str | None:
-    """The address of the Ray to join: the one given, or, as everywhere with Ray, RAY_ADDRESS; None: start one here."""
+def resolve_address(address: str | None) -> str | None:
+    """Return the address of the Ray to join: the one given, or RAY_ADDRESS; None to start Ray on this machine."""
     return address or os.environ.get("RAY_ADDRESS") or None
 
 
-def _lean(address: str | None) -> bool:
-    """Whether a Ray is started here, and not as everywhere else."""
-    return place(address) is None and not os.environ.get(PLAIN)
+def worker_resource(address: str | None) -> str:
+    """Return the resource that each worker occupies: GPU if there are GPUs, else CPU.
+
+    For a Ray that starts on this machine torch decides; a cluster, whose machines differ, is asked.
+    """
+    if resolve_address(address) is not None:
+        return "GPU" if connect(address).cluster_resources().get("GPU") else "CPU"
+    import torch
+
+    return "GPU" if torch.cuda.is_available() else "CPU"
 
 
-def _up(address: str | None, head: RayLauncher | None) -> Any:
-    """Ray, joined at the address or at the head, or started in this process."""
+def count_workers(resource: str, available: float, workers: int | str) -> int:
+    """Return the number of workers: the requested one, or for `auto` as many as there are CPUs or GPUs.
+
+    Raises ConfigError if more workers are requested than there are.
+    """
+    if workers == "auto":
+        return max(1, int(available))
+    if int(workers) > available:
+        raise ConfigError(f"--workers: requested {workers} workers, but Ray has {available:g} {resource}s")
+    return int(workers)
+
+
+def survey(address: str | None, look: Callable[[], Found]) -> tuple[dict[str, float], Found]:
+    """Return Ray's resources and what `look` returns on a worker, which has a GPU if there are any."""
+    with started(address):
+        ray = connect(address)
+        resources = {kind: float(number) for kind, number in ray.cluster_resources().items()}
+        remote = ray.remote(num_cpus=1, num_gpus=1 if resources.get("GPU") else 0, max_retries=0)(look)
+        found: Found = ray.get(remote.remote(), timeout=SURVEY_TIMEOUT)
+        return resources, found
+
+
+def last_line(error: Exception) -> str:
+    """Return the last line of an error of Ray's, which holds the cause; the others describe the task."""
+    return str(error).strip().splitlines()[-1].strip()
+
+
+def _begin(address: str | None) -> RayStartup | None:
+    """Start Ray; None if it is running or starting already."""
+    global _current
+    if running():
+        return None
+    _check_reachable(resolve_address(address))  # before the run's folder is made
+    _current = RayStartup(address)
+    return _current
+
+
+def _uses_faststart(address: str | None) -> bool:
+    """Return whether Ray starts on this machine, and with the fast start."""
+    return resolve_address(address) is None and faststart is not None and faststart.enabled()
+
+
+def _connect(address: str | None, launcher: faststart.RayLauncher | None) -> RayModule:
+    """Join Ray at the address or the one of the launcher, or start it in this process."""
     import ray
 
     if not ray.is_initialized():
         for name in ("worker", "authentication.authentication_token_setup"):
-            logging.getLogger(f"ray._private.{name}").addFilter(worth_saying)
+            logging.getLogger(f"ray._private.{name}").addFilter(_is_news)
         try:
             if address:
-                _reach(address)
+                _check_reachable(address)
                 ray.init(address=address, **QUIET)
-            elif head is None or not _joined(ray, head):
-                ray.init("local", include_dashboard=False, num_cpus=limits.cpus(), **QUIET)
+            elif launcher is None or not _join(ray, launcher):
+                ray.init("local", include_dashboard=False, num_cpus=machine.cpus(), **QUIET)
         except (ConnectionError, ValueError) as error:
-            raise ConfigError(f"--address: no Ray cluster answers at {address!r}: {cause(error)}") from None
+            raise ConfigError(f"--address: no Ray cluster answers at {address!r}: {last_line(error)}") from None
     return ray
 
 
-def _reach(address: str | None) -> None:
-    """ConfigError where nobody listens at an address: Ray itself would try for minutes, and say so line by line."""
-    scheme, _, at = (address or "").rpartition("://")
-    host, _, port = at.rpartition(":") if ":" in at else (at, "", CLIENT_PORT if scheme else "")
-    if port.isdecimal() and int(port) < 1 << 16:  # else it is `auto`, or something that Ray refuses at once
+def _check_reachable(address: str | None) -> None:
+    """Raise ConfigError if no process listens at the address; Ray itself would retry for minutes."""
+    scheme, _, rest = (address or "").rpartition("://")
+    host, _, port = rest.rpartition(":") if ":" in rest else (rest, "", CLIENT_PORT if scheme else "")
+    if port.isdecimal() and int(port) < 1 << 16:  # otherwise it is `auto`, or an address that Ray refuses at once
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=REACH).close()
+            socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_TIMEOUT).close()
         except OSError as error:
             raise ConfigError(f"--address: no Ray cluster answers at {address!r}: {error.strerror or error}") from None
 
 
-def _joined(ray: Any, head: RayLauncher) -> bool:
-    """Whether the Ray of the head came up and could be joined; if not, the log says why."""
+def _join(ray: RayModule, launcher: faststart.RayLauncher) -> bool:
+    """Join the Ray of the launcher; return False and log the cause if it did not start."""
     try:
-        ray.init(head.address(), **QUIET)
+        ray.init(launcher.address(), **QUIET)
         return True
     except Exception as error:
-        log.warning("Ray's lean start failed (%s); it is started as usual. %s=1 does so at once", error, PLAIN)
+        log.warning(
+            "fast start of Ray failed (%s); Ray starts in the usual way, as it does with SIMFL_PLAIN_RAY=1", error
+        )
         ray.shutdown()
-        head.close(wait=False)
+        launcher.close(wait=False)
         return False
 
 
-def cause(error: Exception) -> str:
-    """The last line of Ray's account, which says what happened; the others say to whom."""
-    return str(error).strip().splitlines()[-1].strip()
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return False for two messages that Ray logs at every start: about SIGTERM in threads and about tokens."""
+    return not record.getMessage().startswith(("SIGTERM handler is not set", "Token authentication is enabled"))

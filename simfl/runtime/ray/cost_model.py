@@ -1,6 +1,6 @@
-"""How long work takes on each worker, learned from what was measured, and who gets which work so that all ends early.
+"""Learned durations of tasks on each worker, and the assignment of tasks to workers that finishes early.
 
-Kept in memory alone and of no influence on results: a resumed run learns again.
+The model is kept in memory only and does not influence results: a resumed run learns again.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 
-Shape = tuple[float, ...]  # what the seconds of a piece of work grow with: calls (1), visits, local steps
+Shape = tuple[float, ...]  # what the duration of a task grows with: calls (1), clients, local steps
 
-KEPT = 0.9  # of the weight of a worker's earlier measurements, when one more has come
-SURPRISE = 4.0  # at most so many times slower, or faster, than thought is believed at once
-DOUBT = 0.3  # how far a worker that gets no work is thought back to the average, each time
-LEAST = 1e-6  # seconds that any work takes
-PRIOR = 1e-4  # how much parts of the cost that nothing tells apart lean to zero
-TURNS = 3  # of finding the parts, then each worker's slowness; every time from where the last ended
+DECAY = 0.9  # weight of a worker's earlier measurements relative to a new one
+MAX_RATIO = 4.0  # a measurement counts as at most so many times slower or faster than expected
+IDLE_DECAY = 0.3  # step of an idle worker's estimate towards the mean, each time it gets no task
+MIN_SECONDS = 1e-6  # of any task
+RIDGE = 1e-4  # relative ridge: parts of the cost that no measurement tells apart shrink to zero
+ITERATIONS = 3  # of fitting the parts, then the slowness of each worker; each fit starts from the last one
 
 
-class Costs:
-    """Seconds of one kind of work: parts that all workers share, times each worker's slowness.
+class CostModel:
+    """Seconds of one kind of task: cost parts common to all workers, times the slowness of each worker.
 
-    seconds(worker, shape) = slowness[worker] · Σ part · shape: least squares of relative errors, in which measurements
-    are forgotten by and by. No part is below zero, and slowness is 1 in the mean over the workers.
+    seconds(worker, shape) = slowness[worker] · Σ part · shape: least squares of relative errors, with exponentially
+    decaying weights of earlier measurements. Parts are not negative, and the mean slowness of the workers is 1.
     """
 
     def __init__(self) -> None:
@@ -33,103 +33,108 @@ class Costs:
         self._products: dict[int, np.ndarray] = {}  # by worker: Σ weight · shape shapeᵀ / expected²
         self._sums: dict[int, np.ndarray] = {}  # by worker: Σ weight · shape · seconds / expected²
         self._parts: np.ndarray | None = None
-        self._stale = False  # measurements have come of which no use was made so far
+        self._stale = False  # there are measurements since the last fit
 
     @property
-    def known(self) -> bool:
-        """Whether anything was learned; before, seconds are in no unit."""
-        self._settle()
+    def fitted(self) -> bool:
+        """Return whether anything was learned; until then, seconds have no unit."""
+        self._fit()
         return self._parts is not None
 
     def seconds(self, worker: int, shape: Shape) -> float:
-        """What a piece of work will take there; a worker not seen yet is as slow as the others are on average."""
-        usual = self.anywhere(shape)
-        return self.slowness.get(worker, 1.0) * usual
+        """Return the expected duration on a worker; one without measurements counts as average."""
+        mean = self.mean_seconds(shape)
+        return self.slowness.get(worker, 1.0) * mean
 
-    def anywhere(self, shape: Shape) -> float:
-        """The same on an average worker: what to sort by. Before anything was learned, the last of `shape`."""
-        self._settle()
-        return shape[-1] if self._parts is None else max(float(self._parts @ np.asarray(shape)), LEAST)
+    def mean_seconds(self, shape: Shape) -> float:
+        """Return the expected duration on an average worker; before the first fit, the last entry of `shape`."""
+        self._fit()
+        return shape[-1] if self._parts is None else max(float(self._parts @ np.asarray(shape)), MIN_SECONDS)
 
-    def learn(self, worker: int, shape: Shape, seconds: float) -> None:
-        """A measurement. A worker's first is left out: it also paid for what is done once."""
+    def observe(self, worker: int, shape: Shape, seconds: float) -> None:
+        """Add a measurement. A worker's first one is ignored, since it includes one-time work."""
         if worker not in self._warm:
             self._warm.add(worker)
             return
         row = np.asarray(shape)
-        expected = self.seconds(worker, shape) if worker in self._sums else max(seconds, LEAST)
-        seconds = min(max(seconds, expected / SURPRISE), expected * SURPRISE)
-        kept = self._products.get(worker, 0.0), self._sums.get(worker, 0.0)
-        self._products[worker] = KEPT * kept[0] + np.outer(row, row) / expected**2
-        self._sums[worker] = KEPT * kept[1] + row * seconds / expected**2
+        expected = self.seconds(worker, shape) if worker in self._sums else max(seconds, MIN_SECONDS)
+        seconds = min(max(seconds, expected / MAX_RATIO), expected * MAX_RATIO)
+        earlier = self._products.get(worker, 0.0), self._sums.get(worker, 0.0)
+        self._products[worker] = DECAY * earlier[0] + np.outer(row, row) / expected**2
+        self._sums[worker] = DECAY * earlier[1] + row * seconds / expected**2
         self._stale = True
 
-    def _settle(self) -> None:
-        """Make use of what was measured since the last time that anybody asked."""
+    def _fit(self) -> None:
+        """Fit parts and slowness to the measurements, if there are new ones."""
         if not self._stale or not self._sums:
             return
         products, sums = np.stack(list(self._products.values())), np.stack(list(self._sums.values()))
-        slow = np.array([self.slowness.get(worker, 1.0) for worker in self._sums])
-        for _ in range(TURNS):
-            parts = _non_negative(np.einsum("w,wij->ij", slow**2, products), slow @ sums)
-            slow = np.maximum(sums @ parts / (products @ parts @ parts), LEAST)
-            scale = slow.mean()
-            slow, parts = slow / scale, parts * scale
-        self.slowness, self._parts = dict(zip(self._sums, slow.tolist(), strict=True)), parts
+        slowness = np.array([self.slowness.get(worker, 1.0) for worker in self._sums])
+        for _ in range(ITERATIONS):
+            parts = _non_negative(np.einsum("w,wij->ij", slowness**2, products), slowness @ sums)
+            slowness = np.maximum(sums @ parts / (products @ parts @ parts), MIN_SECONDS)
+            scale = slowness.mean()
+            slowness, parts = slowness / scale, parts * scale
+        self.slowness, self._parts = dict(zip(self._sums, slowness.tolist(), strict=True)), parts
         self._stale = False
 
-    def doubt(self, workers: Iterable[int]) -> None:
-        """Workers that got no work are thought of as less unlike the others, so that they get some in the end."""
-        self._settle()
-        for worker in workers:
+    def decay(self, idle: Iterable[int]) -> None:
+        """Decay idle workers' estimates towards the mean, so that they eventually get tasks again."""
+        self._fit()
+        for worker in idle:
             if worker in self.slowness:
-                average = self._products[worker] @ self._parts
-                self._sums[worker] = self._sums[worker] + DOUBT * (average - self._sums[worker])
-                self.slowness[worker] += DOUBT * (1.0 - self.slowness[worker])
+                mean = self._products[worker] @ self._parts
+                self._sums[worker] = self._sums[worker] + IDLE_DECAY * (mean - self._sums[worker])
+                self.slowness[worker] += IDLE_DECAY * (1.0 - self.slowness[worker])
 
     def forget(self, worker: int) -> None:
-        """Another worker is in its place."""
+        """Drop the measurements of a worker that was replaced."""
         for known in (self.slowness, self._products, self._sums):
             known.pop(worker, None)
         self._warm.discard(worker)
 
 
 def _non_negative(products: np.ndarray, sums: np.ndarray) -> np.ndarray:
-    """Least squares whose parts are not below zero: a part that would be is left out, the lowest first."""
+    """Solve least squares with non-negative parts: drop the most negative part and solve again."""
     count = len(sums)
     diagonal = products.diagonal()
-    products.flat[:: count + 1] = np.where(diagonal > 0.0, diagonal * (1.0 + PRIOR), 1.0)
-    found = np.linalg.solve(products, sums)
+    products.flat[:: count + 1] = np.where(diagonal > 0.0, diagonal * (1.0 + RIDGE), 1.0)
+    parts = np.linalg.solve(products, sums)
     kept = list(range(count))
-    while found.min() < 0.0:
-        kept.remove(int(found.argmin()))
-        found = np.zeros(count)
-        found[kept] = np.linalg.solve(products[np.ix_(kept, kept)], sums[kept])
-    return found
+    while parts.min() < 0.0:
+        kept.remove(int(parts.argmin()))
+        parts = np.zeros(count)
+        parts[kept] = np.linalg.solve(products[np.ix_(kept, kept)], sums[kept])
+    return parts
 
 
-def sent_now(
-    waiting: Iterable[int], takers: Collection[int], ready: Mapping[int, float], seconds: Callable[[int, int], float]
+def assign(
+    waiting: Iterable[int], takers: Collection[int], busy: Mapping[int, float], seconds: Callable[[int, int], float]
 ) -> dict[int, int]:
-    """Which work each taker gets now, by worker: each piece goes to who would end it first.
+    """Return the task that each taker gets now, by worker: each task goes to the worker that would finish it first.
 
-    List scheduling by earliest finish (Graham 1969; for unlike workers Ibarra and Kim 1977): `waiting` in the order in
-    which it is dealt, longest first; `ready`: in how many seconds those at work will be free; `seconds(worker, work)`.
-    A piece that a worker would end first that takes no more now waits for it, so a taker may get nothing.
+    List scheduling by earliest finish (Graham 1969; for unlike workers Ibarra and Kim 1977). A task that a busy worker
+    would finish first waits for that worker, so a taker may get none.
+
+    Args:
+        waiting: Tasks in the order of dispatch, longest first.
+        takers: Workers that can take a task now.
+        busy: Seconds until each busy worker is free.
+        seconds: Expected duration of (worker, task).
     """
-    free = {**dict.fromkeys(takers, 0.0), **ready}
-    found: dict[int, int] = {}
-    for work in waiting:
-        if len(found) == len(takers):
+    free_in = {**dict.fromkeys(takers, 0.0), **busy}
+    assigned: dict[int, int] = {}
+    for task in waiting:
+        if len(assigned) == len(takers):
             break
-        ends = {worker: since + seconds(worker, work) for worker, since in free.items()}
+        ends = {worker: start + seconds(worker, task) for worker, start in free_in.items()}
         first = min(ends, key=lambda worker: (ends[worker], worker not in takers, worker))
-        if first in takers and first not in found:
-            found[first] = work
-        free[first] = ends[first]
-    return found
+        if first in takers and first not in assigned:
+            assigned[first] = task
+        free_in[first] = ends[first]
+    return assigned
 
 
 def remaining(expected: float, elapsed: float) -> float:
-    """Seconds until a worker is free; what lasts longer than was expected will last as much longer again."""
+    """Return the seconds until a worker is free; a task that takes longer than expected lasts as much longer again."""
     return abs(expected - elapsed) if math.isfinite(expected) else math.inf

@@ -1,9 +1,12 @@
-"""Cohorts and shards onto Ray actors.
+"""The worker pool on Ray: it sends the tasks of a run to its workers and returns the results in order.
 
-Results come in the order of the plans, whoever finishes first; the longest work goes out first, to who would end it
-first; a second call waits at each worker, but for the last. Workers that start join when they are ready, workers that
-die are replaced, and the others go on meanwhile. An evaluation need not be waited for: its shards go to whoever has
-nothing to train.
+`RayPool` joins three objects: the `WorkerGroup` (which workers there are), the `TaskQueue` (which tasks there are) and
+a `CostModel` per method (how long a task takes on which worker). Each of its calls makes a `TaskBatch` and repeats
+three steps until the batch is finished. It assigns waiting tasks to idle workers, the longest task first and each to
+the worker expected to finish it first; a second task is sent to busy workers, except for the last tasks. It yields the
+results that are next in the order of the tasks, whichever finish first. And it waits for one event: a result, an
+error, a worker that has started. Workers that start join when they are ready; workers that die are replaced while the
+others continue. An evaluation can run in the background: its shards go to workers that have nothing to train.
 """
 
 from __future__ import annotations
@@ -20,235 +23,272 @@ from simfl.errors import OutOfMemory, RunError
 from simfl.evaluation import EvaluationPlan, Scores
 from simfl.protocol import Parts, Weights
 from simfl.runtime.inline import cohort_names, shard_names
-from simfl.runtime.ray.calls import Call, Calls
-from simfl.runtime.ray.cluster import cause
-from simfl.runtime.ray.cost_model import Costs, Shape, sent_now
-from simfl.runtime.ray.crew import Crew
-from simfl.runtime.ray.errands import Errands
-from simfl.runtime.ray.jobs import Job
-from simfl.runtime.ray.staff import Staff
-from simfl.runtime.ray.wait import Lookout
+from simfl.runtime.ray.cluster import ObjectRef, last_line
+from simfl.runtime.ray.cost_model import CostModel
+from simfl.runtime.ray.task_queue import Result, RunningTask, Task, TaskBatch, TaskQueue
+from simfl.runtime.ray.worker_group import WorkerGroup
 from simfl.runtime.worker import WorkerConfig, keep_memory
 from simfl.training.cohort import CohortResult
 from simfl.training.data_parallel import MicroBatch, PartialGradient, SharedStepInputs
 from simfl.training.plan import CohortPlan, NextRound
 
+STATUS_INTERVAL = 30.0  # seconds between two messages while workers start
+REASSIGN_INTERVAL = 1.0  # seconds after which tasks that wait for a busy worker are assigned again
+START_TIMEOUT = 600.0  # seconds that the first worker has to start, unless the watchdog allows more
+
 
 class RayPool:
-    """The jobs of a run on its workers. What all of them need is put once into the object store, so once a node."""
+    """Workers on Ray. What all of them need is put into the object store once, so it is sent once per node."""
 
     overlaps = True
 
-    def __init__(self, crew: Crew, setup: WorkerConfig, on_message: Callable[[str], None]) -> None:
-        keep_memory()  # sums of models are made here
-        self.staff, self.say = Staff(crew, setup, on_message), on_message
-        self.ray = self.staff.ray
-        self.sent: tuple[Parts, Any] = ({}, None)  # what was put last, and the reference to it
-        self.jobs: list[Job] = []  # not over yet, the oldest first
-        self.calls = Calls()  # those of jobs that failed too, until they come back
-        self.costs: defaultdict[str, Costs] = defaultdict(Costs)  # by method
-        self.lookout = Lookout(self.staff, self.calls)
+    def __init__(self, group: WorkerGroup, setup: WorkerConfig, on_message: Callable[[str], None]) -> None:
+        keep_memory()  # uploads are summed in this process
+        group.open(setup, on_message)
+        self.group, self.queue, self.on_message = group, TaskQueue(), on_message
+        self.costs: defaultdict[str, CostModel] = defaultdict(CostModel)  # by method
+        self._broadcast: tuple[Parts, ObjectRef] = ({}, None)  # what was put last, and the reference to it
+        self._last_event = 0.0  # time of the last result or start
 
     @property
     def kind(self) -> str:
-        """What processors the workers have that are there."""
-        return ", ".join(sorted(self.staff.berths.kinds))
+        """Return the names of the workers' processors."""
+        return ", ".join(sorted(self.group.kinds))
 
     @property
     def num_workers(self) -> int:
-        """Workers, those that start included."""
-        return self.staff.size
+        """Return the number of workers, including those that are starting."""
+        return self.group.size
 
     def begin(self, phase: int, base: Weights) -> None:
-        """Returns when the first worker is in the phase; the others join the work when they are."""
-        assert not self.jobs, "a phase ended with work under way"
-        self.costs = defaultdict(Costs)
-        self.staff.enter(phase, base)
-        self.lookout.begin()
-        while not self.staff.there:
-            self._receive(held=False)
+        """Send all workers into a phase and wait for the first; the others join when they are ready."""
+        assert not self.queue.batches, "a phase ended with unfinished tasks"
+        self.costs = defaultdict(CostModel)
+        self.group.enter_phase(phase, base)
+        self._last_event = time.monotonic()
+        while not self.group.ready:
+            self._handle_event(held_back=False)
 
     def train(
         self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float], ahead: NextRound
     ) -> Iterator[CohortResult]:
-        shapes = [(1.0, float(len(plan.visits)), float(steps)) for plan, steps in zip(plans, costs, strict=True)]
-        memory, shared = [[visit.memory for visit in plan.visits] for plan in plans], [self._put(received)]
-        return self._results(self._job("train", plans, shared, memory, shapes, cohort_names(plans)), ahead)
+        """Train cohorts; `ahead` is called when all workers are busy."""
+        tasks = [
+            Task(plan, name, (1.0, float(len(plan.visits)), float(steps)), [visit.memory for visit in plan.visits])
+            for plan, name, steps in zip(plans, cohort_names(plans), costs, strict=True)
+        ]
+        batch: TaskBatch[CohortResult] = self._submit("train", tasks, [self._put(received)])
+        return self._results(batch, ahead)
 
     def probe(self, question: ProbeRequest, received: Parts) -> ProbeResult:
-        memory, shared = [[visit.memory for visit in question.visits]], [self._put(received)]
-        job = self._job("probe", [question], shared, memory, [(1.0,)], ["modes of training"])
+        """Try execution modes on one worker; if that fails, the run can continue with another probe."""
+        task = Task(question, "modes of training", (1.0,), [visit.memory for visit in question.visits])
+        batch: TaskBatch[ProbeResult] = self._submit("probe", [task], [self._put(received)])
         try:
-            found: list[ProbeResult] = list(self._results(job))
+            results = list(self._results(batch))
         except RunError:
-            self._leave(job)
+            self._abandon(batch)
             raise
-        return found[0]
+        return results[0]
 
     def partial_gradients(self, pieces: Sequence[MicroBatch], shared: SharedStepInputs) -> list[PartialGradient]:
-        names = [f"{len(piece.rows)} examples of client {piece.client}" for piece in pieces]
-        shapes = [(1.0, float(len(piece.rows))) for piece in pieces]
-        both = [self.ray.put(replace(shared, received={})), self._put(shared.received)]
-        job = self._job("slope", pieces, both, [[]] * len(pieces), shapes, names)
-        return list(self._results(job, beside=False))
+        """Return the gradients of the micro-batches; no other task is sent meanwhile."""
+        tasks = [
+            Task(piece, f"{len(piece.rows)} examples of client {piece.client}", (1.0, float(len(piece.rows))))
+            for piece in pieces
+        ]
+        refs = [self.ray.put(replace(shared, received={})), self._put(shared.received)]
+        batch: TaskBatch[PartialGradient] = self._submit("partial_gradient", tasks, refs)
+        return list(self._results(batch, alone=True))
 
     def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> Callable[[], list[Scores]]:
-        shapes = [(1.0, float(len(plan.rows))) for plan in plans]
-        memory, shared = [[plan.memory] for plan in plans], [self._put(received)]
-        job = self._job("evaluate", plans, shared, memory, shapes, shard_names(plans))
-        self._send_out(self.jobs)
-        return lambda: list(self._results(job))
+        """Send shards to idle workers, and return a function that waits for all scores."""
+        tasks = [
+            Task(plan, name, (1.0, float(len(plan.rows))), [plan.memory])
+            for plan, name in zip(plans, shard_names(plans), strict=True)
+        ]
+        batch: TaskBatch[Scores] = self._submit("evaluate", tasks, [self._put(received)])
+        self._dispatch(self.queue.batches)
+        return lambda: list(self._results(batch))
 
-    def _put(self, received: Parts) -> Any:
-        """A reference to what a round sends down, put once however often it is sent."""
-        if self.sent[0] is not received:
-            self.sent = received, self.ray.put(received)
-        return self.sent[1]
+    def close(self) -> None:
+        """Stop the workers."""
+        self.group.close()
+        self.queue = TaskQueue()
+        self._broadcast = ({}, None)
 
-    def _job(
-        self,
-        method: str,
-        plans: Sequence[Any],
-        shared: Sequence[Any],
-        memory: Sequence[Sequence[str]],
-        shapes: Sequence[Shape],
-        names: Sequence[str],
-    ) -> Job:
-        costs = self.costs[method]
-        errands = Errands(names, [costs.anywhere(shape) for shape in shapes])
-        job = Job(method, plans, shared, memory, shapes, costs, errands, time.perf_counter())
-        self.jobs.append(job)
-        return job
+    @property
+    def ray(self) -> Any:
+        """Return the module `ray`."""
+        return self.group.ray
 
-    def _results(self, job: Job, meanwhile: Callable[[], Any] | None = None, beside: bool = True) -> Iterator[Any]:
-        """What comes of a job, in the order of its plans, as it comes; `beside` it, workers that it leaves idle are at
-        the others.
+    def _put(self, received: Parts) -> ObjectRef:
+        """Return a reference to a round's broadcast, which is put into the object store once."""
+        if self._broadcast[0] is not received:
+            self._broadcast = received, self.ray.put(received)
+        return self._broadcast[1]
 
-        `meanwhile` is called once, when everybody is at work.
+    def _submit(self, method: str, tasks: Sequence[Task], shared: Sequence[ObjectRef]) -> TaskBatch[Any]:
+        batch: TaskBatch[Any] = TaskBatch(method, tasks, shared, self.costs[method])
+        self.queue.batches.append(batch)
+        return batch
+
+    def _results(
+        self, batch: TaskBatch[Result], meanwhile: Callable[[], Any] | None = None, alone: bool = False
+    ) -> Iterator[Result]:
+        """Yield the results of a batch in the order of its tasks, as they come.
+
+        `meanwhile` is called once, when all workers are busy. Unless `alone`, workers that the batch leaves idle get
+        tasks of other batches.
         """
-        self.staff.welcome()
-        self.lookout.begin()
+        self.group.grow()
+        self._last_event = time.monotonic()
         try:
-            while not job.over:
-                held = self._send_out([job, *(other for other in self.jobs if beside and other is not job)])
-                self._send_ahead(job)
+            while not batch.finished:
+                others = [] if alone else [other for other in self.queue.batches if other is not batch]
+                held_back = self._dispatch([batch, *others])
+                self._dispatch_ahead(batch)
                 if meanwhile is not None:
                     meanwhile()
                     meanwhile = None
-                yield from job.taken()
-                self._receive(held)
+                yield from batch.take_results()
+                self._handle_event(held_back)
         finally:
-            self.jobs.remove(job)
-        if job.failure is not None:
-            raise job.failure
-        job.costs.doubt(set(range(self.num_workers)) - job.helpers)
-        yield from job.taken()
+            self.queue.batches.remove(batch)
+        if batch.error is not None:
+            raise batch.error
+        batch.costs.decay(set(range(self.num_workers)) - batch.workers)
+        yield from batch.take_results()
 
-    def _send_out(self, jobs: Sequence[Job]) -> bool:
-        """Work to idle workers, of the first job first; whether some of that is held back though there are any.
+    # Dispatch
 
-        What has to be alone waits for the fresh worker, and for memory that others spare.
+    def _dispatch(self, batches: Sequence[TaskBatch[Any]]) -> bool:
+        """Send tasks to idle workers, those of the first batch first; return whether tasks wait for a busy worker.
+
+        An exclusive task is sent when no other task is running, to the newest worker, after the others freed memory.
         """
-        jobs = [job for job in jobs if job.failure is None]
-        if not jobs or self.calls.alone:
+        batches = [batch for batch in batches if batch.error is None]
+        if not batches or self.queue.exclusive:
             return False
-        first, idle = jobs[0], self._idle()
-        if first.errands.solitary:
-            if not self.calls.by_ref and not self.staff.starting:
-                self.staff.spare(idle)
-                newest = max(idle, key=self.staff.entered.index)
-                self._send(first, first.errands.take_alone(), newest, alone=True)
+        first, idle = batches[0], self.queue.idle(self.group.ready)
+        if first.exclusive_next:
+            if not self.queue.running and not self.group.starting:
+                self.group.free_memory(idle)
+                self._send(first, first.start_exclusive(), self.group.newest(idle), exclusive=True)
             return False
-        for job in jobs:
-            self._deal(job, job.errands.waiting, self._idle())
-        return bool(first.errands.waiting and self._idle())
+        for batch in batches:
+            self._assign(batch, batch.waiting, self.queue.idle(self.group.ready))
+        return bool(first.waiting and self.queue.idle(self.group.ready))
 
-    def _send_ahead(self, job: Job) -> None:
-        """More work to workers that are at some, but for the last pieces, one a worker: those are for who is free
-        first."""
-        if job.failure is None and not self.calls.alone and not job.errands.solitary:
-            there = set(self.staff.there)
-            self._deal(job, job.errands.waiting[: -len(there)], there & set(self.calls.with_room()))
+    def _dispatch_ahead(self, batch: TaskBatch[Any]) -> None:
+        """Send a second task to busy workers, except for the last tasks, one per worker: those go to idle workers."""
+        if batch.error is None and not self.queue.exclusive and not batch.exclusive_next:
+            ready = set(self.group.ready)
+            self._assign(batch, batch.waiting[: -len(ready)], ready & set(self.queue.with_room()))
 
-    def _idle(self) -> list[int]:
-        """The places of workers that are in the phase and have nothing to do."""
-        busy = self.calls.ready()
-        return [place for place in self.staff.there if place not in busy]
+    def _assign(self, batch: TaskBatch[Any], waiting: Sequence[int], takers: Collection[int]) -> None:
+        for worker, index in self.queue.assign(batch, waiting, takers, self.group.ready).items():
+            batch.start(index)
+            self._send(batch, index, worker)
 
-    def _deal(self, job: Job, waiting: Sequence[int], takers: Collection[int]) -> None:
-        """Some of a job's work that is waiting to workers who may take it, if nobody else would end it earlier."""
-        if not waiting or not takers:
+    def _send(self, batch: TaskBatch[Any], index: int, worker: int, exclusive: bool = False) -> None:
+        task = batch.tasks[index]
+        states = self.group.transfer.send(worker, task.states)
+        expected = batch.seconds(worker, index) if batch.costs.fitted else math.inf
+        ref = getattr(self.group.actors[worker], batch.method).remote(task.plan, *batch.shared, states)
+        self.queue.running[ref] = RunningTask(batch, index, worker, expected, exclusive)
+        batch.workers.add(worker)
+
+    # Events
+
+    def _handle_event(self, held_back: bool) -> None:
+        """Wait for one event and handle it: a worker has started, or a task has returned."""
+        ref = wait_any(self.group, self.queue, self._last_event, held_back)
+        if ref is None:
             return
-        ready = dict.fromkeys(self.staff.there, 0.0) | self.calls.ready()
-        for place, work in sent_now(waiting, takers, ready, job.seconds).items():
-            job.errands.take(work)
-            self._send(job, work, place)
+        self._last_event = time.monotonic()
+        if ref in self.group.starting:
+            self.group.finish_start(ref)
+        else:
+            self._handle_result(ref)
 
-    def _send(self, job: Job, work: int, place: int, alone: bool = False) -> None:
-        memory = self.staff.berths.carry(place, job.memory[work])
-        expected = job.seconds(place, work) if job.costs.known else math.inf
-        ref = getattr(self.staff.actors[place], job.method).remote(job.plans[work], *job.shared, memory)
-        self.calls.by_ref[ref] = Call(job, place, work, expected, alone)
-        job.helpers.add(place)
-
-    def _receive(self, held: bool) -> None:
-        """Take in the next thing that happens: a worker is there, or work came back."""
-        ready = self.lookout.first(held)
-        if ready in self.staff.starting:
-            self.staff.started(ready)
-        elif ready is not None:
-            self._back(ready)
-
-    def _back(self, ready: Any) -> None:
-        """A result, or an error, for the job that is waited for or will be; that of a job that failed is dropped."""
-        call = self.calls.by_ref[ready]
-        job = call.job
+    def _handle_result(self, ref: ObjectRef) -> None:
+        """Store a result or error with its batch; those of a failed batch are dropped."""
+        running = self.queue.running[ref]
+        batch = running.batch
         try:
-            result, memory = self.staff.get(ready)
-            if job.failure is None:
-                self.staff.berths.keep(memory)
-                job.errands.done()
-                job.results[call.work] = result
-                job.costs.learn(call.place, job.shapes[call.work], result.clock.busy)
-                call.count(result.clock)
-        except self.staff.lost as error:
-            self._again(self._replace(call.place), error)  # whichever is told first, it died over what it was at
+            result, states = self.group.get(ref)
+            if batch.error is None:
+                self.group.transfer.receive(states)
+                batch.complete(running.index, result)
+                batch.costs.observe(running.worker, running.task.shape, result.clock.busy)
+                running.add_times(result.clock)
+        except self.group.lost as error:
+            self._retry(self._replace(running.worker), error)  # the task that the worker was running is to blame
         except OutOfMemory as error:
-            there = self._replace(call.place)
-            self._again([call, *(other for other in there if other is not call)], error)
+            dropped = self._replace(running.worker)
+            self._retry([running, *(other for other in dropped if other is not running)], error)
         except Exception as error:
-            job.failure = job.failure or error
-        if ready in self.calls.by_ref:
-            self.calls.back(ready)
+            batch.error = batch.error or error
+        if ref in self.queue.running:
+            self.queue.finish(ref)
 
-    def _leave(self, job: Job) -> None:
-        """The run goes on without this job: who is still at it, and silent, is replaced."""
-        for place in {call.place for call in self.calls.by_ref.values() if call.job is job}:
-            self._replace(place)
+    def _abandon(self, batch: TaskBatch[Any]) -> None:
+        """Replace the workers that are still running tasks of a batch, so that the run can continue without it."""
+        for worker in {running.worker for running in self.queue.running.values() if running.batch is batch}:
+            self._replace(worker)
 
-    def _replace(self, place: int) -> list[Call]:
-        """Another worker; gives what was at the one before, which is dropped."""
-        self.staff.replace(place)
+    def _replace(self, worker: int) -> list[RunningTask]:
+        """Replace a worker; remove its tasks from the queue and return them."""
+        self.group.replace(worker)
         for costs in self.costs.values():
-            costs.forget(place)
-        return self.calls.drop(place)
+            costs.forget(worker)
+        return self.queue.drop(worker)
 
-    def _again(self, calls: Sequence[Call], error: Exception) -> None:
-        """Their worker is being replaced: the first will be done again, if it was not tried too often; others go out
-        again."""
-        starved = isinstance(error, (OutOfMemory, self.ray.exceptions.OutOfMemoryError))
-        for call in [call for call in calls if call.job.failure is None]:
-            errands = call.job.errands
+    def _retry(self, dropped: Sequence[RunningTask], error: Exception) -> None:
+        """Retry the first of a replaced worker's tasks unless it was retried too often, and requeue the others."""
+        out_of_memory = isinstance(error, (OutOfMemory, self.ray.exceptions.OutOfMemoryError))
+        for running in [running for running in dropped if running.batch.error is None]:
+            batch = running.batch
             try:
-                if call is not calls[0]:
-                    errands.unbegun(call.work)
-                else:
-                    self.say((errands.starved if starved else errands.died)(call.work, cause(error)))
+                if running is not dropped[0]:
+                    batch.requeue(running.index)
+                    continue
+                retry = batch.retry_after_out_of_memory if out_of_memory else batch.retry_after_death
+                self.on_message(retry(running.index, last_line(error)))
             except (OutOfMemory, RunError) as failure:
-                call.job.failure = failure
+                batch.error = failure
 
-    def close(self) -> None:
-        """End the workers."""
-        self.staff.close()
-        self.calls.by_ref.clear()
-        self.jobs, self.sent = [], ({}, None)
+
+def wait_any(group: WorkerGroup, queue: TaskQueue, last_event: float, held_back: bool) -> ObjectRef | None:
+    """Wait for the first call to finish and return its reference.
+
+    Returns None after a while if `held_back`: tasks that wait for a busy worker are then assigned again. Reports from
+    time to time if all workers are still starting, as the cluster may be full. Raises RunError at the watchdog's limit.
+
+    Args:
+        group: Its `starting` calls are waited for.
+        queue: Its running tasks are waited for.
+        last_event: When the last call finished, as `time.monotonic` counts.
+        held_back: Whether tasks wait although there are idle workers.
+    """
+    watchdog = group.setup.experiment.watchdog_seconds or math.inf
+    limit = watchdog if queue.running else max(watchdog, START_TIMEOUT)
+    while (left := last_event + limit - time.monotonic()) > 0:
+        refs = [*queue.running, *group.starting]
+        interval = REASSIGN_INTERVAL if held_back else STATUS_INTERVAL
+        ready, _ = group.ray.wait(refs, num_returns=1, timeout=min(interval, left))
+        if ready:
+            return ready[0]
+        if held_back:
+            return None
+        if not queue.running:
+            absent = f"{len(group.starting)} of {group.size} workers are not ready"
+            group.on_message(f"{absent}; Ray has free: {group.describe_free()}")
+    if not queue.running:
+        raise RunError(f"no worker was ready after {limit:g} s; Ray has free: {group.describe_free()}")
+    silent = "; ".join(f"worker {running.worker} on {running.task.name}" for running in queue.current())
+    raise RunError(
+        f"no result for {watchdog:g} s from {silent}; their stacks are in {group.setup.stacks}; resume the run with"
+        " --resume; if a cohort may take this long, increase watchdog_seconds"
+    )

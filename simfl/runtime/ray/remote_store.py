@@ -1,46 +1,49 @@
-"""Client memory for a worker that cannot see the run's folder: it comes with the work and goes back with its result.
+"""Client states of workers that do not see the run's folder: they arrive with a task and return with its result.
 
-The driver keeps the files; here nothing outlives a piece of work, and what is new is acknowledged only when the driver
-has it on its disk.
+The driver keeps the files. A worker keeps no state between tasks, and a new state counts as written when the driver has
+it on disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
-from simfl.client_state import EMPTY
+from simfl import files
+from simfl.client_state import EMPTY, FileClientStore
 from simfl.errors import RunError
 from simfl.weights import State, flatten, sha256
 
 
 class RemoteClientStore:
-    """What `FileClientStore` is to a worker that shares a disk with the driver."""
+    """A worker's `ClientStore` without a shared disk."""
 
     def __init__(self) -> None:
-        self._brought: Mapping[str, State] = {}
+        self._received: Mapping[str, State] = {}
         self._new: dict[str, State] = {}
 
     @contextmanager
-    def work(self, brought: Mapping[str, State]) -> Iterator[dict[str, State]]:
-        """A piece of work with the states it needs, by digest; the block's value fills with those that it makes."""
-        self._brought, self._new = brought, {}
+    def task(self, received: Mapping[str, State]) -> Iterator[dict[str, State]]:
+        """Serve a task that came with these states, by digest; the block's value collects the states it writes."""
+        self._received, self._new = received, {}
         try:
             yield self._new
         finally:
-            self._brought, self._new = {}, {}
+            self._received, self._new = {}, {}
 
     def get(self, digest: str) -> State:
-        """The state with this digest, not to be written to; RunError if it did not come along."""
+        """Return the state with this digest, not to be modified; raise RunError if it did not come with the task."""
         if digest == EMPTY:
             return {}
-        state = self._new.get(digest) or self._brought.get(digest)
+        state = self._new.get(digest) or self._received.get(digest)
         if state is None:
-            raise RunError(f"client memory {digest[:12]} did not come with the work")
+            raise RunError(f"client state {digest[:12]} did not come with the task")
         return {group: dict(tensors) for group, tensors in state.items()}
 
     def write(self, state: State) -> str:
-        """The digest of a state, which goes back with the result."""
+        """Keep a state for the way back and return its digest."""
         kept = {group: {n: t.detach().cpu() for n, t in tensors.items()} for group, tensors in state.items()}
         digest = sha256(flatten(kept))
         if digest != EMPTY:
@@ -48,4 +51,39 @@ class RemoteClientStore:
         return digest
 
     def sync(self, digests: Iterable[str]) -> None:
-        """Nothing to do here: the driver makes sure."""
+        """Do nothing: the driver writes the states to disk."""
+
+
+class StateTransfer:
+    """The driver's side: client states to and from workers that do not see the run's folder."""
+
+    def __init__(self, folder: Path, session: str, put: Callable[[State], Any]) -> None:
+        """Make the marker file in the folder of client states.
+
+        `put` moves a state into Ray's object store and returns a reference.
+        """
+        self.put = put
+        self.store = FileClientStore(folder, cache_bytes=0)  # the object store holds what is read here
+        self.remote: set[int] = set()  # workers that do not see the folder
+        self.marker = marker_file(folder, session)
+        self.marker.touch()
+
+    def send(self, worker: int, digests: Sequence[str]) -> dict[str, Any]:
+        """Return references to the states that a task needs, by digest; none for a worker that sees the folder."""
+        needed = set(digests) - {EMPTY, ""} if worker in self.remote else set()
+        return {digest: self.put(self.store.get(digest)) for digest in sorted(needed)}
+
+    def receive(self, states: Mapping[str, State]) -> None:
+        """Write states that came with a result to disk, before the task counts as done."""
+        if states:
+            self.store.put_all(list(states.values()))
+
+    def close(self) -> None:
+        """Remove the marker file; an error of the disk must not hide what ended the run."""
+        with suppress(OSError):
+            self.marker.unlink(missing_ok=True)
+
+
+def marker_file(folder: Path, session: str) -> Path:
+    """Return the path of a file that the driver makes: a worker that sees it shares the driver's disk."""
+    return folder / f"{files.TEMP}shared-{session}"

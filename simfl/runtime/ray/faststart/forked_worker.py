@@ -1,6 +1,6 @@
-"""What Ray starts as a worker where there is a nursery: it asks for a fork, and lives as long as that does.
+"""The program that Ray starts as a worker: it asks the fork server for a fork, and exits when the fork does.
 
-Without an answer it becomes a worker as Ray starts them. It imports next to nothing, and nothing of simfl.
+Without an answer it becomes a worker in the usual way. It imports almost nothing, and nothing of simfl.
 """
 
 import os
@@ -10,28 +10,28 @@ from importlib.util import find_spec
 from json import dumps
 from pathlib import Path
 
-NURSERY = "SIMFL_NURSERY"  # environment variable: where the nursery listens
+FORK_SERVER = "SIMFL_FORK_SERVER"  # environment variable: the socket of the fork server
 
 
 def main() -> None:
-    """Ask, and wait for the end of what was born."""
+    """Ask for a fork and wait until it ends."""
     sys.path.pop(0)  # this folder, whose modules have short names
     spec = find_spec("ray")
-    assert spec is not None, "Ray has started this"
+    assert spec is not None, "Ray starts this program"
     program = Path(str(spec.origin)).parent / "_private" / "workers" / "default_worker.py"
     arguments = [str(program), *sys.argv[1:]]
-    with socket.socket(socket.AF_UNIX) as line:
+    with socket.socket(socket.AF_UNIX) as connection:
         try:
-            line.connect(os.environ[NURSERY])
+            connection.connect(os.environ[FORK_SERVER])
             body = dumps([arguments, dict(os.environ), os.getcwd()]).encode()
-            socket.send_fds(line, [len(body).to_bytes(8, "big")], [0, 1, 2])
-            line.sendall(body)
-            born = line.recv(1)
+            socket.send_fds(connection, [len(body).to_bytes(8, "big")], [0, 1, 2])
+            connection.sendall(body)
+            accepted = connection.recv(1)
         except OSError:
-            born = b""
-        if born:
-            ended = line.recv(1)
-            os._exit(ended[0] if ended else 1)
+            accepted = b""
+        if accepted:
+            exit_code = connection.recv(1)
+            os._exit(exit_code[0] if exit_code else 1)
     os.execv(sys.executable, [sys.executable, *arguments])
 
 

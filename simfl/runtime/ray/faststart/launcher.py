@@ -1,11 +1,11 @@
-"""Ray of one machine in a process of its own, which starts it, holds it, and ends it with whoever asked for it.
+"""A separate process that starts Ray on one machine, and stops it when the driver ends.
 
-Starting Ray takes a second of processor time, imports included. Beside a driver that is still importing what a run
-needs it costs nothing where there is a second core; in a thread of the driver it would take turns with all that.
+A start of Ray takes a second of processor time, imports included. In a process of its own it runs in parallel with the
+driver's imports, if there is a second core; in a thread of the driver, both would share the interpreter.
 
-    driver ──starts──> this process ──starts──> Ray          driver ──joins, when it has imported──> Ray
+    driver ──starts──> launcher ──starts──> Ray          driver ──joins, after its imports──> Ray
 
-Imports nothing heavy, so that it can be begun before anything else is.
+Imports nothing heavy, so that the process can start before anything else.
 """
 
 from __future__ import annotations
@@ -19,39 +19,42 @@ from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
 
-from simfl.runtime import machine as limits
-from simfl.runtime.ray.faststart.patches import lean
+from simfl.runtime import machine
+from simfl.runtime.ray.faststart.patches import patched
 
-MAIN = "import sys; sys.path[:] = sys.argv[2:]; from simfl.engine import head; head.main(sys.argv[1])"
-AUTH = "RAY_AUTH_MODE"  # environment variable: how Ray is guarded, in every process of it the same
+MAIN = (
+    "import sys; sys.path[:] = sys.argv[2:]; from simfl.runtime.ray.faststart import launcher;"
+    " launcher.main(sys.argv[1])"
+)
+AUTH = "RAY_AUTH_MODE"  # environment variable: authentication, the same in all processes of Ray
 
 
 class RayLauncher:
-    """The driver's end."""
+    """The driver's handle of the process that starts Ray."""
 
     def __init__(self) -> None:
-        """Starts the process, in a group of its own: a signal to the driver's is for the driver, which has rounds."""
-        os.environ.setdefault(AUTH, "token")  # as Ray has it where it starts by itself
-        self.folder = tempfile.mkdtemp(prefix="simfl-")  # goes with Ray
-        command = [sys.executable, "-c", MAIN, self.cradle, *sys.path]
+        """Start the process in a process group of its own, so that a signal to the driver's group does not stop it."""
+        os.environ.setdefault(AUTH, "token")  # Ray's default where it starts in the usual way
+        self.folder = tempfile.mkdtemp(prefix="simfl-")  # removed when Ray stops
+        command = [sys.executable, "-c", MAIN, self.fork_address, *sys.path]
         self._process = Popen(command, stdin=PIPE, stdout=PIPE, text=True, process_group=0)
 
     @property
-    def cradle(self) -> str:
-        """Where workers ask to be born; until a nursery listens there, they start as Ray starts them."""
-        return str(Path(self.folder) / "nursery")
+    def fork_address(self) -> str:
+        """Return the socket on which workers ask to be forked; without a server there, they start in the usual way."""
+        return str(Path(self.folder) / "fork-server")
 
     def address(self) -> str:
-        """Of Ray, when it is up; ConnectionError where it did not come up."""
+        """Wait for Ray and return its address; raise ConnectionError if it did not start."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        found: dict[str, str] = json.loads(line) if line else {"error": "the process that starts it has ended"}
-        if "error" in found:
-            raise ConnectionError(found["error"])
-        return found["address"]
+        answer: dict[str, str] = json.loads(line) if line else {"error": "the launcher process has ended"}
+        if "error" in answer:
+            raise ConnectionError(answer["error"])
+        return answer["address"]
 
     def close(self, wait: bool = True) -> None:
-        """End Ray."""
+        """Stop Ray."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -60,30 +63,30 @@ class RayLauncher:
             self._process.stdout.close()
 
 
-def main(cradle: str) -> None:
-    """Start Ray, say where it is, and end it when nobody listens any more."""
+def main(fork_address: str) -> None:
+    """Start Ray, print its address as JSON, and stop it when the driver closes the pipe."""
     node = None
     try:
         try:
-            node = _start(cradle)
-            said = {"address": node.gcs_address}
+            node = _start(fork_address)
+            answer = {"address": node.gcs_address}
         except Exception as error:
-            said = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(said), flush=True)
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), flush=True)
         sys.stdin.read()
     finally:
         if node is not None:
             node.kill_all_processes(check_alive=False, allow_graceful=True)
-        shutil.rmtree(Path(cradle).parent, ignore_errors=True)
+        shutil.rmtree(Path(fork_address).parent, ignore_errors=True)
         os._exit(0)
 
 
-def _start(cradle: str) -> Any:
-    """As `ray.init` begins, without a driver: that is another process."""
+def _start(fork_address: str) -> Any:
+    """Start a head node as `ray.init` does, without a driver, and return it."""
     from ray._private import node, parameter
     from ray._private.authentication import authentication_token_setup as tokens
 
     tokens.ensure_token_if_auth_enabled({}, create_token_if_missing=True)
-    with lean(cradle):
-        given = parameter.RayParams(num_cpus=limits.cpus(), include_dashboard=False)
-        return node.Node(given, head=True, shutdown_at_exit=False, spawn_reaper=True, ray_init_cluster=True)
+    with patched(fork_address):
+        settings = parameter.RayParams(num_cpus=machine.cpus(), include_dashboard=False)
+        return node.Node(settings, head=True, shutdown_at_exit=False, spawn_reaper=True, ray_init_cluster=True)

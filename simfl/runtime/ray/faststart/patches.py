@@ -1,77 +1,64 @@
-"""Ray as one run on one machine needs it: up in a second, where its own start takes four.
+"""Overrides of private parts of Ray while it starts, for one run on one machine: one second instead of four.
 
-Left alone, the start waits for the server of a dashboard that nobody asked for, for two agents until they have imported
-what they may need, for as many workers as there are CPUs, and looks for its own node only every other second. What is
-replaced here are private parts of Ray, while it starts; where they are not as they are known, Ray starts as it does.
+In its usual start, Ray waits for the server of a dashboard, for two agents until they have imported their
+dependencies, and for as many workers as there are CPUs; and it looks for its own node only once a second.
 """
 
 from __future__ import annotations
 
 import inspect
-import logging
 import os
 import random
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from simfl.runtime.ray.faststart.forked_worker import NURSERY
+from simfl.runtime.ray.faststart.forked_worker import FORK_SERVER
 
-PLAIN = "SIMFL_PLAIN_RAY"  # environment variable: set to anything, Ray starts as it does everywhere else
-NEWBORN = Path(__file__).with_name("newborn.py")
+FORKED_WORKER = Path(__file__).with_name("forked_worker.py")
 AGENTS = ("METRICS_AGENT", "METRICS_EXPORT", "DASHBOARD_AGENT_LISTEN", "RUNTIME_ENV_AGENT")
-PYTHON = "_build_python_executable_command_memory_profileable"  # the interpreter of the agents
-DEPENDENCIES = "get_dashboard_dependency_error"  # which of them are missing
-PORTS = range(20_000, 32_000)  # below those that the kernel gives to whoever asks for any
-STEP = 0.01  # seconds between two looks for the node
-UNASKED = {  # environment variables of Ray's processes
+AGENT_COMMAND = "_build_python_executable_command_memory_profileable"  # builds the command lines of the agents
+DEPENDENCIES = "get_dashboard_dependency_error"  # imports the dashboard's dependencies
+PORTS = range(20_000, 32_000)  # below the range from which the kernel assigns ports
+POLL_INTERVAL = 0.01  # seconds between two looks for the node
+ENVIRONMENT = {  # of Ray's processes
     "RAY_prestart_worker_first_driver": "0",
-    "RAY_enable_metrics_collection": "0",  # of metrics that nobody reads
-    "REPORTER_UPDATE_INTERVAL_MS": "3600000",  # the agent's looks at every process took 3 % of two busy cores
+    "RAY_enable_metrics_collection": "0",
+    "REPORTER_UPDATE_INTERVAL_MS": "3600000",  # the agent's reports on processes took 3 % of two busy cores
 }
+Function = Callable[..., Any]
+Wrapper = Callable[[Function], Function]
 
 
 @contextmanager
-def lean(nursery: str | None = None) -> Iterator[None]:
-    """Inside the block `ray.init` starts no more than is used; where there is a nursery, workers ask it to be born."""
-    import ray._raylet
+def patched(fork_address: str | None = None) -> Iterator[None]:
+    """Start only what a run uses if Ray starts within the block; with an address, workers ask there to be forked."""
     from ray._private import parameter, services, utils
 
-    inner: Any = ray._raylet
-    names = [f"{agent}_PORT_NAME" for agent in AGENTS]
-    settings = {"include_log_monitor", "no_monitor", "worker_path", *(f"{agent.lower()}_port" for agent in AGENTS)}
-    known = (
-        settings <= inspect.signature(parameter.RayParams).parameters.keys()
-        and all(hasattr(inner, name) for name in (*names, "persist_port", "GcsClient"))
-        and all(hasattr(services, name) for name in ("start_api_server", "start_raylet", "get_node", PYTHON))
-        and hasattr(utils, DEPENDENCIES)
-    )
-    if not known:
-        yield
-        return
+    settings: dict[str, Any] = {"include_log_monitor": False, "no_monitor": True, **_free_ports()}
+    environment = dict(ENVIRONMENT)
+    if fork_address is not None:
+        settings["worker_path"] = str(FORKED_WORKER)
+        environment[FORK_SERVER] = fork_address
     with ExitStack() as stack:
-        given: dict[str, Any] = {"include_log_monitor": False, "no_monitor": True, **_free_ports()}
-        for name, value in UNASKED.items():
+        for name, value in environment.items():
             stack.enter_context(_environment(name, value))
-        if nursery is not None:
-            given["worker_path"] = str(NEWBORN)
-            stack.enter_context(_environment(NURSERY, nursery))
-        stack.enter_context(_replaced(parameter.RayParams, "__init__", _with(given)))
-        stack.enter_context(_replaced(services, "start_api_server", lambda usual: lambda *_, **__: ("", None)))
-        stack.enter_context(_replaced(services, "start_raylet", _not_waiting_for_agents))
-        stack.enter_context(_replaced(services, "get_node", _as_soon_as_it_is_there))
-        stack.enter_context(_replaced(services, PYTHON, _after_all_others))
-        stack.enter_context(_replaced(utils, DEPENDENCIES, _not_looked_for))
+        stack.enter_context(_replaced(parameter.RayParams, "__init__", _with_settings(settings)))
+        stack.enter_context(_replaced(services, "start_api_server", _without_dashboard))
+        stack.enter_context(_replaced(services, "start_raylet", _without_waiting_for_agents))
+        stack.enter_context(_replaced(services, "get_node", _polling_often))
+        stack.enter_context(_replaced(services, AGENT_COMMAND, _at_low_priority))
+        stack.enter_context(_replaced(utils, DEPENDENCIES, _without_dashboard_imports))
         yield
 
 
 @contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
-    """What Ray's processes find in their environment."""
+    """Set an environment variable, which Ray's processes inherit, for a block."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -84,86 +71,89 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, by: Any) -> Iterator[None]:
-    usual = getattr(owner, name)
-    setattr(owner, name, by(usual))
+def _replaced(owner: Any, name: str, wrapper: Wrapper) -> Iterator[None]:
+    """Replace a function of a module or class by its wrapped form for a block."""
+    original = getattr(owner, name)
+    setattr(owner, name, wrapper(original))
     try:
         yield
     finally:
-        setattr(owner, name, usual)
+        setattr(owner, name, original)
 
 
-def _with(settings: dict[str, Any]) -> Any:
-    def by(usual: Any) -> Any:
-        def made(self: Any, *args: Any, **given: Any) -> None:
-            usual(self, *args, **given)
+def _with_settings(settings: dict[str, Any]) -> Wrapper:
+    """Return a wrapper of `RayParams.__init__` that also sets these attributes."""
+
+    def wrapper(original: Function) -> Function:
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
             for name, value in settings.items():
                 setattr(self, name, value)
 
-        return made
+        return init
 
-    return by
+    return wrapper
 
 
 def _free_ports() -> dict[str, int]:
-    """A port for each agent. Others may take it before the agent does, but hardly from this range."""
-    found: dict[str, int] = {}
-    draws = random.SystemRandom()
-    while len(found) < len(AGENTS):
-        port = draws.choice(PORTS)
+    """Return a free port for each agent; another process could take one first, but hardly from this range."""
+    ports: dict[str, int] = {}
+    generator = random.SystemRandom()
+    while len(ports) < len(AGENTS):
+        port = generator.choice(PORTS)
         with socket.socket() as attempt:
-            if port not in found.values() and attempt.connect_ex(("127.0.0.1", port)) != 0:
-                found[f"{AGENTS[len(found)].lower()}_port"] = port
-    return found
+            if port not in ports.values() and attempt.connect_ex(("127.0.0.1", port)) != 0:
+                ports[f"{AGENTS[len(ports)].lower()}_port"] = port
+    return ports
 
 
-def _not_waiting_for_agents(usual: Any) -> Any:
-    """The raylet waits for files that say where its agents listen, which is known beforehand."""
+def _without_dashboard(original: Function) -> Function:
+    """Start no dashboard server."""
+    return lambda *args, **kwargs: ("", None)
 
-    def start_raylet(*args: Any, **given: Any) -> Any:
+
+def _without_waiting_for_agents(original: Function) -> Function:
+    """Write the files with the agents' ports beforehand: the raylet waits for them."""
+
+    def start_raylet(*args: Any, **kwargs: Any) -> Any:
         import ray._raylet
 
-        inner: Any = ray._raylet
-        told = inspect.signature(usual).bind(*args, **given).arguments
+        raylet: Any = ray._raylet
+        given = inspect.signature(original).bind(*args, **kwargs).arguments
         for agent in AGENTS:
-            name, port = getattr(inner, f"{agent}_PORT_NAME"), told[f"{agent.lower()}_port"]
-            inner.persist_port(told["session_dir"], told["node_id"], name, port)
-        return usual(*args, **given)
+            name, port = getattr(raylet, f"{agent}_PORT_NAME"), given[f"{agent.lower()}_port"]
+            raylet.persist_port(given["session_dir"], given["node_id"], name, port)
+        return original(*args, **kwargs)
 
     return start_raylet
 
 
-def _as_soon_as_it_is_there(usual: Any) -> Any:
-    """Ray asks for its node once a second."""
+def _polling_often(original: Function) -> Function:
+    """Look for the node every 10 ms; Ray looks once a second."""
 
     def get_node(gcs_address: str, node_id: str) -> Any:
         import ray._raylet
 
-        inner: Any = ray._raylet
-        client, deadline = inner.GcsClient(address=gcs_address), time.monotonic() + 30.0
+        raylet: Any = ray._raylet
+        client, deadline = raylet.GcsClient(address=gcs_address), time.monotonic() + 30.0
         while not client.get_all_node_info() and time.monotonic() < deadline:
-            time.sleep(STEP)
-        return usual(gcs_address, node_id)
+            time.sleep(POLL_INTERVAL)
+        return original(gcs_address, node_id)
 
     return get_node
 
 
-def _after_all_others(usual: Any) -> Any:
-    """Agents have time."""
+def _at_low_priority(original: Function) -> Function:
+    """Start the agents, which nothing waits for, at the lowest priority."""
 
-    def command(*args: Any, **given: Any) -> list[str]:
+    def command(*args: Any, **kwargs: Any) -> list[str]:
         nice = shutil.which("nice")
-        found: list[str] = usual(*args, **given)
-        return [nice, "-n", "19", *found] if nice else found
+        words: list[str] = original(*args, **kwargs)
+        return [nice, "-n", "19", *words] if nice else words
 
     return command
 
 
-def _not_looked_for(usual: Any) -> Any:
-    """What a dashboard imports: half a second in this process, and more in its agent, which does with less without."""
-    return lambda: ImportError("no dashboard was asked for")
-
-
-def worth_saying(record: logging.LogRecord) -> bool:
-    """All but what every start would print: that a thread cannot take SIGTERM, and that the cluster is guarded."""
-    return not record.getMessage().startswith(("SIGTERM handler is not set", "Token authentication is enabled"))
+def _without_dashboard_imports(original: Function) -> Function:
+    """Do not import the dashboard's dependencies: half a second in this process, and more in the agent."""
+    return lambda: ImportError("the dashboard is not used")
