@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
 BUNDLED := provider_invoices multi_docqa word5 scene_vqa domains
-.PHONY: help setup run data test test-all check format bench clean
+.PHONY: help setup run data test test-all coverage check format bench clean
 
 help:  ## List the jobs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?(.*)/\1\t\2/' | expand -t 12
@@ -30,6 +30,9 @@ test: setup  ## Run the fast tests
 
 test-all: setup  ## Run all tests, slow ones included
 	$(BIN)/python -m pytest -q
+
+coverage: setup  ## Run the fast tests and report which lines they reach
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile -m "not slow and not gpu" --cov --cov-report=term
 
 check: setup  ## Check format, lint, types and layers
 	$(BIN)/ruff format --check .
