@@ -1,7 +1,6 @@
-"""Numbers and names with limits, as types for the fields of settings.
+"""Types of settings with a range, such as `rounds: PositiveInt`, which refuses 0.
 
-`rounds: Count` refuses 0. A plain `int` or `float` field refuses what is negative or not finite; `Signed` allows
-any finite number.
+A plain `int` or `float` setting refuses negative and non-finite numbers; `FiniteFloat` allows negative ones.
 """
 
 from __future__ import annotations
@@ -12,27 +11,27 @@ from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
 
-class Limit(NamedTuple):
-    """What a value must hold, and how an error line says it."""
+class Constraint(NamedTuple):
+    """A condition on a setting's value."""
 
-    words: str
-    holds: Callable[[Any], bool]
+    description: str  # completes the error message "<value> is not ..."
+    check: Callable[[Any], bool]
 
 
-MOST = (1 << 63) - 1  # of numbers as tables and generators take them
-Whole = Annotated[int, Limit("a whole number of at least 0", lambda n: 0 <= n <= MOST)]
-Count = Annotated[int, Limit("a whole number of at least 1", lambda n: 1 <= n <= MOST)]
-Seed = Annotated[int, Limit("a whole number from 0 to 2**63 - 1", lambda n: 0 <= n <= MOST)]
-PowerOfTwo = Annotated[int, Limit("a power of two", lambda n: n > 0 and n & (n - 1) == 0)]
+MAX_INT = (1 << 63) - 1  # largest integer of tables and random generators
+NonNegativeInt = Annotated[int, Constraint("a whole number of at least 0", lambda n: 0 <= n <= MAX_INT)]
+PositiveInt = Annotated[int, Constraint("a whole number of at least 1", lambda n: 1 <= n <= MAX_INT)]
+Seed = Annotated[int, Constraint("a whole number from 0 to 2**63 - 1", lambda n: 0 <= n <= MAX_INT)]
+PowerOfTwo = Annotated[int, Constraint("a power of two", lambda n: n > 0 and n & (n - 1) == 0)]
 
-Amount = Annotated[float, Limit("a number of at least 0", lambda x: x >= 0 and math.isfinite(x))]
-Positive = Annotated[float, Limit("a number above 0", lambda x: x > 0 and math.isfinite(x))]
-Fraction = Annotated[float, Limit("a number above 0 and at most 1", lambda x: 0 < x <= 1)]
-Signed = Annotated[float, Limit("a finite number", math.isfinite)]
+NonNegativeFloat = Annotated[float, Constraint("a number of at least 0", lambda x: x >= 0 and math.isfinite(x))]
+PositiveFloat = Annotated[float, Constraint("a number above 0", lambda x: x > 0 and math.isfinite(x))]
+Fraction = Annotated[float, Constraint("a number above 0 and at most 1", lambda x: 0 < x <= 1)]
+FiniteFloat = Annotated[float, Constraint("a finite number", math.isfinite)]
 
 FileName = Annotated[
     str,
-    Limit(
+    Constraint(
         "letters, digits, '.', '_' and '-', not beginning with '.'", lambda s: bool(re.fullmatch(r"[\w-][\w.-]*", s))
     ),
 ]

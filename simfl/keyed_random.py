@@ -1,7 +1,9 @@
-"""Random bits on tensors as a hash of keys and places: no generator, so the same in every way of training.
+"""Random numbers on tensors, as a hash of a key and of each value's index.
 
-The hash is Wellons' 32-bit finaliser 'lowbias32', two rounds of xor, shift and multiply, keyed between its halves.
-int32 arithmetic wraps, as it has to; only its shifts are arithmetic, and are made logical by a mask.
+There is no generator and no order of draws, so sequential and vectorized training, CPU and GPU get the same bits.
+
+The hash is Wellons' 32-bit finalizer 'lowbias32', two rounds of xor, shift and multiply, with a key mixed in between
+its halves. int32 arithmetic wraps as required; its right shift is arithmetic, so a mask makes it logical.
 """
 
 from __future__ import annotations
@@ -9,47 +11,60 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-BITS = 24  # of a random number: what the mantissa of a float32 holds
-STEP = 0x5851F42D4C957F2D  # odd: keys of different local steps stay apart
-SPREAD = 0x3C6EF35F  # odd: keys that are close lie far apart among the places
-FIRST, SECOND = 0x7FEB352D, 0x846CA68B - (1 << 32)  # what lowbias32 multiplies by, as signed numbers
+BITS = 24  # random bits per number: the precision of a float32
+STEP_MULTIPLIER = 0x5851F42D4C957F2D  # odd: separates the keys of different local steps
+NAME_MULTIPLIER = 0x3C6EF372FE94F82B  # odd: separates the keys of different names
+KEY_MULTIPLIER = 0x3C6EF35F  # odd: spreads neighbouring keys far apart among the indices
+FIRST, SECOND = 0x7FEB352D, 0x846CA68B - (1 << 32)  # multipliers of lowbias32, as signed integers
 
 
 def random_bits(keys: Tensor, count: int) -> Tensor:
-    """Whole numbers in [0, 2^24), int32 [*keys.shape, count], equal on every device; `keys` is int64."""
-    low, high = words(keys)
-    x = torch.arange(count, dtype=torch.int32, device=keys.device) ^ (low * SPREAD)[..., None]
+    """Return integers in [0, 2^24), int32 [*keys.shape, count], equal on every device; `keys` is int64."""
+    low, high = split_key(keys)
+    x = torch.arange(count, dtype=torch.int32, device=keys.device) ^ (low * KEY_MULTIPLIER)[..., None]
     for word in (high, low):
-        x = second(first(x), word[..., None])
-    return (last(x) >> 8) & ((1 << BITS) - 1)
+        x = mix_second(mix_first(x), word[..., None])
+    return (finalize(x) >> 8) & ((1 << BITS) - 1)
 
 
 def uniform(keys: Tensor, count: int) -> Tensor:
-    """Numbers in [0, 1), float32 [*keys.shape, count]."""
+    """Return numbers in [0, 1), float32 [*keys.shape, count]; `keys` is int64."""
     return random_bits(keys, count).to(torch.float32) / (1 << BITS)
 
 
-def words(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """The low and the high half of int64 keys, int32."""
+def step_uniform(key: Tensor, step: Tensor, names: Tensor, count: int) -> Tensor:
+    """Return numbers in [0, 1) for a local step of a client update, float32 [*names.shape, count].
+
+    Args:
+        key: The key of the client update (`ClientUpdate.key`).
+        step: The local step (`ClientUpdate.step`).
+        names: int64 numbers that tell draws of one step apart; each has a row of its own.
+        count: Numbers per name.
+    """
+    return uniform(key + (2 * step.to(torch.int64) + 1) * STEP_MULTIPLIER + names * NAME_MULTIPLIER, count)
+
+
+def split_key(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the low and the high 32 bits of int64 keys, both int32."""
     return (keys & 0xFFFFFFFF).to(torch.int32), (keys >> 32).to(torch.int32)
 
 
-def first(x: Tensor) -> Tensor:
-    """The first half of lowbias32 over int32; without keys the whole is last(second(first(x)))."""
-    return (x ^ shifted(x, 16)) * FIRST
+def mix_first(x: Tensor) -> Tensor:
+    """Apply the first half of lowbias32 to int32; without keys the hash is `finalize(mix_second(mix_first(x)))`."""
+    return (x ^ logical_shift(x, 16)) * FIRST
 
 
-def second(x: Tensor, key: Tensor | None = None) -> Tensor:
-    """Its second half, with a key before it multiplies."""
-    mixed = x ^ shifted(x, 15)
+def mix_second(x: Tensor, key: Tensor | None = None) -> Tensor:
+    """Apply the second half of lowbias32, with `key` mixed in before the multiplication."""
+    mixed = x ^ logical_shift(x, 15)
     return (mixed if key is None else mixed ^ key) * SECOND
 
 
-def last(x: Tensor) -> Tensor:
-    """What ends it."""
-    return x ^ shifted(x, 16)
+def finalize(x: Tensor) -> Tensor:
+    """Apply the final xor-shift of lowbias32."""
+    return x ^ logical_shift(x, 16)
 
 
-def shifted(x: Tensor, by: int) -> Tensor:
-    """int32 shifted to the right as if it had no sign."""
+def logical_shift(x: Tensor, by: int) -> Tensor:
+    """Return int32 `x` shifted right by `by` bits, as if it were unsigned."""
     return (x >> by) & ((1 << (32 - by)) - 1)

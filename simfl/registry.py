@@ -1,4 +1,4 @@
-"""A shelf's table: which names there are, and in which module the component of each is written."""
+"""A registry of components: a table of names and the classes that they stand for."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ Kind = TypeVar("Kind", covariant=True)
 
 
 class Registry(Mapping[str, type[Kind]]):
-    """Components by name. One is imported when it is asked for: a run needs few of them, and waits for every import."""
+    """Component classes by name. The module of a class is imported when the class is first looked up."""
 
-    def __init__(self, where: Mapping[str, str]) -> None:
-        """`where`: name -> `module:Class`, the module in which it is written."""
-        self.where = dict(where)
+    def __init__(self, locations: Mapping[str, str]) -> None:
+        """Create a registry from `locations`: name -> `module:Class`."""
+        self.locations = dict(locations)
 
     def __getitem__(self, name: str) -> type[Kind]:
-        module, _, attribute = self.where[name].partition(":")
+        module, _, attribute = self.locations[name].partition(":")
         found: type[Kind] = getattr(import_module(module), attribute)
         return found
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.where)
+        return iter(self.locations)
 
     def __len__(self) -> int:
-        return len(self.where)
+        return len(self.locations)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.where
+        return name in self.locations
 
     def name_of(self, component: type) -> str | None:
-        """The name of a component; None if it is not of this shelf. Imports nothing."""
-        written = f"{component.__module__}:{component.__qualname__}"
-        return next((name for name, where in self.where.items() if where == written), None)
+        """Return the name of a component class, or None if it is not registered. Imports nothing."""
+        location = f"{component.__module__}:{component.__qualname__}"
+        return next((name for name, known in self.locations.items() if known == location), None)

@@ -1,8 +1,7 @@
 """Arithmetic on named tensors: sums in a fixed order, globs over names, hashes, files.
 
-Sums follow one binary tree over positions, the shape of which depends on nothing but their number. The sum of an
-aligned block of 2^k positions is a node of that tree, so clients may be summed in blocks, on any worker, with the same
-bits.
+Sums follow one binary tree over positions, whose shape depends only on their number. The sum of an aligned block of 2^k
+positions is a node of that tree, so clients can be summed in blocks, on any worker, with bit-identical results.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from simfl.errors import ConfigError
 Weights = dict[str, Tensor]
 State = dict[str, Weights]
 
-SMALL, MANY = 1 << 16, 16  # values of a tensor; so many small ones are handled as one
-PACK = "small tensors"  # its name
+SMALL, MANY = 1 << 16, 16  # most values of a small tensor; least number of small tensors that are packed into one
+PACK = "small tensors"  # name of the packed tensor
 
-DTYPES = {  # the names of dtypes in safetensors files
+DTYPES = {  # names of dtypes in safetensors files
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -44,13 +43,13 @@ DTYPES = {  # the names of dtypes in safetensors files
 
 
 def add(a: Weights, b: Weights) -> Weights:
-    """a + b, name by name; both have the same names."""
+    """Return a + b; both have the same names."""
     assert a.keys() == b.keys(), f"names differ: {sorted(a.keys() ^ b.keys())}"
     return {name: x + b[name] for name, x in a.items()}
 
 
 def add_into(a: Weights, b: Weights) -> Weights:
-    """a + b, bit for bit as `add`, in the memory of a; both have the same names."""
+    """Add b to a in place and return a; bit-identical to `add`."""
     assert a.keys() == b.keys(), f"names differ: {sorted(a.keys() ^ b.keys())}"
     for name, tensor in a.items():
         tensor += b[name]
@@ -58,37 +57,38 @@ def add_into(a: Weights, b: Weights) -> Weights:
 
 
 def subtract(a: Weights, b: Weights) -> Weights:
-    """a − b, name by name; both have the same names."""
+    """Return a − b; both have the same names."""
     assert a.keys() == b.keys(), f"names differ: {sorted(a.keys() ^ b.keys())}"
     return {name: x - b[name] for name, x in a.items()}
 
 
 def scale(a: Weights, factor: float | Tensor) -> Weights:
-    """factor · a."""
+    """Return factor · a."""
     return {name: x * factor for name, x in a.items()}
 
 
 def squared_norm(a: Weights) -> Tensor:
-    """The sum of all squares, a scalar, whatever the order of names; its gradient at zero is 0, that of `norm` NaN."""
+    """Return the sum of all squares, a scalar. Its gradient at zero is 0, where that of `norm` is NaN."""
     squares = [a[name].square().sum() for name in sorted(a)]
     return torch.stack(squares).sum() if squares else torch.zeros(())
 
 
 def dot(a: Weights, b: Weights) -> Tensor:
-    """The inner product over the tensors that b names, a scalar."""
+    """Return the inner product over the tensors of b, a scalar."""
     products = [(a[name] * x).sum() for name, x in b.items()]
     return torch.stack(products).sum() if products else torch.zeros(())
 
 
 def norm(a: Weights) -> Tensor:
-    """The Euclidean norm over all tensors, a scalar."""
+    """Return the Euclidean norm over all tensors, a scalar."""
     return squared_norm(a).sqrt()
 
 
 def tree_sum(items: Sequence[Weights | None]) -> Weights | None:
-    """The sum over positions 0, 1, …: pairs (0,1), (2,3), … are added, then pairs of these; an odd last is carried up.
+    """Return the sum over positions 0, 1, …, added in pairs (0,1), (2,3), …, then pairs of pairs.
 
-    `None` is an empty position and adds nothing; the sum of empty positions alone is `None`.
+    The last of an odd number is carried to the next level. `None` is an empty position and adds nothing; the sum of
+    empty positions alone is `None`.
     """
     level = list(items)
     while len(level) > 1:
@@ -103,8 +103,8 @@ def _add_present(a: Weights | None, b: Weights | None) -> Weights | None:
     return add(a, b)
 
 
-def packed(tensors: Weights) -> Weights:
-    """Where there are many small tensors ([n, …]), these as one [n, …]: what is done to each costs a launch."""
+def pack_small(tensors: Weights) -> Weights:
+    """Concatenate the small tensors [n, ...], if there are many, to one [n, ...]: each kernel launch costs time."""
     small = _small(tensors)
     if not small:
         return tensors
@@ -112,14 +112,14 @@ def packed(tensors: Weights) -> Weights:
     return {**rest, PACK: torch.cat([tensors[name].reshape(len(tensors[name]), -1) for name in small], 1)}
 
 
-def unpacked(tensors: Weights, like: Weights) -> Weights:
-    """The tensors that were `packed`, which had the names and shapes of `like`."""
+def unpack_small(tensors: Weights, like: Weights) -> Weights:
+    """Undo `pack_small`, for tensors with the names and shapes of `like`."""
     small = _small(like)
     if not small:
         return tensors
-    pieces = tensors[PACK].split([like[name].numel() // len(like[name]) for name in small], 1)
-    apart = {name: piece.reshape(like[name].shape) for name, piece in zip(small, pieces, strict=True)}
-    return {name: apart[name] if name in apart else tensors[name] for name in like}
+    columns = tensors[PACK].split([like[name].numel() // len(like[name]) for name in small], 1)
+    restored = {name: column.reshape(like[name].shape) for name, column in zip(small, columns, strict=True)}
+    return {name: restored[name] if name in restored else tensors[name] for name in like}
 
 
 def _small(tensors: Weights) -> list[str]:
@@ -128,15 +128,15 @@ def _small(tensors: Weights) -> list[str]:
 
 
 def stack_sum(stacked: Weights) -> Weights:
-    """`tree_sum` of the rows of tensors [n, ...] with n ≥ 1, bit for bit."""
+    """Return the sum over the rows of tensors [n, ...], n ≥ 1, bit-identical to `tree_sum` of the rows."""
     if not any(rows.is_cuda for rows in stacked.values()):
         return {name: _sum_rows(rows) for name, rows in stacked.items()}
-    summed = {name: _sum_rows(rows)[None] for name, rows in packed(stacked).items()}
-    return {name: t[0] for name, t in unpacked(summed, {name: rows[:1] for name, rows in stacked.items()}).items()}
+    summed = {name: _sum_rows(rows)[None] for name, rows in pack_small(stacked).items()}
+    return {name: t[0] for name, t in unpack_small(summed, {name: rows[:1] for name, rows in stacked.items()}).items()}
 
 
 def _sum_rows(rows: Tensor) -> Tensor:
-    last: Tensor | None = None  # of an odd number of nodes, the one that is carried up
+    last: Tensor | None = None  # the node carried up from a level with an odd number of nodes
     while len(rows) > 1 or (last is not None and len(rows) > 0):
         if len(rows) % 2 == 1:
             last = rows[-1] if last is None else rows[-1] + last
@@ -145,12 +145,12 @@ def _sum_rows(rows: Tensor) -> Tensor:
     return rows[0] if last is None else last
 
 
-def select(
+def select_names(
     names: Iterable[str], include: Iterable[str], exclude: Iterable[str] = (), where: str = "globs"
 ) -> list[str]:
-    """The names that match a glob of `include` and none of `exclude`, in the order given.
+    """Return the names that match a glob of `include` and none of `exclude`, in the order given.
 
-    `*` matches dots too; case matters. A glob that matches no name at all is a ConfigError with the nearest name.
+    `*` matches dots too; case matters. Raises ConfigError, with the nearest name, for a glob that matches no name.
     """
     names, include, exclude = list(names), list(include), list(exclude)
     for glob in include + exclude:
@@ -171,37 +171,37 @@ def _nearest_name(glob: str, names: list[str]) -> str:
     return f"nearest: {best!r}"
 
 
-def raw_bytes(tensor: Tensor) -> np.ndarray:
-    """The values of a tensor of any dtype, shape and device as they lie in memory: uint8 [bytes], to be read only."""
+def to_raw_bytes(tensor: Tensor) -> np.ndarray:
+    """Return the memory of a tensor of any dtype, shape and device as read-only uint8 [bytes]."""
     flat = tensor.detach().reshape(-1).contiguous()
-    dense = flat.as_strided((flat.numel(),), (1,))  # a tensor of one value or none may have any stride
+    dense = flat.as_strided((flat.numel(),), (1,))  # a tensor with at most one value may have any stride
     return dense.view(torch.uint8).cpu().numpy()
 
 
 def from_raw_bytes(values: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """The tensor whose `raw_bytes` these are, where they lie: not to be written to if they are not."""
+    """Return the tensor whose `to_raw_bytes` these are. It shares their memory, and is read-only if they are."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         flat = torch.from_numpy(values)
-    return flat.as_strided((len(values),), (1,)).view(dtype).reshape(shape)  # no values may have any stride
+    return flat.as_strided((len(values),), (1,)).view(dtype).reshape(shape)  # an empty tensor may have any stride
 
 
 def sha256(weights: Weights) -> str:
-    """A hash of names, dtypes, shapes and raw bytes, in the order of the sorted names."""
+    """Return a hash of names, dtypes, shapes and raw bytes, in the order of the sorted names."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         tensor = weights[name]
         dtype = str(tensor.dtype).removeprefix("torch.")
         digest.update(json.dumps([name, dtype, list(tensor.shape)]).encode() + b"\n")
-        digest.update(raw_bytes(tensor).data)
+        digest.update(to_raw_bytes(tensor).data)
     return digest.hexdigest()
 
 
 def flatten(state: State) -> Weights:
-    """One level of names: `group/name`. An empty group becomes the empty tensor `group/`, so that nothing is lost."""
+    """Flatten groups to the names `group/name`. An empty group becomes the empty tensor `group/`."""
     flat: Weights = {}
     for group, tensors in state.items():
-        assert "/" not in group, f"a group's name has no slash: {group!r}"
+        assert "/" not in group, f"the name of a group contains a slash: {group!r}"
         flat |= {f"{group}/{name}": tensor for name, tensor in tensors.items()}
         if not tensors:
             flat[f"{group}/"] = torch.empty(0, dtype=torch.uint8)
@@ -209,7 +209,7 @@ def flatten(state: State) -> Weights:
 
 
 def unflatten(flat: Weights) -> State:
-    """The inverse of `flatten`."""
+    """Undo `flatten`."""
     state: State = {}
     for key, tensor in flat.items():
         group, _, name = key.partition("/")
@@ -220,9 +220,9 @@ def unflatten(flat: Weights) -> State:
 
 
 def write_safetensors(weights: Weights, file: BinaryIO) -> None:
-    """The tensors as a safetensors file, streamed; views, tied and device tensors become plain tensors of their own.
+    """Stream tensors to a safetensors file; views, tied and device tensors are stored as independent tensors.
 
-    Written here because the library's writer goes to a path of its own choosing, where no handle can be synced.
+    The library's own writer takes only a path, so its file cannot be synced to disk through a handle.
     """
     header: dict[str, object] = {"__metadata__": {"order": json.dumps(list(weights))}}
     end = 0
@@ -235,14 +235,17 @@ def write_safetensors(weights: Weights, file: BinaryIO) -> None:
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
     for name in order:
-        file.write(raw_bytes(weights[name]).data)
+        file.write(to_raw_bytes(weights[name]).data)
 
 
-def load(path: Path) -> Weights:
-    """The tensors of a safetensors file, on the CPU, in the order they were given; ValueError if it is damaged."""
+def load_safetensors(path: Path) -> Weights:
+    """Return the tensors of a safetensors file on the CPU, in the order they were written.
+
+    Raises ValueError if the file is damaged.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             order = json.loads((file.metadata() or {}).get("order", "null"))
             return {name: file.get_tensor(name) for name in order or sorted(file.keys())}
     except SafetensorError as error:
-        raise ValueError(f"{path}: not a whole safetensors file: {error}") from error
+        raise ValueError(f"{path}: not a complete safetensors file: {error}") from error

@@ -1,7 +1,12 @@
-"""Ditto: Li et al. 2021, "Ditto: fair and robust federated learning through personalization"."""
+"""Ditto: Li et al. 2021, "Ditto: fair and robust federated learning through personalization".
+
+local step   θ ← θ − eta·∇f(θ),    v ← v − eta·∇( f(v) + (strength/2)·‖v − w‖² )      θ, w   trained and received model
+                                                                                      v      personal model
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,12 +26,12 @@ from simfl.protocol import (
 )
 from simfl.weights import squared_norm
 
-OWN = f"{EXTRA}/personal/"
+PERSONAL = f"{EXTRA}/personal/"
 
 
 @dataclass(frozen=True)
 class Ditto(Algorithm):
-    """FedAvg, and beside it a personal model per client, pulled to the received one by (strength/2)·‖v − w‖².
+    """FedAvg, with a personal model per client that is pulled towards the received model.
 
     Each batch steps both models, each with an optimizer of its own. With strength 0 the personal models are those of
     clients that train alone.
@@ -35,20 +40,25 @@ class Ditto(Algorithm):
     strength: float = 0.1  # lambda in the paper: how close personal models stay
 
     fedavg_limit: ClassVar[str] = "always"
+    fedavg_settings: ClassVar[Mapping[str, object] | None] = {}
 
     def forwards(self) -> dict[str, Forward]:
+        """Return the passes of the shared and the personal model."""
         return {"student": Forward(), "personal": Forward(sources=(("*", "extra:personal"),))}
 
     def micro_steps(self) -> tuple[MicroStep, ...]:
+        """Return a step of the shared model, then one of the personal model."""
         return (
-            MicroStep(forwards=("student",), loss=self.loss, excludes=(OWN + "*",)),
-            MicroStep(forwards=("personal",), loss=self.personal_loss, trains=(OWN + "*",)),
+            MicroStep(forwards=("student",), loss=self.loss, excludes=(PERSONAL + "*",)),
+            MicroStep(forwards=("personal",), loss=self.personal_loss, trains=(PERSONAL + "*",)),
         )
 
     def init_client(self, received: Parts, update: ClientUpdate) -> State:
+        """Return the received model as personal model."""
         return {"personal": dict(received["weights"])}
 
     def extra_params(self, model: ModelInfo, received: Parts, state: State, update: ClientUpdate) -> dict[str, Weights]:
+        """Return the personal model."""
         return {"personal": state["personal"]}
 
     def personal_loss(
@@ -60,12 +70,14 @@ class Ditto(Algorithm):
         state: State,
         update: ClientUpdate,
     ) -> Loss:
-        """The task's loss of the personal model, and its pull."""
-        pull = squared_norm({name: trained[OWN + name] - w for name, w in received["weights"].items()})
-        return Loss.from_outputs(outputs["personal"], client_term=0.5 * self.strength * pull)
+        """Return the task loss of the personal model with its proximal term."""
+        distance = squared_norm({name: trained[PERSONAL + name] - w for name, w in received["weights"].items()})
+        return Loss.from_outputs(outputs["personal"], client_term=0.5 * self.strength * distance)
 
     def update_state(self, sent: Parts, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> State:
-        return {"personal": {name: trained[OWN + name] for name in received["weights"]}}
+        """Keep the personal model."""
+        return {"personal": {name: trained[PERSONAL + name] for name in received["weights"]}}
 
     def eval_weights(self, weights: Weights, state: State) -> dict[str, Weights]:
+        """Return the global and the personal model."""
         return {"global": weights, "personal": {**weights, **state.get("personal", {})}}

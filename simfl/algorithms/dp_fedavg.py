@@ -1,11 +1,11 @@
 """DP-FedAvg: McMahan et al. 2018, "Learning differentially private recurrent language models".
 
-    w  received model      S  privacy.clip      q·K  expected clients of a round      sigma  privacy.noise_multiplier
+w  received model      S  privacy.clip      q·K  expected clients of a round      sigma  privacy.noise_multiplier
 
-    update    send Δ_k = w_k − w, clipped to S
-    server   w ← w + (ΣΔ_k + N(0, (sigma S)²)) / (q·K)
+client   send Δ_k = w_k − w, clipped to S
+server   w ← w + (ΣΔ_k + N(0, (sigma S)²)) / (q·K)
 
-The paper samples clients each on their own (`poisson`), divides by the expected number (`denominator: fixed`) and
+The paper samples each client independently (`poisson`), divides by the expected number (`denominator: fixed`) and
 trusts its server (`noise: central`).
 """
 
@@ -19,6 +19,6 @@ from simfl.algorithms.base import Algorithm
 
 @dataclass(frozen=True)
 class DpFedAvg(Algorithm):
-    """Whole clients are hidden: each update is clipped, and the average noised by the server or by every client."""
+    """Client-level privacy: each delta is clipped, and the server or every client adds noise."""
 
     privacy_unit: ClassVar[str | None] = "client"

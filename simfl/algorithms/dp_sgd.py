@@ -1,10 +1,10 @@
 """DP-SGD clients: Abadi et al. 2016, "Deep learning with differential privacy", within federated averaging.
 
-    C  privacy.clip      B  local.batch_size      sigma  privacy.noise_multiplier      L  a Poisson sample at rate B / n
+C  privacy.clip      B  local.batch_size      sigma  privacy.noise_multiplier      L  a Poisson sample at rate B / n
 
-    local step   g = (Σ over L of the example's gradient, clipped to C + N(0, (sigma C)²)) / B,  then the optimizer's
+local step   g = (Σ over L of the example's gradient, clipped to C + N(0, (sigma C)²)) / B,  then the optimizer's step
 
-What a client sends follows from noised gradients alone, so the server need not be trusted.
+Uploads depend on noisy gradients alone, so the server need not be trusted.
 """
 
 from __future__ import annotations
@@ -17,6 +17,6 @@ from simfl.algorithms.base import Algorithm
 
 @dataclass(frozen=True)
 class DpSgd(Algorithm):
-    """Single examples are hidden: clients train with gradients clipped example by example and noised."""
+    """Example-level privacy: clients clip the gradient of each example and add noise to their sum."""
 
     privacy_unit: ClassVar[str | None] = "record"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,6 +11,7 @@ from simfl.algorithms.base import Algorithm
 
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
-    """Federated averaging: the mean of the clients' deltas, by examples or uniform (the phase's `weighting`)."""
+    """Federated averaging: the mean of the clients' deltas, weighted by examples or uniform (`weighting`)."""
 
     fedavg_limit: ClassVar[str] = "always"
+    fedavg_settings: ClassVar[Mapping[str, object] | None] = {}

@@ -4,7 +4,7 @@
     Â_s   A_s as received, frozen for the round           DAT   the dual teacher h + ½Â_s(h) + ½A_c(h)  (eq. 4)
     L_s = CE_s + alpha·KL(DAT ‖ s)                        L_DAT = CE_DAT + beta·KL(s ‖ DAT)  (eqs. 5 to 7)
 
-Eq. 5 prints both divergences the other way round; the published code has them as above, the teacher first.
+Eq. 5 prints both divergences with their sides exchanged; the published code has them as above, the teacher first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TEACHERS = {
     "client": Forward(branch="client"),
     "received": Forward(sources=((SHARED, "received"), ("*", "trained")), branch="shared"),
 }
-PRESETS = {  # the paper gives no constants but says that alpha and beta ramp up exponentially; the code has no ramp
+PRESETS = {  # the paper states an exponential ramp of alpha and beta without constants; the code has none
     "paper": {"alpha": 1.0, "beta": 1.0, "ramp_rounds": 5.0, "temperature": 1.0, "scale": 1.0},
     "code": {"alpha": 1.0, "beta": 1.0, "ramp_rounds": 0.0, "temperature": 3.0, "scale": 0.5},
 }
@@ -35,23 +35,34 @@ PRESETS = {  # the paper gives no constants but says that alpha and beta ramp up
 
 @dataclass(frozen=True)
 class FedDat(Algorithm):
-    """Shared and client adapters that teach each other (needs `adapters: {kind: bottleneck}`). Travels: A_s alone.
+    """Mutual distillation between a shared and a client adapter; needs `adapters: {kind: bottleneck}`.
 
-    Settings left null are the preset's. The paper's ablations: `teacher: client` is without Â_s, `received` without
-    A_c, `beta: 0` without mutual distillation; the models `client` and `dual` are inference with A_c and with DAT.
-    With alpha = beta = 0 and frozen heads, A_s moves as under FedAvg.
+    Clients upload A_s alone. Settings left null are the preset's. The paper's ablations: `teacher: client` is without
+    Â_s, `received` without A_c, `beta: 0` without mutual distillation; the models `client` and `dual` are inference
+    with A_c and with DAT. With alpha = beta = 0 and frozen heads, A_s is trained as by FedAvg.
     """
 
     preset: Literal["paper", "code"] = "paper"  # paper: a ramp of 5 rounds | code: temperature 3, scale 0.5, no ramp
-    alpha: NonNegativeFloat | None = None  # weight of what the shared adapter learns from the dual teacher; presets: 1
-    beta: NonNegativeFloat | None = None  # weight of what the dual teacher learns back; presets: 1
+    alpha: NonNegativeFloat | None = None  # weight of the divergence that the shared adapter learns; presets: 1
+    beta: NonNegativeFloat | None = None  # weight of the divergence that the dual teacher learns; presets: 1
     ramp_rounds: NonNegativeFloat | None = None  # alpha and beta grow as exp(−5(1 − t)²) over these rounds; 0: constant
     temperature: PositiveFloat | None = None  # softens both sides of each divergence, which is multiplied by its square
     scale: PositiveFloat | None = None  # of both losses as a whole
-    teacher: Literal["dual", "client", "received"] = "dual"  # DAT, A_c alone, Â_s alone (then nothing is taught back)
-    direction: Literal["teacher", "student"] = "teacher"  # KL(teacher ‖ student), or as printed KL(student ‖ teacher)
+    teacher: Literal["dual", "client", "received"] = "dual"  # DAT, A_c alone, Â_s alone (which learns nothing)
+    direction: Literal["teacher", "student"] = "teacher"  # KL(teacher ‖ student), or KL(student ‖ teacher) as printed
     form: Literal["micro", "joint"] = "micro"  # two optimizer steps a batch (A_s and heads, A_c and heads), or one
     fedavg_limit: ClassVar[str] = "alpha = beta = 0, frozen heads"
+    fedavg_settings: ClassVar[Mapping[str, object] | None] = {
+        "algorithm.alpha": 0.0,
+        "algorithm.beta": 0.0,
+        "train": [],
+        "personal_params": [CLIENT],
+    }
+    example: ClassVar[Mapping[str, object]] = {
+        "model.adapters": {"kind": "bottleneck"},
+        "train": ["head.*"],
+        "personal_params": ["head.*"],
+    }
     personal_params: ClassVar[tuple[str, ...]] = (CLIENT,)
     needs_whole_batch: ClassVar[bool] = True
     eval_models: ClassVar[Mapping[str, Forward]] = {
@@ -62,11 +73,15 @@ class FedDat(Algorithm):
     }
 
     def forwards(self) -> dict[str, Forward]:
+        """Return the passes of A_s, and of the teacher without and with gradient."""
         dual = TEACHERS[self.teacher]
         return {"teacher": replace(dual, grad=False), "shared": Forward(branch="shared"), "dual": dual}
 
     def micro_steps(self) -> tuple[MicroStep, ...]:
-        # the first step is against DAT, the second against A_s, both as they were before the first
+        """Return a step of A_s against DAT, then one of A_c against A_s, or one joint step.
+
+        Both compare with the outputs from before the first step.
+        """
         shared = MicroStep(forwards=("teacher", "shared"), loss=self.shared_loss, excludes=(CLIENT,))
         if self.teacher == "received":
             return (shared,)
@@ -83,7 +98,7 @@ class FedDat(Algorithm):
         state: State,
         update: ClientUpdate,
     ) -> Loss:
-        """L_s, taught by the dual adapters."""
+        """Return L_s."""
         return self._side(outputs["shared"], outputs["teacher"], "alpha", update)
 
     def dual_loss(
@@ -95,7 +110,7 @@ class FedDat(Algorithm):
         state: State,
         update: ClientUpdate,
     ) -> Loss:
-        """L_DAT, taught by the shared adapter."""
+        """Return L_DAT."""
         return self._side(outputs["dual"], outputs["shared"], "beta", update)
 
     def loss(
@@ -107,12 +122,13 @@ class FedDat(Algorithm):
         state: State,
         update: ClientUpdate,
     ) -> Loss:
-        """L_s + L_DAT; the reported task loss is that of the shared adapter."""
+        """Return L_s + L_DAT; the reported task loss is that of the shared adapter."""
         shared = self._side(outputs["shared"], outputs["dual"], "alpha", update)
         dual = self._side(outputs["dual"], outputs["shared"], "beta", update)
         return replace(shared, client_term=dual.total(batch["mask"]))
 
     def eval_weights(self, weights: Weights, state: State) -> dict[str, Weights]:
+        """Return the same tensors for every model: their passes differ in the branch."""
         return dict.fromkeys(self.eval_models, weights)
 
     def _side(self, student: Outputs, teacher: Outputs, weight: str, update: ClientUpdate) -> Loss:
@@ -127,7 +143,7 @@ class FedDat(Algorithm):
         return divergence(student, teacher, temperature, learns="first")
 
     def _ramp(self, update: ClientUpdate) -> Tensor:
-        """1, or the exponential ramp-up of Laine and Aila 2017, with t from 0 to 1 over `ramp_rounds`."""
+        """Return 1, or the exponential ramp-up of Laine and Aila 2017, with t from 0 to 1 over `ramp_rounds`."""
         rounds = self._value("ramp_rounds")
         if rounds == 0.0:
             return torch.ones_like(update.num_steps)

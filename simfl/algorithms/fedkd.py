@@ -1,8 +1,8 @@
 """FedKD: Wu et al. 2022, "Communication-efficient federated learning via knowledge distillation".
 
 s, t   mentee (shared, small) and mentor (the client's own)       CE, p, h   task loss, predictions, features
-D      CE_s + CE_t of the example, not differentiated             W          a projection of features, the client's own
-L_s = CE_s + ( KL(p_t ‖ p_s) + MSE(h_t, W·h_s) )/D                a side's gradient stops at the other side
+D      CE_s + CE_t of the example, without gradient               W          projection of features, the client's own
+L_s = CE_s + ( KL(p_t ‖ p_s) + MSE(h_t, W·h_s) )/D                each loss has a gradient for its own side alone
 L_t = CE_t + ( KL(p_s ‖ p_t) + MSE(h_t, W·h_s) )/D
 """
 
@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from simfl.algorithms.base import Algorithm
-from simfl.algorithms.chance import uniform
 from simfl.algorithms.distill import divergence
 from simfl.constraints import NonNegativeFloat, PositiveFloat
+from simfl.keyed_random import step_uniform
 from simfl.protocol import EXTRA, Batch, ClientUpdate, Forward, Loss, ModelInfo, Outputs, Parts, State, Weights
 
 MENTOR = Forward(sources=(("*", "extra:mentor"),), mentor=True)
@@ -28,36 +28,40 @@ PROJECTION = f"{EXTRA}/projection/weight"
 
 @dataclass(frozen=True)
 class FedKD(Algorithm):
-    """Each client keeps a mentor; mentor and shared mentee teach each other, and the mentee alone travels.
+    """Mutual distillation between a mentor that each client keeps and a shared mentee, which alone is communicated.
 
-    The paper also sends the mentee's changes at low rank, both ways, which is the codec's business. The mentor is the
-    experiment's `mentor:` network if it names one, else a personal copy of the model. With distill = hidden = 0 the
-    mentee is FedAvg's model. Attention maps, which the paper compares too, are left out.
+    The paper also sends the mentee's deltas at low rank, in both directions: use the codec `svd`. The mentor is the
+    experiment's `mentor:` network, or else a personal copy of the model. With distill = hidden = 0 the mentee is
+    FedAvg's model. The paper's comparison of attention maps is left out.
     """
 
     distill: NonNegativeFloat = 1.0  # weight of the divergence of predictions
     hidden: NonNegativeFloat = 1.0  # weight of the distance of features
     temperature: PositiveFloat = 1.0  # softens both sides
-    adaptive: bool = True  # divide by the losses of both, so that unsure teachers teach less; false: as they are
-    floor: PositiveFloat = 0.01  # least sum of losses to divide by (the paper has none)
+    adaptive: bool = True  # divide by the losses of both, so that unsure teachers count less
+    floor: PositiveFloat = 0.01  # smallest sum of losses to divide by (the paper has none)
     fedavg_limit: ClassVar[str] = "distill = hidden = 0"
+    fedavg_settings: ClassVar[Mapping[str, object] | None] = {"algorithm.distill": 0.0, "algorithm.hidden": 0.0}
     needs_whole_batch: ClassVar[bool] = True
     needs_features: ClassVar[bool] = True
     eval_models: ClassVar[Mapping[str, Forward]] = {"global": Forward(), "personal": Forward(mentor=True)}
 
     def forwards(self) -> dict[str, Forward]:
+        """Return the passes of mentee and mentor."""
         return {"student": Forward(), "mentor": MENTOR}
 
     def extra_params(self, model: ModelInfo, received: Parts, state: State, update: ClientUpdate) -> dict[str, Weights]:
+        """Return mentor and projection; at first the mentor's initial weights and a random projection or identity."""
         if state:
             return {"mentor": state["mentor"], "projection": state["projection"]}
         assert model.outputs is not None
         assert model.mentor_outputs is not None
         narrow, wide = (out.require("features").flatten(1).shape[1] for out in (model.outputs, model.mentor_outputs))
         if narrow == wide:
-            weight = torch.eye(wide, device=update.key.device)  # the copy begins as what it is a copy of
+            weight = torch.eye(wide, device=update.key.device)  # a copy of the model starts with equal features
         else:
-            weight = (2.0 * uniform(update, torch.arange(wide, device=update.key.device), narrow) - 1.0) * narrow**-0.5
+            names = torch.arange(wide, device=update.key.device)
+            weight = (2.0 * step_uniform(update.key, update.step, names, narrow) - 1.0) * narrow**-0.5
         return {"mentor": model.mentor_weights, "projection": {"weight": weight}}
 
     def loss(
@@ -69,25 +73,28 @@ class FedKD(Algorithm):
         state: State,
         update: ClientUpdate,
     ) -> Loss:
+        """Return L_s + L_t; the reported task loss is the mentee's."""
         student, mentor = outputs["student"], outputs["mentor"]
-        close = self.hidden * (
+        distances = self.hidden * (
             _distance(student, mentor.detach(), trained) + _distance(student.detach(), mentor, trained)
         )
-        agree = divergence(mentor, student, self.temperature) + divergence(student, mentor, self.temperature)
-        taught = (self.distill * agree + close) / self._doubt(student, mentor)
-        own = Loss.from_outputs(mentor).task_mean()
-        return Loss.from_outputs(student, example_terms=taught, client_term=own)
+        divergences = divergence(mentor, student, self.temperature) + divergence(student, mentor, self.temperature)
+        taught = (self.distill * divergences + distances) / self._divisor(student, mentor)
+        mentor_loss = Loss.from_outputs(mentor).task_mean()
+        return Loss.from_outputs(student, example_terms=taught, client_term=mentor_loss)
 
     def update_state(self, sent: Parts, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> State:
+        """Keep mentor and projection."""
         prefix = f"{EXTRA}/mentor/"
         mentor = {name.removeprefix(prefix): t for name, t in trained.items() if name.startswith(prefix)}
         return {"mentor": mentor, "projection": {"weight": trained[PROJECTION]}}
 
     def eval_weights(self, weights: Weights, state: State) -> dict[str, Weights]:
+        """Return the mentee as global and the mentor as personal model."""
         return {"global": weights, "personal": {**weights, **state.get("mentor", {})}}
 
-    def _doubt(self, student: Outputs, mentor: Outputs) -> Tensor:
-        """D of each example [B], or ones."""
+    def _divisor(self, student: Outputs, mentor: Outputs) -> Tensor:
+        """Return D of each example [B], or ones."""
         each = [
             out.require("loss_sums").detach() / out.require("loss_weights").clamp_min(1e-12)
             for out in (student, mentor)
@@ -97,6 +104,6 @@ class FedKD(Algorithm):
 
 
 def _distance(student: Outputs, mentor: Outputs, trained: Weights) -> Tensor:
-    """MSE(h_t, W·h_s) of each example [B]."""
-    guess = linear(student.require("features").flatten(1), trained[PROJECTION])
-    return (mentor.require("features").flatten(1) - guess).square().mean(1)
+    """Return MSE(h_t, W·h_s) of each example [B]."""
+    projected = linear(student.require("features").flatten(1), trained[PROJECTION])
+    return (mentor.require("features").flatten(1) - projected).square().mean(1)

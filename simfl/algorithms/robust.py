@@ -16,15 +16,16 @@ from simfl.protocol import AggregatedUpdates, Server, State, Weights
 class Median(Algorithm):
     """FedAvg with the coordinate-wise median of the deltas in place of their mean.
 
-    Of an even number, the mean of the middle two.
+    The median of an even number is the mean of the middle two.
     """
 
     reduce: ClassVar[Mapping[str, str]] = {"weights": "gather"}
 
     def aggregate(self, server: Server, aggregated: AggregatedUpdates) -> tuple[Weights, State]:
+        """Return the median of each coordinate."""
         uploads = aggregated.gathered["weights"]
-        middle = {name: _median(torch.stack([u[name] for u in uploads])) for name in uploads[0]}
-        return middle, server.state
+        medians = {name: _median(torch.stack([u[name] for u in uploads])) for name in uploads[0]}
+        return medians, server.state
 
 
 def _median(rows: torch.Tensor) -> torch.Tensor:
@@ -34,9 +35,9 @@ def _median(rows: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Krum(Algorithm):
-    """FedAvg with one delta in place of the mean: the one closest to its n − f − 2 nearest others.
+    """FedAvg with one delta in place of the mean: the delta closest to its n − f − 2 nearest neighbours.
 
-    With `keep` above 1, the mean of that many best ones (multi-Krum).
+    With `keep` above 1, the mean of that many closest deltas (multi-Krum).
     """
 
     attackers: int = 1  # f: how many uploads may be arbitrary
@@ -44,11 +45,12 @@ class Krum(Algorithm):
     reduce: ClassVar[Mapping[str, str]] = {"weights": "gather"}
 
     def aggregate(self, server: Server, aggregated: AggregatedUpdates) -> tuple[Weights, State]:
+        """Return the mean of the deltas with the smallest distances to their neighbours."""
         uploads = aggregated.gathered["weights"]
         flat = torch.stack([torch.cat([t.flatten() for t in u.values()]) for u in uploads]).double()
         distances = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
-        neighbours = max(1, len(uploads) - self.attackers - 2)
-        scores = distances.sort(1).values[:, 1 : neighbours + 1].sum(1)
+        num_neighbours = max(1, len(uploads) - self.attackers - 2)
+        scores = distances.sort(1).values[:, 1 : num_neighbours + 1].sum(1)
         best = scores.argsort(stable=True)[: self.keep].tolist()
         chosen = [uploads[i] for i in sorted(best)]
         return {name: torch.stack([u[name] for u in chosen]).mean(0) for name in chosen[0]}, server.state

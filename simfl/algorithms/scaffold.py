@@ -1,9 +1,9 @@
 """SCAFFOLD: Karimireddy et al. 2020, "SCAFFOLD: stochastic controlled averaging for federated learning", Algorithm 1.
 
-c, c_k   control of the server and of the client, zero at first       L_k     the sum of its local steps' rates
+c, c_k   controls of the server and of the client, initially zero     L_k     sum of the local steps' rates
 local step    w ← w − eta·(g − c_k + c)                               eta     local learning rate
-option I      c_k⁺ = the gradient of the client's loss at w_received, without dropout, over the batches it visits
-option II     c_k⁺ = c_k − c + (w_received − w_k)/L_k                 N, S    clients in all, in the round
+option I      c_k⁺ = the gradient of the client's loss at w_received, without dropout, over the batches of the update
+option II     c_k⁺ = c_k − c + (w_received − w_k)/L_k                 N, S    all clients, clients of the round
 server        w ← w + mean_S(w_k − w),   c ← c + (S/N)·mean_S(c_k⁺ − c_k)
 """
 
@@ -39,26 +39,29 @@ ANCHOR = f"{EXTRA}/anchor/"
 
 @dataclass(frozen=True)
 class Scaffold(Algorithm):
-    """Control variates that cancel the clients' drift.
+    """FedAvg with control variates that correct the clients' drift.
 
-    Option II needs plain SGD; option I takes any local optimizer, for one more pass and gradient a step.
+    Option II requires plain SGD. Option I allows any local optimizer, at the cost of one more pass and gradient a step.
     """
 
-    option: Literal["i", "ii"] = "ii"  # where a client's control comes from: a gradient, or how far it went
-    # deltas by the phase's weighting, controls over clients: the sum of all c_k stays N·c
+    option: Literal["i", "ii"] = "ii"  # source of a client's control: a gradient (i), or its delta (ii)
     fedavg_limit: ClassVar[str] = "in the first round"
+    fedavg_settings: ClassVar[Mapping[str, object] | None] = {"rounds": 1}
+    # controls are averaged over clients, so that the sum of all c_k stays N·c
     reduce: ClassVar[Mapping[str, str]] = {"weights": "weighting", "control": "clients"}
 
     def supported_sgd_settings(self) -> tuple[str, ...] | None:
-        """Plain steps alone, where the control is their mean gradient."""
+        """Return () for option II, whose control is the mean gradient of plain SGD steps."""
         return () if self.option == "ii" else None
 
     def forwards(self) -> dict[str, Forward]:
+        """Return the pass of the trained model, and for option I that of the received model."""
         if self.option == "ii":
             return {"student": Forward()}
         return {"student": Forward(), "anchor": Forward(sources=(("*", "extra:anchor"),), train=False)}
 
     def micro_steps(self) -> tuple[MicroStep, ...]:
+        """Return the step of the trained model, and for option I a gradient at the received model."""
         if self.option == "ii":
             return (MicroStep(forwards=("student",), loss=self.loss),)
         return (
@@ -67,20 +70,25 @@ class Scaffold(Algorithm):
         )
 
     def init_server(self, weights: Weights, task: Task) -> State:
+        """Return c = 0."""
         return {"control": _zeros(weights)}
 
     def init_client(self, received: Parts, update: ClientUpdate) -> State:
+        """Return c_k = 0."""
         return {"control": _zeros(received["weights"])}
 
     def prepare_state(self, received: Parts, state: State, update: ClientUpdate) -> State:
+        """Add the sum of gradients of option I, zero."""
         if self.option == "ii":
             return state
         return state | {"gradient": _zeros(received["weights"]), "count": {"count": torch.zeros_like(update.num_steps)}}
 
     def extra_params(self, model: ModelInfo, received: Parts, state: State, update: ClientUpdate) -> dict[str, Weights]:
+        """Return the received model, for the gradients of option I."""
         return {} if self.option == "ii" else {"anchor": dict(received["weights"])}
 
     def download(self, server: Server) -> Parts:
+        """Return the global model and c."""
         return {"weights": server.weights, "control": server.state["control"]}
 
     def loss(
@@ -92,7 +100,7 @@ class Scaffold(Algorithm):
         state: State,
         update: ClientUpdate,
     ) -> Loss:
-        # the gradient of ⟨w, c − c_k⟩ is the correction itself
+        """Return the task loss plus ⟨w, c − c_k⟩, whose gradient is the correction."""
         drift = {name: c - state["control"][name] for name, c in received["control"].items()}
         return Loss.from_outputs(outputs["student"], client_term=dot(trained, drift))
 
@@ -105,11 +113,11 @@ class Scaffold(Algorithm):
         state: State,
         update: ClientUpdate,
     ) -> Loss:
-        """The task's loss of the received model."""
+        """Return the task loss of the received model."""
         return Loss.from_outputs(outputs["anchor"])
 
     def needs_after_step(self) -> bool:
-        """Option I looks at the gradients."""
+        """Return True for option I, which sums gradients."""
         return self.option == "i"
 
     def after_step(
@@ -122,14 +130,15 @@ class Scaffold(Algorithm):
         state: State,
         update: ClientUpdate,
     ) -> State:
-        """The sum of the batches' gradients at the received model, by what each batch weighs."""
+        """Add the batch's gradient at the received model, weighted by the batch."""
         weight, count = outputs["anchor"].require("loss_weights").sum(), state["count"]["count"]
         total = {name: g + weight * gradients[1][ANCHOR + name] for name, g in state["gradient"].items()}
         return state | {"gradient": total, "count": {"count": count + weight}}
 
     def upload(self, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> Parts:
+        """Return the delta and c_k⁺ − c_k."""
         delta = {name: trained[name] - w for name, w in received["weights"].items()}
-        moved = (update.num_steps > 0).float()  # a client without examples has nothing to say
+        moved = (update.num_steps > 0).float()  # a client without examples sends no change
         if self.option == "i":
             count = state["count"]["count"].clamp_min(1e-12)
             change = {name: moved * (g / count - state["control"][name]) for name, g in state["gradient"].items()}
@@ -139,10 +148,11 @@ class Scaffold(Algorithm):
         return {"weights": delta, "control": change}
 
     def update_state(self, sent: Parts, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> State:
-        # what the server got, not what was computed: the invariant holds under a lossy codec too
+        """Add the decoded change, so that the sum of all c_k stays N·c under a lossy codec."""
         return {"control": {name: c + sent["control"][name] for name, c in state["control"].items()}}
 
     def aggregate(self, server: Server, aggregated: AggregatedUpdates) -> tuple[Weights, State]:
+        """Return the mean delta and the new c."""
         share = aggregated.num_sampled / aggregated.num_clients
         control = {name: c + share * aggregated.means["control"][name] for name, c in server.state["control"].items()}
         return aggregated.means["weights"], {"control": control}

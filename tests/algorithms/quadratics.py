@@ -10,7 +10,7 @@ from torch import Tensor
 
 from simfl.algorithms.base import Algorithm
 from simfl.protocol import AggregatedUpdates, ClientUpdate, ModelInfo, Outputs, Parts, Server, State, Task, Weights
-from simfl.weights import select
+from simfl.weights import select_names
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Game:
                 place = {"trained": "w", "extra:anchor": "extra/anchor/w"}[source]
                 outputs[name] = own.outputs(leaf[place])
             total = micro.loss(outputs, mask, leaf, received, state, update).total(mask["mask"])
-            names = select(leaf, micro.trains, micro.excludes)
+            names = select_names(leaf, micro.trains, micro.excludes)
             found = torch.autograd.grad(total, [leaf[name] for name in names], materialize_grads=True)
             seen.append(dict(zip(names, found, strict=True)))
             for name, gradient in seen[-1].items() if micro.steps else ():

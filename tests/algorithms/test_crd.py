@@ -1,4 +1,4 @@
-"""CRD: noise contrast by hand, negatives, banks, and a client with nothing to contrast."""
+"""CRD: the contrastive loss by hand, negatives, memory banks, and a client with one example."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import torch
 from hand import update
 from torch.testing import assert_close
 
-from simfl.algorithms.chance import uniform
 from simfl.algorithms.crd import Crd, noise_contrast
+from simfl.keyed_random import step_uniform
 from simfl.protocol import ModelInfo, Outputs
 
 GENERATOR = torch.Generator().manual_seed(0)
-SMALL = Crd(width=4, negatives=3, from_round=1)
+SMALL = Crd(embedding_size=4, negatives=3, from_round=1)
 PARTS = {"weights": {}}
 
 
 def at(examples: float, step: int = 0, key: int = 12345, round: int = 1):
-    facts = {"examples": torch.tensor(examples), "key": torch.tensor(key), "step": torch.tensor(step)}
+    facts = {"num_examples": torch.tensor(examples), "key": torch.tensor(key), "step": torch.tensor(step)}
     return update(round=round)._replace(**facts)
 
 
-def begin(examples: int, batch: int, crd: Crd = SMALL):
-    """Outputs, trained and state of a client at its first step."""
+def first_step(examples: int, batch: int, crd: Crd = SMALL):
+    """Return outputs, trained tensors and state of a client at its first step."""
     passes = {}
     for side in ("student", "teacher"):
         made = Outputs(torch.zeros(batch, 2), torch.randn(batch, 6, generator=GENERATOR))
@@ -41,36 +41,41 @@ def test_noise_contrast_by_hand() -> None:
 
 
 def test_negatives_beyond_the_clients_examples_do_not_count() -> None:
-    chances = torch.tensor([[2.0, 1.0, 7.0]])
-    cut = noise_contrast(chances, torch.tensor([1.0, 0.0]), torch.tensor(2.0))
-    assert_close(cut, noise_contrast(chances[:, :2], torch.ones(1), torch.tensor(2.0)))
+    scores = torch.tensor([[2.0, 1.0, 7.0]])
+    cut = noise_contrast(scores, torch.tensor([1.0, 0.0]), torch.tensor(2.0))
+    assert_close(cut, noise_contrast(scores[:, :2], torch.ones(1), torch.tensor(2.0)))
 
 
-def test_negatives_are_other_examples_of_the_client_all_about_equally_often() -> None:
+def test_crd_draws_negatives_uniformly_from_the_clients_other_examples() -> None:
     crd, state = Crd(negatives=300), {"bank": {"student": torch.zeros(400, 1)}}
-    rows, real = crd._chosen(torch.tensor([2, 4]), state, at(5.0))
-    assert real.sum().item() == 4  # n − 1, though 300 were asked and the bank is padded
-    for place, chosen in zip((2, 4), rows, strict=True):
-        counts = torch.bincount(chosen[1:], minlength=5)
-        assert chosen[0] == place
-        assert counts[place] == 0
-        assert (counts[[k for k in range(5) if k != place]] > 50).all()
+    rows, real = crd._candidates(torch.tensor([2, 4]), state, at(5.0))
+    assert real.sum().item() == 4  # n − 1, although negatives is 300 and the bank is padded
+    for position, drawn in zip((2, 4), rows, strict=True):
+        counts = torch.bincount(drawn[1:], minlength=5)
+        assert drawn[0] == position
+        assert counts[position] == 0
+        assert (counts[[k for k in range(5) if k != position]] > 50).all()
 
 
-def test_random_numbers_depend_on_visit_step_and_name_alone() -> None:
+def test_step_uniform_depends_on_key_step_and_name_alone() -> None:
     names = torch.tensor([7, 8])
-    drawn = uniform(at(9.0), names, 1000)
+    step = torch.tensor(0)
+    drawn = step_uniform(torch.tensor(12345), step, names, 1000)
     assert drawn.min() >= 0
     assert drawn.max() < 1
     assert_close(drawn.mean(), torch.tensor(0.5), atol=0.03, rtol=0)
-    assert torch.equal(uniform(at(9.0), names.flip(0), 50), drawn.flip(0)[:, :50])
-    others = [uniform(at(9.0, step=1), names, 1000), uniform(at(9.0, key=12346), names, 1000), drawn.flip(0)]
+    assert torch.equal(step_uniform(torch.tensor(12345), step, names.flip(0), 50), drawn.flip(0)[:, :50])
+    others = [
+        step_uniform(torch.tensor(12345), step + 1, names, 1000),
+        step_uniform(torch.tensor(12346), step, names, 1000),
+        drawn.flip(0),
+    ]
     for other in others:
         assert abs(torch.corrcoef(torch.stack([drawn.flatten(), other.flatten()]))[0, 1]) < 0.08
 
 
-def test_a_bank_moves_half_way_to_the_embedding_and_padding_leaves_it() -> None:
-    passes, trained, state = begin(examples=5, batch=2)
+def test_a_memory_bank_entry_moves_half_way_to_the_embedding_and_padding_leaves_it() -> None:
+    passes, trained, state = first_step(examples=5, batch=2)
     batch = {"mask": torch.tensor([1.0, 0.0]), "position": torch.tensor([3, 0])}
     after = SMALL.after_step(passes, (), batch, trained, PARTS, state, at(5.0))
     old, new = state["bank"]["student"], after["bank"]["student"]
@@ -79,8 +84,8 @@ def test_a_bank_moves_half_way_to_the_embedding_and_padding_leaves_it() -> None:
     assert torch.equal(new[[0, 1, 2, 4]], old[[0, 1, 2, 4]])
 
 
-def test_the_scale_is_that_of_the_first_batch() -> None:
-    passes, trained, state = begin(examples=5, batch=2)
+def test_the_normalisation_constant_is_that_of_the_first_batch() -> None:
+    passes, trained, state = first_step(examples=5, batch=2)
     batch = {"mask": torch.ones(2), "position": torch.tensor([3, 1])}
     first = SMALL.after_step(passes, (), batch, trained, PARTS, state, at(5.0))
     later = SMALL.after_step(passes, (), batch, trained, PARTS, first, at(5.0, step=1))
@@ -88,9 +93,9 @@ def test_the_scale_is_that_of_the_first_batch() -> None:
     assert torch.equal(later["scale"]["student"], first["scale"]["student"])
 
 
-def test_before_it_begins_nothing_is_learnt_or_remembered() -> None:
-    crd = Crd(width=4, negatives=3, from_round=2)
-    passes, trained, state = begin(examples=5, batch=2, crd=crd)
+def test_before_from_round_crd_adds_no_loss_and_keeps_its_banks() -> None:
+    crd = Crd(embedding_size=4, negatives=3, from_round=2)
+    passes, trained, state = first_step(examples=5, batch=2, crd=crd)
     batch, early = {"mask": torch.ones(2), "position": torch.tensor([3, 1])}, at(5.0, round=0)
     assert crd.loss(passes, batch, trained, PARTS, state, early).total(batch["mask"]).item() == 0.0
     after = crd.after_step(passes, (), batch, trained, PARTS, state, early)
@@ -98,8 +103,8 @@ def test_before_it_begins_nothing_is_learnt_or_remembered() -> None:
     assert after["scale"]["student"] == 0
 
 
-def test_a_client_with_one_example_has_nothing_to_contrast() -> None:
-    passes, trained, state = begin(examples=1, batch=1)
+def test_a_client_with_one_example_has_no_contrastive_loss_and_finite_gradients() -> None:
+    passes, trained, state = first_step(examples=1, batch=1)
     leaves = {name: t.clone().requires_grad_() for name, t in trained.items()}
     batch = {"mask": torch.ones(1), "position": torch.tensor([0])}
     total = SMALL.loss(passes, batch, leaves, PARTS, state, at(1.0)).total(batch["mask"])
@@ -108,16 +113,16 @@ def test_a_client_with_one_example_has_nothing_to_contrast() -> None:
     assert all(torch.isfinite(g).all() for g in gradients)
 
 
-def test_it_remembers_banks_scale_and_embeddings() -> None:
-    passes, trained, state = begin(examples=5, batch=2)
+def test_client_state_holds_banks_normalisation_constant_and_embeddings() -> None:
+    passes, trained, state = first_step(examples=5, batch=2)
     kept = SMALL.update_state({}, trained, PARTS, state, at(5.0))
     again = SMALL.extra_params(ModelInfo(passes["student"], {}), PARTS, kept, at(5.0))["embed"]
     assert {name: f"extra/embed/{name}" in trained for name in again} == dict.fromkeys(again, True)
     assert set(kept) == {"bank", "scale", "embed"}
 
 
-def test_equal_features_of_distinct_examples_are_the_best_to_tell_apart() -> None:
-    # pulling positives together lowers the loss: bank entries equal to the embedding against orthogonal ones
+def test_the_contrastive_loss_falls_when_positives_are_close() -> None:
+    # bank entries equal to the embedding, against orthogonal ones
     near, far = torch.tensor([[math.e**14, 1.0]]), torch.tensor([[1.0, 1.0]])
     real, count = torch.ones(1), torch.tensor(2.0)
     assert noise_contrast(near, real, count) < noise_contrast(far, real, count)

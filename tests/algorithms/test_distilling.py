@@ -56,8 +56,8 @@ def test_the_teacher_begins_in_the_second_round(name: str) -> None:
     made = {
         "features": random(3, 4),
         "targets": torch.tensor([0, 1, 2]),
-        "sums": torch.ones(3),
-        "weights": torch.ones(3),
+        "loss_sums": torch.ones(3),
+        "loss_weights": torch.ones(3),
     }
     student, teacher = Outputs(random(3, 4), **made), Outputs(random(3, 4), random(3, 4))
     assert total(name, student, teacher, at=update(round=0)).item() == 1.0
@@ -118,7 +118,7 @@ def test_decoupled_distillation_by_hand() -> None:
 
 def test_decoupled_distillation_of_a_sequence_counts_real_pieces_alone() -> None:
     logits, teacher = random(1, 3, 4), random(1, 3, 4)
-    facts = {"targets": torch.tensor([[1, 2, -100]]), "mask": torch.tensor([[1.0, 1.0, 0.0]]), "sums": torch.zeros(1)}
+    facts = {"targets": torch.tensor([[1, 2, -100]]), "mask": torch.tensor([[1.0, 1.0, 0.0]]), "loss_sums": torch.zeros(1)}
     loss = total(
         "dkd", Outputs(logits, loss_weights=torch.ones(1), **facts), Outputs(teacher), temperature=1.0, beta=2.0
     )

@@ -127,7 +127,7 @@ def test_it_begins_in_the_second_round() -> None:
 
 def test_of_a_sequence_real_positions_count_alone() -> None:
     teacher, student = logits(1, 3, 5), logits(1, 3, 5)
-    facts = {"mask": torch.tensor([[1.0, 0.0, 1.0]]), "sums": torch.zeros(1), "weights": torch.ones(1)}
+    facts = {"mask": torch.tensor([[1.0, 0.0, 1.0]]), "loss_sums": torch.zeros(1), "loss_weights": torch.ones(1)}
     passes = {"teacher": Outputs(teacher), "student": Outputs(student, **facts)}
     whole = FedP3().loss(passes, MASK, {}, {}, {}, SECOND).total(MASK["mask"])
     assert_close(whole, torch.stack([lost(teacher[:, t], student[:, t]) for t in (0, 2)]).mean())

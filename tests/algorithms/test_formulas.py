@@ -10,7 +10,7 @@ from hand import MASK, outputs, update, w
 from torch.testing import assert_close
 
 from simfl.algorithms import ALGORITHMS
-from simfl.algorithms.ditto import OWN
+from simfl.algorithms.ditto import PERSONAL
 from simfl.protocol import AggregatedUpdates, Server
 
 
@@ -78,7 +78,7 @@ def test_moon_contrast_by_hand(received: list[float], previous: list[float], exp
 def test_ditto_pulls_the_personal_model_to_the_received_one() -> None:
     ditto = ALGORITHMS["ditto"](strength=0.5)
     out = {"personal": outputs([[0.0]], sums=2.0)}
-    loss = ditto.personal_loss(out, MASK, {OWN + "w": torch.tensor([3.0])}, {"weights": w(1.0)}, {}, update())
+    loss = ditto.personal_loss(out, MASK, {PERSONAL + "w": torch.tensor([3.0])}, {"weights": w(1.0)}, {}, update())
     assert loss.total(torch.ones(1)).item() == pytest.approx(2.0 + 0.5 * 0.5 * 4.0)
 
 

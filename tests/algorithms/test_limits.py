@@ -33,7 +33,7 @@ from simfl.runs.results import Run
 # FedDAT needs adapters: see test_feddat. FedDyn and FedDC have no limit and are shown by hand and at their minima.
 LIMITS: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "clgecl: before any dual": (Clgecl(), {"rounds": 1, "weighting": "uniform"}),
-    "crd: weight 0": (Crd(weight=0.0, width=4, negatives=4), {}),
+    "crd: weight 0": (Crd(weight=0.0, embedding_size=4, negatives=4), {}),
     "ditto: the shared model": (Ditto(), {}),
     "dkd: alpha and beta 0": (Dkd(alpha=0.0, beta=0.0), {}),
     "fedkd: nothing is taught": (FedKD(distill=0.0, hidden=0.0), {}),
