@@ -1,4 +1,4 @@
-"""simfl simulates federated learning at scale, on Ray, for people who research and ship federated multimodal models."""
+"""Simulate federated learning at scale, on Ray, for people who research and ship federated multimodal models."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Experiment", "Run", "__version__", "load", "run"]
 
-FACE = {"Experiment": "simfl.experiment", "Run": "simfl.runs.results", "load": "simfl.api", "run": "simfl.api"}
+MODULES = {"Experiment": "simfl.experiment", "Run": "simfl.runs.results", "load": "simfl.api", "run": "simfl.api"}
 
 
 def __getattr__(name: str) -> Any:
-    """What stands at the front, imported when it is first asked for: `import simfl` alone loads nothing heavy."""
-    if name not in FACE:
+    """Import a public name when it is first used, so that `import simfl` alone loads nothing heavy."""
+    if name not in MODULES:
         raise AttributeError(f"module 'simfl' has no attribute {name!r}")
-    return getattr(importlib.import_module(FACE[name]), name)
+    return getattr(importlib.import_module(MODULES[name]), name)
