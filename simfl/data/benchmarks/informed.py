@@ -1,8 +1,8 @@
-"""A simple look at a page: the answer stands beside or below the words that the question names.
+"""A simple page reader, as a baseline: the answer stands next to or below the words that the question names.
 
-Each word of the page is scored by the rarest word of the question on its line, plus the rarest one above it in its
-column, plus how near it is to where answers to this kind of question stood in training. Kinds with few different
-answers (yes and no) get the most frequent one. Nothing here is tuned to a data set.
+Each word of the page gets the weight of the rarest word of the question on its line, plus the weight of the rarest one
+above it in its column, plus a term for its distance to the mean position of answers of this kind in training. Kinds
+with few different answers (yes and no) get the most frequent one. Nothing here is tuned to a data set.
 """
 
 from __future__ import annotations
@@ -16,45 +16,56 @@ import numpy as np
 
 from simfl.data.base import Split
 
-FEW = 3  # different answers of a kind that is answered blindly
-NARROWEST = 0.05  # standard deviation of a place, at least
-GAP = 1.0  # between words of one answer, in heights of a word
+FEW = 3  # a kind with at most this many different answers gets the most frequent one
+MIN_DEVIATION = 0.05  # lower bound on the standard deviation of a position
+MAX_GAP = 1.0  # between words of one answer, in heights of a word
 
 
 Page = tuple[Sequence[str], np.ndarray]  # words, and their boxes: float64 [n, 4]
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What training tells of the answers to one kind of question."""
+class AnswerStatistics:
+    """Statistics of the training answers to one kind of question."""
 
-    usual: str  # the most frequent answer
-    few: bool  # whether there are only a few
-    words: int  # the usual number of words
+    most_frequent: str
+    few: bool  # whether there are at most `FEW` different answers
+    num_words: int  # median
     numeric: float  # share of answers that are numbers
-    place: np.ndarray  # float64 [2]: mean middle of their first words on the page
-    spread: np.ndarray  # float64 [2]: standard deviation
+    position: np.ndarray  # float64 [2]: mean centre of their first words on the page
+    deviation: np.ndarray  # float64 [2]: standard deviation
+
+
+@dataclass(frozen=True)
+class WordWeights:
+    """Weights of words, log(pages / pages with the word)."""
+
+    known: dict[str, float]
+    unknown: float  # weight of all other words: the largest weight
+
+    def of(self, words: Sequence[str]) -> np.ndarray:
+        """Return the weight of each word, float64 [n]."""
+        return np.array([self.known.get(word, self.unknown) for word in words])
 
 
 def informed(train: Split) -> Callable[[Split], list[str]]:
-    """Fitted on a split whose pages have words: what gives an answer to each question of a split."""
-    kinds = _kinds(train)
-    rarity = _rarity(train)
-    unknown = max(rarity.values(), default=1.0)
+    """Fit the reader on a split whose pages have words; return a function that answers the questions of a split."""
+    kinds = _statistics(train)
+    weights = _word_weights(train)
 
     def predict(split: Split) -> list[str]:
         assert split.documents is not None
         words, boxes = split.documents["words"].to_pylist(), split.documents["boxes"].to_pylist()
         pages = [(w, np.array(b, np.float64).reshape(-1, 4)) for w, b in zip(words, boxes, strict=True)]
         return [
-            _answer(pages[row["document"]], row["question"], kinds.get(row["field"]), rarity, unknown)
+            _answer(pages[row["document"]], row["question"], kinds.get(row["field"]), weights)
             for row in split.examples.select(["document", "question", "field"]).to_pylist()
         ]
 
     return predict
 
 
-def _plain(word: str) -> str:
+def _normalize(word: str) -> str:
     return word.lower().strip(".,:;?!()'\"")
 
 
@@ -62,74 +73,79 @@ def _is_number(text: str) -> bool:
     return bool(re.fullmatch(r"[^\w]*\d[\d.,%'/-]*", text))
 
 
-def _rarity(train: Split) -> dict[str, float]:
-    """log(pages / pages with the word)."""
+def _word_weights(train: Split) -> WordWeights:
     assert train.documents is not None
     pages = train.documents["words"].to_pylist()
-    counts = Counter(word for page in pages for word in set(map(_plain, page)))
-    return {word: float(np.log(len(pages) / count)) for word, count in counts.items()}
+    counts = Counter(word for page in pages for word in set(map(_normalize, page)))
+    known = {word: float(np.log(len(pages) / count)) for word, count in counts.items()}
+    return WordWeights(known, max(known.values(), default=1.0))
 
 
-def _kinds(train: Split) -> dict[str, Kind]:
+def _statistics(train: Split) -> dict[str, AnswerStatistics]:
+    """Return the statistics of each kind of question."""
     assert train.documents is not None
     words, boxes = train.documents["words"].to_pylist(), train.documents["boxes"].to_pylist()
     answers: dict[str, list[str]] = defaultdict(list)
-    places: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    positions: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in train.examples.select(["document", "answers", "field"]).to_pylist():
         answer, page = row["answers"][0], row["document"]
         answers[row["field"]].append(answer)
         first = answer.split(" ")[0]
         if first in words[page]:
             left, top, right, bottom = boxes[page][4 * words[page].index(first) :][:4]
-            places[row["field"]].append(((left + right) / 2, (top + bottom) / 2))
-    return {field: _kind(told, places[field]) for field, told in answers.items()}
+            positions[row["field"]].append(((left + right) / 2, (top + bottom) / 2))
+    return {field: _summarize(given, positions[field]) for field, given in answers.items()}
 
 
-def _kind(answers: Sequence[str], places: Sequence[tuple[float, float]]) -> Kind:
+def _summarize(answers: Sequence[str], positions: Sequence[tuple[float, float]]) -> AnswerStatistics:
     counts = Counter(answers)
-    usual = min(counts, key=lambda answer: (-counts[answer], answer))
-    where = np.array(places or [(0.5, 0.5)])
-    return Kind(
-        usual,
-        len(counts) <= FEW,
-        int(np.median([len(answer.split(" ")) for answer in answers])),
-        float(np.mean([_is_number(answer) for answer in answers])),
-        where.mean(0),
-        np.maximum(where.std(0), NARROWEST),
+    known = np.array(positions or [(0.5, 0.5)])
+    return AnswerStatistics(
+        most_frequent=min(counts, key=lambda answer: (-counts[answer], answer)),
+        few=len(counts) <= FEW,
+        num_words=int(np.median([len(answer.split(" ")) for answer in answers])),
+        numeric=float(np.mean([_is_number(answer) for answer in answers])),
+        position=known.mean(0),
+        deviation=np.maximum(known.std(0), MIN_DEVIATION),
     )
 
 
-def _answer(page: Page, question: str, kind: Kind | None, rarity: dict[str, float], unknown: float) -> str:
+def _answer(page: Page, question: str, kind: AnswerStatistics | None, weights: WordWeights) -> str:
     words, boxes = page
     if kind is None or kind.few or not words:
-        return kind.usual if kind else ""
-    asked = {_plain(word) for word in question.split()}
-    plain = [_plain(word) for word in words]
-    named = np.array([word in asked for word in plain])
-    weight = np.array([rarity.get(word, unknown) for word in plain])
-    middle = np.stack([boxes[:, 0] + boxes[:, 2], boxes[:, 1] + boxes[:, 3]], 1) / 2
-    score = -0.5 * (((middle - kind.place) / kind.spread) ** 2).sum(1)
+        return kind.most_frequent if kind else ""
+    in_question = {_normalize(word) for word in question.split()}
+    normal = [_normalize(word) for word in words]
+    named = np.array([word in in_question for word in normal])
+    weight = weights.of(normal)
+    centre = np.stack([boxes[:, 0] + boxes[:, 2], boxes[:, 1] + boxes[:, 3]], 1) / 2
+    score = -0.5 * (((centre - kind.position) / kind.deviation) ** 2).sum(1)
     if named.any():
-        found = boxes[named]
-        height = boxes[:, 3] - boxes[:, 1]
-        beside = np.abs(middle[:, None, 1] - middle[None, named, 1]) < 0.5 * height[:, None]
-        below = (boxes[:, None, 0] < found[None, :, 2]) & (boxes[:, None, 2] > found[None, :, 0])
-        below &= middle[:, None, 1] > middle[None, named, 1]
-        score += (beside * weight[named]).max(1) + (below * weight[named]).max(1)
+        score += _neighbour_score(boxes, centre, named, weight)
     numeric = np.array([_is_number(word) for word in words])
     wrong = named | (~numeric if kind.numeric > 0.9 else numeric if kind.numeric < 0.1 else np.zeros(len(words), bool))
     score[wrong] = -np.inf
     best = int(score.argmax())
-    return kind.usual if wrong.all() else _run(words, boxes, best, kind.words)
+    return kind.most_frequent if wrong.all() else _phrase(words, boxes, best, kind.num_words)
 
 
-def _run(words: Sequence[str], boxes: np.ndarray, first: int, count: int) -> str:
-    """So many words from this one on, as long as each stands right after the one before."""
+def _neighbour_score(boxes: np.ndarray, centre: np.ndarray, named: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Return, for each word, the largest weight of a named word on its line plus that of one above it, float64 [n]."""
+    found = boxes[named]
+    height = boxes[:, 3] - boxes[:, 1]
+    same_line = np.abs(centre[:, None, 1] - centre[None, named, 1]) < 0.5 * height[:, None]
+    below = (boxes[:, None, 0] < found[None, :, 2]) & (boxes[:, None, 2] > found[None, :, 0])
+    below &= centre[:, None, 1] > centre[None, named, 1]
+    return np.asarray((same_line * weight[named]).max(1) + (below * weight[named]).max(1))
+
+
+def _phrase(words: Sequence[str], boxes: np.ndarray, first: int, count: int) -> str:
+    """Join at most `count` words from `first` on, as long as each follows closely on the same line."""
     last = first
     while last + 1 < len(words) and last + 1 - first < count:
         _, top, right, bottom = boxes[last]
         left, next_top = boxes[last + 1][:2]
-        if abs(next_top - top) > 0.5 * (bottom - top) or not -0.01 <= left - right < GAP * (bottom - top):
+        if abs(next_top - top) > 0.5 * (bottom - top) or not -0.01 <= left - right < MAX_GAP * (bottom - top):
             break
         last += 1
     return " ".join(words[first : last + 1])

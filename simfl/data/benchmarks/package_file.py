@@ -1,4 +1,4 @@
-"""Files that pip packages bring, read where they lie: no package is imported, and each file is held to its hash."""
+"""Files of installed pip packages, read without importing the package and checked against their hash."""
 
 from __future__ import annotations
 
@@ -12,35 +12,42 @@ from simfl.errors import DataError
 
 
 @dataclass(frozen=True)
-class Packaged:
+class PackageFile:
     """One file of one version of a package."""
 
-    package: str  # as pip calls it
-    version: str  # the one that the file was taken from
+    package: str  # name for pip
+    version: str  # the version that the file was taken from
     file: str  # path in the package's folder
     sha256: str  # the first 16 digits
     module: str = ""  # the package's folder; empty: its name with underscores
-    flags: str = ""  # for pip install
+    install: str = ""  # arguments of `pip install`; empty: the extra `simfl[benchmarks]`
 
     def path(self, data: str) -> Path:
-        """Where the file is. DataError, in the name of the data set, if it is missing or another one."""
-        return _found(self, data)
+        """Return the path of the file.
+
+        Raises:
+            DataError: The file is missing or has another hash. The message starts with `data` and names the command
+                that installs it.
+        """
+        return _find(self, data)
 
     @property
-    def told(self) -> str:
-        """For a card."""
+    def source(self) -> str:
+        """Return package and version, for a data card."""
         return f"{self.package} {self.version}"
 
 
 @cache
-def _found(part: Packaged, data: str) -> Path:
+def _find(part: PackageFile, data: str) -> Path:
     name = part.file.rpartition("/")[2]
-    mend = f"install it with: pip install {part.flags}{part.package}=={part.version}"
+    remedy = f"pip install {part.install or repr('simfl[benchmarks]')}"
     spec = find_spec(part.module or part.package.replace("-", "_"))
     path = Path(next(iter(spec.submodule_search_locations or ()), "")) / part.file if spec else None
     if path is None or not path.is_file():
-        raise DataError(f"{data}: {name} is missing; {mend}")
+        raise DataError(f"{data}: {name} of {part.source} is missing; install it with: {remedy}")
     found = hashlib.sha256(path.read_bytes()).hexdigest()[: len(part.sha256)]
     if found != part.sha256:
-        raise DataError(f"{data}: {name} hashes to {found}, expected {part.sha256}; {mend}")
+        raise DataError(
+            f"{data}: {name} hashes to {found}, expected {part.sha256} of {part.source}; install it with: {remedy}"
+        )
     return path

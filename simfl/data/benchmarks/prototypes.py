@@ -1,6 +1,6 @@
-"""A made-up classification set of any size and shape: class prototypes plus noise.
+"""A synthetic classification data set of any size and shape: class prototypes plus Gaussian noise.
 
-For benchmarks and tests of the engine, where what is learned does not matter but must be learnable.
+It serves benchmarks and tests of the simulator, which need data that can be learnt, whatever its content.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from simfl.constraints import Count, Positive
+from simfl.constraints import PositiveFloat, PositiveInt
 from simfl.data.base import Data, Dataset, Split
 from simfl.data.io.arrow_store import content_sha256, stored
 from simfl.data.io.labelled import labelled
@@ -20,26 +20,29 @@ from simfl.errors import ConfigError
 from simfl.seeds import rng
 
 EDITION = 1
-BLOCK = 4096  # examples drawn from one stream, so that memory and order of drawing do not depend on the size
+BLOCK = 4096  # examples drawn from one random stream; bounds memory and makes examples independent of the size
 
 
 @dataclass(frozen=True)
 class Prototypes(Data):
     """Random pictures for benchmarks: a fixed prototype for each class plus Gaussian noise."""
 
-    examples: Count = 10_000  # of training; valid and test have a tenth each, at least one of each class
-    classes: Count = 10  # each with a prototype of its own
-    shape: tuple[int, ...] = (3, 32, 32)  # of one example
-    groups: Count = 100  # values of the column `group`: equal stretches of the examples
-    margin: Positive = 4.0  # length of a prototype, where the noise has standard deviation 1 in every entry
+    examples: PositiveInt = (
+        10_000  # number of training examples; a tenth each in valid and test, at least one per class
+    )
+    classes: PositiveInt = 10  # number of classes
+    shape: tuple[int, ...] = (3, 32, 32)  # shape of one example
+    groups: PositiveInt = 100  # number of values of the column `group`: consecutive parts of equal size
+    margin: PositiveFloat = 4.0  # norm of a prototype; the noise has standard deviation 1 in every entry
     seed: int = 0  # of prototypes, labels and noise
 
     def load(self, cache: Path) -> Dataset:
+        """Load the data set from the cache, or build and store it."""
         for name in ("examples", "classes", "groups", "margin"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"data.{name}: {getattr(self, name)} given, it must be above 0")
         if not self.shape or min(self.shape) < 1:
-            raise ConfigError(f"data.shape: {list(self.shape)} given, positive sizes are needed")
+            raise ConfigError(f"data.shape: {list(self.shape)} given, sizes must be above 0")
         return stored(cache, "prototypes", EDITION, self, (), self._build)
 
     def _build(self) -> Dataset:

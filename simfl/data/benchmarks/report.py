@@ -1,4 +1,4 @@
-"""What a bundled benchmark leaves beside its tables, and the ranges without which it is not shipped."""
+"""Files stored with a bundled benchmark, and limits that its baselines must meet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ Range = tuple[float, float]
 
 
 def report(dataset: Dataset, group: str) -> dict[str, bytes]:
-    """`annotations.sha256`, `baselines.json` and `contact.png`, with pictures from each value of the column `group`."""
+    """Return `annotations.sha256`, `baselines.json` and `contact.png` by file name.
+
+    The contact sheet shows training pictures for each value of the column `group`.
+    """
     baselines = json.dumps(dataset.card["baselines"], indent=1, sort_keys=True)
     return {
         "annotations.sha256": f"{dataset.sha256}\n".encode(),
@@ -22,8 +25,10 @@ def report(dataset: Dataset, group: str) -> dict[str, bytes]:
     }
 
 
-def hold(name: str, found: Mapping[str, float], ranges: Mapping[str, Range]) -> None:
-    """DataError unless every number lies in its range, ends included: what blind guesses reach, how balanced it is."""
-    for what, (low, high) in ranges.items():
-        if not low <= found[what] <= high:
-            raise DataError(f"{name}: {what} is {found[what]:.3f}, outside {low:g} to {high:g}: it is not shipped so")
+def check_ranges(name: str, found: Mapping[str, float], ranges: Mapping[str, Range]) -> None:
+    """Raise DataError if a measured number of benchmark `name` is outside its range (both ends included)."""
+    for quantity, (low, high) in ranges.items():
+        if not low <= found[quantity] <= high:
+            raise DataError(
+                f"{name}: {quantity} is {found[quantity]:.3f}, allowed: {low:g} to {high:g}; the build is rejected"
+            )

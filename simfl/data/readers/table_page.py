@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from simfl.data.benchmarks.provider_invoices.fonts import face, glyphs, widths
+from simfl.data.benchmarks.fonts import face, glyphs, widths
 
 FAMILY = "PT Sans Narrow"
 MARGIN, PADDING, LEADING = 1.0, 0.5, 1.25  # ems

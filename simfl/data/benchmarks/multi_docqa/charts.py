@@ -1,4 +1,4 @@
-"""Charts of real numbers: curves over time whose values only the picture shows, and bars, some with their values."""
+"""Charts of real numbers: curves over time, and bars; half of them have their values printed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from simfl.data.benchmarks.dice import Dice
+from simfl.data.benchmarks.fonts import widths
 from simfl.data.benchmarks.multi_docqa.archive import Source
-from simfl.data.benchmarks.multi_docqa.asked import Asked, printed
-from simfl.data.benchmarks.multi_docqa.sheet import Mark, Sheet
-from simfl.data.benchmarks.multi_docqa.tables import ROW, Table
-from simfl.data.benchmarks.provider_invoices.fonts import widths
+from simfl.data.benchmarks.multi_docqa.page import Mark, MarkedPage, PageQuestion, format_number
+from simfl.data.benchmarks.multi_docqa.tables import ROW, DataTable
+from simfl.data.benchmarks.random_stream import RandomStream
 from simfl.data.readers.table_page import ASCENT, DESCENT, FAMILY, TablePage, Word
 
-POINTS = (5, 8)  # on a curve or in bars
+POINTS = (5, 8)  # range of the number of points of a curve or of bars
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 30.0, 20.0, 4.0, 3.0, 3.0  # ems: the page, and the frame within it
 LABEL = 9.0  # ems left of bars, for their names
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -25,7 +24,7 @@ TIME = re.compile("year|time", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Series:
-    """Some values of one quantity, each with its name."""
+    """Named values of one quantity."""
 
     title: str
     quantity: str
@@ -34,30 +33,30 @@ class Series:
     over_time: bool
 
 
-def series(source: Source, table: Table, dice: Dice) -> Series | None:
-    """Neighbouring values of a column over time, or values of rows with names; None if the table has neither."""
+def sample_series(source: Source, table: DataTable, random: RandomStream) -> Series | None:
+    """Sample consecutive values of a column over time, or values of named rows; None if the table has neither."""
     time = next((name for name in table.numbers if TIME.fullmatch(name)), None)
     over_time = time is not None or TIME.fullmatch(table.key) is not None
     if not over_time and table.key == ROW:
         return None
     names = _times(table.columns[time]) if time else list(table.keys)
-    quantity = dice.pick([name for name in table.numbers if name != time])
+    quantity = random.choice([name for name in table.numbers if name != time])
     values = table.numbers[quantity]
-    count = dice.between(*POINTS)
+    count = random.randint(*POINTS)
     if names is None or len(set(names)) < len(names) or len(names) < count:
         return None
-    first = dice.between(0, len(names) - count)
-    rows = list(range(first, first + count)) if over_time else sorted(dice.sample(range(len(names)), count))
+    first = random.randint(0, len(names) - count)
+    rows = list(range(first, first + count)) if over_time else sorted(random.sample(range(len(names)), count))
     shown = [values[row] for row in rows]
-    told = tuple(value for value in shown if value is not None)
-    if len(told) < count or len(set(told)) < 3 or max(map(len, (names[row] for row in rows))) > 20:
+    known = tuple(value for value in shown if value is not None)
+    if len(known) < count or len(set(known)) < 3 or max(map(len, (names[row] for row in rows))) > 20:
         return None
     label = source.name if quantity in ("x", "value", source.name) else quantity
-    return Series(table.title, label, tuple(names[row] for row in rows), told, over_time)
+    return Series(table.title, label, tuple(names[row] for row in rows), known, over_time)
 
 
 def _times(column: Sequence[str]) -> list[str] | None:
-    """Times as an axis names them: 1949.083 is Feb 1949 in monthly series; None where they are no years."""
+    """Return times as axis labels: 1949.083 is Feb 1949 in a monthly series. None if the values are no years."""
     values = [float(cell) if cell != "NA" else 0.0 for cell in column]
     if not all(1500 < value < 2100 for value in values):
         return None
@@ -69,20 +68,20 @@ def _times(column: Sequence[str]) -> list[str] | None:
     return [f"{int(v + 0.01)} Q{round(v % 1 * 4) % 4 + 1}" for v in values] if step == 4 else None
 
 
-def lay_out(shown: Series, told: bool) -> Sheet:
-    """The chart as a page; `told`: values are printed beside their bars or points."""
+def lay_out(shown: Series, with_values: bool) -> MarkedPage:
+    """Lay out a chart as a page, with values printed next to their bars or points if `with_values`."""
     placed: list[Word] = []
-    _text(placed, f"{shown.title}", WIDTH / 2, 1.4, 0.5, bold=True)
+    _add_text(placed, f"{shown.title}", WIDTH / 2, 1.4, 0.5, bold=True)
     low, high, ticks = scale(shown.values)
     share = [float((value - low) / (high - low)) for value in shown.values]
     draw = _curve if shown.over_time else _bars
-    marks, lines = draw(placed, shown, share, told)
+    marks, lines = draw(placed, shown, share, with_values)
     _ticks(placed, shown.over_time, low, high, ticks)
-    return Sheet(TablePage(tuple(placed), lines, WIDTH, HEIGHT), marks)
+    return MarkedPage(TablePage(tuple(placed), lines, WIDTH, HEIGHT), marks)
 
 
 def scale(values: Sequence[Decimal]) -> tuple[Decimal, Decimal, list[Decimal]]:
-    """The ends of an axis that holds these values, and its 4 to 7 ticks, the ends among them."""
+    """Return both ends of an axis that covers these values, and its 4 to 7 ticks, the ends included."""
     low, high = min(values), max(values)
     if low > 0 and low < high * Decimal("0.6"):
         low = Decimal(0)
@@ -95,7 +94,7 @@ def scale(values: Sequence[Decimal]) -> tuple[Decimal, Decimal, list[Decimal]]:
 
 
 def _curve(
-    placed: list[Word], shown: Series, share: list[float], told: bool
+    placed: list[Word], shown: Series, share: list[float], with_values: bool
 ) -> tuple[tuple[Mark, ...], tuple[float, ...]]:
     inner, base = WIDTH - LEFT - 2.0, HEIGHT - BOTTOM
     slot = inner / len(share)
@@ -105,14 +104,14 @@ def _curve(
         points.append((x, y))
         year = name.split(" ")
         for row, word in enumerate(year):
-            _text(placed, word, x, base + 1.2 + row, 0.5)
-        if told:
-            _text(placed, printed(shown.values[i]), x, y - 0.5, 0.5)
+            _add_text(placed, word, x, base + 1.2 + row, 0.5)
+        if with_values:
+            _add_text(placed, format_number(shown.values[i]), x, y - 0.5, 0.5)
     return (Mark("curve", tuple(points)),), (base,)
 
 
 def _bars(
-    placed: list[Word], shown: Series, share: list[float], told: bool
+    placed: list[Word], shown: Series, share: list[float], with_values: bool
 ) -> tuple[tuple[Mark, ...], tuple[float, ...]]:
     base, slot = HEIGHT - BOTTOM, (HEIGHT - BOTTOM - TOP) / len(share)
     marks = []
@@ -120,9 +119,9 @@ def _bars(
         top = TOP + i * slot
         right = LABEL + part * (WIDTH - LABEL - 4.0)
         marks.append(Mark("bar", ((LABEL, top + 0.2 * slot), (right, top + 0.8 * slot))))
-        _text(placed, name, LABEL - 0.4, top + 0.5 * slot + 0.35, 1.0)
-        if told:
-            _text(placed, printed(shown.values[i]), right + 0.4, top + 0.5 * slot + 0.35, 0.0)
+        _add_text(placed, name, LABEL - 0.4, top + 0.5 * slot + 0.35, 1.0)
+        if with_values:
+            _add_text(placed, format_number(shown.values[i]), right + 0.4, top + 0.5 * slot + 0.35, 0.0)
     return tuple(marks), (base,)
 
 
@@ -131,61 +130,67 @@ def _ticks(placed: list[Word], over_time: bool, low: Decimal, high: Decimal, tic
     for tick in ticks:
         part = float((tick - low) / (high - low))
         if over_time:
-            _text(placed, printed(tick), LEFT - 0.4, base - part * (base - TOP) + 0.35, 1.0)
+            _add_text(placed, format_number(tick), LEFT - 0.4, base - part * (base - TOP) + 0.35, 1.0)
         else:
-            _text(placed, printed(tick), LABEL + part * (WIDTH - LABEL - 4.0), base + 1.2, 0.5)
+            _add_text(placed, format_number(tick), LABEL + part * (WIDTH - LABEL - 4.0), base + 1.2, 0.5)
 
 
-def _text(placed: list[Word], text: str, x: float, baseline: float, align: float, bold: bool = False) -> None:
-    """A line of text of which the share `align` stands left of x; it stays on the page."""
+def _add_text(placed: list[Word], text: str, x: float, baseline: float, align: float, bold: bool = False) -> None:
+    """Add a line of text, a share `align` of it left of x, moved inside the page if needed."""
     em = widths(FAMILY, bold)
     words = text.split()
-    whole = sum(em[word] for word in words) + em[" "] * (len(words) - 1)
-    left = min(max(0.3, x - align * whole), max(0.3, WIDTH - whole - 0.3))
+    length = sum(em[word] for word in words) + em[" "] * (len(words) - 1)
+    left = min(max(0.3, x - align * length), max(0.3, WIDTH - length - 0.3))
     baseline = min(max(baseline, ASCENT), HEIGHT - DESCENT)
     for word in words:
         placed.append(Word(word, left, left + em[word], baseline, bold))
         left += em[word] + em[" "]
 
 
-def ask(shown: Series, dice: Dice, told: bool, count: int) -> list[Asked]:
-    """Up to `count` questions of different kinds; values are asked for where they are told, else their nearest tick."""
-    asked = [kind(shown, dice) for kind in (_extreme(True), _extreme(False), _higher, _told if told else _nearest)]
-    found = [question for question in asked if question]
-    return dice.sample(found, min(count, len(found)))
+def ask(shown: Series, random: RandomStream, with_values: bool, count: int) -> list[PageQuestion]:
+    """Sample up to `count` questions of different kinds.
+
+    Questions about a value ask for the value if it is printed, else for the nearest tick of the axis.
+    """
+    kinds = (_extreme(True), _extreme(False), _higher, _value if with_values else _nearest)
+    questions = [kind(shown, random) for kind in kinds]
+    found = [question for question in questions if question]
+    return random.sample(found, min(count, len(found)))
 
 
-def _extreme(highest: bool) -> Callable[[Series, Dice], Asked | None]:
-    def ask_extreme(shown: Series, dice: Dice) -> Asked | None:
+def _extreme(highest: bool) -> Callable[[Series, RandomStream], PageQuestion | None]:
+    def ask_extreme(shown: Series, random: RandomStream) -> PageQuestion | None:
         best = max(shown.values) if highest else min(shown.values)
         if shown.values.count(best) > 1:
             return None
         word, when = "highest" if highest else "lowest", "When" if shown.over_time else "Where"
         name = shown.names[shown.values.index(best)]
-        return Asked(word, f"{when} is {shown.quantity} {word}?", (name,))
+        return PageQuestion(word, f"{when} is {shown.quantity} {word}?", (name,))
 
     return ask_extreme
 
 
-def _higher(shown: Series, dice: Dice) -> Asked | None:
-    first, second = dice.sample(range(len(shown.names)), 2)
+def _higher(shown: Series, random: RandomStream) -> PageQuestion | None:
+    first, second = random.sample(range(len(shown.names)), 2)
     if shown.values[first] == shown.values[second]:
         return None
     best = first if shown.values[first] > shown.values[second] else second
     question = f"Is {shown.quantity} higher at {shown.names[first]} or at {shown.names[second]}?"
-    return Asked("higher of two", question, (shown.names[best],))
+    return PageQuestion("higher of two", question, (shown.names[best],))
 
 
-def _told(shown: Series, dice: Dice) -> Asked | None:
-    row = dice.below(len(shown.names))
-    return Asked("value", f"What is {shown.quantity} at {shown.names[row]}?", (printed(shown.values[row]),))
+def _value(shown: Series, random: RandomStream) -> PageQuestion | None:
+    row = random.randrange(len(shown.names))
+    return PageQuestion(
+        "value", f"What is {shown.quantity} at {shown.names[row]}?", (format_number(shown.values[row]),)
+    )
 
 
-def _nearest(shown: Series, dice: Dice) -> Asked | None:
-    row = dice.below(len(shown.names))
+def _nearest(shown: Series, random: RandomStream) -> PageQuestion | None:
+    row = random.randrange(len(shown.names))
     _, _, ticks = scale(shown.values)
     distance = sorted((abs(tick - shown.values[row]), tick) for tick in ticks)
     if distance[1][0] - distance[0][0] < (ticks[1] - ticks[0]) / 5:
-        return None  # about half way between two
+        return None  # about halfway between two
     question = f"Which number on the axis is nearest to {shown.quantity} at {shown.names[row]}?"
-    return Asked("nearest tick", question, (printed(distance[0][1]),))
+    return PageQuestion("nearest tick", question, (format_number(distance[0][1]),))

@@ -1,4 +1,4 @@
-"""Tables that fit a page, sampled from real ones, and what can be asked of them."""
+"""Tables that fit a page, sampled from real ones, and questions about them."""
 
 from __future__ import annotations
 
@@ -6,55 +6,60 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 
-from simfl.data.benchmarks.dice import Dice
 from simfl.data.benchmarks.multi_docqa.archive import Source
-from simfl.data.benchmarks.multi_docqa.asked import Asked, number, printed
+from simfl.data.benchmarks.multi_docqa.page import PageQuestion, format_number, parse_number
+from simfl.data.benchmarks.random_stream import RandomStream
 
-ROWS, COLUMNS = (7, 13), (2, 4)  # on a page; columns beside the key
-READ = (120, 12)  # rows and columns of a real table, at most: more are of no use to so small pages
-LONGEST, WIDEST = 22, 14  # letters of a key or a cell, and of a header
-ROW = "row"  # what rows without a name are called by
+ROWS, COLUMNS = (7, 13), (2, 4)  # range of numbers of rows and of columns on a page, the key column not counted
+MAX_READ = (120, 12)  # rows and columns of a real table that are read; pages are too small for more
+MAX_CELL, MAX_HEADER = 22, 14  # characters of a key or a cell, and of a header
+ROW = "row"  # key column of tables whose rows have no names
 
 
 @dataclass(frozen=True)
-class Table:
-    """Some rows and columns of a real table; `None` is a value that is not told."""
+class DataTable:
+    """Some rows and columns of a real table; `None` is a missing number."""
 
     title: str
-    key: str  # what the names of the rows are
-    keys: tuple[str, ...]
-    columns: dict[str, tuple[str, ...]]  # as printed
-    numbers: dict[str, tuple[Decimal | None, ...]]  # of the columns that hold numbers
+    key: str  # header of the key column
+    keys: tuple[str, ...]  # names of the rows
+    columns: dict[str, tuple[str, ...]]  # other columns by header, as printed
+    numbers: dict[str, tuple[Decimal | None, ...]]  # values of the numeric columns
 
     @property
     def header(self) -> list[str]:
+        """Return the headers of all columns, the key column first."""
         return [self.key, *self.columns]
 
     @property
     def body(self) -> list[list[str]]:
+        """Return the cells row by row, the key first."""
         return [[key, *(column[i] for column in self.columns.values())] for i, key in enumerate(self.keys)]
 
 
-def whole(source: Source) -> Table | None:
-    """The table of a source with all its rows, or None if it has too few rows with a name or columns with numbers."""
-    header, *rows = [row[: READ[1]] for row in source.rows[: READ[0] + 1]] or [()]
+def read_table(source: Source) -> DataTable | None:
+    """Return the table of a source with all its rows.
+
+    None if it has too few rows, no column of distinct names or counts, or fewer than two numeric columns.
+    """
+    header, *rows = [row[: MAX_READ[1]] for row in source.rows[: MAX_READ[0] + 1]] or [()]
     if len(rows) < ROWS[0] or any(len(row) != len(header) for row in rows):
         return None
     cells = [[_clean(cell, name) for cell in column] for name, *column in zip(header, *rows, strict=True)]
-    named = [i for i, column in enumerate(cells) if _names(column)]
-    years = [i for i, column in enumerate(cells) if header[i].lower() in ("year", "time") and _counts(column)]
-    first = (named or years or ([0] if _counts(cells[0]) else []))[:1]
-    told = {
+    named = [i for i, column in enumerate(cells) if _are_names(column)]
+    years = [i for i, column in enumerate(cells) if header[i].lower() in ("year", "time") and _are_counts(column)]
+    first = (named or years or ([0] if _are_counts(cells[0]) else []))[:1]
+    columns = {
         header[i]: column
         for i, column in enumerate(cells)
-        if i and i not in first and 1 < len(header[i]) <= WIDEST and header[i].isascii() and _telling(column)
+        if i and i not in first and 1 < len(header[i]) <= MAX_HEADER and header[i].isascii() and _is_informative(column)
     }
-    numbers = {name: tuple(map(number, column)) for name, column in told.items() if _numeric(column)}
+    numbers = {name: tuple(map(parse_number, column)) for name, column in columns.items() if _is_numeric(column)}
     if not first or len(numbers) < 2:
         return None
     key = header[first[0]].lower() or (ROW if first[0] not in named else "name")
-    columns = {name: tuple(column) for name, column in told.items()}
-    return Table(_title(source), key, tuple(cells[first[0]]), columns, numbers)
+    printed = {name: tuple(column) for name, column in columns.items()}
+    return DataTable(_title(source), key, tuple(cells[first[0]]), printed, numbers)
 
 
 def _title(source: Source) -> str:
@@ -63,40 +68,40 @@ def _title(source: Source) -> str:
 
 
 def _clean(cell: str, header: str) -> str:
-    value = None if header.lower() == "time" else number(cell.strip())  # parts of a year are months
-    return " ".join(cell.split()) if value is None else printed(value)
+    value = None if header.lower() == "time" else parse_number(cell.strip())  # parts of a year are months
+    return " ".join(cell.split()) if value is None else format_number(value)
 
 
-def _names(column: list[str]) -> bool:
-    """Whether these are different short texts."""
+def _are_names(column: list[str]) -> bool:
+    """Return whether these are distinct short texts."""
     return (
         len(set(column)) == len(column)
-        and all(1 < len(cell) <= LONGEST and cell.isascii() and any(map(str.isalpha, cell)) for cell in column)
+        and all(1 < len(cell) <= MAX_CELL and cell.isascii() and any(map(str.isalpha, cell)) for cell in column)
         and not any(cell in ("NA", "TRUE", "FALSE") for cell in column)
     )
 
 
-def _counts(column: list[str]) -> bool:
+def _are_counts(column: list[str]) -> bool:
     return len(set(column)) == len(column) and all(cell.isdigit() for cell in column)
 
 
-def _numeric(column: list[str]) -> bool:
+def _is_numeric(column: list[str]) -> bool:
     known = [cell for cell in column if cell != "NA"]
-    return len(known) > 0.8 * len(column) and all(number(cell) is not None for cell in known)
+    return len(known) > 0.8 * len(column) and all(parse_number(cell) is not None for cell in known)
 
 
-def _telling(column: list[str]) -> bool:
-    return len(set(column)) > 2 and all(cell and len(cell) <= LONGEST and cell.isascii() for cell in column)
+def _is_informative(column: list[str]) -> bool:
+    return len(set(column)) > 2 and all(cell and len(cell) <= MAX_CELL and cell.isascii() for cell in column)
 
 
-def sample(table: Table, dice: Dice) -> Table:
-    """Rows and columns that fit a page, in their order; at least two columns have numbers."""
-    rows = sorted(dice.sample(range(len(table.keys)), min(len(table.keys), dice.between(*ROWS))))
-    numeric = dice.sample(list(table.numbers), 2)
+def sample(table: DataTable, random: RandomStream) -> DataTable:
+    """Sample rows and columns that fit a page, keeping their order; at least two columns are numeric."""
+    rows = sorted(random.sample(range(len(table.keys)), min(len(table.keys), random.randint(*ROWS))))
+    numeric = random.sample(list(table.numbers), 2)
     rest = [name for name in table.columns if name not in numeric]
-    more = dice.sample(rest, min(len(rest), dice.between(*COLUMNS) - 2))
+    more = random.sample(rest, min(len(rest), random.randint(*COLUMNS) - 2))
     names = [name for name in table.columns if name in (*numeric, *more)]
-    return Table(
+    return DataTable(
         table.title,
         table.key,
         tuple(table.keys[row] for row in rows),
@@ -105,80 +110,79 @@ def sample(table: Table, dice: Dice) -> Table:
     )
 
 
-def ask(table: Table, dice: Dice, count: int) -> list[Asked]:
-    """Up to `count` questions of different kinds."""
-    kinds: tuple[Callable[[Table, Dice], Asked | None], ...] = (
+def ask(table: DataTable, random: RandomStream, count: int) -> list[PageQuestion]:
+    """Sample up to `count` questions of different kinds."""
+    kinds: tuple[Callable[[DataTable, RandomStream], PageQuestion | None], ...] = (
         _lookup, _reverse, _superlative, _count, _difference, _two_steps
     )  # fmt: skip
-    asked = [kind(table, dice) for kind in dice.sample(kinds, len(kinds))]
-    return [question for question in asked if question][:count]
+    questions = [kind(table, random) for kind in random.sample(kinds, len(kinds))]
+    return [question for question in questions if question][:count]
 
 
-def of(table: Table, row: int) -> str:
-    """A row in words."""
+def row_name(table: DataTable, row: int) -> str:
+    """Return the name of a row as questions use it."""
     return f"{table.key} {table.keys[row]}" if table.keys[row].isdigit() else table.keys[row]
 
 
-def known(table: Table, column: str) -> list[int]:
-    """The rows whose number in a column is told."""
+def rows_with_number(table: DataTable, column: str) -> list[int]:
+    """Return the rows with a number in a column."""
     return [row for row, value in enumerate(table.numbers[column]) if value is not None]
 
 
-def extreme(table: Table, column: str, highest: bool) -> int | None:
-    """The row with the highest or lowest number of a column, or None if there are several."""
+def extreme(table: DataTable, column: str, highest: bool) -> int | None:
+    """Return the row with the highest or lowest number of a column, or None if several rows have it."""
     values = [value for value in table.numbers[column] if value is not None]
     best = max(values) if highest else min(values)
     return table.numbers[column].index(best) if values.count(best) == 1 else None
 
 
-def _lookup(table: Table, dice: Dice) -> Asked | None:
-    column, row = dice.pick(list(table.columns)), dice.below(len(table.keys))
+def _lookup(table: DataTable, random: RandomStream) -> PageQuestion | None:
+    column, row = random.choice(list(table.columns)), random.randrange(len(table.keys))
     cell = table.columns[column][row]
-    wording = dice.pick(("What is the {} of {}?", "What {} does {} have?", "Which {} is given for {}?"))
-    return None if cell == "NA" else Asked("lookup", wording.format(column, of(table, row)), (cell,))
+    wording = random.choice(("What is the {} of {}?", "What {} does {} have?", "Which {} is given for {}?"))
+    return None if cell == "NA" else PageQuestion("lookup", wording.format(column, row_name(table, row)), (cell,))
 
 
-def _reverse(table: Table, dice: Dice) -> Asked | None:
-    column, row = dice.pick(list(table.columns)), dice.below(len(table.keys))
+def _reverse(table: DataTable, random: RandomStream) -> PageQuestion | None:
+    column, row = random.choice(list(table.columns)), random.randrange(len(table.keys))
     cell = table.columns[column][row]
     if cell == "NA" or table.columns[column].count(cell) > 1:
         return None
-    return Asked("reverse", f"Which {table.key} has {column} {cell}?", (table.keys[row],))
+    return PageQuestion("reverse", f"Which {table.key} has {column} {cell}?", (table.keys[row],))
 
 
-def _superlative(table: Table, dice: Dice) -> Asked | None:
-    column, highest = dice.pick(list(table.numbers)), dice.real() < 0.5
+def _superlative(table: DataTable, random: RandomStream) -> PageQuestion | None:
+    column, highest = random.choice(list(table.numbers)), random.random() < 0.5
     row = extreme(table, column, highest)
     word = "highest" if highest else "lowest"
-    return (
-        None if row is None else Asked("superlative", f"Which {table.key} has the {word} {column}?", (table.keys[row],))
-    )
+    question = f"Which {table.key} has the {word} {column}?"
+    return None if row is None else PageQuestion("superlative", question, (table.keys[row],))
 
 
-def _count(table: Table, dice: Dice) -> Asked | None:
-    column, above = dice.pick(list(table.numbers)), dice.real() < 0.5
+def _count(table: DataTable, random: RandomStream) -> PageQuestion | None:
+    column, above = random.choice(list(table.numbers)), random.random() < 0.5
     values = [value for value in table.numbers[column] if value is not None]
-    limit = dice.pick(values)
+    limit = random.choice(values)
     found = sum((value > limit) if above else (value < limit) for value in values)
     word = "above" if above else "below"
-    return Asked("count", f"In how many rows is {column} {word} {printed(limit)}?", (str(found),))
+    return PageQuestion("count", f"In how many rows is {column} {word} {format_number(limit)}?", (str(found),))
 
 
-def _difference(table: Table, dice: Dice) -> Asked | None:
-    column = dice.pick(list(table.numbers))
-    first, second = dice.sample(known(table, column), 2)
+def _difference(table: DataTable, random: RandomStream) -> PageQuestion | None:
+    column = random.choice(list(table.numbers))
+    first, second = random.sample(rows_with_number(table, column), 2)
     values = table.numbers[column]
     more, less = (first, second) if values[first] > values[second] else (second, first)  # type: ignore[operator]
     gap = Decimal(table.columns[column][more]) - Decimal(table.columns[column][less])
-    question = f"How much higher is the {column} of {of(table, more)} than that of {of(table, less)}?"
-    return Asked("difference", question, (printed(gap),)) if gap else None
+    question = f"How much higher is the {column} of {row_name(table, more)} than that of {row_name(table, less)}?"
+    return PageQuestion("difference", question, (format_number(gap),)) if gap else None
 
 
-def _two_steps(table: Table, dice: Dice) -> Asked | None:
-    column, highest = dice.pick(list(table.numbers)), dice.real() < 0.5
-    row, other = extreme(table, column, highest), dice.pick([name for name in table.columns if name != column])
+def _two_steps(table: DataTable, random: RandomStream) -> PageQuestion | None:
+    column, highest = random.choice(list(table.numbers)), random.random() < 0.5
+    row, other = extreme(table, column, highest), random.choice([name for name in table.columns if name != column])
     if row is None or table.columns[other][row] == "NA":
         return None
     word = "highest" if highest else "lowest"
     question = f"What is the {other} of the {table.key} with the {word} {column}?"
-    return Asked("two steps", question, (table.columns[other][row],))
+    return PageQuestion("two steps", question, (table.columns[other][row],))

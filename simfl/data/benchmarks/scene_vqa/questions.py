@@ -1,4 +1,4 @@
-"""What can be asked about a picture, and which of it is asked, so that no answer is more likely than another."""
+"""Questions about a picture, chosen so that no answer is more likely than another."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from simfl.data.benchmarks.dice import Dice
-from simfl.data.benchmarks.scene_vqa.plan import Placed, Plan
+from simfl.data.benchmarks.random_stream import RandomStream
+from simfl.data.benchmarks.scene_vqa.plan import PlacedThing, ScenePlan
 
-NAMES = {  # of the cells, by the side of the grid
+CELL_NAMES = {  # by the side of the grid
     2: ("top left", "top right", "bottom left", "bottom right"),
     3: (
         "top left", "top", "top right", "left", "middle", "right", "bottom left", "bottom", "bottom right",
@@ -17,77 +17,78 @@ NAMES = {  # of the cells, by the side of the grid
 }  # fmt: skip
 
 
-class Question(NamedTuple):
-    """One question; `task` is its kind."""
+class SceneQuestion(NamedTuple):
+    """One question about a picture."""
 
-    task: str
+    task: str  # key of `TASKS`
     text: str
     answer: str
 
 
-Ask = Callable[[Plan, int], Iterator[tuple[str, str]]]  # a picture and the side of its grid -> texts and answers
+AskTask = Callable[[ScenePlan, int], Iterator[tuple[str, str]]]  # takes a plan and the side of its grid
 
 
-def exists(plan: Plan, grid: int) -> Iterator[tuple[str, str]]:
-    """Is there one?"""
+def exists(plan: ScenePlan, grid: int) -> Iterator[tuple[str, str]]:
+    """Ask whether a thing is there."""
     for thing in plan.things:
-        yield f"Is there {thing.one}?", "yes" if plan.of(thing.name) else "no"
+        yield f"Is there {thing.one}?", "yes" if plan.named(thing.name) else "no"
 
 
-def count(plan: Plan, grid: int) -> Iterator[tuple[str, str]]:
-    """How many?"""
+def count(plan: ScenePlan, grid: int) -> Iterator[tuple[str, str]]:
+    """Ask for the number of things of a kind."""
     for thing in plan.things:
-        yield f"How many {thing.many} are there?", str(len(plan.of(thing.name)))
+        yield f"How many {thing.many} are there?", str(len(plan.named(thing.name)))
 
 
-def category(plan: Plan, grid: int) -> Iterator[tuple[str, str]]:
-    """What kind of thing is in a place?"""
-    for one in plan.placed:
-        yield f"What kind of thing is at the {NAMES[grid][one.row * grid + one.column]}?", one.thing.category
+def category(plan: ScenePlan, grid: int) -> Iterator[tuple[str, str]]:
+    """Ask for the category of the thing in a cell."""
+    for placed in plan.placed:
+        cell = CELL_NAMES[grid][placed.row * grid + placed.column]
+        yield f"What kind of thing is at the {cell}?", placed.thing.category
 
 
-def colour(plan: Plan, grid: int) -> Iterator[tuple[str, str]]:
-    """Which colour has the only one?"""
-    for one in _single(plan):
-        if one.thing.painted:
-            yield f"What colour is the {one.thing.name}?", one.colour
+def colour(plan: ScenePlan, grid: int) -> Iterator[tuple[str, str]]:
+    """Ask for the colour of the only thing of a kind."""
+    for placed in _unique(plan):
+        if placed.thing.painted:
+            yield f"What colour is the {placed.thing.name}?", placed.colour
 
 
-def relation(plan: Plan, grid: int) -> Iterator[tuple[str, str]]:
-    """On which side of one is another, where it is clear?"""
-    single = _single(plan)
-    for one in single:
-        for other in single:
-            right, down = other.column - one.column, other.row - one.row
+def relation(plan: ScenePlan, grid: int) -> Iterator[tuple[str, str]]:
+    """Ask on which side of one thing another is, unless it is equally far in both directions."""
+    unique = _unique(plan)
+    for placed in unique:
+        for other in unique:
+            right, down = other.column - placed.column, other.row - placed.row
             if abs(right) != abs(down):
                 across, along = ("left", "right"), ("above", "below")
                 side = across[right > 0] if abs(right) > abs(down) else along[down > 0]
-                yield f"Where is the {other.thing.name} from the {one.thing.name}?", side
+                yield f"Where is the {other.thing.name} from the {placed.thing.name}?", side
 
 
-def comparison(plan: Plan, grid: int) -> Iterator[tuple[str, str]]:
-    """Are there more of one than of another, where both are there and not as often?"""
-    there = {one.thing.name: one.thing for one in plan.placed}
-    for one in there.values():
-        for other in there.values():
-            more, less = len(plan.of(one.name)), len(plan.of(other.name))
+def comparison(plan: ScenePlan, grid: int) -> Iterator[tuple[str, str]]:
+    """Ask which of two kinds of things occurs more often, if both occur and their numbers differ."""
+    present = {placed.thing.name: placed.thing for placed in plan.placed}
+    for one in present.values():
+        for other in present.values():
+            more, less = len(plan.named(one.name)), len(plan.named(other.name))
             if more != less:
                 yield f"Are there more {one.many} than {other.many}?", "yes" if more > less else "no"
 
 
-def next_to(plan: Plan, grid: int) -> Iterator[tuple[str, str]]:
-    """What is beside, above or below the only one, where things of one kind alone are?"""
-    for one in _single(plan):
-        near = {o.thing.name for o in plan.placed if abs(o.row - one.row) + abs(o.column - one.column) == 1}
+def next_to(plan: ScenePlan, grid: int) -> Iterator[tuple[str, str]]:
+    """Ask for the kind of thing in the cells next to a thing, if only one kind is there."""
+    for placed in _unique(plan):
+        near = {o.thing.name for o in plan.placed if abs(o.row - placed.row) + abs(o.column - placed.column) == 1}
         if len(near) == 1:
-            yield f"What is next to the {one.thing.name}?", near.pop()
+            yield f"What is next to the {placed.thing.name}?", near.pop()
 
 
-def _single(plan: Plan) -> list[Placed]:
-    return [one for one in plan.placed if len(plan.of(one.thing.name)) == 1]
+def _unique(plan: ScenePlan) -> list[PlacedThing]:
+    return [placed for placed in plan.placed if len(plan.named(placed.thing.name)) == 1]
 
 
-TASKS: dict[str, Ask] = {
+TASKS: dict[str, AskTask] = {
     "exists": exists,
     "count": count,
     "category": category,
@@ -98,33 +99,35 @@ TASKS: dict[str, Ask] = {
 }
 
 
-class Balance:
-    """Chooses questions picture by picture: the kind asked least, then the answer that its wording had least."""
+class QuestionBalancer:
+    """Greedy choice of questions: the task asked least so far, then the answer that it had least so far."""
 
     def __init__(self, grid: int, tasks: Sequence[str]) -> None:
         self.grid, self.tasks = grid, tasks
-        self._seen: Counter[tuple[str, ...]] = Counter()
+        self._counts: Counter[tuple[str, ...]] = Counter()
 
-    def ask(self, plan: Plan, number: int, dice: Dice) -> list[Question]:
-        """At most `number` questions of different kinds."""
+    def ask(self, plan: ScenePlan, number: int, random: RandomStream) -> list[SceneQuestion]:
+        """Choose at most `number` questions of different tasks."""
         possible = {task: sorted(set(TASKS[task](plan, self.grid))) for task in self.tasks}
-        kinds = sorted((task for task in possible if possible[task]), key=lambda t: (self._seen[plan.scene, t], t))
-        return [self._choose(plan.scene, task, possible[task], dice) for task in kinds[:number]]
+        tasks = sorted((task for task in possible if possible[task]), key=lambda t: (self._counts[plan.scene, t], t))
+        return [self._choose(plan.scene, task, possible[task], random) for task in tasks[:number]]
 
-    def _choose(self, scene: str, task: str, possible: Sequence[tuple[str, str]], dice: Dice) -> Question:
-        shuffled = dice.sample(possible, len(possible))
-        text, answer = min(shuffled, key=lambda pair: (self._seen[scene, task, "", pair[1]], self._seen[pair]))
+    def _choose(
+        self, scene: str, task: str, possible: Sequence[tuple[str, str]], random: RandomStream
+    ) -> SceneQuestion:
+        shuffled = random.sample(possible, len(possible))
+        text, answer = min(shuffled, key=lambda pair: (self._counts[scene, task, "", pair[1]], self._counts[pair]))
         for key in ((scene, task), (scene, task, "", answer), (text, answer)):
-            self._seen[key] += 1
-        return Question(task, text, answer)
+            self._counts[key] += 1
+        return SceneQuestion(task, text, answer)
 
 
-def fair(asked: Sequence[Question]) -> list[bool]:
-    """Which questions stay so that each wording with answers yes and no has both equally often; the first ones do."""
-    counts = Counter((one.text, one.answer) for one in asked)
-    stays, taken = [], Counter[tuple[str, str]]()
-    for one in asked:
-        limit = min(counts[one.text, "yes"], counts[one.text, "no"])
-        taken[one.text, one.answer] += 1
-        stays.append(one.answer not in ("yes", "no") or taken[one.text, one.answer] <= limit)
-    return stays
+def balance_yes_no(questions: Sequence[SceneQuestion]) -> list[bool]:
+    """Return which questions to keep so that each wording has as many answers yes as no. The first ones are kept."""
+    counts = Counter((question.text, question.answer) for question in questions)
+    kept, taken = [], Counter[tuple[str, str]]()
+    for question in questions:
+        limit = min(counts[question.text, "yes"], counts[question.text, "no"])
+        taken[question.text, question.answer] += 1
+        kept.append(question.answer not in ("yes", "no") or taken[question.text, question.answer] <= limit)
+    return kept

@@ -1,6 +1,7 @@
-"""The richer content: photographs of things from Debian's Tux Paint stamps, on photographs of MATE's backgrounds.
+"""Photographic content: things from Debian's Tux Paint stamps on photographs from MATE's backgrounds.
 
-Nothing is installed here; what is missing is said. Six scenes, with other things than those of the emoji.
+The six scenes have other things than those of the emoji. simfl does not install the packages; the error names the
+command.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from pathlib import Path
 
 from PIL import Image
 
-from simfl.data.benchmarks.scene_vqa.things import Thing
+from simfl.data.benchmarks.scene_vqa.content import Content, Thing
 from simfl.errors import DataError
 from simfl.seeds import rng
 
 PACKAGES = {"stamps": "tuxpaint-stamps-default", "backgrounds": "mate-backgrounds"}
 LICENCE = "GPL-2+ (Tux Paint stamps), GPL-2+ and CC BY-SA (MATE backgrounds)"
 FOLDERS = {"stamps": "tuxpaint/stamps", "backgrounds": "backgrounds/mate/nature"}
-SHARE = "SIMFL_SHARE"  # the environment variable that moves /usr/share
+SHARE = "SIMFL_SHARE"  # environment variable that replaces /usr/share
 
 
 def _mammals(*names: str) -> tuple[str, ...]:
@@ -84,7 +85,7 @@ SCENES: dict[str, tuple[Thing, ...]] = {
         Thing("key", "tool", ("household/key",)),
     ),
 }  # fmt: skip
-GROUNDS = {
+BACKGROUNDS = {
     "farm": ("GreenMeadow.jpg",),
     "sea": ("Aqua.jpg", "Storm.jpg"),
     "kitchen": ("Blinds.jpg",),
@@ -97,30 +98,33 @@ GROUNDS = {
 def _folder(kind: str) -> Path:
     root = Path(os.environ.get(SHARE, "/usr/share")) / FOLDERS[kind]
     if not root.is_dir():
-        raise DataError(f"data.content: {root} is missing; it comes with: apt install {' '.join(PACKAGES.values())}")
+        raise DataError(f"data.content: {root} is missing; install it with: apt install {' '.join(PACKAGES.values())}")
     return root
 
 
 def file(drawing: str) -> Path:
-    """A stamp's PNG. DataError, with the command that brings it, if it is missing."""
-    place = _folder("stamps") / f"{drawing}.png"
-    if not place.is_file():
-        raise DataError(f"data.content: {place} is missing; it comes with: apt install {PACKAGES['stamps']}")
-    return place
+    """Return the PNG of a stamp. Raise DataError, with the command that installs it, if it is missing."""
+    path = _folder("stamps") / f"{drawing}.png"
+    if not path.is_file():
+        raise DataError(f"data.content: {path} is missing; install it with: apt install {PACKAGES['stamps']}")
+    return path
 
 
 @cache
 def background(scene: str, album: str, side: int) -> Image.Image:
-    """A part of a photograph, its own for each album."""
+    """Return a crop of a photograph that differs between albums."""
     random = rng("scene_vqa", "photo", album)
-    names = GROUNDS[scene]
-    place = _folder("backgrounds") / names[int(random.integers(len(names)))]
-    if not place.is_file():
-        raise DataError(f"data.content: {place} is missing; it comes with: apt install {PACKAGES['backgrounds']}")
-    with Image.open(place) as opened:
+    names = BACKGROUNDS[scene]
+    path = _folder("backgrounds") / names[int(random.integers(len(names)))]
+    if not path.is_file():
+        raise DataError(f"data.content: {path} is missing; install it with: apt install {PACKAGES['backgrounds']}")
+    with Image.open(path) as opened:
         opened.draft("RGB", (3 * side, 2 * side))
         photo = opened.convert("RGB")
     wide = round(photo.width * 2 * side / photo.height)
     photo = photo.resize((wide, 2 * side), Image.Resampling.BICUBIC, reducing_gap=2.0)
-    left, top = (int(random.integers(room - side)) for room in photo.size)
+    left, top = (int(random.integers(length - side)) for length in photo.size)
     return photo.crop((left, top, left + side, top + side))
+
+
+STAMPS = Content(SCENES, file, background, tuple(PACKAGES.values()), LICENCE)
