@@ -60,6 +60,9 @@ OLD_WORDS: tuple[tuple[str, str, Mapping[Any, Any]], ...] = (
     ("phases.personal_params", "private", {}),
     ("phases.carry_over", "keep", {"personal_params": "private"}),
     ("phases.codec.*.encode", "of", {"update": "delta"}),
+    ("phases.codec.*.positions", "places", {"sent": "paid"}),
+    ("phases.*schedule.unit", "unit", {"client_update": "visit"}),
+    ("phases.algorithm.embedding_size", "width", {}),
 )
 
 
@@ -331,7 +334,7 @@ UPLOADS: dict[str, Settings] = {
     "int8_channel_zstd": {"name": "int8", "per": "channel", "compress": "zstd"},
     "int8_stochastic": {"name": "int8", "rounding": "stochastic"},
     "nf4_blocks_lz4": {"name": "nf4", "block": 16, "compress": "lz4"},
-    "randomk_paid": {"name": "randomk", "keep": 0.3, "places": "paid", "unbiased": True},
+    "randomk_paid": {"name": "randomk", "keep": 0.3, "positions": "sent", "unbiased": True},
     "sign_feedback": {"name": "sign", "error_feedback": True},
     "svd_feedback": {"name": "svd", "energy": 0.7, "error_feedback": True},
     "topk_feedback": {"name": "topk", "keep": 0.1, "error_feedback": True},
@@ -382,7 +385,7 @@ LOCALS: dict[str, Settings] = {
 }
 SCHEDULES: dict[str, Settings] = {
     "constant": {"warmup": 2.0},
-    "cosine": {"unit": "visit", "warmup": 0.2, "floor": 0.1},
+    "cosine": {"unit": "client_update", "warmup": 0.2, "floor": 0.1},
     "decay": {"rate": 0.9, "unit": "step"},
     "polynomial": {"unit": "progress", "power": 2.0},
     "steps": {"at": [1.0], "gamma": 0.1},

@@ -1,7 +1,6 @@
 """Four bits a value at the quantiles of a normal distribution (Dettmers et al. 2023, QLoRA).
 
-The payload is one float32 scale for each block, the tail block included, then two values a byte, the first in the low
-bits.
+The payload is one float32 scale per block, including the tail block, then two values a byte, the first in the low bits.
 """
 
 from __future__ import annotations
@@ -15,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from simfl.codecs.base import Codec, Context, as_bytes, as_values
+from simfl.codecs.base import Codec, MessageContext
+from simfl.codecs.payload import as_bytes, as_values
+from simfl.constraints import PositiveInt
 from simfl.errors import ConfigError
 
 # QLoRA, appendix E, and the code of the PFL-DocVQA 2024 track-1 winner
@@ -37,6 +38,7 @@ LEVELS = (
     0.7229568362236023,
     1.0,
 )
+WIDEST = max(high - low for low, high in itertools.pairwise(LEVELS))  # gap between levels
 MIDPOINTS = tuple(float(np.float32((low + high) / 2)) for low, high in itertools.pairwise(LEVELS))
 
 
@@ -44,49 +46,56 @@ MIDPOINTS = tuple(float(np.float32((low + high) / 2)) for low, high in itertools
 class Nf4(Codec):
     """NormalFloat: 16 levels times the largest magnitude of each block; error at most 0.152 of that magnitude."""
 
-    block: int = 64  # values that share a scale
+    block: PositiveInt = 64  # values that share a scale
 
     def __post_init__(self) -> None:
-        """Refuses a block without values."""
+        """Raise ConfigError for a block without values."""
         super().__post_init__()
         if self.block < 1:
             raise ConfigError(f"codec.block: {self.block} given; allowed: 1 and more")
 
-    def pack(self, values: Tensor, shape: tuple[int, ...], contexts: Sequence[Context]) -> Sequence[Tensor]:
-        """Quantised on the values' device; a value halfway between two levels goes to the lower one."""
+    def pack(self, values: Tensor, shape: tuple[int, ...], contexts: Sequence[MessageContext]) -> Sequence[Tensor]:
+        """Return scales and levels; a value halfway between two levels gets the lower one."""
         n, count = values.shape
-        blocks = _padded(values, self.block).reshape(n, -1, self.block)
+        blocks = _pad(values, self.block).reshape(n, -1, self.block)
         scales = blocks.abs().amax(dim=2) if blocks.numel() else blocks.new_zeros(n, 0)
         scaled = blocks / torch.where(scales > 0, scales, torch.ones_like(scales))[..., None]
         codes = _nearest(scaled.reshape(n, -1)[:, :count])
-        pairs = _padded(codes, 2).reshape(n, -1, 2)
+        pairs = _pad(codes, 2).reshape(n, -1, 2)
         return torch.cat([as_bytes(scales), pairs[..., 0] | (pairs[..., 1] << 4)], 1).unbind()
 
-    def unpack(self, packed: Sequence[Tensor], shape: tuple[int, ...], contexts: Sequence[Context]) -> Tensor:
-        """Level times scale."""
+    def unpack(self, packed: Sequence[Tensor], shape: tuple[int, ...], contexts: Sequence[MessageContext]) -> Tensor:
+        """Return level times scale."""
         n, count, payload = len(packed), math.prod(shape), torch.stack(list(packed))
         cut = 4 * math.ceil(count / self.block)
         scales, pairs = as_values(payload[:, :cut], torch.float32), payload[:, cut:]
         levels = torch.tensor(LEVELS, device=payload.device)
         both = torch.stack([levels.repeat(16), levels.repeat_interleave(16)], dim=1)  # the two levels of each byte
         scaled = both.index_select(0, pairs.reshape(-1).to(torch.int32)).reshape(n, -1)[:, :count]
-        values = _padded(scaled, self.block).reshape(n, -1, self.block) * scales[..., None]
+        values = _pad(scaled, self.block).reshape(n, -1, self.block) * scales[..., None]
         return values.reshape(n, -1)[:, :count]
 
     def packed_size(self, shape: tuple[int, ...]) -> int:
-        """Half a byte a value, 4 bytes a block."""
+        """Return half a byte a value plus 4 bytes a block."""
         count = math.prod(shape)
         return 4 * math.ceil(count / self.block) + math.ceil(count / 2)
 
+    def error_bound(self, values: Tensor, shape: tuple[int, ...], contexts: Sequence[MessageContext]) -> Tensor:
+        """Return the norm of half the widest gap between levels, times the scale, of each value."""
+        n, count = values.shape
+        blocks = _pad(values, self.block).reshape(n, -1, self.block)
+        scales = blocks.abs().amax(dim=2, keepdim=True) if blocks.numel() else blocks
+        return (WIDEST / 2 * scales).expand(blocks.shape).reshape(n, -1)[:, :count].norm(dim=1)
+
 
 def _nearest(scaled: Tensor) -> Tensor:
-    """The code of the nearest level: the number of midpoints below. Five times as fast on a CPU as a search."""
+    """Return the code of the nearest level: the number of midpoints below. Five times as fast on a CPU as a search."""
     codes = torch.zeros(scaled.shape, dtype=torch.uint8, device=scaled.device)
     for midpoint in MIDPOINTS:
         codes += (scaled > midpoint).view(torch.uint8)
     return codes
 
 
-def _padded(values: Tensor, multiple: int) -> Tensor:
-    """The values [n, m] with zeros up to a multiple."""
+def _pad(values: Tensor, multiple: int) -> Tensor:
+    """Return values [n, m] padded with zeros to a multiple."""
     return torch.nn.functional.pad(values, (0, -values.shape[1] % multiple))

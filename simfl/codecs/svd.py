@@ -4,7 +4,7 @@ energy(t) = T_start + (T_end − T_start)·t          t: progress of the phase, 
 rank      = the least r with σ_1² + … + σ_r² ≥ energy(t)·Σσ²
 
 The payload of a matrix [p, q] is its rank (int32), then U [p, r], σ [r] and V [q, r] in float32; or −1 and the matrix,
-where that is shorter. Tensors of more axes are matrices of their first axis and the rest; others travel in float32.
+if that is shorter. A tensor of more axes is a matrix of its first axis and the rest; vectors are sent in float32.
 """
 
 from __future__ import annotations
@@ -17,45 +17,57 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from simfl.codecs.base import Codec, Context, as_bytes, as_values
+from simfl.codecs.base import Codec, MessageContext
+from simfl.codecs.payload import as_bytes, as_values
 from simfl.constraints import Fraction
 
 WHOLE = -1  # in place of a rank
-ROUNDING = 1e-12  # share of the energy that float32 singular values cannot tell from none
+ROUNDING = 1e-12  # fraction of the energy below the precision of float32 singular values
 
 
 @dataclass(frozen=True)
 class Svd(Codec):
-    """Singular values with this share of a matrix's energy; error √(1 − energy) of its norm, ranks paid for."""
+    """The singular values that hold this fraction of a matrix's energy: error √(1 − energy) of its norm."""
 
-    energy: Fraction = 0.95  # T_start: share of Σσ² that is kept in the first round
-    final_energy: Fraction = 0.98  # T_end: in the last round of the phase; in between it grows evenly
+    energy: Fraction = 0.95  # T_start: fraction of Σσ² that is kept in the first round
+    final_energy: Fraction = 0.98  # T_end: the same in the last round of the phase; linear in between
 
-    varies: ClassVar[bool] = True
+    variable_size: ClassVar[bool] = True
+    idempotent: ClassVar[bool] = False  # the factors of a decoded product differ in their last bits
 
-    def pack(self, values: Tensor, shape: tuple[int, ...], contexts: Sequence[Context]) -> Sequence[Tensor]:
-        """Matrix by matrix, so that the bytes are the same for one client as in a cohort."""
+    def pack(self, values: Tensor, shape: tuple[int, ...], contexts: Sequence[MessageContext]) -> Sequence[Tensor]:
+        """Return the factors, matrix by matrix, so that the bytes do not depend on how many clients are stacked."""
         if not _is_matrix(shape):
             return as_bytes(values).unbind()
         matrices = values.reshape(len(values), shape[0], -1)
         return [self._factors(one, context.progress) for one, context in zip(matrices, contexts, strict=True)]
 
-    def unpack(self, packed: Sequence[Tensor], shape: tuple[int, ...], contexts: Sequence[Context]) -> Tensor:
-        """U·diag(σ)·Vᵀ, or the values as they are."""
+    def unpack(self, packed: Sequence[Tensor], shape: tuple[int, ...], contexts: Sequence[MessageContext]) -> Tensor:
+        """Return U·diag(σ)·Vᵀ, or the values that were sent unfactored."""
         if not _is_matrix(shape):
             return as_values(torch.stack(list(packed)), torch.float32)
         rows, columns = shape[0], math.prod(shape[1:])
         return torch.stack([_product(one, rows, columns).reshape(-1) for one in packed])
 
     def packed_size(self, shape: tuple[int, ...]) -> int:
-        """At most 4 bytes a value and 4 for the rank."""
+        """Return the maximum: 4 bytes a value and 4 for the rank."""
         return 4 * math.prod(shape) + (4 if _is_matrix(shape) else 0)
 
+    def error_bound(self, values: Tensor, shape: tuple[int, ...], contexts: Sequence[MessageContext]) -> Tensor:
+        """Return √(1 − energy) of the norm plus the rounding of float32 factors; 0 for a vector."""
+        if not _is_matrix(shape):
+            return values.new_zeros(len(values))
+        energies = [self._energy(context.progress) for context in contexts]
+        return torch.tensor([(1 - e) ** 0.5 + 1e-4 for e in energies], device=values.device) * values.norm(dim=1)
+
     def rank(self, singular: Tensor, progress: float) -> int:
-        """How many of these singular values, in falling order, are sent at this point of the phase."""
-        energy = self.energy + (self.final_energy - self.energy) * progress
+        """Return how many of these singular values, in descending order, are sent at this progress of the phase."""
+        energy = self._energy(progress)
         held = singular.to(torch.float64).square().cumsum(0)
         return int((held < held[-1] * (energy - ROUNDING)).sum()) + 1 if float(held[-1]) > 0.0 else 0
+
+    def _energy(self, progress: float) -> float:
+        return self.energy + (self.final_energy - self.energy) * progress
 
     def _factors(self, matrix: Tensor, progress: float) -> Tensor:
         rows, columns = matrix.shape

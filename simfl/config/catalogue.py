@@ -1,6 +1,6 @@
-"""What there is to choose from, for `simfl list`: each component with its settings, their types, defaults and meanings.
+"""Descriptions of all components and their settings, for `simfl list`.
 
-A meaning is the comment that trails a field in the source; a component's is the first line of its docstring.
+A setting is described by the comment behind its field in the source, a component by the first line of its docstring.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from simfl.optimizers import LOCAL_OPTIMIZERS, LocalOptimizer
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A field as a reader of YAML sees it."""
+class ComponentSetting:
+    """One field of a component, as it appears in YAML."""
 
     name: str
     type: str
     required: bool
-    default: Any  # plain YAML; None for a required one
+    default: Any  # plain YAML; None if required
     meaning: str
 
 
@@ -37,31 +37,36 @@ class Entry:
 
     name: str
     summary: str
-    settings: tuple[Setting, ...]
+    settings: tuple[ComponentSetting, ...]
 
 
 SECTIONS = (
-    "Experiment", "Phase", "Local", "Codecs", "PartCodecs", "Cohort", "LedgerRule", "Privacy", "AdaptiveClip",
-    "Evaluate", "Checkpoint",
+    "Experiment", "Phase", "Local", "Codecs", "PartCodecs", "Execution", "LedgerRule", "Privacy", "AdaptiveClip",
+    "Evaluate", "Checkpoint", "Tracking", "Wandb",
 )  # fmt: skip
 NAMES = (*sorted([*REGISTRIES, "optimizers"]), "sections")
 
 
-def entries(shelf: str) -> list[Entry]:
-    """Everything on a shelf; `optimizers` are torch's, `sections` the keys of an experiment file itself."""
-    if shelf == "optimizers":
+def entries(registry: str) -> list[Entry]:
+    """Describe a registry; `optimizers` are torch's, and `sections` are the keys of an experiment file.
+
+    Raises:
+        ConfigError: There is no such registry.
+    """
+    if registry == "optimizers":
         return [_torch_entry(name) for name in LOCAL_OPTIMIZERS]
-    if shelf == "sections":
+    if registry == "sections":
         return [entry(name.lower(), getattr(experiment, name)) for name in SECTIONS]
-    if shelf not in REGISTRIES:
-        of = [name for name, known in REGISTRIES.items() if shelf in known.components]
-        hint = f"it is one of {of[0]}: simfl list {of[0]}" if of else nearest(shelf, NAMES)
-        raise ConfigError(f"list: unknown shelf {shelf!r}; {hint}")
-    return [entry(name, component, REGISTRIES[shelf].key) for name, component in REGISTRIES[shelf].components.items()]
+    if registry not in REGISTRIES:
+        owners = [name for name, known in REGISTRIES.items() if registry in known.components]
+        hint = f"it is one of {owners[0]}: simfl list {owners[0]}" if owners else nearest(registry, NAMES)
+        raise ConfigError(f"list: unknown registry {registry!r}; {hint}")
+    known = REGISTRIES[registry]
+    return [entry(name, component, known.key) for name, component in known.components.items()]
 
 
-def entry(name: str, component: Any, key: str = "") -> Entry:
-    """A dataclass described; the field `key`, which names the component, is left out."""
+def entry(name: str, component: type, key: str = "") -> Entry:
+    """Describe a dataclass; the field `key`, which names the component, is left out."""
     hints, meanings = get_type_hints(component, include_extras=True), _meanings(component)
     settings = []
     for field in fields(component):
@@ -69,7 +74,7 @@ def entry(name: str, component: Any, key: str = "") -> Entry:
         required = value is MISSING
         plain = None if required else written(value)
         settings.append(
-            Setting(field.name, described(hints[field.name]), required, plain, meanings.get(field.name, ""))
+            ComponentSetting(field.name, described(hints[field.name]), required, plain, meanings.get(field.name, ""))
         )
     return Entry(name, _summary(component), tuple(s for s in settings if s.name != key))
 
@@ -78,17 +83,17 @@ def _torch_entry(name: str) -> Entry:
     cls = LOCAL_OPTIMIZERS[name]
     hints, parameters = get_type_hints(cls.__init__), inspect.signature(cls).parameters
     settings = tuple(
-        Setting(key, described(without_tensors(hints[key])), False, written(parameters[key].default), "")
-        for key in LocalOptimizer(name).allowed()
+        ComponentSetting(key, described(without_tensors(hints[key])), False, written(parameters[key].default), "")
+        for key in LocalOptimizer(name).allowed_settings()
     )
     return Entry(name, _summary(cls), settings)
 
 
-def _summary(component: Any) -> str:
+def _summary(component: type) -> str:
     return (inspect.getdoc(component) or "").partition("\n")[0]
 
 
-def _meanings(component: Any) -> dict[str, str]:
+def _meanings(component: type) -> dict[str, str]:
     found: dict[str, str] = {}
     for cls in reversed(component.__mro__):
         if "__dataclass_fields__" in vars(cls):

@@ -1,58 +1,85 @@
-"""Values by type hint: plain YAML to fields (`read`), fields to plain YAML (`written`), a type in words (`described`).
+"""Conversion between plain YAML values and typed fields, driven by type hints.
 
-`read` walks a hint and a value side by side and raises one line with the path of what is wrong. A field whose type is
-the base of a shelf takes the name of a component, or a mapping of its name and settings.
+`read` turns a YAML value into a field, `written` does the reverse, and `described` puts a type into words. `read`
+raises a one-line ConfigError with the path of the value at fault. A field whose type is the base class of a registry
+accepts the name of a component, or a mapping with its name and settings.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import torch
 
 from simfl.config.registries import RegistrySpec, registry_of
-from simfl.constraints import Amount, Limit, Signed, Whole
+from simfl.constraints import Constraint, FiniteFloat, NonNegativeFloat, NonNegativeInt
 from simfl.errors import ConfigError, nearest
 from simfl.optimizers.local import LOCAL_OPTIMIZERS, LocalOptimizer
 
-PLAIN = {int: Whole, float: Amount}  # the limits of a number whose field names none
+DEFAULT_LIMITS: dict[Any, Any] = {int: NonNegativeInt, float: NonNegativeFloat}  # if a hint has no limits
+RENAMED_KEYS = {  # for error messages only: the old keys are not accepted
+    "aliases": "tied_weights",
+    "cohort": "execution",
+    "exactness": "deterministic",
+    "keep": "carry_over",
+    "of": "encode",
+    "pieces": "data_parallel",
+    "places": "positions",
+    "pooled": "centralized",
+    "private": "personal_params",
+    "probe": "autotune",
+    "way": "mode",
+    "width": "clients_per_batch",
+    "widths": "hidden_sizes",
+}
+RENAMED_VALUES = {
+    "batch": "vectorized",
+    "delta": "update",
+    "fast": "false",
+    "generic": "global",
+    "last_local": "local",
+    "loop": "sequential",
+    "paid": "sent",
+    "strict": "true",
+    "visit": "client_update",
+}
 
 
-def read(hint: Any, value: Any, path: str) -> Any:
-    """`value` as a `hint`, with every part checked. `path` is where it stands."""
-    hint = PLAIN.get(hint, hint)
+def read(hint: Any, value: object, path: str) -> Any:
+    """Return `value` as the type `hint`, with every part checked; `path` locates it in error messages."""
+    hint = DEFAULT_LIMITS.get(hint, hint)
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return _limited(arguments[0], arguments[1], value, path)
+        return _read_limited(arguments[0], arguments[1], value, path)
     if _is_union(origin):
-        return _either(hint, value, path)
+        return _read_union(hint, value, path)
     if origin is Literal:
-        fits = any(value == one and type(value) is type(one) for one in arguments)
+        fits = any(value == allowed and type(value) is type(allowed) for allowed in arguments)
         return value if fits else _refuse(hint, value, path)
     if origin is tuple:
-        return _list(hint, value, path)
+        return _read_tuple(hint, value, path)
     if origin is not None and issubclass(origin, Mapping):
         return {key: read(arguments[1], item, _join(path, key)) for key, item in _mapping(value, path).items()}
     if hint in (bool, str):
         return value if isinstance(value, hint) else _refuse(hint, value, path)
     if hint is LocalOptimizer:
-        return _local_optimizer(value, path)
-    if isinstance(hint, type) and (shelf := registry_of(hint)):
-        return _component(shelf, value, path)
+        return _read_local_optimizer(value, path)
+    if isinstance(hint, type) and (registry := registry_of(hint)):
+        return _read_component(registry, value, path)
     if isinstance(hint, type) and is_dataclass(hint):
         return value if isinstance(value, hint) else build(hint, _mapping(value, path), path)
-    return value  # `object` and `Any` take anything
+    return value  # `object` and `Any` accept every value
 
 
-def build(cls: Any, given: Mapping[str, Any], path: str, name: str = "simfl") -> Any:
-    """A dataclass from a mapping of its fields; `name` is what an error calls it."""
+def build(cls: type, given: Mapping[str, object], path: str, name: str = "simfl") -> Any:
+    """Build a dataclass from a mapping of its fields; error messages call the class `name`."""
     hints, known = get_type_hints(cls, include_extras=True), {field.name: field for field in fields(cls)}
     for key, value in given.items():
         if key not in known:
-            _unknown_key(key, value, path, name, known)
+            _refuse_key(key, value, path, name, known)
     for key, field in known.items():
         if key not in given and default(field) is MISSING:
             raise ConfigError(f"{_join(path, key)}: missing; give {described(hints[key])}")
@@ -61,18 +88,20 @@ def build(cls: Any, given: Mapping[str, Any], path: str, name: str = "simfl") ->
         return cls(**values)
     except (ConfigError, ValueError) as error:
         where, _, rest = str(error).partition(": ")
-        key = where.rpartition(".")[2]  # a component's own check names the field first: `block: 3 is …`
+        key = where.rpartition(".")[2]  # a component's own check starts with the field: `block: 3 is …`
+        if key in known:
+            _refuse_renamed(given.get(key), _join(path, key))
         raise ConfigError(f"{_join(path, key)}: {rest}" if key in known else f"{path}: {error}") from error
 
 
-def _limited(kind: type, limit: Limit, value: Any, path: str) -> Any:
+def _read_limited(kind: type, constraint: Constraint, value: object, path: str) -> Any:
     accepted = (int, float) if kind is float else kind
-    if isinstance(value, bool) or not isinstance(value, accepted) or not limit.holds(value):
-        raise ConfigError(f"{path}: {shown(value)} is not {limit.words}")
+    if isinstance(value, bool) or not isinstance(value, accepted) or not constraint.check(value):
+        raise ConfigError(f"{path}: {shown(value)} is not {constraint.description}")
     return kind(value)
 
 
-def _either(hint: Any, value: Any, path: str) -> Any:
+def _read_union(hint: Any, value: object, path: str) -> Any:
     options = [option for option in get_args(hint) if option is not type(None)]
     if value is None:
         return None if len(options) < len(get_args(hint)) else _refuse(hint, value, path)
@@ -86,87 +115,91 @@ def _either(hint: Any, value: Any, path: str) -> Any:
     return _refuse(hint, value, path)
 
 
-def _list(hint: Any, value: Any, path: str) -> tuple[Any, ...]:
+def _read_tuple(hint: Any, value: object, path: str) -> tuple[Any, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         _refuse(hint, value, path)
-    each = get_args(hint)
-    hints = each[:1] * len(value) if each[1:] == (...,) else each
+    arguments = get_args(hint)
+    hints = arguments[:1] * len(value) if arguments[1:] == (...,) else arguments
     if len(hints) != len(value):
         _refuse(hint, value, path)
     return tuple(read(one, item, _join(path, i)) for i, (one, item) in enumerate(zip(hints, value, strict=True)))
 
 
-def _mapping(value: Any, path: str) -> Mapping[str, Any]:
+def _mapping(value: object, path: str) -> Mapping[str, object]:
     if not isinstance(value, Mapping):
         raise ConfigError(f"{path or 'experiment'}: {shown(value)} is not a mapping of keys to values")
     return value
 
 
-def _component(shelf: RegistrySpec, value: Any, path: str) -> Any:
-    if isinstance(value, shelf.kind):
+def _read_component(registry: RegistrySpec, value: object, path: str) -> Any:
+    if isinstance(value, registry.kind):
         return value
-    is_kind = isinstance(value, type) and issubclass(value, shelf.kind)
-    if not isinstance(value, str) and not is_kind and not (isinstance(value, Mapping) and shelf.key in value):
-        if isinstance(value, Mapping) and "of" in value and "own" in shelf.components:
-            value = {shelf.key: "own", **value}
-        elif (wrapped := shelf.wrapped(value)) is not None:
+    is_class = isinstance(value, type) and issubclass(value, registry.kind)
+    if not isinstance(value, str) and not is_class and not (isinstance(value, Mapping) and registry.key in value):
+        if isinstance(value, Mapping) and "of" in value and "own" in registry.components:
+            value = {registry.key: "own", **value}
+        elif (wrapped := registry.wrapped(value)) is not None:
             return wrapped
-    name, given = _named(value, path, shelf.key)
-    component = shelf.find(name, path)
-    return build(component, given, path, shelf.name_of(component))
+    name, given = _name_and_settings(value, path, registry.key)
+    component = registry.find(name, path)
+    return build(component, given, path, registry.name_of(component))
 
 
-def _named(value: Any, path: str, key: str) -> tuple[str | type, dict[str, Any]]:
-    """The name of a component, or its class, and its settings; a bare name has none."""
-    given = {key: value} if isinstance(value, (str, type)) else dict(_mapping(value, path))
+def _name_and_settings(value: object, path: str, key: str) -> tuple[str | type, dict[str, object]]:
+    """Return the name or class of a component and its settings; a name alone has none."""
+    given: dict[str, object] = {key: value} if isinstance(value, (str, type)) else dict(_mapping(value, path))
     name = given.pop(key, None)
     if not isinstance(name, (str, type)):
         raise ConfigError(f"{_join(path, key)}: {shown(name)} is not a name; write {{{key}: NAME, setting: value}}")
     return name, given
 
 
-def _local_optimizer(value: Any, path: str) -> LocalOptimizer:
-    """An optimizer of torch.optim; the types of its settings are torch's own hints, and torch checks their ranges."""
+def _read_local_optimizer(value: object, path: str) -> LocalOptimizer:
+    """Build a torch.optim optimizer; torch's hints give the types of its settings, and torch checks their ranges."""
     if isinstance(value, LocalOptimizer):
         return value
-    named, given = _named(value, path, "name")
-    name = named if isinstance(named, str) else named.__name__
+    found, given = _name_and_settings(value, path, "name")
+    name = found if isinstance(found, str) else found.__name__
     if name not in LOCAL_OPTIMIZERS:
         raise ConfigError(f"{path}: unknown {name!r}; {nearest(name, LOCAL_OPTIMIZERS)}")
-    hints, allowed = get_type_hints(LOCAL_OPTIMIZERS[name].__init__), LocalOptimizer(name).allowed()
+    hints, allowed = get_type_hints(LOCAL_OPTIMIZERS[name].__init__), LocalOptimizer(name).allowed_settings()
     for key, setting in given.items():
         if key not in allowed:
-            _unknown_key(key, setting, path, name, allowed)
+            _refuse_key(key, setting, path, name, allowed)
     settings = {key: read(without_tensors(hints[key]), item, _join(path, key)) for key, item in given.items()}
     optimizer = LocalOptimizer(name, settings)
     try:
         optimizer.build([], learning_rate=1.0)
     except ValueError as error:
-        if "empty parameter list" not in str(error):  # raised after the settings have been checked
+        if "empty parameter list" not in str(error):  # torch raises this one after it has checked the settings
             raise ConfigError(f"{path}: {name}: {error}") from None
     return optimizer
 
 
 def without_tensors(hint: Any) -> Any:
-    """A hint of torch's for plain YAML: no tensors, and numbers of either sign."""
+    """Return one of torch's hints as it applies to plain YAML: no tensors, and numbers of either sign."""
     arguments = tuple(without_tensors(one) for one in get_args(hint) if one is not torch.Tensor)
     if _is_union(get_origin(hint)):
         return Union[arguments]  # noqa: UP007  (a computed union)
     if get_origin(hint) is tuple:
         return tuple.__class_getitem__(arguments)
-    return Signed if hint is float else hint
+    return FiniteFloat if hint is float else hint
 
 
-def written(value: Any, path: str = "") -> Any:
-    """The plain mappings, lists and values that `read` makes an equal value of."""
+def written(value: object, path: str = "") -> Any:
+    """Return plain mappings, lists and values from which `read` restores an equal value.
+
+    Raises:
+        ConfigError: The value holds a Python object that YAML cannot represent.
+    """
     if isinstance(value, LocalOptimizer):
         return {"name": value.name} | written(value.settings, path)
     kind = type(value)
     if is_dataclass(kind):
-        shelf = next((shelf for base in kind.__mro__ if (shelf := registry_of(base))), None)
-        name = {shelf.key: shelf.name_of(kind)} if shelf else {}
-        # a component that holds Python objects says itself what is written of it
-        plain = value.plain() if hasattr(kind, "plain") else {f.name: getattr(value, f.name) for f in fields(value)}
+        registry = next((found for base in kind.__mro__ if (found := registry_of(base))), None)
+        name = {registry.key: registry.name_of(kind)} if registry else {}
+        # components that hold Python objects define `plain`, their settings as YAML
+        plain = value.plain() if hasattr(value, "plain") else {f.name: getattr(value, f.name) for f in fields(kind)}
         return name | {key: written(item, _join(path, key)) for key, item in plain.items()}
     if isinstance(value, Mapping):
         return {key: written(item, _join(path, key)) for key, item in value.items()}
@@ -174,12 +207,12 @@ def written(value: Any, path: str = "") -> Any:
         return [written(item, _join(path, i)) for i, item in enumerate(value)]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise ConfigError(f"{path}: {shown(value)} is an object and has no form in YAML")
+    raise ConfigError(f"{path}: {shown(value)} is a Python object, which YAML cannot represent")
 
 
 def described(hint: Any) -> str:
-    """A type in a reader's words."""
-    hint = PLAIN.get(hint, hint)
+    """Describe a type in words, for error messages and `simfl list`."""
+    hint = DEFAULT_LIMITS.get(hint, hint)
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return str(arguments[1].words)
@@ -189,27 +222,27 @@ def described(hint: Any) -> str:
         return ("one of " if len(arguments) > 1 else "") + ", ".join(str(one) for one in arguments)
     if origin is tuple:
         return "a list" if arguments[1:] == (...,) else f"a list of {len(arguments)}"
-    if isinstance(hint, type) and (shelf := registry_of(hint)):
-        return f"one of {', '.join(shelf.components)}"
+    if isinstance(hint, type) and (registry := registry_of(hint)):
+        return f"one of {', '.join(registry.components)}"
     words = {bool: "true or false", str: "text", type(None): "null", LocalOptimizer: "an optimizer of torch.optim"}
     words |= {object: "package.module:name"}
     return words.get(hint, "a mapping of keys to values")
 
 
 def default(field: Field[Any]) -> Any:
-    """The default of a field; MISSING for a required one."""
+    """Return the default of a field; MISSING if it is required."""
     return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 def shown(value: object) -> str:
-    """A value as YAML writes it, short enough for a line."""
+    """Format a value for an error message, as YAML writes it and at most 60 characters long."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _is_union(origin: Any) -> bool:
+def _is_union(origin: object) -> bool:
     return origin is Union or origin is types.UnionType
 
 
@@ -217,9 +250,19 @@ def _join(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-def _refuse(hint: Any, value: Any, path: str) -> NoReturn:
+def _refuse(hint: Any, value: object, path: str) -> NoReturn:
+    allowed = ("true", "false") if hint is bool else get_args(hint) if get_origin(hint) is Literal else ()
+    if isinstance(value, str) and RENAMED_VALUES.get(value) in allowed:
+        _refuse_renamed(value, path)
     raise ConfigError(f"{path}: {shown(value)} is not {described(hint)}")
 
 
-def _unknown_key(key: str, value: Any, path: str, name: str, known: Any) -> NoReturn:
+def _refuse_renamed(value: object, path: str) -> None:
+    if isinstance(value, str) and value in RENAMED_VALUES:
+        raise ConfigError(f"{path}: {value!r} was renamed to {RENAMED_VALUES[value]}")
+
+
+def _refuse_key(key: str, value: object, path: str, name: str, known: Iterable[str]) -> NoReturn:
+    if RENAMED_KEYS.get(key, "") in known:
+        raise ConfigError(f"{_join(path, key)}: renamed to {RENAMED_KEYS[key]}")
     raise ConfigError(f"{_join(path, key)}: {name} has no key {key!r} (given {shown(value)}); {nearest(key, known)}")

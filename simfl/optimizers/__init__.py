@@ -1,4 +1,4 @@
-"""Optimizers: those of the server, and those a client steps with. To add one, write it and a line here."""
+"""Optimizers of server and clients, and learning-rate schedules. To add one, write it and a line in its table."""
 
 from simfl.optimizers.local import LOCAL_OPTIMIZERS, LocalOptimizer
 from simfl.optimizers.schedules import SCHEDULES, Schedule

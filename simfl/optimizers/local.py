@@ -1,7 +1,7 @@
-"""Local optimizers: what a client steps with.
+"""Local optimizers: the optimizers of clients.
 
-Any optimizer of `torch.optim` by its name in lower case, and what simfl adds; the constructor's arguments are the
-settings.
+They are those of `torch.optim`, by their name in lower case, and those that simfl adds. The arguments of the
+constructor are the settings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from simfl.errors import ConfigError, nearest
-from simfl.optimizers.direct import Stepping, direct
+from simfl.optimizers.foreach import OptimizerLike, build_foreach
 from simfl.optimizers.shampoo import Shampoo
 
 LOCAL_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
@@ -27,40 +27,41 @@ LOCAL_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     and cls.__name__ not in ("Optimizer", "SparseAdam", "LBFGS")
 } | {"shampoo": Shampoo}
 
-# Updates proportional to the rate that treat every entry alike, or know of an axis of clients, with no state but
-# moments and a count of steps: several clients' tensors can be stacked. Others (a factored moment) go one by one.
+# Optimizers that can step the stacked tensors of several clients: their updates are proportional to the learning rate,
+# they treat every entry alike or know the axis of clients, and their state is moments and a step count.
 STACKABLE = ("sgd", "adam", "adamw", "adamax", "radam", "adagrad", "adadelta", "rmsprop", "shampoo")
 
 
 @dataclass(frozen=True)
 class LocalOptimizer:
-    """An optimizer of torch.optim with its settings."""
+    """A local optimizer with its settings."""
 
     name: str = "sgd"
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Raise ConfigError for an unknown optimizer or setting."""
         if self.name not in LOCAL_OPTIMIZERS:
             raise ConfigError(f"optimizer: unknown {self.name!r}; {nearest(self.name, LOCAL_OPTIMIZERS)}")
-        allowed = self.allowed()
+        allowed = self.allowed_settings()
         for key in self.settings:
             if key not in allowed:
                 raise ConfigError(f"optimizer.{key}: {self.name} has no such setting; {nearest(key, allowed)}")
 
-    def allowed(self) -> list[str]:
-        """The settings this optimizer takes, besides the learning rate."""
-        engine = {"self", "params", "lr", "foreach", "fused", "differentiable", "capturable", "stacked"}
-        return [p for p in inspect.signature(LOCAL_OPTIMIZERS[self.name]).parameters if p not in engine]
+    def allowed_settings(self) -> list[str]:
+        """Return the names of this optimizer's settings except the learning rate."""
+        reserved = {"self", "params", "lr", "foreach", "fused", "differentiable", "capturable", "stacked"}
+        return [p for p in inspect.signature(LOCAL_OPTIMIZERS[self.name]).parameters if p not in reserved]
 
     @property
     def stackable(self) -> bool:
-        """Whether one instance may step the stacked tensors of several clients."""
+        """Return whether one instance can step the stacked tensors of several clients."""
         return self.name in STACKABLE
 
-    def length(self, rates: np.ndarray) -> float:
-        """How far steps at these rates go along a constant gradient of 1: of SGD exactly (FedNova's a times eta).
+    def total_rate(self, rates: np.ndarray) -> float:
+        """Return the distance that steps at these rates cover along a constant gradient of 1 (FedNova's a times eta).
 
-        Other optimizers are taken to step by their rate.
+        It is exact for SGD, with momentum or without. Other optimizers count with the sum of rates.
         """
         if self.name != "sgd" or not self.settings.get("momentum"):
             return float(rates.sum())
@@ -72,12 +73,18 @@ class LocalOptimizer:
 
     def build(
         self, tensors: Sequence[Tensor | dict[str, Any]], learning_rate: float, stacked: bool = False
-    ) -> Stepping:
-        """The optimizer over these leaf tensors, or groups of them; `stacked`: their first axis is clients.
+    ) -> OptimizerLike:
+        """Return an optimizer over these leaf tensors, or groups of them.
 
-        Torch's own class checks the settings, as it does without tensors: ValueError if one is out of range.
+        Args:
+            tensors: Leaf tensors or groups; without tensors, torch's class only checks the settings.
+            learning_rate: The learning rate.
+            stacked: Whether the first axis of every tensor is clients.
+
+        Raises:
+            ValueError: A setting is out of range.
         """
-        optimizer = direct(self.name, self.settings, tensors, learning_rate) if tensors else None
+        optimizer = build_foreach(self.name, self.settings, tensors, learning_rate) if tensors else None
         if optimizer is not None:
             return optimizer
         constructor: Callable[..., torch.optim.Optimizer] = LOCAL_OPTIMIZERS[self.name]

@@ -1,11 +1,11 @@
-"""Shampoo as FedShampoo steps with it: Gupta et al. 2018; Niwa et al. in Tito et al. 2024 (PFL-DocVQA), Algorithm 1.
+"""Shampoo as in FedShampoo: Gupta et al. 2018; Niwa et al. in Tito et al. 2024 (PFL-DocVQA), Algorithm 1.
 
-G      gradient of a matrix, one row an output        L, R    its statistics, identities at first
+G      gradient of a matrix, one row per output       L, R    its statistics, initially identities
 every 10 steps    L ← L + G·Gᵀ,   R ← R + Gᵀ·G        every 100     L̃ = (L + rho·I)^(−1/4),   R̃ = (R + rho·I)^(−1/4)
 every step        W ← W − eta·Clip(L̃·G·R̃, ±C)         before the first roots L̃ and R̃ are identities
 
-The paper calls the sums a moving average, prints G once transposed, and says nothing of vectors and of the size of
-blocks. Here a vector is a diagonal matrix: g/√(1 + Σg² + rho); kernels are matrices with a row for each output.
+The paper calls the sums a moving average, prints G once transposed, and leaves vectors and the size of blocks open.
+Here a vector is a diagonal matrix, g/√(1 + Σg² + rho); kernels are matrices with one row per output.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from torch import Tensor
 
 
 class Shampoo(torch.optim.Optimizer):
-    """Preconditions each block of a matrix from both sides; with keep_optimizer clients go on from their statistics."""
+    """Shampoo, which preconditions each block of a matrix from both sides.
+
+    With `local.keep_optimizer` clients keep their statistics between rounds.
+    """
 
     def __init__(
         self,
@@ -29,10 +32,11 @@ class Shampoo(torch.optim.Optimizer):
         rho: float = 1e-4,  # added to the statistics before their roots
         statistics_every: int = 10,  # steps between updates of the statistics
         roots_every: int = 100,  # steps between updates of their roots
-        block: int = 1024,  # longest side of a block; larger matrices are cut evenly
-        average: float | None = None,  # share of the old statistics in a moving average; None: sums
-        stacked: bool = False,  # the first axis of every tensor is clients
+        block: int = 1024,  # longest side of a block; larger matrices are split evenly
+        average: float | None = None,  # weight of the old statistics in a moving average; None: sums
+        stacked: bool = False,  # whether the first axis of every tensor is clients
     ) -> None:
+        """Create the optimizer. Raises ValueError for a setting out of range."""
         if clip is not None and clip <= 0:
             raise ValueError(f"clip: {clip} given; allowed: above 0, or null")
         if rho < 0:
@@ -45,8 +49,8 @@ class Shampoo(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "block": block, "average": average, "stacked": stacked} | settings)
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch's may evaluate a loss again
-        """One step of every tensor that has a gradient."""
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch's closure is not supported
+        """Step every tensor that has a gradient."""
         for group in self.param_groups:
             for tensor in group["params"]:
                 if tensor.grad is not None:
@@ -57,7 +61,7 @@ class Shampoo(torch.optim.Optimizer):
         blocks, state = layout.cut(gradient.to(torch.float32)), self.state[tensor]
         if not state:
             state["step"] = torch.zeros(())
-            state |= _fresh(blocks, layout.is_matrix)
+            state |= _identities(blocks, layout.is_matrix)
         state["step"] += 1
         count = int(state["step"])
         if count % group["statistics_every"] == 0:
@@ -67,16 +71,17 @@ class Shampoo(torch.optim.Optimizer):
             power = -0.25 if layout.is_matrix else -0.5
             for side in _sides(layout.is_matrix):
                 state[f"{side}_root"].copy_(_root(state[side], group["rho"], power, layout.is_matrix))
-        steered = _steered(blocks, state, layout.is_matrix)
+        direction = _precondition(blocks, state, layout.is_matrix)
         if group["clip"] is not None:
-            steered = steered.clamp(-group["clip"], group["clip"])
-        return layout.join(steered).to(tensor.dtype)
+            direction = direction.clamp(-group["clip"], group["clip"])
+        return layout.join(direction).to(tensor.dtype)
 
 
 class Layout:
-    """How a tensor, after its first axes of clients, is cut into blocks: [..., rows, columns, height, width]."""
+    """The split of a tensor, after its axis of clients, into blocks [..., rows, columns, height, width]."""
 
     def __init__(self, shape: torch.Size, block: int, lead: int) -> None:
+        """Plan the blocks of a shape with `lead` axes of clients and sides of at most `block`."""
         self.shape, self.lead, own = shape, shape[:lead], shape[lead:]
         self.is_matrix = len(own) > 1
         self.height, self.width = (own[0], math.prod(own[1:])) if self.is_matrix else (1, 1)
@@ -84,7 +89,7 @@ class Layout:
         self.tall, self.wide = -(-self.height // max(self.rows, 1)), -(-self.width // max(self.columns, 1))
 
     def cut(self, tensor: Tensor) -> Tensor:
-        """Blocks of equal size, padded with zeros; a vector stays as it is."""
+        """Return blocks of equal size, padded with zeros; a vector is returned unchanged."""
         if not self.is_matrix:
             return tensor
         matrix = tensor.reshape(*self.lead, self.height, self.width)
@@ -93,7 +98,7 @@ class Layout:
         return padded.reshape(*self.lead, self.rows, self.tall, self.columns, self.wide).transpose(-3, -2)
 
     def join(self, blocks: Tensor) -> Tensor:
-        """The tensor of these blocks."""
+        """Return the tensor that `cut` into these blocks."""
         if not self.is_matrix:
             return blocks
         whole = blocks.transpose(-3, -2).reshape(*self.lead, self.rows * self.tall, self.columns * self.wide)
@@ -104,8 +109,8 @@ def _sides(is_matrix: bool) -> tuple[str, ...]:
     return ("left", "right") if is_matrix else ("left",)
 
 
-def _fresh(blocks: Tensor, is_matrix: bool) -> dict[str, Tensor]:
-    """Statistics and roots before the first step: identities."""
+def _identities(blocks: Tensor, is_matrix: bool) -> dict[str, Tensor]:
+    """Return identities as statistics and roots."""
     if not is_matrix:
         return {"left": torch.ones_like(blocks), "left_root": torch.ones_like(blocks)}
     lead, (tall, wide) = blocks.shape[:-2], blocks.shape[-2:]
@@ -126,7 +131,7 @@ def _update(old: Tensor, found: Tensor, average: float | None) -> None:
 
 
 def _root(statistics: Tensor, rho: float, power: float, is_matrix: bool) -> Tensor:
-    """(statistics + rho·I)^power, by eigenvalues."""
+    """Return (statistics + rho·I)^power, from eigenvalues."""
     if not is_matrix:
         return (statistics + rho) ** power
     values, vectors = torch.linalg.eigh(statistics)
@@ -134,5 +139,5 @@ def _root(statistics: Tensor, rho: float, power: float, is_matrix: bool) -> Tens
     return (vectors * powers[..., None, :]) @ vectors.mT
 
 
-def _steered(blocks: Tensor, state: dict[str, Tensor], is_matrix: bool) -> Tensor:
+def _precondition(blocks: Tensor, state: dict[str, Tensor], is_matrix: bool) -> Tensor:
     return state["left_root"] @ blocks @ state["right_root"] if is_matrix else state["left_root"] * blocks

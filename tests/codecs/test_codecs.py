@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simfl.codecs import CODECS
-from simfl.codecs.base import Context
+from simfl.codecs.base import MessageContext
 from simfl.errors import ConfigError
 
 shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=9)
@@ -16,7 +16,7 @@ values = st.floats(-60000, 60000, width=32)
 every_codec = pytest.mark.parametrize("name", sorted(CODECS))
 CHANGED_ONCE_MORE = ("svd",)  # a product of factors has other factors in its last bits
 SPARSE = ("topk", "randomk")  # by their nature they drop values
-HERE = Context((7, "upload", 3))
+HERE = MessageContext((7, "upload", 3))
 
 
 @every_codec
@@ -29,7 +29,7 @@ def test_any_shape_comes_back_and_the_payload_has_the_stated_size(name, compress
     payload = codec.encode_tensor(torch.from_numpy(array), HERE)
     back = codec.decode_tensor(payload, array.shape, HERE)
     assert (payload.dtype, payload.ndim) == (np.uint8, 1)
-    assert len(payload) == codec.size(array.shape) or (not codec.fixed and len(payload) < codec.size(array.shape))
+    assert len(payload) == codec.size(array.shape) or (not codec.fixed_size and len(payload) < codec.size(array.shape))
     assert (back.dtype, tuple(back.shape)) == (torch.float32, array.shape)
 
 
@@ -50,11 +50,11 @@ def test_what_was_decoded_encodes_to_the_same_bits(name, array):
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (65,), (9, 7), (4, 3, 2)])
 def test_the_payloads_of_a_cohort_are_those_of_its_clients_one_by_one(name, compress, shape):
     codec, x = CODECS[name](compress=compress), torch.randn(5, *shape, generator=torch.Generator().manual_seed(0))
-    contexts = [Context((7, k)) for k in range(5)]
-    together = codec.encode_all(x, contexts)
+    contexts = [MessageContext((7, k)) for k in range(5)]
+    together = codec.encode_stacked(x, contexts)
     alone = [codec.encode_tensor(x[k], contexts[k]) for k in range(5)]
     assert [one.numpy().tobytes() for one in together] == [one.tobytes() for one in alone]
-    back = codec.decode_all(together, shape, contexts)
+    back = codec.decode_stacked(together, shape, contexts)
     assert all(torch.equal(back[k], codec.decode_tensor(alone[k], shape, contexts[k])) for k in range(5))
 
 
@@ -96,7 +96,7 @@ def test_the_error_is_within_the_stated_bound(name, array):
 @every_codec
 def test_chance_depends_on_the_context_alone(name):
     codec, x = CODECS[name](), torch.randn(40, 30, generator=torch.Generator().manual_seed(0))
-    assert np.array_equal(codec.encode_tensor(x, Context((1, 2))), codec.encode_tensor(x, Context((1, 2))))
+    assert np.array_equal(codec.encode_tensor(x, MessageContext((1, 2))), codec.encode_tensor(x, MessageContext((1, 2))))
 
 
 @every_codec
@@ -149,7 +149,7 @@ def test_tensors_on_a_gpu_encode_to_the_same_bytes_and_come_back_the_same(name, 
         pytest.skip("two libraries of linear algebra agree to rounding")
     codec, x = CODECS[name](), torch.randn(3, *shape, generator=torch.Generator().manual_seed(1))
     assert np.array_equal(codec.encode_tensor(x[0].cuda(), HERE), codec.encode_tensor(x[0], HERE))
-    contexts = [Context((7, k)) for k in range(3)]
-    here, there = codec.encode_all(x, contexts), codec.encode_all(x.cuda(), contexts)
+    contexts = [MessageContext((7, k)) for k in range(3)]
+    here, there = codec.encode_stacked(x, contexts), codec.encode_stacked(x.cuda(), contexts)
     assert [one.cpu().numpy().tobytes() for one in there] == [one.numpy().tobytes() for one in here]
-    assert torch.equal(codec.decode_all(there, shape, contexts).cpu(), codec.decode_all(here, shape, contexts))
+    assert torch.equal(codec.decode_stacked(there, shape, contexts).cpu(), codec.decode_stacked(here, shape, contexts))

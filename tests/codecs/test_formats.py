@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from simfl.codecs.base import Context
-from simfl.codecs.identity import Float32
+from simfl.codecs.base import MessageContext
+from simfl.codecs.casts import Float32
 from simfl.codecs.int8 import Int8
-from simfl.codecs.lossless import HEADER
 from simfl.codecs.nf4 import Nf4
+from simfl.codecs.payload import HEADER
 from simfl.codecs.sign import Sign
 from simfl.codecs.sparse import RandomK, TopK, largest
 from simfl.codecs.svd import Svd
 from simfl.errors import ConfigError
 
-FIRST, LAST = Context((1,), progress=0.0), Context((1,), progress=1.0)
+FIRST, LAST = MessageContext((1,), progress=0.0), MessageContext((1,), progress=1.0)
 
 
 def through(codec, x, context=FIRST):
@@ -49,7 +49,7 @@ def test_stochastic_rounding_is_right_on_average_and_off_by_less_than_a_step():
 
 def test_stochastic_rounding_draws_anew_in_each_message():
     x, codec = normal(1000), Int8(rounding="stochastic")
-    assert not np.array_equal(codec.encode_tensor(x, Context((1,))), codec.encode_tensor(x, Context((2,))))
+    assert not np.array_equal(codec.encode_tensor(x, MessageContext((1,))), codec.encode_tensor(x, MessageContext((2,))))
 
 
 def test_sign_sends_the_mean_magnitude_and_eight_signs_a_byte():
@@ -71,29 +71,29 @@ def test_places_cost_four_bytes_each_or_a_bit_for_every_value(count, keep, place
     # 10 of 1000 values: 40 bytes; 100 of them: 400, or 125 as bits
     kept = max(1, round(count * keep))
     assert TopK(keep=keep).size((count,)) == 4 * kept + places
-    assert RandomK(keep=keep, places="paid").size((count,)) == 4 * kept + places
+    assert RandomK(keep=keep, positions="sent").size((count,)) == 4 * kept + places
     assert RandomK(keep=keep).size((count,)) == 4 * kept
 
 
 def test_random_places_follow_from_the_seed_whether_they_are_paid_or_not():
     x = normal(300)
-    for codec in (RandomK(keep=0.02), RandomK(keep=0.02, places="paid"), RandomK(keep=0.3, places="paid")):
+    for codec in (RandomK(keep=0.02), RandomK(keep=0.02, positions="sent"), RandomK(keep=0.3, positions="sent")):
         back = through(codec, x)
         assert int((back != 0).sum()) == round(300 * codec.keep)
         assert torch.equal(back[back != 0], x[back != 0])
-    assert torch.equal(through(RandomK(keep=0.02), x), through(RandomK(keep=0.02, places="paid"), x))
-    assert not torch.equal(through(RandomK(keep=0.02), x, FIRST), through(RandomK(keep=0.02), x, Context((2,))))
+    assert torch.equal(through(RandomK(keep=0.02), x), through(RandomK(keep=0.02, positions="sent"), x))
+    assert not torch.equal(through(RandomK(keep=0.02), x, FIRST), through(RandomK(keep=0.02), x, MessageContext((2,))))
 
 
 def test_every_place_is_drawn_equally_often():
-    drawn = sum(through(RandomK(keep=0.25), torch.ones(40), Context((k,))) for k in range(2000))
+    drawn = sum(through(RandomK(keep=0.25), torch.ones(40), MessageContext((k,))) for k in range(2000))
     assert float(drawn.sum()) == 2000 * 10
     assert 400 < float(drawn.min()) < float(drawn.max()) < 600  # 500 expected, standard deviation 19
 
 
 def test_unbiased_random_values_are_right_on_average():
     x, codec = normal(50), RandomK(keep=0.2, unbiased=True)
-    mean = sum(through(codec, x, Context((k,))) for k in range(4000)) / 4000
+    mean = sum(through(codec, x, MessageContext((k,))) for k in range(4000)) / 4000
     torch.testing.assert_close(mean, x, atol=0.3, rtol=0)  # standard deviation |x|·√(4 / 4000)
     with pytest.raises(ConfigError, match=r"^codec.unbiased: true makes the error larger"):
         RandomK(unbiased=True, error_feedback=True)

@@ -67,7 +67,7 @@ def test_decay_per_round_is_the_protocol_of_feddyn():
         ("round", [0.8, 0.8, 0.8, 0.8]),  # round 2 of 10 in all
         ("progress", [0.8, 0.775, 0.75, 0.725]),  # and the part of the visit done
         ("step", [1.0, 0.75, 0.5, 0.25]),  # anew at each visit, to its own last step
-        ("visit", [1.0, 0.75, 0.5, 0.25]),
+        ("client_update", [1.0, 0.75, 0.5, 0.25]),
     ],
 )
 def test_a_line_down_in_every_unit(unit, expected):
@@ -76,7 +76,7 @@ def test_a_line_down_in_every_unit(unit, expected):
 
 def test_feddats_code_ends_each_visit_above_the_peak_it_never_reaches():
     # a horizon of 15 epochs with a warm-up of 1.5, rebuilt at each visit of one epoch: it ends at two thirds
-    factors = Polynomial(unit="visit", warmup=1.5, horizon=15.0).factors(rounds=20, round=7, steps=10)
+    factors = Polynomial(unit="client_update", warmup=1.5, horizon=15.0).factors(rounds=20, round=7, steps=10)
     assert factors[0] == pytest.approx(0.1 / 1.5)
     assert factors[-1] == pytest.approx(1.0 / 1.5)
 
@@ -111,7 +111,7 @@ def test_a_server_that_stops_after_a_round_leaves_the_model_of_that_round(tmp_pa
 
 
 def test_a_client_that_stops_after_half_a_visit_has_taken_half_its_steps(tmp_path: Path):
-    half = {"schedule": Steps(unit="visit", at=(0.5,), gamma=1e-30), "epochs": 2, "shuffle": False}
+    half = {"schedule": Steps(unit="client_update", at=(0.5,), gamma=1e-30), "epochs": 2, "shuffle": False}
     run(experiment(rounds=1, **half), tmp_path / "half")
     run(experiment(rounds=1, shuffle=False), tmp_path / "one")
     weights = [Run(tmp_path / name).summary["weights_sha256"] for name in ("half", "one")]

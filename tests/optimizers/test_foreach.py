@@ -1,4 +1,4 @@
-"""The direct optimizers against torch's own, bit for bit: weights and moments, with every setting."""
+"""SGD and Adam without torch's classes: bit-identical weights and moments, with every setting."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from simfl.optimizers.direct import Adam, PlainSgd
+from simfl.optimizers.foreach import Adam, PlainSgd
 from simfl.optimizers.local import LOCAL_OPTIMIZERS, LocalOptimizer
 
 CASES: list[tuple[str, dict[str, Any]]] = [

@@ -1,7 +1,7 @@
-"""The two local optimizers of nearly every experiment, as `torch.optim` computes them, to the bit, without its classes.
+"""SGD and Adam without torch's optimizer classes, bit-identical to `torch.optim`.
 
-Torch's own step spends longer on hooks and profiling than a small model on its gradient, and the first optimizer that a
-process makes imports torch's compiler, for two seconds.
+For a small model, the hooks and profiling of torch's own `step` take longer than its gradient, and the first optimizer
+of a process imports torch's compiler, which takes two seconds.
 
     w   weights        g   gradient        eta   learning rate
 """
@@ -18,36 +18,38 @@ from torch.optim.adam import adam
 Groups = Sequence[Tensor | dict[str, Any]]
 
 
-class Stepping(Protocol):
-    """What the engine asks of an optimizer, as torch's answer it."""
+class OptimizerLike(Protocol):
+    """The part of torch's optimizer interface that the engine uses."""
 
     param_groups: list[dict[str, Any]]  # tensors and learning rate
     state: Any  # tensor -> moments by name
 
     def step(self) -> Any:
-        """One step of every tensor that has a gradient."""
+        """Step every tensor that has a gradient."""
 
 
 class PlainSgd:
-    """SGD without momentum and decay."""
+    """SGD without momentum and weight decay."""
 
     def __init__(self, tensors: Groups, learning_rate: float) -> None:
+        """Create an optimizer over these leaf tensors, or groups of them."""
         self.param_groups = _groups(tensors, learning_rate)
         self.state: dict[Tensor, dict[str, Tensor]] = {}
 
     @torch.no_grad()
     def step(self) -> None:
-        """w − eta·g"""
+        """Step w ← w − eta·g."""
         for group in self.param_groups:
-            moved, gradients = _with_gradient(group)
-            if moved:
-                torch._foreach_add_(moved, gradients, alpha=-group["lr"])
+            tensors, gradients = _with_gradient(group)
+            if tensors:
+                torch._foreach_add_(tensors, gradients, alpha=-group["lr"])
 
 
 class Adam:
-    """Adam, and with `decoupled` AdamW; the settings are those of torch's classes."""
+    """Adam, or AdamW with `decoupled` weight decay; settings as in torch's classes."""
 
     def __init__(self, tensors: Groups, learning_rate: float, decoupled: bool, settings: Mapping[str, Any]) -> None:
+        """Create an optimizer over these leaf tensors, or groups of them."""
         self.param_groups = _groups(tensors, learning_rate)
         self.state: dict[Tensor, dict[str, Tensor]] = {}
         given = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01 if decoupled else 0.0, **settings}
@@ -57,13 +59,13 @@ class Adam:
 
     @torch.no_grad()
     def step(self) -> None:
-        """The step of Kingma and Ba 2015, or of Loshchilov and Hutter 2019."""
+        """Step as Kingma and Ba 2015, or Loshchilov and Hutter 2019 with decoupled weight decay."""
         for group in self.param_groups:
-            moved, gradients = _with_gradient(group)
-            states = [self._state(tensor) for tensor in moved]
+            tensors, gradients = _with_gradient(group)
+            states = [self._state(tensor) for tensor in tensors]
             moments = {name: [state[name] for state in states] for name in self._names()}
             adam(
-                moved,
+                tensors,
                 gradients,
                 moments["exp_avg"],
                 moments["exp_avg_sq"],
@@ -79,13 +81,15 @@ class Adam:
 
     def _state(self, tensor: Tensor) -> dict[str, Tensor]:
         if tensor not in self.state:
-            fresh = {name: torch.zeros_like(tensor) for name in self._names()}
-            self.state[tensor] = {"step": torch.tensor(0.0), **fresh}
+            moments = {name: torch.zeros_like(tensor) for name in self._names()}
+            self.state[tensor] = {"step": torch.tensor(0.0), **moments}
         return self.state[tensor]
 
 
-def direct(name: str, settings: Mapping[str, Any], tensors: Groups, learning_rate: float) -> Stepping | None:
-    """The optimizer of `torch.optim` by this name in its direct form, if it has one with these settings."""
+def build_foreach(
+    name: str, settings: Mapping[str, Any], tensors: Groups, learning_rate: float
+) -> OptimizerLike | None:
+    """Return the optimizer of `torch.optim` by this name in the form of this module, or None if it has none."""
     if name == "sgd" and not any(settings.values()):
         return PlainSgd(tensors, learning_rate)
     if name in ("adam", "adamw"):
@@ -99,6 +103,6 @@ def _groups(tensors: Groups, learning_rate: float) -> list[dict[str, Any]]:
 
 
 def _with_gradient(group: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
-    """The tensors that have a gradient, and their gradients."""
-    moved = [tensor for tensor in group["params"] if tensor.grad is not None]
-    return moved, [tensor.grad for tensor in moved]
+    """Return the tensors that have a gradient, and their gradients."""
+    tensors = [tensor for tensor in group["params"] if tensor.grad is not None]
+    return tensors, [tensor.grad for tensor in tensors]
