@@ -16,6 +16,7 @@ os.environ.update(
 )
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,10 @@ def ray_session() -> Iterator[None]:
     """A Ray with 3 CPUs, started for the first test that asks and shared by all."""
     import ray
 
-    from simfl.runtime.ray.faststart.patches import lean
+    from simfl.runtime.ray import faststart
+    from simfl.runtime.ray.faststart.patches import patched
 
-    with lean():
+    with patched() if faststart.enabled() else nullcontext():
         ray.init(
             "local",
             num_cpus=3,

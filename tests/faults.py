@@ -1,4 +1,4 @@
-"""Faults to order: an algorithm whose clients meet what a folder says, in whatever process they are trained."""
+"""Injected faults: an algorithm and a data set that fail as the files in a folder say, in any process."""
 
 from __future__ import annotations
 
@@ -20,47 +20,74 @@ from simfl.protocol import ClientUpdate, Parts, State
 
 
 @dataclass(frozen=True)
-class Troubled(Scaffold):
-    """SCAFFOLD whose clients meet the faults listed in a folder; without a list it is SCAFFOLD."""
+class FaultyScaffold(Scaffold):
+    """SCAFFOLD whose clients meet the faults listed in a folder; without a list it is plain SCAFFOLD."""
 
     folder: str = ""
 
-    def prepare(self, received: Parts, state: State, update: ClientUpdate) -> State:
-        path = Path(self.folder) / "faults.json"
-        for number, fault in enumerate(json.loads(path.read_text()) if path.exists() else []):
+    def prepare_state(self, received: Parts, state: State, update: ClientUpdate) -> State:
+        """Meet the faults of this client and round."""
+        for number, fault in enumerate(_listed(self.folder)):
             wanted = (
                 fault["kind"] in FAULTS
                 and fault["client"] in (int(update.client), None)
                 and fault["round"] in (int(update.round), None)
             )
-            if wanted and met(self.folder, number) < fault["times"]:
+            if wanted and num_met(self.folder, number) < fault["times"]:
                 _mark(self.folder, number)
                 FAULTS[fault["kind"]]()
         return state
 
 
+@dataclass(frozen=True)
+class FaultyData(Toy):
+    """The toy data set, which fails to load in workers if the folder says so."""
+
+    folder: str = ""
+
+    def load(self, cache: Path) -> Dataset:
+        """Load the data, unless a fault strikes."""
+        for number, fault in enumerate(_listed(self.folder)):
+            kind, _, action = fault["kind"].partition(": ")
+            if kind == "start" and not self._is_driver() and num_met(self.folder, number) < fault["times"]:
+                _mark(self.folder, number)
+                _die() if action == "die" else _no_disk()
+        return super().load(cache)
+
+    def _is_driver(self) -> bool:
+        """Return whether this process is the driver: the first one to load the data."""
+        first = Path(self.folder) / "first"
+        if not first.exists():
+            first.write_text(str(os.getpid()))
+        return first.read_text() == str(os.getpid())
+
+
 def order(folder: Path, kind: str, client: int | None = 3, round: int | None = 1, times: int = 1000) -> str:
-    """List one more fault in the folder, for an algorithm with this folder; None is any client, any round."""
+    """List one more fault in the folder and return the folder; None stands for any client or round."""
     folder.mkdir(exist_ok=True)
-    path = folder / "faults.json"
-    faults: list[Any] = json.loads(path.read_text()) if path.exists() else []
-    faults.append({"kind": kind, "client": client, "round": round, "times": times})
-    path.write_text(json.dumps(faults))
+    faults = [*_listed(folder), {"kind": kind, "client": client, "round": round, "times": times}]
+    (folder / "faults.json").write_text(json.dumps(faults))
     return str(folder)
 
 
-def _mark(folder: str, number: int) -> None:
-    (Path(folder) / f"met-{number}-{time.monotonic_ns()}-{os.getpid()}").touch()
-
-
-def met(folder: Path | str, number: int = 0) -> int:
-    """How often a fault was met."""
+def num_met(folder: Path | str, number: int = 0) -> int:
+    """Return how often a fault struck."""
     return len(list(Path(folder).glob(f"met-{number}-*")))
 
 
 def processes(folder: Path | str, number: int = 0) -> list[int]:
-    """The processes that met a fault, in order."""
+    """Return the ids of the processes in which a fault struck, in order."""
     return [int(path.name.rpartition("-")[2]) for path in sorted(Path(folder).glob(f"met-{number}-*"))]
+
+
+def _listed(folder: Path | str) -> list[dict[str, Any]]:
+    path = Path(folder) / "faults.json"
+    faults: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+    return faults
+
+
+def _mark(folder: str, number: int) -> None:
+    (Path(folder) / f"met-{number}-{time.monotonic_ns()}-{os.getpid()}").touch()
 
 
 def _flaky() -> None:
@@ -68,7 +95,7 @@ def _flaky() -> None:
 
 
 def _broken() -> None:
-    raise ZeroDivisionError("the client's own words")
+    raise ZeroDivisionError("an error in the client's code")
 
 
 def _no_gpu_memory() -> None:
@@ -76,7 +103,7 @@ def _no_gpu_memory() -> None:
 
 
 def _no_memory() -> None:
-    torch.empty(1 << 60, dtype=torch.uint8)  # torch's own words: a RuntimeError
+    torch.empty(1 << 60, dtype=torch.uint8)  # torch raises a RuntimeError
 
 
 def _hang() -> None:
@@ -87,6 +114,10 @@ def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _no_disk() -> None:
+    raise FileNotFoundError("no such disk on this machine")
+
+
 FAULTS: dict[str, Callable[[], None]] = {
     "flaky": _flaky,
     "broken": _broken,
@@ -95,30 +126,3 @@ FAULTS: dict[str, Callable[[], None]] = {
     "hang": _hang,
     "die": _die,
 }
-
-
-@dataclass(frozen=True)
-class Moody(Toy):
-    """The toy data set, which every process but the first to read it may fail to read, if the folder says so."""
-
-    folder: str = ""
-
-    def load(self, cache: Path) -> Dataset:
-        path = Path(self.folder) / "faults.json"
-        for number, fault in enumerate(json.loads(path.read_text()) if path.exists() else []):
-            kind, _, what = fault["kind"].partition(": ")
-            if kind == "start" and not self._first() and met(self.folder, number) < fault["times"]:
-                _mark(self.folder, number)
-                _die() if what == "die" else _no_disk()
-        return super().load(cache)
-
-    def _first(self) -> bool:
-        """Whether this process is the driver: the first to come here."""
-        first = Path(self.folder) / "first"
-        if not first.exists():
-            first.write_text(str(os.getpid()))
-        return first.read_text() == str(os.getpid())
-
-
-def _no_disk() -> None:
-    raise FileNotFoundError("no such disk on this machine")

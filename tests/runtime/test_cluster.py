@@ -1,122 +1,181 @@
-"""Ray starts beside what the run needs anyway; errors do not wait for it and it is not left behind."""
+"""Connection to Ray: start in the background, errors, addresses, and the usual start without the fast start."""
 
 from __future__ import annotations
 
+import logging
 import os
+import shutil
 import subprocess
 import sys
 import threading
-import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import simfl
 from simfl.errors import ConfigError
-from simfl.runtime.ray import cluster as boot
-from simfl.runtime.ray.faststart.patches import PLAIN
+from simfl.runtime.ray import cluster, faststart
+
+TESTS = Path(__file__).parents[1]
 
 
-def test_a_start_that_fails_is_told_to_whoever_waits_and_leaves_no_thread(monkeypatch):
-    def refuse(address, head):
-        raise ConfigError(f"nobody answers at {address}")
+def test_failed_start_is_raised_by_connect_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(address: str, launcher: None) -> None:
+        raise ConfigError(f"no cluster answers at {address}")
 
-    monkeypatch.setattr(boot, "_up", refuse)
-    with pytest.raises(ConfigError, match="nobody answers"), boot.started("1.2.3.4"):
-        boot.ray("1.2.3.4")
+    monkeypatch.setattr(cluster, "_connect", refuse)
+    with pytest.raises(ConfigError, match="no cluster answers"), cluster.started("1.2.3.4"):
+        cluster.connect("1.2.3.4")
     assert "ray" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_an_error_inside_does_not_wait_for_ray_and_the_next_start_waits_for_its_end(monkeypatch):
-    """The first start takes a second and is given up at once; the second one begins when the first has ended."""
-    log = []
+def test_error_in_the_block_does_not_wait_for_ray_and_the_next_start_waits_for_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first start is abandoned while it is under way; the second one begins when the first has ended."""
+    log, may_start = list[str](), threading.Event()
 
     class Ray:
         @staticmethod
-        def is_initialized():
+        def is_initialized() -> bool:
             return False
 
         @staticmethod
-        def shutdown():
+        def shutdown() -> None:
             log.append("down")
 
-    def slowly(address, head):
-        time.sleep(1.0)
+    def connect(address: str, launcher: None) -> type[Ray]:
+        assert may_start.wait(60)
         log.append("up")
         return Ray
 
     monkeypatch.setitem(sys.modules, "ray", Ray)
-    monkeypatch.setattr(boot, "_up", slowly)
-    began = time.monotonic()
-    with pytest.raises(ZeroDivisionError), boot.started("1.2.3.4"):
+    monkeypatch.setattr(cluster, "_connect", connect)
+    with pytest.raises(ZeroDivisionError), cluster.started("1.2.3.4"):
         1 / 0  # noqa: B018
-    assert time.monotonic() - began < 0.9
-    with boot.started("1.2.3.4"), boot.started("1.2.3.4"):  # the inner one finds Ray on its way
-        boot._current.wait()
+    assert log == []  # the block has ended and Ray is not up: nothing has waited for it
+    may_start.set()
+    with cluster.started("1.2.3.4"), cluster.started("1.2.3.4"):  # the inner block uses the Ray of the outer one
+        assert cluster._current is not None
+        cluster._current.wait()
         assert log == ["up", "down", "up"]
     assert log == ["up", "down", "up", "down"]
 
 
-def test_a_wrong_experiment_is_one_line_and_leaves_nothing_though_ray_was_starting(tmp_path):
+def test_wrong_experiment_is_reported_in_one_line_while_ray_is_starting(tmp_path: Path) -> None:
     (tmp_path / "wrong.yaml").write_text("nonsense: 1\n")
-    command = [sys.executable, "-m", "simfl", "run", str(tmp_path / "wrong.yaml")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, env=dict(os.environ))
+    command = [sys.executable, "-m", "simfl", "run", str(tmp_path / "wrong.yaml"), "--backend", "ray"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=dict(os.environ))
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "nonsense" in done.stderr
     assert done.stdout == ""
 
 
-class Counting:
-    """In the place of ray: notes how it is started."""
+class FakeModule:
+    """Stands for the module `ray` and notes how it is started."""
 
-    def __init__(self):
-        self.calls = []
+    def __init__(self) -> None:
+        self.calls: list[str] = []
 
-    def is_initialized(self):
+    def is_initialized(self) -> bool:
+        """Return False."""
         return False
 
-    def init(self, address, **settings):
+    def init(self, address: str, **settings: Any) -> None:
+        """Note a start."""
         self.calls.append(address)
 
-    def shutdown(self):
+    def shutdown(self) -> None:
+        """Note a shutdown."""
         self.calls.append("shutdown")
 
 
-class Broken:
-    """In the place of a head: Ray does not come up."""
+class FailingLauncher:
+    """Stands for a launcher that cannot start Ray."""
 
     closed = False
 
-    def address(self):
+    def address(self) -> str:
+        """Fail."""
         raise ConnectionError("no such port")
 
-    def close(self, wait=True):
+    def close(self, wait: bool = True) -> None:
+        """Note that it was closed."""
         self.closed = True
 
 
-def test_where_the_lean_start_fails_ray_starts_as_usual(monkeypatch, caplog):
-    ray, head = Counting(), Broken()
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    assert boot._up(None, head) is ray
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> FakeModule:
+    """The module `ray`, faked."""
+    module = FakeModule()
+    monkeypatch.setitem(sys.modules, "ray", module)
+    return module
+
+
+def test_ray_starts_in_the_usual_way_if_the_fast_start_fails(ray: FakeModule, caplog: Any) -> None:
+    launcher: Any = FailingLauncher()
+    assert cluster._connect(None, launcher) is ray
     assert ray.calls == ["shutdown", "local"]
-    assert head.closed
+    assert launcher.closed
     assert "no such port" in caplog.text
 
 
-def test_ray_can_be_asked_to_start_as_usual(monkeypatch):
-    ray = Counting()
-    monkeypatch.setenv(PLAIN, "1")
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setattr(boot, "Head", None)  # not to be called
-    with boot.ahead("ray", None):
-        assert boot.running() is False
-    with boot.started(None):
-        assert boot.cradle() is None
-        assert boot.ray(None) is ray
-    assert ray.calls == ["local", "local", "shutdown"]  # joined once more, as this one never says that it is up
+def test_environment_variable_turns_the_fast_start_off(ray: FakeModule, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(faststart.PLAIN, "1")
+    starts_in_the_usual_way(ray)
+
+
+def test_untested_version_of_ray_starts_in_the_usual_way_and_is_logged_once(
+    ray: FakeModule, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(faststart, "TESTED_VERSIONS", frozenset({"0.0.0"}))
+    monkeypatch.delenv(faststart.PLAIN, raising=False)
+    with caplog.at_level(logging.WARNING):
+        starts_in_the_usual_way(ray)
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line for line in lines if "not tested with Ray" in line and "usual way" in line] == lines
+    assert len(lines) == 1
+
+
+def test_ray_starts_in_the_usual_way_without_the_package(ray: FakeModule, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "faststart", None)
+    starts_in_the_usual_way(ray)
+
+
+def starts_in_the_usual_way(ray: FakeModule) -> None:
+    """Assert that `ray.init` starts Ray in this process, and only when it is needed."""
+    with cluster.start_early("ray", None):
+        assert cluster.running() is False
+    with cluster.started(None):
+        assert cluster.fork_address() is None
+        assert cluster.connect(None) is ray
+    assert ray.calls == ["local", "local", "shutdown"]  # twice, as the fake never reports that it is initialized
+
+
+@pytest.mark.ray
+def test_run_on_ray_works_without_the_package(tmp_path: Path) -> None:
+    """A copy of simfl from which the folder was deleted; weights are those of a run in one process."""
+    copy = tmp_path / "source" / "simfl"
+    shutil.copytree(Path(simfl.__file__).parent, copy, ignore=shutil.ignore_patterns("faststart", "__pycache__"))
+    code = (
+        "import sys; from pathlib import Path; import simfl; from fakes import experiment, run\n"
+        "assert simfl.__file__.startswith(sys.argv[1]), simfl.__file__\n"
+        "found = [run(experiment(rounds=1), Path(sys.argv[1]) / name, **given)['weights_sha256']\n"
+        "         for name, given in {'inline': {}, 'ray': {'workers': 1}}.items()]\n"
+        "print(len(set(found)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        cwd=tmp_path, capture_output=True, text=True, timeout=280,
+        env={**os.environ, "PYTHONPATH": f"{copy.parent}{os.pathsep}{TESTS}"},
+    )  # fmt: skip
+    assert done.stdout.split()[-1:] == ["1"], done.stderr
 
 
 @pytest.mark.parametrize(
-    ("address", "why"),
+    ("address", "cause"),
     [
         ("127.0.0.1:1", "Connection refused"),
         ("ray://127.0.0.1:1", "Connection refused"),
@@ -124,21 +183,29 @@ def test_ray_can_be_asked_to_start_as_usual(monkeypatch):
         ("x", "Invalid address format: x"),
     ],
 )
-def test_where_no_ray_answers_it_is_said_at_once(address: str, why: str) -> None:
-    """In a process of its own, as no other test's Ray may be up; Ray alone takes a minute or more, and many lines."""
-    asked = [sys.executable, "-c", ASK, address]
-    shown = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=60)
-    assert shown.stdout.startswith(f"--address: no Ray cluster answers at {address!r}: ")
-    assert why in shown.stdout
-    assert shown.stdout.count("\n") == 1
+def test_address_without_a_cluster_is_one_line(address: str, cause: str) -> None:
+    """Runs in a separate process, where no other test's Ray is up; Ray alone takes a minute or more and many lines."""
+    command = [sys.executable, "-c", CONNECT, address]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout.startswith(f"--address: no Ray cluster answers at {address!r}: ")
+    assert cause in done.stdout
+    assert done.stdout.count("\n") == 1
 
 
-ASK = """
+CONNECT = """
 import sys
-from simfl.runtime.ray import cluster as boot
 from simfl.errors import ConfigError
+from simfl.runtime.ray import cluster
 try:
-    boot.ray(sys.argv[1])
+    cluster.connect(sys.argv[1])
 except ConfigError as error:
     print(error)
 """
+
+
+def test_more_workers_than_processors_are_refused() -> None:
+    assert cluster.count_workers("CPU", 3.0, "auto") == 3
+    assert cluster.count_workers("GPU", 0.0, "auto") == 1
+    assert cluster.count_workers("CPU", 3.0, 2) == 2
+    with pytest.raises(ConfigError, match=r"^--workers: requested 9 workers, but Ray has 3 CPUs$"):
+        cluster.count_workers("CPU", 3.0, 9)

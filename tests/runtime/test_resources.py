@@ -1,4 +1,4 @@
-"""What a run takes it gives back: memory, threads, files, processes, shared memory; and two runs share a machine."""
+"""Resource leaks: memory, threads, files, processes, shared memory; and two runs on one machine."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="coun
 
 
 def resident() -> int:
-    """Bytes of memory in use by this process."""
+    """Return the bytes of resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def children() -> set[int]:
-    """The processes that this one, or one of those, has started and that are still alive."""
+    """Return the living descendants of this process."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -43,16 +43,16 @@ def children() -> set[int]:
 
 
 def targets_of_files() -> list[str]:
-    """What this process has open."""
+    """Return the targets of this process's open files."""
     found = []
     for path in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # the one that lists the folder
+        with suppress(FileNotFoundError):  # the descriptor that lists the folder
             found.append(os.readlink(path))
     return found
 
 
 def held() -> dict[str, int]:
-    """What this process holds, counted."""
+    """Count the resources that this process holds."""
     targets = targets_of_files()
     sockets = [target for target in targets if target.startswith("socket:")]
     shared = [path for path in Path("/dev/shm").glob("*") if path.stat().st_uid == os.getuid()]
@@ -65,45 +65,45 @@ def held() -> dict[str, int]:
     }
 
 
-def settled(most: dict[str, int]) -> dict[str, int]:
-    """What is held once it is no more than this, or after a minute."""
+def settle(most: dict[str, int]) -> dict[str, int]:
+    """Return what is held as soon as it is at most this, or after a minute."""
     deadline = time.monotonic() + 60
     while any(held()[name] > count for name, count in most.items()) and time.monotonic() < deadline:
         time.sleep(0.5)
     return held()
 
 
-def test_runs_in_one_process_leak_nothing(tmp_path):
+def test_inline_runs_leak_nothing(tmp_path):
     for number in range(4):
         run(experiment(rounds=1), tmp_path / f"warm{number}")
     before, memory = held(), resident()
     for number in range(20):
         run(experiment(rounds=1), tmp_path / str(number))
     gc.collect()
-    assert all(count <= before[name] for name, count in settled(before).items())  # less, if a test before let go late
+    assert all(count <= before[name] for name, count in settle(before).items())  # fewer, if an earlier test released some late
     assert resident() - memory < 20 * 2**20
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_twenty_pools_started_and_stopped_in_one_process_leak_nothing(tmp_path):
-    """In a process of its own, where Ray is started and ended each time.
+def test_twenty_starts_of_ray_leak_nothing(tmp_path):
+    """Runs in a process of its own, where Ray starts and stops each time.
 
-    Ray leaves two or three of its own sockets open at each start and end; it does so with a bare actor too.
+    Ray leaks two or three of its own sockets per start; it does so with a bare actor too.
     """
     code = (
         "import sys, gc; from pathlib import Path; from fakes import experiment, run\n"
-        "from test_held_resources import held, resident, settled\n"
+        "from test_resources import held, resident, settle\n"
         "def pool(n): run(experiment(rounds=1), Path(sys.argv[1]) / str(n), workers=1)\n"
         "none = held()\n"
         "for n in range(3): pool(n)\n"
-        "gc.collect(); first = settled({'processes': none['processes']}), resident()\n"
+        "gc.collect(); first = settle({'processes': none['processes']}), resident()\n"
         "for n in range(3, 23): pool(n)\n"
-        "gc.collect(); last = settled(first[0]), resident()\n"
+        "gc.collect(); last = settle(first[0]), resident()\n"
         "import json; print(json.dumps([none, *first, *last]))"
     )
     here = Path(__file__).parent
-    paths = {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{here.parent}"}  # of this file, and of the fakes
+    paths = {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{here.parent}"}  # of this file and of `fakes`
     ended = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], cwd=here.parent, env=paths, capture_output=True, text=True
     )
@@ -120,7 +120,7 @@ def test_twenty_pools_started_and_stopped_in_one_process_leak_nothing(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_runs_share_a_machine(tmp_path):
-    """Each with a Ray of its own, at the same time; both end as if alone."""
+    """Two simultaneous runs, each with a Ray of its own, give the results of a run alone."""
     case = experiment("scaffold", rounds=4)
     (tmp_path / "experiment.yaml").write_text(config.dump(case))
     words = [sys.executable, "-m", "simfl", "run", str(tmp_path / "experiment.yaml"), "--workers", "2", "--out"]
