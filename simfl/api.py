@@ -11,9 +11,10 @@ from typing import Any
 
 from simfl import config, simulation
 from simfl.experiment import Experiment
+from simfl.runs.folder import RUN, is_taken
 from simfl.runs.results import Run
 from simfl.runtime.backend import choose_backend
-from simfl.tracking.run_folder import RUN, is_taken
+from simfl.session.options import RunOptions
 
 ExperimentLike = Experiment | Mapping[str, object] | str | Path
 
@@ -52,7 +53,7 @@ def run(
     with _display(display) as shown:
         if choice.message and shown is not None:
             shown.message(choice.message)
-        simulation.run(parsed, folder, choice.name, workers or "auto", address, resume, shown)
+        simulation.run(parsed, RunOptions(folder, choice.name, workers or "auto", address, resume, shown))
     return Run(folder, parsed)
 
 

@@ -64,7 +64,9 @@ for command in (
 
 @commands.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--out", help="Folder of the run, or a URL, such as s3://bucket/NAME.  [default: runs/NAME, or NAME-2, …]")
+@click.option(
+    "--out", help="Folder of the run, or a URL, such as s3://bucket/NAME.  [default: runs/NAME, or NAME-2, …]"
+)
 @options.placement(
     "auto",
     "inline: in this process; ray: on worker processes; auto: ray with 2 or more GPUs, or without a GPU with 4 or more"
@@ -88,6 +90,7 @@ def run(
     with cluster.start_early(placement.backend, placement.address):
         from simfl import config, simulation
         from simfl.api import folder_of
+        from simfl.session.options import RunOptions
         from simfl.tracking.progress import Progress
 
         experiment = config.load(file, overrides)
@@ -95,9 +98,10 @@ def run(
         with Progress() as display:
             if placement.message:
                 display.message(placement.message)
-            summary = simulation.run(
-                experiment, folder, placement.backend, placement.workers, placement.address, resume, display, profile
+            run_options = RunOptions(
+                folder, placement.backend, placement.workers, placement.address, resume, display, profile
             )
+            summary = simulation.run(experiment, run_options)
     return {"completed": 0, "interrupted": INTERRUPTED}.get(summary["status"], FAILED)
 
 

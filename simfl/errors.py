@@ -1,4 +1,4 @@
-"""What a user can cause. Everything else rises as it is."""
+"""Errors that a user can cause. All other exceptions propagate unchanged."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from collections.abc import Iterable
 
 
 class SimflError(Exception):
-    """Base of the errors that are answered with one clear line and exit code 2."""
+    """Base class of errors that the command line reports in one line, with exit code 2."""
 
 
 class ConfigError(SimflError):
-    """An experiment file, a flag or an argument cannot be used as given."""
+    """An experiment file, an option or an argument is invalid."""
 
 
 class DataError(SimflError):
-    """A data set or a partition cannot be read, or does not fit what was asked."""
+    """A data set or a partition cannot be read, or does not meet the request."""
 
 
 class RunError(SimflError):
-    """A run cannot start, go on or be resumed as it lies on disk."""
+    """A run cannot be started, continued or resumed in its folder."""
 
 
 class ClientError(SimflError):
-    """A client's own computation failed; the message names client, round and seed."""
+    """The computation of a client failed; the message names the client, the round and the seed."""
 
 
 class PrivacyError(SimflError):
-    """Something was about to leave a client, or a budget to be overdrawn, against what the experiment promises."""
+    """An operation would violate the privacy guarantee of the experiment or exceed its budget."""
 
 
 class OutOfMemory(SimflError):
-    """Work did not fit into the memory of a GPU or a machine, also alone on a fresh worker."""
+    """A task does not fit into the memory of a GPU or a machine, even alone on a new worker."""
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:
-    """A hint that ends an error line: the nearest allowed name, or all of them."""
+    """Return a hint for the end of an error message: the closest allowed name, or all allowed names."""
     names = sorted(set(allowed))
     match = difflib.get_close_matches(str(given), names, n=1)
     return f"did you mean {match[0]!r}?" if match else f"allowed: {', '.join(names)}"

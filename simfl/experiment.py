@@ -1,8 +1,8 @@
-"""Everything an experiment file can say, with the papers' letters beside the fields.
+"""All settings of an experiment file, with the papers' letters in the comments.
 
     K  partition.clients      C  participation      T  rounds      E  epochs      B  batch_size      eta  learning_rate
 
-`simfl.config` turns YAML into these frozen dataclasses; nothing else reads YAML.
+`simfl.config` reads YAML into these frozen dataclasses. `simfl list sections` shows the comment behind each field.
 """
 
 from __future__ import annotations
@@ -14,8 +14,17 @@ from typing import Literal
 from simfl.algorithms.base import Algorithm
 from simfl.algorithms.fedavg import FedAvg
 from simfl.codecs.base import Codec
-from simfl.codecs.identity import Float32
-from simfl.constraints import Amount, Count, FileName, Fraction, Positive, PowerOfTwo, Seed, Whole
+from simfl.codecs.casts import Float32
+from simfl.constraints import (
+    FileName,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PowerOfTwo,
+    Seed,
+)
 from simfl.data.base import Data
 from simfl.data.partition.partitioners import Partitioner
 from simfl.models.base import Model
@@ -27,188 +36,180 @@ from simfl.optimizers.server import ServerOptimizer, Sgd
 
 @dataclass(frozen=True)
 class Local:
-    """What a sampled client does with what it received."""
+    """Local training of a sampled client."""
 
-    optimizer: LocalOptimizer  # a name of torch.optim in lower case, or a name with its settings
-    learning_rate: Amount  # eta
-    schedule: Schedule = field(default_factory=Constant)  # of the learning rate
-    epochs: Count = 1  # E: passes over the client's examples
-    steps: Count | None = None  # local steps instead of epochs
-    batch_size: Count = 16  # B
-    shuffle: bool = True  # a new order for each epoch; false: file order
-    clip_norm: Positive | None = None  # clip the gradient to this norm
-    clip_value: Positive | None = None  # clip each entry of the gradient
-    keep_optimizer: bool = False  # the optimizer's state is client memory; false: fresh at each visit
+    optimizer: LocalOptimizer  # name of a torch.optim optimizer in lower case, optionally with settings
+    learning_rate: NonNegativeFloat  # eta
+    schedule: Schedule = field(default_factory=Constant)  # learning rate schedule
+    epochs: PositiveInt = 1  # E: passes over the client's examples
+    steps: PositiveInt | None = None  # number of local steps; replaces epochs
+    batch_size: PositiveInt = 16  # B: examples per local step
+    shuffle: bool = True  # true: reshuffle before each epoch; false: keep the order of the data set
+    clip_norm: PositiveFloat | None = None  # largest gradient norm; null: no clipping
+    clip_value: PositiveFloat | None = None  # largest absolute value of a gradient entry; null: no clipping
+    keep_optimizer: bool = False  # true: the optimizer state is client state; false: reset it in each client update
 
 
 @dataclass(frozen=True)
 class PartCodecs:
-    """The wire format of one part of the messages."""
+    """Codecs of one part of the messages."""
 
-    download: Codec | None = None  # server to client; null: as the other parts
-    upload: Codec | None = None  # client to server; null: as the other parts
+    download: Codec | None = None  # server to client; null: the codec of the other parts
+    upload: Codec | None = None  # client to server; null: the codec of the other parts
 
 
 @dataclass(frozen=True)
 class Codecs:
-    """The wire format of each direction."""
+    """Codecs of both directions."""
 
     download: Codec = field(default_factory=Float32)  # server to client
     upload: Codec = field(default_factory=Float32)  # client to server
-    parts: Mapping[str, PartCodecs] = field(default_factory=dict)  # by part, such as scaffold's `control`
+    parts: Mapping[str, PartCodecs] = field(
+        default_factory=dict
+    )  # codecs of single parts, such as scaffold's `control`
 
     def of_part(self, direction: str, part: str) -> Codec:
-        """The wire format of a part, `download` or `upload`."""
+        """Return the codec of a part in one direction, `download` or `upload`."""
         own = getattr(self.parts.get(part), direction, None)
         return getattr(self, direction) if own is None else own
 
 
 @dataclass(frozen=True)
 class Phase:
-    """T rounds of one objective with one algorithm. Client memory is dropped at its end unless `keep` names it."""
+    """T rounds of one objective with one algorithm; client state ends with the phase unless `carry_over` names it."""
 
-    objective: Objective  # what a client learns from its examples
-    local: Local  # how it learns
-    rounds: Count  # T
-    name: str = ""  # shown beside the phase's number
-    algorithm: Algorithm = field(default_factory=FedAvg)  # both halves: client and server
-    server: ServerOptimizer = field(default_factory=Sgd)  # what steps with the mean of the uploads
-    participation: Fraction | None = None  # C: the fraction of clients sampled in a round
-    clients_per_round: Count | None = None  # or their number
-    poisson: Fraction | None = None  # or the probability of each client on its own; a round may have nobody
-    rounding: Literal["floor", "round", "ceil"] = "floor"  # how C·K becomes a number; at least 1
-    weighting: Literal["examples", "uniform"] = "examples"  # the weight of a client in a mean
-    train: tuple[str, ...] = ()  # globs trained besides the adapters; without adapters the default is everything
-    frozen: tuple[str, ...] = ()  # globs that stay as they are
-    personal_params: tuple[str, ...] = ()  # globs that are trained and never travel
-    communicate: bool = True  # false: everything is private, and clients train alone
-    centralized: bool = False  # true: centralized training on a round's examples, with the steps its clients would take
-    buffers: Literal["average", "local", "refuse"] = "average"  # running statistics
-    codec: Codecs = field(default_factory=Codecs)  # how tensors become bytes
+    objective: Objective  # loss and metrics of the task
+    local: Local  # local training
+    rounds: PositiveInt  # T: number of rounds
+    name: str = ""  # label shown next to the number of the phase
+    algorithm: Algorithm = field(default_factory=FedAvg)  # client and server side of the algorithm
+    server: ServerOptimizer = field(default_factory=Sgd)  # applies the aggregated update to the global model
+    participation: Fraction | None = None  # C: fraction of the clients sampled in each round
+    clients_per_round: PositiveInt | None = None  # number of clients sampled in each round; replaces participation
+    poisson: Fraction | None = None  # probability with which each client is sampled independently; rounds may be empty
+    rounding: Literal["floor", "round", "ceil"] = "floor"  # rounding of C·K; at least one client is sampled
+    weighting: Literal["examples", "uniform"] = "examples"  # weight of a client in the aggregate
+    train: tuple[str, ...] = ()  # globs of parameters trained in addition to the adapters; no adapters, no globs: all
+    frozen: tuple[str, ...] = ()  # globs of parameters that are not trained
+    personal_params: tuple[str, ...] = ()  # globs of parameters that are trained and never uploaded
+    communicate: bool = True  # false: every parameter is personal and each client trains alone
+    centralized: bool = False  # true: train on the pooled examples of a round, as many steps as its clients would take
+    buffers: Literal["average", "local", "refuse"] = "average"  # treatment of running statistics, such as batch norm's
+    codec: Codecs = field(default_factory=Codecs)  # encoding of downloads and uploads
     carry_over: tuple[
         Literal["algorithm", "optimizer", "codec", "personal_params"], ...
-    ] = ()  # client memory of the phase before
+    ] = ()  # client state kept from the previous phase
 
 
 @dataclass(frozen=True)
 class Execution:
-    """How many clients are trained side by side, and in which way."""
+    """Execution of client updates on the workers."""
 
-    clients_per_batch: PowerOfTwo | Literal["auto"] = "auto"  # part of the run's identity
-    mode: Literal["auto", "sequential", "vectorized"] = "auto"  # loop: one after the other; batch: as one program
-    program: Literal["auto", "eager", "graph", "compiled"] = "auto"  # of a step of `vectorized` on a GPU
-    data_parallel: Count = (
-        1  # of each local batch: where a round has fewer clients than workers, these share its clients
-    )
-    autotune: Literal["auto", "always", "never"] = "auto"  # try what is left open; auto: on a GPU, unless strict
-    threads: Count = (
-        1  # CPU threads of a worker; sums on the CPU depend on them, so they too are part of the run's identity
-    )
+    clients_per_batch: PowerOfTwo | Literal["auto"] = "auto"  # clients trained together; part of the run's identity
+    mode: Literal["auto", "sequential", "vectorized"] = "auto"  # one client after another, or several as one program
+    program: Literal["auto", "eager", "graph", "compiled"] = "auto"  # form of a vectorized step on a GPU
+    data_parallel: PositiveInt = 1  # micro-batches per local batch; workers that have no client compute some of them
+    autotune: Literal["auto", "always", "never"] = "auto"  # time what is left open; auto: on GPUs if not deterministic
+    threads: PositiveInt = 1  # CPU threads per worker; part of the run's identity, as they change sums on the CPU
 
 
 @dataclass(frozen=True)
 class LedgerRule:
-    """How tied weights are charged."""
+    """Rule by which the ledger charges tied weights."""
 
-    tied_weights: Literal["once", "of_trained", "always"] = (
-        "once"  # tied names: one payment, only for trained ones, each
-    )
+    tied_weights: Literal["once", "of_trained", "always"] = "once"  # charge its other names: never, if trained, always
 
 
 @dataclass(frozen=True)
 class AdaptiveClip:
-    """The clip follows a quantile of the units' norms (Andrew et al. 2021); the noise pays for it."""
+    """Clipping norm that follows a quantile of the update norms (Andrew et al. 2021); the accountant charges for it."""
 
-    quantile: Fraction = 0.5  # gamma: the share of units that the clip is to leave alone
-    learning_rate: Positive = 0.2  # eta: the clip times exp(−eta·(share left alone − gamma)) after each round
-    count_noise: Positive = 5.0  # noise multiplier of the count over that of all: the larger, the cheaper; above 0.5
+    quantile: Fraction = 0.5  # gamma: target fraction of units that are not clipped
+    learning_rate: PositiveFloat = 0.2  # eta: the clip is multiplied by exp(−eta·(fraction not clipped − gamma))
+    count_noise: PositiveFloat = 5.0  # noise multiplier of the count, relative to the total; above 0.5
 
 
 @dataclass(frozen=True)
 class Privacy:
-    """Whose presence is hidden, and how well: the unit's whole update is clipped, summed with others, and noised."""
+    """Differential privacy: clip the update of each unit, aggregate, and add Gaussian noise."""
 
-    unit: Literal["record", "group", "client"] = "group"  # an example, a named part of a client (provider), or a client
-    clip: Positive | None = None  # S: the norm to which a unit's update is clipped; of a record, its gradient
-    epsilon: Positive | None = None  # what all rounds may spend; without a noise_multiplier, the noise follows from it
-    delta: Fraction = 1e-5  # the chance that epsilon does not cover
-    noise_multiplier: Amount | None = None  # sigma: standard deviation of the noise over the clip
-    noise: Literal["client", "central"] = "client"  # each client its own, or the server once, which is then trusted
-    groups_per_client: Count | None = None  # M: groups sampled at a visit, and what their sum is divided by; null: all
-    group_rate: Fraction | None = None  # Poisson: each group on its own with this probability, in place of M of them
-    min_groups: Count | None = None  # the fewest groups a client has, as a public fact; null: as the partition has it
-    adjacency: Literal["add_remove", "zero_out"] = "add_remove"  # data sets with and without a unit, or with it emptied
-    denominator: Literal["fixed", "realised"] = "fixed"  # divide by expected numbers of units and clients, or real ones
-    view: Literal["averages", "messages", "formula"] = "averages"  # epsilon is of who sees these, or a paper's formula
-    accountant: Literal["rdp", "rdp_fine", "prv", "pld"] = "rdp"  # Rényi orders of PFL-DocVQA, more of them, numerical
-    adaptive: AdaptiveClip | None = None  # null: the clip stays as it is
-    tied_weights: Literal["once", "always"] = (
-        "once"  # in the norm, tied weights count once, or once for each of their names
-    )
-    secure: bool = False  # sampling and noise from the system's source: no run can be repeated
+    unit: Literal["record", "group", "client"] = "group"  # protected unit: an example, a group (provider), or a client
+    clip: PositiveFloat | None = None  # S: largest norm of a unit's update; for records, of an example's gradient
+    epsilon: PositiveFloat | None = None  # budget of all rounds; determines the noise unless noise_multiplier is set
+    delta: Fraction = 1e-5  # probability that the bound epsilon does not hold
+    noise_multiplier: NonNegativeFloat | None = None  # sigma: standard deviation of the noise divided by the clip
+    noise: Literal["client", "central"] = "client"  # each client adds its share, or a trusted server adds all of it
+    groups_per_client: PositiveInt | None = None  # M: groups sampled per client update, divisor of their sum; null: all
+    group_rate: Fraction | None = None  # probability with which each group is sampled independently; replaces M
+    min_groups: PositiveInt | None = None  # smallest number of groups of a client, public; null: as in the partition
+    adjacency: Literal["add_remove", "zero_out"] = "add_remove"  # neighbours differ by adding or by emptying a unit
+    denominator: Literal["fixed", "realised"] = "fixed"  # divide by the expected or by the sampled number of units
+    view: Literal["averages", "messages", "formula"] = "averages"  # what the adversary sees; formula: as in a paper
+    accountant: Literal["rdp", "rdp_fine", "prv", "pld"] = "rdp"  # Rényi orders of PFL-DocVQA, more orders, numerical
+    adaptive: AdaptiveClip | None = None  # adaptive clipping; null: constant clip
+    tied_weights: Literal["once", "always"] = "once"  # count tied weights in the norm once, or once per name
+    secure: bool = False  # true: sample and noise from the operating system's random source; runs are not repeatable
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """When, on what, and which models are scored."""
+    """Evaluation schedule, splits and models."""
 
-    every: Whole = 1  # rounds; 0: only before the first and after the last
-    splits: tuple[str, ...] = ("valid",)  # of the data set
-    models: tuple[str, ...] = ("global",)  # generic, local, and what the algorithm offers: personal
-    batch_size: Count = 64  # examples side by side
-    limit: Count | None = None  # examples of each split, drawn once
-    overlap: bool = False  # the next round is trained meanwhile, on Ray; a round counts when it is scored
-    samples: Whole = 8  # predictions of the generic model kept at each evaluation, of rows drawn once for each split
+    every: NonNegativeInt = 1  # rounds between evaluations; 0: only before the first and after the last round
+    splits: tuple[str, ...] = ("valid",)  # splits of the data set
+    models: tuple[str, ...] = ("global",)  # global, local, or personal if the algorithm has personal models
+    batch_size: PositiveInt = 64  # examples per forward pass
+    limit: PositiveInt | None = None  # examples per split, sampled once; null: all
+    overlap: bool = False  # true: evaluate while Ray trains the next round; a round is complete once evaluated
+    samples: NonNegativeInt = 8  # predictions of the global model saved per evaluation, for rows sampled once per split
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A commit is due when both have passed; one more is made at the end and at a signal."""
+    """Checkpoint interval; both limits must have passed. A checkpoint is also written at the end and on a signal."""
 
-    rounds: Count = 1  # rounds since the last commit
-    seconds: Amount = 30.0  # seconds since the last commit
+    rounds: PositiveInt = 1  # rounds since the last checkpoint
+    seconds: NonNegativeFloat = 30.0  # seconds since the last checkpoint
 
 
 @dataclass(frozen=True)
 class Wandb:
-    """One run of Weights & Biases for the whole experiment, from the driver alone."""
+    """Weights & Biases run, logged by the driver."""
 
-    project: str = "simfl"  # shown on the site
-    entity: str | None = None  # user or team; null: the account's default
-    group: str | None = None  # shown together, such as the seeds of one setting
-    tags: tuple[str, ...] = ()  # to search by
-    mode: Literal["online", "offline"] | None = None  # null: what WANDB_MODE says, else online where a key is known
-    artifacts: bool = True  # keep the partition manifest and the final checkpoint
-    varied: Mapping[str, object] = field(default_factory=dict)  # what its sweep varies, which fills this in
+    project: str = "simfl"  # project name
+    entity: str | None = None  # user or team; null: the default of the account
+    group: str | None = None  # group name, such as one for all seeds of a setting
+    tags: tuple[str, ...] = ()  # tags of the run
+    mode: Literal["online", "offline"] | None = None  # null: WANDB_MODE, else online if an API key is found
+    artifacts: bool = True  # true: upload the partition manifest and the final checkpoint
+    varied: Mapping[str, object] = field(default_factory=dict)  # settings varied by the sweep; written by the sweep
 
 
 @dataclass(frozen=True)
 class Tracking:
-    """Where else the numbers go. Nothing is imported unless it is asked for."""
+    """Experiment trackers; a tracker is imported only if it is enabled."""
 
     wandb: Wandb | None = None  # null: no Weights & Biases
-    tensorboard: bool = False  # event files in the run's folder
+    tensorboard: bool = False  # true: write event files to the folder of the run
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One run."""
+    """Experiment: one run."""
 
-    name: FileName  # of the run and its folder
-    data: Data  # a data set
-    partition: Partitioner  # which client holds which examples
-    model: Model  # a backbone with its adapters
-    phases: tuple[Phase, ...]  # one after the other
-    seed: Seed = 42  # of every random choice
-    mentor: Model | None = None  # a second network, each client's own, for algorithms with two; null: another `model`
-    execution: Execution = field(default_factory=Execution)  # clients side by side
-    deterministic: bool = False  # strict forbids what makes two machines of a kind differ
+    name: FileName  # name of the run and of its folder
+    data: Data  # data set
+    partition: Partitioner  # assignment of examples to clients
+    model: Model  # model, optionally with adapters
+    phases: tuple[Phase, ...]  # training phases, in order
+    seed: Seed = 42  # seed of all random choices
+    mentor: Model | None = None  # second model of each client, for algorithms that train two; null: a second `model`
+    execution: Execution = field(default_factory=Execution)  # how client updates are executed
+    deterministic: bool = False  # true: use only operations that give equal results on machines of the same kind
     ledger: LedgerRule = field(default_factory=LedgerRule)  # how bytes are charged
-    privacy: Privacy | None = None  # null: nothing is clipped
-    evaluate: Evaluate = field(default_factory=Evaluate)  # what is scored
-    checkpoint: Checkpoint = field(default_factory=Checkpoint)  # what a crash can lose
-    on_error: Literal["stop", "skip", "retry"] = "stop"  # what a client's exception does; retry: thrice more, then stop
-    watchdog_seconds: Positive | None = (
-        3600.0  # no result for so long ends the run with the workers' stacks; null: never
-    )
-    tracking: Tracking = field(default_factory=Tracking)  # where else the numbers go
+    privacy: Privacy | None = None  # differential privacy; null: off
+    evaluate: Evaluate = field(default_factory=Evaluate)  # evaluation
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)  # when the state of the run is saved
+    on_error: Literal["stop", "skip", "retry"] = "stop"  # if a client fails; retry: up to three more times, then stop
+    watchdog_seconds: PositiveFloat | None = 3600.0  # seconds without a result until the run is aborted; null: never
+    tracking: Tracking = field(default_factory=Tracking)  # experiment trackers

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and stay there after a crash."""
+"""Atomic and durable file operations, and locks between processes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import IO, BinaryIO
 
 from simfl.errors import RunError
 
-LOOK = 0.2  # seconds between two looks whether a turn has come
-TEMP = ".tmp-"  # temporary names begin so; what a killed process leaves under such a name means nothing
+POLL_SECONDS = 0.2  # between two attempts to get a lock
+TEMP = ".tmp-"  # prefix of temporary names; files that a killed process leaves under such names can be deleted
 
 
-def temp_beside(path: Path) -> Path:
-    """A name in the same folder that no other process chooses."""
+def temp_path(path: Path) -> Path:
+    """Return a unique temporary name in the folder of `path`."""
     return path.with_name(f"{TEMP}{path.name}-{uuid.uuid4().hex}")
 
 
 def make_folder(path: Path) -> None:
-    """A folder and those above it, on the disk when this returns; RunError if the disk refuses."""
+    """Create a folder and its parents, and sync them to disk; RunError if this fails."""
     if path.is_dir():
         return
     make_folder(path.parent)
@@ -36,7 +36,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Returns when the entries of a folder are on the disk."""
+    """Sync the entries of a folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -45,7 +45,7 @@ def sync_folder(path: Path) -> None:
 
 
 def write_synced(path: Path, fill: Callable[[BinaryIO], object]) -> None:
-    """`fill` writes the file, which is on the disk when this returns; its entry in the folder need not be."""
+    """Write a file with `fill` and sync its content to disk, but not its entry in the folder."""
     with open(path, "wb") as file:
         fill(file)
         file.flush()
@@ -53,11 +53,11 @@ def write_synced(path: Path, fill: Callable[[BinaryIO], object]) -> None:
 
 
 def write(path: Path, fill: Callable[[BinaryIO], object]) -> None:
-    """A whole file under its name in one step; RunError if the disk refuses.
+    """Write a file atomically: it has either its old or its new content; RunError if the disk refuses.
 
-    `sync_folder(path.parent)` is left to the caller, who may have written several files.
+    The caller syncs the folder, once for several files: `sync_folder(path.parent)`.
     """
-    temp = temp_beside(path)
+    temp = temp_path(path)
     try:
         write_synced(temp, fill)
         os.replace(temp, path)
@@ -68,18 +68,18 @@ def write(path: Path, fill: Callable[[BinaryIO], object]) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """The block has this folder to itself, as far as processes ask by this function; RunError if another has it.
+    """Lock a folder for the block; RunError if another process holds the lock.
 
-    The lock ends with the process, however it ends. A disk that knows no locks is taken at its word.
+    The lock ends with the process, even if it is killed. On file systems without locks, every lock succeeds.
     """
     try:
-        file = open(folder / ".lock", "a+")  # noqa: SIM115 (closed below)
+        file = open(folder / ".lock", "a+")  # noqa: SIM115  (closed below)
     except OSError as error:
         raise disk_error(folder, error) from error
     with file:
         if not _lock(file):
             file.seek(0)
-            raise RunError(f"{folder}: process {file.read().strip()} is at work on this run; end it first")
+            raise RunError(f"{folder}: process {file.read().strip()} is using this run; stop it first")
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -88,20 +88,20 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def in_turn(path: Path, on_wait: Callable[[], object]) -> Iterator[None]:
-    """One process at a time is in the block, of those that name this file; `on_wait` is called before a wait.
+    """Run the block in one process at a time, of those that use the same `path`; call `on_wait` before waiting.
 
-    A turn ends with the process, however it ends. OSError where the file cannot be made.
+    The lock ends with the process, even if it is killed. OSError if the file cannot be created.
     """
     with open(path, "a") as file:
         if not _lock(file):
             on_wait()
             while not _lock(file):
-                time.sleep(LOOK)
+                time.sleep(POLL_SECONDS)
         yield
 
 
 def _lock(file: IO[str]) -> bool:
-    """Whether an open file is this process's now; a disk that knows no locks is taken at its word."""
+    """Try to lock an open file, and return whether it succeeded; it always does on file systems without locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -113,7 +113,7 @@ def _lock(file: IO[str]) -> bool:
 
 
 def disk_error(path: Path, error: OSError) -> RunError:
-    """One line for what the disk refused."""
+    """Return a one-line RunError for an error of the disk."""
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
-        return RunError(f"{path}: a file lies where a folder is needed")
+        return RunError(f"{path}: a file is in the place of a folder")
     return RunError(f"{path}: {error.strerror or error}")

@@ -1,1 +1,1 @@
-"""What the command line offered_models beside `run`, `plan` and `list`."""
+"""Commands of the command line, except `run`, `plan` and `list`."""

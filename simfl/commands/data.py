@@ -1,4 +1,4 @@
-"""Commands on data sets: list, check, build."""
+"""The commands `simfl data list`, `check` and `build`."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from simfl.commands import options
 if TYPE_CHECKING:
     from simfl.data.base import Data, Dataset
 
-WRONG = 1  # exit code: something in the data looks wrong
-settings = options.overrides("A setting, e.g. image_size=64.")
+SUSPICIOUS = 1  # exit code: something in the data looks wrong
+settings = options.overrides("Override a setting, e.g. image_size=64.")
 
 
 @click.group()
 def data() -> None:
-    """Data sets: which there are, whether yours can be read, and building one."""
+    """List, check and build data sets."""
 
 
 @data.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_(as_json: bool) -> None:
-    """Show the data sets, what each needs, and the sizes that were published."""
+    """List the data sets with their required settings and published sizes."""
     from simfl.config import catalogue
     from simfl.data import DATA
 
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
+    table: list[tuple[str, str, str]] = []
     for entry in catalogue.entries("data"):
-        needs = [setting.name for setting in entry.settings if setting.required]
+        required = [setting.name for setting in entry.settings if setting.required]
         sizes = getattr(DATA[entry.name], "QUESTIONS", {})
-        rows.append({"name": entry.name, "what": entry.summary, "needs": needs, "published": sizes})
+        rows.append({"name": entry.name, "description": entry.summary, "required": required, "published": sizes})
+        table.append((entry.name, ", ".join(required) or "nothing", entry.summary))
     if as_json:
         click.echo(json.dumps(rows, indent=1))
     else:
-        print_table(
-            ("name", "needs", "what"), [(r["name"], ", ".join(r["needs"]) or "nothing", r["what"]) for r in rows]
-        )
+        print_table(("name", "required", "description"), table)
 
 
 @data.command()
 @click.argument("path", type=click.Path(exists=True, path_type=Path))
-@click.option("--as", "format_", required=True, metavar="FORMAT", help="The name of a data set; see simfl data list.")
+@click.option("--as", "format_", required=True, metavar="FORMAT", help="Name of a data set, see simfl data list.")
 @settings
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check(path: Path, format_: str, overrides: tuple[str, ...], as_json: bool) -> int:
-    """Read what lies at PATH and say what is in it and what looks wrong. Nothing is kept."""
+    """Read the data set at PATH, count its contents and report what looks wrong. Nothing is stored."""
     import tempfile
 
     from simfl.data.check import check
@@ -61,7 +61,7 @@ def check(path: Path, format_: str, overrides: tuple[str, ...], as_json: bool) -
         found = check(component.load(Path(folder)))
     if as_json:
         click.echo(json.dumps({"counts": found.counts, "findings": [asdict(f) for f in found.findings]}, indent=1))
-        return 0 if found.fine else WRONG
+        return 0 if found.fine else SUSPICIOUS
     names = list(dict.fromkeys(name for counts in found.counts.values() for name in counts))
     print_table(
         ("split", *names), [(s, *(f"{c[n]:,}" if n in c else "" for n in names)) for s, c in found.counts.items()]
@@ -69,17 +69,17 @@ def check(path: Path, format_: str, overrides: tuple[str, ...], as_json: bool) -
     if found.findings:
         click.echo("")
         rows = [("!" if f.wrong else "", f.split, f"{f.count:,}", f.what, f.example) for f in found.findings]
-        print_table(("", "split", "number", "what", "such as"), rows)
-    click.echo(f"\n{'nothing looks wrong' if found.fine else 'lines with ! look wrong'}")
-    return 0 if found.fine else WRONG
+        print_table(("", "split", "count", "finding", "example"), rows)
+    click.echo(f"\n{'no problem found' if found.fine else 'lines marked ! look wrong'}")
+    return 0 if found.fine else SUSPICIOUS
 
 
 @data.command("build")
 @click.argument("name")
 @settings
-@click.option("--brief", is_flag=True, help="One line in place of the card.")
+@click.option("--brief", is_flag=True, help="Print one line instead of the card.")
 def build_data(name: str, overrides: tuple[str, ...], brief: bool) -> None:
-    """Build or read the data set NAME into the cache, and print its card."""
+    """Build or read the data set NAME, store it in the cache, and print its card."""
     import time
 
     start = time.monotonic()
@@ -107,7 +107,7 @@ def _component(name: str, given: Mapping[str, object], overrides: Iterable[str])
     from simfl.config import fields
     from simfl.data.base import Data
 
-    mapping: Any = {"name": name, **given}
+    mapping: dict[str, Any] = {"name": name, **given}
     for text in overrides:
         mapping = config.override(mapping, *config.assignment(text))
     component: Data = fields.read(Data, mapping, "data")
@@ -115,21 +115,21 @@ def _component(name: str, given: Mapping[str, object], overrides: Iterable[str])
 
 
 def _quick(name: str) -> dict[str, object]:
-    """Settings with which a data set is read fastest and as a whole: paths for pictures, missing ones counted."""
+    """Return settings for reading a data set fast and completely: image paths only, missing images counted."""
     from typing import get_type_hints
 
-    from simfl.constraints import Whole
+    from simfl.constraints import NonNegativeInt
     from simfl.data import DATA
 
     hints = get_type_hints(DATA[name], include_extras=True) if name in DATA else {}
     quick: dict[str, object] = {"missing": "drop"} if "missing" in hints else {}
     if "image_size" in hints:
-        quick["image_size"] = 0 if hints["image_size"] in (int, Whole) else 16
+        quick["image_size"] = 0 if hints["image_size"] in (int, NonNegativeInt) else 16
     return quick
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as they need; the last is not padded."""
+    """Print a table with aligned columns."""
     widths = [max(len(str(row[i])) for row in (head, *rows)) for i in range(len(head))]
     for row in (head, *rows):
         click.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,4 +1,4 @@
-"""Commands beside `run`: look at runs (replay, diff, watch), and what helps to start one (new, doctor)."""
+"""Commands that inspect runs and the machine: replay, diff, watch, check-privacy, doctor."""
 
 from __future__ import annotations
 
@@ -18,57 +18,59 @@ from simfl.errors import ConfigError
 if TYPE_CHECKING:
     from simfl.runs.results import Run
 
-DIFFERENT = 1  # exit code: not as recorded, not equal, something would break a run
+DIFFERENT = 1  # exit code: the result differs from the record, or a check failed
 
-given = click.option(
+experiment_option = click.option(
     "--experiment",
     "experiment",
     metavar="MODULE:NAME",
-    help="Of a run that was given Python objects: where the mapping or Experiment is that it was started with.",
+    help="Mapping or Experiment of the run, if it used Python objects that its folder cannot store.",
 )
 folder = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 @click.command()
 @click.argument("run", type=folder)
-@click.option("--round", "round_", type=int, required=True, help="As in the tables and in errors: the first is 1.")
-@click.option("--client", type=int, required=True, help="Its number.")
-@click.option("--phase", type=int, help="Needed if the run has several.")
-@click.option("--pdb", "debug", is_flag=True, help="Stop in the debugger where the loss begins and where it fails.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with every step.")
-@given
+@click.option("--round", "round_", type=int, required=True, help="Round, as in tables and error messages, from 1.")
+@click.option("--client", type=int, required=True, help="Client, from 0.")
+@click.option("--phase", type=int, help="Phase, from 0; needed if the run has several.")
+@click.option("--pdb", "debug", is_flag=True, help="Start the debugger where the loss is computed and at an error.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with every local step.")
+@experiment_option
 def replay(
     run: Path, round_: int, client: int, phase: int | None, debug: bool, as_json: bool, experiment: str | None
 ) -> int:
-    """Run one client's visit of RUN again, alone, and hold it to the record."""
+    """Repeat one client update of RUN in this process and compare it with the record."""
     from simfl.debug import replay
 
-    done = replay.replay(_run(run, experiment), round_, client, phase, debug, _say)
+    result = replay.replay(_run(run, experiment), round_, client, phase, debug, _log)
     if as_json:
-        click.echo(json.dumps(asdict(done) | {"equal": done.equal}, indent=1))
+        click.echo(json.dumps(asdict(result) | {"equal": result.equal}, indent=1))
     else:
-        click.echo("\n".join(replay.lines(done)))
-    return 0 if done.equal else DIFFERENT
+        click.echo("\n".join(replay.lines(result)))
+    return 0 if result.equal else DIFFERENT
 
 
 @click.command()
 @click.argument("a", type=folder)
 @click.argument("b", type=folder)
-@click.option("--again/--no-again", default=True, help="Run both again to find the first step and tensor that differ.")
+@click.option(
+    "--again/--no-again", default=True, help="Repeat both runs to find the first step and tensor that differ."
+)
 def diff(a: Path, b: Path, again: bool) -> int:
-    """Compare two runs: settings, tables, commits, and where they first part."""
+    """Compare two runs: settings, tables, checkpoints, and the first difference."""
     from simfl.debug import diff
 
-    found = diff.compare(_run(a), _run(b), again, _say)
+    found = diff.compare(_run(a), _run(b), again, _log)
     click.echo("\n".join(diff.lines(found)))
     return 0 if found.equal else DIFFERENT
 
 
 @click.command()
 @click.argument("run", type=folder)
-@click.option("--once", is_flag=True, help="Show it as it stands and end.")
+@click.option("--once", is_flag=True, help="Print the current state and exit.")
 def watch(run: Path, once: bool) -> None:
-    """Show RUN in the terminal until it ends. Ctrl-C ends the watching, not the run."""
+    """Show the progress of RUN until it ends. Ctrl-C stops watching, not the run."""
     from simfl.tracking import watch
 
     with suppress(KeyboardInterrupt):
@@ -76,31 +78,12 @@ def watch(run: Path, once: bool) -> None:
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path), required=False)
-@click.option("--from", "template", metavar="NAME", help="An experiment that comes with simfl.")
-@click.option("--list", "as_list", is_flag=True, help="Show their names.")
-def new(file: Path | None, template: str | None, as_list: bool) -> None:
-    """Write an experiment to FILE, to be edited and run."""
-    from simfl.commands.templates import summary, templates, write_new
-
-    if as_list:
-        width = max(len(name) for name in templates())
-        for name, path in templates().items():
-            click.echo(f"{name:<{width}}  {summary(path)}")
-    elif file is None or template is None:
-        raise ConfigError("new: write `simfl new FILE --from NAME`; `simfl new --list` shows the names")
-    else:
-        write_new(file, template)
-        click.echo(f"{file} is written; edit it, then: simfl run {file}")
-
-
-@click.command()
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Where runs go.")
-@click.option("--ray/--no-ray", default=True, help="Start Ray, or join the one at --address, and look at it too.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Folder of runs.")
+@click.option("--ray/--no-ray", default=True, help="Also check Ray: start it, or join the cluster at --address.")
 @options.address
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(out: Path, ray: bool, address: str | None, as_json: bool) -> int:
-    """Look for what would break or slow a run on this machine, and say the mend."""
+    """Check this machine for problems that would stop or slow a run, and suggest fixes."""
     from simfl.commands import doctor
 
     if address and not ray:
@@ -113,10 +96,10 @@ def doctor(out: Path, ray: bool, address: str | None, as_json: bool) -> int:
 @click.command("check-privacy")
 @click.argument("file", type=click.Path(path_type=Path))
 @options.overrides("Override a setting, e.g. privacy.epsilon=4.")
-@click.option("--seed", type=int, help="In place of the experiment's.")
+@click.option("--seed", type=int, help="Seed to use instead of the experiment's.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check_privacy(file: Path, overrides: tuple[str, ...], seed: int | None, as_json: bool) -> int:
-    """Measure the privacy mechanism of the experiment in FILE: sensitivity, scale and independence of the noise."""
+    """Test the privacy mechanism of the experiment in FILE: sensitivity, scale and independence of the noise."""
     from simfl import cache, config
     from simfl.debug import privacy_check
 
@@ -140,8 +123,8 @@ def _run(folder: Path, experiment: str | None = None) -> Run:
     return Run(folder, config.parse(found))
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-COMMANDS = (replay, diff, watch, new, check_privacy, doctor)
+COMMANDS = (replay, diff, watch, check_privacy, doctor)

@@ -1,4 +1,4 @@
-"""This machine as a run would find it: CPUs, memory, files, GPUs, disks; what is wrong, and the mend."""
+"""Checks of the machine: CPUs, memory, open files, GPUs and disks, each with a fix."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from pathlib import Path
 import torch
 
 from simfl import cache, files
+from simfl.formatting import format_bytes, format_duration
 from simfl.runtime import machine as limits
-from simfl.tracking.progress import duration, size
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 SLURM = "SLURM_(JOB_ID|JOB_NUM_NODES|NNODES|CPUS_ON_NODE|CPUS_PER_TASK|MEM_PER_NODE|MEM_PER_CPU|GPUS_ON_NODE|NTASKS)"
-MEMORY_PER_WORKER = 1 << 30  # bytes: torch and Ray take about half of that before any model
-SHARED = 256 << 20  # bytes of shared memory, below which Ray keeps objects in ordinary files
-OPEN_FILES = 4096  # wanted; Ray's processes take some hundred each, and more with the number of workers
-FEWEST_FILES = 512  # below, Ray does not start
-DISK = 1 << 30  # bytes of free disk for a run
-FULL = 0.95  # of a disk; Ray refuses to store objects on a fuller one
-SOCKET = 60  # characters of Ray's folder: paths of sockets below it may have 107 in all
-SLOW_SYNC, SLOW_WRITE = 0.2, 20e6  # seconds of a small synced write, bytes a second of a large one
+MEMORY_PER_WORKER = 1 << 30  # bytes; torch and Ray use about half of it before a model is loaded
+MIN_SHARED_MEMORY = 256 << 20  # bytes; with less, Ray keeps objects in ordinary files
+GOOD_OPEN_FILES = 4096  # each process of Ray uses some hundred, and more with more workers
+MIN_OPEN_FILES = 512  # with fewer, Ray does not start
+MIN_DISK = 1 << 30  # bytes of free disk for a run
+FULL = 0.95  # used fraction of a disk above which Ray stores no objects
+MAX_SESSION_PATH = 60  # characters of Ray's folder; paths of sockets below it are limited to 107
+SLOW_SYNC, SLOW_WRITE = 0.2, 20e6  # seconds of a small synced write, bytes per second of a large one
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at. `mend` is empty where all is well."""
+    """Result of one check; `fix` is empty if nothing is wrong."""
 
     topic: str
-    what: str
+    item: str
     found: str
     grade: str = OK
-    mend: str = ""
+    fix: str = ""
 
 
 def cpus() -> Iterator[Finding]:
-    """How many CPUs there are for us, and who says so."""
+    """Check the number of usable CPUs and the source of each limit."""
     known = limits.cpu_limits()
-    text = ", ".join(f"{who} {number:g}" for who, number in known.items())
-    yield Finding("machine", "CPUs", f"{limits.cpus()} to work with ({text})")
+    text = ", ".join(f"{source} {number:g}" for source, number in known.items())
+    yield Finding("machine", "CPUs", f"{limits.cpus()} usable ({text})")
     threads = os.environ.get("OMP_NUM_THREADS")
     yield Finding("machine", "threads", f"OMP_NUM_THREADS {threads or 'not set'}; a run sets execution.threads itself")
     job = {name: os.environ[name] for name in sorted(os.environ) if re.fullmatch(SLURM, name)}
@@ -55,88 +55,94 @@ def cpus() -> Iterator[Finding]:
 
 
 def memory() -> Iterator[Finding]:
-    """Memory for workers, and shared memory for what they are sent."""
+    """Check the memory of workers, and shared memory for objects that they receive."""
     free, total = limits.memory()
-    text, wanted = f"{size(free)} free of {size(total)}", limits.cpus() * MEMORY_PER_WORKER
+    text, wanted = f"{format_bytes(free)} free of {format_bytes(total)}", limits.cpus() * MEMORY_PER_WORKER
     few = max(1, free // MEMORY_PER_WORKER)
-    mend = "" if free >= wanted else f"run with --workers {few}: a worker takes about {size(MEMORY_PER_WORKER)}"
-    yield Finding("machine", "memory", text, WARNING if mend else OK, mend)
+    fix = "" if free >= wanted else f"run with --workers {few}: a worker uses about {format_bytes(MEMORY_PER_WORKER)}"
+    yield Finding("machine", "memory", text, WARNING if fix else OK, fix)
     shared = Path("/dev/shm")
     if not shared.is_dir():
         return
     use = shutil.disk_usage(shared)
-    mend = "" if use.free >= SHARED else "docker run --shm-size=4g, or free it; else Ray keeps objects in files"
-    yield Finding("machine", "shared memory", f"{size(use.free)} free in {shared}", WARNING if mend else OK, mend)
+    fix = (
+        ""
+        if use.free >= MIN_SHARED_MEMORY
+        else "docker run --shm-size=4g, or free some; else Ray keeps objects in files"
+    )
+    yield Finding("machine", "shared memory", f"{format_bytes(use.free)} free in {shared}", WARNING if fix else OK, fix)
 
 
 def gpus() -> Iterator[Finding]:
-    """What torch sees of the GPUs, and whether it can use them."""
+    """Check which GPUs torch sees and can use."""
     visible, driver = os.environ.get("CUDA_VISIBLE_DEVICES"), _driver()
     if visible is not None:
         yield Finding("GPUs", "CUDA_VISIBLE_DEVICES", repr(visible))
     if driver:
         yield Finding("GPUs", "driver", driver)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
-        yield _no_gpu(driver, visible, [str(warning.message).splitlines()[0] for warning in said])
+        yield _no_gpu(driver, visible, [str(warning.message).splitlines()[0] for warning in caught])
     for index in range(count):
         yield _gpu(index)
 
 
 def _driver() -> str:
-    """The version of NVIDIA's driver, or empty."""
+    """Return the version of the NVIDIA driver, or an empty string."""
     path = Path("/proc/driver/nvidia/version")
     found = re.search(r"Kernel Module(?: for \S+)?\s+(\S+)", path.read_text()) if path.exists() else None
     return found.group(1) if found else ""
 
 
-def _no_gpu(driver: str, visible: str | None, said: list[str]) -> Finding:
+def _no_gpu(driver: str, visible: str | None, messages: list[str]) -> Finding:
     if not driver or visible == "":
-        return Finding("GPUs", "torch", "no GPU; training is on the CPU")
+        return Finding("GPUs", "torch", "no GPU; clients train on the CPU")
     if torch.version.cuda is None:
-        mend = "install torch's build for CUDA: https://pytorch.org/get-started"
-        return Finding("GPUs", "torch", f"{torch.__version__} is built without CUDA", WARNING, mend)
-    mend = f"the driver may be too old for torch's CUDA {torch.version.cuda}: update it, or install an older torch"
-    return Finding("GPUs", "torch", "; ".join(said) or "sees no GPU, though a driver is loaded", WARNING, mend)
+        fix = "install torch's build for CUDA: https://pytorch.org/get-started"
+        return Finding("GPUs", "torch", f"{torch.__version__} is built without CUDA", WARNING, fix)
+    fix = (
+        f"the driver may be too old for torch's CUDA {torch.version.cuda}: update the driver, or install an older torch"
+    )
+    return Finding("GPUs", "torch", "; ".join(messages) or "sees no GPU, though a driver is loaded", WARNING, fix)
 
 
 def _gpu(index: int) -> Finding:
-    what = f"GPU {index}"
+    item = f"GPU {index}"
     try:
         free, total = torch.cuda.mem_get_info(index)
         torch.zeros(1, device=f"cuda:{index}")
     except RuntimeError as error:
-        mend = "another process may hold it for itself; choose others with CUDA_VISIBLE_DEVICES"
-        return Finding("GPUs", what, str(error).splitlines()[0], PROBLEM, mend)
-    text = f"{torch.cuda.get_device_name(index)}, {size(free)} free of {size(total)}"
-    mend = "" if free > total / 2 else "others use it: what is free must do, or choose with CUDA_VISIBLE_DEVICES"
-    return Finding("GPUs", what, text, WARNING if mend else OK, mend)
+        fix = "another process may use it exclusively; choose other GPUs with CUDA_VISIBLE_DEVICES"
+        return Finding("GPUs", item, str(error).splitlines()[0], PROBLEM, fix)
+    text = f"{torch.cuda.get_device_name(index)}, {format_bytes(free)} free of {format_bytes(total)}"
+    fix = "" if free > total / 2 else "other processes use it; choose another GPU with CUDA_VISIBLE_DEVICES"
+    return Finding("GPUs", item, text, WARNING if fix else OK, fix)
 
 
 def open_files() -> Iterator[Finding]:
-    """How many files a process may open: each worker, and each connection between them, takes some."""
+    """Check the limit on open files; each worker and each connection uses some."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    grade = OK if soft >= OPEN_FILES else WARNING if soft >= FEWEST_FILES else PROBLEM
-    mend = f"ulimit -n {min(hard, 65536) if hard >= OPEN_FILES else 65536}" if grade != OK else ""
-    if mend and hard < OPEN_FILES:
-        mend += f" needs the hard limit of {hard} raised first (limits.conf, LimitNOFILE, docker --ulimit)"
-    yield Finding("machine", "open files", f"{soft} (at most {hard})", grade, mend)
+    grade = OK if soft >= GOOD_OPEN_FILES else WARNING if soft >= MIN_OPEN_FILES else PROBLEM
+    fix = f"ulimit -n {min(hard, 65536) if hard >= GOOD_OPEN_FILES else 65536}" if grade != OK else ""
+    if fix and hard < GOOD_OPEN_FILES:
+        fix += f" needs the hard limit of {hard} raised first (limits.conf, LimitNOFILE, docker --ulimit)"
+    yield Finding("machine", "open files", f"{soft} (at most {hard})", grade, fix)
 
 
 def disks(out: Path) -> Iterator[Finding]:
-    """The folder of runs: whether it can be written, how fast; the cache; Ray's own folder."""
+    """Check the folder of runs and its write speed, the cache, and the folder of Ray."""
     yield from _run_folder(out)
-    yield _folder("cache", cache.folder(), "set SIMFL_CACHE to a folder that can be written")
+    yield _folder("cache", cache.folder(), "set SIMFL_CACHE to a writable folder")
     session = Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or tempfile.gettempdir())
     use = shutil.disk_usage(_existing(session))
-    mend = ""
-    if len(str(session)) > SOCKET:
-        mend = f"export RAY_TMPDIR=/tmp: paths of sockets below a name of {len(str(session))} characters are too long"
+    fix = ""
+    if len(str(session)) > MAX_SESSION_PATH:
+        fix = f"export RAY_TMPDIR=/tmp: a path of {len(str(session))} characters is too long for sockets below it"
     elif use.used / use.total > FULL:
-        mend = "free some of it, or set RAY_TMPDIR to another disk: Ray stores nothing on a disk that is 95 % full"
-    yield Finding("disks", "Ray's folder", f"{session}, {size(use.free)} free", PROBLEM if mend else OK, mend)
+        fix = "free some space, or set RAY_TMPDIR to another disk: Ray stores nothing on a disk that is 95 % full"
+    yield Finding("disks", "Ray's folder", f"{session}, {format_bytes(use.free)} free", PROBLEM if fix else OK, fix)
 
 
 def _run_folder(out: Path) -> Iterator[Finding]:
@@ -148,18 +154,21 @@ def _run_folder(out: Path) -> Iterator[Finding]:
         with tempfile.TemporaryDirectory(dir=_existing(out), prefix=files.TEMP) as scratch:
             sync, speed = _write_speed(Path(scratch))
     except OSError as error:
-        yield Finding("disks", "write speed", str(error), PROBLEM, "free some of the disk, or give another --out")
+        yield Finding("disks", "write speed", str(error), PROBLEM, "free some space, or give another --out")
         return
     slow = sync > SLOW_SYNC or speed < SLOW_WRITE
-    mend = (
-        "commit less often (checkpoint: {rounds: 10, seconds: 300}), or give an --out on a faster disk" if slow else ""
+    fix = (
+        "save fewer checkpoints (checkpoint: {rounds: 10, seconds: 300}), or give an --out on a faster disk"
+        if slow
+        else ""
     )
-    text = f"{size(speed)}/s, {duration(sync)} for a small file" if sync >= 0.05 else f"{size(speed)}/s"
-    yield Finding("disks", "write speed", text, WARNING if slow else OK, mend)
+    small = f", {format_duration(sync)} for a small file" if sync >= 0.05 else ""
+    text = f"{format_bytes(speed)}/s{small}"
+    yield Finding("disks", "write speed", text, WARNING if slow else OK, fix)
 
 
 def _write_speed(folder: Path, total: int = 64 << 20) -> tuple[float, float]:
-    """Seconds of a small synced write (the median of five), and bytes a second of a large one."""
+    """Return the seconds of a small synced write (median of five), and the bytes per second of a large one."""
     times = []
     for _ in range(5):
         start = time.perf_counter()
@@ -170,16 +179,18 @@ def _write_speed(folder: Path, total: int = 64 << 20) -> tuple[float, float]:
     return sorted(times)[2], total / (time.perf_counter() - start)
 
 
-def _folder(what: str, path: Path, mend: str) -> Finding:
-    """Whether a folder, or the nearest one above it, can be written and has room."""
-    there = _existing(path)
-    if not os.access(there, os.W_OK | os.X_OK):
-        return Finding("disks", what, f"{there} cannot be written", PROBLEM, mend)
-    use = shutil.disk_usage(there)
-    text = f"{path}, {size(use.free)} free"
-    if use.free < DISK:
-        return Finding("disks", what, text, PROBLEM if use.free < DISK >> 6 else WARNING, f"free some of it, or {mend}")
-    return Finding("disks", what, text)
+def _folder(item: str, path: Path, fix: str) -> Finding:
+    """Check that a folder, or its nearest existing parent, is writable and has free space."""
+    existing = _existing(path)
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return Finding("disks", item, f"{existing} is not writable", PROBLEM, fix)
+    use = shutil.disk_usage(existing)
+    text = f"{path}, {format_bytes(use.free)} free"
+    if use.free < MIN_DISK:
+        return Finding(
+            "disks", item, text, PROBLEM if use.free < MIN_DISK >> 6 else WARNING, f"free some space, or {fix}"
+        )
+    return Finding("disks", item, text)
 
 
 def _existing(path: Path) -> Path:

@@ -1,46 +1,81 @@
-"""Options that several commands have."""
+"""Command-line options shared by several commands."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import reduce, wraps
 from typing import Any
 
 import click
 
 from simfl.errors import ConfigError
+from simfl.runtime.backend import BACKENDS, choose_backend
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-address = click.option("--address", help="Of a running Ray cluster.  [default: start one here]")
+Command = Callable[..., Any]
+Decorator = Callable[[Command], Command]
+
+address = click.option("--address", help="Address of a running Ray cluster.  [default: start Ray on this machine]")
 
 
-def placed(backend: str, workers: str) -> Decorator:
-    """--backend, --workers and --address, the first two with what they mean for the command."""
-    kinds = click.Choice(["inline", "ray"])
-    options = (
-        click.option("--backend", type=kinds, default="ray", show_default=True, help=backend),
-        click.option("--workers", help=f"{workers}  [default: auto]"),
+@dataclass(frozen=True)
+class BackendOptions:
+    """Where a command runs."""
+
+    backend: str  # inline or ray
+    workers: int | str  # number of Ray workers, or auto
+    address: str | None  # of a running Ray cluster
+    message: str = ""  # why `auto` chose the backend
+
+
+def combine(*decorators: Decorator) -> Decorator:
+    """Combine decorators; the first one is outermost, so its option comes first in the help."""
+    return lambda command: reduce(lambda inner, decorator: decorator(inner), reversed(decorators), command)
+
+
+def collect(kind: type, name: str) -> Decorator:
+    """Pass the options named like the fields of a dataclass to the command as one argument `name` of this class."""
+    keys = [field.name for field in fields(kind)]
+
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def call(**given: Any) -> Any:
+            collected = kind(**{key: given.pop(key) for key in keys})
+            return command(**given, **{name: collected})
+
+        return call
+
+    return decorate
+
+
+def placement(default: str, backend_help: str, workers_help: str) -> Decorator:
+    """Add --backend, --workers and --address, passed to the command as `placement: BackendOptions`."""
+
+    def checked(command: Command) -> Command:
+        @wraps(command)
+        def call(backend: str, workers: str | None, address: str | None, **given: Any) -> Any:
+            return command(**given, placement=_backend_options(backend, workers, address))
+
+        return call
+
+    return combine(
+        click.option("--backend", type=click.Choice(BACKENDS), default=default, show_default=True, help=backend_help),
+        click.option("--workers", help=f"{workers_help}  [default: auto]"),
         address,
+        checked,
     )
 
-    def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            command = option(command)
-        return command
 
-    return decorated
+def _backend_options(backend: str, workers: str | None, address: str | None) -> BackendOptions:
+    if backend == "inline" and (workers or address):
+        raise ConfigError(f"--{'workers' if workers else 'address'}: has no effect with --backend inline")
+    if workers not in (None, "auto") and not (workers.isdecimal() and int(workers) >= 1):
+        raise ConfigError(f"--workers: {workers!r} is not a whole number of at least 1 or auto")
+    choice = choose_backend(backend, workers, address)
+    number = int(workers) if workers not in (None, "auto") else "auto"
+    return BackendOptions(choice.name, number, address, choice.message)
 
 
 def overrides(meaning: str) -> Decorator:
-    """--set, which may be given often."""
+    """Add --set, which may be repeated, as `overrides`."""
     return click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help=meaning)
-
-
-def workers_of(backend: str, workers: str | None, address: str | None) -> int | str:
-    """What --workers says: a number of at least 1, or auto; ConfigError for what has no effect or no meaning."""
-    if backend == "inline" and (workers or address):
-        raise ConfigError(f"--{'workers' if workers else 'address'}: has no effect with --backend inline")
-    if workers is None or workers == "auto":
-        return "auto"
-    if not workers.isdecimal() or int(workers) < 1:
-        raise ConfigError(f"--workers: {workers!r} is not a whole number of at least 1 or auto")
-    return int(workers)

@@ -1,11 +1,11 @@
-"""Commands on partitions: build a manifest, show who holds what."""
+"""The commands `simfl partition build` and `show`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,24 +14,28 @@ from simfl.commands.data import print_table, settings
 from simfl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from simfl.config.partitions import Built
+    from simfl.config.partitions import BuiltPartition
     from simfl.data.partition.heterogeneity import Heterogeneity
 
-ROWS = 40  # clients in a table
+MAX_ROWS = 40  # clients in a table
 spec_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.group()
 def partition() -> None:
-    """Partitions: build the manifest of a spec, and show who holds what."""
+    """Build and show partitions of data sets among clients."""
 
 
 @partition.command()
 @click.argument("spec", type=spec_file)
-@click.option("--out", type=click.Path(path_type=Path), help="The manifest.  [default: NAME.json beside the spec]")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Path of the manifest.  [default: NAME.json in the folder of the spec]",
+)
 @settings
 def build(spec: Path, out: Path | None, overrides: tuple[str, ...]) -> None:
-    """Divide the data of SPEC among clients and write the manifest."""
+    """Partition the data set of SPEC among clients and write the manifest."""
     from simfl import files
     from simfl.data.partition.manifest import manifest_sha256
 
@@ -46,26 +50,26 @@ def build(spec: Path, out: Path | None, overrides: tuple[str, ...]) -> None:
 
 @partition.command()
 @click.argument("spec", type=spec_file, required=False)
-@click.option("--compare", nargs=2, type=spec_file, metavar="A B", help="Show two specs side by side instead.")
-@click.option("--of", "what", metavar="COLUMN", help="What is counted.  [default: the spec's `of`]")
-@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw it too; needs simfl[plots].")
+@click.option("--compare", nargs=2, type=spec_file, metavar="A B", help="Compare two specs.")
+@click.option("--of", "column", metavar="COLUMN", help="Column whose values are counted.  [default: `of` of the spec]")
+@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Also draw a figure; needs simfl[plots].")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @settings
 def show(
     spec: Path | None,
     compare: tuple[Path, Path] | None,
-    what: str | None,
+    column: str | None,
     png: Path | None,
     as_json: bool,
     overrides: tuple[str, ...],
 ) -> None:
-    """Show who holds what under SPEC: sizes, groups, entropy, how far clients are apart, what other splits share."""
+    """Show the clients of SPEC: sizes, groups, entropy, distances between clients, and overlap with other splits."""
     if (spec is None) == (not compare):
         raise ConfigError("partition show: give one SPEC, or --compare A B")
     from simfl.data.partition.heterogeneity import describe, seen
 
     built = {path.stem: _built(path, overrides) for path in (compare or (spec,)) if path}
-    numbers = {name: describe(b.split, b.partition, what or b.spec.of) for name, b in built.items()}
+    numbers = {name: describe(b.split, b.partition, column or b.spec.of) for name, b in built.items()}
     known = {
         name: seen(b.dataset, b.partition, _columns(b, numbers[name].what), b.spec.split) for name, b in built.items()
     }
@@ -83,35 +87,35 @@ def show(
     _summaries(numbers, known)
 
 
-def _built(path: Path, overrides: Iterable[str]) -> Built:
+def _built(path: Path, overrides: Iterable[str]) -> BuiltPartition:
     from simfl.config import partitions
 
     return partitions.build(partitions.load(path, overrides), cache.folder())
 
 
-def _columns(built: Built, what: str) -> list[str]:
-    """The counted column, and the provider where pages have one."""
+def _columns(built: BuiltPartition, column: str) -> list[str]:
+    """Return the counted column, and the provider if pages have one."""
     pages = built.split.documents
-    others = ["provider"] if pages is not None and "provider" in pages.column_names and what != "provider" else []
-    return [what, *others]
+    others = ["provider"] if pages is not None and "provider" in pages.column_names and column != "provider" else []
+    return [column, *others]
 
 
-def _clients(built: Built, numbers: Heterogeneity) -> list[Sequence[str]]:
-    """A row for each of the first clients."""
+def _clients(built: BuiltPartition, numbers: Heterogeneity) -> list[Sequence[str]]:
+    """Return one row for each of the first clients."""
     rows: list[Sequence[str]] = []
-    for client in range(min(len(built.partition), ROWS)):
+    for client in range(min(len(built.partition), MAX_ROWS)):
         names = [name for name, _ in built.partition.groups(client)]
         shown = ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
         counts = [f"{values[client]:,}" for values in (numbers.sizes, numbers.documents, numbers.distinct)]
         rows.append(
             (str(client), shown, *counts, f"{numbers.entropy[client]:.2f}", f"{numbers.divergence[client]:.3f}")
         )
-    if len(built.partition) > ROWS:
-        rows.append(("…", f"{len(built.partition) - ROWS:,} more", "", "", "", "", ""))
+    if len(built.partition) > MAX_ROWS:
+        rows.append(("…", f"{len(built.partition) - MAX_ROWS:,} more", "", "", "", "", ""))
     return rows
 
 
-def _summary(numbers: Heterogeneity) -> dict[str, Any]:
+def _summary(numbers: Heterogeneity) -> dict[str, float | str]:
     sizes = numbers.sizes
     return {
         "clients": len(sizes),
@@ -128,15 +132,15 @@ def _summary(numbers: Heterogeneity) -> dict[str, Any]:
 
 
 def _summaries(numbers: Mapping[str, Heterogeneity], known: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
-    told = {name: _summary(n) for name, n in numbers.items()}
-    rows = [(key, *(_shown(summary[key]) for summary in told.values())) for key in next(iter(told.values()))]
-    pairs = dict.fromkeys((split, what) for splits in known.values() for split, seen in splits.items() for what in seen)
-    for split, what in pairs:
-        shares = [known[name].get(split, {}).get(what) for name in told]
-        rows.append((f"{split}: {what} seen", *("" if share is None else f"{share:.1%}" for share in shares)))
+    summaries = {name: _summary(n) for name, n in numbers.items()}
+    rows = [(key, *(_shown(summary[key]) for summary in summaries.values())) for key in next(iter(summaries.values()))]
+    pairs = dict.fromkeys((split, key) for splits in known.values() for split, seen in splits.items() for key in seen)
+    for split, key in pairs:
+        shares = [known[name].get(split, {}).get(key) for name in summaries]
+        rows.append((f"{split}: {key} seen", *("" if share is None else f"{share:.1%}" for share in shares)))
     click.echo("")
-    print_table(("", *told), rows)
+    print_table(("", *summaries), rows)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: float | str) -> str:
     return f"{value:,}" if isinstance(value, int | float) else str(value)

@@ -1,9 +1,9 @@
-"""The commands about many runs: sweep, table, fork and report."""
+"""Commands about several runs: sweep, table, fork, report and dashboard."""
 
 from __future__ import annotations
 
-import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -12,38 +12,52 @@ from simfl.commands import options
 from simfl.errors import ConfigError
 
 FAILED, INTERRUPTED = 1, 130
-FORMS = ("markdown", "csv", "latex")
+FORMATS = ("markdown", "csv", "latex")
+
+
+@dataclass(frozen=True)
+class TableTarget:
+    """A text file and the name of the markers in it between which a table is written."""
+
+    into: Path | None
+    marker: str | None
+
+
+def table_target(marker_default: str) -> options.Decorator:
+    """Add --into and --marker, passed to the command as `target: TableTarget`."""
+    return options.combine(
+        click.option(
+            "--into", type=click.Path(path_type=Path), metavar="FILE", help="Write the table between markers in FILE."
+        ),
+        click.option("--marker", help=f"Name of the markers.  [default: {marker_default}]"),
+        options.collect(TableTarget, "target"),
+    )
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
-    "--out", help="Folder of the sweep, or a URL such as s3://bucket/NAME.  [default: runs/NAME, or NAME-2, …]"
+    "--out", help="Folder of the sweep, or a URL, such as s3://bucket/NAME.  [default: runs/NAME, or NAME-2, …]"
 )
-@click.option("--resume", is_flag=True, help="Go on: what is done stays, what was cut goes on, what failed is retried.")
-@options.placed(
-    "ray: a run on each CPU or GPU; inline: one after the other in this process.", "Runs at a time, with Ray."
+@click.option("--resume", is_flag=True, help="Skip finished runs, resume interrupted runs, retry failed runs.")
+@options.placement(
+    "ray", "ray: one run per CPU or GPU; inline: one after another in this process.", "Concurrent runs, with Ray."
 )
-@click.option("--only", multiple=True, metavar="PATTERN", help="Only the runs of this name, e.g. 'fedprox*'.")
-@click.option("--list", "as_list", is_flag=True, help="Show the names of the runs, and run nothing.")
-@click.option("--into", type=click.Path(path_type=Path), metavar="FILE", help="Write the table between markers there.")
-@click.option("--marker", help="Name in the markers.  [default: the name of FILE, as in bench for bench.yaml]")
-@options.overrides("For all runs; also seeds=[1], grid.PATH=[…].")
+@click.option("--only", multiple=True, metavar="PATTERN", help="Only runs with these names, e.g. 'fedprox*'.")
+@click.option("--list", "as_list", is_flag=True, help="List the names of the runs without running them.")
+@table_target("the name of FILE, as in bench for bench.yaml")
+@options.overrides("Override a setting of all runs; also seeds=[1], grid.PATH=[…].")
 def sweep(
     file: Path,
     out: str | None,
     resume: bool,
-    backend: str,
-    workers: str | None,
-    address: str | None,
+    placement: options.BackendOptions,
     only: tuple[str, ...],
     as_list: bool,
-    into: Path | None,
-    marker: str | None,
+    target: TableTarget,
     overrides: tuple[str, ...],
 ) -> int:
     """Run every combination in FILE: an experiment with grid, variants, experiments or seeds."""
-    number = options.workers_of(backend, workers, address)
     from simfl.sweeps.file import load
 
     found = load(file, overrides, only)
@@ -53,68 +67,69 @@ def sweep(
     from simfl.reports.markers import around, write_between
     from simfl.sweeps import sweep
     from simfl.sweeps.board import Board
+    from simfl.sweeps.pool import SweepPlacement
 
-    if into is not None:
-        around(into, marker or file.stem)  # a place that is not there is said before anything runs
-    place = out or sweep.folder_of(found.name, resume)
+    marker = target.marker or file.stem
+    if target.into is not None:
+        around(target.into, marker)  # report missing markers before any run starts
+    folder = out or sweep.folder_of(found.name, resume)
     with Board() as board:
-        outcomes = sweep.run(found, place, backend, number, address, resume, board)
+        if placement.message:
+            board.message(placement.message)
+        where = SweepPlacement(placement.backend, placement.workers, placement.address)
+        outcomes = sweep.run(found, folder, where, resume, board)
     click.echo(board.table)
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     for outcome in failed:
-        click.echo(f"{outcome.label} failed: {outcome.error}; see {board.place}/runs/{outcome.label}/error.txt")
+        click.echo(f"{outcome.label} failed: {outcome.error}; see {board.folder}/runs/{outcome.label}/error.txt")
     interrupted = any(outcome.status == "interrupted" for outcome in outcomes)
-    if into is not None and not failed and not interrupted:
-        write_between(into, marker or file.stem, board.table)
-        click.echo(f"{into}: the table {marker or file.stem} is written")
-    click.echo(
-        f"everything is in {board.place}" + ("; to go on: the same command with --resume" if interrupted else "")
-    )
+    if target.into is not None and not failed and not interrupted:
+        write_between(target.into, marker, board.table)
+        click.echo(f"{target.into}: table {marker} written")
+    click.echo(f"results in {board.folder}" + ("; resume with the same command and --resume" if interrupted else ""))
     return INTERRUPTED if interrupted else FAILED if failed else 0
 
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--metric", "metrics", multiple=True, metavar="NAME", help="A score, e.g. anls or test.personal.anls.")
-@click.option("--against", metavar="VALUE", help="The line that others are tested against.  [default: the first]")
-@click.option("--form", type=click.Choice(FORMS), default="markdown", show_default=True)
-@click.option("--into", type=click.Path(path_type=Path), metavar="FILE", help="Write between the markers in a file.")
-@click.option("--marker", help="Name in the markers.  [default: the name of the first folder]")
+@click.option("--metric", "metrics", multiple=True, metavar="NAME", help="Metric, e.g. anls or test.personal.anls.")
+@click.option("--against", metavar="VALUE", help="Row that the others are tested against.  [default: the first]")
+@click.option("--form", "format_", type=click.Choice(FORMATS), default="markdown", show_default=True)
+@table_target("the name of the first folder")
 def table(
     paths: tuple[Path, ...],
     metrics: tuple[str, ...],
     against: str | None,
-    form: str,
-    into: Path | None,
-    marker: str | None,
+    format_: str,
+    target: TableTarget,
 ) -> None:
-    """Put runs and sweeps side by side: mean ± deviation over seeds, bytes, the best in bold."""
+    """Compare runs and sweeps in a table: mean ± standard deviation over seeds, bytes, the best in bold."""
     from simfl.reports.formats import csv, latex, markdown
     from simfl.reports.markers import write_between
     from simfl.reports.results import results_of
     from simfl.reports.table import compare, paired
     from simfl.reports.table_spec import met, wanted
 
-    forms, found = dict(zip(FORMS, (markdown, csv, latex), strict=True)), results_of(paths)
+    formats, found = dict(zip(FORMATS, (markdown, csv, latex), strict=True)), results_of(paths)
     if not metrics and against is None:
-        said = met(wanted(paths), found)
-        metrics, against = said.metrics, said.against
-    text = forms[form](compare(found, metrics, against, paired))
-    if into is None:
+        spec = met(wanted(paths), found)
+        metrics, against = spec.metrics, spec.against
+    text = formats[format_](compare(found, metrics, against, paired))
+    if target.into is None:
         click.echo(text, nl=False)
     else:
-        name = marker or paths[0].name
-        write_between(into, name, text)
-        print(f"{into}: the table {name} is written", file=sys.stderr)
+        marker = target.marker or paths[0].name
+        write_between(target.into, marker, text)
+        print(f"{target.into}: table {marker} written", file=sys.stderr)
 
 
 @click.command()
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--at", "step", type=int, required=True, metavar="ROUND", help="After so many finished rounds.")
+@click.option("--at", "step", type=int, required=True, metavar="ROUND", help="Number of finished rounds to keep.")
 @click.option("--out", help="Folder of the new run.  [default: RUN-at-ROUND]")
-@options.overrides("What the new run has otherwise.")
+@options.overrides("Override a setting of the new run.")
 def fork(run: Path, step: int, out: str | None, overrides: tuple[str, ...]) -> None:
-    """Branch RUN after a round: a new run that has the same rounds up to there, and other settings from there on."""
+    """Fork RUN after a round: a new run with the same rounds up to there and other settings afterwards."""
     from simfl import config
     from simfl.runs.mirror import is_url
     from simfl.runs.results import Run
@@ -122,62 +137,54 @@ def fork(run: Path, step: int, out: str | None, overrides: tuple[str, ...]) -> N
 
     source, folder = Run(run), Path(out) if out else run.with_name(f"{run.name}-at-{step}")
     if is_url(out):
-        raise ConfigError(
-            f"--out: {out!r} is a URL; a fork is made in a folder of this machine, which its run goes on in"
-        )
+        raise ConfigError(f"--out: {out!r} is a URL; allowed: a folder on this machine")
     given = {**config.keys_of(run / "experiment.yaml"), "name": folder.name}
-    fork(
-        source,
-        folder,
-        config.parse(config.overridden(given, overrides)),
-        step,
-        say=lambda text: print(text, file=sys.stderr),
-    )
-    click.echo(
-        f"{folder} stands after round {step}; to go on: simfl run {folder / 'experiment.yaml'} --out {folder} --resume"
-    )
+    experiment = config.parse(config.overridden(given, overrides))
+    fork(source, folder, experiment, step, log=lambda text: print(text, file=sys.stderr))
+    command = f"simfl run {folder / 'experiment.yaml'} --out {folder} --resume"
+    click.echo(f"{folder} forked after round {step}; resume with: {command}")
 
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
-    "--out", type=click.Path(path_type=Path), help="The HTML file.  [default: report.html in the first folder]"
+    "--out", type=click.Path(path_type=Path), help="Path of the HTML file.  [default: report.html in the first folder]"
 )
-@click.option("--title", help="Heading of the page.  [default: the names of the folders]")
+@click.option("--title", help="Title of the page.  [default: the names of the folders]")
 def report(paths: tuple[Path, ...], out: Path | None, title: str | None) -> None:
-    """Write one HTML page about runs and sweeps: curves, bytes, clients, partitions, time, predictions, commands."""
+    """Write an HTML report on runs and sweeps: curves, bytes, clients, partitions, time, predictions, commands."""
     from simfl.reports import report
 
     target = out or paths[0] / "report.html"
     report.write(paths, target, title or "")
-    click.echo(f"{target} is written")
+    click.echo(f"{target} written")
 
 
 @click.command()
 @click.argument("sweep", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--entity", help="User or team.  [default: what the sweep says, or the account's own]")
-@click.option("--project", help="[default: what the sweep says]")
-@click.option("--json", "as_json", is_flag=True, help="Print the workspace, and send nothing.")
+@click.option("--entity", help="User or team.  [default: as in the sweep, or the account's default]")
+@click.option("--project", help="Project.  [default: as in the sweep]")
+@click.option("--json", "as_json", is_flag=True, help="Print the workspace without sending it.")
 def dashboard(sweep: Path, entity: str | None, project: str | None, as_json: bool) -> None:
-    """Lay out a workspace of Weights & Biases for a SWEEP's runs: charts by what varies, filtered and grouped."""
+    """Create a Weights & Biases workspace for the runs of a SWEEP, with charts of the settings that vary."""
     from dataclasses import replace
 
     from simfl import config
-    from simfl.reports.results import POINTS
-    from simfl.tracking import workspace
+    from simfl.runs.folder import SWEEP, read_json
+    from simfl.tracking.workspace import build_workspace, workspace_json, workspace_spec
 
-    path = sweep / POINTS
+    path = sweep / SWEEP
     if not path.exists():
-        raise ConfigError(f"{sweep}: no sweep lies here, whose runs a workspace could show")
-    found = json.loads(path.read_bytes())
+        raise ConfigError(f"{sweep}: the folder holds no sweep")
+    found = read_json(path)
     files = [sweep / "runs" / run["label"] / "experiment.yaml" for run in found["runs"]]
-    shown = workspace.shown(found["name"], found["runs"], [config.load(file) for file in files if file.exists()])
-    shown = replace(shown, entity=entity or shown.entity, project=project or shown.project)
-    made = workspace.workspace(shown)
+    spec = workspace_spec(found["name"], found["runs"], [config.load(file) for file in files if file.exists()])
+    spec = replace(spec, entity=entity or spec.entity, project=project or spec.project)
+    workspace = build_workspace(spec)
     if as_json:
-        click.echo(workspace.as_json(made))
+        click.echo(workspace_json(workspace))
     else:
-        click.echo(made.save().url)
+        click.echo(workspace.save().url)
 
 
 COMMANDS = (sweep, table, fork, report, dashboard)

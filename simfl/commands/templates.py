@@ -1,4 +1,4 @@
-"""The experiments that come with simfl, to start one's own from."""
+"""The command `simfl new`, and the experiments included in simfl that it copies."""
 
 from __future__ import annotations
 
@@ -6,28 +6,45 @@ import itertools
 import re
 from pathlib import Path
 
-from simfl import __version__, config, files
-from simfl.config.fields import read
-from simfl.config.inheritance import OTHER, SWEEP
-from simfl.config.yaml_text import dumped
-from simfl.constraints import FileName
+import click
+
+from simfl import __version__, files
 from simfl.errors import ConfigError, nearest
 
-PACKAGED = Path(__file__).parents[1] / "experiments"  # in a wheel; see setup.py
+PACKAGED = Path(__file__).parents[1] / "experiments"  # in a wheel, see setup.py
 CHECKOUT = Path(__file__).parents[2] / "experiments"
 NAME = re.compile(r"^name:.*$", re.MULTILINE)
-OF_SWEEPS = re.compile(rf"^({'|'.join(SWEEP)}):", re.MULTILINE)  # keys that a file of one run has not
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.option("--from", "template", metavar="NAME", help="Experiment included in simfl.")
+@click.option("--list", "as_list", is_flag=True, help="List the included experiments.")
+def new(file: Path | None, template: str | None, as_list: bool) -> None:
+    """Write a copy of an included experiment to FILE."""
+    if as_list:
+        width = max(len(name) for name in templates())
+        for name, path in templates().items():
+            click.echo(f"{name:<{width}}  {summary(path)}")
+    elif file is None or template is None:
+        raise ConfigError("new: write `simfl new FILE --from NAME`; `simfl new --list` lists the names")
+    else:
+        write_new(file, template)
+        click.echo(f"{file} written; run it with: simfl run {file}")
 
 
 def templates() -> dict[str, Path]:
-    """Every experiment by its name: its path without the ending, such as `sroie/full`. Sweeps are left out."""
+    """Return every included experiment by name, its path without the suffix, such as `sroie/full`; no sweeps."""
+    from simfl.config.inheritance import SWEEP
+
+    sweep = re.compile(rf"^({'|'.join(SWEEP)}):", re.MULTILINE)
     folder = PACKAGED if PACKAGED.is_dir() else CHECKOUT
-    files = [path for path in sorted(folder.rglob("*.yaml")) if not OF_SWEEPS.search(path.read_text(encoding="utf-8"))]
-    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in files}
+    found = [path for path in sorted(folder.rglob("*.yaml")) if not sweep.search(path.read_text(encoding="utf-8"))]
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in found}
 
 
 def summary(path: Path) -> str:
-    """The first sentence of the comment that an experiment begins with."""
+    """Return the first sentence of the comment at the top of an experiment file."""
     comment = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
@@ -37,12 +54,19 @@ def summary(path: Path) -> str:
 
 
 def write_new(file: Path, template: str) -> None:
-    """A copy of a template, named after its file; ConfigError if it exists already or there is no such template."""
+    """Write a copy of a template, with the name of its file.
+
+    Raises:
+        ConfigError: The file exists, its name is invalid, or there is no such template.
+    """
+    from simfl.config.fields import read
+    from simfl.constraints import FileName
+
     known = templates()
     if template not in known:
         raise ConfigError(f"--from: unknown {template!r}; {nearest(template, known)}")
     if file.exists():
-        raise ConfigError(f"{file}: is there already")
+        raise ConfigError(f"{file}: the file exists already")
     name = read(FileName, file.stem, "FILE")
     text = _standalone(known[template])
     text = f"# From {template} of simfl {__version__}.\n" + NAME.sub(f"name: {name}", text, count=1)
@@ -50,9 +74,13 @@ def write_new(file: Path, template: str) -> None:
 
 
 def _standalone(path: Path) -> str:
-    """The text of an experiment's file; of one that names another, its comment and all that both say."""
+    """Return the text of an experiment file; if it extends another one, its comment and the merged settings."""
+    from simfl import config
+    from simfl.config.inheritance import BASE
+    from simfl.config.yaml_text import dumped
+
     text = path.read_text(encoding="utf-8")
-    if not re.search(rf"^{OTHER}:", text, re.MULTILINE):
+    if not re.search(rf"^{BASE}:", text, re.MULTILINE):
         return text
     comment = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True))
     return "".join(comment) + dumped(config.whole(path))

@@ -1,4 +1,4 @@
-"""YAML to `simfl.experiment`, or one line: where, what was given, what is allowed."""
+"""Reading of experiment files; every error is one line: the path, the value, and what is allowed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from simfl.config.fields import read, written
-from simfl.config.inheritance import beside, files, keys_of, named, settings, whole
+from simfl.config.inheritance import base_file, files, keys_of, relative_file, settings, whole
 from simfl.config.overrides import assignment, overridden, override, resolve, with_settings
 from simfl.config.rules import check
 from simfl.config.yaml_text import dumped, read_yaml
@@ -15,16 +15,16 @@ from simfl.experiment import Experiment
 
 __all__ = [
     "assignment",
-    "beside",
+    "base_file",
     "dump",
     "files",
     "keys_of",
     "load",
-    "named",
     "overridden",
     "override",
     "parse",
     "read_yaml",
+    "relative_file",
     "resolve",
     "settings",
     "to_mapping",
@@ -34,23 +34,23 @@ __all__ = [
 
 
 def load(path: Path, overrides: Iterable[str] = ()) -> Experiment:
-    """The experiment in a YAML file, which may name another, after `path=value` overrides."""
+    """Return the experiment of a YAML file, which may extend another, after `path=value` overrides."""
     return parse(overridden(whole(path), overrides))
 
 
 def parse(given: object) -> Experiment:
-    """The experiment that a mapping describes; components may stand in it as objects."""
+    """Return the experiment that a mapping describes; its components may be Python objects."""
     experiment: Experiment = read(Experiment, given, "")
     check(experiment)
     return experiment
 
 
 def to_mapping(experiment: Experiment) -> dict[str, Any]:
-    """The resolved experiment, defaults included; `parse` of it gives an equal one."""
+    """Return the resolved experiment, defaults included; `parse` turns it back into an equal one."""
     mapping: dict[str, Any] = written(experiment)
     return mapping
 
 
 def dump(experiment: Experiment) -> str:
-    """`to_mapping` as YAML."""
+    """Return `to_mapping` of an experiment as YAML."""
     return dumped(to_mapping(experiment))

@@ -1,6 +1,6 @@
-"""Partition specs: a YAML of what is divided and how, and the manifest that it becomes.
+"""Partition specs: YAML files that say which data set is partitioned and how, and the manifest built from them.
 
-The same spec and data give the same bytes everywhere.
+The same spec and data give the same manifest, byte for byte, on every machine.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from simfl import config
 from simfl.config import fields
@@ -22,20 +21,20 @@ from simfl.errors import ConfigError, nearest
 
 @dataclass(frozen=True)
 class PartitionSpec:
-    """What is divided among clients, and how."""
+    """Partition spec: a data set, a split of it, and a partitioner."""
 
-    name: FileName  # of the partition and its manifest
-    data: Data  # a data set
-    partition: Partitioner  # which client holds which examples
-    split: str = "train"  # of the data set
-    seed: Seed = 42  # of every random choice
-    disjoint: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # what a split must not share with this one
-    of: str | None = None  # the column that `simfl partition show` counts; null: label, answers or field
+    name: FileName  # name of the partition and its manifest
+    data: Data  # data set
+    partition: Partitioner  # assignment of examples to clients
+    split: str = "train"  # split that is partitioned
+    seed: Seed = 42  # seed of all random choices
+    disjoint: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # columns that other splits must not share
+    of: str | None = None  # column that `simfl partition show` counts; null: label, answers or field
 
 
 @dataclass(frozen=True)
-class Built:
-    """A partition with what it was made from."""
+class BuiltPartition:
+    """A partition with its spec and its data set."""
 
     spec: PartitionSpec
     dataset: Dataset
@@ -43,19 +42,19 @@ class Built:
 
     @property
     def split(self) -> Split:
-        """The split that was divided."""
+        """Split that was partitioned."""
         return self.dataset.splits[self.spec.split]
 
     @property
     def manifest(self) -> bytes:
-        """Canonical JSON that ends in its own hash."""
-        settings: Mapping[str, Any] = fields.written(self.spec.partition)
+        """Canonical JSON that ends with its own hash."""
+        settings: Mapping[str, object] = fields.written(self.spec.partition)
         spec = {**settings, "split": self.spec.split}
         return self.partition.manifest(spec, self.dataset.sha256, self.spec.seed)
 
 
 def load(path: Path, overrides: Iterable[str] = ()) -> PartitionSpec:
-    """The spec in a YAML file, after `path=value` overrides."""
+    """Return the spec of a YAML file after `path=value` overrides."""
     given = config.keys_of(path, hint="")
     for text in overrides:
         given = config.override(given, *config.assignment(text))
@@ -63,10 +62,15 @@ def load(path: Path, overrides: Iterable[str] = ()) -> PartitionSpec:
     return spec
 
 
-def build(spec: PartitionSpec, cache: Path) -> Built:
-    """The partition of a spec. DataError if it shares with another split what the spec forbids."""
+def build(spec: PartitionSpec, cache: Path) -> BuiltPartition:
+    """Load the data set and partition it.
+
+    Raises:
+        ConfigError: The data set does not have the split.
+        DataError: The split shares with another one what `disjoint` forbids.
+    """
     dataset = spec.data.load(cache)
     if spec.split not in dataset.splits:
         raise ConfigError(f"split: {dataset.name} has no split {spec.split!r}; {nearest(spec.split, dataset.splits)}")
     leaks.refuse(dataset, spec.disjoint, spec.split)
-    return Built(spec, dataset, spec.partition.split(dataset.splits[spec.split], spec.seed))
+    return BuiltPartition(spec, dataset, spec.partition.split(dataset.splits[spec.split], spec.seed))

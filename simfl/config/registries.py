@@ -1,4 +1,4 @@
-"""The shelves: where each kind of component lives, and how a name in YAML finds its class."""
+"""Registries of all kinds of components, and lookup of a component by the name that YAML gives."""
 
 from __future__ import annotations
 
@@ -6,37 +6,41 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
-from simfl import imports as given
+from simfl import imports
 from simfl.errors import ConfigError, nearest
 from simfl.registry import Registry
 
 
 @dataclass(frozen=True)
 class RegistrySpec:
-    """A kind of component: its base class, its literal table, and the key that names one in YAML."""
+    """One kind of component; `base`, `table` and `wrap` are `package.module:name` paths, imported on first use."""
 
-    base: str
-    table: str
-    key: str = "name"
-    wrap: str = ""  # a function that makes a component of a Python object, or None of one it does not know
+    base: str  # base class
+    table: str  # registry of the components by name
+    key: str = "name"  # key that names a component in YAML
+    wrap: str = ""  # function that turns a Python object into a component; it returns None for unknown objects
 
     @property
     def kind(self) -> type:
-        """The base class."""
+        """Base class of the components."""
         return imported(self.base)
 
     @property
     def components(self) -> Registry[Any]:
-        """The literal table."""
+        """Components by name."""
         found: Registry[Any] = imported(self.table)
         return found
 
     def wrapped(self, value: object) -> Any:
-        """A component made of a Python object given in place of a name; None where that cannot be."""
+        """Turn a Python object given in place of a name into a component; None if this is not possible."""
         return imported(self.wrap)(value) if self.wrap else None
 
     def find(self, name: str | type, path: str) -> type:
-        """The component of this name, or of this `package.module:Class` outside simfl; a class is itself."""
+        """Return the component class for a name, a `package.module:Class`, or a class.
+
+        Raises:
+            ConfigError: There is no such component, or it is not a frozen dataclass of this kind.
+        """
         found = self._named(name, path) if isinstance(name, str) else name
         if not (isinstance(found, type) and issubclass(found, self.kind)):
             raise ConfigError(f"{path}: {name!r} is not a {self.base}")
@@ -46,19 +50,19 @@ class RegistrySpec:
 
     def _named(self, name: str, path: str) -> Any:
         if ":" in name:
-            return given.imported(name, path)
+            return imports.import_object(name, path)
         if name not in self.components:
             raise ConfigError(f"{path}: unknown {name!r}; {nearest(name, self.components)}")
         return self.components[name]
 
     def name_of(self, component: type) -> str:
-        """The name that `find` knows this component by."""
+        """Return the name by which `find` finds this component."""
         return self.components.name_of(component) or f"{component.__module__}:{component.__qualname__}"
 
 
 REGISTRIES: dict[str, RegistrySpec] = {
     "adapters": RegistrySpec(
-        "simfl.models.adapters_base:Adapter",
+        "simfl.models.adapters:Adapter",
         "simfl.models.adapters:ADAPTERS",
         key="kind",
         wrap="simfl.models.peft_method:wrap",
@@ -79,14 +83,14 @@ REGISTRIES: dict[str, RegistrySpec] = {
 
 
 def registry_of(kind: type) -> RegistrySpec | None:
-    """The shelf whose base is this class, or None for a class that is no base."""
+    """Return the registry whose base class this is; None if there is none."""
     return next(
-        (shelf for shelf in REGISTRIES.values() if shelf.base.endswith(f":{kind.__name__}") and shelf.kind is kind),
+        (spec for spec in REGISTRIES.values() if spec.base.endswith(f":{kind.__name__}") and spec.kind is kind),
         None,
     )
 
 
 def imported(where: str) -> Any:
-    """The object at `package.module:name`."""
+    """Import the object at `package.module:name`."""
     module, _, name = where.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -1,1 +1,1 @@
-"""A run before it is run: its bytes, memory, local steps and time."""
+"""Plans of runs: bytes, memory, local steps and time, computed before the run."""

@@ -1,7 +1,7 @@
-"""A run held to its plan: every row of its ledger against what the plan says crosses the border.
+"""Comparison of a run with its plan: every row of the ledger against the planned messages.
 
-Left out of the comparison: what a client that failed and was skipped did not send, rounds that were not run or that are
-those of the run it was forked from, and bytes that depend on values, of which a plan knows only the most they can be.
+Not compared: uploads of clients that failed and were skipped, rounds that were not run or belong to the run that this
+one was forked from, and exact bytes that depend on values, for which the plan has an upper bound.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from simfl.data.base import Dataset
 from simfl.data.io.outline import outline
 from simfl.errors import ConfigError
 from simfl.experiment import Experiment
-from simfl.models.meta import without_compiler
-from simfl.plans.messages import Exchange, Messages
-from simfl.plans.plan import messages_of, sketched
+from simfl.models.meta_device import without_compiler
+from simfl.plans.messages import PhaseMessages, RoundMessages
+from simfl.plans.plan import messages_of, meta_context
 from simfl.runs import tables
 
 MATCHES = "matches"
@@ -28,109 +28,115 @@ Key = tuple[int, str, str]  # client, direction, part
 
 
 @dataclass(frozen=True)
-class Tables:
-    """Rows of a run in the order of its rounds: `ledger` and `clients`, and how many rounds it has finished."""
+class RunTables:
+    """Rows of the tables `ledger` and `clients` of a run, in the order of its rounds."""
 
     ledger: Iterable[Row]
     clients: Iterable[Row]
-    rounds: int
-    forked: int = 0  # rounds that another run made
+    rounds: int  # number of finished rounds
+    forked: int = 0  # number of rounds that belong to the run it was forked from
 
 
 @dataclass
-class Notes:
-    """What was left out."""
+class NotCompared:
+    """Counts of what was not compared."""
 
     forked: int = 0  # rounds
-    skipped: int = 0  # visits
+    skipped: int = 0  # client updates
     bounded: int = 0  # rows
 
     def text(self) -> str:
-        """Behind the word that all is well."""
-        said = [f"the first {self.forked} rounds are another run's"] if self.forked else []
-        said += [f"{self.skipped} skipped visits sent nothing"] if self.skipped else []
-        said += (
-            [f"bytes of {self.bounded:,} messages vary with their values, within its bounds"] if self.bounded else []
-        )
-        return "".join(f"; {one}" for one in said)
+        """Describe the counts, to be appended to `matches`."""
+        parts = [f"the first {self.forked} rounds belong to another run"] if self.forked else []
+        parts += [f"{self.skipped} skipped client updates sent nothing"] if self.skipped else []
+        parts += [f"bytes of {self.bounded:,} messages depend on values and are within the bounds"] * bool(self.bounded)
+        return "".join(f"; {part}" for part in parts)
 
 
-def compare(experiment: Experiment, data: Dataset, clients: int, made: Tables) -> str:
-    """`matches`, or one line that names the first difference, or why there is no plan."""
-    notes = Notes()
+def compare(experiment: Experiment, data: Dataset, clients: int, recorded: RunTables) -> str:
+    """Return `matches`, or one line with the first difference or the reason why there is no plan."""
+    notes = NotCompared()
     try:
         with without_compiler():
-            for line in differences(experiment, data, clients, made, notes):
+            for line in differences(experiment, data, clients, recorded, notes):
                 return f"differs: {line}"
     except ConfigError as error:
-        return f"not made: {error}"
-    except Exception as error:  # a network or an algorithm of anybody's; it must not cost a finished run its summary
-        return f"not made: {type(error).__name__}: {error}".splitlines()[0]
+        return f"not compared: {error}"
+    except Exception as error:  # of a user-defined model or algorithm; a finished run must still get its summary
+        return f"not compared: {type(error).__name__}: {error}".splitlines()[0]
     return MATCHES + notes.text()
 
 
-def differences(experiment: Experiment, data: Dataset, clients: int, made: Tables, notes: Notes) -> Iterator[str]:
-    """A line for each row that is not as planned, the first one first."""
-    setting = sketched(experiment, outline(data))
-    ledger, visits = _Rounds(made.ledger), _Rounds(made.clients)
-    phases = (messages_of(setting, index, clients) for index in range(len(experiment.phases)))
-    planned = ((plan, exchange) for plan in phases for exchange in plan.rounds())
-    notes.forked = made.forked
-    for number, (plan, exchange) in enumerate(islice(planned, made.rounds)):
-        place = (plan.stage.index, exchange.round)
-        came, rows = {row["client"] for row in visits.of(place)}, ledger.of(place)
-        for line in _of_round(plan, exchange, rows, came, notes) if number >= made.forked else ():
-            yield f"phase {place[0]}, round {place[1]}, {line}"
+def differences(
+    experiment: Experiment, data: Dataset, clients: int, recorded: RunTables, notes: NotCompared
+) -> Iterator[str]:
+    """Yield a line for each row that differs from the plan, in the order of the rounds."""
+    context = meta_context(experiment, outline(data))
+    ledger, updates = _RoundReader(recorded.ledger), _RoundReader(recorded.clients)
+    phases = (messages_of(context, index, clients) for index in range(len(experiment.phases)))
+    planned = ((phase, in_round) for phase in phases for in_round in phase.rounds())
+    notes.forked = recorded.forked
+    for number, (phase, in_round) in enumerate(islice(planned, recorded.rounds)):
+        position = (phase.stage.index, in_round.round)
+        returned, rows = {row["client"] for row in updates.read(position)}, ledger.read(position)
+        for line in _in_round(phase, in_round, rows, returned, notes) if number >= recorded.forked else ():
+            yield f"phase {position[0]}, round {position[1]}, {line}"
 
 
-def _of_round(plan: Messages, exchange: Exchange, rows: list[Row], came: set[int], notes: Notes) -> Iterator[str]:
-    sides = (("download", exchange.download), ("upload", exchange.upload))
-    wanted: dict[Key, Row] = {
-        (client, mode, str(row["part"])): row
-        for mode, side in sides
-        for client, message in side.items()
-        for row in message
-    }
-    missed = [client for client in exchange.upload if client not in came]
-    notes.skipped += len(missed)
-    for client in missed:
-        wanted = {key: row for key, row in wanted.items() if key[:2] != (client, "upload")}
+def _in_round(
+    phase: PhaseMessages, in_round: RoundMessages, rows: list[Row], returned: set[int], notes: NotCompared
+) -> Iterator[str]:
+    planned = _planned_rows(in_round)
+    skipped = [client for client in in_round.upload if client not in returned]
+    notes.skipped += len(skipped)
+    for client in skipped:
+        planned = {key: row for key, row in planned.items() if key[:2] != (client, "upload")}
     sent: dict[Key, Row] = {(row["client"], row["direction"], row["part"]): row for row in rows}
-    for key in sorted(wanted.keys() | sent.keys()):
+    for key in sorted(planned.keys() | sent.keys()):
         where = f"client {key[0]}, {key[1]} of {key[2]}"
-        if key not in sent or key not in wanted:
-            yield f"{where}: " + ("planned and not sent" if key in wanted else "sent and not planned")
+        if key not in sent or key not in planned:
+            yield f"{where}: " + ("planned and not sent" if key in planned else "sent and not planned")
             continue
-        if notes.forked and key[1] == "download" and key[2] in plan.changing:
-            continue  # who missed how much before the fork is not in the plan
-        varies = plan.varies(key[1], key[2])
+        if notes.forked and key[1] == "download" and key[2] in phase.changing:
+            continue  # the plan does not know which rounds before the fork a client missed
+        varies = phase.varies(key[1], key[2])
         notes.bounded += varies
         for name in SIZES:
-            real, said = int(sent[key][name]), int(wanted[key][name])
-            if real > said or (real != said and (name == "floats" or not varies)):
-                yield f"{where}: {real:,} {name.replace('_', ' ')}, planned {said:,}"
+            actual, expected = int(sent[key][name]), int(planned[key][name])
+            if actual > expected or (actual != expected and (name == "floats" or not varies)):
+                yield f"{where}: {actual:,} {name.replace('_', ' ')}, planned {expected:,}"
 
 
-class _Rounds:
-    """Rows read once, a round at a time, so that a long ledger is never held."""
+def _planned_rows(in_round: RoundMessages) -> dict[Key, Row]:
+    sides = (("download", in_round.download), ("upload", in_round.upload))
+    return {
+        (client, direction, str(row["part"])): row
+        for direction, messages in sides
+        for client, message in messages.items()
+        for row in message
+    }
+
+
+class _RoundReader:
+    """Reader of rows, one round at a time, so that a long ledger is never in memory."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self.groups = groupby(rows, lambda row: (row["phase"], row["round"]))
-        self.ahead: tuple[tuple[int, int], list[Row]] | None = None
+        self.next_round: tuple[tuple[int, int], list[Row]] | None = None
 
-    def of(self, place: tuple[int, int]) -> list[Row]:
-        """The rows of a phase's round, which is not before the last one asked for; empty if nobody was sampled."""
-        if self.ahead is None:
-            self.ahead = next(((key, list(rows)) for key, rows in self.groups), None)
-        if self.ahead is None or self.ahead[0] != place:
+    def read(self, position: tuple[int, int]) -> list[Row]:
+        """Return the rows of a phase and round, which must not precede the last ones; empty without clients."""
+        if self.next_round is None:
+            self.next_round = next(((key, list(rows)) for key, rows in self.groups), None)
+        if self.next_round is None or self.next_round[0] != position:
             return []
-        (_, rows), self.ahead = self.ahead, None
+        (_, rows), self.next_round = self.next_round, None
         return rows
 
 
-def tables_of(folder: Path, rounds: int, forked: int = 0) -> Tables:
-    """What a run has committed, after so many rounds; read part by part. `forked`: rounds that another run made."""
-    return Tables(_rows(folder, "ledger"), _rows(folder, "clients"), rounds, forked)
+def tables_of(folder: Path, rounds: int, forked: int = 0) -> RunTables:
+    """Return the tables of a run after `rounds` rounds, of which `forked` belong to another run; read part by part."""
+    return RunTables(_rows(folder, "ledger"), _rows(folder, "clients"), rounds, forked)
 
 
 def _rows(folder: Path, name: str) -> Iterator[Row]:

@@ -1,7 +1,7 @@
-"""What will cross the border, message by message, from names and shapes alone.
+"""Messages of a phase, computed from the names and shapes of tensors.
 
-Made by the functions that a run makes its messages with: what an algorithm sends down and up, the codecs' sizes, the
-books of the way down, the ledger's rule for tied weights and the draw of each round's clients.
+The same functions as in a run are used: the download and upload of the algorithm, the sizes of the codecs, the
+accounting of downloads, the ledger's rule for tied weights, and the sampling of clients.
 """
 
 from __future__ import annotations
@@ -20,111 +20,111 @@ from simfl.sampling import sample_clients
 from simfl.training.context import PhaseContext
 from simfl.transport.broadcast import Broadcast, Sizes
 from simfl.transport.ledger import Row
-from simfl.transport.upload import PLAIN, STATISTICS, LedgerEntry, codec_of
+from simfl.transport.upload import BUFFERS, PLAIN, LedgerEntry, codec_of
 
-Message = tuple[Row, ...]  # one row of the ledger for each part; whose and when is not filled in
+Message = tuple[Row, ...]  # one ledger row per part; client and round are not filled in
 
 
 @dataclass(frozen=True)
-class Exchange:
-    """One round of a phase, counted from 1: what each of its clients gets and sends."""
+class RoundMessages:
+    """Messages of one round, by client."""
 
-    round: int
-    clients: list[int]  # that train; of centralized examples nothing travels
+    round: int  # from 1
+    clients: list[int]  # sampled clients; in centralized training they exchange no messages
     download: Mapping[int, Message]
     upload: Mapping[int, Message]
 
 
 @dataclass(frozen=True)
-class Messages:
-    """The messages of a phase. `stage` has its network on the meta device; `examples`: of a typical client."""
+class PhaseMessages:
+    """Messages of a phase."""
 
-    stage: PhaseContext
-    examples: int = 1
+    stage: PhaseContext  # with its models on the meta device
+    examples: int = 1  # number of examples of a typical client
 
     @cached_property
-    def visit(self) -> ClientUpdate:
-        """A first visit of a typical client, who is nobody. What it keeps of each example depends on their number."""
-        known = {"client": -1, "round": -1, "examples": self.examples, "num_clients": self.stage.num_clients}
-        whole = ("client", "key", "round", "step")
-        kinds = {name: torch.int64 if name in whole else torch.float32 for name in ClientUpdate._fields}
+    def update(self) -> ClientUpdate:
+        """First update of a typical client; state that is kept per example depends on the number of examples."""
+        known = {"client": -1, "round": -1, "num_examples": self.examples, "num_clients": self.stage.num_clients}
+        integers = ("client", "key", "round", "step")
+        kinds = {name: torch.int64 if name in integers else torch.float32 for name in ClientUpdate._fields}
         return ClientUpdate(**{name: torch.tensor(known.get(name, 1), dtype=kind) for name, kind in kinds.items()})
 
     @cached_property
     def server(self) -> Server:
-        """As it enters the phase."""
+        """Server state at the start of the phase."""
         weights = self.stage.binding.values(self.stage.roles.shared)
-        return Server(weights, self.stage.phase.algorithm.init_server(weights))
+        return Server(weights, self.stage.phase.algorithm.init_server(weights, self.stage.task))
 
     @cached_property
     def buffers(self) -> Weights:
-        """Running statistics that travel."""
+        """Running statistics that are averaged."""
         averaged = self.stage.phase.buffers == "average"
         return pick(self.stage.binding.values(self.stage.roles.buffers), self.stage.roles.buffers) if averaged else {}
 
     @cached_property
     def received(self) -> Parts:
-        """What every client gets."""
-        statistics = {STATISTICS: self.buffers} if self.buffers else {}
+        """Parts that every client receives."""
+        statistics = {BUFFERS: self.buffers} if self.buffers else {}
         return self.stage.phase.algorithm.download(self.server) | statistics
 
     @cached_property
     def state(self) -> State:
-        """What a client works with at its first visit."""
+        """Prepared state of a client in its first update."""
         algorithm = self.stage.phase.algorithm
-        return algorithm.prepare(self.received, algorithm.init_client(self.received, self.visit), self.visit)
+        return algorithm.prepare_state(self.received, algorithm.init_client(self.received, self.update), self.update)
 
     @cached_property
     def trained(self) -> Weights:
-        """A client's model; what its algorithm trains besides never travels."""
+        """Trained parameters of a client's model, without extra parameters of the algorithm."""
         known = {**self.stage.binding.values(self.stage.roles.personal_params), **self.received["weights"]}
         return pick(known, self.stage.roles.trained)
 
     @cached_property
     def sent(self) -> Parts:
-        """What every client sends."""
-        upload = self.stage.phase.algorithm.upload(self.trained, self.received, self.state, self.visit)
-        return {**upload} | ({STATISTICS: self.buffers} if self.buffers else {})
+        """Parts that every client uploads."""
+        upload = self.stage.phase.algorithm.upload(self.trained, self.received, self.state, self.update)
+        return {**upload} | ({BUFFERS: self.buffers} if self.buffers else {})
 
     @cached_property
     def down(self) -> Message:
-        """A message down, once the codec is at work."""
-        return self._message("download", self._packet("download"))
+        """Download message, encoded by the codec."""
+        return self._message("download", self._sizes("download"))
 
     @cached_property
     def up(self) -> Message:
-        """A message up."""
-        return self._message("upload", self._packet("upload"))
+        """Upload message."""
+        return self._message("upload", self._sizes("upload"))
 
     def varies(self, direction: str, part: str) -> bool:
-        """Whether the bytes of a part depend on its values, so that the plan knows only the most they can be."""
-        return not codec_of(self.stage, direction, part).fixed
+        """Return whether the bytes of a part depend on its values; the plan then has an upper bound."""
+        return not codec_of(self.stage, direction, part).fixed_size
 
-    def rounds(self) -> Iterator[Exchange]:
-        """All rounds of the phase, with the clients that the run's seed draws."""
-        stage, books, packet, whole = self.stage, Broadcast(), self._packet("download"), self._whole()
+    def rounds(self) -> Iterator[RoundMessages]:
+        """Yield the messages of all rounds, with the clients sampled by the seed of the run."""
+        stage, broadcast, sizes, full = self.stage, Broadcast(), self._sizes("download"), self._full_sizes()
         for number in range(stage.phase.rounds):
             clients = sample_clients(stage.phase, stage.num_clients, stage.seed, stage.index, number)
             served = [] if stage.phase.centralized else clients
             download = dict.fromkeys(served, self.down)
-            if self.changing:  # the first is no change, and travels whole
-                charged, books = books.book(packet if number else whole, whole, served)
-                download = {client: self._message("download", sizes) for client, sizes in charged.items()}
-            yield Exchange(number + 1, clients, download, dict.fromkeys(served, self.up))
+            if self.changing:  # the first message is the full weights
+                charged, broadcast = broadcast.book(sizes if number else full, full, served)
+                download = {client: self._message("download", own) for client, own in charged.items()}
+            yield RoundMessages(number + 1, clients, download, dict.fromkeys(served, self.up))
 
     @cached_property
     def changing(self) -> set[str]:
-        """Parts of which the server sends changes."""
-        return {part for part in self.received if codec_of(self.stage, "download", part).sends_changes}
+        """Parts of which the server sends the change since the last round."""
+        return {part for part in self.received if codec_of(self.stage, "download", part).broadcasts_deltas}
 
-    def _whole(self) -> Sizes:
-        """What a client pays who takes no packets of changes."""
-        whole = {part: _sizes(PLAIN, self.received[part]) for part in self.changing}
-        return {part: whole.get(part, sizes) for part, sizes in self._packet("download").items()}
+    def _full_sizes(self) -> Sizes:
+        """Return the sizes for a client that receives full weights instead of changes."""
+        full = {part: _tensor_sizes(PLAIN, self.received[part]) for part in self.changing}
+        return {part: full.get(part, sizes) for part, sizes in self._sizes("download").items()}
 
-    def _packet(self, direction: str) -> Sizes:
+    def _sizes(self, direction: str) -> Sizes:
         parts = self.received if direction == "download" else self.sent
-        return {part: _sizes(codec_of(self.stage, direction, part), tensors) for part, tensors in parts.items()}
+        return {part: _tensor_sizes(codec_of(self.stage, direction, part), tensors) for part, tensors in parts.items()}
 
     def _message(self, direction: str, payload: Sizes) -> Message:
         parts = self.received if direction == "download" else self.sent
@@ -133,18 +133,20 @@ class Messages:
         )
 
 
-def _sizes(codec: Codec, tensors: Weights) -> dict[str, int]:
+def _tensor_sizes(codec: Codec, tensors: Weights) -> dict[str, int]:
     return {name: codec.size(tuple(t.shape)) for name, t in tensors.items()}
 
 
-def messages(stage: PhaseContext, examples: int = 1) -> Messages:
-    """The messages of a phase; ConfigError for an algorithm of one's own that needs values to know what to send."""
-    found = Messages(stage, examples)
+def phase_messages(stage: PhaseContext, examples: int = 1) -> PhaseMessages:
+    """Return the messages of a phase.
+
+    Raises:
+        ConfigError: The algorithm needs the values of tensors to compute its messages.
+    """
+    found = PhaseMessages(stage, examples)
     try:
         _ = found.down, found.up
-    except Exception as error:  # of an algorithm, which may be anybody's
+    except Exception as error:  # user-defined algorithms may raise anything
         name, reason = type(stage.phase.algorithm).__name__, f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ConfigError(
-            f"phases.{stage.index}.algorithm: {name} cannot be planned from shapes alone: {reason}"
-        ) from None
+        raise ConfigError(f"phases.{stage.index}.algorithm: {name} cannot be planned from shapes: {reason}") from None
     return found

@@ -1,7 +1,7 @@
-"""A run before it is run: its bytes, memory and local steps, without data, weights or GPU where those are published.
+"""Plan of a run: bytes, memory and local steps, without data, weights or GPU if the sizes of the data are published.
 
-The sizes are the run's own (see `messages`); the clients of every round are those that the run's seed will draw,
-under Poisson sampling too, so that a run can be held to its plan row by row.
+Sizes are those of the run itself, see `messages`. The clients of every round are those that the run's seed will sample,
+with Poisson sampling too, so that a run can be compared with its plan row by row.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -20,184 +20,201 @@ from torch import nn
 from simfl.data.base import Dataset
 from simfl.errors import ConfigError
 from simfl.experiment import Experiment
-from simfl.models.meta import without_distant
+from simfl.models.meta_device import drop_remote_weights
 from simfl.parameter_groups import ParameterGroups
-from simfl.plans import memory
-from simfl.plans.memory import Memory
-from simfl.plans.messages import Exchange, Message, Messages, messages
-from simfl.plans.work import Holdings, Work, known
+from simfl.plans.memory import MemoryPlan, memory_of
+from simfl.plans.messages import Message, PhaseMessages, RoundMessages, phase_messages
+from simfl.plans.work import ClientSizes, LocalSteps, client_sizes
 from simfl.privacy.budget import Budget
 from simfl.run_context import RunContext
 from simfl.sampling import num_sampled
 from simfl.transport.ledger import DIRECTIONS
 
-Count = dict[str, int]
-COLUMNS = ("payload_bytes", "charged_bytes")  # of the ledger, that are added up
+Counts = dict[str, int]
+COLUMNS = ("payload_bytes", "charged_bytes")  # of the ledger, added up over a phase
+
+
+@dataclass(frozen=True)
+class PrivacyCost:
+    """Privacy budget that rounds spend, in the view that the experiment asks for."""
+
+    epsilon: float | None  # None: no bound
+    delta: float
+    noise_multiplier: float
+    sampling_rate: float
 
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """One phase: values, messages, bytes, memory, work."""
+    """Plan of one phase."""
 
     name: str
     rounds: int
-    model: Count  # parameters, trained, travelling, private: numbers of values
+    model: Counts  # numbers of parameters: parameters, trained, shared, personal_params
     download: Message  # one message, part by part
     upload: Message
-    messages: int  # both modes, over all rounds
-    expected: float  # and over all seeds, where clients are drawn each on its own
-    bytes: Count  # really sent: download, upload, total
-    charged: Count  # under the rule for tied weights
-    count_memory: Callable[[], Memory]
-    steps: int | None  # local steps of all visits; None where nothing is known of the data
-    privacy: dict[str, float | None] | None = None  # of its rounds alone
-    varying: frozenset[tuple[str, str]] = frozenset()  # direction and part, where bytes are the most they can be
+    messages: int  # downloads and uploads of all rounds
+    expected: float  # expected number of messages over all seeds, for Poisson sampling
+    bytes: Counts  # encoded bytes: download, upload, total
+    charged: Counts  # bytes under the rule for tied weights
+    count_memory: Callable[[], MemoryPlan]
+    steps: int | None  # local steps of all client updates; None if the sizes of the data are unknown
+    privacy: PrivacyCost | None = None  # of the rounds of this phase
+    varying: frozenset[tuple[str, str]] = frozenset()  # direction and part whose bytes are an upper bound
 
     @cached_property
-    def memory(self) -> Memory:
-        """What server, worker and client hold; counted when asked for, as it takes a pass of the network."""
+    def memory(self) -> MemoryPlan:
+        """Memory of server, worker and client; computed on first use, because it needs a forward pass."""
         return self.count_memory()
 
     @property
-    def message(self) -> dict[str, Count]:
-        """Values and bytes of one message each way."""
+    def message(self) -> dict[str, Counts]:
+        """Numbers of values and bytes of one message in each direction."""
         sides = zip(DIRECTIONS, (self.download, self.upload), strict=True)
-        return {mode: {"floats": total(m, "floats"), "bytes": total(m, "payload_bytes")} for mode, m in sides}
+        return {side: {"floats": total(m, "floats"), "bytes": total(m, "payload_bytes")} for side, m in sides}
 
     def json(self) -> dict[str, Any]:
-        """As `simfl plan --json` shows a phase."""
+        """Return the output of `simfl plan --json` for the phase."""
         return {
             "model": self.model,
             "message": self.message,
             "messages": self.messages,
             "bytes": self.bytes,
             "charged": self.charged,
-            "privacy": self.privacy,
+            "privacy": None if self.privacy is None else asdict(self.privacy),
             "memory": self.memory.json(),
         }
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A whole run."""
+class RunPlan:
+    """Plan of a run."""
 
     experiment: Experiment
-    holdings: Holdings
-    model: Count  # of all phases together: what is trained, travels or stays in any of them
+    sizes: ClientSizes
+    model: Counts  # union over the phases: parameters that are trained, shared or personal in any of them
     phases: tuple[PhasePlan, ...]
-    privacy: dict[str, float | None] | None = None  # epsilon, delta, noise_multiplier, sampling_rate
+    privacy: PrivacyCost | None = None
 
     @property
     def messages(self) -> int:
+        """Number of messages of all phases."""
         return sum(phase.messages for phase in self.phases)
 
     @property
-    def bytes(self) -> Count:
+    def bytes(self) -> Counts:
+        """Encoded bytes of all phases."""
         return summed(phase.bytes for phase in self.phases)
 
     @property
-    def charged(self) -> Count:
+    def charged(self) -> Counts:
+        """Charged bytes of all phases."""
         return summed(phase.charged for phase in self.phases)
 
     @property
     def steps(self) -> int | None:
+        """Local steps of all phases; None if they are unknown for one."""
         known = [phase.steps for phase in self.phases if phase.steps is not None]
         return sum(known) if len(known) == len(self.phases) else None
 
     def json(self) -> dict[str, Any]:
-        """As `simfl plan --json` shows it: sums over phases, the largest memory, the last phase's message."""
-        each = [phase.json() for phase in self.phases]
-        memory = [one["memory"] for one in each]
+        """Return the output of `simfl plan --json`: sums over phases, the largest memory, the last phase's message."""
+        phases = [phase.json() for phase in self.phases]
+        memory = [phase["memory"] for phase in phases]
         return {
             "model": self.model,
-            "message": each[-1]["message"],
+            "message": phases[-1]["message"],
             "messages": self.messages,
             "bytes": self.bytes,
             "charged": self.charged,
-            "privacy": self.privacy,
+            "privacy": None if self.privacy is None else asdict(self.privacy),
             "memory": {name: max(one[name] for one in memory) for name in memory[0]},
-            "phases": each,
+            "phases": phases,
         }
 
 
-def plan(experiment: Experiment, cache: Path, card: int | None = None) -> Plan:
-    """The plan of an experiment; `card`: bytes of GPU memory to be filled with clients side by side.
+def plan(experiment: Experiment, cache: Path, card: int | None = None) -> RunPlan:
+    """Return the plan of an experiment.
 
-    Data whose sizes are not published are read, from `cache` if they lie there.
+    Args:
+        experiment: The experiment.
+        cache: Folder of data sets. Data whose sizes are not published are read from it, or built and stored in it.
+        card: Memory of a GPU in bytes, to be filled with clients.
     """
-    data, holdings = known(experiment, cache)
-    setting = sketched(experiment, data)
-    budget = None if experiment.privacy is None else Budget.of(experiment, holdings.partition, len(holdings))
-    every = range(len(experiment.phases))
-    phases = tuple(_phase(setting, index, holdings, budget, card) for index in every)
-    return Plan(experiment, holdings, _union(setting), phases, _privacy(budget, every))
+    data, sizes = client_sizes(experiment, cache)
+    context = meta_context(experiment, data)
+    budget = None if experiment.privacy is None else Budget.of(experiment, sizes.partition, len(sizes))
+    indices = range(len(experiment.phases))
+    phases = tuple(_phase(context, index, sizes, budget, card) for index in indices)
+    return RunPlan(experiment, sizes, _all_counts(context), phases, _privacy(budget, indices))
 
 
-def sketched(experiment: Experiment, data: Dataset) -> RunContext:
-    """The setting with an outline of its data, its networks names and shapes alone."""
-    setting = RunContext(replace(experiment, model=without_distant(experiment.model)), Path(), torch.device("meta"))
-    setting.dataset = data
-    return setting
+def meta_context(experiment: Experiment, data: Dataset) -> RunContext:
+    """Return a run context on the meta device, with an outline of the data."""
+    context = RunContext(replace(experiment, model=drop_remote_weights(experiment.model)), Path(), torch.device("meta"))
+    context.dataset = data
+    return context
 
 
-def messages_of(setting: RunContext, index: int, clients: int, examples: int = 1) -> Messages:
-    """The messages of a phase. `examples`: of a typical client."""
-    return messages(setting.stage(index, clients), examples)
+def messages_of(context: RunContext, index: int, clients: int, examples: int = 1) -> PhaseMessages:
+    """Return the messages of a phase; `examples` is the number of examples of a typical client."""
+    return phase_messages(context.stage(index, clients), examples)
 
 
-def _phase(setting: RunContext, index: int, holdings: Holdings, budget: Budget | None, card: int | None) -> PhasePlan:
-    phase = setting.experiment.phases[index]
-    sampled = num_sampled(phase, len(holdings))
-    if sampled is not None and sampled > len(holdings):
-        raise ConfigError(f"phases.{index}.clients_per_round: {sampled} asked, there are {len(holdings)} clients")
-    found = messages_of(setting, index, len(holdings), holdings.typical)
-    tally, work = _Tally(), Work(setting.experiment, index, holdings)
-    for exchange in found.rounds():
-        tally.add(exchange)
-        tally.steps += work.of(exchange) if work.is_known else 0
-    drawn = tally.visits if phase.poisson is None else phase.poisson * len(holdings) * phase.rounds
-    each = 0 if phase.centralized else sum(bool(total(message, "floats")) for message in (found.down, found.up))
+def _phase(context: RunContext, index: int, sizes: ClientSizes, budget: Budget | None, card: int | None) -> PhasePlan:
+    phase = context.experiment.phases[index]
+    sampled = num_sampled(phase, len(sizes))
+    if sampled is not None and sampled > len(sizes):
+        raise ConfigError(f"phases.{index}.clients_per_round: {sampled} given, but there are {len(sizes)} clients")
+    messages = messages_of(context, index, len(sizes), sizes.typical)
+    totals, steps = _PhaseTotals(), LocalSteps(context.experiment, index, sizes)
+    for in_round in messages.rounds():
+        totals.add(in_round)
+        totals.steps += steps.in_round(in_round) if steps.is_known else 0
+    expected_updates = totals.updates if phase.poisson is None else phase.poisson * len(sizes) * phase.rounds
+    per_update = sum(bool(total(message, "floats")) for message in (messages.down, messages.up))
+    per_update = 0 if phase.centralized else per_update
     return PhasePlan(
         name=phase.name or str(index),
         rounds=phase.rounds,
-        model=_counts(setting.module, [setting.roles(index)]),
-        download=found.down,
-        upload=found.up,
-        messages=each * tally.visits,
-        expected=each * drawn,
-        bytes=tally.sums("payload_bytes"),
-        charged=tally.sums("charged_bytes"),
-        count_memory=partial(memory.memory, found, setting, index, card),
-        steps=tally.steps if work.is_known else None,
+        model=_counts(context.module, [context.roles(index)]),
+        download=messages.down,
+        upload=messages.up,
+        messages=per_update * totals.updates,
+        expected=per_update * expected_updates,
+        bytes=totals.sums("payload_bytes"),
+        charged=totals.sums("charged_bytes"),
+        count_memory=partial(memory_of, messages, context, index, card),
+        steps=totals.steps if steps.is_known else None,
         privacy=_privacy(budget, [index]),
         varying=frozenset(
-            (mode, part)
-            for mode, parts in zip(DIRECTIONS, (found.received, found.sent), strict=True)
+            (side, part)
+            for side, parts in zip(DIRECTIONS, (messages.received, messages.sent), strict=True)
             for part in parts
-            if found.varies(mode, part)
+            if messages.varies(side, part)
         ),
     )
 
 
-class _Tally:
-    """The rounds of a phase added up, one after the other; equal messages are counted, not added."""
+class _PhaseTotals:
+    """Sums over the rounds of a phase; equal messages are counted and multiplied."""
 
     def __init__(self) -> None:
-        self.visits = self.steps = 0
-        self.counted: dict[str, Counter[tuple[int, ...]]] = {mode: Counter() for mode in DIRECTIONS}
+        self.updates = self.steps = 0
+        self.counted: dict[str, Counter[tuple[int, ...]]] = {side: Counter() for side in DIRECTIONS}
 
-    def add(self, exchange: Exchange) -> None:
-        self.visits += len(exchange.clients)
-        for mode in DIRECTIONS:
-            messages = getattr(exchange, mode)
-            each = Counter(map(id, messages.values()))
+    def add(self, in_round: RoundMessages) -> None:
+        self.updates += len(in_round.clients)
+        for side in DIRECTIONS:
+            messages = getattr(in_round, side)
+            counts = Counter(map(id, messages.values()))
             distinct = {id(message): message for message in messages.values()}
-            for key, count in each.items():
-                self.counted[mode][_sizes(distinct[key])] += count
+            for key, count in counts.items():
+                self.counted[side][_sizes(distinct[key])] += count
 
-    def sums(self, column: str) -> Count:
+    def sums(self, column: str) -> Counts:
         at = COLUMNS.index(column)
-        sides = {mode: sum(sizes[at] * count for sizes, count in self.counted[mode].items()) for mode in DIRECTIONS}
+        sides = {side: sum(sizes[at] * count for sizes, count in self.counted[side].items()) for side in DIRECTIONS}
         return {**sides, "total": sum(sides.values())}
 
 
@@ -205,43 +222,39 @@ def _sizes(message: Message) -> tuple[int, ...]:
     return tuple(total(message, column) for column in COLUMNS)
 
 
-def _privacy(budget: Budget | None, phases: Sequence[int]) -> dict[str, float | None] | None:
-    """What the rounds of these phases spend, in the view that the experiment asks for; null is no bound."""
+def _privacy(budget: Budget | None, phases: Sequence[int]) -> PrivacyCost | None:
+    """Return what the rounds of these phases spend."""
     if budget is None:
         return None
     spent = budget.epsilon({index: budget.phases[index].rounds for index in phases})
-    return {
-        "epsilon": spent if math.isfinite(spent) else None,
-        "delta": budget.privacy.delta,
-        "noise_multiplier": budget.noise_multiplier,
-        "sampling_rate": budget.rate(budget.phases[phases[0]]),
-    }
+    rate = budget.rate(budget.phases[phases[0]])
+    return PrivacyCost(spent if math.isfinite(spent) else None, budget.privacy.delta, budget.noise_multiplier, rate)
 
 
 def total(message: Message, column: str) -> int:
-    """The sum of a column over the parts of a message."""
+    """Return the sum of a column over the parts of a message."""
     return sum(int(row[column]) for row in message)
 
 
-def summed(counts: Iterable[Count]) -> Count:
-    """Counts of equal names added."""
-    found: Count = {}
+def summed(counts: Iterable[Counts]) -> Counts:
+    """Add counts with equal names."""
+    found: Counts = {}
     for count in counts:
         found = {name: found.get(name, 0) + value for name, value in count.items()}
     return found
 
 
-def _union(setting: RunContext) -> Count:
-    return _counts(setting.module, [setting.roles(index) for index in range(len(setting.experiment.phases))])
+def _all_counts(context: RunContext) -> Counts:
+    return _counts(context.module, [context.roles(index) for index in range(len(context.experiment.phases))])
 
 
-def _counts(module: nn.Module, roles: Sequence[ParameterGroups]) -> Count:
-    """Numbers of values in any of these roles; running statistics are no parameters."""
+def _counts(module: nn.Module, groups: Sequence[ParameterGroups]) -> Counts:
+    """Count the parameters that belong to a kind in any of the phases; running statistics are not parameters."""
     sizes = {name: p.numel() for name, p in module.named_parameters()}
     named = {
         "parameters": set(sizes),
-        "trained": {name for role in roles for name in role.trained},
-        "travelling": {name for role in roles for name in role.shared},
-        "personal_params": {name for role in roles for name in role.personal_params},
+        "trained": {name for group in groups for name in group.trained},
+        "shared": {name for group in groups for name in group.shared},
+        "personal_params": {name for group in groups for name in group.personal_params},
     }
-    return {what: sum(sizes[name] for name in names) for what, names in named.items()}
+    return {kind: sum(sizes[name] for name in names) for kind, names in named.items()}

@@ -1,6 +1,6 @@
-"""How long a planned run would take, at the pace of one that was run: its local steps a second, evaluation included.
+"""Duration of a planned run at the speed of an earlier run: its local steps per second, evaluation included.
 
-Of a run that was stopped before its first round ended, it is the pace that was measured when its execution_mode was chosen.
+For a run that was stopped in its first round, the speed is the one that autotuning measured.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from simfl.experiment import Experiment
 
 
 @dataclass(frozen=True)
-class Pace:
-    """What a run managed. `unlike`: settings that make steps cost other than there; empty if there are none."""
+class MeasuredSpeed:
+    """Speed of an earlier run."""
 
     steps_per_second: float
-    unlike: tuple[str, ...] = ()
+    differences: tuple[str, ...] = ()  # settings that affect the cost of a step and differ in the planned run
 
     def hours(self, steps: float) -> float:
-        """Of so many local steps."""
+        """Return the hours that a number of local steps takes."""
         return steps / self.steps_per_second / 3600.0
 
 
-def pace(folder: Path, experiment: Experiment) -> Pace:
-    """The pace of the run in `folder`, compared with what is planned; ConfigError if it has no finished round."""
+def measured_speed(folder: Path, experiment: Experiment) -> MeasuredSpeed:
+    """Return the speed of the run in `folder`; ConfigError if it is no run or has no finished round."""
     try:
         lines = (folder / "log.jsonl").read_text().splitlines()
         ran = config.load(folder / "experiment.yaml")
     except OSError as error:
-        raise ConfigError(f"--speed: {folder}: no run is there ({error.strerror})") from None
+        raise ConfigError(f"--speed: {folder}: no run in this folder ({error.strerror})") from None
     events = [json.loads(line) for line in lines]
     rounds = [event for event in events if event["event"] == "round"]
     steps, seconds = (sum(row[key] for row in rounds) for key in ("local_steps", "seconds"))
-    found = steps / seconds if steps and seconds else _tried(events)
-    if not found:
-        raise ConfigError(f"--speed: {folder}: no round with a local step is in its log")
-    return Pace(found, tuple(_unlike(ran, experiment)))
+    speed = steps / seconds if steps and seconds else _autotuned_speed(events)
+    if not speed:
+        raise ConfigError(f"--speed: {folder}: its log has no round with local steps")
+    return MeasuredSpeed(speed, tuple(_differences(ran, experiment)))
 
 
-def _tried(events: Sequence[dict[str, Any]]) -> float:
-    """Local steps a second of all workers in the execution_mode that was chosen last; 0 where none was tried."""
+def _autotuned_speed(events: Sequence[dict[str, Any]]) -> float:
+    """Return the local steps per second of all workers in the last chosen execution mode; 0 without trials."""
     workers = [event["workers"] for event in events if event["event"] == "started"]
     for event in reversed([event for event in events if event.get("trials")]):
         keys = ("mode",) if event["mode"] == "sequential" else ("mode", "clients_per_batch", "program")
@@ -54,7 +54,7 @@ def _tried(events: Sequence[dict[str, Any]]) -> float:
     return 0.0
 
 
-def _unlike(ran: Experiment, planned: Experiment) -> list[str]:
+def _differences(ran: Experiment, planned: Experiment) -> list[str]:
     before, now = (config.to_mapping(one) for one in (ran, planned))
     found = [name for name in ("model", "mentor") if before[name] != now[name]]
     for name in ("objective", "algorithm"):

@@ -1,33 +1,37 @@
-"""A plan as a person reads it."""
+"""Output of `simfl plan` as text."""
 
 from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
 
-from simfl.plans.memory import Memory
+from simfl.formatting import format_bytes
+from simfl.plans.memory import MemoryPlan
 from simfl.plans.messages import Message
-from simfl.plans.plan import Count, PhasePlan, Plan
-from simfl.plans.speed import Pace
-from simfl.tracking.progress import size
+from simfl.plans.plan import Counts, PhasePlan, RunPlan
+from simfl.plans.speed import MeasuredSpeed
 from simfl.transport.ledger import DIRECTIONS, units
 
 
-def show(plan: Plan, pace: Pace | None, console: Console) -> None:
-    """Print it: the model, every message by part, what crosses in all, memory, work."""
+def show(plan: RunPlan, speed: MeasuredSpeed | None, console: Console) -> None:
+    """Print the messages by part, total bytes, memory, local steps, and time if a speed is given."""
     phases = plan.phases
     rounds = sum(phase.rounds for phase in phases)
-    many = f"{len(phases)} phases, " if len(phases) > 1 else ""
+    several = f"{len(phases)} phases, " if len(phases) > 1 else ""
     console.print(
-        f"{plan.experiment.name}: {many}{rounds} rounds, {len(plan.holdings)} clients",
+        f"{plan.experiment.name}: {several}{rounds} rounds, {len(plan.sizes)} clients",
         highlight=False, style="bold", markup=False,
     )  # fmt: skip
-    for title, table in (("messages", _messages(plan)), ("in all", _totals(plan)), ("besides", _besides(plan, pace))):
+    for title, table in (
+        ("messages", _messages(plan)),
+        ("totals", _totals(plan)),
+        ("resources", _resources(plan, speed)),
+    ):
         console.print(f"\n{title}", style="bold")
         console.print(table)
 
 
-def _messages(plan: Plan) -> Table:
+def _messages(plan: RunPlan) -> Table:
     several = len(plan.phases) > 1
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in (["phase"] if several else []) + ["", "part"]:
@@ -50,10 +54,10 @@ def _lines(phase: PhasePlan, direction: str, message: Message) -> list[tuple[str
     return rows
 
 
-def _totals(plan: Plan) -> Table:
+def _totals(plan: RunPlan) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("")
-    for name in ("B", "MB", "GiB"):
+    for name in ("B", "MB", "GB"):
         table.add_column(name, justify="right")
     for mode in (*DIRECTIONS, "total"):
         table.add_row(mode, *_in_units(plan.bytes, mode))
@@ -63,56 +67,58 @@ def _totals(plan: Plan) -> Table:
     return table
 
 
-def _in_units(counts: Count, mode: str) -> tuple[str, str, str]:
+def _in_units(counts: Counts, mode: str) -> tuple[str, str, str]:
     found = units(counts[mode])
-    return f"{counts[mode]:,}", f"{found['MB']:,.1f}", f"{found['GiB']:,.3f}"
+    return f"{counts[mode]:,}", f"{found['MB']:,.1f}", f"{found['GB']:,.3f}"
 
 
-def _besides(plan: Plan, pace: Pace | None) -> Table:
+def _resources(plan: RunPlan, speed: MeasuredSpeed | None) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     model = ", ".join(f"{value:,} {name}" for name, value in plan.model.items())
-    table.add_row("model", f"{model} (numbers of values)")
-    table.add_row("messages", _count_of_messages(plan))
+    table.add_row("parameters", model)
+    table.add_row("messages", _num_messages(plan))
     table.add_row("local steps", _steps(plan))
-    if pace is not None and plan.steps is not None:
-        unlike = f"; but other {', '.join(pace.unlike)} there" if pace.unlike else ""
-        table.add_row("time", f"{pace.hours(plan.steps):.2f} h at {pace.steps_per_second:.2f} steps/s{unlike}")
+    if speed is not None and plan.steps is not None:
+        differences = f"; measured with another {', '.join(speed.differences)}" if speed.differences else ""
+        table.add_row("time", f"{speed.hours(plan.steps):.2f} h at {speed.steps_per_second:.2f} steps/s{differences}")
     if plan.privacy is not None:
         table.add_row("privacy", _privacy(plan))
     largest = max((phase.memory for phase in plan.phases), key=lambda memory: memory.worker)
-    table.add_row("memory: server", size(max(phase.memory.server for phase in plan.phases)))
+    table.add_row("memory: server", format_bytes(max(phase.memory.server for phase in plan.phases)))
     table.add_row("memory: worker", _worker(largest))
-    table.add_row("memory: client", f"{size(max(p.memory.client for p in plan.phases))} on the disk between its visits")
+    table.add_row(
+        "memory: client", f"{format_bytes(max(p.memory.client for p in plan.phases))} on disk between updates"
+    )
     return table
 
 
-def _privacy(plan: Plan) -> str:
+def _privacy(plan: RunPlan) -> str:
     assert plan.privacy is not None
     assert plan.experiment.privacy is not None
-    epsilon, unit, view = plan.privacy["epsilon"], plan.experiment.privacy.unit, plan.experiment.privacy.view
-    spent = "no bound on epsilon, as nothing is noised" if epsilon is None else f"epsilon {epsilon:.4f}"
-    rest = f"delta {plan.privacy['delta']:g}, noise multiplier {plan.privacy['noise_multiplier']:.4f}"
-    return f"{spent} for a {unit}, {rest}, sampling rate {plan.privacy['sampling_rate']:g} (view: {view})"
+    cost, unit, view = plan.privacy, plan.experiment.privacy.unit, plan.experiment.privacy.view
+    spent = "no bound on epsilon without noise" if cost.epsilon is None else f"epsilon {cost.epsilon:.4f}"
+    rest = f"delta {cost.delta:g}, noise multiplier {cost.noise_multiplier:.4f}"
+    return f"{spent} per {unit}, {rest}, sampling rate {cost.sampling_rate:g} (view: {view})"
 
 
-def _count_of_messages(plan: Plan) -> str:
-    drawn, expected = (sum(getattr(phase, name) for phase in plan.phases) for name in ("messages", "expected"))
-    chance = any(phase.poisson is not None for phase in plan.experiment.phases)
-    return f"{drawn:,}" + (f" with seed {plan.experiment.seed}; {expected:,.1f} expected" if chance else "")
+def _num_messages(plan: RunPlan) -> str:
+    sampled, expected = (sum(getattr(phase, name) for phase in plan.phases) for name in ("messages", "expected"))
+    poisson = any(phase.poisson is not None for phase in plan.experiment.phases)
+    return f"{sampled:,}" + (f" with seed {plan.experiment.seed}; {expected:,.1f} expected" if poisson else "")
 
 
-def _steps(plan: Plan) -> str:
+def _steps(plan: RunPlan) -> str:
     if plan.steps is None:
-        return f"not known: {plan.holdings.source}"
-    about = "" if plan.holdings.exact else "about "
-    return f"{about}{plan.steps:,.0f}, by {plan.holdings.source}"
+        return f"unknown: {plan.sizes.source}"
+    about = "" if plan.sizes.exact else "about "
+    return f"{about}{plan.steps:,.0f}, from {plan.sizes.source}"
 
 
-def _worker(memory: Memory) -> str:
+def _worker(memory: MemoryPlan) -> str:
     without = ", without activations" if memory.activations is None else ""
-    each = f"{size(memory.resident)} and {size(memory.each)} for each client side by side{without}"
+    each = f"{format_bytes(memory.resident)} and {format_bytes(memory.each)} per client{without}"
     if memory.card is None:
-        return f"{size(memory.worker)} for {memory.clients_per_batch}: {each}"
+        return f"{format_bytes(memory.worker)} with {memory.clients_per_batch} per batch: {each}"
     if memory.clients_per_batch == 0:
-        return f"{each}; not one fits {size(memory.card)}"
-    return f"{each}; cohorts of {memory.clients_per_batch} fit {size(memory.card)}"
+        return f"{each}; no client fits {format_bytes(memory.card)}"
+    return f"{each}; {memory.clients_per_batch} clients per batch fit {format_bytes(memory.card)}"

@@ -1,5 +1,5 @@
-"""Experiments and sweeps sent to where the machines are: a running Ray cluster, Slurm, Kubernetes with KubeRay.
+"""Submission of experiments and sweeps to a running Ray cluster, Slurm, or Kubernetes with KubeRay.
 
-`request` says what is to be run, `parcel` which files go along; each target is a file of its own: `ray_job`, `slurm`,
-`kuberay`. What is read here is checked here, so a mistake is one line before anything is sent.
+`request` describes the job, `package` collects its files, and each target has a module: `ray_job`, `slurm`, `kuberay`.
+Mistakes are reported in one line before anything is sent.
 """

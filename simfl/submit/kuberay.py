@@ -1,7 +1,7 @@
-"""Kubernetes with the KubeRay operator: a RayJob that brings its own cluster, and a ConfigMap with the files.
+"""Kubernetes with the KubeRay operator: a RayJob with its own cluster, and a ConfigMap with the files.
 
-The manifest holds names alone: variables come from a Secret, the cluster's token is made by the operator. What the run
-leaves goes to a PersistentVolumeClaim that all pods mount, or to a URL.
+The manifest contains no secrets: variables come from a Secret, and the operator creates the token of the cluster.
+Results are written to a PersistentVolumeClaim that all pods mount, or to a URL.
 """
 
 from __future__ import annotations
@@ -16,93 +16,95 @@ from dataclasses import dataclass
 from typing import Any
 
 from simfl.errors import ConfigError
-from simfl.submit.request import ELSEWHERE, Request, lasting_out
+from simfl.submit.request import URL, Request, check_out
 
-HERE = "/simfl"  # where the files lie in every pod
-MOST_BYTES = 900_000  # of a ConfigMap, which holds 1 MiB
-TICK = 5.0  # seconds between two looks
-OVER = {"SUCCEEDED": 0, "FAILED": 1, "STOPPED": 130}
-GRACE = 120  # seconds that a pod has for its last commit
+FILES = "/simfl"  # folder of the files in every pod
+MAX_BYTES = 900_000  # a ConfigMap is limited to 1,048,576 bytes, base64 included
+POLL_SECONDS = 5.0
+EXIT_CODES = {"SUCCEEDED": 0, "FAILED": 1, "STOPPED": 130}
+GRACE_SECONDS = 120  # time that a pod has for its last checkpoint
 
 
 @dataclass(frozen=True)
 class KubeRay:
-    """A RayJob and its pods."""
+    """Options of a RayJob and its pods."""
 
-    image: str | None = None  # has simfl and its dependencies; needed
+    image: str | None = None  # image with simfl and its dependencies; required
     nodes: int = 1  # worker pods
-    cpus: int = 1  # of each pod
-    gpus: int | None = None  # of each worker pod
-    memory: str = "8Gi"  # of each pod
-    claim: str | None = None  # NAME=/path: a PersistentVolumeClaim and where it is mounted
-    secret: str = "simfl"  # the Secret that holds the variables, each under its own name
-    token: bool = True  # whether Ray's API asks for a token; operators from 1.5.1 on can
+    cpus: int = 1  # per pod
+    gpus: int | None = None  # per worker pod
+    memory: str = "8Gi"  # per pod
+    claim: str | None = None  # NAME=/path: PersistentVolumeClaim and its mount path
+    secret: str = "simfl"  # Secret with the environment variables, each under its name
+    token: bool = True  # require a token for Ray; needs operator 1.5.1 or newer
 
     def shown(self, request: Request) -> str:
-        """The manifest as JSON, which every reader of YAML reads."""
+        """Return the manifest as JSON, which is valid YAML."""
         return json.dumps(manifest(request, self), indent=1)
 
-    def submit(self, request: Request, say: Callable[[str], None], follow: bool) -> int:
-        """Hand the manifest to kubectl."""
+    def submit(self, request: Request, log: Callable[[str], None], follow: bool) -> int:
+        """Create the job with kubectl."""
         made = manifest(request, self)
         _kubectl(["create", "-f", "-"], json.dumps(made))
         name = made["items"][1]["metadata"]["name"]
-        say(f"RayJob {name} is submitted; to end it: kubectl delete rayjob {name}")
-        return _follow(name, say) if follow else 0
+        log(f"RayJob {name} submitted; stop it with: kubectl delete rayjob {name}")
+        return _follow(name, log) if follow else 0
 
 
 def manifest(request: Request, cluster: KubeRay) -> dict[str, Any]:
-    """A List of the ConfigMap and the RayJob, as `kubectl create` takes it."""
+    """Return a List of the ConfigMap and the RayJob, for `kubectl create`."""
     if cluster.image is None:
-        raise ConfigError("--image: needed with --to kuberay: an image that has simfl and what it depends on")
-    lasting_out(request, "kuberay")
+        raise ConfigError("--image: needed with --to kuberay: an image with simfl and its dependencies")
+    check_out(request, "kuberay")
     _check_out(request, cluster)
     name = _name(request.name)
-    return {"apiVersion": "v1", "kind": "List", "items": [_files(request, name), _job(request, cluster, name)]}
+    return {"apiVersion": "v1", "kind": "List", "items": [_config_map(request, name), _ray_job(request, cluster, name)]}
 
 
 def _check_out(request: Request, cluster: KubeRay) -> None:
-    """ConfigError if what the run leaves would go with its pods."""
-    if ELSEWHERE.match(request.out):
+    """Raise ConfigError if the results would be deleted with the pods."""
+    if URL.match(request.out):
         return
     if cluster.claim is None:
-        raise ConfigError(f"--out: {request.out} would go with the pods; give --claim NAME=/path, or a URL as --out")
+        raise ConfigError(
+            f"--out: {request.out} would be deleted with the pods; give --claim NAME=/path, or a URL as --out"
+        )
     mount = _claim(cluster.claim)[1]
     if not f"{request.out}/".startswith(f"{mount.rstrip('/')}/"):
-        raise ConfigError(f"--out: {request.out} is not in {mount}, where the claim is mounted")
+        raise ConfigError(f"--out: {request.out} is not in {mount}, the mount path of the claim")
 
 
 def _claim(text: str) -> tuple[str, str]:
     name, separator, path = text.partition("=")
     if not (name and separator and path.startswith("/")):
-        raise ConfigError(f"--claim: {text!r}; give the name of a claim and a path, such as results=/shared")
+        raise ConfigError(f"--claim: {text!r} given; allowed: the name of a claim and a path, such as results=/shared")
     return name, path
 
 
 def _name(text: str) -> str:
-    """A name that Kubernetes takes: the RayJob's pods are called after it, so it is short."""
+    """Return a valid Kubernetes name, short because the names of pods are derived from it."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40].strip("-") or "simfl"
 
 
-def _files(request: Request, name: str) -> dict[str, Any]:
-    parcel = request.parcel
-    if parcel.bytes > MOST_BYTES:
+def _config_map(request: Request, name: str) -> dict[str, Any]:
+    package = request.package
+    if package.bytes > MAX_BYTES:
         raise ConfigError(
-            f"{parcel.folder}: {parcel.bytes / 1e6:.1f} MB; at most {MOST_BYTES / 1e6:.1f} MB go along to Kubernetes;"
-            " leave files out with --exclude, or put them into the image"
+            f"{package.folder}: {package.bytes / 1e6:.1f} MB; allowed: {MAX_BYTES / 1e6:.1f} MB with Kubernetes;"
+            " exclude files with --exclude, or add them to the image"
         )
     content = {
-        _key(number): base64.b64encode((parcel.folder / file).read_bytes()).decode()
-        for number, file in enumerate(parcel.files)
+        _key(number): base64.b64encode((package.folder / file).read_bytes()).decode()
+        for number, file in enumerate(package.files)
     }
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{name}-files"}, "binaryData": content}
 
 
 def _key(number: int) -> str:
-    return f"file-{number:04d}"  # keys have no slashes
+    return f"file-{number:04d}"  # keys must not contain slashes
 
 
-def _job(request: Request, cluster: KubeRay, name: str) -> dict[str, Any]:
+def _ray_job(request: Request, cluster: KubeRay, name: str) -> dict[str, Any]:
     extra = {"authOptions": {"mode": "token"}} if cluster.token else {}
     head = {"rayStartParams": {"num-cpus": "0"}, "template": _pod(request, cluster, name, "ray-head", gpus=None)}
     workers = {
@@ -118,7 +120,7 @@ def _job(request: Request, cluster: KubeRay, name: str) -> dict[str, Any]:
         "kind": "RayJob",
         "metadata": {"name": name, "labels": {"app.kubernetes.io/managed-by": "simfl"}},
         "spec": {
-            "entrypoint": f"cd {HERE} && {request.line}",
+            "entrypoint": f"cd {FILES} && {request.command_line}",
             "shutdownAfterJobFinishes": True,
             "ttlSecondsAfterFinished": 600,
             "backoffLimit": 0,
@@ -131,9 +133,9 @@ def _pod(request: Request, cluster: KubeRay, name: str, container: str, gpus: in
     limits = {"cpu": str(cluster.cpus), "memory": cluster.memory}
     if gpus:
         limits["nvidia.com/gpu"] = str(gpus)
-    items = [{"key": _key(number), "path": file} for number, file in enumerate(request.parcel.files)]
+    items = [{"key": _key(number), "path": file} for number, file in enumerate(request.package.files)]
     volumes: list[dict[str, Any]] = [{"name": "files", "configMap": {"name": f"{name}-files", "items": items}}]
-    mounts: list[dict[str, Any]] = [{"name": "files", "mountPath": HERE, "readOnly": True}]
+    mounts: list[dict[str, Any]] = [{"name": "files", "mountPath": FILES, "readOnly": True}]
     if cluster.claim is not None:
         claim, path = _claim(cluster.claim)
         volumes.append({"name": "shared", "persistentVolumeClaim": {"claimName": claim}})
@@ -144,7 +146,7 @@ def _pod(request: Request, cluster: KubeRay, name: str, container: str, gpus: in
     ]
     return {
         "spec": {
-            "terminationGracePeriodSeconds": GRACE,
+            "terminationGracePeriodSeconds": GRACE_SECONDS,
             "containers": [
                 {
                     "name": container,
@@ -159,32 +161,32 @@ def _pod(request: Request, cluster: KubeRay, name: str, container: str, gpus: in
     }
 
 
-def _follow(name: str, say: Callable[[str], None]) -> int:
-    """The log of the operator's submitter, once it is there, and how the job ended."""
+def _follow(name: str, log: Callable[[str], None]) -> int:
+    """Print the log of the operator's submitter once it exists, and return the exit code of the job."""
     shown = False
     try:
-        while (status := _status(name)) not in OVER:
-            if not shown:  # until the operator has started what submits, there is nothing to follow
-                words = ["kubectl", "logs", "--follow", f"job/{name}"]
-                shown = subprocess.run(words, stderr=subprocess.DEVNULL).returncode == 0
-            time.sleep(TICK)
+        while (status := _status(name)) not in EXIT_CODES:
+            if not shown:  # the log exists once the operator has started the submitter
+                command = ["kubectl", "logs", "--follow", f"job/{name}"]
+                shown = subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
+            time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
-        say(f"RayJob {name} goes on; to end it: kubectl delete rayjob {name}")
+        log(f"RayJob {name} is still running; stop it with: kubectl delete rayjob {name}")
         return 130
-    say(f"RayJob {name}: {status.lower()}")
-    return OVER[status]
+    log(f"RayJob {name}: {status.lower()}")
+    return EXIT_CODES[status]
 
 
 def _status(name: str) -> str:
     return _kubectl(["get", "rayjob", name, "-o", "jsonpath={.status.jobStatus}"]).strip()
 
 
-def _kubectl(words: list[str], text: str | None = None) -> str:
+def _kubectl(arguments: list[str], text: str | None = None) -> str:
     try:
-        done = subprocess.run(["kubectl", *words], input=text, capture_output=True, text=True)
+        done = subprocess.run(["kubectl", *arguments], input=text, capture_output=True, text=True)
     except FileNotFoundError:
-        raise ConfigError("--to kuberay: there is no kubectl here; --dry-run prints what to create") from None
+        raise ConfigError("--to kuberay: kubectl is not installed; --dry-run prints the manifest") from None
     if done.returncode:
-        said = done.stderr.strip().splitlines() or ["no reason given"]
-        raise ConfigError(f"--to kuberay: kubectl refuses: {said[-1]}")
+        errors = done.stderr.strip().splitlines() or ["no error message"]
+        raise ConfigError(f"--to kuberay: kubectl failed: {errors[-1]}")
     return done.stdout

@@ -1,4 +1,4 @@
-"""The files that go along: a working directory without what nobody needs elsewhere."""
+"""The files of a job: a working directory without files that the cluster does not need."""
 
 from __future__ import annotations
 
@@ -13,37 +13,44 @@ from pathlib import Path, PurePosixPath
 from simfl.errors import ConfigError
 
 NEVER = (".git", ".venv", "venv", "__pycache__", "runs", "wandb", ".ipynb_checkpoints", "*.pyc", "*.egg-info")
-MOST_BYTES = 200 << 20  # Ray keeps parcels in the memory of the head node
-SHOWN = 3  # of the largest files, in an error
+MAX_BYTES = 200_000_000  # Ray keeps packages in the memory of the head node
+NUM_SHOWN = 3  # largest files named in an error
 
 
 @dataclass(frozen=True)
-class Parcel:
-    """Files of a folder, by their path in it."""
+class Package:
+    """Files of a folder, by their relative path."""
 
     folder: Path
     files: dict[str, int]  # relative path -> bytes
 
     @property
     def bytes(self) -> int:
+        """Total size of the files in bytes."""
         return sum(self.files.values())
 
-    def holds(self, place: str) -> bool:
-        """Whether this file, or something in this folder, goes along."""
-        inside = os.path.normpath(place)
-        return inside in self.files or any(file.startswith(f"{inside}/") for file in self.files)
+    def contains(self, path: str) -> bool:
+        """Return whether the package contains this file, or a file in this folder."""
+        relative = os.path.normpath(path)
+        return relative in self.files or any(file.startswith(f"{relative}/") for file in self.files)
 
     def copy(self, target: Path) -> None:
-        """Lay the files into another folder."""
+        """Copy the files to another folder."""
         for file in self.files:
             (target / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(self.folder / file, target / file)
 
 
-def gather(folder: Path, exclude: Sequence[str] = (), most: int = MOST_BYTES) -> Parcel:
-    """The files of a folder that go along: in a git repository those that it does not ignore, elsewhere all.
+def gather(folder: Path, exclude: Sequence[str] = (), max_bytes: int = MAX_BYTES) -> Package:
+    """Collect the files of a folder: in a git repository those that are not ignored, otherwise all.
 
-    `exclude`: patterns of paths, or of the name of any folder or file on the way; ConfigError if the rest is too big.
+    Args:
+        folder: The working directory.
+        exclude: Patterns of paths, or of the name of a file or of a folder above it, that are left out.
+        max_bytes: Largest total size.
+
+    Raises:
+        ConfigError: The files are too large.
     """
     refused = (*NEVER, *exclude)
     files = {
@@ -51,35 +58,35 @@ def gather(folder: Path, exclude: Sequence[str] = (), most: int = MOST_BYTES) ->
         for path in sorted(_known_to_git(folder) or _walk(folder, refused))
         if not _excluded(path, refused) and (folder / path).is_file()
     }
-    parcel = Parcel(folder, files)
-    if parcel.bytes > most:
-        largest = sorted(files, key=lambda path: -files[path])[:SHOWN]
+    package = Package(folder, files)
+    if package.bytes > max_bytes:
+        largest = sorted(files, key=lambda path: -files[path])[:NUM_SHOWN]
         shown = ", ".join(f"{path} ({files[path] / 1e6:.0f} MB)" for path in largest)
         raise ConfigError(
-            f"{folder}: {parcel.bytes / 1e6:.0f} MB would be sent, at most {most / 1e6:.0f} MB can; the largest are"
-            f" {shown}; leave them out with --exclude, or give a smaller --working-dir"
+            f"{folder}: {package.bytes / 1e6:.0f} MB; allowed: {max_bytes / 1e6:.0f} MB; the largest files are"
+            f" {shown}; exclude files with --exclude, or give a smaller --working-dir"
         )
-    return parcel
+    return package
 
 
 def _known_to_git(folder: Path) -> list[str]:
-    """Tracked files and new ones that are not ignored; nothing where there is no repository."""
-    words = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    """Return tracked files and new files that are not ignored; an empty list outside of a repository."""
+    command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
-        found = subprocess.run(words, capture_output=True, check=True).stdout.decode()
-    except (OSError, subprocess.CalledProcessError):  # no git, or no repository: every file counts
+        found = subprocess.run(command, capture_output=True, check=True).stdout.decode()
+    except (OSError, subprocess.CalledProcessError):  # no git, or no repository: all files are sent
         return []
     return [path for path in found.split("\0") if path]
 
 
 def _walk(folder: Path, refused: Sequence[str]) -> Iterator[str]:
-    for here, folders, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not any(fnmatchcase(name, pattern) for pattern in refused)]
         for name in names:
-            yield str((Path(here) / name).relative_to(folder))
+            yield str((Path(parent) / name).relative_to(folder))
 
 
 def _excluded(path: str, patterns: Sequence[str]) -> bool:
     parts = PurePosixPath(path).parts
-    wholes = ["/".join(parts[: i + 1]) for i in range(len(parts))]
-    return any(fnmatchcase(one, pattern.rstrip("/")) for pattern in patterns for one in (*parts, *wholes))
+    prefixes = ["/".join(parts[: i + 1]) for i in range(len(parts))]
+    return any(fnmatchcase(one, pattern.rstrip("/")) for pattern in patterns for one in (*parts, *prefixes))

@@ -1,6 +1,6 @@
-"""A running Ray cluster: the job is sent through Ray's Job API, its log followed, its end told by the exit code.
+"""A running Ray cluster: the job is submitted through Ray's Job API.
 
-A cluster that asks for a token finds it where Ray looks for it: RAY_AUTH_TOKEN, the file in RAY_AUTH_TOKEN_PATH, or
+The token of the cluster is read where Ray reads it: RAY_AUTH_TOKEN, the file in RAY_AUTH_TOKEN_PATH, or
 ~/.ray/auth_token.
 """
 
@@ -19,77 +19,75 @@ from pathlib import Path
 from typing import Any
 
 from simfl.errors import ConfigError, RunError
-from simfl.submit.request import Request, lasting_out, values
+from simfl.submit.request import Request, check_out, values
 
-ALIKE = {"SUCCEEDED": 0, "FAILED": 1, "STOPPED": 130}  # how a job ended -> exit code
-OVERRIDING = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # Ray prefers these to an address that it is given
-CHATTY = tuple(  # loggers that tell what only Ray's own developers need
+EXIT_CODES = {"SUCCEEDED": 0, "FAILED": 1, "STOPPED": 130}
+ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # Ray prefers these to the given address
+VERBOSE_LOGGERS = tuple(  # of interest to developers of Ray only
     f"ray.{name}"
     for name in ("dashboard.modules.dashboard_sdk", "dashboard.modules.job.sdk", "_private.runtime_env.packaging")
 )
-NOT_YET, PATIENCE = "No available agent", 60.0  # what a head says that is still starting; seconds it is asked again
-PORT, OF_CLIENT = "8265", "10001"  # where Ray's dashboard takes jobs, and where Ray Client listens, by default
+STARTING, START_TIMEOUT = "No available agent", 60.0  # error of a head node that is starting; seconds of retries
+JOB_PORT, CLIENT_PORT = "8265", "10001"  # default ports of the dashboard, which accepts jobs, and of Ray Client
 
 
 def address_of(target: str) -> str:
-    """Where jobs are taken: `ray://HOST` and `ray://HOST:PORT` are the dashboard's address.
+    """Return the address of the dashboard, which accepts jobs, for `ray://HOST` and `ray://HOST:PORT`.
 
-    The usual address of Ray Client means the head that it is on. Nothing goes through Ray Client itself, whose server
-    forks under gRPC's threads and did not always come up (Ray 2.60).
+    The default port of Ray Client stands for the dashboard of the same host. Ray Client itself is not used: its server
+    forks while gRPC threads run, and did not always start (Ray 2.60).
     """
     scheme, _, rest = target.partition("://")
     if scheme != "ray":
         return target
     host, _, port = rest.partition(":")
-    return f"http://{host}:{PORT if port in ('', OF_CLIENT) else port}"
+    return f"http://{host}:{JOB_PORT if port in ('', CLIENT_PORT) else port}"
 
 
 @dataclass(frozen=True)
 class RunningRay:
-    """A Ray cluster that is up."""
+    """A running Ray cluster."""
 
     target: str  # ray://HOST, ray://HOST:PORT or http://HOST:PORT of the dashboard, or auto
 
     def shown(self, request: Request) -> str:
-        """The job as the API takes it, as JSON."""
-        lasting_out(request, self.target)
-        variables = dict.fromkeys(request.environment, "as it is here")
+        """Return the job as JSON, in the format of the API."""
+        check_out(request, self.target)
+        variables = dict.fromkeys(request.environment, "value of this process")
         job = {
             "address": address_of(self.target),
-            "entrypoint": request.line,
-            "runtime_env": {"working_dir": list(request.parcel.files), "env_vars": variables},
+            "entrypoint": request.command_line,
+            "runtime_env": {"working_dir": list(request.package.files), "env_vars": variables},
             "metadata": {"simfl": request.name},
         }
         return json.dumps(job, indent=1)
 
-    def submit(self, request: Request, say: Callable[[str], None], follow: bool) -> int:
-        """Send the files and the job."""
-        lasting_out(request, self.target)
+    def submit(self, request: Request, log: Callable[[str], None], follow: bool) -> int:
+        """Upload the files and submit the job."""
+        check_out(request, self.target)
         variables, address = values(request.environment), address_of(self.target)
         client = _client(address)
         with tempfile.TemporaryDirectory(prefix="simfl-") as folder:
-            request.parcel.copy(Path(folder))
-            job = _taken(
+            request.package.copy(Path(folder))
+            job = _submitted(
                 lambda: client.submit_job(
-                    entrypoint=request.line,
+                    entrypoint=request.command_line,
                     runtime_env={"working_dir": folder, "env_vars": variables},
                     metadata={"simfl": request.name},
                 )
             )
-        say(f"{job} is submitted; its run is written to {request.out}")
+        log(f"{job} submitted; results in {request.out}")
         if follow:
-            return _follow(client, job, address, say)
-        say(_afterwards(job, address))
+            return _follow(client, job, address, log)
+        log(_commands(job, address))
         return 0
 
 
-def _afterwards(job: str, address: str) -> str:
-    return (
-        f"its log: ray job logs --follow {job} --address {address}; to end it: ray job stop {job} --address {address}"
-    )
+def _commands(job: str, address: str) -> str:
+    return f"log: ray job logs --follow {job} --address {address}; stop: ray job stop {job} --address {address}"
 
 
-def _follow(client: Any, job: str, address: str, say: Callable[[str], None]) -> int:
+def _follow(client: Any, job: str, address: str, log: Callable[[str], None]) -> int:
     async def tail() -> None:
         async for text in client.tail_job_logs(job):
             print(text, end="", flush=True)
@@ -97,52 +95,52 @@ def _follow(client: Any, job: str, address: str, say: Callable[[str], None]) -> 
     try:
         asyncio.run(tail())
     except KeyboardInterrupt:
-        say(f"{job} goes on; {_afterwards(job, address)}")
+        log(f"{job} is still running; {_commands(job, address)}")
         return 130
-    status = str(_asked(lambda: client.get_job_status(job)).value)
-    say(f"{job}: {status.lower()}")
-    return ALIKE.get(status, 1)
+    status = str(_call(lambda: client.get_job_status(job)).value)
+    log(f"{job}: {status.lower()}")
+    return EXIT_CODES.get(status, 1)
 
 
 def _client(address: str) -> Any:
-    """Ray's client for jobs; ConfigError where nobody takes them, or not from us."""
+    """Return Ray's job client; ConfigError if no cluster answers or it refuses the token."""
     _use_token()
-    with _without(OVERRIDING):
+    with _without(ADDRESS_VARIABLES):
         from ray.job_submission import JobSubmissionClient
 
-        for name in CHATTY:
+        for name in VERBOSE_LOGGERS:
             logging.getLogger(name).setLevel(logging.WARNING)
-        return _asked(lambda: JobSubmissionClient(address), address)
+        return _call(lambda: JobSubmissionClient(address), address)
 
 
-def _asked(ask: Callable[[], Any], address: str = "") -> Any:
-    """What Ray answers; its refusals as one line."""
+def _call(request: Callable[[], Any], address: str = "") -> Any:
+    """Return Ray's answer to a request; its errors become one line."""
     from ray.exceptions import AuthenticationError
 
     where = f"--to {address}: " if address else ""
     try:
-        return ask()
+        return request()
     except ConnectionError as error:
-        raise ConfigError(f"{where}no Ray cluster takes jobs here: {_first(error)}") from None
+        raise ConfigError(f"{where}no Ray cluster accepts jobs at this address: {_first(error)}") from None
     except AuthenticationError:
-        known = "its token is another" if os.environ.get("RAY_AUTH_MODE") == "token" else "set RAY_AUTH_MODE=token"
+        hint = "the token is wrong" if os.environ.get("RAY_AUTH_MODE") == "token" else "set RAY_AUTH_MODE=token"
         raise ConfigError(
-            f"{where}the cluster asks for a token; {known}; RAY_AUTH_TOKEN_PATH names the file that holds it"
+            f"{where}the cluster requires a token; {hint}; RAY_AUTH_TOKEN_PATH is the path of its file"
         ) from None
-    except RuntimeError as error:  # what Ray makes of any other answer that is not 200
+    except RuntimeError as error:  # Ray raises it for every other answer than 200
         if "ray[default]" in str(error):
-            raise ConfigError("--to: jobs need more of Ray than is installed; pip install 'simfl[cluster]'") from None
-        raise RunError(f"{where}Ray refuses: {_first(error)}") from None
+            raise ConfigError("--to: the job client of Ray is not installed; pip install 'simfl[cluster]'") from None
+        raise RunError(f"{where}Ray failed: {_first(error)}") from None
 
 
-def _taken(ask: Callable[[], Any]) -> str:
-    """The job's id; a cluster that has just come up is asked again until it takes jobs."""
-    until = time.monotonic() + PATIENCE
+def _submitted(request: Callable[[], Any]) -> str:
+    """Submit the job and return its id; retry while the cluster is starting."""
+    deadline = time.monotonic() + START_TIMEOUT
     while True:
         try:
-            return str(_asked(ask))
+            return str(_call(request))
         except RunError as error:
-            if NOT_YET not in str(error) or time.monotonic() > until:
+            if STARTING not in str(error) or time.monotonic() > deadline:
                 raise
         time.sleep(1.0)
 
@@ -152,7 +150,7 @@ def _first(error: Exception) -> str:
 
 
 def _use_token() -> None:
-    """Tell Ray to show its token where there is one, unless it is told already whether to."""
+    """Enable token authentication in Ray if there is a token and RAY_AUTH_MODE is not set."""
     known = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
     if known or (Path.home() / ".ray" / "auth_token").exists():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -160,7 +158,7 @@ def _use_token() -> None:
 
 @contextmanager
 def _without(names: tuple[str, ...]) -> Iterator[None]:
-    """The environment without variables that would be obeyed in place of what was asked for."""
+    """Remove environment variables for the block."""
     kept = {name: os.environ.pop(name) for name in names if name in os.environ}
     try:
         yield

@@ -1,4 +1,4 @@
-"""What is to be run elsewhere: a command, the folder it runs in, where it writes, what it needs of the other side."""
+"""Description of a job: its command, files, output folder, and the paths that the cluster must provide."""
 
 from __future__ import annotations
 
@@ -8,55 +8,59 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from simfl import config
 from simfl.config.inheritance import SWEEP
 from simfl.errors import ConfigError
-from simfl.submit.package import Parcel, gather
+from simfl.submit.package import Package, gather
 from simfl.sweeps import file as sweeps
 
-LOCATIONS = ("path", "images", "weights")  # settings that may name files or folders
-ELSEWHERE = re.compile(r"^[a-z][a-z0-9+]*://")  # a URL, which every machine reads alike
+PATH_KEYS = ("path", "images", "weights")  # settings that may contain a path
+URL = re.compile(r"^[a-z][a-z0-9+]*://")
 VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 
 
 @dataclass(frozen=True)
 class Request:
-    """An experiment or a sweep, ready to be sent."""
+    """An experiment or a sweep, ready to be submitted."""
 
     name: str
-    command: str  # run | sweep
-    file: str  # relative to the parcel's folder
-    parcel: Parcel
-    out: str  # folder of the run, on the other side
+    command: str  # run or sweep
+    file: str  # relative to the folder of the package
+    package: Package
+    out: str  # folder of the run on the cluster
     overrides: tuple[str, ...] = ()
     resume: bool = False
-    environment: tuple[str, ...] = ()  # names of variables that go along; their values are in no file
-    there: tuple[str, ...] = ()  # files and folders that every machine must have
-    python: str = "python"  # as the machines of the cluster find it
+    environment: tuple[str, ...] = ()  # names of environment variables; their values are never written to a file
+    required_paths: tuple[str, ...] = ()  # files and folders that must exist on every machine
+    python: str = "python"  # command of the Python interpreter on the cluster
 
     @property
-    def words(self) -> list[str]:
-        """The arguments of `simfl`, but for the address of Ray."""
-        sets = [word for text in self.overrides for word in ("--set", text)]
+    def arguments(self) -> list[str]:
+        """Arguments of `simfl`, without the address of Ray."""
+        overrides = [argument for text in self.overrides for argument in ("--set", text)]
         resume = ["--resume"] if self.resume else []
-        return [self.command, self.file, "--out", self.out, *resume, *sets]
+        return [self.command, self.file, "--out", self.out, *resume, *overrides]
 
     @property
-    def line(self) -> str:
-        """The command for a shell on a machine of the cluster: it joins the Ray that runs there."""
-        return shlex.join([self.python, "-m", "simfl", *self.words, "--address", "auto"])
+    def command_line(self) -> str:
+        """Shell command that runs on a machine of the cluster and joins its Ray."""
+        return shlex.join([self.python, "-m", "simfl", *self.arguments, "--address", "auto"])
 
 
 class Target(Protocol):
-    """Where a request can be sent. Its fields are the options that it takes."""
+    """A kind of cluster. The fields of a target are the options that it accepts."""
 
     def shown(self, request: Request) -> str:
-        """What would be submitted; no value of a variable is in it."""
+        """Return the job as it would be submitted, without the values of environment variables."""
 
-    def submit(self, request: Request, say: Callable[[str], None], follow: bool) -> int:
-        """Send it; with `follow`, show its log until it ends. The exit code: 0, 1 failed, 130 stopped or left alone."""
+    def submit(self, request: Request, log: Callable[[str], None], follow: bool) -> int:
+        """Submit the job; with `follow`, print its log until it ends.
+
+        Returns:
+            Exit code: 0 completed or not followed, 1 failed, 130 stopped or no longer followed.
+        """
 
 
 def read(
@@ -68,7 +72,11 @@ def read(
     environment: Sequence[str] = (),
     exclude: Sequence[str] = (),
 ) -> Request:
-    """The request for a file, which must lie in `folder`; ConfigError for what could only fail on the other side."""
+    """Read the experiment or sweep in `file`, collect its files and check that it can run on the cluster.
+
+    Raises:
+        ConfigError: The file is invalid, a file it needs is not in `folder` or not sent, or a path is missing.
+    """
     folder = folder.resolve()
     is_sweep = not config.keys_of(file).keys().isdisjoint(SWEEP)
     if is_sweep:
@@ -80,64 +88,62 @@ def read(
     for path in needed:
         if not path.resolve().is_relative_to(folder):
             raise ConfigError(f"{path}: is not in the working directory {folder}; give --working-dir a folder above it")
-    parcel = gather(folder, exclude)
+    package = gather(folder, exclude)
     relative = {path: str(path.resolve().relative_to(folder)) for path in needed}
-    for path, name_there in relative.items():
-        if name_there not in parcel.files:
-            raise ConfigError(f"{path}: is left out of what is sent, by --exclude or .gitignore")
-    places = dict.fromkeys(place for one in experiments for place in _places(config.to_mapping(one)))
+    for path, name_in_package in relative.items():
+        if name_in_package not in package.files:
+            raise ConfigError(f"{path}: is not sent, because of --exclude or .gitignore")
+    paths = dict.fromkeys(path for one in experiments for path in _paths(config.to_mapping(one)))
     return Request(
-        name, "sweep" if is_sweep else "run", relative[file], parcel, out or "", tuple(overrides), resume,
-        _variables(environment), tuple(_beyond(places, parcel)),
+        name, "sweep" if is_sweep else "run", relative[file], package, out or "", tuple(overrides), resume,
+        _variables(environment), tuple(_required_paths(paths, package)),
     )  # fmt: skip
 
 
 def _variables(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if not VARIABLE.match(name):
-            raise ConfigError(f"--env: {name.partition('=')[0]!r} is not the name of a variable; give the name alone")
+            raise ConfigError(f"--env: {name.partition('=')[0]!r} is not the name of a variable; give only the name")
     return tuple(dict.fromkeys(names))
 
 
 def values(names: Sequence[str]) -> dict[str, str]:
-    """The variables as this process has them; ConfigError for one that it lacks."""
+    """Return the values of environment variables; ConfigError if one is not set."""
     for name in names:
         if name not in os.environ:
-            raise ConfigError(f"--env: {name} is not set here")
+            raise ConfigError(f"--env: {name} is not set")
     return {name: os.environ[name] for name in names}
 
 
-def _places(given: Any) -> Iterator[str]:
-    """Everything in an experiment that names a file or folder."""
+def _paths(given: object) -> Iterator[str]:
+    """Yield every path in an experiment."""
     if isinstance(given, Mapping):
         for key, value in given.items():
-            if key in LOCATIONS and isinstance(value, str):
+            if key in PATH_KEYS and isinstance(value, str):
                 yield value
             else:
-                yield from _places(value)
+                yield from _paths(value)
     elif isinstance(given, list):
         for value in given:
-            yield from _places(value)
+            yield from _paths(value)
 
 
-def _beyond(places: Mapping[str, None], parcel: Parcel) -> Iterator[str]:
-    """The places that do not go along; ConfigError for a relative one that is here and would be missing there."""
-    for place in places:
-        if not place or ELSEWHERE.match(place):
+def _required_paths(paths: Mapping[str, None], package: Package) -> Iterator[str]:
+    """Yield the absolute paths; ConfigError for a relative path that exists here and is not sent."""
+    for path in paths:
+        if not path or URL.match(path):
             continue
-        if place.startswith(("/", "~", "$")):
-            yield place
-        elif (parcel.folder / place).exists() and not parcel.holds(place):
-            raise ConfigError(
-                f"{place}: is not among the files that are sent; give the path that every machine of the cluster has"
-            )
+        if path.startswith(("/", "~", "$")):
+            yield path
+        elif (package.folder / path).exists() and not package.contains(path):
+            raise ConfigError(f"{path}: is not sent; give an absolute path that exists on every machine of the cluster")
 
 
-def lasting_out(request: Request, where: str) -> None:
-    """ConfigError if what the run leaves would vanish with the machines it ran on."""
+def check_out(request: Request, target: str) -> None:
+    """Raise ConfigError if the results would be deleted with the machines of the job."""
     if not request.out:
-        raise ConfigError(f"--out: needed with --to {where}: a folder of the cluster that outlives the job")
-    if not request.out.startswith("/") and not ELSEWHERE.match(request.out):
+        raise ConfigError(f"--out: needed with --to {target}: a folder of the cluster that persists after the job")
+    if not request.out.startswith("/") and not URL.match(request.out):
         raise ConfigError(
-            f"--out: {request.out!r} would lie in the job's own folder, which goes when it ends; give an absolute path"
+            f"--out: {request.out!r} is in the folder of the job, which is deleted when it ends; give an absolute path"
         )

@@ -1,8 +1,8 @@
-"""Slurm: an sbatch script that starts a Ray of its own on the nodes it is given, runs the driver and ends with it.
+"""Slurm: an sbatch script that starts Ray on the allocated nodes, runs the driver, and stops Ray at its end.
 
-The batch script itself runs on the first node, which becomes Ray's head. The cluster's token is made in the job and
-lives in its environment alone. Shortly before its time is up Slurm sends SIGTERM, which the driver answers with a
-commit; a job that Slurm starts again goes on from the last one.
+The script runs on the first node, which becomes the head of Ray. The token of the cluster is created in the job and
+exists only in its environment. Shortly before the time limit Slurm sends SIGTERM, on which the driver saves a
+checkpoint; a job that Slurm restarts resumes from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 
 from simfl import api
 from simfl.errors import ConfigError
-from simfl.submit.request import ELSEWHERE, Request, values
+from simfl.submit.request import URL, Request, values
 from simfl.sweeps import sweep
 
-WARNING = 120  # seconds before the end of its time that a job is told
-TICK = 2.0  # seconds between two looks at a log
-OVER = re.compile(r"^simfl: exit code (\d+)$", re.MULTILINE)  # the script's last line
-RECORDS = {"run": "experiment.yaml", "sweep": "sweep.json"}  # what a folder holds that can be resumed
-UNDER_WAY = ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "REQUEUED", "SUSPENDED", "RESIZING", "STAGE_OUT")
+WARNING_SECONDS = 120  # time between SIGTERM and the time limit
+POLL_SECONDS = 2.0  # between two reads of a log
+EXIT_CODE = re.compile(r"^simfl: exit code (\d+)$", re.MULTILINE)  # the script's last line
+RECORDS = {"run": "experiment.yaml", "sweep": "sweep.json"}  # file of a folder that can be resumed
+ACTIVE = ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "REQUEUED", "SUSPENDED", "RESIZING", "STAGE_OUT")
 
 SCRIPT = r"""
 set -u
@@ -44,7 +44,7 @@ until (exec 3<>"/dev/tcp/$address/$port") 2>/dev/null; do
   sleep 1
 done
 
-# the other nodes, which the driver takes in when they are there
+# the other nodes join the head when they are ready
 others=
 if [ "$SLURM_NNODES" -gt 1 ]; then
   export python address port
@@ -54,14 +54,14 @@ if [ "$SLURM_NNODES" -gt 1 ]; then
   others=$!
 fi
 
-# the driver; a job that Slurm starts again goes on
+# the driver; a restarted job resumes
 if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && [ -e "$record" ]; then arguments+=(--resume); fi
 "$python" -m simfl "${arguments[@]}" --address "$address:$port" &
 driver=$!
 trap 'kill -TERM "$driver"' TERM INT
 wait "$driver"
 code=$?
-while kill -0 "$driver" 2>/dev/null; do  # a signal had ended the wait
+while kill -0 "$driver" 2>/dev/null; do  # a signal interrupted the wait
   wait "$driver"
   code=$?
 done
@@ -77,17 +77,17 @@ exit "$code"
 
 @dataclass(frozen=True)
 class Slurm:
-    """A job of Slurm's, with a Ray of its own."""
+    """Options of a Slurm job with its own Ray."""
 
     nodes: int = 1
-    cpus: int | None = None  # of each node; null: what Slurm gives
-    gpus: int | None = None  # of each node
-    time: str | None = None  # the limit, as sbatch takes it; null: the partition's own
-    sbatch: tuple[str, ...] = ()  # further options of sbatch, such as `--partition=gpu`
+    cpus: int | None = None  # per node; null: Slurm's default
+    gpus: int | None = None  # per node
+    time: str | None = None  # time limit, in the format of sbatch; null: the limit of the partition
+    sbatch: tuple[str, ...] = ()  # more options of sbatch, such as `--partition=gpu`
 
     def shown(self, request: Request) -> str:
-        """The sbatch script."""
-        request, folder = placed(request)
+        """Return the sbatch script."""
+        request, folder = with_folder(request)
         options = [
             f"--job-name={request.name}",
             f"--nodes={self.nodes}",
@@ -95,11 +95,11 @@ class Slurm:
             *([f"--cpus-per-task={self.cpus}"] if self.cpus else []),
             *([f"--gpus-per-node={self.gpus}"] if self.gpus else []),
             *([f"--time={self.time}"] if self.time else []),
-            f"--signal=B:TERM@{WARNING}",
+            f"--signal=B:TERM@{WARNING_SECONDS}",
             "--requeue",
             "--open-mode=append",
             "--export=ALL",
-            f"--chdir={request.parcel.folder}",
+            f"--chdir={request.package.folder}",
             f"--output={folder / 'slurm-%j.log'}",
             *(option if option.startswith("-") else f"--{option}" for option in self.sbatch),
         ]
@@ -110,64 +110,66 @@ class Slurm:
             *(f': "${{{name}:?is not set}}"' for name in request.environment),
             f"python={shlex.quote(request.python)}",
             f"record={shlex.quote(str(folder / RECORDS[request.command]))}",
-            f"arguments=({shlex.join(request.words)})",
+            f"arguments=({shlex.join(request.arguments)})",
         ]
         return "\n".join(lines) + SCRIPT
 
-    def submit(self, request: Request, say: Callable[[str], None], follow: bool) -> int:
-        """Hand the script to sbatch."""
+    def submit(self, request: Request, log: Callable[[str], None], follow: bool) -> int:
+        """Submit the script with sbatch."""
         values(request.environment)
-        request, folder = placed(request)
+        request, folder = with_folder(request)
         folder.mkdir(parents=True, exist_ok=True)
         job = _call(["sbatch", "--parsable"], self.shown(request)).strip().split(";")[0]
-        log = folder / f"slurm-{job}.log"
-        say(f"Slurm job {job} is submitted; its log: {log}; to end it: scancel {job}")
-        return _follow(job, log, say) if follow else 0
+        log_file = folder / f"slurm-{job}.log"
+        log(f"Slurm job {job} submitted; log: {log_file}; stop it with: scancel {job}")
+        return _follow(job, log_file, log) if follow else 0
 
 
-def placed(request: Request) -> tuple[Request, Path]:
-    """The request with a folder to write to, and where the job's log goes: beside what the run leaves."""
+def with_folder(request: Request) -> tuple[Request, Path]:
+    """Return the request with an output folder, and the folder of the log: the same one, if it is not a URL."""
     if not request.out:
         free = {"run": api.folder_of, "sweep": sweep.folder_of}[request.command](request.name, False)
-        request = replace(request, out=str(request.parcel.folder / free))
-    if ELSEWHERE.match(request.out):
-        return request, request.parcel.folder
-    return request, request.parcel.folder / request.out
+        request = replace(request, out=str(request.package.folder / free))
+    if URL.match(request.out):
+        return request, request.package.folder
+    return request, request.package.folder / request.out
 
 
-def _follow(job: str, log: Path, say: Callable[[str], None]) -> int:
-    """The job's log as it grows, until Slurm knows the job no more; its exit code, 1 if the log does not tell."""
-    place, text = 0, ""
+def _follow(job: str, log_file: Path, log: Callable[[str], None]) -> int:
+    """Print the log of a job until it ends; return its exit code, or 1 if the log does not contain it."""
+    position, text = 0, ""
     try:
         while True:
-            ended = _state(job) not in UNDER_WAY
-            if log.exists():
-                with log.open(errors="replace") as file:
-                    file.seek(place)
+            ended = _state(job) not in ACTIVE
+            if log_file.exists():
+                with log_file.open(errors="replace") as file:
+                    file.seek(position)
                     more = file.read()
-                    place = file.tell()
+                    position = file.tell()
                 print(more, end="", flush=True)
                 text = (text + more)[-4096:]
             if ended:
-                codes = OVER.findall(text)
+                codes = EXIT_CODE.findall(text)
                 return int(codes[-1]) if codes else 1
-            time.sleep(TICK)
+            time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
-        say(f"Slurm job {job} goes on; its log: {log}; to end it: scancel {job}")
+        log(f"Slurm job {job} is still running; log: {log_file}; stop it with: scancel {job}")
         return 130
 
 
 def _state(job: str) -> str:
-    words = ["squeue", "--noheader", "--jobs", job, "--format=%T"]
-    return subprocess.run(words, capture_output=True, text=True).stdout.strip().split("\n")[0]
+    command = ["squeue", "--noheader", "--jobs", job, "--format=%T"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip().split("\n")[0]
 
 
-def _call(words: list[str], text: str) -> str:
+def _call(command: list[str], text: str) -> str:
     try:
-        done = subprocess.run(words, input=text, capture_output=True, text=True)
+        done = subprocess.run(command, input=text, capture_output=True, text=True)
     except FileNotFoundError:
-        raise ConfigError(f"--to slurm: there is no {words[0]} here; submit from a login node of the cluster") from None
+        raise ConfigError(
+            f"--to slurm: {command[0]} is not installed; submit from a login node of the cluster"
+        ) from None
     if done.returncode:
-        said = done.stderr.strip().splitlines() or ["no reason given"]
-        raise ConfigError(f"--to slurm: {words[0]} refuses: {said[-1]}")
+        errors = done.stderr.strip().splitlines() or ["no error message"]
+        raise ConfigError(f"--to slurm: {command[0]} failed: {errors[-1]}")
     return done.stdout

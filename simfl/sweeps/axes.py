@@ -1,4 +1,4 @@
-"""The axes of a sweep: what its file lets vary, each entry with its name, its columns in tables and its settings."""
+"""Axes of a sweep; each entry of an axis has a label, columns in tables, and settings."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from simfl.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Choice:
+class AxisEntry:
     """One entry of an axis."""
 
-    label: str  # in the names of runs
+    label: str  # part of the names of runs
     shown: Mapping[str, Any]  # column of the tables -> value
     settings: Settings = field(default_factory=dict)
-    file: Path | None = None  # of the experiment, if the axis is of experiments
-    files: tuple[Path, ...] = ()  # that it was read from
+    file: Path | None = None  # experiment file, on an axis of experiments
+    files: tuple[Path, ...] = ()  # files that the entry was read from
 
 
-def axes_of(path: Path, given: Mapping[str, Any]) -> Iterator[list[Choice]]:
-    """What varies, slowest first: experiments, variants, the grid in its order, seeds."""
+def axes_of(path: Path, given: Mapping[str, Any]) -> Iterator[list[AxisEntry]]:
+    """Yield the axes, slowest first: experiments, variants, the grid in the order of the file, seeds."""
     if "experiments" in given:
         yield _experiments(path, given["experiments"])
     if given.get("variants") is not None:
@@ -42,51 +42,52 @@ def axes_of(path: Path, given: Mapping[str, Any]) -> Iterator[list[Choice]]:
             yield _listed(str(key), values, short)
     if "seeds" in given:
         if "seed" in grid:
-            raise ConfigError("seeds: the grid has seed already; allowed: one of them")
+            raise ConfigError("seeds: the grid has a seed axis too; give one of them")
         yield _listed("seed", given["seeds"], {"seed": "seed"}, where="seeds")
 
 
-def _experiments(path: Path, given: Any) -> list[Choice]:
+def _experiments(path: Path, given: Any) -> list[AxisEntry]:
     if isinstance(given, Mapping):
-        named = {str(name): config.beside(path, file, f"experiments.{name}") for name, file in given.items()}
+        named = {str(name): config.relative_file(path, file, f"experiments.{name}") for name, file in given.items()}
     else:
-        patterns = [text_of(item, "experiments") for item in _list(given, "experiments", "files")]
+        patterns = [_text(item, "experiments") for item in _list(given, "experiments", "files")]
         files = [file for pattern in patterns for file in _matching(path, pattern)]
         named = {file.stem: file for file in files}
         if len(named) < len(files):
-            raise ConfigError("experiments: two files have the same name; give them names, as in {a: x/run.yaml}")
+            raise ConfigError("experiments: two files have the same name; name them, as in {a: x/run.yaml}")
     return [
-        Choice(_clean(name), {"experiment": name}, file=file, files=tuple(config.files(file)))
+        AxisEntry(_clean(name), {"experiment": name}, file=file, files=tuple(config.files(file)))
         for name, file in named.items()
     ]
 
 
 def _matching(path: Path, pattern: str) -> list[Path]:
-    if not any(sign in pattern for sign in "*?["):
-        return [config.beside(path, pattern, "experiments")]
+    if not any(character in pattern for character in "*?["):
+        return [config.relative_file(path, pattern, "experiments")]
     found = sorted(file for file in path.parent.glob(pattern) if file.resolve() != path.resolve())
     if not found:
         raise ConfigError(f"experiments: no file matches {pattern!r} in {path.parent}")
     return found
 
 
-def _named(path: Path, where: str, column: str, given: Any) -> list[Choice]:
-    """Named settings: name -> settings, or the YAML file beside the sweep that holds them."""
+def _named(path: Path, where: str, column: str, given: Any) -> list[AxisEntry]:
+    """Return the entries of a mapping from names to settings, or to YAML files with settings."""
     if isinstance(given, list) and all(isinstance(item, str) for item in given):
         given = {Path(item).stem: item for item in given}
     if not isinstance(given, Mapping) or not given:
         raise ConfigError(f"{where}: {shown(given)} is not a mapping of names to settings")
-    return [_one(path, f"{where}.{name}", column, str(name), settings) for name, settings in given.items()]
+    return [_named_entry(path, f"{where}.{name}", column, str(name), settings) for name, settings in given.items()]
 
 
-def _one(path: Path, where: str, column: str, name: str, given: Any) -> Choice:
-    """A name for settings, which stand there or in a file."""
-    files = tuple(config.files(config.beside(path, given, where))) if isinstance(given, str) else ()
+def _named_entry(path: Path, where: str, column: str, name: str, given: Any) -> AxisEntry:
+    """Return a named entry, whose settings are given directly or in a file."""
+    files = tuple(config.files(config.relative_file(path, given, where))) if isinstance(given, str) else ()
     settings = config.settings(files[0]) if files else settings_of(given, where)
-    return Choice(_clean(name), {column: name}, settings, files=files)
+    return AxisEntry(_clean(name), {column: name}, settings, files=files)
 
 
-def settings_of(given: Any, where: str) -> Settings:
+def settings_of(given: object, where: str) -> Settings:
+    """Check a mapping of dotted paths to values; None is an empty one."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -94,20 +95,20 @@ def settings_of(given: Any, where: str) -> Settings:
     return {str(key): value for key, value in given.items()}
 
 
-def _listed(key: str, values: Any, short: Mapping[str, str], where: str = "") -> list[Choice]:
-    """A list of values for one path; for several, a list of lists."""
+def _listed(key: str, values: Any, short: Mapping[str, str], where: str = "") -> list[AxisEntry]:
+    """Return the entries of a list of values, or of a list of lists for several paths."""
     where, paths = where or f"grid.{key}", _paths(key)
-    choices: list[Choice] = []
+    entries: list[AxisEntry] = []
     for item in _list(values, where, "values"):
         row = [item] if len(paths) == 1 else item
         if not isinstance(row, list) or len(row) != len(paths):
             raise ConfigError(f"{where}: {shown(item)} is not a list of {len(paths)}, one for each of {key}")
         pairs = dict(zip(paths, row, strict=True))
         label = "_".join(_clean(f"{short[path]}-{_word(value)}") for path, value in pairs.items())
-        choices.append(Choice(label, {short[p]: _cell(v) for p, v in pairs.items()}, pairs))
-        if any(choice.settings == pairs for choice in choices[:-1]):
-            raise ConfigError(f"{where}: {shown(item)} stands there twice")
-    return choices
+        entries.append(AxisEntry(label, {short[p]: _cell(v) for p, v in pairs.items()}, pairs))
+        if any(entry.settings == pairs for entry in entries[:-1]):
+            raise ConfigError(f"{where}: {shown(item)} is a duplicate")
+    return entries
 
 
 def _list(given: Any, where: str, of: str) -> list[Any]:
@@ -116,9 +117,9 @@ def _list(given: Any, where: str, of: str) -> list[Any]:
     return given
 
 
-def text_of(given: Any, where: str) -> str:
+def _text(given: Any, where: str) -> str:
     if not isinstance(given, str):
-        raise ConfigError(f"{where}: {shown(given)} is not the name of a file")
+        raise ConfigError(f"{where}: {shown(given)} is not a file name")
     return given
 
 
@@ -127,7 +128,7 @@ def _paths(key: Any) -> list[str]:
 
 
 def _short(paths: list[str]) -> dict[str, str]:
-    """The end of each path, as much of it as tells them apart."""
+    """Map each path to its shortest unambiguous end."""
     out = {}
     for path in paths:
         parts = path.split(".")
@@ -141,7 +142,7 @@ def _short(paths: list[str]) -> dict[str, str]:
 
 
 def _word(value: Any) -> str:
-    """A value in the name of a run: of a component its name, then its settings."""
+    """Return a value as part of the name of a run; for a component, its name and then its settings."""
     if isinstance(value, Mapping):
         named = next((key for key in ("name", "kind", "by", "optimizer") if isinstance(value.get(key), str)), None)
         rest = [f"{key}-{_word(item)}" for key, item in value.items() if key != named]

@@ -1,7 +1,7 @@
-"""Where a sweep, or a run of it, lies: in a folder, or at a URL, of which this machine reads a copy.
+"""Location of a sweep or of one of its runs: a folder, or a URL with a local copy.
 
-At a URL each run is written there by whichever machine does it, as `simfl run --out URL` does; the sweep's own process
-reads along in the copy. So machines need no disk in common.
+With a URL, the machine that executes a run writes it to the URL, as `simfl run --out URL` does, and the process of the
+sweep reads its own copy. Machines need no shared disk.
 """
 
 from __future__ import annotations
@@ -14,34 +14,35 @@ from pathlib import Path
 
 from simfl import cache, files
 from simfl.runs import mirror
+from simfl.runs.folder import CHECKPOINTS, CLIENT_STATES
 from simfl.runs.mirror import Mirror, is_url, mirrored
 
-HEAVY = ("checkpoints", "memory", "stacks", "tensorboard", "wandb")  # of a run: what only who goes on with it needs
+NOT_COPIED = (CHECKPOINTS, CLIENT_STATES, "stacks", "tensorboard", "wandb")  # parts of a run needed only to resume it
 
 
 @dataclass(frozen=True)
-class Place:
-    """A folder, or a URL and the folder where a copy is read."""
+class RunLocation:
+    """A folder, or a URL and the folder of its local copy."""
 
     folder: Path
-    url: str = ""  # empty: the folder is all there is
+    url: str = ""  # empty: the folder itself is the location
 
     def __str__(self) -> str:
         return self.url or str(self.folder)
 
-    def below(self, *names: str) -> Place:
-        """A place within it."""
-        return Place(self.folder.joinpath(*names), "/".join([self.url, *names]) if self.url else "")
+    def child(self, *names: str) -> RunLocation:
+        """Return a location inside this one."""
+        return RunLocation(self.folder.joinpath(*names), "/".join([self.url, *names]) if self.url else "")
 
     def read(self, name: str) -> str:
-        """A small file, as it is now wherever the place is; empty if there is none."""
+        """Return the current text of a small file, read at the URL if there is one; empty if it does not exist."""
         if self.url:
             return (mirror.read(f"{self.url}/{name}") or b"").decode()
         path = self.folder / name
         return path.read_text() if path.exists() else ""
 
     def write(self, name: str, text: str) -> None:
-        """A small file."""
+        """Write a small file."""
         if self.url:
             mirror.write(f"{self.url}/{name}", text.encode())
             return
@@ -49,31 +50,31 @@ class Place:
         files.write(self.folder / name, lambda file: file.write(text.encode()))
 
     def remove(self, name: str) -> None:
-        """Take away a small file, if there is one."""
+        """Delete a small file if it exists."""
         (self.folder / name).unlink(missing_ok=True)
         if self.url:
             mirror.remove(f"{self.url}/{name}")
 
     def fetch(self, name: str) -> None:
-        """Bring the copy of one file up to date."""
+        """Update one file of the local copy."""
         content = mirror.read(f"{self.url}/{name}") if self.url else None
         if content is not None:
             files.make_folder(self.folder)
             files.write(self.folder / name, lambda file: file.write(content))
 
     def fetch_all(self) -> None:
-        """Bring the copy up to date."""
+        """Update the local copy."""
         if self.url:
-            Mirror(self.url, self.folder).pull(HEAVY)
+            Mirror(self.url, self.folder).pull(NOT_COPIED)
 
     def send(self, name: str) -> None:
-        """Put a file of the copy where it belongs."""
+        """Upload a file of the local copy."""
         if self.url:
             mirror.write(f"{self.url}/{name}", (self.folder / name).read_bytes())
 
     @contextmanager
-    def opened(self) -> Iterator[Path]:
-        """A folder with all that lies there, to be read."""
+    def reading(self) -> Iterator[Path]:
+        """Return a folder with the complete content, for reading."""
         if not self.url:
             yield self.folder
             return
@@ -83,8 +84,8 @@ class Place:
             yield found.folder
 
     @contextmanager
-    def filled(self) -> Iterator[Path]:
-        """A folder in which a run can be made; at the block's end it lies in the place."""
+    def writing(self) -> Iterator[Path]:
+        """Return a folder to write to; at the end of the block its content is uploaded."""
         if not self.url:
             yield self.folder
             return
@@ -94,10 +95,10 @@ class Place:
 
 
 @contextmanager
-def settled(out: Path | str) -> Iterator[Place]:
-    """The place that `--out` names; at a URL, with a copy of its own of what is known. RunError if it is in use."""
+def location_of(out: Path | str) -> Iterator[RunLocation]:
+    """Return the location that `--out` names, at a URL with a local copy; RunError if another process uses it."""
     if not is_url(out):
-        yield Place(Path(out))
+        yield RunLocation(Path(out))
         return
-    with mirrored(str(out), cache.folder(), HEAVY) as copy:
-        yield Place(copy.folder, copy.url)
+    with mirrored(str(out), cache.folder(), NOT_COPIED) as copy:
+        yield RunLocation(copy.folder, copy.url)

@@ -1,7 +1,7 @@
-"""A run that goes on from another run's state after a number of rounds, with settings of its own.
+"""Forks: a new run that continues from the state of another run with settings of its own.
 
-Up to there it is the other run: its tables hold the other's rows and its ledger the bytes that were sent. A run forked
-with no other change than more rounds is bit-equal to that longer run.
+Up to the fork it is the other run: its tables contain the other's rows, and its ledger the bytes that were sent. A run
+forked with more rounds and no other change is bit-identical to that longer run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +19,34 @@ import torch
 from simfl import cache, config, files
 from simfl.autotune.cache import basis
 from simfl.client_state import EMPTY, FileClientStore
-from simfl.data.partition.manifest import Partition, manifest_sha256
+from simfl.data.partition.manifest import manifest_sha256
 from simfl.debug.rerun import Rerun
 from simfl.errors import ConfigError, RunError
 from simfl.experiment import Experiment, Phase
 from simfl.parameter_groups import pick
 from simfl.run_context import RunContext
 from simfl.runs import checkpoint, tables
-from simfl.runs.manifest import manifest
+from simfl.runs.folder import CHECKPOINTS, CLIENT_STATES, TABLE_PARTS, refuse_taken
+from simfl.runs.manifest import ForkOrigin, RunManifest
 from simfl.runs.record import Record
 from simfl.runs.results import Run
 from simfl.runs.snapshot import Snapshot
-from simfl.session.prepare import check, identity_of, partition_of
-from simfl.tracking.run_folder import refuse_taken
+from simfl.session import prepare
 from simfl.training.context import PhaseContext
 
-Say = Callable[[str], None]
-SCORED = ("evaluations", "samples")
-ANEW = ("algorithm", "server", "train", "frozen", "personal_params", "communicate", "buffers")  # settings of a phase
+Log = Callable[[str], None]
+SCORE_TABLES = ("evaluations", "samples")
+RESETTING = (  # settings of a phase whose change resets the state of server and clients
+    "algorithm", "server", "train", "frozen", "personal_params", "communicate", "buffers",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ForkState:
+    """The state that a fork continues from, and the folder of its client states."""
+
+    snapshot: Snapshot
+    client_states: Path
 
 
 def fork(
@@ -45,176 +55,179 @@ def fork(
     experiment: Experiment,
     step: int,
     shared: dict[str, Any] | None = None,
-    say: Say = lambda text: None,
-    home: str = "",
+    log: Log = lambda text: None,
+    source_name: str = "",
 ) -> None:
-    """Make `target` a run of `experiment` that stands after `step` rounds of `source`; `simfl run --resume` goes on.
+    """Create `target`, a run of `experiment` after `step` rounds of `source`; `simfl run --resume` continues it.
 
-    `home`: where the source is to be found, if not in its folder. ConfigError for an experiment that cannot have come
-    there, RunError for a source that cannot be gone on from.
+    Args:
+        source: The run to fork.
+        target: Folder of the new run.
+        experiment: Experiment of the new run.
+        step: Number of finished rounds to keep, over all phases.
+        shared: Objects shared by runs of this process.
+        log: Called with messages.
+        source_name: Folder or URL of the source as recorded in the manifest; the default is its folder.
+
+    Raises:
+        ConfigError: The experiment changes what the kept rounds depend on, or has no rounds left.
+        RunError: The source cannot be forked.
     """
     refuse_taken(target)
     _check(source, experiment, step)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    setting = RunContext(experiment, cache.folder(), torch.device(device), shared)
-    partition, text = partition_of(setting)
-    check(experiment, setting, partition)
+    context = RunContext(experiment, cache.folder(), torch.device(device), shared)
+    partition, manifest_text = prepare.partition_of(context)
+    prepare.check(experiment, context, partition)
     with tempfile.TemporaryDirectory(prefix="simfl-fork-") as scratch:
-        snapshot, memory = _state(source, step, Path(scratch), say)
-        identity = identity_of(experiment, setting, len(partition), device)
-        stage = setting.stage(snapshot.phase, len(partition))
-        _check_weights(source, snapshot, stage)
-        snapshot = _adapted(source, snapshot, stage, partition, manifest_sha256(text), say)
-        facts = manifest(identity, setting.dataset.sha256, manifest_sha256(text))
-        origin = {"folder": home or str(source.folder), "step": step, "weights_sha256": snapshot.weights_sha256}
-        facts |= {"forked": origin, **_manners(source, experiment, snapshot, device, say)}
-        _write(source, target, experiment, facts, text, snapshot, memory)
+        state = _state(source, step, Path(scratch), log)
+        identity = prepare.identity_of(experiment, context, len(partition), device)
+        phase = context.stage(state.snapshot.phase, len(partition))
+        _check_weights(source, state.snapshot, phase)
+        moved = manifest_sha256(source.partition_manifest) != manifest_sha256(manifest_text)
+        state = replace(state, snapshot=_adapted(source, state.snapshot, phase, moved, log))
+        manifest = RunManifest.create(identity, context.dataset.sha256, manifest_sha256(manifest_text))
+        origin = ForkOrigin(source_name or str(source.folder), step, state.snapshot.weights_sha256)
+        manifest = _with_execution(replace(manifest, forked=origin), source, experiment, state.snapshot, log)
+        record = Record.open(
+            target, config.dump(experiment), manifest, manifest_text, experiment.checkpoint, resume=False
+        )
+        _write(source, record, experiment, state)
 
 
-def _manners(source: Run, experiment: Experiment, snapshot: Snapshot, device: str, say: Say) -> dict[str, Any]:
-    """How the source trained its visits, as far as the fork is to train so too: what the manifest keeps of it.
+def _with_execution(
+    manifest: RunManifest, source: Run, experiment: Experiment, snapshot: Snapshot, log: Log
+) -> RunManifest:
+    """Copy the source's choices of execution modes and clients per batch to the manifest, as far as they still apply.
 
-    All of it, if what it follows from is the same: then the fork's bits are those of the longer run. Else the fork is
-    trained as its own experiment says from its first round on: under `strict`, say, by rules and not by a clock's word.
+    All of them apply if nothing that they depend on has changed, and the fork is then bit-identical to a longer run.
+    Otherwise the fork chooses anew in its first round, as its own experiment says.
     """
     made, phase = source.manifest, snapshot.phase
-    choices, widths = made.get("choices", {}), made.get("widths", [])
-    a, b = basis(source.experiment, phase), basis(experiment, phase)
-    changed = [name for name in a if a[name] != b[name]] + ["device"] * (made["identity"]["device"] != device)
-    if choices and changed:
-        say(f"{', '.join(changed)} changed: how clients are trained is chosen anew")
+    before, now = basis(source.experiment, phase), basis(experiment, phase)
+    changed = [name for name in before if before[name] != now[name]]
+    changed += ["device"] * (made.identity.device != manifest.identity.device)
+    if made.choices and changed:
+        log(f"{', '.join(changed)} changed: the execution mode is chosen again")
     if set(changed) - {"phase", "scored"}:
-        return {}
-    over = phase - 1 if changed else phase
-    until = snapshot.step - (str(phase + 1) in choices)  # what was chosen at this very step is of the phase after
-    return {
-        "choices": {k: choice for k, choice in choices.items() if int(k) <= over},
-        "widths": [[since, width] for since, width in widths if since <= until],
-    }
+        return manifest
+    last_phase = phase - 1 if changed else phase
+    last_step = snapshot.step - (phase + 1 in made.choices)  # a choice at this step belongs to the next phase
+    return replace(
+        manifest,
+        choices={k: choice for k, choice in made.choices.items() if k <= last_phase},
+        batch_sizes=tuple((since, size) for since, size in made.batch_sizes if since <= last_step),
+    )
 
 
 def _check(source: Run, experiment: Experiment, step: int) -> None:
-    """What is over cannot be changed, and a fork must have rounds to come."""
+    """Check that finished phases are unchanged and that the fork has rounds left."""
     phases, before = experiment.phases, source.experiment.phases
     if experiment.privacy is not None or source.experiment.privacy is not None:
-        raise RunError(f"{source.folder}: rounds under privacy are charged to the run that made them; it cannot fork")
+        raise RunError(f"{source.folder}: a run with privacy cannot be forked; its budget is charged to one run")
     done = len(source.rounds())
     if not 0 < step <= done:
-        raise ConfigError(f"--at: {step} given; {source.folder} has finished 1 to {done} rounds")
+        raise ConfigError(f"--at: {step} given; {source.folder} has finished rounds 1 to {done}")
     phase = _phase_at(before, step)
     if phases[:phase] != before[:phase]:
-        raise ConfigError(f"--at: phase {phase - 1} is over after round {step}; its settings must stay")
-    whole = sum(p.rounds for p in phases)
-    if len(phases) <= phase or step >= whole:
-        raise ConfigError(f"--at: {step} given; the forked run has {whole} rounds, and must have some to come")
+        raise ConfigError(f"--at: phase {phase - 1} has ended before round {step}; its settings must not change")
+    total = sum(p.rounds for p in phases)
+    if len(phases) <= phase or step >= total:
+        raise ConfigError(f"--at: {step} given, but the new run has only {total} rounds; allowed: fewer than that")
 
 
-def _check_weights(source: Run, found: Snapshot, stage: PhaseContext) -> None:
-    """What the source has trained must have its place in the fork's model; what this has besides begins as it is."""
-    own = {**dict(stage.module.named_parameters()), **dict(stage.module.named_buffers())}
+def _check_weights(source: Run, found: Snapshot, phase: PhaseContext) -> None:
+    """Check that the new model has all tensors that the source has trained; others keep their initial values."""
+    own = {**dict(phase.module.named_parameters()), **dict(phase.module.named_buffers())}
     for name, tensor in found.model.items():
-        shape, here = list(tensor.shape), list(own[name].shape) if name in own else None
-        if here != shape:
-            has = f"has {name} with {here}" if here else f"has no {name}"
-            raise ConfigError(f"model: the fork's, on its data, {has}; {source.folder} has trained one with {shape}")
+        shape, own_shape = list(tensor.shape), list(own[name].shape) if name in own else None
+        if own_shape != shape:
+            has = f"has {name} with shape {own_shape}" if own_shape else f"has no {name}"
+            raise ConfigError(f"model: the model of the fork {has}; {source.folder} has trained one with shape {shape}")
 
 
 def _phase_at(phases: tuple[Phase, ...], step: int) -> int:
-    """The phase in which a run stands after so many rounds, at the end of one still in it."""
+    """Return the phase of a round; after the last round of a phase, that phase."""
     for index in range(len(phases)):
         if step <= sum(p.rounds for p in phases[: index + 1]):
             return index
     raise AssertionError("a run has no more rounds than its phases")
 
 
-def _state(source: Run, step: int, scratch: Path, say: Say) -> tuple[Snapshot, Path]:
-    """The state after so many rounds, and the folder of what clients remember; rounds are run again if need be."""
+def _state(source: Run, step: int, scratch: Path, log: Log) -> ForkState:
+    """Return the state after a number of rounds, from a checkpoint or by repeating rounds in the folder `scratch`."""
     phases, phase = source.experiment.phases, _phase_at(source.experiment.phases, step)
-    round_of = step - sum(p.rounds for p in phases[:phase])
+    number = step - sum(p.rounds for p in phases[:phase])
     if step in source.steps:
-        with suppress(RunError):  # a damaged commit is made anew
+        with suppress(RunError):  # the checkpoint is damaged: repeat the rounds
             found = source.snapshot(step)
             if found.phase == phase:
-                return found, source.folder / "memory"
-            if found.phase == phase + 1 == len(phases):  # the run's end: nothing but the number is another
-                return replace(found, phase=phase), source.folder / "memory"
-    again = Rerun(source, scratch, say)
-    again.go_to(phase, round_of)
-    again.rerun_round()
-    if again.unlike:
-        raise RunError(f"{source.folder}: run again, it differs from its record: {again.unlike[0]}")
-    return again.snapshot, scratch / "memory"
+                return ForkState(found, source.folder / CLIENT_STATES)
+            if found.phase == phase + 1 == len(phases):  # the end of the run differs only in the number of the phase
+                return ForkState(replace(found, phase=phase), source.folder / CLIENT_STATES)
+    rerun = Rerun(source, scratch, log)
+    rerun.go_to(phase, number)
+    rerun.rerun_round()
+    if rerun.unlike:
+        raise RunError(f"{source.folder}: repeated rounds differ from the record: {rerun.unlike[0]}")
+    return ForkState(rerun.snapshot, scratch / CLIENT_STATES)
 
 
-def _adapted(
-    source: Run, found: Snapshot, stage: PhaseContext, partition: Partition, sha256: str, say: Say
-) -> Snapshot:
-    """The state as the forked run's phase takes it."""
+def _adapted(source: Run, found: Snapshot, phase: PhaseContext, moved: bool, log: Log) -> Snapshot:
+    """Return the state for the phase of the fork; `moved` means that the partition has changed."""
     before = source.experiment.phases[found.phase]
-    changed = [name for name in ANEW if getattr(before, name) != getattr(stage.phase, name)]
-    moved = manifest_sha256(source.partition_manifest) != sha256
-    names = set(stage.roles.shared) != set(found.server.weights)
-    if changed == ["server"] and type(before.server) is type(stage.phase.server):
+    changed = [name for name in RESETTING if getattr(before, name) != getattr(phase.phase, name)]
+    if changed == ["server"] and type(before.server) is type(phase.phase.server):
         changed = []
-    if changed or names:
-        why = f"{', '.join(changed) or 'the model'} changed"
-        say(f"{why}: the server's state begins anew from the weights, and clients have nothing to remember")
-        begun = replace(found, base=found.model, memory={}).begin(stage)
-        kept = pick(found.model, [name for name in stage.roles.shared if name in found.model])
-        server = replace(begun.server, weights={**begun.server.weights, **kept})
-        return replace(begun, server=server)
-    if moved and set(found.memory.values()) - {EMPTY}:
-        say("the partition changed: clients have nothing to remember")
-        found = replace(found, memory={})
-    if before.codec != stage.phase.codec:
+    if changed or set(phase.roles.shared) != set(found.server.weights):
+        log(f"{', '.join(changed) or 'the model'} changed: the server starts from the weights, clients without state")
+        entered = replace(found, base_weights=found.model, client_states={}).enter_phase(phase)
+        kept = pick(found.model, [name for name in phase.roles.shared if name in found.model])
+        return replace(entered, server=replace(entered.server, weights={**entered.server.weights, **kept}))
+    if moved and set(found.client_states.values()) - {EMPTY}:
+        log("the partition changed: clients start without state")
+        found = replace(found, client_states={})
+    if before.codec != phase.phase.codec:
         return replace(found, broadcast=Snapshot().broadcast)
     return found
 
 
-def _write(
-    source: Run,
-    target: Path,
-    experiment: Experiment,
-    facts: dict[str, Any],
-    partition: bytes,
-    snapshot: Snapshot,
-    memory: Path,
-) -> None:
-    """The run's folder; the commit comes last, so that one without it begins at the beginning."""
-    Record.open(target, config.dump(experiment), facts, partition, experiment.checkpoint, resume=False)
-    store = FileClientStore(target / "memory")
-    for digest in sorted(set(snapshot.memory.values()) - {EMPTY}):
-        _link(memory / f"{digest}.safetensors", store.folder / f"{digest}.safetensors")
-    for name in ("rounds", "ledger", "clients", *SCORED):
+def _write(source: Run, record: Record, experiment: Experiment, state: ForkState) -> None:
+    """Write client states, tables and, last, the checkpoint; a folder without it would start from the first round."""
+    target, snapshot = record.folder, state.snapshot
+    store = FileClientStore(target / CLIENT_STATES)
+    for digest in sorted(set(snapshot.client_states.values()) - {EMPTY}):
+        _link(state.client_states / f"{digest}.safetensors", store.folder / f"{digest}.safetensors")
+    for name in ("rounds", "ledger", "clients", *SCORE_TABLES):
         rows = [row for row in source.table(name).to_pylist() if _belongs(name, row, snapshot, experiment)]
         if rows:
-            tables.write_part(target / "tables", name, snapshot.step, rows)
+            tables.write_part(target / TABLE_PARTS, name, snapshot.step, rows)
     notes = {"seconds": _seconds(source, snapshot.step)}
-    checkpoint.commit(target / "checkpoints", snapshot.step, snapshot.tensors(), snapshot.facts(), notes)
+    checkpoint.write(target / CHECKPOINTS, snapshot.step, snapshot.tensors(), snapshot.values(), notes)
 
 
 def _belongs(name: str, row: dict[str, Any], snapshot: Snapshot, experiment: Experiment) -> bool:
-    """Whether the forked run would have this row: of the fork's own round, scores only if they were due."""
-    here, there = (snapshot.phase, snapshot.round), (row["phase"], row["round"])
-    if name not in SCORED or there != here:
-        return there <= here
-    every, last = experiment.evaluate.every, snapshot.round == experiment.phases[snapshot.phase].rounds
-    return last or bool(every and snapshot.round % every == 0)
+    """Return whether the fork has this row; scores of its last kept round only if it evaluates that round."""
+    last, position = (snapshot.phase, snapshot.round), (row["phase"], row["round"])
+    if name not in SCORE_TABLES or position != last:
+        return position <= last
+    every, ends = experiment.evaluate.every, snapshot.round == experiment.phases[snapshot.phase].rounds
+    return ends or bool(every and snapshot.round % every == 0)
 
 
-def _link(there: Path, here: Path) -> None:
-    """A file that is never changed, under a second name."""
+def _link(source: Path, target: Path) -> None:
+    """Create a hard link to a file that never changes; copy it to another disk."""
     try:
-        os.link(there, here)
+        os.link(source, target)
     except FileExistsError:
         pass
     except OSError:  # another disk
-        data = there.read_bytes()
-        files.write(here, lambda file: file.write(data))
+        data = source.read_bytes()
+        files.write(target, lambda file: file.write(data))
 
 
 def _seconds(source: Run, step: int) -> float:
-    """Seconds that the source took for these rounds, as far as it is known: its own share of them by number."""
+    """Estimate the seconds that the source took for these rounds: a share of its total by number of rounds."""
     done = len(source.rounds())
     with suppress(RunError):
         return float(source.summary["seconds"]["total"]) * step / max(done, 1)

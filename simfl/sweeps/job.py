@@ -1,4 +1,4 @@
-"""One run of a sweep, done in whatever process has a seat free."""
+"""One run of a sweep, executed in any process."""
 
 from __future__ import annotations
 
@@ -10,94 +10,95 @@ from typing import Any
 from simfl import simulation
 from simfl.errors import SimflError
 from simfl.experiment import Experiment
-from simfl.runs.results import ERROR, Run, summary_of
+from simfl.runs.folder import ERROR
+from simfl.runs.results import Run
+from simfl.runs.summary import read_summary
 from simfl.session.options import RunOptions
-from simfl.sweeps.folder import Place
+from simfl.sweeps.folder import RunLocation
 from simfl.sweeps.fork import fork
 
-STOP = "stop"  # a file where a run lies: the run ends before its next round, and the word in it is its status
-PAUSE = 5.0  # seconds between two looks for that file where it is not on a disk
+STOP = "stop"  # file in the folder of a run: the run ends before its next round, with the text of the file as status
+POLL_SECONDS = 5.0  # between two reads of that file at a URL
 
 
 @dataclass(frozen=True)
-class Job:
-    """A run to be started or gone on with."""
+class SweepJob:
+    """A run to start or to resume."""
 
     label: str
     experiment: Experiment
-    place: Place
-    after: Place | None = None  # a run of fewer rounds that this one goes on from, if it was completed
+    location: RunLocation
+    prefix: RunLocation | None = None  # a run of fewer rounds to fork from, if it completed
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """End of a run."""
 
     label: str
-    status: str  # completed, stopped (it fell behind), interrupted, failed
+    status: str  # completed, stopped (by early stopping), interrupted, failed
     error: str = ""  # one line
 
 
-def perform(job: Job, shared: dict[str, Any], display: Any = None) -> Outcome:
-    """Run to the end, from the last commit if there is one. Whatever goes wrong is this run's alone."""
+def execute(job: SweepJob, shared: dict[str, Any], display: Any = None) -> Outcome:
+    """Execute a run, from its last checkpoint if there is one; a failure ends this run only."""
     try:
         for name in (STOP, ERROR):
-            job.place.remove(name)
-        _begin(job, shared)
-        summary = simulation.run(
-            job.experiment,
-            RunOptions(
-                job.place.url or job.place.folder,
-                "inline",
-                resume=_begun(job),
-                display=display,
-                until=Until(job.place),
-                shared=shared,
-            ),
+            job.location.remove(name)
+        _fork_from_prefix(job, shared)
+        options = RunOptions(
+            job.location.url or job.location.folder,
+            backend="inline",
+            resume=_exists(job),
+            display=display,
+            until=StopRequest(job.location),
+            shared=shared,
         )
+        summary = simulation.run(job.experiment, options)
     except Exception as error:
-        shared.clear()  # what failed may have left things half done
+        shared.clear()  # the failed run may have left incomplete objects
         return failed(job, error)
     return Outcome(job.label, summary["status"])
 
 
-def _begun(job: Job) -> bool:
-    return bool(job.place.read("experiment.yaml"))
+def _exists(job: SweepJob) -> bool:
+    return bool(job.location.read("experiment.yaml"))
 
 
-def _begin(job: Job, shared: dict[str, Any]) -> None:
-    """Take over the rounds that a shorter run has done already."""
-    if job.after is None or _begun(job):
+def _fork_from_prefix(job: SweepJob, shared: dict[str, Any]) -> None:
+    """Copy the rounds that a shorter run has completed."""
+    if job.prefix is None or _exists(job):
         return
-    with job.after.opened() as source:
-        summary = summary_of(source) or {}
+    with job.prefix.reading() as source:
+        summary = read_summary(source) or {}
         if summary.get("status") == "completed":
-            with job.place.filled() as target:
-                fork(Run(source), target, job.experiment, summary["rounds"], shared, home=str(job.after))
+            with job.location.writing() as target:
+                fork(Run(source), target, job.experiment, summary["rounds"], shared, source_name=str(job.prefix))
 
 
-def failed(job: Job, error: Exception) -> Outcome:
-    """The outcome of a run that raised; all that is known of it stands where the run lies."""
+def failed(job: SweepJob, error: Exception) -> Outcome:
+    """Return the outcome of a run that raised `error`, and write the traceback to its folder."""
     lines = str(error).strip().splitlines() or [""]
-    named = [] if isinstance(error, SimflError) else [f"{type(error).__name__}:"]
-    line = " ".join([*named, lines[0], *lines[1:][-1:]])  # what a client's failure was, its traceback says last
-    job.place.write(ERROR, f"{line}\n\n{''.join(traceback.format_exception(error))}")
+    kind = [] if isinstance(error, SimflError) else [f"{type(error).__name__}:"]
+    line = " ".join([*kind, lines[0], *lines[1:][-1:]])  # the last line of a ClientError is the cause
+    job.location.write(ERROR, f"{line}\n\n{''.join(traceback.format_exception(error))}")
     return Outcome(job.label, "failed", line)
 
 
-class Until:
-    """Whether a run is asked to end: its status, or an empty word."""
+class StopRequest:
+    """Callable that returns the status with which a run was asked to stop, or an empty string."""
 
-    def __init__(self, place: Place) -> None:
-        self.place, self.next_look = place, 0.0
+    def __init__(self, location: RunLocation) -> None:
+        self.location, self.next_read = location, 0.0
 
     def __call__(self) -> str:
-        if time.monotonic() < self.next_look:
+        """Return the requested status, or an empty string."""
+        if time.monotonic() < self.next_read:
             return ""
-        self.next_look = time.monotonic() + (PAUSE if self.place.url else 0.0)
-        return self.place.read(STOP).strip()
+        self.next_read = time.monotonic() + (POLL_SECONDS if self.location.url else 0.0)
+        return self.location.read(STOP).strip()
 
 
-def ask(place: Place, status: str) -> None:
-    """Have the run that lies there end before its next round."""
-    place.write(STOP, status)
+def request_stop(location: RunLocation, status: str) -> None:
+    """Ask the run at a location to end before its next round."""
+    location.write(STOP, status)

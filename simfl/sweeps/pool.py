@@ -1,6 +1,6 @@
-"""Where the runs of a sweep are done: in this process, or one on each CPU or GPU of Ray.
+"""Execution of the runs of a sweep: one after another in this process, or one per CPU or GPU with Ray.
 
-A worker serves one run after the other, and keeps the data and the model that they have in common.
+A worker executes one run after another, and keeps the data and the model that they share.
 """
 
 from __future__ import annotations
@@ -11,140 +11,146 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
+
 from simfl.errors import ConfigError, nearest
 from simfl.runtime.ray import cluster
 from simfl.runtime.ray.actor import DriverLocation
-from simfl.runtime.ray.cluster import ActorHandle, ObjectRef, last_line
-from simfl.sweeps.job import Job, Outcome, failed, perform
+from simfl.sweeps.job import Outcome, SweepJob, execute, failed
 
-MAX_DEATHS = 3  # workers that may die during one run; each successor resumes from the last checkpoint
+MAX_TRIES = 3  # workers that may die during one run; the next worker resumes from the last checkpoint
 
 
-class Seats(Protocol):
-    """What a sweep needs of the place where its runs are done."""
+@dataclass(frozen=True)
+class SweepPlacement:
+    """Where the runs of a sweep are executed."""
+
+    backend: str = "ray"  # or inline
+    workers: int | str = "auto"  # number of concurrent runs with Ray
+    address: str | None = None  # of a running Ray cluster
+
+
+class RunPool(Protocol):
+    """Executor of runs."""
 
     @property
     def free(self) -> int:
-        """Runs that could start now."""
+        """Number of runs that can be started now."""
 
-    def start(self, job: Job) -> None:
-        """Begin a run."""
+    def start(self, job: SweepJob) -> None:
+        """Start a run."""
 
     def ended(self, seconds: float) -> list[Outcome]:
-        """Runs that have ended since the last call; waits so long for the first."""
+        """Return the runs that have ended since the last call; wait up to `seconds` for the first."""
 
 
-class Here:
-    """This process: a run is done when `start` returns."""
+class InlineRuns:
+    """Executor in this process: `start` returns when the run has ended."""
 
-    def __init__(self, display: Callable[[Job], Any]) -> None:
+    def __init__(self, display: Callable[[SweepJob], Any]) -> None:
         self.display, self.shared, self.outcomes = display, dict[str, Any](), list[Outcome]()
 
     @property
     def free(self) -> int:
+        """One, unless an outcome has not been collected."""
         return 0 if self.outcomes else 1
 
-    def start(self, job: Job) -> None:
-        self.outcomes.append(perform(job, self.shared, self.display(job)))
+    def start(self, job: SweepJob) -> None:
+        """Execute a run."""
+        self.outcomes.append(execute(job, self.shared, self.display(job)))
 
     def ended(self, seconds: float) -> list[Outcome]:
+        """Return the outcomes that have not been collected."""
         ended, self.outcomes = self.outcomes, []
         return ended
 
 
 class RunActor:
-    """An actor that does one run after the other."""
+    """Ray actor that executes one run after another."""
 
-    def __init__(self, location: DriverLocation) -> None:
-        location.apply()
+    def __init__(self, driver: DriverLocation) -> None:
+        driver.apply()
         self.shared: dict[str, Any] = {}
 
-    def perform(self, job: Job) -> Outcome:
-        """Do a run."""
-        if not job.place.url and not job.place.folder.parent.is_dir():
-            problem = f"{platform.node()} does not see {job.place.folder.parent}"
-            solution = "a sweep needs a folder that all machines of Ray share, or a URL"
-            return Outcome(job.label, "failed", f"{problem}: {solution}")
-        return perform(job, self.shared)
+    def execute(self, job: SweepJob) -> Outcome:
+        """Execute a run; it fails if the folder of the sweep does not exist on this machine."""
+        parent = job.location.folder.parent
+        if not job.location.url and not parent.is_dir():
+            reason = "a sweep needs a folder that all machines of Ray share, or a URL"
+            return Outcome(job.label, "failed", f"{platform.node()} does not see {parent}: {reason}")
+        return execute(job, self.shared)
 
 
-@dataclass(frozen=True)
-class _Running:
-    """A run that an actor is doing."""
+class RayRuns:
+    """Executor with one actor per CPU or GPU, each with one run at a time."""
 
-    actor: ActorHandle
-    job: Job
-    deaths: int  # actors that have died during this run
-
-
-class RaySeats:
-    """One actor per CPU or GPU, each with one run at a time."""
-
-    def __init__(self, workers: int | str, address: str | None, on_message: Callable[[str], None]) -> None:
-        self.ray, self.on_message = cluster.connect(address), on_message
-        self.resource = cluster.worker_resource(address)
-        available = self.ray.cluster_resources().get(self.resource, 0)
-        self.num_workers = cluster.count_workers(self.resource, available, workers)
-        self.idle: list[ActorHandle] = []
-        self.running: dict[ObjectRef, _Running] = {}
+    def __init__(self, workers: int | str, address: str | None, log: Callable[[str], None]) -> None:
+        self.ray, self.log = cluster.connect(address), log
+        resources = self.ray.cluster_resources()
+        started_here = cluster.resolve_address(address) is None  # if not, this machine may lack the cluster's GPUs
+        self.use_gpus = torch.cuda.is_available() if started_here else bool(resources.get("GPU"))
+        kind = "GPU" if self.use_gpus else "CPU"
+        self.num_workers = cluster.count_workers(kind, resources.get(kind, 0), workers)
+        self.idle: list[Any] = []
+        self.running: dict[Any, tuple[Any, SweepJob, int]] = {}  # call -> actor, run, actors that died during the run
 
     @property
     def free(self) -> int:
-        """Return the number of runs that could start now."""
+        """Number of workers without a run."""
         return self.num_workers - len(self.running)
 
-    def start(self, job: Job, deaths: int = 0) -> None:
-        """Begin a run on an idle actor, or on a new one."""
+    def start(self, job: SweepJob, tries: int = 0) -> None:
+        """Start a run on an idle or a new actor."""
         actor = self.idle.pop() if self.idle else self._new_actor()
-        self.running[actor.perform.remote(job)] = _Running(actor, job, deaths)
+        self.running[actor.execute.remote(job)] = (actor, job, tries)
 
-    def _new_actor(self) -> ActorHandle:
-        num_gpus = 1 if self.resource == "GPU" else 0
-        actor_class = self.ray.remote(num_cpus=1, num_gpus=num_gpus, max_restarts=0)(RunActor)
-        return actor_class.remote(DriverLocation.here())
+    def _new_actor(self) -> Any:
+        kind = self.ray.remote(num_cpus=1, num_gpus=1 if self.use_gpus else 0, max_restarts=0)(RunActor)
+        return kind.remote(DriverLocation.here())
 
     def ended(self, seconds: float) -> list[Outcome]:
-        """Return the outcomes of runs that have ended; wait up to this many seconds for the first."""
+        """Return the runs that have ended; wait up to `seconds` for the first."""
         if not self.running:
             return []
         first, _ = self.ray.wait(list(self.running), num_returns=1, timeout=seconds)
-        ended, _ = self.ray.wait(list(self.running), num_returns=len(self.running), timeout=0) if first else ([], [])
-        return [outcome for ref in ended if (outcome := self._outcome(ref)) is not None]
+        calls, _ = self.ray.wait(list(self.running), num_returns=len(self.running), timeout=0) if first else ([], [])
+        return [outcome for call in calls if (outcome := self._outcome(call)) is not None]
 
-    def _outcome(self, ref: ObjectRef) -> Outcome | None:
-        """Return the outcome of a run; None if its actor died and a new one resumes the run."""
-        running = self.running.pop(ref)
+    def _outcome(self, call: Any) -> Outcome | None:
+        """Return the outcome of a run; None if its actor died and another one resumes it."""
+        actor, job, tries = self.running.pop(call)
         try:
-            outcome: Outcome = self.ray.get(ref)
+            outcome: Outcome = self.ray.get(call)
         except (self.ray.exceptions.RayActorError, self.ray.exceptions.OutOfMemoryError) as error:
-            self.ray.kill(running.actor)
-            if running.deaths + 1 == MAX_DEATHS:
-                return failed(running.job, RuntimeError(f"its worker died {MAX_DEATHS} times: {last_line(error)}"))
-            self.on_message(f"{running.job.label}: its worker died ({last_line(error)}); a new one resumes the run")
-            self.start(running.job, running.deaths + 1)
+            self.ray.kill(actor)
+            reason = cluster.last_line(error)
+            if tries + 1 == MAX_TRIES:
+                return failed(job, RuntimeError(f"its worker died {MAX_TRIES} times: {reason}"))
+            self.log(f"{job.label}: its worker died ({reason}); another worker resumes the run")
+            self.start(job, tries + 1)
             return None
-        self.idle.append(running.actor)
+        self.idle.append(actor)
         return outcome
 
     def close(self) -> None:
-        """Stop the actors."""
-        for actor in [*self.idle, *(running.actor for running in self.running.values())]:
+        """Stop all actors."""
+        for actor in [*self.idle, *(actor for actor, _, _ in self.running.values())]:
             self.ray.kill(actor)
 
 
 @contextmanager
-def open_seats(
-    backend: str, workers: int | str, address: str | None, display: Callable[[Job], Any], say: Callable[[str], None]
-) -> Iterator[Seats]:
-    """The seats of this backend; the workers end with the block, and so does Ray if it was started here."""
-    if backend == "inline":
-        yield Here(display)
-    elif backend == "ray":
-        with cluster.started(address):
-            seats = RaySeats(workers, address, say)
+def open_pool(
+    placement: SweepPlacement, display: Callable[[SweepJob], Any], log: Callable[[str], None]
+) -> Iterator[RunPool]:
+    """Open the executor of a backend for the block; at its end, stop the workers and the Ray that was started here."""
+    if placement.backend == "inline":
+        yield InlineRuns(display)
+    elif placement.backend == "ray":
+        with cluster.started(placement.address):
+            pool = RayRuns(placement.workers, placement.address, log)
             try:
-                yield seats
+                yield pool
             finally:
-                seats.close()
+                pool.close()
     else:
-        raise ConfigError(f"--backend: unknown {backend!r}; {nearest(backend, ['inline', 'ray'])}")
+        raise ConfigError(f"--backend: unknown {placement.backend!r}; {nearest(placement.backend, ['inline', 'ray'])}")

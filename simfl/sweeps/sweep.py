@@ -1,9 +1,9 @@
-"""Runs of a sweep, as many at a time as there are seats: each as it would be alone, and none that is done already.
+"""Execution of a sweep: as many runs at a time as there are workers; finished runs are skipped.
 
-DIR/sweep.json           the runs and what each has of everything that varies
-    runs/LABEL/          a run's folder, as `simfl run` leaves it; error.txt in it if it failed
-    results.parquet      one row a run
-    table.md .csv .tex   over the seeds
+DIR/sweep.json           the runs and their values of everything that varies
+    runs/LABEL/          folder of a run, as `simfl run` writes it; with error.txt if the run failed
+    results.parquet      one row per run
+    table.md .csv .tex   results over the seeds
 """
 
 from __future__ import annotations
@@ -14,154 +14,131 @@ from typing import Any
 
 from simfl import files
 from simfl.reports.formats import csv, latex, markdown
-from simfl.reports.results import POINTS, results_of, rows
+from simfl.reports.results import results_of, rows
 from simfl.reports.table import compare, paired
 from simfl.reports.table_spec import met, wanted
 from simfl.runs import tables
+from simfl.runs.folder import RUN, SWEEP
+from simfl.session.callbacks import NullDisplay
 from simfl.session.signals import Signals
-from simfl.sweeps.early_stopping import judge
 from simfl.sweeps.file import Sweep
-from simfl.sweeps.folder import Place, settled
-from simfl.sweeps.job import Job, Outcome, ask
-from simfl.sweeps.pool import Seats, open_seats
-from simfl.sweeps.status import Standing
+from simfl.sweeps.folder import RunLocation, location_of
+from simfl.sweeps.job import Outcome, request_stop
+from simfl.sweeps.pool import RunPool, SweepPlacement, open_pool
+from simfl.sweeps.status import NullSweepDisplay, SweepState, stop_early
 
-TICK = 0.5  # seconds between two looks
-GRACE = 60.0  # seconds that rounds under way have to end after Ctrl-C
-RESULTS, FORMS = "results.parquet", {"table.md": markdown, "table.csv": csv, "table.tex": latex}
-
-
-class Unseen:
-    """The display of a sweep that shows nothing."""
-
-    def show(self, standing: Standing) -> None:
-        """How the runs stand now; called twice a second."""
-
-    def ended(self, standing: Standing, outcome: Outcome) -> None:
-        """A run has ended."""
-
-    def message(self, text: str) -> None:
-        """Something to be said once."""
-
-    def finished(self, standing: Standing) -> None:
-        """The results are written."""
+POLL_SECONDS = 0.5  # longest wait for the end of a run
+GRACE_SECONDS = 60.0  # time that running rounds have to end after Ctrl-C
+RESULTS, FORMATS = "results.parquet", {"table.md": markdown, "table.csv": csv, "table.tex": latex}
 
 
 def run(
     sweep: Sweep,
     out: Path | str,
-    backend: str = "ray",
-    workers: int | str = "auto",
-    address: str | None = None,
+    placement: SweepPlacement | None = None,
     resume: bool = False,
-    display: Any = None,
+    display: NullSweepDisplay | None = None,
 ) -> list[Outcome]:
-    """Do all runs of a sweep that are not done; their outcomes in the order of the sweep.
+    """Execute all runs of a sweep that have not finished, and return the outcomes in the order of the sweep.
 
-    `out` is a folder that all machines see, or a URL that fsspec knows. A run that fails is listed and leaves the
-    others alone. RunError where another sweep lies or, with `resume`, none; and where a run is of another experiment.
+    `out` is a folder that all machines can access, or a URL that fsspec supports. A failed run does not affect others.
+
+    Raises:
+        RunError: `out` holds another sweep or a run of another experiment or, with `resume`, no sweep.
     """
-    display, signals = display or Unseen(), Signals()
-    with settled(out) as place, signals.caught():
-        standing = Standing.open(sweep, place, resume)
-        if standing.waiting:
-            here = lambda job: _Ear(standing, job, display)
-            with open_seats(backend, workers, address, here, display.message) as seats, signals.caught():
-                standing.write_points()
-                _work(standing, seats, display)
+    shown, signals = display or NullSweepDisplay(), Signals()
+    with location_of(out) as location, signals.caught():
+        state = SweepState.open(sweep, location, resume)
+        if state.waiting:
+            listener = lambda job: _RunListener(state, shown)
+            with open_pool(placement or SweepPlacement(), listener, shown.message) as pool, signals.caught():
+                state.write_points()
+                _execute(state, pool, shown)
         else:
-            standing.write_points()
-        write_results(place)
-        display.finished(standing)
-    return [standing.outcomes.get(p.label, Outcome(p.label, "interrupted")) for p in sweep.points]
+            state.write_points()
+        write_results(location)
+        shown.finished(state)
+    return [state.outcomes.get(p.label, Outcome(p.label, "interrupted")) for p in sweep.points]
 
 
 def folder_of(name: str, resume: bool) -> Path:
-    """A folder under runs/ that holds nothing yet; to resume, the newest sweep of this name."""
+    """Return the first free folder `runs/NAME`, `runs/NAME-2`, …; to resume, the newest one that holds a sweep."""
     number, found = 1, list[Path]()
     while True:
         path = Path("runs") / (name if number == 1 else f"{name}-{number}")
-        if (path / POINTS).exists():
+        if (path / SWEEP).exists():
             found.append(path)
-        elif not (path / "experiment.yaml").exists():
+        elif not (path / RUN).exists():
             return found[-1] if resume and found else path
         number += 1
 
 
-def _work(standing: Standing, seats: Seats, display: Any) -> None:
+def _execute(state: SweepState, pool: RunPool, display: NullSweepDisplay) -> None:
     try:
-        while standing.waiting or standing.running:
-            while seats.free and (job := standing.next()) is not None:
-                seats.start(job)
-            if _collect(standing, seats, display):
-                return  # this process was asked to end while it did a run itself
-            judge(standing)
-    except KeyboardInterrupt:  # Interrupted, or what Ray makes of it when the signal finds it waiting
-        _wind_up(standing, seats, display)
+        while state.waiting or state.running:
+            while pool.free and (job := state.next()) is not None:
+                pool.start(job)
+            if _collect(state, pool, display):
+                return  # this process was interrupted during an inline run
+            stop_early(state)
+    except KeyboardInterrupt:  # raised by `Signals`, or by Ray if the signal arrives while it waits
+        _interrupt(state, pool, display)
 
 
-def _collect(standing: Standing, seats: Seats, display: Any) -> bool:
-    """Note the runs that have ended; whether one was interrupted."""
-    outcomes = seats.ended(TICK)
-    standing.look()
+def _collect(state: SweepState, pool: RunPool, display: NullSweepDisplay) -> bool:
+    """Record the runs that have ended; return whether one was interrupted."""
+    outcomes = pool.ended(POLL_SECONDS)
+    state.read_logs()
     for outcome in outcomes:
-        standing.end(outcome)
-        display.ended(standing, outcome)
-    display.show(standing)
+        state.end(outcome)
+        display.ended(state, outcome)
+    display.show(state)
     return any(outcome.status == "interrupted" for outcome in outcomes)
 
 
-def _wind_up(standing: Standing, seats: Seats, display: Any) -> None:
-    """Let rounds under way end; runs that take longer go on from their last commit when the sweep is resumed."""
-    display.message(f"interrupted; rounds under way have {GRACE:g} s to end")
-    for job in standing.running.values():
-        if job.place.url or job.place.folder.exists():
-            ask(job.place, "interrupted")
-    until = time.monotonic() + GRACE
-    while standing.running and time.monotonic() < until:
-        _collect(standing, seats, display)
+def _interrupt(state: SweepState, pool: RunPool, display: NullSweepDisplay) -> None:
+    """Wait for running rounds to end; longer ones are repeated from the last checkpoint when the sweep is resumed."""
+    display.message(f"interrupted; waiting up to {GRACE_SECONDS:g} s for running rounds to end")
+    for job in state.running.values():
+        if job.location.url or job.location.folder.exists():
+            request_stop(job.location, "interrupted")
+    deadline = time.monotonic() + GRACE_SECONDS
+    while state.running and time.monotonic() < deadline:
+        _collect(state, pool, display)
 
 
-class _Ear:
-    """Told by a run in this process how it goes, in place of a display: the sweep reads its log at once."""
+class _RunListener(NullDisplay):
+    """Display of an inline run that updates the display of the sweep; the sweep reads everything from the log."""
 
-    def __init__(self, standing: Standing, job: Job, display: Any) -> None:
-        self.standing, self.job, self.display = standing, job, display
+    def __init__(self, state: SweepState, display: NullSweepDisplay) -> None:
+        self.state, self.display = state, display
 
-    def _look(self) -> None:
-        self.standing.look()
-        judge(self.standing)
-        self.display.show(self.standing)
+    def _update(self) -> None:
+        self.state.read_logs()
+        stop_early(self.state)
+        self.display.show(self.state)
 
     def started(self, plan: dict[str, Any]) -> None:
-        """The run begins or goes on."""
-        self._look()
+        """Update when the run starts or resumes."""
+        self._update()
 
     def round_done(self, row: dict[str, Any]) -> None:
-        """A row of `rounds.parquet`, with seconds."""
-        self._look()
-
-    def evaluated(self, row: dict[str, Any]) -> None:
-        """A headline score; the log tells of it."""
-
-    def message(self, text: str) -> None:
-        """The log tells of it."""
-
-    def finished(self, summary: dict[str, Any]) -> None:
-        """The outcome tells of it."""
+        """Update after a round."""
+        self._update()
 
 
-def write_results(place: Place) -> None:
-    """`results.parquet` and the tables of a sweep, as its runs stand now.
+def write_results(location: RunLocation) -> None:
+    """Write `results.parquet` and the tables for the current state of the runs.
 
-    ConfigError where its file wants a score of them that none has; the results are written by then.
+    Raises:
+        ConfigError: The file of the sweep asks for a metric that no run has; the results are written before.
     """
-    found, runs = results_of([place.folder]), place.below("runs")
-    tables.write(place.folder / RESULTS, [{**row, "folder": f"{runs}/{row['label']}"} for row in rows(found)])
-    place.send(RESULTS)
-    table = met(wanted([place.folder]), found)
-    side_by_side = compare(found, table.metrics, table.against, paired)
-    for name, form in FORMS.items():
-        text = form(side_by_side)
-        files.write(place.folder / name, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
-        place.send(name)
+    found, runs = results_of([location.folder]), location.child("runs")
+    tables.write(location.folder / RESULTS, [{**row, "folder": f"{runs}/{row['label']}"} for row in rows(found)])
+    location.send(RESULTS)
+    spec = met(wanted([location.folder]), found)
+    comparison = compare(found, spec.metrics, spec.against, paired)
+    for name, form in FORMATS.items():
+        text = form(comparison)
+        files.write(location.folder / name, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
+        location.send(name)

@@ -62,7 +62,7 @@ def row(
 
 
 def totals(rows: Iterable[Mapping[str, int | str]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Sums of rows: logical | payload | charged -> download | upload | total -> B (int), MB, GiB."""
+    """Sums of rows: logical | payload | charged -> download | upload | total -> B (int), MB, GB."""
     sums = {count: dict.fromkeys(DIRECTIONS, 0) for count in ("logical", "payload", "charged")}
     rows = list(rows)
     for direction in DIRECTIONS:
@@ -77,5 +77,5 @@ def totals(rows: Iterable[Mapping[str, int | str]]) -> dict[str, dict[str, dict[
 
 
 def units(num_bytes: int) -> dict[str, float]:
-    """Bytes, megabytes (10^6) and gibibytes (2^30)."""
-    return {"B": num_bytes, "MB": num_bytes / 1e6, "GiB": num_bytes / 2**30}
+    """Return a number of bytes as bytes, megabytes (10^6) and gigabytes (10^9)."""
+    return {"B": num_bytes, "MB": num_bytes / 1e6, "GB": num_bytes / 1e9}

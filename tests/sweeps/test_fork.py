@@ -14,10 +14,10 @@ from simfl.cli import main
 from simfl.errors import ConfigError, RunError
 from simfl.experiment import Evaluate, Experiment
 from simfl.optimizers.schedules import Cosine, Decay
+from simfl.reports.shared_prefixes import longest_prefixes, prefix_key
 from simfl.runs import checkpoint
 from simfl.runs.results import Run
 from simfl.sweeps.fork import fork
-from simfl.sweeps.shared_prefixes import address, beginnings
 
 BASE = experiment("scaffold", rounds=4, evaluate=Evaluate(every=2, samples=2))
 
@@ -168,12 +168,12 @@ def test_which_experiment_begins_which() -> None:
         return experiment(rounds=n, **settings)
 
     given = {"3": rounds(3), "9": rounds(9), "5": rounds(5), "seed": rounds(9, seed=1), "other": rounds(9, epochs=2)}
-    assert beginnings(given) == {"5": "3", "9": "5"}
-    assert beginnings({"a": rounds(3, schedule=Cosine()), "b": rounds(5, schedule=Cosine())}) == {}
-    assert beginnings({"a": rounds(3, schedule=Decay()), "b": rounds(5, schedule=Decay())}) == {"b": "a"}
+    assert longest_prefixes(given) == {"5": "3", "9": "5"}
+    assert longest_prefixes({"a": rounds(3, schedule=Cosine()), "b": rounds(5, schedule=Cosine())}) == {}
+    assert longest_prefixes({"a": rounds(3, schedule=Decay()), "b": rounds(5, schedule=Decay())}) == {"b": "a"}
     fixed = Cosine(horizon=10.0)
-    assert beginnings({"a": rounds(3, schedule=fixed), "b": rounds(5, schedule=fixed)}) == {"b": "a"}
-    assert address(rounds(3)) == address(replace(rounds(7), name="x")) != address(rounds(3, seed=2))
+    assert longest_prefixes({"a": rounds(3, schedule=fixed), "b": rounds(5, schedule=fixed)}) == {"b": "a"}
+    assert prefix_key(rounds(3)) == address(replace(rounds(7), name="x")) != address(rounds(3, seed=2))
 
 
 def test_the_command_writes_a_run_that_can_be_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

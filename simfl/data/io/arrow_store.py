@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -23,6 +25,7 @@ from simfl.data.base import Data, Dataset, Split
 from simfl.errors import DataError
 
 TABLES = ("examples", "documents")
+BEFORE_BUILD: ContextVar[Callable[[str], object] | None] = ContextVar("before_build", default=None)
 
 
 def stored(
@@ -43,9 +46,21 @@ def stored(
     key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
     folder = cache / f"{name}-{key[:16]}"
     if not (folder / "card.json").exists():
+        if before := BEFORE_BUILD.get():
+            before(name)
         built = build()
         write(folder, built, beside(built) if beside else {})
     return read(folder)
+
+
+@contextmanager
+def building(before: Callable[[str], object]) -> Iterator[None]:
+    """Call `before` with the name of each data set that is built in the block; it may raise to prevent the build."""
+    token = BEFORE_BUILD.set(before)
+    try:
+        yield
+    finally:
+        BEFORE_BUILD.reset(token)
 
 
 def _settings(data: Data) -> dict[str, Any]:
