@@ -16,9 +16,9 @@ from benchmarks.result import first_step
 from simfl.data.base import Data, Dataset, Split
 from simfl.data.io.arrow_store import content_sha256, stored
 from simfl.data.partition.base import Partitioner
-from simfl.data.partition.manifest import Partition, hold
+from simfl.data.partition.manifest import Partition
 from simfl.models.adapters import Adapter
-from simfl.models.base import Model, set_trainable, seeded
+from simfl.models.base import Model, seeded, set_trainable
 from simfl.models.dropout import install
 from simfl.objectives.base import Objective
 from simfl.objectives.classification import Classification
@@ -34,13 +34,13 @@ class LogNormal(Partitioner):
 
     def split(self, split: Split, seed: int) -> Partition:
         count, random = len(split), rng(seed, "partition", "lognormal")
-        clients = self.count(count, f"{count} examples")
+        clients = self.num_clients(count, f"{count} examples")
         shares = random.lognormal(sigma=self.sigma, size=clients)
         ends = np.floor(np.cumsum(shares / shares.sum()) * (count - clients)).astype(np.int64)
         ends[-1] = count - clients
         owner = np.empty(count, np.int64)
         owner[random.permutation(count)] = np.searchsorted(ends + np.arange(1, clients + 1), np.arange(count), "right")
-        return hold(owner, clients)
+        return Partition.from_owners(owner, clients)
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ from simfl.data.base import Data, Dataset, Split
 from simfl.data.benchmarks.prototypes import Prototypes
 from simfl.data.io.arrow_store import content_sha256, stored
 from simfl.data.partition.base import Partitioner
-from simfl.data.partition.iid import Iid
-from simfl.data.partition.manifest import Partition, hold
+from simfl.data.partition.manifest import Partition
+from simfl.data.partition.synthetic import Iid
 from simfl.experiment import Evaluate, Execution, Experiment, Local, Phase, Privacy
 from simfl.models.bottleneck import Bottleneck
 from simfl.models.cnn import Cnn
@@ -74,11 +74,11 @@ class Grouped(Partitioner):
     groups: int = 50
 
     def split(self, split: Split, seed: int) -> Partition:
-        clients = self.count(len(split), f"{len(split)} examples")
+        clients = self.num_clients(len(split), f"{len(split)} examples")
         owner = np.arange(len(split)) * clients // len(split)
         group = np.arange(len(split)) * clients * self.groups // len(split)
         names = pa.array([f"unit {k}" for k in range(clients * self.groups)])
-        return hold(owner, clients, (group, names))
+        return Partition.from_owners(owner, clients, (group, names))
 
 
 @dataclass(frozen=True)

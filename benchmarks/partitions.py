@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow as pa
 
 from simfl.data.base import Split
-from simfl.data.partition.iid import Iid
+from simfl.data.partition.synthetic import Iid
 from simfl.data.partition.nested import Nested, Subsample
 from simfl.data.partition.partitioners import Natural, Partition, Partitioner, Provider
-from simfl.data.partition.skew import Quantity, Shards
+from simfl.data.partition.synthetic import Quantity, Shards
 
 EXAMPLES = 3  # of a client
 TASKS = 10

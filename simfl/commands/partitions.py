@@ -66,17 +66,18 @@ def show(
     """Show the clients of SPEC: sizes, groups, entropy, distances between clients, and overlap with other splits."""
     if (spec is None) == (not compare):
         raise ConfigError("partition show: give one SPEC, or --compare A B")
-    from simfl.data.partition.heterogeneity import describe, seen
+    from simfl.data.partition.heterogeneity import known_values, measure
 
     built = {path.stem: _built(path, overrides) for path in (compare or (spec,)) if path}
-    numbers = {name: describe(b.split, b.partition, column or b.spec.of) for name, b in built.items()}
+    numbers = {name: measure(b.split, b.partition, column or b.spec.of) for name, b in built.items()}
     known = {
-        name: seen(b.dataset, b.partition, _columns(b, numbers[name].what), b.spec.split) for name, b in built.items()
+        name: known_values(b.dataset, b.partition, _columns(b, numbers[name].column), b.spec.split)
+        for name, b in built.items()
     }
     if png:
-        from simfl.data.partition import picture as partition_picture
+        from simfl.data.partition import plot
 
-        partition_picture.save(png, numbers, known)
+        plot.save(png, numbers, known)
     if as_json:
         click.echo(json.dumps({name: _summary(n) | {"seen": known[name]} for name, n in numbers.items()}, indent=1))
         return
@@ -124,7 +125,7 @@ def _summary(numbers: Heterogeneity) -> dict[str, float | str]:
         "median": float(sorted(sizes.tolist())[len(sizes) // 2]) if len(sizes) else 0.0,
         "largest": int(sizes.max(initial=0)),
         "groups": int(numbers.groups.sum()),
-        "of": numbers.what,
+        "of": numbers.column,
         "entropy": round(float(numbers.entropy.mean()), 4),
         "from_all": round(float(numbers.divergence.mean()), 4),
         "pairwise": round(numbers.mean_pairwise, 4),

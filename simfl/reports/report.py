@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from simfl import evaluation, files
-from simfl.data.partition.heterogeneity import describe
+from simfl.data.partition.heterogeneity import measure
 from simfl.errors import SimflError
+from simfl.formatting import format_bytes, format_duration
 from simfl.reports.chart import heat, number, strips
 from simfl.reports.curves import MOST_LINES, by_bytes, by_epsilon, by_round, course, curves, name_of, varied
 from simfl.reports.formats import MARK, WAYS, notes
 from simfl.reports.page import Section, code, figure, figures, folded, page, table
 from simfl.reports.results import Result, results_of
+from simfl.reports.shared_prefixes import longest_prefixes
 from simfl.reports.significance import per_client
 from simfl.reports.table import LEVEL, SEED, Comparison, Line, compare, paired
 from simfl.reports.table_spec import wanted
 from simfl.reports.time import timeline
-from simfl.sweeps.shared_prefixes import beginnings
-from simfl.tracking.progress import duration, size
 
 MOST_SAMPLES = 8  # predictions shown
 MADE = (
@@ -54,7 +54,7 @@ def report(results: Sequence[Result], title: str, against: str | None = None) ->
     sections = [
         Section("Comparison", _comparison(found), tuple(notes(found))),
         Section("Learning", curves(found, drawn, courses, metrics, by_round, "rounds", number)),
-        Section("Bytes", curves(found, drawn, courses, metrics, by_bytes, "sent in both directions", size)),
+        Section("Bytes", curves(found, drawn, courses, metrics, by_bytes, "sent in both directions", format_bytes)),
         Section("Privacy", curves(found, drawn, courses, metrics, by_epsilon, "epsilon", number)),
         Section(
             "Clients", _spread(found, shown, metrics), ("Each client's mean score at the end; the bar is the median.",)
@@ -77,7 +77,7 @@ def _lead(runs: int, done: int) -> str:
 def _longest(shown: Sequence[Line]) -> list[Line]:
     """The lines that are not the beginning of another: of a grid over T, one curve tells all."""
     runs = {run.label: run.run.experiment for line in shown for run in line.done}
-    shorter = set(beginnings(runs).values())
+    shorter = set(longest_prefixes(runs).values())
     return [line for line in shown if not all(run.label in shorter for run in line.done)]
 
 
@@ -93,9 +93,9 @@ def _comparison(found: Comparison) -> str:
         cells += [_score(found, line, i, metric) for metric in found.metrics]
         for mode in WAYS:
             count = line.mean_of("bytes", mode)
-            cells.append("" if count is None else size(count))
+            cells.append("" if count is None else format_bytes(count))
         seconds = line.mean_of("seconds", "total")
-        rows.append([*cells, "" if seconds is None else duration(seconds)])
+        rows.append([*cells, "" if seconds is None else format_duration(seconds)])
     return table(header, rows, len(settings), html=True)
 
 
@@ -137,19 +137,19 @@ def _partitions(shown: Sequence[Line]) -> str:
 
 
 def _partition(run: Result) -> str:
-    partition = run.run.partition_alone
+    partition = run.run.stored_partition
     try:
         split = run.run.setting.split("train")
-        numbers = describe(split, run.run.partition)
+        numbers = measure(split, run.run.partition)
     except (SimflError, OSError):  # the data are not on this machine, or no longer those of the run
         sizes = ", ".join(str(n) for n in partition.sizes[:MOST_CLIENTS])
         return figure(f"{len(partition)} clients", f"<p>examples: {sizes}</p>", "the data are not on this machine")
     shown = min(len(partition), len(numbers.heat), MOST_CLIENTS)
     rows, columns = [f"client {k}" for k in range(shown)], [str(value) for value in numbers.values[:MOST_VALUES]]
-    chart = heat(rows, columns, numbers.heat[:shown, :MOST_VALUES], f"examples by client and {numbers.what}")
+    chart = heat(rows, columns, numbers.heat[:shown, :MOST_VALUES], f"examples by client and {numbers.column}")
     sizes = f"{partition.sizes.min()} to {partition.sizes.max()} examples each"
     apart = f"mean Jensen-Shannon divergence of a client from all examples: {numbers.divergence.mean():.3f}"
-    return figure(f"{len(partition)} clients by {numbers.what}", chart, f"{sizes}; {apart}")
+    return figure(f"{len(partition)} clients by {numbers.column}", chart, f"{sizes}; {apart}")
 
 
 def _samples(found: Comparison, shown: Sequence[Line]) -> str:

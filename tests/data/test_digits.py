@@ -8,7 +8,7 @@ import pytest
 from simfl.data.base import Split
 from simfl.data.benchmarks.prototypes import Prototypes
 from simfl.data.partition.partitioners import Natural
-from simfl.data.partition.skew import Dirichlet
+from simfl.data.partition.synthetic import Dirichlet
 from simfl.data.readers.digits import Digits
 from simfl.errors import ConfigError, DataError
 

@@ -1,4 +1,4 @@
-"""Numbers of a partition against hand-computed ones, a million clients, and the picture."""
+"""Measures of heterogeneity against hand-computed values, for a million clients, and as a figure."""
 
 import importlib.util
 import time
@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from simfl.data.base import Dataset, Split
-from simfl.data.partition import picture as partition_picture
-from simfl.data.partition.heterogeneity import SHOWN, WIDEST, describe, seen
-from simfl.data.partition.iid import Iid
+from simfl.data.partition import plot
+from simfl.data.partition.heterogeneity import MAX_CLIENTS, MAX_VALUES, known_values, measure
 from simfl.data.partition.partitioners import Natural, Provider
+from simfl.data.partition.synthetic import Iid
 
 
 def labelled(labels, **columns) -> Split:
@@ -22,8 +22,8 @@ def labelled(labels, **columns) -> Split:
 TWO = labelled([0, 0, 0, 0, 0, 0, 1, 1], who=["a"] * 4 + ["b"] * 4)
 
 
-def test_entropy_and_divergence_are_the_hand_computed_ones():
-    numbers = describe(TWO, Natural(column="who").split(TWO, 0))
+def test_entropy_and_divergence_match_hand_computed_values():
+    numbers = measure(TWO, Natural(column="who").split(TWO, 0))
     assert numbers.sizes.tolist() == [4, 4]
     assert numbers.distinct.tolist() == [1, 2]
     np.testing.assert_allclose(numbers.entropy, [0, 1])
@@ -36,52 +36,52 @@ def test_entropy_and_divergence_are_the_hand_computed_ones():
     assert numbers.values == ("0", "1")
 
 
-def test_disjoint_clients_are_one_bit_apart():
+def test_clients_with_disjoint_values_have_a_divergence_of_one_bit():
     split = labelled([0, 0, 1, 1], who=list("aabb"))
-    np.testing.assert_allclose(describe(split, Natural(column="who").split(split, 0)).pairwise, [[0, 1], [1, 0]])
+    np.testing.assert_allclose(measure(split, Natural(column="who").split(split, 0)).pairwise, [[0, 1], [1, 0]])
 
 
-def test_of_answers_the_first_counts_and_documents_are_told_apart():
+def test_heterogeneity_counts_first_answers_and_distinct_documents():
     examples = pa.table({"document": pa.array([0, 0, 1], pa.int32()), "answers": [["x", "z"], ["x"], []]})
     split = Split(examples, pa.table({"id": ["a", "b"], "provider": ["p", "q"]}))
-    numbers = describe(split, Provider(clients=1).split(split, 0))
-    assert (numbers.what, numbers.documents.tolist(), numbers.groups.tolist()) == ("answers", [2], [2])
+    numbers = measure(split, Provider(clients=1).split(split, 0))
+    assert (numbers.column, numbers.documents.tolist(), numbers.groups.tolist()) == ("answers", [2], [2])
     assert numbers.values == ("x", "")
 
 
-def test_rare_values_are_drawn_together():
+def test_rare_values_share_one_column_of_the_heat_map():
     labels = [v for v in range(100) for _ in range(1 + (v < 3))]
-    numbers = describe(labelled(labels), Iid(clients=2).split(labelled(labels), 0))
-    assert numbers.heat.shape == (2, WIDEST)
+    numbers = measure(labelled(labels), Iid(clients=2).split(labelled(labels), 0))
+    assert numbers.heat.shape == (2, MAX_VALUES)
     assert numbers.values[:3] == ("0", "1", "2")
     assert numbers.values[-1] == "others"
     assert numbers.heat.sum() == 103
 
 
-def test_what_other_splits_have_that_clients_have_seen():
+def test_known_values_gives_the_share_of_other_splits_that_clients_know():
     test = labelled([0, 1, 2, 2], who=["a", "c", "c", "a"])
     dataset = Dataset("x", {"train": TWO, "test": test}, "")
     only_a = Natural(column="who", values=("a",)).split(TWO, 0)
-    assert seen(dataset, only_a, ["label", "who"]) == {"test": {"label": 0.25, "who": 0.5}}
-    everyone = Natural(column="who").split(TWO, 0)
-    assert seen(dataset, everyone, ["label"]) == {"test": {"label": 0.5}}
+    assert known_values(dataset, only_a, ["label", "who"]) == {"test": {"label": 0.25, "who": 0.5}}
+    both = Natural(column="who").split(TWO, 0)
+    assert known_values(dataset, both, ["label"]) == {"test": {"label": 0.5}}
 
 
-def test_a_million_clients_take_seconds():
+def test_heterogeneity_of_a_million_clients_takes_seconds():
     split = labelled(np.arange(3_000_000) % 10)
     partition = Iid(clients=1_000_000).split(split, 0)
     start = time.perf_counter()
-    numbers = describe(split, partition)
+    numbers = measure(split, partition)
     assert time.perf_counter() - start < 20
     assert numbers.sizes.sum() == 3_000_000
-    assert numbers.pairwise.shape == (SHOWN, SHOWN)
+    assert numbers.pairwise.shape == (MAX_CLIENTS, MAX_CLIENTS)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
-def test_the_picture_has_a_column_for_each_partition(tmp_path):
-    numbers = describe(TWO, Natural(column="who").split(TWO, 0))
-    partition_picture.save(tmp_path / "a.png", {"one": numbers}, {"one": {"test": {"label": 0.5}}})
-    partition_picture.save(tmp_path / "b.png", {"one": numbers, "cost $": numbers}, {})
+def test_the_figure_has_a_column_for_each_partition(tmp_path):
+    numbers = measure(TWO, Natural(column="who").split(TWO, 0))
+    plot.save(tmp_path / "a.png", {"one": numbers}, {"one": {"test": {"label": 0.5}}})
+    plot.save(tmp_path / "b.png", {"one": numbers, "cost $": numbers}, {})
     first, second = (Image.open(tmp_path / name) for name in ("a.png", "b.png"))
     assert second.size == (2 * first.size[0], first.size[1])
     assert len(np.unique(np.asarray(first.convert("L")))) > 50

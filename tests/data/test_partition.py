@@ -1,4 +1,4 @@
-"""Who holds which rows: every rule on splits small enough to check by hand, and one with a million clients."""
+"""Each partitioner on splits small enough to check by hand, and one with a million clients."""
 
 import json
 
@@ -8,12 +8,12 @@ import pytest
 
 from simfl.data.base import Split
 from simfl.data.partition.partitioners import META, PARTITIONERS, Iid, Natural, Official, Partition, Provider
-from simfl.data.partition.skew import Dirichlet, Quantity, Shards
+from simfl.data.partition.synthetic import Dirichlet, Quantity, Shards
 from simfl.errors import ConfigError, DataError
 
 
 def paged(questions: list[tuple[int, int]], providers: list[str], **columns: list) -> Split:
-    """A split from (document, number of questions) pairs and the provider of each document."""
+    """Return a split from (document, number of questions) pairs and the provider of each document."""
     document = [d for d, n in questions for _ in range(n)]
     examples = pa.table(
         {"id": [f"q{i}" for i in range(len(document))], "document": pa.array(document, pa.int32())} | columns
@@ -38,7 +38,7 @@ def covers(partition: Partition, n: int) -> bool:
 FIVE = paged([(0, 5), (1, 4), (2, 2), (3, 1), (4, 2), (5, 1)], ["A", "B", "C", "C", "D", "E"])
 
 
-def test_provider_gives_the_biggest_group_first_to_the_least_loaded_client():
+def test_provider_assigns_the_largest_group_first_to_the_least_loaded_client():
     # A5 -> 0, B4 -> 1, C3 -> 1 (4 < 5): 7, D2 -> 0: 7, E1 -> 0 (equal loads: lower client): 8
     partition = Provider(clients=2).split(FIVE, seed=0)
     assert [[name for name, _ in partition.groups(k)] for k in (0, 1)] == [["A", "D", "E"], ["B", "C"]]
@@ -47,7 +47,7 @@ def test_provider_gives_the_biggest_group_first_to_the_least_loaded_client():
     assert partition.groups(1)[1][1].tolist() == [9, 10, 11]
 
 
-def test_provider_with_min_groups_serves_the_poor_clients_last():
+def test_provider_reserves_the_last_groups_for_clients_below_min_groups():
     split = labelled([0] * 10 + [1, 2, 3, 4, 5], provider=["big"] * 10 + list("abcde"))
     free = Provider(clients=2).split(split, seed=0)
     held = Provider(clients=2, min_groups=3).split(split, seed=0)
@@ -56,33 +56,33 @@ def test_provider_with_min_groups_serves_the_poor_clients_last():
     assert covers(held, 15)
 
 
-def test_provider_refuses_more_clients_than_groups():
-    with pytest.raises(ConfigError, match=r"6 asked, the split allows 1 to 5 \(5 groups"):
+def test_provider_rejects_more_clients_than_groups():
+    with pytest.raises(ConfigError, match=r"6 requested, the split allows 1 to 5 \(5 groups"):
         Provider(clients=6).split(FIVE, seed=0)
-    with pytest.raises(ConfigError, match="3 asked, the split allows 1 to 2"):
+    with pytest.raises(ConfigError, match="3 requested, the split allows 1 to 2"):
         Provider(clients=3, min_groups=2).split(FIVE, seed=0)
 
 
 def test_provider_needs_a_number_of_clients():
-    with pytest.raises(ConfigError, match=r"partition\.clients: not given"):
+    with pytest.raises(ConfigError, match=r"partition\.clients: missing"):
         Provider().split(FIVE, seed=0)
 
 
-def test_provider_refuses_a_group_column_that_divides_a_document():
+def test_provider_rejects_a_group_column_that_divides_a_document():
     split = paged([(0, 2), (1, 1)], ["A", "B"], field=["total", "date", "date"])
     with pytest.raises(DataError, match="document 'd0' is in client"):
         Provider(clients=2, column="field").split(split, seed=0)
 
 
-def test_an_unknown_column_names_the_nearest():
+def test_an_unknown_column_is_rejected_with_the_nearest_name():
     with pytest.raises(ConfigError, match="did you mean 'provider'"):
         Provider(clients=2, column="providr").split(FIVE, seed=0)
 
 
-def test_a_column_with_empty_values_or_lists_is_refused():
+def test_a_column_with_empty_values_or_lists_is_rejected():
     with pytest.raises(DataError, match="1 empty values"):
         Natural(column="g").split(labelled([0, 1], g=["a", None]), seed=0)
-    with pytest.raises(DataError, match="one value a row"):
+    with pytest.raises(DataError, match="one value per row"):
         Natural(column="g").split(labelled([0, 1], g=[["a"], ["b"]]), seed=0)
 
 
@@ -96,17 +96,17 @@ def test_iid_keeps_documents_whole_and_clients_equal():
     )
 
 
-def test_iid_on_single_examples_differs_by_seed_and_repeats_for_the_same():
+def test_iid_depends_on_the_seed_only():
     split = labelled(list(range(50)))
     first, again, other = (by_client(Iid(clients=7).split(split, seed=s)) for s in (1, 1, 2))
     assert first == again != other
     assert {len(rows) for rows in first} == {7, 8}
 
 
-def test_iid_may_split_documents_when_told():
+def test_iid_divides_documents_only_with_split_documents():
     split = paged([(0, 4)], ["A"])
     assert Iid(clients=2, split_documents=True).split(split, seed=0).sizes.tolist() == [2, 2]
-    with pytest.raises(ConfigError, match="2 asked, the split allows 1 to 1"):
+    with pytest.raises(ConfigError, match="2 requested, the split allows 1 to 1"):
         Iid(clients=2).split(split, seed=0)
 
 
@@ -120,7 +120,7 @@ def test_official_follows_the_client_column_and_keeps_provider_groups():
     assert [(n, r.tolist()) for n, r in partition.groups(1)] == [("A", [0, 4]), ("C", [2])]
 
 
-def test_official_refuses_a_provider_in_two_clients_unless_the_spec_says_so():
+def test_official_rejects_a_provider_with_two_clients_without_shared_groups():
     split = official([0, 1, 1], ["A", "B", "A"])
     with pytest.raises(DataError, match="group 'A' is in client"):
         Official().split(split, seed=0)
@@ -128,8 +128,8 @@ def test_official_refuses_a_provider_in_two_clients_unless_the_spec_says_so():
     assert [[n for n, _ in shared.groups(k)] for k in (0, 1)] == [["A"], ["A", "B"]]
 
 
-def test_official_refuses_another_number_of_clients_and_empty_clients():
-    with pytest.raises(ConfigError, match="3 asked, the data has 2 clients"):
+def test_official_rejects_another_number_of_clients_and_empty_clients():
+    with pytest.raises(ConfigError, match="3 requested, the data has 2 clients"):
         Official(clients=3).split(official([0, 1], ["A", "B"]), seed=0)
     with pytest.raises(DataError, match="client 1 of 3 has no example"):
         Official().split(official([0, 2], ["A", "B"]), seed=0)
@@ -137,26 +137,26 @@ def test_official_refuses_another_number_of_clients_and_empty_clients():
         Official().split(FIVE, seed=0)
 
 
-def test_official_refuses_a_document_in_two_clients():
+def test_official_rejects_a_document_with_two_clients():
     split = paged([(0, 2)], ["A"], client=pa.array([0, 1], pa.int32()))
     with pytest.raises(DataError, match="document 'd0'"):
         Official(shared_groups=True).split(split, seed=0)
 
 
-def test_official_carries_what_the_data_says_of_its_clients():
+def test_official_keeps_the_metadata_of_its_clients():
     split = official([0, 1], ["A", "B"])
     described = split.examples.replace_schema_metadata({META: json.dumps([{"task": "vqa"}, {"task": "gqa"}])})
     assert Official().split(Split(described, split.documents), seed=0).meta(1) == {"task": "gqa"}
     assert Official().split(split, seed=0).meta(1) == {}
 
 
-def test_natural_makes_one_client_of_each_value():
+def test_natural_makes_one_client_per_value():
     partition = Natural(column="who").split(labelled([0] * 5, who=["b", "a", "b", "c", "a"]), seed=0)
     assert by_client(partition) == [[1, 4], [0, 2], [3]]
     assert partition.groups(0)[0][0] == "a"
 
 
-def test_natural_may_name_its_clients_and_leave_the_others_to_nobody():
+def test_natural_with_values_orders_its_clients_and_drops_other_examples():
     split = labelled([0] * 5, who=["b", "a", "b", "c", "a"])
     partition = Natural(column="who", values=("c", "a")).split(split, seed=0)
     assert by_client(partition) == [[3], [1, 4]]
@@ -165,14 +165,14 @@ def test_natural_may_name_its_clients_and_leave_the_others_to_nobody():
         Natural(column="who", values=("d",)).split(split, seed=0)
 
 
-def test_natural_divides_a_document_only_where_the_spec_says_so():
+def test_natural_divides_documents_only_with_shared_documents():
     split = paged([(0, 2)], ["A"], task=["count", "read"])
     with pytest.raises(DataError, match="document 'd0' is in client"):
         Natural(column="task").split(split, seed=0)
     assert by_client(Natural(column="task", shared_documents=True).split(split, seed=0)) == [[0], [1]]
 
 
-def test_dirichlet_with_tiny_alpha_is_nearly_one_class_a_client_and_with_huge_alpha_even():
+def test_dirichlet_gives_one_class_per_client_for_small_alpha_and_equal_shares_for_large_alpha():
     split = labelled([i % 4 for i in range(4000)])
     labels = np.arange(4000) % 4
 
@@ -186,30 +186,30 @@ def test_dirichlet_with_tiny_alpha_is_nearly_one_class_a_client_and_with_huge_al
     assert purity(10000.0) == pytest.approx(0.25, abs=0.02)
 
 
-def test_dirichlet_keeps_its_min_size_or_says_that_it_cannot():
+def test_dirichlet_reaches_min_size_or_raises():
     split = labelled([i % 2 for i in range(60)])
     assert Dirichlet(clients=5, alpha=0.5, min_size=6).split(split, seed=0).sizes.min() >= 6
-    with pytest.raises(ConfigError, match="left a client of 5 with fewer than 12"):
+    with pytest.raises(ConfigError, match="left one of 5 clients with fewer than 12 units"):
         Dirichlet(clients=5, alpha=0.001, min_size=12).split(split, seed=0)
     with pytest.raises(ConfigError, match="alpha: 0 given"):
         Dirichlet(clients=5, alpha=0).split(split, seed=0)
 
 
-def test_dirichlet_over_a_column_that_differs_within_a_document_needs_split_documents():
+def test_dirichlet_by_a_column_that_differs_within_documents_needs_split_documents():
     split = paged([(d, 2) for d in range(20)], ["A"] * 20, field=["total", "date"] * 20)
     with pytest.raises(ConfigError, match="differs within a document"):
         Dirichlet(clients=2, column="field").split(split, seed=0)
     assert covers(Dirichlet(clients=2, column="field", split_documents=True).split(split, seed=0), 40)
 
 
-def test_dirichlet_gives_values_that_occur_once_to_any_client():
+def test_dirichlet_spreads_values_that_occur_once_over_all_clients():
     split = labelled(list(range(3000)))
     sizes = Dirichlet(clients=3, alpha=10.0).split(split, seed=0).sizes
     assert sizes.sum() == 3000
     assert sizes.min() > 800
 
 
-def test_dirichlet_over_providers_keeps_documents_whole():
+def test_dirichlet_by_provider_keeps_documents_whole():
     split = paged([(d, 3) for d in range(40)], [f"p{d % 4}" for d in range(40)])
     partition = Dirichlet(clients=3, column="provider", alpha=1.0).split(split, seed=0)
     owners = np.empty(120, int)
@@ -218,7 +218,7 @@ def test_dirichlet_over_providers_keeps_documents_whole():
     assert (owners.reshape(40, 3) == owners.reshape(40, 3)[:, :1]).all()
 
 
-def test_shards_give_each_client_at_most_that_many_labels():
+def test_shards_limit_the_number_of_labels_per_client():
     split = labelled([i // 20 for i in range(200)])
     partition = Shards(clients=10, shards=2).split(split, seed=0)
     assert covers(partition, 200)
@@ -226,7 +226,7 @@ def test_shards_give_each_client_at_most_that_many_labels():
     assert all(len({row // 20 for row in rows}) <= 2 for rows in by_client(partition))
 
 
-def test_quantity_skew_gives_unequal_sizes_above_the_minimum():
+def test_quantity_skew_gives_unequal_sizes_of_at_least_min_size():
     partition = Quantity(clients=20, alpha=0.2, min_size=3).split(labelled([0] * 2000), seed=0)
     assert covers(partition, 2000)
     assert partition.sizes.min() >= 3
@@ -234,7 +234,7 @@ def test_quantity_skew_gives_unequal_sizes_above_the_minimum():
 
 
 @pytest.mark.parametrize("by", sorted(set(PARTITIONERS) - {"nested", "subsample", "answer_lists", "manifest"}))
-def test_every_partition_survives_its_manifest_to_the_bit(by):
+def test_every_partition_is_bit_identical_after_reading_its_manifest(by):
     split = paged(
         [(d, 1 + d % 3) for d in range(30)],
         [f"p{d % 7}" for d in range(30)],
@@ -253,7 +253,7 @@ def test_every_partition_survives_its_manifest_to_the_bit(by):
     assert read.manifest({"by": by, "clients": clients}, "d" * 64, seed=5) == manifest
 
 
-def test_a_manifest_is_the_same_bytes_everywhere():
+def test_a_manifest_has_the_same_bytes_on_every_machine():
     manifest = Provider(clients=2).split(FIVE, seed=0).manifest({"by": "provider", "clients": 2}, "00", seed=0)
     assert manifest.startswith(b'{"clients":["0-4,12-14","5-11"],"data_sha256":"00","format":"simfl-partition-1",')
     assert b'"groups":[[["A",5],["D",2],["E",1]],[["B",4],["C",3]]]' in manifest
@@ -261,13 +261,13 @@ def test_a_manifest_is_the_same_bytes_everywhere():
     assert json.loads(manifest)["sha256"] == "4b40a21991d2eb8378a5c3dc45bed8139096d615c9c3cf292f05b1febe4f650c"
 
 
-def test_a_manifest_of_other_data_is_refused_naming_both_hashes():
+def test_a_manifest_of_other_data_is_rejected_with_both_hashes():
     manifest = Iid(clients=2).split(FIVE, seed=0).manifest({"by": "iid"}, "a" * 64, seed=0)
-    with pytest.raises(DataError, match="made from data aaaaaaaaaaaaaaaa, given data bbbbbbbbbbbbbbbb"):
+    with pytest.raises(DataError, match="made from data aaaaaaaaaaaaaaaa, the data given is bbbbbbbbbbbbbbbb"):
         Partition.read(manifest, "b" * 64)
 
 
-def test_an_altered_or_foreign_manifest_is_refused():
+def test_an_altered_or_foreign_manifest_is_rejected():
     manifest = Iid(clients=2).split(FIVE, seed=0).manifest({"by": "iid"}, "aa", seed=0)
     with pytest.raises(DataError, match="content hashes to"):
         Partition.read(manifest.replace(b'"seed":0', b'"seed":1'), "aa")
@@ -277,14 +277,14 @@ def test_an_altered_or_foreign_manifest_is_refused():
         Partition.read(b"\x00", "aa")
 
 
-def test_clients_without_rows_survive_the_manifest():
+def test_a_manifest_keeps_clients_without_rows():
     partition = Dirichlet(clients=9, alpha=0.01, min_size=0).split(labelled([0, 1]), seed=0)
     assert 0 in partition.sizes
     read = Partition.read(partition.manifest({}, "aa", seed=0), "aa")
     assert by_client(read) == by_client(partition)
 
 
-def test_a_million_clients_share_three_million_examples():
+def test_iid_partitions_three_million_examples_among_a_million_clients():
     split = Split(pa.table({"label": pa.array(np.arange(3_000_000) % 10, pa.int32())}))
     partition = Iid(clients=1_000_000).split(split, seed=0)
     assert len(partition) == 1_000_000

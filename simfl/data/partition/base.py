@@ -1,4 +1,4 @@
-"""The base of all partitioners, and what they share: columns as codes, documents kept whole, checks for leaks."""
+"""Base class of all partitioners, and their shared functions: column codes, whole documents, checks for leaks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from simfl.constraints import Count
+from simfl.constraints import PositiveInt
 from simfl.data.base import Published, Split
 from simfl.data.partition.manifest import Partition
 from simfl.errors import ConfigError, DataError, nearest
@@ -19,39 +19,41 @@ from simfl.errors import ConfigError, DataError, nearest
 
 @dataclass(frozen=True)
 class Partitioner(ABC):
-    """A rule by which clients come to own the examples of a split."""
+    """A rule that assigns the examples of a split to clients."""
 
-    clients: Count | None = None  # K; null where the data says how many
-    group_columns: ClassVar[tuple[str, ...]] = ()  # its fields that name the column whose values are its groups
+    clients: PositiveInt | None = None  # K; null: the data define the number
+    group_columns: ClassVar[tuple[str, ...]] = ()  # fields that name a column whose values are the groups
 
     @abstractmethod
     def split(self, split: Split, seed: int) -> Partition:
-        """The partition of this split, the same for the same settings, split and seed."""
+        """Return the partition of a split. It depends on the settings, the split and the seed only."""
 
     def expected(self, published: Published) -> np.ndarray | None:
-        """Examples of each client, float64 [K], from what is known before the data are read; by default equal shares.
+        """Return the expected number of examples of each client, float64 [K], before the data are read.
 
-        None where not even the number of clients is known.
+        The default is equal shares. None if the number of clients is unknown.
         """
         return None if self.clients is None else np.full(self.clients, published.examples / self.clients)
 
-    def count(self, at_most: int, what: str) -> int:
-        """The number of clients asked for, refused if there are fewer of `what` than clients."""
+    def num_clients(self, at_most: int, reason: str) -> int:
+        """Return the requested number of clients. Raise ConfigError if it is missing, below 1 or above `at_most`."""
         if self.clients is None:
-            raise ConfigError("partition.clients: not given, and this partition does not follow from the data")
+            raise ConfigError("partition.clients: missing; this partition needs the number of clients")
         if self.clients < 1 or self.clients > at_most:
-            raise ConfigError(f"partition.clients: {self.clients} asked, the split allows 1 to {at_most} ({what})")
+            raise ConfigError(
+                f"partition.clients: {self.clients} requested, the split allows 1 to {at_most} ({reason})"
+            )
         return self.clients
 
-    def count_is(self, found: int) -> int:
-        """The number of clients in the data, refused if the experiment says another."""
+    def check_num_clients(self, found: int) -> int:
+        """Return the number of clients in the data. Raise ConfigError if the settings give another number."""
         if self.clients is not None and self.clients != found:
-            raise ConfigError(f"partition.clients: {self.clients} asked, the data has {found} clients")
+            raise ConfigError(f"partition.clients: {self.clients} requested, the data has {found} clients")
         return found
 
 
 def columns_of(partitioner: Partitioner) -> tuple[str, ...]:
-    """The columns whose values are the groups of a partition, outermost first; none where it makes no groups."""
+    """Return the columns whose values are the groups of a partition, outermost first; empty if it makes no groups."""
     values = [getattr(partitioner, f.name) for f in fields(partitioner)]
     own = [getattr(partitioner, name) for name in partitioner.group_columns]
     inner = [name for value in values if isinstance(value, Partitioner) for name in columns_of(value)]
@@ -59,7 +61,12 @@ def columns_of(partitioner: Partitioner) -> tuple[str, ...]:
 
 
 def column(split: Split, name: str) -> tuple[np.ndarray, pa.Array]:
-    """A column of the examples, else of their documents, as codes int64 [N] into its sorted distinct names."""
+    """Return a column of the examples, or of their documents, as codes int64 [N] into its sorted distinct values.
+
+    Raises:
+        ConfigError: There is no such column.
+        DataError: The column has empty values, or lists.
+    """
     table, rows = _find(split, name)
     values = _single(table[name])
     if values.null_count:
@@ -68,12 +75,12 @@ def column(split: Split, name: str) -> tuple[np.ndarray, pa.Array]:
         encoded = values.dictionary_encode()
         names = encoded.dictionary.cast(pa.string())
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
-        raise DataError(f"partition: column {name!r} holds {values.type}, one value a row is needed") from None
+        raise DataError(f"partition: column {name!r} has type {values.type}, one value per row is needed") from None
     if not len(names):
         return np.zeros(0, np.int64), names
     by = pc.array_sort_indices(encoded.dictionary)
     rank = np.empty(len(by), np.int64)
-    rank[np.from_dlpack(by)] = np.arange(len(by))  # Arrow's own `to_numpy` imports pandas first, a fifth of a second
+    rank[np.from_dlpack(by)] = np.arange(len(by))  # `to_numpy` of Arrow imports pandas first, which takes 0.2 s
     codes = rank[np.from_dlpack(encoded.indices)]
     codes = codes if rows is None else codes[rows]
     present, names = np.bincount(codes, minlength=len(by)) > 0, names.take(by)
@@ -98,13 +105,16 @@ def _single(values: pa.ChunkedArray) -> pa.Array:
 
 
 def documents(split: Split) -> np.ndarray:
-    """The document of each example, int64 [N]."""
+    """Return the document of each example, int64 [N]."""
     rows: np.ndarray = split.examples["document"].to_numpy().astype(np.int64)
     return rows
 
 
 def units(split: Split, split_documents: bool) -> tuple[np.ndarray, int]:
-    """What is never divided: documents where there are any, else single examples. Codes int64 [N] and their number."""
+    """Return the unit of each example as codes int64 [N], and the number of units.
+
+    A unit is never divided between clients: a document if the split has documents, else a single example.
+    """
     if split.documents is None or split_documents:
         return np.arange(split.examples.num_rows), split.examples.num_rows
     used, codes = np.unique(documents(split), return_inverse=True)
@@ -112,7 +122,7 @@ def units(split: Split, split_documents: bool) -> tuple[np.ndarray, int]:
 
 
 def value_of_unit(unit: np.ndarray, count: int, codes: np.ndarray, name: str) -> np.ndarray:
-    """The one column value of each unit, int64 [U]; refused where a document has several."""
+    """Return the column value of each unit, int64 [U]. Raise ConfigError if a document has several values."""
     value = np.empty(count, np.int64)
     value[unit] = codes
     if np.any(value[unit] != codes):
@@ -120,8 +130,8 @@ def value_of_unit(unit: np.ndarray, count: int, codes: np.ndarray, name: str) ->
     return value
 
 
-def refuse_shared(owner: np.ndarray, codes: np.ndarray, names: pa.Array | None, what: str) -> None:
-    """Raises if a group (provider, document) has rows of two clients; rows of nobody (-1) do not count."""
+def check_one_owner(owner: np.ndarray, codes: np.ndarray, names: pa.Array | None, kind: str) -> None:
+    """Raise DataError if a group (provider, document) has rows of two clients; rows without a client are -1."""
     kept = owner >= 0
     owner, codes = owner[kept], codes[kept]
     one = np.full(int(codes.max(initial=-1)) + 1, -1, np.int64)
@@ -130,17 +140,17 @@ def refuse_shared(owner: np.ndarray, codes: np.ndarray, names: pa.Array | None, 
     if len(leaks):
         row = leaks[0]
         name = names[int(codes[row])].as_py() if names is not None else int(codes[row])
-        raise DataError(f"partition: {what} {name!r} is in client {owner[row]} and client {one[codes[row]]}")
+        raise DataError(f"partition: {kind} {name!r} is in client {owner[row]} and client {one[codes[row]]}")
 
 
-def refuse_shared_documents(split: Split, owner: np.ndarray) -> None:
-    """Raises if the examples of a document have several owners; nothing to do where there are no documents."""
+def check_document_owners(split: Split, owner: np.ndarray) -> None:
+    """Raise DataError if the examples of a document belong to several clients."""
     if split.documents is not None:
-        refuse_shared(owner, documents(split), split.documents["id"].combine_chunks(), what="document")
+        check_one_owner(owner, documents(split), split.documents["id"].combine_chunks(), kind="document")
 
 
-def values_of(column: str, names: pa.Array, chosen: Sequence[str]) -> list[str]:
-    """The values of a column that were chosen, all of them if none was. ConfigError if the column has no such value."""
+def selected_values(column: str, names: pa.Array, chosen: Sequence[str]) -> list[str]:
+    """Return the chosen values of a column, or all if none is chosen. Raise ConfigError if a value does not occur."""
     known = names.to_pylist()
     for value in chosen:
         if value not in known:

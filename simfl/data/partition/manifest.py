@@ -1,7 +1,7 @@
-"""Who holds which rows of a split: the partition, and the manifest that it is saved as.
+"""A partition assigns rows of a split to clients; a manifest is its file format.
 
-A partition is four integer arrays whatever the number of clients, so a million of them cost no Python object each. Its
-manifest is canonical JSON, the same bytes on every machine, and ends in the SHA-256 of its own content.
+A partition is four integer arrays for any number of clients, so a million clients need no Python object each. Its
+manifest is canonical JSON: equal bytes on every machine. It ends with the SHA-256 of its own content.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ FORMAT = "simfl-partition-1"
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The example rows of every client, and its named groups (providers), if the partition knows any.
+    """The example rows of every client, and its named groups (providers), if the partition has groups.
 
-    `order` is client after client, group after group, ascending within; the `starts` have one entry more than things.
+    `order` is sorted by client, then group, then row. Each array of starts has one more entry than there are items.
     """
 
     order: np.ndarray  # int64 [n]: rows of the split's examples
     starts: np.ndarray  # int64 [K+1]: client k holds order[starts[k]:starts[k+1]]
-    group_starts: np.ndarray  # int64 [G+1] into order; [0] where there are no groups
+    group_starts: np.ndarray  # int64 [G+1] into order; [0] if there are no groups
     group_clients: np.ndarray  # int64 [K+1]: client k has groups group_clients[k] to group_clients[k+1]
     group_names: pa.Array = field(default_factory=lambda: pa.nulls(0, pa.string()))  # string [G]
-    metas: tuple[dict[str, Any], ...] = ()  # what else is known of each client (task, answer list); or empty
+    metas: tuple[dict[str, Any], ...] = ()  # metadata of each client (task, answer list); or empty
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
     @property
     def sizes(self) -> np.ndarray:
-        """Examples of each client, int64 [K]."""
+        """Return the number of examples of each client, int64 [K]."""
         return np.diff(self.starts)
 
     @cached_property
     def mean_size(self) -> float:
-        """Mean examples of a client."""
+        """Return the mean number of examples per client."""
         return float(self.sizes.mean())
 
     @property
     def num_groups(self) -> np.ndarray:
-        """Groups of each client, int64 [K]."""
+        """Return the number of groups of each client, int64 [K]."""
         return np.diff(self.group_clients)
 
     def rows(self, client: int) -> np.ndarray:
-        """Example rows of one client, int64."""
+        """Return the example rows of one client, int64."""
         return self.order[self.starts[client] : self.starts[client + 1]]
 
     def groups(self, client: int) -> list[tuple[str, np.ndarray]]:
-        """Named groups of one client with their example rows; empty where the partition has no groups."""
+        """Return the named groups of one client with their example rows; empty if the partition has no groups."""
         first, last = self.group_clients[client], self.group_clients[client + 1]
         return [
             (self.group_names[g].as_py(), self.order[self.group_starts[g] : self.group_starts[g + 1]])
@@ -67,11 +67,11 @@ class Partition:
         ]
 
     def meta(self, client: int) -> dict[str, Any]:
-        """What else is known of one client."""
+        """Return the metadata of one client; empty if there are none."""
         return self.metas[client] if self.metas else {}
 
     def manifest(self, spec: Mapping[str, Any], data_sha256: str, seed: int) -> bytes:
-        """The partition as canonical JSON with its own SHA-256, made by these settings from this data and seed."""
+        """Return the partition as canonical JSON, with its settings, data hash, seed and own SHA-256."""
         body: dict[str, Any] = {"format": FORMAT, "spec": dict(spec), "data_sha256": data_sha256, "seed": int(seed)}
         body["clients"] = _write_rows(self.order, self.starts)
         if len(self.group_names):
@@ -81,44 +81,55 @@ class Partition:
         return _canonical(body | {"sha256": _sha256(body)})
 
     @staticmethod
+    def from_owners(
+        client_of_row: np.ndarray,
+        clients: int,
+        groups: tuple[np.ndarray, pa.Array] | None = None,
+        metas: Sequence[dict[str, Any]] = (),
+    ) -> Partition:
+        """Build the partition that assigns each row to its client.
+
+        Args:
+            client_of_row: Client of each row, int64 [N]; -1 for rows without a client.
+            clients: K.
+            groups: Group of each row as codes [N], and the names of the groups.
+            metas: Metadata of each client.
+        """
+        kept = np.flatnonzero(client_of_row >= 0)
+        client = client_of_row[kept]
+        starts = _starts(client, clients)
+        if groups is None:
+            none = np.zeros(clients + 1, np.int64)
+            return Partition(kept[np.argsort(client, kind="stable")], starts, none[:1], none, metas=tuple(metas))
+        code = groups[0][kept]
+        by = np.lexsort((code, client))
+        client, code = client[by], code[by]
+        first = np.flatnonzero(np.diff(client, prepend=-1) | np.diff(code, prepend=-1))
+        group_starts = np.append(first, len(kept)).astype(np.int64)
+        names = groups[1].take(pa.array(code[first]))
+        return Partition(kept[by], starts, group_starts, _starts(client[first], clients), names, tuple(metas))
+
+    @staticmethod
     def read(manifest: bytes, data_sha256: str) -> Partition:
-        """The partition of a manifest; refused if it was altered or made from other data than `data_sha256`."""
+        """Read the partition of a manifest.
+
+        Raises:
+            DataError: The manifest was altered, or made from other data than `data_sha256`.
+        """
         body = _parse(manifest)
         stored = body.pop("sha256", None)
         if stored != _sha256(body):
-            raise DataError(f"partition manifest: content hashes to {_sha256(body)[:16]}, it says {str(stored)[:16]}")
+            raise DataError(f"partition manifest: content hashes to {_sha256(body)[:16]}, expected {str(stored)[:16]}")
         if body["data_sha256"] != data_sha256:
             raise DataError(
-                f"partition manifest: made from data {body['data_sha256'][:16]}, given data {data_sha256[:16]}"
+                f"partition manifest: made from data {body['data_sha256'][:16]}, the data given is {data_sha256[:16]}"
             )
         order, starts = _read_rows(body["clients"])
         return Partition(order, starts, *_read_groups(body.get("groups"), starts), tuple(body.get("meta", ())))
 
 
-def hold(
-    client_of_row: np.ndarray,
-    clients: int,
-    groups: tuple[np.ndarray, pa.Array] | None = None,
-    metas: Sequence[dict[str, Any]] = (),
-) -> Partition:
-    """The partition that gives each row to its client (int64 [N], -1 for nobody); `groups` are codes [N] and names."""
-    kept = np.flatnonzero(client_of_row >= 0)
-    client = client_of_row[kept]
-    starts = _bounds(client, clients)
-    if groups is None:
-        none = np.zeros(clients + 1, np.int64)
-        return Partition(kept[np.argsort(client, kind="stable")], starts, none[:1], none, metas=tuple(metas))
-    code = groups[0][kept]
-    by = np.lexsort((code, client))
-    client, code = client[by], code[by]
-    first = np.flatnonzero(np.diff(client, prepend=-1) | np.diff(code, prepend=-1))
-    group_starts = np.append(first, len(kept)).astype(np.int64)
-    names = groups[1].take(pa.array(code[first]))
-    return Partition(kept[by], starts, group_starts, _bounds(client[first], clients), names, tuple(metas))
-
-
-def _bounds(of: np.ndarray, count: int) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(np.bincount(of, minlength=count))]).astype(np.int64)
+def _starts(owner: np.ndarray, count: int) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=count))]).astype(np.int64)
 
 
 def _canonical(body: Mapping[str, Any]) -> bytes:
@@ -130,7 +141,7 @@ def _sha256(body: Mapping[str, Any]) -> str:
 
 
 def manifest_sha256(manifest: bytes) -> str:
-    """The hash by which a manifest is known, as stored in it."""
+    """Return the SHA-256 stored in a manifest."""
     return str(_parse(manifest).get("sha256"))
 
 
@@ -146,7 +157,7 @@ def _parse(manifest: bytes) -> dict[str, Any]:
 
 
 def _write_rows(order: np.ndarray, starts: np.ndarray) -> list[str]:
-    """One text per client: its rows in order, a run of consecutive rows as `first-last`."""
+    """Return one text per client: its rows in order, with consecutive rows as `first-last`."""
     new = np.diff(order, prepend=-2) != 1
     new[starts[:-1][starts[:-1] < len(order)]] = True
     first = np.flatnonzero(new)
@@ -169,7 +180,7 @@ def _read_rows(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _write_groups(partition: Partition) -> list[list[list[Any]]]:
-    """For each client its groups as [name, number of rows], in the order of its rows."""
+    """Return, for each client, its groups as [name, number of rows] in the order of its rows."""
     sizes = np.diff(partition.group_starts).tolist()
     named = [[name, size] for name, size in zip(partition.group_names.to_pylist(), sizes, strict=True)]
     cuts = partition.group_clients.tolist()

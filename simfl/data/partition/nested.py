@@ -1,6 +1,6 @@
-"""Partitions made of partitions: several clients a group, fewer examples, lists of answers.
+"""Partitions built from other partitions: several clients per group, fewer examples, lists of answers.
 
-Chen et al. 2024 (FedDAT) have 5 to 25 clients on 5 tasks, some 2,500 examples each, and each knows its 100 most
+Chen et al. 2024 (FedDAT) have 5 to 25 clients on 5 tasks with about 2,500 examples each; each client knows its 100 most
 frequent answers.
 """
 
@@ -14,45 +14,49 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
-from simfl.constraints import Count, Fraction
+from simfl.constraints import Fraction, PositiveInt
 from simfl.data.base import Published, Split
-from simfl.data.partition.base import Partitioner, column, refuse_shared_documents, values_of
-from simfl.data.partition.iid import Iid
-from simfl.data.partition.manifest import Partition, hold
+from simfl.data.partition.base import Partitioner, check_document_owners, column, selected_values
+from simfl.data.partition.manifest import Partition
+from simfl.data.partition.synthetic import Iid
 from simfl.errors import ConfigError, DataError
 from simfl.seeds import rng, seed_for
 
 
 @dataclass(frozen=True)
 class Nested(Partitioner):
-    """The examples of each value of a column are divided among clients of its own, by another partition."""
+    """The examples of each value of a column are divided among separate clients by another partition."""
 
-    column: str = "provider"  # of the examples or their documents
-    values: tuple[str, ...] = ()  # only these and in this order; none: all
-    inner: Partitioner = field(default_factory=lambda: Iid(clients=5))  # how a value is divided, among so many clients
-    shared_documents: bool = False  # true: questions on one document may be of several clients
+    column: str = "provider"  # column of the examples or their documents
+    values: tuple[str, ...] = ()  # values to use, in this order; empty: all
+    inner: Partitioner = field(default_factory=lambda: Iid(clients=5))  # the partition of each value
+    shared_documents: bool = False  # true: questions about one document may belong to several clients
     group_columns: ClassVar[tuple[str, ...]] = ("column",)
 
     def split(self, split: Split, seed: int) -> Partition:
+        """Partition the examples of each value by `inner`, with a seed of its own."""
         codes, names = column(split, self.column)
-        place = {name: code for code, name in enumerate(names.to_pylist())}
+        code_of = {name: code for code, name in enumerate(names.to_pylist())}
         owner, group = np.full(len(codes), -1, np.int64), np.full(len(codes), -1, np.int64)
         group_names: list[pa.Array] = []
         metas: list[dict[str, object]] = []
-        for value in values_of(self.column, names, self.values):
-            rows = np.flatnonzero(codes == place[value])
+        for value in selected_values(self.column, names, self.values):
+            rows = np.flatnonzero(codes == code_of[value])
             part = self.inner.split(Split(split.examples.take(rows), split.documents), seed_for(seed, "nested", value))
-            client, within, found = _assigned(part, len(rows), value)
+            client, within, found = _owners(part, len(rows), value)
             kept = client >= 0
             owner[rows[kept]] = client[kept] + len(metas)
             group[rows[kept]] = within[kept] + sum(map(len, group_names))
             group_names.append(found)
             metas += [part.meta(k) | {self.column: value} for k in range(len(part))]
         if not self.shared_documents:
-            refuse_shared_documents(split, owner)
-        return hold(owner, self.count_is(len(metas)), (group, pa.concat_arrays(group_names)), metas)
+            check_document_owners(split, owner)
+        return Partition.from_owners(
+            owner, self.check_num_clients(len(metas)), (group, pa.concat_arrays(group_names)), metas
+        )
 
     def expected(self, published: Published) -> np.ndarray | None:
+        """Return the expectation of `inner` for each value."""
         counts = published.by.get(self.column)
         if counts is None:
             return super().expected(published)
@@ -61,8 +65,8 @@ class Nested(Partitioner):
         return np.concatenate(known) if len(known) == len(parts) else None
 
 
-def _assigned(part: Partition, count: int, value: str) -> tuple[np.ndarray, np.ndarray, pa.Array]:
-    """The client and the group of each row, int64 [count], and the groups' names: the value where there are none."""
+def _owners(part: Partition, count: int, value: str) -> tuple[np.ndarray, np.ndarray, pa.Array]:
+    """Return client and group of each row, int64 [count], and the names of the groups (the value if there are none)."""
     client, group = np.full(count, -1, np.int64), np.zeros(count, np.int64)
     client[part.order] = np.repeat(np.arange(len(part)), part.sizes)
     if not len(part.group_names):
@@ -73,26 +77,28 @@ def _assigned(part: Partition, count: int, value: str) -> tuple[np.ndarray, np.n
 
 @dataclass(frozen=True)
 class Subsample(Partitioner):
-    """Another partition with fewer examples of each client, drawn at random."""
+    """Another partition with a random subset of each client's examples."""
 
     of: Partitioner = field(default_factory=Iid)  # the partition
-    examples: Count | None = None  # at most so many of a client
-    fraction: Fraction | None = None  # or this share of each client's, at least one
+    examples: PositiveInt | None = None  # maximum per client
+    fraction: Fraction | None = None  # or share of each client's examples, at least one
 
     def split(self, split: Split, seed: int) -> Partition:
+        """Sample rows of each client of `of`."""
         if (self.examples is None) == (self.fraction is None):
-            raise ConfigError("partition.examples, partition.fraction: give one of the two")
+            raise ConfigError("partition.examples, partition.fraction: exactly one of the two is needed")
         whole = self.of.split(split, seed)
-        self.count_is(len(whole))
-        held = np.repeat(np.arange(len(whole)), whole.sizes)
-        drawn = np.lexsort((rng(seed, "partition", "subsample").random(len(held)), held))
-        rank = np.arange(len(held)) - whole.starts[held]
+        self.check_num_clients(len(whole))
+        owner = np.repeat(np.arange(len(whole)), whole.sizes)
+        drawn = np.lexsort((rng(seed, "partition", "subsample").random(len(owner)), owner))
+        rank = np.arange(len(owner)) - whole.starts[owner]
         share = np.full(len(whole), self.examples) if self.examples is not None else self._share(whole.sizes)
-        kept = np.zeros(len(held), bool)
-        kept[drawn[rank < share[held]]] = True
-        return chosen(whole, kept)
+        kept = np.zeros(len(owner), bool)
+        kept[drawn[rank < share[owner]]] = True
+        return select_rows(whole, kept)
 
     def expected(self, published: Published) -> np.ndarray | None:
+        """Return the reduced expectation of `of`."""
         whole = self.of.expected(published)
         if whole is None:
             return None
@@ -104,30 +110,31 @@ class Subsample(Partitioner):
 
 @dataclass(frozen=True)
 class AnswerLists(Partitioner):
-    """Another partition whose clients have lists of their most frequent answers, kept with what is known of them."""
+    """Another partition whose clients have lists of their most frequent answers, in their metadata."""
 
     of: Partitioner = field(default_factory=Iid)  # the partition
-    answers: Count = 100  # the length of a list
-    only: bool = False  # true: examples whose first answer is not in their client's list are nobody's
+    answers: PositiveInt = 100  # maximum length of a list
+    only: bool = False  # true: drop examples whose first answer is not in their client's list
 
     def split(self, split: Split, seed: int) -> Partition:
+        """Add the list of most frequent answers to the metadata of each client of `of`."""
         whole = self.of.split(split, seed)
-        self.count_is(len(whole))
+        self.check_num_clients(len(whole))
         if "answers" not in split.examples.column_names:
-            raise ConfigError("partition.by: answer_lists needs examples with answers")
-        told = [answers[0] if answers else None for answers in split.examples["answers"].to_pylist()]
+            raise ConfigError("partition.by: answer_lists needs examples with a column 'answers'")
+        first = [answers[0] if answers else None for answers in split.examples["answers"].to_pylist()]
         metas, kept = [], np.ones(len(whole.order), bool)
         for client in range(len(whole)):
-            mine = [told[row] for row in whole.rows(client)]
+            mine = [first[row] for row in whole.rows(client)]
             listed = _frequent(mine, self.answers)
             metas.append(whole.meta(client) | {"answers": listed})
             if self.only:
                 known = set(listed)
                 kept[whole.starts[client] : whole.starts[client + 1]] = [answer in known for answer in mine]
-        return replace(chosen(whole, kept), metas=tuple(metas))
+        return replace(select_rows(whole, kept), metas=tuple(metas))
 
     def expected(self, published: Published) -> np.ndarray | None:
-        """As if every example were kept."""
+        """Return the expectation of the inner partition, as if every example were kept."""
         return self.of.expected(published)
 
 
@@ -136,16 +143,17 @@ def _frequent(answers: Sequence[str | None], most: int) -> list[str]:
     return sorted(counts, key=lambda answer: (-counts[answer], answer))[:most]
 
 
-def chosen(whole: Partition, kept: np.ndarray) -> Partition:
-    """The partition with only those entries of `order` that are kept, bool [n]; groups left empty are left out.
+def select_rows(whole: Partition, kept: np.ndarray) -> Partition:
+    """Return the partition with the kept entries of `order`, bool [n]. Empty groups are dropped.
 
-    DataError if a client is left with nothing.
+    Raises:
+        DataError: A client would have no examples left.
     """
     before = np.concatenate([[0], np.cumsum(kept)]).astype(np.int64)
     starts = before[whole.starts]
     empty = np.flatnonzero((np.diff(starts) == 0) & (whole.sizes > 0))
     if len(empty):
-        raise DataError(f"partition: client {empty[0]} of {len(whole)} is left without examples")
+        raise DataError(f"partition: client {empty[0]} of {len(whole)} has no examples left")
     if not len(whole.group_names):
         return replace(whole, order=whole.order[kept], starts=starts)
     group_starts = before[whole.group_starts]
