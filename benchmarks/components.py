@@ -19,7 +19,7 @@ from simfl.data.partition.base import Partitioner
 from simfl.data.partition.manifest import Partition
 from simfl.models.adapters import Adapter
 from simfl.models.base import Model, seeded, set_trainable
-from simfl.models.dropout import install
+from simfl.models.dropout import install_keyed_dropout
 from simfl.objectives.base import Objective
 from simfl.objectives.classification import Classification
 from simfl.protocol import Batch, Examples, Outputs, Task
@@ -129,7 +129,7 @@ class T5(Model):
             module = T5Network(task.num_classes)
             if self.adapters is not None:
                 self.adapters.attach(module)
-        return set_trainable(self, install(module).eval())
+        return set_trainable(self, install_keyed_dropout(module).eval())
 
     def trainable_params(self, module: nn.Module) -> tuple[str, ...]:
         return ("*",) if self.adapters is None else self.adapters.own_params()

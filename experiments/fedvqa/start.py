@@ -1,7 +1,7 @@
 """A finished run's ViLT as a start: weights in half precision, dimensions, tokenizer. Heads stay behind.
 
 simfl run experiments/fedvqa/start.yaml
-python experiments/fedvqa/start.py runs/fedvqa_start simfl/starts/vilt_tiny
+python experiments/fedvqa/start.py runs/fedvqa_start simfl/pretrained/vilt_tiny
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(run: str, folder: str) -> None:
     save_file(tensors, into / "model.safetensors", metadata={"format": "pt"})
     dims = {key: getattr(network.config, key) for key in SIZES["tiny"]}
     (into / "config.json").write_text(json.dumps(dims, indent=1) + "\n")
-    trained.experiment.model.tokenizer().text.save(str(into / "tokenizer.json"))
+    trained.experiment.model.tokenizer().backend.save(str(into / "tokenizer.json"))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def train_reader(
         hidden = dice.uniform(*target.shape[:2]) < 0.2
         side = pages.shape[-1] // patch
         veil = hidden.reshape(-1, 1, side, side).repeat_interleave(patch, 2).repeat_interleave(patch, 3)
-        seen = network.see(torch.where(veil, torch.full_like(pages, 128), pages))[:, 1:]
+        seen = network.encode_page(torch.where(veil, torch.full_like(pages, 128), pages))[:, 1:]
         loss = ((restore(seen) - target) ** 2).mean()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()

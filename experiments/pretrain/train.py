@@ -27,11 +27,11 @@ from step import Step
 from tables import Table
 from torch import Tensor, nn
 
-from simfl.models import pretrained as start
 from simfl.models.base import seeded
-from simfl.models.dropout import install
+from simfl.models.dropout import install_keyed_dropout
 from simfl.models.tokenizer import Tokenizer
 from simfl.models.vt5 import VT5
+from simfl.models.vt5_checkpoint import save_vt5
 from simfl.models.vt5_network import VT5Network
 from simfl.seeds import seed_for
 
@@ -46,8 +46,8 @@ def new_network(tokenizer: tokenizers.Tokenizer, seed: int, bf16: bool) -> VT5Ne
     size = tokenizer.get_vocab_size(with_added_tokens=True)
     with seeded(seed):
         model = VT5(size="tiny", head="tied", vocab_size=size, dropout=0.0, precision="bf16" if bf16 else "float32")
-        network = install(model.network()).eval()
-    network.text = Tokenizer(tokenizer, network.vision.config.image_size)
+        network = install_keyed_dropout(model.network()).eval()
+    network.tokenizer = Tokenizer(tokenizer, network.vision.config.image_size)
     return network
 
 
@@ -121,7 +121,7 @@ class Training:
         whole = copy.deepcopy(self.network).float()
         for parameter, master in zip(trained_parameters(whole), self.step.masters, strict=True):
             parameter.data.copy_(master)
-        start.save(whole, out)
+        save_vt5(whole, out)
         with (out / "curve.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, list(self.curve[0]), lineterminator="\n")
             writer.writeheader()

@@ -1,4 +1,4 @@
-"""Backbones by name."""
+"""Models by name: the backbones that an experiment can train."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MODELS: Registry[Model] = Registry(
         "cnn": "simfl.models.cnn:Cnn",
         "layout_t5": "simfl.models.layout_t5:LayoutT5",
         "mlp": "simfl.models.mlp:Mlp",
-        "own": "simfl.models.own:Own",
+        "own": "simfl.models.own:OwnModel",
         "vault": "simfl.models.vault:Vault",
         "vilt": "simfl.models.vilt:Vilt",
         "vit": "simfl.models.vit:ViT",

@@ -1,7 +1,7 @@
-"""ALBEF as a component: the settings of the network in `albef_network`, its sizes, and the published names.
+"""ALBEF: the settings of the network in `albef_network`, its sizes, and its weights.
 
-290.34 million parameters at full size. From a checkpoint of pretraining the decoder gets the upper half of the question
-encoder, its words and its head, as ALBEF's own code for questions does.
+290.34 million parameters at full size. From a pretraining checkpoint the decoder takes the upper half of the question
+encoder, its words and its head, as ALBEF's own code for question answering does.
 """
 
 from __future__ import annotations
@@ -10,35 +10,44 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from simfl.constraints import Count
+from simfl.constraints import PositiveInt
 from simfl.errors import ConfigError
-from simfl.models import pretrained as start
-from simfl.models.adapters_base import Adapter, beside_heads
-from simfl.models.base import Dropout, Model, aliases, default_trained, seeded
-from simfl.models.dropout import install
-from simfl.models.tokenizer import Tokenizer, small, wordpiece
-from simfl.models.weight_layouts import BERT_NAMES, dimensions, fill, renamed, resized_positions
+from simfl.models.adapters import Adapter, with_heads
+from simfl.models.base import DropoutRate, Model, seeded, set_trainable, tied_names
+from simfl.models.dropout import install_keyed_dropout
+from simfl.models.pretrained import (
+    BERT_NAMES,
+    Rules,
+    copy_tensors,
+    read_sizes,
+    read_tensors,
+    renamed_tensors,
+    resize_positions,
+    weights_folder,
+)
+from simfl.models.tokenizer import Tokenizer, load_bert_tokenizer, public_tokenizer
 from simfl.protocol import Task
 
 if TYPE_CHECKING:
     from simfl.models.albef_network import AlbefNetwork
 
-WORDS = {"max_position_embeddings": 512, "type_vocab_size": 2, "vocab_size": 30522}  # BERT's
-SIZES: dict[str, dict[str, Any]] = {
+BERT_VOCABULARY = {"max_position_embeddings": 512, "type_vocab_size": 2, "vocab_size": 30522}
+SIZES: dict[str, dict[str, int]] = {
     "tiny": {
         "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128,
         "image_size": 32, "patch_size": 8, "text_layers": 2, "fusion": 1, "decoder_layers": 1,
         "max_position_embeddings": 64, "type_vocab_size": 2,
     },
-    "small": WORDS | {
+    "small": BERT_VOCABULARY | {
         "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536,
         "image_size": 384, "patch_size": 32, "text_layers": 6, "fusion": 3, "decoder_layers": 3,
     },
-    "base": WORDS | {
+    "base": BERT_VOCABULARY | {
         "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
         "image_size": 384, "patch_size": 16, "text_layers": 12, "fusion": 6, "decoder_layers": 6,
     },
@@ -50,7 +59,7 @@ TEXT_RULES = (  # names of BERT checkpoints -> ours
     (r"^cls\.predictions\.", "head."),
     (r"^(?=embeddings\.|layer\.)", "question."),
 )
-SHAPED = {  # what a BERT says of itself: what of a size it must be
+BERT_TO_SIZE = {  # keys of a BERT's config.json -> the size that they must equal
     "hidden_size": "hidden_size", "num_hidden_layers": "text_layers", "num_attention_heads": "num_attention_heads",
     "intermediate_size": "intermediate_size",
 }  # fmt: skip
@@ -58,80 +67,81 @@ SHAPED = {  # what a BERT says of itself: what of a size it must be
 
 @dataclass(frozen=True)
 class Albef(Model):
-    """ALBEF for questions: it ranks the answers of a client's list by the chance of their pieces."""
+    """ALBEF for question answering: it ranks a client's list of answers by the probability of their tokens."""
 
     size: Literal["tiny", "small", "base"] = "tiny"  # of all parts; small: MiniLM's width and depth
     weights: str | None = None  # a folder with ALBEF.pth or a checkpoint for questions, and BERT's tokenizer
     text: str | None = None  # a BERT with its tokenizer, for question and answers alone; minilm: of size small
-    image_size: Count | None = None  # height and width of the image, if not the size's
-    dropout: Dropout = 0.0  # of all parts
-    adapters: Adapter | None = None  # trained in place of the rest, beside the head
+    image_size: PositiveInt | None = None  # height and width of the image; null: the size's
+    dropout: DropoutRate = 0.0  # of all parts
+    adapters: Adapter | None = None  # trained instead of the rest, together with the head
     precision: Literal["float32", "bf16"] = "float32"  # bf16: autocast; weights stay float32
 
     def __post_init__(self) -> None:
-        """Refuses texts from two places."""
+        """Reject two sources of the text's weights."""
         if self.weights is not None and self.text is not None:
-            raise ConfigError(f"model.text: {self.text!r} given with weights, which bring texts of their own")
+            raise ConfigError(
+                f"model.text: {self.text!r} given with weights, which include the text's; give one of them"
+            )
 
     def build(self, task: Task) -> AlbefNetwork:
-        """The network with weights, adapters and tokenizer; ConfigError for settings that do not fit the weights."""
+        """Build the network with weights and adapters; raise ConfigError for settings that do not fit the weights."""
         with seeded(task.seed):
             network = self.network()
             if self._folder is not None:
-                read = load_text if self.text is not None else load
-                read(network, start.read(self._folder), str(self._folder), SIZES[self.size]["fusion"])
+                load = load_bert if self.text is not None else load_albef
+                load(network, read_tensors(self._folder), str(self._folder), SIZES[self.size]["fusion"])
             if self.adapters is not None:
                 self.adapters.attach(network)
-        network.start = self.tokenizer().start
-        install(network)
-        default_trained(self, network)
-        return network.eval()
+        network.start_id = self.tokenizer().start_id
+        return set_trainable(self, install_keyed_dropout(network)).eval()
 
     def network(self) -> AlbefNetwork:
-        """The bare network on the default device, without weights or adapters."""
+        """Build the bare network on the default device, without weights or adapters."""
         from simfl.models.albef_network import AlbefNetwork  # imports transformers: seconds, and many runs need none
 
-        return AlbefNetwork(self._dims, dropout=self.dropout, bf16=self.precision == "bf16")
+        return AlbefNetwork(self._sizes, dropout=self.dropout, bf16=self.precision == "bf16")
 
-    def trains(self, module: Any) -> tuple[str, ...]:
-        """Everything; with adapters these and the head."""
-        return ("*",) if self.adapters is None else beside_heads(self.adapters, module)
+    def trainable_params(self, module: nn.Module) -> tuple[str, ...]:
+        """Return everything, or the adapters and the head."""
+        return ("*",) if self.adapters is None else with_heads(self.adapters, module)
 
     def tokenizer(self) -> Tokenizer:
-        """BERT's pieces as the weights have them; without weights, a small public vocabulary."""
-        side = self._dims["image_size"]
-        return Tokenizer(small(), side) if self._folder is None else wordpiece(self._folder, side)
+        """Return BERT's tokenizer of the weights; without weights, a small public one."""
+        side = self._sizes["image_size"]
+        return Tokenizer(public_tokenizer(), side) if self._folder is None else load_bert_tokenizer(self._folder, side)
 
     @cached_property
-    def _folder(self) -> Any:
+    def _folder(self) -> Path | None:
         if self.text is not None:
-            return start.locate(self.text, "model.text")
-        return None if self.weights is None else start.locate(self.weights)
+            return weights_folder(self.text, "model.text")
+        return None if self.weights is None else weights_folder(self.weights)
 
     @cached_property
-    def _dims(self) -> dict[str, Any]:
-        dims = dict(SIZES[self.size])
-        if self.text is not None:
-            dims |= self._of_text(dims)
-        if "vocab_size" not in dims:
-            dims["vocab_size"] = self._own_pieces()
-        return dims | ({"image_size": self.image_size} if self.image_size else {})
+    def _sizes(self) -> dict[str, int]:
+        sizes = dict(SIZES[self.size])
+        if self._folder is not None and self.text is not None:
+            sizes |= self._text_sizes(self._folder, sizes)
+        if "vocab_size" not in sizes:
+            folder = self._folder
+            sizes["vocab_size"] = len(
+                Tokenizer(public_tokenizer()) if folder is None else load_bert_tokenizer(folder, 1)
+            )
+        return sizes | ({"image_size": self.image_size} if self.image_size else {})
 
-    def _of_text(self, dims: dict[str, Any]) -> dict[str, Any]:
-        found = dimensions(self._folder, (*SHAPED, *WORDS), "model.text")
-        for name, other in SHAPED.items():
-            if found.get(name, dims[other]) != dims[other]:
+    def _text_sizes(self, folder: Path, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Return the vocabulary's sizes of the BERT `text`; raise ConfigError if its layers have another size."""
+        found = read_sizes(folder, (*BERT_TO_SIZE, *BERT_VOCABULARY), "model.text")
+        for name, ours in BERT_TO_SIZE.items():
+            if found.get(name, sizes[ours]) != sizes[ours]:
                 raise ConfigError(
-                    f"model.text: {self.text}: {name} is {found[name]}, of size {self.size} {dims[other]}"
+                    f"model.text: {self.text}: {name} is {found[name]}, but {sizes[ours]} in size {self.size}"
                 )
-        return {name: value for name, value in found.items() if name in WORDS}
-
-    def _own_pieces(self) -> int:
-        return len(Tokenizer(small()) if self._folder is None else wordpiece(self._folder, 1))
+        return {name: value for name, value in found.items() if name in BERT_VOCABULARY}
 
 
-def rules() -> tuple[tuple[str, str], ...]:
-    """Names of ALBEF's checkpoints -> ours; momentum copies, queues and the heads of pretraining are not needed."""
+def albef_rules() -> Rules:
+    """Return rules from ALBEF's checkpoints to our names; momentum copies, queues and pretraining heads are dropped."""
     from simfl.models.transformer import TIMM_NAMES
 
     return (
@@ -154,41 +164,44 @@ def rules() -> tuple[tuple[str, str], ...]:
     )
 
 
-def load(network: AlbefNetwork, stored: Mapping[str, Tensor], where: str, fusion: int) -> None:
-    """Fill in place; places are interpolated for another image size."""
-    found, places = arranged(stored, fusion), "image.embeddings.position_embeddings"
-    if places in found:
-        found[places] = resized_positions(found[places], network.image.embeddings.position_embeddings.shape[1])
-    fill(network, {name: t for name, t in found.items() if name not in aliases(network)}, where)
+def load_albef(network: AlbefNetwork, stored: Mapping[str, Tensor], source: str, fusion: int) -> None:
+    """Fill the network from an ALBEF checkpoint in place; positions are interpolated for another image size."""
+    found, positions = albef_tensors(stored, fusion), "image.embeddings.position_embeddings"
+    if positions in found:
+        found[positions] = resize_positions(found[positions], network.image.embeddings.position_embeddings.shape[1])
+    copy_tensors(network, {name: t for name, t in found.items() if name not in tied_names(network)}, source)
 
 
-def load_text(network: AlbefNetwork, stored: Mapping[str, Tensor], where: str, fusion: int) -> None:
-    """Fill question and answers from a BERT, in place: the decoder gets the layers from `fusion` on.
+def load_bert(network: AlbefNetwork, stored: Mapping[str, Tensor], source: str, fusion: int) -> None:
+    """Fill question encoder and decoder from a BERT, in place: the decoder gets the layers from `fusion` on.
 
-    What looks at the image or at the question, which a BERT does not have, stays as drawn.
+    Cross-attention and the image encoder, which a BERT does not have, keep their initial values.
     """
-    found = {ours: stored[name] for name, ours in renamed(stored, TEXT_RULES).items()}
+    found = renamed_tensors(stored, TEXT_RULES)
     for name, tensor in list(found.items()):
         layer = re.match(r"^question\.layer\.(\d+)\.(.*)$", name)
         if layer and int(layer[1]) >= fusion:
             found[f"decoder.layer.{int(layer[1]) - fusion}.{layer[2]}"] = tensor
         elif name.startswith("question.embeddings."):
             found[name.replace("question.", "decoder.", 1)] = tensor
-    fill(network, found, where, optional=("image.*", "*.crossattention.*", "head.*"))
+    copy_tensors(network, found, source, optional=("image.*", "*.crossattention.*", "head.*"))
 
 
-def arranged(stored: Mapping[str, Tensor], fusion: int) -> dict[str, Tensor]:
-    """A checkpoint's tensors by our names."""
+def albef_tensors(stored: Mapping[str, Tensor], fusion: int) -> dict[str, Tensor]:
+    """Return the tensors of an ALBEF checkpoint under our names."""
     from simfl.models.transformer import split_qkv
 
     stored = split_qkv(stored)
     if not any(name.startswith("text_decoder.") for name in stored):
-        stored |= decoder_of(stored, fusion)
-    return {ours: stored[name] for name, ours in renamed(stored, rules()).items()}
+        stored |= decoder_tensors(stored, fusion)
+    return renamed_tensors(stored, albef_rules())
 
 
-def decoder_of(stored: Mapping[str, Tensor], fusion: int) -> dict[str, Tensor]:
-    """The decoder that pretraining gives: the layers of the question encoder from `fusion` on, its words, its head."""
+def decoder_tensors(stored: Mapping[str, Tensor], fusion: int) -> dict[str, Tensor]:
+    """Build the decoder's tensors from a pretraining checkpoint, in its names.
+
+    They are the layers of the question encoder from `fusion` on, its words and its head.
+    """
     made = {}
     for name, tensor in stored.items():
         layer = re.match(r"^text_encoder\.bert\.encoder\.layer\.(\d+)\.(.*)$", name)

@@ -1,15 +1,15 @@
-"""The network of ALBEF for questions (Li et al. 2021): a question that looks at an image, an answer at both.
+"""The network of ALBEF for question answering (Li et al. 2021).
 
-    image -> ViT -> states          question -> BERT, whose upper half looks at the image -> states
-    answer -> BERT decoder, which looks at the question's states -> pieces; a list of answers is ranked by their chances
+    image -> ViT -> states          question -> BERT, whose upper half attends to the image -> states
+    answer -> BERT decoder, which attends to the question's states -> tokens
 
-Shapes: B examples, L pieces of the question, K answers of an example, T pieces of an answer, A answers to rank.
+A list of answers is ranked by the probability of their tokens. Shapes: B examples, L tokens of the question, K answers
+of an example, T tokens of an answer, A answers to rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,23 +17,22 @@ from torch.nn import functional
 from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertPredictionHeadTransform
 
-from simfl.models.base import filled, mixed
-from simfl.models.bert_parts import Text
-from simfl.models.prompt import with_prompt
-from simfl.models.t5_reader import causal
-from simfl.models.transformer import MASKED, QUERIES_AND_VALUES, additive, initialise
+from simfl.models.base import bf16_autocast, constants
+from simfl.models.prompt import insert_prompt
+from simfl.models.t5_reader import causal_mask
+from simfl.models.transformer import MASK_SCORE, QUERIES_AND_VALUES, BertEncoder, additive_mask, init_weights
 from simfl.models.vit_network import ImageEncoder
 from simfl.protocol import Outputs
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of CLIP
-BERT_DIMS = (
+BERT_SIZES = (
     "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size", "max_position_embeddings",
     "type_vocab_size",
 )  # fmt: skip
 
 
-class PieceHead(nn.Module):
-    """BERT's head over pieces; its matrix is the decoder's words. 622,650 parameters of its own."""
+class TokenHead(nn.Module):
+    """BERT's masked-LM head, whose matrix is tied to the decoder's words. 622,650 parameters of its own."""
 
     def __init__(self, config: BertConfig, words: nn.Embedding) -> None:
         super().__init__()
@@ -42,7 +41,7 @@ class PieceHead(nn.Module):
         self.out.weight = words.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[…, D] to [..., V]."""
+        """Map […, D] to logits [..., V]."""
         return self.out(self.transform(hidden))
 
 
@@ -51,32 +50,36 @@ class AlbefNetwork(nn.Module):
 
     heads = ("head.*",)
     queries_and_values = (*QUERIES_AND_VALUES, "query", "value")
-    lora_spares = (".crossattention.",)  # FedDAT's LoRA is in self-attention alone
+    lora_exclude = (".crossattention.",)  # FedDAT's LoRA is in self-attention alone
 
-    def __init__(self, dims: Mapping[str, Any], *, dropout: float, bf16: bool) -> None:
+    def __init__(self, sizes: Mapping[str, int], *, dropout: float, bf16: bool) -> None:
         super().__init__()
-        self.image = ImageEncoder(dims, dropout, eps=1e-6)
-        shared = {key: dims[key] for key in BERT_DIMS}
+        self.image = ImageEncoder(sizes, dropout, eps=1e-6)
+        shared = {key: sizes[key] for key in BERT_SIZES}
         config = BertConfig(**shared, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
-        config.num_hidden_layers = dims["text_layers"]
-        self.question = Text(config, fusion=dims["fusion"])
-        config.num_hidden_layers = dims["decoder_layers"]
-        self.decoder = Text(config, fusion=0)
-        self.head = PieceHead(config, self.decoder.embeddings.word_embeddings)
+        config.num_hidden_layers = sizes["text_layers"]
+        self.question = BertEncoder(config, fusion=sizes["fusion"])
+        config.num_hidden_layers = sizes["decoder_layers"]
+        self.decoder = BertEncoder(config, fusion=0)
+        self.head = TokenHead(config, self.decoder.embeddings.word_embeddings)
         self.prompts = nn.ModuleDict()
-        self.width, self.bf16, self.start = dims["hidden_size"], bf16, 0  # the first piece is set with the tokenizer
-        initialise(self, self.width)
+        self.width, self.bf16 = sizes["hidden_size"], bf16
+        self.start_id = 0  # the first token of an answer; set from the tokenizer by the model that builds it
+        init_weights(self, self.width)
 
     def adapter_places(self) -> list[tuple[nn.Module, int]]:
-        """After each feed-forward's residual: in the image before the next norm, in texts behind it."""
+        """Return the layers that take a bottleneck, and their width.
+
+        It follows each feed-forward's residual: before the next norm in the image encoder, after the norm in BERT.
+        """
         return [(layer, self.width) for stack in self._stacks().values() for layer in stack]
 
     def prompt_places(self) -> dict[str, int]:
-        """Among the image's states, as the question sees them."""
+        """Return the modality that takes prompts, the image's states that the question attends to, and the width."""
         return {"image": self.width}
 
     def blocks(self) -> list[str]:
-        """Names of the transformer blocks: the image's, the question's, the answer's."""
+        """Return the names of the transformer blocks: the image's, the question's, the answer's."""
         return [f"{path}.{n}" for path, stack in self._stacks().items() for n in range(len(stack))]
 
     def _stacks(self) -> dict[str, nn.ModuleList]:
@@ -84,54 +87,68 @@ class AlbefNetwork(nn.Module):
         return {"image.layers": image, "question.layer": question, "decoder.layer": decoder}
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, pixel_values: Tensor, labels: Tensor) -> Outputs:
-        """Teacher-forced logits [B, K·T, V] of `labels` [B, K, T] (−100 is padding), for a question and an image.
+        """Run a teacher-forced pass.
 
-        `input_ids`, `attention_mask` [B, L], `pixel_values` uint8 [B, 3, S, S]. `mask` [B, K·T] is 1 for real pieces.
+        Args:
+            input_ids: Question [B, L].
+            attention_mask: [B, L].
+            pixel_values: uint8 [B, 3, S, S].
+            labels: Answers [B, K, T]; −100 is padding.
+
+        Returns:
+            Logits [B, K·T, V]; `mask` [B, K·T], 1 for real tokens.
         """
-        with mixed(input_ids, self.bf16):
-            states, real = self.read(input_ids, attention_mask, pixel_values)
-            hidden = self.spell(labels, states, real)
+        with bf16_autocast(input_ids, self.bf16):
+            states, mask = self.encode(input_ids, attention_mask, pixel_values)
+            hidden = self.decode(labels, states, mask)
             logits = self.head(hidden)
         return Outputs(logits.float(), states[:, 0].float(), hidden.float(), (labels >= 0).flatten(1).to(torch.float32))
 
-    def read(self, input_ids: Tensor, attention_mask: Tensor, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
-        """States of the question [B, L, D] and the additive mask over them [B, 1, 1, L]."""
-        mean, std = (filled(v, pixel_values, torch.float32)[:, None, None] for v in (MEAN, STD))
+    def encode(self, input_ids: Tensor, attention_mask: Tensor, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return states of the question [B, L, D] and the additive mask over them [B, 1, 1, L]."""
+        mean, std = (constants(v, pixel_values, torch.float32)[:, None, None] for v in (MEAN, STD))
         pixels = (pixel_values.to(torch.float32) / 255.0 - mean) / std
-        seen = with_prompt(self.prompts, "image", self.image.encode(pixels, nn.ModuleDict()))
-        real = additive(attention_mask.to(torch.float32))
-        return self.question(input_ids, real, seen), real
+        image = insert_prompt(self.prompts, "image", self.image.encode(pixels, nn.ModuleDict()))
+        mask = additive_mask(attention_mask.to(torch.float32))
+        return self.question(input_ids, mask, image), mask
 
-    def spell(self, labels: Tensor, states: Tensor, real: Tensor) -> Tensor:
-        """The decoder's states [B, K·T, D] for answers `labels` [B, K, T]."""
+    def decode(self, labels: Tensor, states: Tensor, mask: Tensor) -> Tensor:
+        """Return the decoder's states [B, K·T, D] for answers `labels` [B, K, T]."""
         count, length = labels.shape[1:]
-        before = functional.pad(labels[..., :-1].clamp_min(0), (1, 0), value=self.start).flatten(0, 1)
-        seen, mask = (t.repeat_interleave(count, 0) for t in (states, real))
-        hidden = self.decoder(before, causal(length, labels.device)[None, None], seen, mask)
+        inputs = functional.pad(labels[..., :-1].clamp_min(0), (1, 0), value=self.start_id).flatten(0, 1)
+        states, mask = (t.repeat_interleave(count, 0) for t in (states, mask))
+        hidden = self.decoder(inputs, causal_mask(length, labels.device)[None, None], states, mask)
         return hidden.unflatten(0, (-1, count)).flatten(1, 2)
 
     @torch.no_grad()
     def rank(
-        self, input_ids: Tensor, attention_mask: Tensor, pixel_values: Tensor, answers: Tensor, num_answers: Tensor,
-        most: int, *, first_twice: bool = False,
+        self, question: Mapping[str, Tensor], answers: Tensor, num_answers: Tensor, num_ranked: int, *,
+        first_twice: bool = False,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """The number of the likeliest answer [B] and its chance among those ranked [B].
+        """Rank the answers of each example.
 
-        Of each example's `answers` [B, A, T] (−100 is padding; the first `num_answers` [B] are real) the `most` whose
-        first piece is likeliest are spelt out. `first_twice` counts that piece twice, as the published code does.
+        Args:
+            question: `input_ids`, `attention_mask` and `pixel_values`, as for `forward`.
+            answers: Candidates [B, A, T]; −100 is padding.
+            num_answers: Number of an example's candidates that are real [B].
+            num_ranked: Candidates whose probability is computed: those whose first token is most probable.
+            first_twice: Count the first token twice, as the published code does.
+
+        Returns:
+            The number of the most probable answer [B], and its probability among those ranked [B].
         """
-        with mixed(input_ids, self.bf16):
-            states, real = self.read(input_ids, attention_mask, pixel_values)
-            first = self._chances(answers[:, :1, :1], states, real)[:, 0]  # of every piece, [B, V]
-            start = first.gather(1, answers[..., 0].clamp_min(0))
-            own = torch.arange(answers.shape[1], device=answers.device) < num_answers[:, None]
-            start, chosen = torch.where(own, start, MASKED).topk(min(most, answers.shape[1]), 1)
-            spelt = answers.gather(1, chosen[..., None].expand(-1, -1, answers.shape[2]))
-            chances = self._chances(spelt, states, real).unflatten(1, spelt.shape[1:])
-            pieces = chances.gather(-1, spelt.clamp_min(0)[..., None]).squeeze(-1) * (spelt >= 0)
-        total = torch.where(start <= MASKED, MASKED, pieces.sum(-1) + (start if first_twice else 0.0))
-        chance, best = total.softmax(-1).max(-1)
-        return chosen.gather(1, best[:, None])[:, 0], chance
+        with bf16_autocast(question["input_ids"], self.bf16):
+            states, mask = self.encode(**question)
+            vocabulary = self._log_probabilities(answers[:, :1, :1], states, mask)[:, 0]  # of a first token, [B, V]
+            first = vocabulary.gather(1, answers[..., 0].clamp_min(0))
+            real = torch.arange(answers.shape[1], device=answers.device) < num_answers[:, None]
+            first, chosen = torch.where(real, first, MASK_SCORE).topk(min(num_ranked, answers.shape[1]), 1)
+            ranked = answers.gather(1, chosen[..., None].expand(-1, -1, answers.shape[2]))
+            every = self._log_probabilities(ranked, states, mask).unflatten(1, ranked.shape[1:])
+            tokens = every.gather(-1, ranked.clamp_min(0)[..., None]).squeeze(-1) * (ranked >= 0)
+        total = torch.where(first <= MASK_SCORE, MASK_SCORE, tokens.sum(-1) + (first if first_twice else 0.0))
+        probability, best = total.softmax(-1).max(-1)
+        return chosen.gather(1, best[:, None])[:, 0], probability
 
-    def _chances(self, labels: Tensor, states: Tensor, real: Tensor) -> Tensor:
-        return self.head(self.spell(labels, states, real)).float().log_softmax(-1)
+    def _log_probabilities(self, labels: Tensor, states: Tensor, mask: Tensor) -> Tensor:
+        return self.head(self.decode(labels, states, mask)).float().log_softmax(-1)

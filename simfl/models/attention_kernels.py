@@ -1,7 +1,9 @@
-"""The kernels of `models.fused_attention`: scores never leave the chip. A program's second index is example and head.
+"""Triton kernels of `models.fused_attention`: scores never leave the chip.
 
-S = q·kᵀ·scale + bias + mask     P = softmax(S)     Z = P where kept, lifted by 1 / the share kept     out = Z·v
-D = Σ out·dout                   dZ = dout·vᵀ       dS = P·(dZ where kept, lifted − D)
+The second index of a program is an example and a head.
+
+S = q·kᵀ·scale + bias + mask     P = softmax(S)     Z = P / (share kept) where kept, else 0     out = Z·v
+D = Σ out·dout                   dZ = dout·vᵀ       dS = P·(dZ / (share kept) where kept − D)
 dq = dS·k·scale                  dk = dSᵀ·q·scale   dv = Zᵀ·dout
 """
 
@@ -9,7 +11,7 @@ dq = dS·k·scale                  dk = dSᵀ·q·scale   dv = Zᵀ·dout
 import triton
 import triton.language as tl
 
-from simfl.models.dropout_kernel import kept, salted
+from simfl.models.elementwise_kernels import hash_keys, is_kept
 
 
 @triton.jit
@@ -18,7 +20,10 @@ def _scores(
     bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s,
     BIASED: tl.constexpr, MASKED: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
-    """S for these rows and columns, −inf beyond the last column. MASKED: 0, 1 by column alone, 2 by row too."""
+    """Return S for these rows and columns, −inf beyond the last column.
+
+    MASKED: 0 without a mask, 1 if it depends on the column alone, 2 if on the row too.
+    """
     scores = tl.dot(q, tl.trans(k), input_precision=PRODUCTS) * scale
     inside = (rows < L)[:, None] & (columns < S)[None, :]
     if BIASED:
@@ -35,139 +40,141 @@ def _scores(
 
 @triton.jit
 def forward(
-    q, k, v, bias, mask, seeds, out, lse, H, L, S, scale, mark, first, examples, dropped, lift,
+    q, k, v, bias, mask, seeds, out, lse, H, L, S, scale, layer_salt, first, examples, dropped, keep_scale,
     bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s,
     q_b, q_h, q_l, k_b, k_h, k_s, v_b, v_h, v_s, out_b, out_h, out_l,
     BIASED: tl.constexpr, MASKED: tl.constexpr, DROPS: tl.constexpr,
     D: tl.constexpr, BL: tl.constexpr, BS: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
-    """out [B, H, L, D] and the logarithm of each row's sum [B, H, L]; `examples` of a client share a key."""
-    both = tl.program_id(1)
-    batch, head = (both // H).to(tl.int64), (both % H).to(tl.int64)
+    """Compute out [B, H, L, D] and the logarithm of each row's sum [B, H, L]; `examples` of a client share a key."""
+    pair = tl.program_id(1)
+    batch, head = (pair // H).to(tl.int64), (pair % H).to(tl.int64)
     rows, depth = tl.program_id(0) * BL + tl.arange(0, BL), tl.arange(0, D)
     q += batch * q_b + head * q_h
     k += batch * k_b + head * k_h
     v += batch * v_b + head * v_h
-    here = (rows < L)[:, None]
-    queries = tl.load(q + rows[:, None] * q_l + depth[None, :], mask=here, other=0.0)
+    row_mask = (rows < L)[:, None]
+    queries = tl.load(q + rows[:, None] * q_l + depth[None, :], mask=row_mask, other=0.0)
     top, total = tl.full((BL,), float("-inf"), tl.float32), tl.zeros((BL,), tl.float32)
-    mixed = tl.zeros((BL, D), tl.float32)
+    outputs = tl.zeros((BL, D), tl.float32)
     if DROPS:
-        salt, high = salted(tl.load(seeds + batch // examples), mark)
+        salt, high = hash_keys(tl.load(seeds + batch // examples), layer_salt)
         base = first + ((batch % examples).to(tl.int32) * H + head.to(tl.int32)) * L * S
     for start in range(0, S, BS):
         columns = start + tl.arange(0, BS)
-        there = (columns < S)[:, None]
-        keys = tl.load(k + columns[:, None] * k_s + depth[None, :], mask=there, other=0.0)
-        values = tl.load(v + columns[:, None] * v_s + depth[None, :], mask=there, other=0.0)
+        key_mask = (columns < S)[:, None]
+        keys = tl.load(k + columns[:, None] * k_s + depth[None, :], mask=key_mask, other=0.0)
+        values = tl.load(v + columns[:, None] * v_s + depth[None, :], mask=key_mask, other=0.0)
         scores = _scores(
             queries, keys, bias, mask, batch, head, rows, columns, L, S, scale,
             bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s, BIASED, MASKED, PRODUCTS,
         )  # fmt: skip
-        higher = tl.maximum(top, tl.max(scores, 1))
-        chances, shrink = tl.exp(scores - higher[:, None]), tl.exp(top - higher)
-        total = total * shrink + tl.sum(chances, 1)
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        weights, shrink = tl.exp(scores - new_top[:, None]), tl.exp(top - new_top)
+        total = total * shrink + tl.sum(weights, 1)
         if DROPS:
-            stays = kept(base + rows[:, None] * S + columns[None, :], salt, high, dropped)
-            chances = tl.where(stays, chances * lift, 0.0)
-        mixed = mixed * shrink[:, None]
-        mixed = tl.dot(chances.to(values.dtype), values, mixed, input_precision=PRODUCTS)
-        top = higher
-    tl.store(lse + both.to(tl.int64) * L + rows, top + tl.log(total), mask=rows < L)
+            keep = is_kept(base + rows[:, None] * S + columns[None, :], salt, high, dropped)
+            weights = tl.where(keep, weights * keep_scale, 0.0)
+        outputs = outputs * shrink[:, None]
+        outputs = tl.dot(weights.to(values.dtype), values, outputs, input_precision=PRODUCTS)
+        top = new_top
+    tl.store(lse + pair.to(tl.int64) * L + rows, top + tl.log(total), mask=rows < L)
     out += batch * out_b + head * out_h
-    tl.store(out + rows[:, None] * out_l + depth[None, :], (mixed / total[:, None]).to(out.dtype.element_ty), mask=here)
+    outputs = (outputs / total[:, None]).to(out.dtype.element_ty)
+    tl.store(out + rows[:, None] * out_l + depth[None, :], outputs, mask=row_mask)
 
 
 @triton.jit
 def to_queries(
-    q, k, v, bias, mask, seeds, dout, lse, inner, dq, H, L, S, scale, mark, first, examples, dropped, lift,
+    q, k, v, bias, mask, seeds, dout, lse, inner, dq, H, L, S, scale, layer_salt, first, examples, dropped, keep_scale,
     bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s,
     q_b, q_h, q_l, k_b, k_h, k_s, v_b, v_h, v_s, out_b, out_h, out_l,
     BIASED: tl.constexpr, MASKED: tl.constexpr, DROPS: tl.constexpr,
     D: tl.constexpr, BL: tl.constexpr, BS: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
-    """dq [B, H, L, D] from dout, the rows' sums and `inner`, D in the formulas, [B, H, L]."""
-    both = tl.program_id(1)
-    batch, head = (both // H).to(tl.int64), (both % H).to(tl.int64)
+    """Compute dq [B, H, L, D] from dout, the rows' sums and `inner`, D in the formulas, [B, H, L]."""
+    pair = tl.program_id(1)
+    batch, head = (pair // H).to(tl.int64), (pair % H).to(tl.int64)
     rows, depth = tl.program_id(0) * BL + tl.arange(0, BL), tl.arange(0, D)
     q += batch * q_b + head * q_h
     dout += batch * out_b + head * out_h
     k += batch * k_b + head * k_h
     v += batch * v_b + head * v_h
-    here = (rows < L)[:, None]
-    queries = tl.load(q + rows[:, None] * q_l + depth[None, :], mask=here, other=0.0)
-    slopes = tl.load(dout + rows[:, None] * out_l + depth[None, :], mask=here, other=0.0)
-    logs = tl.load(lse + both.to(tl.int64) * L + rows, mask=rows < L, other=float("inf"))
-    product = tl.load(inner + both.to(tl.int64) * L + rows, mask=rows < L, other=0.0)
+    row_mask = (rows < L)[:, None]
+    queries = tl.load(q + rows[:, None] * q_l + depth[None, :], mask=row_mask, other=0.0)
+    douts = tl.load(dout + rows[:, None] * out_l + depth[None, :], mask=row_mask, other=0.0)
+    logs = tl.load(lse + pair.to(tl.int64) * L + rows, mask=rows < L, other=float("inf"))
+    product = tl.load(inner + pair.to(tl.int64) * L + rows, mask=rows < L, other=0.0)
     total = tl.zeros((BL, D), tl.float32)
     if DROPS:
-        salt, high = salted(tl.load(seeds + batch // examples), mark)
+        salt, high = hash_keys(tl.load(seeds + batch // examples), layer_salt)
         base = first + ((batch % examples).to(tl.int32) * H + head.to(tl.int32)) * L * S
     for start in range(0, S, BS):
         columns = start + tl.arange(0, BS)
-        there = (columns < S)[:, None]
-        keys = tl.load(k + columns[:, None] * k_s + depth[None, :], mask=there, other=0.0)
-        values = tl.load(v + columns[:, None] * v_s + depth[None, :], mask=there, other=0.0)
+        key_mask = (columns < S)[:, None]
+        keys = tl.load(k + columns[:, None] * k_s + depth[None, :], mask=key_mask, other=0.0)
+        values = tl.load(v + columns[:, None] * v_s + depth[None, :], mask=key_mask, other=0.0)
         scores = _scores(
             queries, keys, bias, mask, batch, head, rows, columns, L, S, scale,
             bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s, BIASED, MASKED, PRODUCTS,
         )  # fmt: skip
-        chances = tl.exp(scores - logs[:, None])
-        pull = tl.dot(slopes, tl.trans(values), input_precision=PRODUCTS)
+        weights = tl.exp(scores - logs[:, None])
+        slope = tl.dot(douts, tl.trans(values), input_precision=PRODUCTS)
         if DROPS:
-            stays = kept(base + rows[:, None] * S + columns[None, :], salt, high, dropped)
-            pull = tl.where(stays, pull * lift, 0.0)
-        change = chances * (pull - product[:, None])
-        total = tl.dot(change.to(keys.dtype), keys, total, input_precision=PRODUCTS)
+            keep = is_kept(base + rows[:, None] * S + columns[None, :], salt, high, dropped)
+            slope = tl.where(keep, slope * keep_scale, 0.0)
+        score_slope = weights * (slope - product[:, None])
+        total = tl.dot(score_slope.to(keys.dtype), keys, total, input_precision=PRODUCTS)
     dq += batch * q_b + head * q_h
-    tl.store(dq + rows[:, None] * q_l + depth[None, :], (total * scale).to(dq.dtype.element_ty), mask=here)
+    tl.store(dq + rows[:, None] * q_l + depth[None, :], (total * scale).to(dq.dtype.element_ty), mask=row_mask)
 
 
 @triton.jit
 def to_keys(
-    q, k, v, bias, mask, seeds, dout, lse, inner, dk, dv, H, L, S, scale, mark, first, examples, dropped, lift,
+    q, k, v, bias, mask, seeds, dout, lse, inner, dk, dv,
+    H, L, S, scale, layer_salt, first, examples, dropped, keep_scale,
     bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s,
     q_b, q_h, q_l, k_b, k_h, k_s, v_b, v_h, v_s, out_b, out_h, out_l,
     BIASED: tl.constexpr, MASKED: tl.constexpr, DROPS: tl.constexpr,
     D: tl.constexpr, BL: tl.constexpr, BS: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv [B, H, S, D]."""
-    both = tl.program_id(1)
-    batch, head = (both // H).to(tl.int64), (both % H).to(tl.int64)
+    """Compute dk and dv [B, H, S, D]."""
+    pair = tl.program_id(1)
+    batch, head = (pair // H).to(tl.int64), (pair % H).to(tl.int64)
     columns, depth = tl.program_id(0) * BS + tl.arange(0, BS), tl.arange(0, D)
     q += batch * q_b + head * q_h
     dout += batch * out_b + head * out_h
     k += batch * k_b + head * k_h
     v += batch * v_b + head * v_h
-    there = (columns < S)[:, None]
-    keys = tl.load(k + columns[:, None] * k_s + depth[None, :], mask=there, other=0.0)
-    values = tl.load(v + columns[:, None] * v_s + depth[None, :], mask=there, other=0.0)
+    key_mask = (columns < S)[:, None]
+    keys = tl.load(k + columns[:, None] * k_s + depth[None, :], mask=key_mask, other=0.0)
+    values = tl.load(v + columns[:, None] * v_s + depth[None, :], mask=key_mask, other=0.0)
     to_key, to_value = tl.zeros((BS, D), tl.float32), tl.zeros((BS, D), tl.float32)
     if DROPS:
-        salt, high = salted(tl.load(seeds + batch // examples), mark)
+        salt, high = hash_keys(tl.load(seeds + batch // examples), layer_salt)
         base = first + ((batch % examples).to(tl.int32) * H + head.to(tl.int32)) * L * S
     for start in range(0, L, BL):
         rows = start + tl.arange(0, BL)
-        here = (rows < L)[:, None]
-        queries = tl.load(q + rows[:, None] * q_l + depth[None, :], mask=here, other=0.0)
-        slopes = tl.load(dout + rows[:, None] * out_l + depth[None, :], mask=here, other=0.0)
-        logs = tl.load(lse + both.to(tl.int64) * L + rows, mask=rows < L, other=float("inf"))
-        product = tl.load(inner + both.to(tl.int64) * L + rows, mask=rows < L, other=0.0)
+        row_mask = (rows < L)[:, None]
+        queries = tl.load(q + rows[:, None] * q_l + depth[None, :], mask=row_mask, other=0.0)
+        douts = tl.load(dout + rows[:, None] * out_l + depth[None, :], mask=row_mask, other=0.0)
+        logs = tl.load(lse + pair.to(tl.int64) * L + rows, mask=rows < L, other=float("inf"))
+        product = tl.load(inner + pair.to(tl.int64) * L + rows, mask=rows < L, other=0.0)
         scores = _scores(
             queries, keys, bias, mask, batch, head, rows, columns, L, S, scale,
             bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s, BIASED, MASKED, PRODUCTS,
         )  # fmt: skip
-        chances = tl.exp(scores - logs[:, None])
-        pull = tl.dot(slopes, tl.trans(values), input_precision=PRODUCTS)
-        used = chances
+        weights = tl.exp(scores - logs[:, None])
+        slope = tl.dot(douts, tl.trans(values), input_precision=PRODUCTS)
+        kept_weights = weights
         if DROPS:
-            stays = kept(base + rows[:, None] * S + columns[None, :], salt, high, dropped)
-            pull = tl.where(stays, pull * lift, 0.0)
-            used = tl.where(stays, chances * lift, 0.0)
-        change = chances * (pull - product[:, None])
-        to_value = tl.dot(tl.trans(used).to(slopes.dtype), slopes, to_value, input_precision=PRODUCTS)
-        to_key = tl.dot(tl.trans(change).to(queries.dtype), queries, to_key, input_precision=PRODUCTS)
+            keep = is_kept(base + rows[:, None] * S + columns[None, :], salt, high, dropped)
+            slope = tl.where(keep, slope * keep_scale, 0.0)
+            kept_weights = tl.where(keep, weights * keep_scale, 0.0)
+        score_slope = weights * (slope - product[:, None])
+        to_value = tl.dot(tl.trans(kept_weights).to(douts.dtype), douts, to_value, input_precision=PRODUCTS)
+        to_key = tl.dot(tl.trans(score_slope).to(queries.dtype), queries, to_key, input_precision=PRODUCTS)
     dk += batch * k_b + head * k_h
     dv += batch * v_b + head * v_h
-    tl.store(dk + columns[:, None] * k_s + depth[None, :], (to_key * scale).to(dk.dtype.element_ty), mask=there)
-    tl.store(dv + columns[:, None] * v_s + depth[None, :], to_value.to(dv.dtype.element_ty), mask=there)
+    tl.store(dk + columns[:, None] * k_s + depth[None, :], (to_key * scale).to(dk.dtype.element_ty), mask=key_mask)
+    tl.store(dv + columns[:, None] * v_s + depth[None, :], to_value.to(dv.dtype.element_ty), mask=key_mask)

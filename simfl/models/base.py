@@ -1,76 +1,103 @@
-"""The base of all models: settings that build a torch module."""
+"""The base class of all models, and the few functions that every network here needs."""
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, Any
+from functools import cache
+from typing import Annotated, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from simfl.constraints import Limit
+from simfl.constraints import Constraint
+from simfl.errors import ConfigError
 from simfl.protocol import Task
 
-Dropout = Annotated[float, Limit("a number of at least 0 and below 1", lambda p: 0 <= p < 1)]
+DropoutRate = Annotated[float, Constraint("a number of at least 0 and below 1", lambda p: 0 <= p < 1)]
+AutogradContext = Any  # the `ctx` of `torch.autograd.Function`, which accepts any attribute
+Network = TypeVar("Network", bound=nn.Module)
 
 
 @dataclass(frozen=True)
 class Model(ABC):
-    """A backbone, with its adapters if it has any."""
+    """Settings that build a torch module: a backbone, with its adapters if it has any."""
 
     @abstractmethod
     def build(self, task: Task) -> nn.Module:
-        """The module on the CPU, in evaluation mode, the same to the bit for the same settings and `task.seed`.
+        """Build the module on the CPU, in evaluation mode.
 
-        `module(**inputs)` returns logits or `protocol.Outputs`.
+        The module is bit-identical for equal settings and an equal `task.seed`. `module(**inputs)` returns logits or
+        `protocol.Outputs`.
         """
 
-    def trains(self, module: nn.Module) -> tuple[str, ...]:
-        """Globs of what is trained when a phase names nothing: everything, or the adapters."""
+    def trainable_params(self, module: nn.Module) -> tuple[str, ...]:
+        """Return globs of the parameters trained when a phase names none: everything, or the adapters."""
         return ("*",)
 
-    def frozen(self, module: nn.Module) -> tuple[str, ...]:
-        """Globs of what this model never trains, whatever a phase names."""
+    def frozen_params(self, module: nn.Module) -> tuple[str, ...]:
+        """Return globs of the parameters that this model never trains, even if a phase names them."""
         return ()
 
     def tokenizer(self) -> Any:
-        """The text tokenizer the model was made with, or None for a model that reads no text."""
+        """Return the model's text tokenizer (`models.tokenizer.Tokenizer`), or None for a model that reads no text."""
         return None
 
 
-def mixed(like: Tensor, enabled: bool) -> torch.autocast:
-    """bfloat16 where it is enabled, on the device of `like`; on the meta device, which knows none, without effect."""
-    return torch.autocast("cpu" if like.is_meta else like.device.type, torch.bfloat16, enabled=enabled)
+def set_trainable(model: Model, module: Network) -> Network:
+    """Set `requires_grad` as in a phase that names no parameters, and return `module`."""
+    for name, parameter in module.named_parameters():
+        trainable = any(fnmatchcase(name, glob) for glob in model.trainable_params(module))
+        parameter.requires_grad_(trainable and not any(fnmatchcase(name, glob) for glob in model.frozen_params(module)))
+    return module
 
 
-def filled(values: Sequence[float], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Constants [len(values)] on the device of `like`, made there: a copy from the host cannot be captured."""
-    kind = dtype or like.dtype
-    return torch.stack([torch.full((), value, dtype=kind, device=like.device) for value in values])
+def tied_names(module: nn.Module) -> dict[str, str]:
+    """Map each further name of a tied parameter to its name in `named_parameters`."""
+    owners = {id(parameter): name for name, parameter in module.named_parameters()}
+    names = module.named_parameters(remove_duplicate=False)
+    return {name: owners[id(parameter)] for name, parameter in names if owners[id(parameter)] != name}
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Initialise with torch's own functions, from `seed`, and leave the global generator as it was."""
+    """Seed torch's CPU generator inside the block, and restore its state at the end."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
 
 
-def aliases(module: nn.Module) -> dict[str, str]:
-    """Second names of shared parameters, each with the name that `named_parameters` gives its owner."""
-    owners = {id(parameter): name for name, parameter in module.named_parameters()}
-    every = module.named_parameters(remove_duplicate=False)
-    return {name: owners[id(parameter)] for name, parameter in every if owners[id(parameter)] != name}
+def shape_and_classes(task: Task, model: str) -> tuple[tuple[int, ...], int]:
+    """Return the shape of an example and the number of classes; raise ConfigError if the data set has neither."""
+    if task.shape is None or task.num_classes is None:
+        raise ConfigError(f"model: {model!r} reads images or features with a label; the data set has none")
+    return task.shape, task.num_classes
 
 
-def default_trained(model: Model, module: nn.Module) -> nn.Module:
-    """`module` with gradients wanted where a phase that names nothing would train; returns it."""
-    for name, parameter in module.named_parameters():
-        wanted = any(fnmatchcase(name, glob) for glob in model.trains(module))
-        parameter.requires_grad_(wanted and not any(fnmatchcase(name, glob) for glob in model.frozen(module)))
-    return module
+def to_float(x: Tensor) -> Tensor:
+    """Scale uint8 pixels to floats in [0, 1]; return floats unchanged."""
+    return x.to(torch.float32) / 255.0 if x.dtype == torch.uint8 else x
+
+
+def bf16_autocast(like: Tensor, enabled: bool) -> torch.autocast:
+    """Return a bfloat16 autocast context for the device of `like`; on the meta device it has no effect."""
+    return torch.autocast("cpu" if like.is_meta else like.device.type, torch.bfloat16, enabled=enabled)
+
+
+def constants(values: Sequence[float], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Fill a tensor [len(values)] on the device of `like`: a copy from the host cannot be captured in a CUDA graph."""
+    dtype = dtype or like.dtype
+    return torch.stack([torch.full((), value, dtype=dtype, device=like.device) for value in values])
+
+
+@cache
+def load_kernels(name: str) -> Any:
+    """Import the Triton kernels `simfl.models.<name>`; return None where Triton is not installed."""
+    try:
+        return importlib.import_module(f"simfl.models.{name}")
+    except ImportError:
+        return None

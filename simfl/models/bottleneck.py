@@ -2,8 +2,9 @@
 
     A(h) = W_up relu(W_down h)          shared: h + A_s(h)     client: h + A_c(h)     dual: h + ½ A_s(h) + ½ A_c(h)
 
-The path is the `branch` of the pass under mode: a name, "dual" for the mean of all, or "" for the first. One name makes
-the plain adapter. In FedDAT's dual pass the engine puts the received, frozen A_s in the place of the trained.
+The path is the `branch` of the current model call: a name, "dual" for the mean of all paths, or "" for the first. A
+single name gives the plain adapter. In FedDAT's dual pass, training substitutes the received, frozen A_s for the
+trained one.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from simfl.constraints import Count
+from simfl.constraints import PositiveInt
 from simfl.errors import ConfigError
-from simfl.models.adapters_base import Adapter
-from simfl.models.call_context import current
+from simfl.models.adapters import Adapter
+from simfl.models.call_context import current_call
 
 
 class BottleneckAdapter(nn.Module):
-    """A(h), without the residual; [..., D] to [..., D]. Weights start at N(0, .02), biases at 0."""
+    """A(h) without the residual. Weights are drawn from N(0, 0.02²), biases start at 0."""
 
-    def __init__(self, width: int, reduction: Count) -> None:
+    def __init__(self, width: int, reduction: PositiveInt) -> None:
         super().__init__()
         self.down = nn.Linear(width, max(width // reduction, 1))
         self.up = nn.Linear(max(width // reduction, 1), width)
@@ -31,19 +32,19 @@ class BottleneckAdapter(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, h: Tensor) -> Tensor:
-        """A(h)."""
+        """Map [..., D] to [..., D]."""
         return self.up(nn.functional.relu(self.down(h)))
 
 
 @dataclass(frozen=True)
 class Bottleneck(Adapter):
-    """Small bottlenecks after each feed-forward's residual, by default one shared and one the client's own."""
+    """A small bottleneck after each feed-forward's residual; by default one is shared and one is the client's own."""
 
-    reduction: Count = 16  # width of the layer over width of the bottleneck
-    names: tuple[str, ...] = ("shared", "client")  # the paths; the first is taken where a pass names none
+    reduction: PositiveInt = 16  # width of the layer over width of the bottleneck
+    names: tuple[str, ...] = ("shared", "client")  # the paths; the first is used where a pass names none
 
     def attach(self, module: nn.Module) -> None:
-        """Hang the adapters at `module.adapter_places()`, named `adapter_<path>` there."""
+        """Add the adapters at `module.adapter_places()`, named `adapter_<path>`; raise ConfigError if it has none."""
         places: list[tuple[Any, int]] = getattr(module, "adapter_places", list)()
         if not places:
             raise ConfigError(f"adapters.kind: {type(module).__name__} has no place for a bottleneck; allowed: lora")
@@ -53,15 +54,16 @@ class Bottleneck(Adapter):
             for name in self.names:
                 setattr(place, f"adapter_{name}", BottleneckAdapter(width, self.reduction))
             place.adapter_names = self.names
-            place.register_forward_hook(_adapt)
+            place.register_forward_hook(_add_adapters)
 
-    def trains(self) -> tuple[str, ...]:
-        """All paths."""
+    def own_params(self) -> tuple[str, ...]:
+        """Return globs of all paths."""
         return ("*.adapter_*",)
 
 
-def _adapt(place: Any, inputs: tuple[Tensor, ...], h: Tensor) -> Tensor:
-    branch = current().branch
+def _add_adapters(place: Any, inputs: tuple[Tensor, ...], h: Tensor) -> Tensor:
+    """Add the mean of the selected paths to the output `h` of a layer; a forward hook."""
+    branch = current_call().branch
     names = place.adapter_names if branch == "dual" else (branch or place.adapter_names[0],)
     paths = [place.get_submodule(f"adapter_{name}") for name in names]
     return h + sum(path(h) for path in paths) / len(paths)

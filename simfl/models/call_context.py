@@ -1,8 +1,8 @@
-"""The pass under way: what layers must know beyond their input, without threading it through every model's `forward`.
+"""The state of the model call under way, which layers read without it being passed through every `forward`.
 
-The engine enters a `ModelCall` around each call of a model. Keyed dropout reads `key`, adapters read `branch`, grouped
-layers read `groups`. Outside of any pass (a user calling the model by hand) layers see the default: no dropout, one
-group.
+The training code enters `call_context(ModelCall(...))` around each call of a model. Keyed dropout reads `dropout_key`,
+adapters read `branch`, grouped layers read `num_groups`. Outside of any context, as when a user calls the model
+directly, layers see the default: no dropout, one group.
 """
 
 from __future__ import annotations
@@ -17,61 +17,68 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ModelCall:
-    """One call of a model by the engine."""
+    """Settings of one call of a model.
 
-    key: Tensor | None = None  # int64 scalar, or [groups]: the dropout key of this client and step; None: no dropout
-    groups: int = 1  # clients side by side along the first axis of every activation
-    branch: str = ""  # the path through adapters that have several
-    stacked: bool = False  # under `vmap`, where fused kernels have no rule
+    Attributes:
+        dropout_key: int64 scalar, or [num_groups]: the key of a client and local step; None turns dropout off.
+        num_groups: Clients whose examples are concatenated along the first axis of every activation.
+        branch: Path through adapters that have several; "" is their first.
+        under_vmap: True inside of `torch.func.vmap`, for which fused kernels have no batching rule.
+    """
+
+    dropout_key: Tensor | None = None
+    num_groups: int = 1
+    branch: str = ""
+    under_vmap: bool = False
 
     @property
-    def keys(self) -> Tensor:
-        """The dropout key of each group: [groups], or a scalar for one."""
-        assert self.key is not None
-        return self.key.reshape(self.groups) if self.groups > 1 else self.key.reshape(())
+    def group_keys(self) -> Tensor:
+        """Dropout key of each group: [num_groups], or a scalar for one group."""
+        assert self.dropout_key is not None
+        return self.dropout_key.reshape(self.num_groups) if self.num_groups > 1 else self.dropout_key.reshape(())
 
 
 @dataclass(frozen=True)
 class BatchPart:
-    """Which examples of their batch are in the passes under way: `count` of them, after `first` others."""
+    """The examples of a batch that a call of the model sees: `count` of them, preceded by `first` others."""
 
     first: int
     count: int
 
-    def before(self, values: int) -> int:
-        """Of an activation of the whole batch, how many values come before the `values` of this part."""
-        return self.first * (values // self.count)
+    def offset(self, num_values: int) -> int:
+        """Return how many values of the whole batch's activation precede the `num_values` of this part."""
+        return self.first * (num_values // self.count)
 
 
-_OUTSIDE = ModelCall()
-_WHOLE = BatchPart(0, 1)
-_PART: ContextVar[BatchPart] = ContextVar("simfl_part", default=_WHOLE)
-_CURRENT: ContextVar[ModelCall] = ContextVar("simfl_pass", default=_OUTSIDE)
+NO_CALL = ModelCall()  # outside of any context
+WHOLE_BATCH = BatchPart(0, 1)
+_CALL: ContextVar[ModelCall] = ContextVar("simfl_model_call", default=NO_CALL)
+_PART: ContextVar[BatchPart] = ContextVar("simfl_batch_part", default=WHOLE_BATCH)
 
 
-def current() -> ModelCall:
-    """The pass under way."""
-    return _CURRENT.get()
+def current_call() -> ModelCall:
+    """Return the model call under way, or `NO_CALL`."""
+    return _CALL.get()
 
 
 @contextmanager
-def call_context(step: ModelCall) -> Iterator[None]:
-    """Make `step` the current pass inside a `with` block."""
-    token = _CURRENT.set(step)
+def call_context(call: ModelCall) -> Iterator[None]:
+    """Make `call` the current model call inside the block."""
+    token = _CALL.set(call)
     try:
         yield
     finally:
-        _CURRENT.reset(token)
+        _CALL.reset(token)
 
 
-def part() -> BatchPart:
-    """The part of a batch that passes are of."""
+def current_batch_part() -> BatchPart:
+    """Return the part of the batch that the current model calls see."""
     return _PART.get()
 
 
 @contextmanager
 def batch_part(part: BatchPart) -> Iterator[None]:
-    """Inside the block, passes are of this part of a batch."""
+    """Make `part` the part of the batch that model calls inside the block see."""
     token = _PART.set(part)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The small convolutional network of the federated benchmarks (Reddi et al. 2021, FEMNIST; pfl-research, CIFAR10).
+"""The small convolutional network of federated benchmarks (Reddi et al. 2021, FEMNIST; pfl-research, CIFAR10).
 
 Two 3×3 convolutions, one pooling, one dense layer: 1,206,590 parameters on 28×28 grey images with 62 classes.
 """
@@ -12,61 +12,58 @@ from typing import Annotated, Literal
 
 from torch import Tensor, nn
 
-from simfl.constraints import Count, Limit
+from simfl.constraints import Constraint, PositiveInt
 from simfl.errors import ConfigError
-from simfl.models import hashed
-from simfl.models.adapters_base import Adapter
-from simfl.models.base import Model, default_trained, mixed, seeded
-from simfl.models.dropout import install
-from simfl.models.hashed import Ratio
-from simfl.models.mlp import as_float, shape_and_classes
-from simfl.models.pooling import MeanPool, pixelwise
+from simfl.models.adapters import Adapter
+from simfl.models.base import Model, bf16_autocast, seeded, set_trainable, shape_and_classes, to_float
+from simfl.models.dropout import install_keyed_dropout
+from simfl.models.hashed_weights import HashRatio, check_hash_settings, hash_weights
+from simfl.models.pooling import MeanPool, to_channels_last
 from simfl.protocol import Outputs, Task
 
 POOLS: dict[str, Callable[[], nn.Module]] = {"avg": MeanPool, "max": partial(nn.MaxPool2d, 2)}
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
 
-Half = Annotated[float, Limit("a number of at least 0 and below 0.5", lambda p: 0 <= p < 0.5)]
+HalfRate = Annotated[float, Constraint("a number of at least 0 and below 0.5", lambda p: 0 <= p < 0.5)]
 
 
 @dataclass(frozen=True)
 class Cnn(Model):
-    """Two 3×3 convolutions, pooling, one dense layer, a linear head."""
+    """Two 3×3 convolutions, pooling, a dense layer and a linear head."""
 
-    channels: tuple[Count, Count] = (32, 64)  # of the two convolutions
-    hidden: Count = 128  # width of the dense layer
-    pool: Literal["avg", "max"] = "avg"  # 2×2
+    channels: tuple[PositiveInt, PositiveInt] = (32, 64)  # of the two convolutions
+    hidden: PositiveInt = 128  # width of the dense layer
+    pool: Literal["avg", "max"] = "avg"  # over 2×2 squares
     activation: Literal["gelu", "relu"] = "gelu"  # after every layer but the head
-    dropout: Half = 0.0  # after pooling, and twice that after the dense layer
-    adapters: Adapter | None = None  # trained in place of the rest
+    dropout: HalfRate = 0.0  # after pooling, and twice that after the dense layer
+    adapters: Adapter | None = None  # trained instead of the rest
     precision: Literal["float32", "bf16"] = "float32"  # bf16: autocast; weights stay float32
-    hash: Ratio | None = None  # γ: trained in a hashed space of this share of the weights; null: not hashed
+    hash: HashRatio | None = None  # γ: train in a hashed space of this share of the weights; null: not hashed
 
     def __post_init__(self) -> None:
-        """Refuses to hash what adapters leave frozen."""
-        if self.hash is not None and self.adapters is not None:
-            raise ConfigError(f"hash: {self.hash} given with adapters, beside which nothing hashed is trained")
+        """Reject hashed weights together with adapters."""
+        check_hash_settings(self.hash, self.adapters)
 
     def build(self, task: Task) -> nn.Module:
-        """The module; ConfigError for a task without images."""
+        """Build the module; raise ConfigError for a task without images."""
         shape, classes = shape_and_classes(task, "cnn")
         if len(shape) != 3:
             raise ConfigError(f"model: 'cnn' reads images [channels, height, width]; the data have shape {shape}")
         with seeded(task.seed):
             module = CnnNetwork(self, shape, classes)
             if self.hash is not None:
-                hashed.attach(module, self.hash, task.seed)
+                hash_weights(module, self.hash, task.seed)
             if self.adapters is not None:
                 self.adapters.attach(module)
-        return default_trained(self, install(module).eval())
+        return set_trainable(self, install_keyed_dropout(module).eval())
 
-    def trains(self, module: nn.Module) -> tuple[str, ...]:
-        """The adapters, if there are any."""
-        return ("*",) if self.adapters is None else self.adapters.trained(module)
+    def trainable_params(self, module: nn.Module) -> tuple[str, ...]:
+        """Return everything, or the adapters if there are any."""
+        return ("*",) if self.adapters is None else self.adapters.trainable_params(module)
 
 
 class CnnNetwork(nn.Module):
-    """The network; `features` are the dense layer's [B, hidden]."""
+    """The network; `features` are the dense layer's outputs [B, hidden]."""
 
     heads = ("head.*",)
 
@@ -84,13 +81,13 @@ class CnnNetwork(nn.Module):
         self.head = nn.Linear(settings.hidden, classes)
 
     def blocks(self) -> list[str]:
-        """Names of the layers below the head, first to last."""
+        """Return the names of the layers below the head, first to last."""
         return ["conv1", "conv2", "dense"]
 
     def forward(self, x: Tensor) -> Outputs:
-        """`x` [B, C, H, W] or flat [B, C·H·W], floats or uint8 (scaled to [0, 1])."""
-        with mixed(x, self.bf16):
-            h = self.activation(self.conv1(pixelwise(as_float(x).reshape(len(x), *self.shape))))
+        """Classify `x` [B, C, H, W] or flat [B, C·H·W], floats or uint8 pixels (scaled to [0, 1])."""
+        with bf16_autocast(x, self.bf16):
+            h = self.activation(self.conv1(to_channels_last(to_float(x).reshape(len(x), *self.shape))))
             h = self.pool(self.activation(self.conv2(h)))
             h = self.activation(self.dense(self.dropout1(h).flatten(1)))
             logits = self.head(self.dropout2(h))

@@ -1,4 +1,7 @@
-"""The kernels of `models.convolution`. All tensors are contiguous; a program's third index is the client."""
+"""Triton kernels of `models.convolution`.
+
+All tensors are contiguous; the third index of a program is the client.
+"""
 
 # mypy: ignore-errors
 import triton
@@ -12,7 +15,7 @@ def forward(
     DH: tl.constexpr, DW: tl.constexpr, BIASED: tl.constexpr,
     BP: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
-    """y [P, N] of a client from x [B, C, H, W] and w [N, K]; P = B·OH·OW, K = C·KH·KW."""
+    """Compute y [P, N] of a client from x [B, C, H, W] and w [N, K]; P = B·OH·OW, K = C·KH·KW."""
     g = tl.program_id(2).to(tl.int64)
     p = tl.program_id(0) * BP + tl.arange(0, BP)
     o = tl.program_id(1) * BO + tl.arange(0, BO)
@@ -27,11 +30,11 @@ def forward(
         k = first + tl.arange(0, BK)
         channel, tap = k // (KH * KW), k % (KH * KW)
         down, right = tap // KW * DH, tap % KW * DW
-        here = (p < P)[:, None] & (k < K)[None, :]
+        inside = (p < P)[:, None] & (k < K)[None, :]
         if PH > 0 or PW > 0:
             at, to = row[:, None] + down[None, :], column[:, None] + right[None, :]
-            here &= (at >= 0) & (at < H) & (to >= 0) & (to < W)
-        windows = tl.load(x + base[:, None] + (channel * H * W + down * W + right)[None, :], mask=here, other=0.0)
+            inside &= (at >= 0) & (at < H) & (to >= 0) & (to < W)
+        windows = tl.load(x + base[:, None] + (channel * H * W + down * W + right)[None, :], mask=inside, other=0.0)
         weights = tl.load(w + o[None, :] * K + k[:, None], mask=(o < N)[None, :] & (k < K)[:, None], other=0.0)
         total = tl.dot(windows, weights, total, input_precision=PRODUCTS)
     if BIASED:
@@ -47,7 +50,7 @@ def to_input(
     DH: tl.constexpr, DW: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
-    """dx [P, C] of a client from dy [B, N, OH, OW] and w [K, C]; P = B·H·W, K = KH·KW·N."""
+    """Compute dx [P, C] of a client from dy [B, N, OH, OW] and w [K, C]; P = B·H·W, K = KH·KW·N."""
     g = tl.program_id(2).to(tl.int64)
     p = tl.program_id(0) * BP + tl.arange(0, BP)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -62,14 +65,14 @@ def to_input(
         k = first + tl.arange(0, BK)
         tap, o = k // N, k % N
         at, to = row[:, None] - (tap // KW * DH)[None, :], column[:, None] - (tap % KW * DW)[None, :]
-        here = (p < P)[:, None] & (k < K)[None, :] & (at >= 0) & (to >= 0)
+        inside = (p < P)[:, None] & (k < K)[None, :] & (at >= 0) & (to >= 0)
         if SH > 1 or SW > 1:
-            here &= (at % SH == 0) & (to % SW == 0)
+            inside &= (at % SH == 0) & (to % SW == 0)
             at, to = at // SH, to // SW
-        here &= (at < OH) & (to < OW)
-        slopes = tl.load(dy + base[:, None] + (o * OH * OW)[None, :] + at * OW + to, mask=here, other=0.0)
+        inside &= (at < OH) & (to < OW)
+        gradients = tl.load(dy + base[:, None] + (o * OH * OW)[None, :] + at * OW + to, mask=inside, other=0.0)
         weights = tl.load(w + k[:, None] * C + c[None, :], mask=(k < K)[:, None] & (c < C)[None, :], other=0.0)
-        total = tl.dot(slopes, weights, total, input_precision=PRODUCTS)
+        total = tl.dot(gradients, weights, total, input_precision=PRODUCTS)
     out = dx + (example * C * H * W + place)[:, None] + c[None, :] * H * W
     tl.store(out, total, mask=(p < P)[:, None] & (c < C)[None, :])
 
@@ -81,7 +84,10 @@ def to_weight(
     DH: tl.constexpr, DW: tl.constexpr,
     BO: tl.constexpr, BK: tl.constexpr, BP: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
-    """parts [S, clients, N, K] from x [B, C, H, W] and dy [B, N, OH, OW]: slice s of the sum over P = B·OH·OW."""
+    """Compute parts [S, clients, N, K] from x [B, C, H, W] and dy [B, N, OH, OW].
+
+    Slice s holds its share of the sum over P = B·OH·OW.
+    """
     g, s = (tl.program_id(2) // S).to(tl.int64), tl.program_id(2) % S
     o = tl.program_id(0) * BO + tl.arange(0, BO)
     k = tl.program_id(1) * BK + tl.arange(0, BK)
@@ -97,14 +103,15 @@ def to_weight(
         p = first + tl.arange(0, BP)
         example, place = p // (OH * OW), p % (OH * OW)
         row, column = place // OW * SH - PH, place % OW * SW - PW
-        slopes = tl.load(
+        gradients = tl.load(
             dy + (example * N * OH * OW + place)[None, :] + o[:, None] * OH * OW,
             mask=(p < P)[None, :] & (o < N)[:, None], other=0.0,
         )  # fmt: skip
-        here = (p < P)[:, None] & (k < K)[None, :]
+        inside = (p < P)[:, None] & (k < K)[None, :]
         if PH > 0 or PW > 0:
             at, to = row[:, None] + down[None, :], column[:, None] + right[None, :]
-            here &= (at >= 0) & (at < H) & (to >= 0) & (to < W)
-        windows = tl.load(x + (example * C * H * W + row * W + column)[:, None] + offset[None, :], mask=here, other=0.0)
-        total = tl.dot(slopes, windows, total, input_precision=PRODUCTS)
+            inside &= (at >= 0) & (at < H) & (to >= 0) & (to < W)
+        corner = example * C * H * W + row * W + column
+        windows = tl.load(x + corner[:, None] + offset[None, :], mask=inside, other=0.0)
+        total = tl.dot(gradients, windows, total, input_precision=PRODUCTS)
     tl.store(parts + o[:, None] * K + k[None, :], total, mask=(o < N)[:, None] & (k < K)[None, :])

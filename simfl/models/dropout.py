@@ -1,95 +1,111 @@
-"""Dropout as a stateless function of (seed, client, step, layer, position).
+"""Dropout and stochastic depth as stateless functions of (seed, client, step, layer, position).
 
-torch's own dropout draws from a generator, so its masks depend on what ran before and on how clients are stacked.
-Ours hashes the position of each element within its client's activation together with the pass's key, and gives the
-same mask one client at a time, under `vmap`, grouped along the batch, on the CPU and on a GPU.
+torch's dropout draws from a generator, so its masks depend on what ran before and on how clients are stacked. Keyed
+dropout hashes the position of each element within its client's activation together with the key of the model call. The
+mask is the same for one client at a time, under `vmap`, grouped along the batch, on the CPU and on a GPU.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from simfl import keyed_random as chance
-from simfl.models.call_context import current, part
+from simfl import keyed_random
+from simfl.models.base import AutogradContext, Network, load_kernels
+from simfl.models.call_context import current_batch_part, current_call
 
-HALF = 1 << 16
+LEVELS = 1 << 16  # a dropout rate is rounded to a multiple of 1 / LEVELS
 
 
 def keyed_bits(key: Tensor, layer: int, count: int, first: int = 0) -> Tensor:
-    """16 random bits for each of `count` positions from `first` on: int16 [*key.shape, count]; `key` is int64.
+    """Hash `count` positions, starting at `first`, to 16 random bits each.
 
-    The hash of `simfl.chance`, keyed before and within; each word serves two positions.
+    The hash is that of `simfl.keyed_random`, keyed before and within; each 32-bit word serves two positions.
+
+    Args:
+        key: int64, of any shape.
+        layer: Number of the layer within its model.
+        count: Number of positions.
+        first: First position.
+
+    Returns:
+        int16 [*key.shape, count].
     """
-    low, high = chance.words(key)
-    salt = (low * chance.SPREAD) ^ mark(layer)
-    salt = salt ^ chance.shifted(salt, 13)
+    low, high = keyed_random.split_key(key)
+    salt = (low * keyed_random.KEY_MULTIPLIER) ^ layer_salt(layer)
+    salt = salt ^ keyed_random.logical_shift(salt, 13)
     x = torch.arange(first // 2, -(-(first + count) // 2), dtype=torch.int32, device=key.device) ^ salt[..., None]
-    x = chance.last(chance.second(chance.first(x) ^ high[..., None]))
+    x = keyed_random.finalize(keyed_random.mix_second(keyed_random.mix_first(x) ^ high[..., None]))
     return x.view(torch.int16)[..., first % 2 : first % 2 + count]
 
 
-def mark(layer: int) -> int:
-    """A layer's number spread over 31 bits."""
+def layer_salt(layer: int) -> int:
+    """Spread a layer's number over 31 bits."""
     return layer * 0x632BE5AB & 0x7FFFFFFF
 
 
 def keyed_keep(key: Tensor, layer: int, count: int, p: float) -> tuple[Tensor, float]:
-    """Which of `count` positions stay if each is dropped with probability `p`, and the share expected to stay.
+    """Choose which of `count` positions are kept if each is dropped with probability `p`.
 
-    `p` is taken in steps of 2⁻¹⁶, and the share is exact for the step taken.
+    `p` is rounded to a multiple of 2⁻¹⁶.
+
+    Returns:
+        A mask, bool [*key.shape, count], and the expected share kept, exact for the rounded `p`.
     """
-    dropped = round(p * HALF)
-    return keyed_bits(key, layer, count, part().before(count)) >= dropped - HALF // 2, 1.0 - dropped / HALF
+    dropped = round(p * LEVELS)
+    kept = keyed_bits(key, layer, count, current_batch_part().offset(count)) >= dropped - LEVELS // 2
+    return kept, 1.0 - dropped / LEVELS
+
+
+def keep_scale(dropped: int) -> float:
+    """Return the factor on kept values if `dropped` of LEVELS are dropped."""
+    return 1.0 / (1.0 - dropped / LEVELS)
 
 
 def keyed_dropout(x: Tensor, p: float, layer: int) -> Tensor:
-    """Drop elements of `x` with probability `p` under the current pass; identity where the pass has no key.
+    """Drop elements of `x` with probability `p`; return `x` itself if the current model call has no key.
 
     With g groups, `x` is [g·B, …] and each group has its own key.
     """
-    step = current()
-    if step.key is None or p == 0.0:
+    call = current_call()
+    if call.dropout_key is None or p == 0.0:
         return x
-    count = x.numel() // step.groups
-    if x.is_cuda and not step.stacked and x.is_floating_point() and _kernel() is not None:
-        numbers = [mark(layer), part().before(count), round(p * HALF)]
-        dropped: Tensor = _Dropout.apply(x, step.keys.reshape(-1), numbers)
+    count = x.numel() // call.num_groups
+    fusable = x.is_cuda and not call.under_vmap and x.is_floating_point()
+    if fusable and load_kernels("elementwise_kernels") is not None:
+        numbers = [layer_salt(layer), current_batch_part().offset(count), round(p * LEVELS)]
+        dropped: Tensor = _FusedDropout.apply(x, call.group_keys.reshape(-1), numbers)
         return dropped
-    keep, share = keyed_keep(step.keys, layer, count, p)
+    keep, share = keyed_keep(call.group_keys, layer, count, p)
     return x * (keep.reshape(x.shape).to(x.dtype) / share)
 
 
-class _Dropout(torch.autograd.Function):
-    """On a GPU as one kernel, which tracing and compiling see as one operator; the gradient drops the same places."""
+class _FusedDropout(torch.autograd.Function):
+    """Dropout in one GPU kernel, one operator to tracing and compiling; the gradient drops the same positions."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, keys: Tensor, numbers: list[int]) -> Tensor:
+    def forward(ctx: AutogradContext, x: Tensor, keys: Tensor, numbers: list[int]) -> Tensor:
         ctx.save_for_backward(keys)
         ctx.numbers = numbers
         out: Tensor = torch.ops.simfl.keyed_dropout(x.contiguous(), keys, numbers)
         return out
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Any:
-        return torch.ops.simfl.keyed_dropout(slope.contiguous(), *ctx.saved_tensors, ctx.numbers), None, None
+    def backward(ctx: AutogradContext, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return torch.ops.simfl.keyed_dropout(gradient.contiguous(), *ctx.saved_tensors, ctx.numbers), None, None
 
 
 @torch.library.custom_op("simfl::keyed_dropout", mutates_args=())
 def _keyed_dropout(x: Tensor, keys: Tensor, numbers: list[int]) -> Tensor:
-    """Of `x`, equal parts of which have a key each. `numbers`: the layer's mark, places before `x`, share dropped."""
+    """Drop elements of `x`, equal parts of which have a key each.
+
+    `numbers` are the layer's salt, the positions before `x`, and the dropped share of LEVELS.
+    """
     out, count, block = torch.empty_like(x), x.numel() // len(keys), 1024
     grid = (-(-count // block), len(keys))
-    _kernel().forward[grid](x, keys, out, count, *numbers, lift(numbers[2]), block, num_warps=4)
+    kernel = load_kernels("elementwise_kernels").dropout
+    kernel[grid](x, keys, out, count, *numbers, keep_scale(numbers[2]), block, num_warps=4)
     return out
-
-
-def lift(dropped: int) -> float:
-    """What is kept is multiplied by, if so many of HALF are dropped."""
-    return 1.0 / (1.0 - dropped / HALF)
 
 
 @_keyed_dropout.register_fake
@@ -97,42 +113,53 @@ def _(x: Tensor, keys: Tensor, numbers: list[int]) -> Tensor:
     return torch.empty_like(x)
 
 
-@cache
-def _kernel() -> Any:
-    """The kernel, where there is Triton."""
-    try:
-        from simfl.models import dropout_kernel
-    except ImportError:
-        return None
-    return dropout_kernel
-
-
 class KeyedDropout(nn.Module):
-    """Takes the place of `nn.Dropout`. `layer` is its number within the model."""
+    """Keyed replacement of `nn.Dropout`."""
 
-    def __init__(self, p: float, layer: int = 0) -> None:
+    def __init__(self, p: float) -> None:
         super().__init__()
-        self.p, self.layer = p, layer
+        self.p = p
+        self.dropout_layer = 0  # set by `install_keyed_dropout`
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x` with dropout in training mode."""
-        return keyed_dropout(x, self.p, self.layer) if self.training else x
+        """Drop elements of `x` in training mode."""
+        return keyed_dropout(x, self.p, self.dropout_layer) if self.training else x
 
     def extra_repr(self) -> str:
-        return f"p={self.p}, layer={self.layer}"
+        """Show the settings in the module's repr."""
+        return f"p={self.p}, dropout_layer={self.dropout_layer}"
 
 
-def install(module: nn.Module) -> nn.Module:
-    """Replace every dropout of `module` in place and number every layer that drops; returns `module`.
+class KeyedDropPath(nn.Module):
+    """Keyed stochastic depth (Huang et al. 2016): in training, an example loses its whole residual branch."""
 
-    Functional dropout inside attention is served by the attention function of `models.attention`.
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+        self.dropout_layer = 0  # set by `install_keyed_dropout`
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Set each example of `x` [g·B, …] to zero with probability `p`, and scale the others up."""
+        call = current_call()
+        if not self.training or self.p == 0.0 or call.dropout_key is None:
+            return x
+        keep, share = keyed_keep(call.group_keys, self.dropout_layer, x.shape[0] // call.num_groups, self.p)
+        return x * (keep.reshape(-1, *[1] * (x.dim() - 1)).to(x.dtype) / share)
+
+    def extra_repr(self) -> str:
+        """Show the settings in the module's repr."""
+        return f"p={self.p}"
+
+
+def install_keyed_dropout(module: Network) -> Network:
+    """Replace every `nn.Dropout` of `module` in place, number every layer, and return `module`.
+
+    Functional dropout inside attention is handled by the attention function of `models.attention`.
     """
     for number, (name, child) in enumerate(list(module.named_modules()), start=1):
+        parent, _, last_name = name.rpartition(".")
         if isinstance(child, nn.Dropout):
-            parent = module.get_submodule(name.rpartition(".")[0])
-            setattr(parent, name.rpartition(".")[2], KeyedDropout(child.p, number))
-        elif isinstance(child, KeyedDropout):
-            child.layer = number
-        else:
-            child.dropout_layer = number  # read by keyed attention
+            child = KeyedDropout(child.p)
+            setattr(module.get_submodule(parent), last_name, child)
+        child.dropout_layer = number  # also read by keyed attention
     return module

@@ -1,7 +1,10 @@
-"""The kernel of `models.dropout`: one read and one write, where the hash as tensor operations takes twenty of each.
+"""Triton kernels that read and write each value once: keyed dropout and T5's RMS norm.
 
-The hash of `simfl.chance` is written once more, since a Triton program can call nothing but Triton's own functions;
-tests hold both to the same bits.
+Dropout: the hash of `simfl.keyed_random` takes some twenty reads and writes as tensor operations. It is written again
+here, since a Triton program can call only Triton's own functions; tests check that both give the same bits.
+
+RMS norm, one program a row:
+    r = 1 / √(mean x² + ε)     y = x·r·w     dx = r·(w·dy − x·r²·mean(x·w·dy))
 """
 
 # mypy: ignore-errors
@@ -10,16 +13,16 @@ import triton.language as tl
 
 
 @triton.jit
-def salted(key, mark):
-    """What the hash is keyed by before and within: int32. `key` is int64, `mark` that of the layer."""
-    salt = ((key & 0xFFFFFFFF).to(tl.uint32) * 0x3C6EF35F) ^ mark.to(tl.uint32)
+def hash_keys(key, layer_salt):
+    """Return the two int32 words that key the hash, before and within. `key` is int64."""
+    salt = ((key & 0xFFFFFFFF).to(tl.uint32) * 0x3C6EF35F) ^ layer_salt.to(tl.uint32)
     salt = salt ^ (salt >> 13)
     return salt.to(tl.int32, bitcast=True), (key >> 32).to(tl.int32)
 
 
 @triton.jit
-def kept(position, salt, high, dropped):
-    """Whether values stay: 16 bits of a hash of their place, as `dropout.keyed_bits` has them. `position` is int32."""
+def is_kept(position, salt, high, dropped):
+    """Compare 16 bits of a position's hash with the dropped share, as `dropout.keyed_keep`. `position` is int32."""
     x = ((position >> 1) ^ salt).to(tl.uint32)
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = x ^ high.to(tl.uint32)
@@ -31,13 +34,38 @@ def kept(position, salt, high, dropped):
 
 
 @triton.jit
-def forward(x, keys, out, count, mark, first, dropped, lift, BLOCK: tl.constexpr):
-    """out [groups, count] from x; the second index of a program is the group."""
+def dropout(x, keys, out, count, layer_salt, first, dropped, scale, BLOCK: tl.constexpr):
+    """Compute out [groups, count] from x; the second index of a program is the group."""
     group = tl.program_id(1)
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    salt, high = salted(tl.load(keys + group), mark)
-    at = group.to(tl.int64) * count + place
-    here = place < count
-    values = tl.load(x + at, mask=here, other=0.0)
-    scaled = (values.to(tl.float32) * lift).to(values.dtype)
-    tl.store(out + at, tl.where(kept(first + place, salt, high, dropped), scaled, 0.0), mask=here)
+    position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    salt, high = hash_keys(tl.load(keys + group), layer_salt)
+    at = group.to(tl.int64) * count + position
+    inside = position < count
+    values = tl.load(x + at, mask=inside, other=0.0)
+    scaled = (values.to(tl.float32) * scale).to(values.dtype)
+    tl.store(out + at, tl.where(is_kept(first + position, salt, high, dropped), scaled, 0.0), mask=inside)
+
+
+@triton.jit
+def rms_norm_forward(x, weight, out, root, width, epsilon, BLOCK: tl.constexpr):
+    """Compute y and r of each row, as out and root."""
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    inside = column < width
+    values = tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
+    inverse = 1.0 / tl.sqrt(tl.sum(values * values, 0) / width + epsilon)
+    scaled = values * inverse * tl.load(weight + column, mask=inside, other=0.0)
+    tl.store(root + row, inverse)
+    tl.store(out + row * width + column, scaled.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def rms_norm_backward(dy, x, weight, root, dx, width, BLOCK: tl.constexpr):
+    """Compute dx of each row."""
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    inside = column < width
+    values = tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
+    slope = tl.load(dy + row * width + column, mask=inside, other=0.0).to(tl.float32)
+    slope *= tl.load(weight + column, mask=inside, other=0.0)
+    inverse = tl.load(root + row)
+    along = tl.sum(values * slope, 0) / width * inverse * inverse
+    tl.store(dx + row * width + column, (inverse * (slope - values * along)).to(dx.dtype.element_ty), mask=inside)

@@ -1,33 +1,35 @@
-"""Attention in one kernel, with an additive bias, an additive mask and keyed dropout: what T5 needs, and torch has not.
+"""Attention in one GPU kernel with an additive bias, an additive mask and keyed dropout, as T5 needs it.
 
-Torch's fused attention takes a bias only as large as all scores, and drops by a generator of its own. Here the bias of
-all examples is read where it lies, scores stay on the chip in both directions, and what is dropped follows from a key
-and a place, as everywhere (`models.dropout`). After Dao et al. 2022, FlashAttention, and Dao 2024, FlashAttention-2.
+torch's fused attention takes a bias only at the full size of the scores, and drops weights by a generator. Here the
+bias shared by all examples is read in place, scores stay on the chip in both directions, and the dropped weights follow
+from a key and a position, as everywhere (`models.dropout`). After FlashAttention (Dao et al. 2022) and FlashAttention-2
+(Dao 2024).
 
 Shapes: B examples (of g clients), H heads, L queries, S keys, D the depth of a head.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from simfl.models.call_context import current, part
-from simfl.models.dropout import HALF, lift, mark
+from simfl.models.base import AutogradContext, load_kernels
+from simfl.models.call_context import current_batch_part, current_call
+from simfl.models.dropout import LEVELS, keep_scale, layer_salt
 
 DEPTHS = (16, 32, 64, 128)
-TILE, WARPS, STAGES = 64, 4, 2  # queries and keys at a time
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+TILE, WARPS, STAGES = 64, 4, 2  # TILE: queries and keys at a time
 
 
-def available(query: Tensor, bias: Tensor | None, mask: Tensor | None) -> bool:
-    """Whether this attention can be computed here: on a GPU, where neither bias nor mask is trained."""
+def can_fuse(query: Tensor, bias: Tensor | None, mask: Tensor | None) -> bool:
+    """Return whether the kernel applies: on a GPU, if neither bias nor mask requires a gradient."""
     trained = any(t is not None and t.requires_grad for t in (bias, mask))
-    kinds = (torch.float32, torch.bfloat16, torch.float16)
-    fits = query.is_cuda and query.dtype in kinds and query.shape[-1] in DEPTHS
-    return fits and not trained and not current().stacked and _kernels() is not None
+    fits = query.is_cuda and query.dtype in DTYPES and query.shape[-1] in DEPTHS
+    return fits and not trained and not current_call().under_vmap and load_kernels("attention_kernels") is not None
 
 
 def attend(
@@ -40,155 +42,181 @@ def attend(
     dropout: float,
     layer: int,
 ) -> Tensor:
-    """`query` [B, H, L, D], `key`, `value` [B, H, S, D], `bias` and `mask` of sizes that spread to [B, H, L, S].
+    """Compute softmax(query · keyᵀ · scale + bias + mask) · value, with dropout on the weights.
 
-    Gives [B, H, L, D]. Under a pass without a key nothing is dropped.
+    Nothing is dropped if the current model call has no key.
+
+    Args:
+        query: [B, H, L, D].
+        key: [B, H, S, D].
+        value: [B, H, S, D].
+        bias: Broadcasts to [B, H, L, S].
+        mask: Additive; broadcasts to [B, H, L, S].
+        scale: Factor on the scores.
+        dropout: Rate.
+        layer: Number of the layer, for its dropout.
+
+    Returns:
+        Outputs [B, H, L, D].
     """
-    step, groups = current(), current().groups
-    dropped = round(dropout * HALF) if step.key is not None else 0
-    bias = None if bias is None else bias if bias.stride(-1) == 1 else bias.contiguous()
-    seeds = step.keys.reshape(-1) if dropped else None
-    first = part().before(query.shape[1] * query.shape[2] * key.shape[2] * len(query))
-    numbers = [mark(layer), first, len(query) // groups, dropped]
+    call = current_call()
+    dropped = round(dropout * LEVELS) if call.dropout_key is not None else 0
+    if bias is not None and bias.stride(-1) != 1:
+        bias = bias.contiguous()
+    seeds = call.group_keys.reshape(-1) if dropped else None
+    first = current_batch_part().offset(query.shape[1] * query.shape[2] * key.shape[2] * len(query))
     exact = torch.get_float32_matmul_precision() == "highest"
-    out: Tensor = _Attention.apply(query, key, value, bias, mask, seeds, scale, numbers, exact)
+    numbers = [layer_salt(layer), first, len(query) // call.num_groups, dropped, int(exact)]
+    out: Tensor = _FusedAttention.apply(query, key, value, bias, mask, seeds, scale, numbers)
     return out
 
 
-class _Attention(torch.autograd.Function):
-    """Forward and backward as operators that tracing and compiling see as one each."""
+class _FusedAttention(torch.autograd.Function):
+    """Attention as one operator in each direction, to tracing and compiling."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
-        query, key, value = _laid(query), _laid(key), _laid(value)
-        bias, mask, seeds, scale, numbers, exact = rest
-        out, lse = torch.ops.simfl.attend(query, key, value, bias, mask, seeds, scale, numbers, exact)
+    def forward(ctx: AutogradContext, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
+        query, key, value = _as_heads(query), _as_heads(key), _as_heads(value)
+        bias, mask, seeds, scale, numbers = rest
+        out, lse = torch.ops.simfl.attend([query, key, value], bias, mask, seeds, scale, numbers)
         ctx.save_for_backward(query, key, value, bias, mask, seeds, out, lse)
-        ctx.settings = scale, numbers, exact
+        ctx.settings = scale, numbers
         return out
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> Any:
+    def backward(ctx: AutogradContext, dout: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, bias, mask, seeds, out, lse = ctx.saved_tensors
         inner = (dout.to(torch.float32) * out.to(torch.float32)).sum(-1)
-        slopes = torch.ops.simfl.attend_backward(
-            query, key, value, bias, mask, seeds, _laid(dout), lse, inner, *ctx.settings
+        gradients = torch.ops.simfl.attend_backward(
+            [query, key, value], bias, mask, seeds, [_as_heads(dout), lse, inner], *ctx.settings
         )
-        return (*slopes, None, None, None, None, None, None)
+        return (*gradients, None, None, None, None, None)
 
 
+@dataclass(frozen=True)
+class _Launch:
+    """Arguments that the forward and backward kernels share, in their order."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    bias: Tensor | None
+    mask: Tensor | None
+    seeds: Tensor | None
+    scale: float
+    numbers: list[int]  # layer's salt, positions before the batch part, examples of a client, dropped share, exact
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The inputs; `query` takes the place of absent ones, whose pointer is not read."""
+        optional = (self.query if t is None else t for t in (self.bias, self.mask, self.seeds))
+        return self.query, self.key, self.value, *optional
+
+    @property
+    def scalars(self) -> tuple[float, ...]:
+        """Sizes, the scale and the settings of dropout."""
+        salt, first, examples, dropped, _ = self.numbers
+        heads, length = self.query.shape[1:3]
+        return heads, length, self.key.shape[2], self.scale, salt, first, examples, dropped, keep_scale(dropped)
+
+    @property
+    def bias_strides(self) -> tuple[int, ...]:
+        """Strides of bias and mask broadcast to [B, H, L, S]: 0 where one value serves all."""
+        size = (*self.query.shape[:3], self.key.shape[2])
+        pair = (self.bias, self.mask)
+        return tuple(step for t in pair for step in ((0, 0, 0, 0) if t is None else t.expand(size).stride()))
+
+    def strides(self, output: Tensor) -> tuple[int, ...]:
+        """Strides over example, head and row of the inputs and the output; gradients have those of their tensors."""
+        return tuple(step for t in (self.query, self.key, self.value, output) for step in t.stride()[:3])
+
+    @property
+    def switches(self) -> tuple[bool | int, ...]:
+        """The kernels' constants: BIASED, MASKED (0, 1 by key alone, 2 by query too), DROPS, the depth and tiles."""
+        masked = 0 if self.mask is None else 1 if self.mask.shape[-2] == 1 else 2
+        depth = self.query.shape[-1]
+        return self.bias is not None, masked, self.numbers[3] > 0, depth, self.query_tile, self.key_tile
+
+    @property
+    def query_tile(self) -> int:
+        """Queries that a program takes at a time."""
+        return _tile(self.query.shape[2])
+
+    @property
+    def key_tile(self) -> int:
+        """Keys that a program takes at a time."""
+        return _tile(self.key.shape[2])
+
+    @property
+    def products(self) -> str:
+        """Precision of float32 products: TF32 keeps 10 bits of each factor, three of them all 23; halves are exact."""
+        return "tf32x3" if self.numbers[4] else "tf32"
+
+
+# An operator's schema knows no dataclass, so query, key and value are a list, and so are dout, lse and inner.
 @torch.library.custom_op("simfl::attend", mutates_args=())
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, mask: Tensor | None, seeds: Tensor | None,
-    scale: float, numbers: list[int], exact: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    query, key, value = _laid(query), _laid(key), _laid(value)
-    batch, heads, length, depth = query.shape
-    out, lse = _results(query)
-    tile, common = _tile(length), _common(query, key, bias, mask, scale, numbers)
-    grid = (-(-length // tile), batch * heads)
-    spread = _spread(query, key, bias, mask)
-    _kernels().forward[grid](
-        query, key, value, bias if bias is not None else query, mask if mask is not None else query,
-        seeds if seeds is not None else query, out, lse, *common, *spread, *_steps(query, key, value, out),
-        bias is not None, _masked(mask), numbers[3] > 0, depth, tile, _tile(key.shape[2]), _products(exact),
-        num_warps=WARPS, num_stages=STAGES,
+    qkv: list[Tensor], bias: Tensor | None, mask: Tensor | None, seeds: Tensor | None, scale: float, numbers: list[int]
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs, and the logarithm of the sum of each row's exponentials."""
+    query, key, value = map(_as_heads, qkv)
+    out, lse = _empty_results(query)
+    launch = _Launch(query, key, value, bias, mask, seeds, scale, numbers)
+    grid = (-(-query.shape[2] // launch.query_tile), query.shape[0] * query.shape[1])
+    load_kernels("attention_kernels").forward[grid](
+        *launch.tensors, out, lse, *launch.scalars, *launch.bias_strides, *launch.strides(out), *launch.switches,
+        launch.products, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     return out, lse
 
 
 @_attend.register_fake
 def _(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, mask: Tensor | None, seeds: Tensor | None,
-    scale: float, numbers: list[int], exact: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return _results(query)
+    qkv: list[Tensor], bias: Tensor | None, mask: Tensor | None, seeds: Tensor | None, scale: float, numbers: list[int]
+) -> tuple[Tensor, Tensor]:
+    return _empty_results(qkv[0])
 
 
 @torch.library.custom_op("simfl::attend_backward", mutates_args=())
 def _attend_backward(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, mask: Tensor | None, seeds: Tensor | None,
-    dout: Tensor, lse: Tensor, inner: Tensor, scale: float, numbers: list[int], exact: bool,
+    qkv: list[Tensor], bias: Tensor | None, mask: Tensor | None, seeds: Tensor | None, upstream: list[Tensor],
+    scale: float, numbers: list[int],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    query, key, value, dout = _laid(query), _laid(key), _laid(value), _laid(dout)
-    batch, heads, length, depth = query.shape
+    """Return the gradients of query, key and value from `upstream`: dout, the forward's lse, and Σ out·dout."""
+    query, key, value = map(_as_heads, qkv)
+    dout, lse, inner = _as_heads(upstream[0]), upstream[1], upstream[2]
     dq, dk, dv = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-    rows, columns = _tile(length), _tile(key.shape[2])
-    given = (
-        query, key, value, bias if bias is not None else query, mask if mask is not None else query,
-        seeds if seeds is not None else query, dout, lse, inner,
-    )  # fmt: skip
-    after = (
-        *_common(query, key, bias, mask, scale, numbers), *_spread(query, key, bias, mask),
-        *_steps(query, key, value, dout),
-        bias is not None, _masked(mask), numbers[3] > 0, depth, rows, columns, _products(exact),
-    )  # fmt: skip
-    kernels = _kernels()
-    kernels.to_queries[(-(-length // rows), batch * heads)](*given, dq, *after, num_warps=WARPS, num_stages=STAGES)
-    kernels.to_keys[(-(-key.shape[2] // columns), batch * heads)](
-        *given, dk, dv, *after, num_warps=WARPS, num_stages=STAGES
-    )
+    launch = _Launch(query, key, value, bias, mask, seeds, scale, numbers)
+    given = (*launch.tensors, dout, lse, inner)
+    settings = (*launch.scalars, *launch.bias_strides, *launch.strides(dout), *launch.switches, launch.products)
+    kernels, pairs = load_kernels("attention_kernels"), query.shape[0] * query.shape[1]
+    query_grid = (-(-query.shape[2] // launch.query_tile), pairs)
+    kernels.to_queries[query_grid](*given, dq, *settings, num_warps=WARPS, num_stages=STAGES)
+    key_grid = (-(-key.shape[2] // launch.key_tile), pairs)
+    kernels.to_keys[key_grid](*given, dk, dv, *settings, num_warps=WARPS, num_stages=STAGES)
     return dq, dk, dv
 
 
 @_attend_backward.register_fake
 def _(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, mask: Tensor | None, seeds: Tensor | None,
-    dout: Tensor, lse: Tensor, inner: Tensor, scale: float, numbers: list[int], exact: bool,
+    qkv: list[Tensor], bias: Tensor | None, mask: Tensor | None, seeds: Tensor | None, upstream: list[Tensor],
+    scale: float, numbers: list[int],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    return torch.empty_like(qkv[0]), torch.empty_like(qkv[1]), torch.empty_like(qkv[2])
 
 
-def _laid(tensor: Tensor) -> Tensor:
-    """With heads beside tokens in memory, as a layer's products lie, or before them; else copied."""
+def _as_heads(tensor: Tensor) -> Tensor:
+    """Return the tensor if tokens come before heads in memory, as a layer's products lie; else make it contiguous."""
     return tensor if tensor.transpose(1, 2).is_contiguous() else tensor.contiguous()
 
 
-def _results(query: Tensor) -> tuple[Tensor, Tensor]:
-    """What the forward kernel writes, laid as the next layer reads it."""
+def _empty_results(query: Tensor) -> tuple[Tensor, Tensor]:
+    """Allocate the outputs in the layout that the next layer reads, and one value a row."""
     batch, heads, length, depth = query.shape
     out = query.new_empty((batch, length, heads, depth)).transpose(1, 2)
     return out, query.new_empty((batch, heads, length), dtype=torch.float32)
 
 
-def _masked(mask: Tensor | None) -> int:
-    """How a mask hides: nothing, keys alone, or of each query others."""
-    return 0 if mask is None else 1 if mask.shape[-2] == 1 else 2
-
-
-def _steps(*tensors: Tensor) -> list[int]:
-    """From one example, head and row to the next of each tensor; gradients lie as what they are of."""
-    return [step for t in tensors for step in t.stride()[:3]]
-
-
-def _common(
-    query: Tensor, key: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float, numbers: list[int]
-) -> tuple[Any, ...]:
-    mark, first, examples, dropped = numbers
-    return query.shape[1], query.shape[2], key.shape[2], scale, mark, first, examples, dropped, lift(dropped)
-
-
-def _spread(query: Tensor, key: Tensor, bias: Tensor | None, mask: Tensor | None) -> list[int]:
-    """Strides of bias and mask where they are spread to [B, H, L, S]: 0 where one value serves all."""
-    size = (*query.shape[:3], key.shape[2])
-    return [step for t in (bias, mask) for step in ((0, 0, 0, 0) if t is None else t.expand(size).stride())]
-
-
 def _tile(length: int) -> int:
-    """Rows in a tile: a power of two from 16, the least that tensor cores take."""
+    """Return the rows of a tile: a power of two from 16, the smallest that tensor cores take."""
     return min(TILE, max(16, 1 << (length - 1).bit_length()))
-
-
-def _products(exact: bool) -> str:
-    """How float32 products are taken: TF32 keeps 10 bits of each factor, three of them all 23; halves are exact."""
-    return "tf32x3" if exact else "tf32"
-
-
-@cache
-def _kernels() -> Any:
-    """The kernels, where there is Triton."""
-    try:
-        from simfl.models import attention_kernels
-    except ImportError:
-        return None
-    return attention_kernels

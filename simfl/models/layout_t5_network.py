@@ -1,13 +1,16 @@
-"""The network of FeDocVQA (Nguyen et al. 2024): a T5 whose words carry the patches they stand on, as in UDOP (2023).
+"""The network of FeDocVQA (Nguyen et al. 2024): a T5 whose words carry the patches under them, as in UDOP (2023).
 
     word   = T5 embedding + the patch under its centre + box            a patch under no word = patch + token + box
     encoder reads [words, patches under no word, padding] with biases of distance: in the text, across, down
 
-A word without a place (question, end: its box is empty or the whole page) carries no patch. The published code lets
+A word without a position (question, end: its box is empty or the whole page) carries no patch. In the published code
 such words hide the first patch; here they hide none. Shapes: B examples, L text tokens, N patches, d width.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,68 +18,79 @@ from torch.nn import functional
 from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from simfl.models.base import filled
-from simfl.models.prompt import with_prompt, with_value
+from simfl.models.base import constants
+from simfl.models.prompt import insert_prompt, insert_value
 from simfl.models.t5_reader import T5Reader, position_bias
 
 TABLE_ROWS = 1024  # of each box table
 SCALE = 1000  # of the integer boxes that objectives give
-DISTANCE = 100  # steps across a page, and the largest that is told apart
+DISTANCE = 100  # steps across a page, and the largest distance that is distinguished
 BUCKETS = 32
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as MAE was trained
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as in MAE's training
 
 
 class BoxTables(nn.Module):
-    """Rows of X for left and right, of Y for top and bottom, summed: 1,572,864 parameters of width 768."""
+    """Sum of rows of X for left and right and of Y for top and bottom: 1,572,864 parameters of width 768."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.x = nn.Embedding(TABLE_ROWS, width)
         self.y = nn.Embedding(TABLE_ROWS, width)
-        for table in (
-            self.x,
-            self.y,
-        ):  # as T5 draws its tables of distance: drawn as words are, places would drown them
+        for table in (self.x, self.y):  # drawn as T5's tables of distance: drawn as words, positions would dominate
             nn.init.normal_(table.weight, std=width**-0.5)
 
     def forward(self, boxes: Tensor) -> Tensor:
-        """Boxes in [0, 1], [B, S, 4], to [B, S, d]."""
+        """Map boxes in [0, 1], [B, S, 4], to [B, S, d]."""
         left, top, right, bottom = (boxes.clamp(0.0, 1.0) * (TABLE_ROWS - 1)).long().unbind(-1)
         return self.x(left) + self.y(top) + self.x(right) + self.y(bottom)
 
 
 class BoxLinear(nn.Linear):
-    """One linear layer of the four coordinates, as the paper has it."""
+    """A linear layer of the four coordinates, as in the paper."""
 
     def __init__(self, width: int) -> None:
         super().__init__(4, width)
 
 
-class Offset(nn.Module):
-    """A trained vector, added everywhere."""
+class PatchToken(nn.Module):
+    """A trained vector added to every patch under no word."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(1, 1, width).normal_(std=0.02))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, N, d] to the same."""
+        """Map [B, N, d] to [B, N, d]."""
         return x + self.weight
 
 
 BOXES: dict[str, type[BoxTables] | type[BoxLinear]] = {"tables": BoxTables, "linear": BoxLinear}
 
 
+@dataclass(frozen=True)
+class PageSettings:
+    """How the page is cut into patches and boxes are embedded."""
+
+    image_size: int
+    patch_size: int
+    boxes: Literal["tables", "linear"]
+
+    @property
+    def side(self) -> int:
+        """Patches in a row."""
+        return self.image_size // self.patch_size
+
+
 class LayoutT5Network(T5Reader):
     """T5, a patch embedding, a box embedding, a token that marks patches, and biases across and down."""
 
-    def __init__(self, t5: T5Config, *, image_size: int, patch_size: int, boxes: str, tied: bool, bf16: bool) -> None:
+    def __init__(self, t5: T5Config, page: PageSettings, *, tied: bool, bf16: bool) -> None:
         super().__init__(t5, tied=tied, bf16=bf16)
-        self.side = image_size // patch_size
-        self.patches = nn.Conv2d(3, t5.d_model, patch_size, patch_size)
-        nn.init.normal_(self.patches.weight, std=(3 * patch_size**2 * t5.d_model) ** -0.5)  # beside words as boxes are
-        self.patch_token = Offset(t5.d_model)
-        self.box = BOXES[boxes](t5.d_model)
+        self.side, size = page.side, page.patch_size
+        self.patches = nn.Conv2d(3, t5.d_model, size, size)
+        nn.init.normal_(self.patches.weight, std=(3 * size**2 * t5.d_model) ** -0.5)  # small against words, like boxes
+        self.patch_token = PatchToken(t5.d_model)
+        self.box = BOXES[page.boxes](t5.d_model)
         self.across = nn.Embedding(BUCKETS, t5.num_heads)
         self.down = nn.Embedding(BUCKETS, t5.num_heads)
         for table in (self.across, self.down):
@@ -88,18 +102,18 @@ class LayoutT5Network(T5Reader):
     def embed(
         self, input_ids: Tensor, boxes: Tensor, attention_mask: Tensor, pixel_values: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Words with their patches, then the patches that no word covers, then padding; [B, L + N, d].
+        """Return words with their patches, then the patches under no word, then padding, [B, L + N, d]; mask; bias.
 
-        Prompts have no place: those of the text stand before the words, those of the image before the patches.
+        Prompts have no position: those of the text precede the words, those of the image precede the patches.
         """
-        boxes = with_value(self.prompts, "text", boxes, 0, 0)
-        corner = filled((0, 0, SCALE, SCALE), boxes)
-        visible = with_value(self.prompts, "text", attention_mask.to(torch.float32), 1.0, 0)
-        placed = visible.bool() & ~(boxes == corner).all(-1) & ~(boxes == 0).all(-1)
+        boxes = insert_value(self.prompts, "text", boxes, 0, 0)
+        page_box = constants((0, 0, SCALE, SCALE), boxes)
+        visible = insert_value(self.prompts, "text", attention_mask.to(torch.float32), 1.0, 0)
+        placed = visible.bool() & ~(boxes == page_box).all(-1) & ~(boxes == 0).all(-1)
         place = boxes.to(torch.float32) / SCALE * placed[..., None]
-        tokens = with_prompt(self.prompts, "text", self.t5.shared(input_ids), 0)
+        tokens = insert_prompt(self.prompts, "text", self.t5.shared(input_ids), 0)
         if pixel_values is not None:
-            patches = self.see(pixel_values)
+            patches = self.embed_patches(pixel_values)
             cell = self._cells(place)
             number = torch.arange(patches.shape[1], device=cell.device)
             under = _rows(patches, cell) * placed[..., None]
@@ -107,67 +121,67 @@ class LayoutT5Network(T5Reader):
             order = (used.long() * len(number) + number).sort(-1).indices  # unused patches first, in their order
             free = 1.0 - used.gather(1, order).to(torch.float32)
             left = self.patch_token(patches.gather(1, order[..., None].expand_as(patches)) * free[..., None])
-            left = with_prompt(self.prompts, "image", left, 0)
+            left = insert_prompt(self.prompts, "image", left, 0)
             tokens = torch.cat([tokens + under, left.to(tokens.dtype)], 1)
             grid = self._grid(number).expand(len(order), -1, -1)
             grid = grid.gather(1, order[..., None].expand(-1, -1, 4)) * free[..., None]
-            place = torch.cat([place, with_value(self.prompts, "image", grid, 0.0, 0)], 1)
-            visible = torch.cat([visible, with_value(self.prompts, "image", free, 1.0, 0)], 1)
+            place = torch.cat([place, insert_value(self.prompts, "image", grid, 0.0, 0)], 1)
+            visible = torch.cat([visible, insert_value(self.prompts, "image", free, 1.0, 0)], 1)
         return tokens + self.box(place), visible, self._bias(place)
 
-    def see(self, pixel_values: Tensor) -> Tensor:
-        """Patches [B, N, d] of uint8 pages [B, 3, H, W], normalised as MAE's images."""
-        mean, std = (filled(v, pixel_values, torch.float32)[:, None, None] for v in (MEAN, STD))
+    def embed_patches(self, pixel_values: Tensor) -> Tensor:
+        """Map uint8 pages [B, 3, H, W], normalized as MAE's images, to patches [B, N, d]."""
+        mean, std = (constants(v, pixel_values, torch.float32)[:, None, None] for v in (MEAN, STD))
         return self.patches((pixel_values.to(torch.float32) / 255.0 - mean) / std).flatten(2).transpose(1, 2)
 
     def _cells(self, place: Tensor) -> Tensor:
-        """The patch under the centre of each box, [B, L]."""
+        """Return the number of the patch under the centre of each box, [B, L]."""
         x, y = (place[..., axis] + place[..., axis + 2] for axis in (0, 1))
         column, row = ((centre / 2.0 * self.side).floor().long().clamp(0, self.side - 1) for centre in (x, y))
         return row * self.side + column
 
     def _grid(self, number: Tensor) -> Tensor:
-        """Boxes of the patches, [N, 4]."""
+        """Return the boxes of patches by number, [N, 4]."""
         column, row = (number % self.side).float(), (number // self.side).float()
         return torch.stack([column, row, column + 1, row + 1], -1) / self.side
 
     def _bias(self, place: Tensor) -> Tensor:
-        """The biases of distance in the text, across and down, [B, H, S, S]; T5's buckets over hundredths of the page.
+        """Return the sum of the biases of distance in the text, across and down, [B, H, S, S].
 
-        Those across and down are one table of pairs, so that the scores of all words are read, and their gradients
-        added up, once. Under autocast it is in bfloat16, as the scores are.
+        Across and down use T5's buckets over hundredths of the page. They are looked up in one table of pairs, so that
+        the bias of all words is read, and its gradient summed, once. Under autocast it is bfloat16, as the scores are.
         """
         across, down = (self._buckets(place, axis) for axis in (0, 1))
         pairs = self.across.weight[..., :, None, :] + self.down.weight[..., None, :, :]
-        pairs = pairs.flatten(-3, -2)  # [BUCKETS², H], of each client where they differ
-        kind = torch.bfloat16 if self.bf16 and place.is_cuda else pairs.dtype
+        pairs = pairs.flatten(-3, -2)  # [BUCKETS², H], or one such table for each client
+        dtype = torch.bfloat16 if self.bf16 and place.is_cuda else pairs.dtype
         index = across * BUCKETS + down
         clients = len(pairs) if pairs.dim() == 3 else 1
         first = torch.arange(clients, device=index.device) * BUCKETS**2
         index = index.unflatten(0, (clients, -1)) + first[:, None, None, None]
-        apart = functional.embedding(index, pairs.reshape(-1, pairs.shape[-1]).to(kind))
-        apart = apart.permute(0, 1, 4, 2, 3).contiguous()  # [clients, B / clients, H, S, S]
+        page = functional.embedding(index, pairs.reshape(-1, pairs.shape[-1]).to(dtype))
+        page = page.permute(0, 1, 4, 2, 3).contiguous()  # [clients, B / clients, H, S, S]
         length = place.shape[1]
-        text = position_bias(self.t5.encoder, length, length, batch=clients).to(kind)
-        return (apart + text[:, None]).flatten(0, 1)
+        text = position_bias(self.t5.encoder, length, length, batch=clients).to(dtype)
+        return (page + text[:, None]).flatten(0, 1)
 
     def _buckets(self, place: Tensor, axis: int) -> Tensor:
-        """Which distance lies between the centres of words along an axis, [B, S, S].
+        """Return the bucket of the distance between the centres of each two words along an axis, [B, S, S].
 
-        A whole hundredth must not fall to the one before.
+        The small addend keeps a whole hundredth from being truncated to the one below.
         """
         centre = (place[..., axis] + place[..., axis + 2]) * (DISTANCE / 2)
         steps = centre[:, None, :] - centre[:, :, None]
         steps = (steps + steps.sign() * 1e-3).long() + DISTANCE
-        every = torch.arange(-DISTANCE, DISTANCE + 1, device=place.device)  # of places in a page
-        known = T5Attention._relative_position_bucket(every, True, BUCKETS, DISTANCE)
-        return functional.embedding(steps, known[:, None]).squeeze(-1)
+        distances = torch.arange(-DISTANCE, DISTANCE + 1, device=place.device)  # all that occur on a page
+        buckets = T5Attention._relative_position_bucket(distances, True, BUCKETS, DISTANCE)
+        return functional.embedding(steps, buckets[:, None]).squeeze(-1)
 
 
 def _rows(table: Tensor, index: Tensor) -> Tensor:
-    """Rows `index` [B, L] of each example's `table` [B, N, d], which may be taken several times: [B, L, d].
+    """Return rows `index` [B, L] of each example's `table` [B, N, d]: [B, L, d].
 
-    `gather` would do, but its gradient on a GPU adds in no fixed order.
+    `gather` would do the same, but on a GPU its gradient adds in no fixed order.
     """
     first = torch.arange(len(table), device=index.device)[:, None] * table.shape[1]
     return functional.embedding(index + first, table.flatten(0, 1))

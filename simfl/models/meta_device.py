@@ -1,9 +1,9 @@
-"""A model's names and shapes alone: on the meta device, without memory, and without weights that are not here."""
+"""Models on the meta device: names and shapes, without memory, and without downloading weights."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FunctionType
@@ -13,13 +13,13 @@ import torch
 import torch._decomp
 from torch import Tensor, _compile, nn
 
-from simfl.models import pretrained as start
 from simfl.models.base import Model
+from simfl.models.pretrained import local_folder
 from simfl.protocol import Task
 
-TOLD = "__dynamo_disable"  # where a wrapped function keeps what the compiler made of it
-FIELDS = ("weights", "text", "patches")  # of models, that name weights
-PUBLISHED = {  # the sizes of well-known weights, for settings that leave the size to them
+DISABLED = "__dynamo_disable"  # the attribute in which torch caches what `torch._disable_dynamo` made of a function
+WEIGHT_SETTINGS = ("weights", "text", "patches")  # settings of models that name weights
+PUBLISHED_SIZES = {  # sizes of well-known weights, for settings that leave the size to the weights
     "dandelin/vilt-b32-mlm": "base",
     "dandelin/vilt-b32-finetuned-vqa": "base",
     "google/vit-base-patch16-224": "base",
@@ -30,82 +30,83 @@ PUBLISHED = {  # the sizes of well-known weights, for settings that leave the si
 }
 
 
-def sketch(model: Model, task: Task) -> nn.Module:
-    """What `model.build` makes, on the meta device, with its ties.
+def build_on_meta(model: Model, task: Task) -> nn.Module:
+    """Build what `model.build` builds on the meta device, tied parameters included.
 
-    Weights in folders of this machine are looked at, for their sizes. Others are left out, where the settings or a
-    table of well-known weights tell the size; where neither does, they are fetched.
+    Weights in local folders are read for their sizes. Remote weights are ignored if the settings or `PUBLISHED_SIZES`
+    give the size, and downloaded otherwise.
     """
-    here = without_distant(model)
+    local = drop_remote_weights(model)
     try:
         with torch.device("meta"):
-            module = here.build(task)
-    except (NotImplementedError, RuntimeError):  # a module of one's own that looks at its values, or loads some
-        module = here.build(task)
-    return _without_memory(module)
+            module = local.build(task)
+    except (NotImplementedError, RuntimeError):  # a user's module that reads its values, or loads some
+        module = local.build(task)
+    return _to_meta(module)
 
 
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """Inside the block, arithmetic on the meta device does not import torch's compiler, which takes seconds.
+    """Keep arithmetic on the meta device inside the block from importing torch's compiler, which takes seconds.
 
-    Torch's kernels for that device ask the compiler to leave them alone; here they are told that it does.
+    Torch's kernels for that device import the compiler only to exclude themselves from it. Here they are marked as
+    excluded already.
     """
-    told: list[Any] = []
+    marked: list[FunctionType] = []
     if "torch._dynamo" not in sys.modules:
-        found: set[FunctionType] = set()
+        visited: set[FunctionType] = set()
         for table in torch._decomp.global_decomposition_table.values():
             for kernel in table.values():
-                _tell(kernel, found, told)
+                _mark_excluded(kernel, visited, marked)
     try:
         yield
     finally:
-        for function in told:
-            vars(function).pop(TOLD, None)
+        for function in marked:
+            vars(function).pop(DISABLED, None)
 
 
-def _tell(function: object, found: set[FunctionType], told: list[Any]) -> None:
-    """Go down to the functions that `torch._disable_dynamo` has wrapped."""
-    if not isinstance(function, FunctionType) or function in found:
+def _mark_excluded(function: Callable[..., Any], visited: set[FunctionType], marked: list[FunctionType]) -> None:
+    """Mark the functions that `torch._disable_dynamo` wraps, found by following closures."""
+    if not isinstance(function, FunctionType) or function in visited:
         return
-    found.add(function)
+    visited.add(function)
     for cell in function.__closure__ or ():
         inner = cell.cell_contents
         wrapped = isinstance(inner, FunctionType) and function.__code__.co_filename == _compile.__file__
-        if wrapped and TOLD not in vars(inner):
-            setattr(inner, TOLD, inner)
-            told.append(inner)
-        _tell(inner, found, told)
+        if wrapped and DISABLED not in vars(inner):
+            setattr(inner, DISABLED, inner)
+            marked.append(inner)
+        _mark_excluded(inner, visited, marked)
 
 
-def without_distant(model: Model) -> Model:
-    """`model` without weights that would have to be fetched, if its size is known without them."""
-    given: Any = model
-    distant = [name for name in FIELDS if _is_distant(getattr(model, name, None))]
-    if not distant:
+def drop_remote_weights(model: Model) -> Model:
+    """Return `model` without weights that would be downloaded, if its size is known without them."""
+    settings: Any = model
+    remote = [name for name in WEIGHT_SETTINGS if _is_remote(getattr(model, name, None))]
+    if not remote:
         return model
     if getattr(model, "size", "") is not None:
-        return replace(given, **dict.fromkeys(distant))
-    if given.weights not in PUBLISHED:
+        return replace(settings, **dict.fromkeys(remote))
+    if settings.weights not in PUBLISHED_SIZES:
         return model
-    return replace(given, size=PUBLISHED[given.weights], **dict.fromkeys(distant))
+    return replace(settings, size=PUBLISHED_SIZES[settings.weights], **dict.fromkeys(remote))
 
 
-def _is_distant(weights: str | None) -> bool:
-    return weights is not None and start.here(weights) is None
+def _is_remote(weights: str | None) -> bool:
+    return weights is not None and local_folder(weights) is None
 
 
-def _without_memory(module: nn.Module) -> nn.Module:
-    """The module with tensors that hold memory replaced (a module of one's own is given with its weights)."""
-    known: dict[int, Tensor] = {}  # ties stay
+def _to_meta(module: nn.Module) -> nn.Module:
+    """Replace tensors that hold memory in place, as in a user's module that was given with its weights."""
+    replaced: dict[int, Tensor] = {}  # by identity, so that ties are kept
     for child in module.modules():
         for table in (child._parameters, child._buffers):
             for name, tensor in table.items():
                 if tensor is None or tensor.is_meta:
                     continue
-                if id(tensor) not in known:
-                    bare = torch.empty_like(tensor, device="meta")
-                    wanted = isinstance(tensor, nn.Parameter)
-                    known[id(tensor)] = nn.Parameter(bare, tensor.requires_grad) if wanted else bare
-                table[name] = known[id(tensor)]  # type: ignore[assignment]
+                if id(tensor) not in replaced:
+                    empty = torch.empty_like(tensor, device="meta")
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    replaced[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+                table[name] = replaced[id(tensor)]  # type: ignore[assignment]
     return module

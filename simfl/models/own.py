@@ -1,4 +1,4 @@
-"""A torch module of one's own in place of a backbone that comes with simfl, Hugging Face models among them."""
+"""A user's own torch module as a model, Hugging Face models included."""
 
 from __future__ import annotations
 
@@ -8,141 +8,145 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from simfl import imports as given
+from simfl import imports
 from simfl.errors import ConfigError
-from simfl.models.adapters_base import Adapter
-from simfl.models.base import Model, default_trained, seeded
-from simfl.models.dropout import install
-from simfl.models.mlp import as_float
+from simfl.models.adapters import Adapter
+from simfl.models.base import Model, seeded, set_trainable, to_float
+from simfl.models.dropout import install_keyed_dropout
 from simfl.protocol import Outputs, Task
 from simfl.weights import sha256
 
-SAVED = ".modules_to_save."  # in the names of what peft trains whole beside its adapters
-DRAWS = (
-    "the model draws from torch's global generator while it trains, so that no visit could be repeated; "
-    "use nn.Dropout, which simfl keys, in place of functional dropout, or switch the latter off"
+FULLY_TRAINED = ".modules_to_save."  # in the names of modules that peft trains fully, in addition to its adapters
+ATTENTION_DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "dropout_rate", "attn_pdrop")
+UNKEYED_RANDOMNESS = (
+    "the model draws from torch's global generator in training, so that no client update is reproducible; "
+    "replace functional dropout by nn.Dropout, which simfl keys, or turn it off"
 )
 
 
 @dataclass(frozen=True)
-class Own(Model):
-    """A torch module of your own: what `package.module:function` returns; from Python also the module itself."""
+class OwnModel(Model):
+    """A torch module of your own: the result of `package.module:function`; from Python also the module itself."""
 
-    of: object  # package.module:function or class, called with the settings, and the task if it asks for one argument
+    of: object  # package.module:function or class, called with the settings, and the task if it takes one argument
     settings: Mapping[str, object] = field(default_factory=dict)  # keyword arguments of the function
-    adapters: Adapter | None = None  # trained in place of the rest
-    sha256: str | None = None  # written by simfl, of a module given from Python: what it is and holds
+    adapters: Adapter | None = None  # trained instead of the rest
+    sha256: str | None = None  # written by simfl for a module given from Python: a hash of its structure and values
 
     def build(self, task: Task) -> nn.Module:
-        """The module with its `forward` made to take batches and return `Outputs`; ConfigError if there is none."""
+        """Build the module and wrap its `forward` to take batches and return `Outputs`; ConfigError if it is none."""
         with seeded(task.seed):
             module = self._module(task)
-            _key_attention(module)
+            _key_attention_dropout(module)
             if self.adapters is not None:
                 self.adapters.attach(module)
-        module.forward = Forward(module, task.shape)  # names of tensors stay as they are
-        return default_trained(self, install(module).eval())
+        module.forward = BatchForward(module, task.shape)  # not a wrapper module: tensors keep their names
+        return set_trainable(self, install_keyed_dropout(module).eval())
 
     def _module(self, task: Task) -> nn.Module:
-        found = given.resolve(self.of, "model.of")
+        found = imports.resolve(self.of, "model.of")
         if isinstance(found, nn.Module):
             return copy.deepcopy(found)
         if not callable(found):
             raise ConfigError(f"model.of: {found!r} is neither a torch module nor a function that returns one")
-        module = given.called(found, self.settings, "model", task)
+        module = imports.call(found, self.settings, "model", task)
         if not isinstance(module, nn.Module):
-            raise ConfigError(f"model.of: {given.written(self.of)} returns {type(module).__name__}, not a torch module")
+            name = imports.reference(self.of)
+            raise ConfigError(f"model.of: {name} returns {type(module).__name__}, not a torch module")
         return module
 
-    def trains(self, module: nn.Module) -> tuple[str, ...]:
-        """The adapters and what peft trains whole beside them; without adapters, all that requires a gradient."""
+    def trainable_params(self, module: nn.Module) -> tuple[str, ...]:
+        """Return the adapters and the modules that peft trains fully, or else all that requires a gradient."""
         names = [name for name, _ in module.named_parameters()]
         if self.adapters is not None:
-            return self.adapters.trains() + ((f"*{SAVED}*",) if any(SAVED in name for name in names) else ())
-        wanted = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
-        return ("*",) if wanted == names else tuple(name.replace("[", "[[]") for name in wanted)
+            fully_trained = (f"*{FULLY_TRAINED}*",) if any(FULLY_TRAINED in name for name in names) else ()
+            return self.adapters.trainable_params(module) + fully_trained
+        trainable = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+        return ("*",) if trainable == names else tuple(name.replace("[", "[[]") for name in trainable)
 
     def plain(self) -> dict[str, object]:
-        """The settings as an experiment file holds them."""
-        fields: dict[str, object] = {"of": given.written(self.of), "settings": self.settings, "adapters": self.adapters}
+        """Return the settings as an experiment file stores them."""
+        name = imports.reference(self.of)
+        fields: dict[str, object] = {"of": name, "settings": self.settings, "adapters": self.adapters}
         return fields | {"sha256": self.sha256 or _content_sha256(self.of)}
 
 
 def wrap(value: object) -> Model | None:
-    """A module, or a function or class that makes one, as a component; None for anything else."""
-    return Own(value) if isinstance(value, nn.Module) or callable(value) else None
+    """Convert a module, or a function or class that builds one, to a component; return None for other values."""
+    return OwnModel(value) if isinstance(value, nn.Module) or callable(value) else None
 
 
 def _content_sha256(of: object) -> str | None:
-    """A hash of what an object is; None of what can be imported by name."""
-    if not given.written(of).startswith(given.OBJECT):
+    """Hash an object's structure and values; return None if it can be imported by name."""
+    if not imports.reference(of).startswith(imports.OBJECT):
         return None
     if not isinstance(of, nn.Module):
-        return given.source_sha256(of)
+        return imports.source_sha256(of)
     return hashlib.sha256(f"{of!r} {sha256(of.state_dict())}".encode()).hexdigest()
 
 
-def _key_attention(module: nn.Module) -> None:
-    """Where attention drops out, have transformers do it through our keyed attention."""
-    config, implement = getattr(module, "config", None), getattr(module, "set_attn_implementation", None)
-    names = ("attention_dropout", "attention_probs_dropout_prob", "dropout_rate", "attn_pdrop")
-    if not callable(implement) or not any(getattr(config, name, 0) for name in names):
+def _key_attention_dropout(module: nn.Module) -> None:
+    """Switch a model of transformers to our keyed attention if its attention has dropout."""
+    config, set_attention = getattr(module, "config", None), getattr(module, "set_attn_implementation", None)
+    if not callable(set_attention) or not any(getattr(config, name, 0) for name in ATTENTION_DROPOUTS):
         return
-    import simfl.models.attention  # noqa: F401  (registers "simfl"; seconds to import)
+    import simfl.models.attention  # noqa: F401  (registers "simfl"; takes seconds)
 
-    implement("simfl")
+    set_attention("simfl")
 
 
-class Forward:
-    """Stands before a module's own `forward`: batches in its shape and under its names, `Outputs` out."""
+class BatchForward:
+    """A module's `forward` behind simfl's interface: batches in its shape and under its names, `Outputs` returned."""
 
     def __init__(self, module: nn.Module, shape: tuple[int, ...] | None) -> None:
-        self.own: Callable[..., Any] = module.forward
-        self.module, self.shape, self.looked = module, shape, False
-        parameters = inspect.signature(self.own).parameters.values()
-        self.names = {p.name for p in parameters}
+        self.forward: Callable[..., object] = module.forward
+        self.module, self.shape, self.checked = module, shape, False
+        self.names = set(inspect.signature(self.forward).parameters)
 
     def __call__(self, *inputs: Tensor, **named: Tensor) -> Outputs:
-        inputs = tuple(self._shaped(x) for x in inputs)
+        """Call the module's own forward."""
+        inputs = tuple(self._reshape(x) for x in inputs)
         if "x" in named:
-            named["x"] = self._shaped(named["x"])
+            named["x"] = self._reshape(named["x"])
         if len(named) == 1 and not inputs and not named.keys() & self.names:
-            inputs, named = tuple(named.values()), {}  # the only input, whatever the module calls it
-        if self.module.training and not self.looked:
-            self.looked = True
-            return as_outputs(_refuse_draws(self.own, *inputs, **named))
-        return as_outputs(self.own(*inputs, **named))
+            inputs, named = tuple(named.values()), {}  # a single input is passed by position, whatever its name
+        if self.module.training and not self.checked:
+            self.checked = True
+            return to_outputs(_check_randomness(self.forward, *inputs, **named))
+        return to_outputs(self.forward(*inputs, **named))
 
-    def _shaped(self, x: Tensor) -> Tensor:
-        """Floats, in the shape of the data set's examples where they come flat."""
-        x = as_float(x)
+    def _reshape(self, x: Tensor) -> Tensor:
+        """Convert to floats, and flat examples to the shape of the data set's."""
+        x = to_float(x)
         flat = self.shape is not None and len(self.shape) > 1 and x.dim() == 2 and x.shape[1] == math.prod(self.shape)
         return x.reshape(len(x), *self.shape) if flat and self.shape else x
 
 
-def _refuse_draws(function: Callable[..., Any], *inputs: Tensor, **named: Tensor) -> Any:
-    """The function's answer; ConfigError if it moved torch's generators."""
-    before = _generators()
-    answer = function(*inputs, **named)
-    if _generators() != before:
-        raise ConfigError(f"model.of: {DRAWS}")
-    return answer
+def _check_randomness(function: Callable[..., object], *inputs: Tensor, **named: Tensor) -> object:
+    """Call the function; raise ConfigError if it advanced torch's generators."""
+    before = _generator_states()
+    result = function(*inputs, **named)
+    if _generator_states() != before:
+        raise ConfigError(f"model.of: {UNKEYED_RANDOMNESS}")
+    return result
 
 
-def _generators() -> list[bytes]:
+def _generator_states() -> list[bytes]:
     states = [torch.random.get_rng_state()]
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states.append(torch.cuda.get_rng_state())
     return [state.numpy().tobytes() for state in states]
 
 
-def as_outputs(out: Any) -> Outputs:
-    """What modules return, as ours: logits, a tuple that begins with them, or things by name, `logits` among them."""
+def to_outputs(out: object) -> Outputs:
+    """Convert a module's result to `Outputs`; raise ConfigError if it has no logits.
+
+    It may be logits, a tuple that starts with them, or a mapping or object with `logits`.
+    """
     if isinstance(out, Outputs):
         return out
     if isinstance(out, Tensor):
@@ -151,6 +155,7 @@ def as_outputs(out: Any) -> Outputs:
         return Outputs(out["logits"], out.get("features"))
     if isinstance(out, (tuple, list)) and out and isinstance(out[0], Tensor):
         return Outputs(out[0])
-    if isinstance(getattr(out, "logits", None), Tensor):
-        return Outputs(out.logits)
-    raise ConfigError(f"model.of: its forward returns {type(out).__name__}; return logits, or simfl's Outputs")
+    logits = getattr(out, "logits", None)
+    if isinstance(logits, Tensor):
+        return Outputs(logits)
+    raise ConfigError(f"model.of: its forward returns {type(out).__name__}; allowed: logits, or simfl's Outputs")

@@ -1,6 +1,6 @@
-"""Adapters that add no tensors: a part of the backbone itself is trained, the rest stays as it is.
+"""Adapter kinds that add no tensors: part of the backbone is trained, the rest stays frozen.
 
-The head is always trained beside them by models that have one (`module.heads`); here it is what `head` trains alone.
+Models that declare a head (`module.heads`) always train it as well; `HeadTuning` trains nothing else.
 """
 
 from __future__ import annotations
@@ -9,53 +9,55 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from simfl.constraints import Count
+from simfl.constraints import PositiveInt
 from simfl.errors import ConfigError
-from simfl.models.adapters_base import Adapter
+from simfl.models.adapters import Adapter
 
 
 @dataclass(frozen=True)
-class Part(Adapter):
-    """The base of these kinds: nothing is hung into the module."""
+class PartialTuning(Adapter):
+    """The base of these kinds."""
 
     def attach(self, module: nn.Module) -> None:
-        """Change nothing."""
+        """Leave the module unchanged."""
 
-    def trains(self) -> tuple[str, ...]:
-        """There are no tensors of its own."""
+    def own_params(self) -> tuple[str, ...]:
+        """Return no globs: nothing is added."""
         return ()
 
 
 @dataclass(frozen=True)
-class Head(Part):
+class HeadTuning(PartialTuning):
     """The classification head alone (`clf`)."""
 
-    def trained(self, module: nn.Module) -> tuple[str, ...]:
-        """Globs of the head; ConfigError for a model without one."""
+    def trainable_params(self, module: nn.Module) -> tuple[str, ...]:
+        """Return globs of the head; raise ConfigError for a model without one."""
         globs: tuple[str, ...] = getattr(module, "heads", ())
         if not globs:
-            raise ConfigError(f"adapters.kind: {type(module).__name__} has no head; name what is trained under `train`")
+            raise ConfigError(
+                f"adapters.kind: {type(module).__name__} has no head; list the trained parameters under `train`"
+            )
         return globs
 
 
 @dataclass(frozen=True)
-class Bias(Part):
-    """All biases (BitFit, Ben Zaken et al. 2022; as the bias-tuning of FedDAT, Chen et al. 2024)."""
+class BiasTuning(PartialTuning):
+    """All biases (BitFit, Ben Zaken et al. 2022; bias tuning of FedDAT, Chen et al. 2024)."""
 
-    def trained(self, module: nn.Module) -> tuple[str, ...]:
-        """Every tensor named bias, those of recurrent layers too."""
+    def trainable_params(self, module: nn.Module) -> tuple[str, ...]:
+        """Return globs of every bias, those of recurrent layers included."""
         recurrent = any(isinstance(layer, nn.RNNBase) for layer in module.modules())
         return ("*.bias", "*.bias_[ih]h_l*") if recurrent else ("*.bias",)
 
 
 @dataclass(frozen=True)
-class LastLayers(Part):
-    """The last blocks of the backbone, as FedVQA trains three of ViLT's."""
+class LastLayersTuning(PartialTuning):
+    """The last blocks of the backbone; FedVQA trains the last three of ViLT."""
 
-    layers: Count = 3  # how many, counted from the end
+    layers: PositiveInt = 3  # number of blocks, counted from the end
 
-    def trained(self, module: nn.Module) -> tuple[str, ...]:
-        """Globs of the last blocks, in the order of `module.blocks()`; ConfigError if there are fewer."""
+    def trainable_params(self, module: nn.Module) -> tuple[str, ...]:
+        """Return globs of the last blocks in the order of `module.blocks()`; raise ConfigError if there are fewer."""
         blocks: list[str] = getattr(module, "blocks", list)()
         if len(blocks) < self.layers:
             raise ConfigError(f"adapters.layers: {self.layers} given; {type(module).__name__} has {len(blocks)} blocks")

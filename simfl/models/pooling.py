@@ -1,45 +1,45 @@
-"""Pictures on a CPU: how they lie in memory, and means over 2×2 squares.
+"""Image layout and 2×2 mean pooling on a CPU.
 
-With the channels of a pixel side by side a convolution is some 15 % faster there, and squares are added in rows of
-channels; torch's own pooling takes two and a half times in the usual layout.
+In channels-last layout a convolution is some 15 % faster there, and squares are summed in rows of channels; torch's
+pooling takes two and a half times as long in the default layout.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from simfl.models.call_context import current
+from simfl.models.base import AutogradContext
+from simfl.models.call_context import current_call
 
 
-def pixelwise(x: Tensor) -> Tensor:
-    """[B, C, H, W] with the channels of a pixel side by side, if one client is trained alone on a CPU.
+def to_channels_last(x: Tensor) -> Tensor:
+    """Copy [B, C, H, W] to channels-last layout if one client is trained at a time on a CPU; else return `x`.
 
-    Written out since torch takes a picture of one channel to lie so already, and its convolution then does not.
+    The copy is explicit: torch considers an image of one channel to be in that layout already, and then convolves it in
+    the default one.
     """
-    step = current()
-    if x.device.type != "cpu" or step.stacked or step.groups > 1:
+    call = current_call()
+    if x.device.type != "cpu" or call.under_vmap or call.num_groups > 1:
         return x
     return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
 
 
 class MeanPool(nn.Module):
-    """As `nn.AvgPool2d(2)`, up to the order of a sum of four."""
+    """Equivalent of `nn.AvgPool2d(2)`, up to the order of a sum of four."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] to [B, C, H // 2, W // 2]."""
+        """Map [B, C, H, W] to [B, C, H // 2, W // 2]."""
         if x.device.type != "cpu":
             return functional.avg_pool2d(x, 2)
-        beside = x.stride(1) == 1 and x.shape[1] > 1 and not current().stacked
-        pooled: Tensor = (_PixelMean if beside else _Mean).apply(x)
+        channels_last = x.stride(1) == 1 and x.shape[1] > 1 and not current_call().under_vmap
+        pooled: Tensor = (_ChannelsLastMean if channels_last else _SquareMean).apply(x)
         return pooled
 
 
-class _Mean(torch.autograd.Function):
-    """The gradient of a square's mean is a quarter for each of its values, whatever they are."""
+class _SquareMean(torch.autograd.Function):
+    """Mean of each square; its gradient is a quarter for each value of the square."""
 
     generate_vmap_rule = True
 
@@ -51,24 +51,24 @@ class _Mean(torch.autograd.Function):
         return (rows[..., 0::2] + rows[..., 1::2]).mul_(0.25)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    def setup_context(ctx: AutogradContext, inputs: tuple[Tensor], output: Tensor) -> None:
         ctx.size = inputs[0].shape[-2:]
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        quarter, width = slope * 0.25, slope.shape[-1]
+    def backward(ctx: AutogradContext, gradient: Tensor) -> Tensor:
+        quarter, width = gradient * 0.25, gradient.shape[-1]
         twice = torch.empty_like(quarter[..., None].expand(*quarter.shape, 2), memory_format=torch.contiguous_format)
-        twice[..., 0], twice[..., 1] = quarter, quarter  # a third of the time of stacking them
+        twice[..., 0], twice[..., 1] = quarter, quarter  # takes a third of the time of torch.stack
         rows = twice.flatten(-2)[..., None, :]
-        whole = rows.expand(*rows.shape[:-2], 2, 2 * width).flatten(-3, -2)
-        return _padded(whole, ctx.size)
+        full = rows.expand(*rows.shape[:-2], 2, 2 * width).flatten(-3, -2)
+        return _pad_to(full, ctx.size)
 
 
-class _PixelMean(torch.autograd.Function):
-    """As `_Mean`, to the bit, of channels that lie side by side; not under `vmap`, for which torch asks more of it."""
+class _ChannelsLastMean(torch.autograd.Function):
+    """Bit-identical to `_SquareMean` in channels-last layout; it has no rule for `vmap`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: AutogradContext, x: Tensor) -> Tensor:
         ctx.size = x.shape[-2:]
         height, width = ctx.size[0] // 2, ctx.size[1] // 2
         pixels = x[..., : 2 * height, : 2 * width].movedim(-3, -1).unflatten(-3, (height, 2))
@@ -76,14 +76,14 @@ class _PixelMean(torch.autograd.Function):
         return (rows[..., 0, :] + rows[..., 1, :]).mul_(0.25).movedim(-1, -3)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        quarter = (slope * 0.25).movedim(-3, -1)
+    def backward(ctx: AutogradContext, gradient: Tensor) -> Tensor:
+        quarter = (gradient * 0.25).movedim(-3, -1)
         *batch, height, width, channels = quarter.shape
         squares = quarter[..., :, None, :, None, :].expand(*batch, height, 2, width, 2, channels)
-        return _padded(squares.reshape(*batch, 2 * height, 2 * width, channels).movedim(-1, -3), ctx.size)
+        return _pad_to(squares.reshape(*batch, 2 * height, 2 * width, channels).movedim(-1, -3), ctx.size)
 
 
-def _padded(slope: Tensor, size: torch.Size) -> Tensor:
-    """With zeros for a last row or column that is in no square."""
-    missing = size[0] - slope.shape[-2], size[1] - slope.shape[-1]
-    return functional.pad(slope, (0, missing[1], 0, missing[0])) if any(missing) else slope
+def _pad_to(gradient: Tensor, size: torch.Size) -> Tensor:
+    """Append zeros for a last row or column that belongs to no square."""
+    missing = size[0] - gradient.shape[-2], size[1] - gradient.shape[-1]
+    return functional.pad(gradient, (0, missing[1], 0, missing[0])) if any(missing) else gradient

@@ -1,71 +1,78 @@
-"""T5's norm, x / √(mean x² + ε) · w (Zhang and Sennrich 2019), in one kernel a direction on a GPU.
+"""T5's norm, x / √(mean x² + ε) · w (Zhang and Sennrich 2019), one GPU kernel in each direction.
 
-Written as operations it takes six passes over its input in float32 forward, and twice as many backward. Under bf16 the
-result is bf16 once, for all layers that read it, as each of them would make it.
+As separate operations it makes six passes over its input in float32 forward, and twice as many backward. Under bf16
+autocast the result is cast to bf16 once, for all layers that read it, as each of them would cast it.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from simfl.models.call_context import current
+from simfl.models.base import AutogradContext, Network, load_kernels
+from simfl.models.call_context import current_call
 
-WIDEST = 8192  # values of a row that a program of the kernel holds
+MAX_WIDTH = 8192  # values of a row that one program of the kernel holds
+
+
+class T5Norm(Protocol):
+    """The tensor and the constant of transformers' `T5LayerNorm`."""
+
+    weight: nn.Parameter
+    variance_epsilon: float
 
 
 class RmsNorm(nn.Module):
-    """Takes the place of transformers' `T5LayerNorm`, with its tensor."""
+    """Replacement of transformers' `T5LayerNorm` that shares its tensor."""
 
     def __init__(self, weight: nn.Parameter, epsilon: float) -> None:
         super().__init__()
         self.weight, self.variance_epsilon = weight, epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        """[…, D] to the same, in float32 or as the pass computes."""
-        if fused(x, self.weight):
-            out: Tensor = _Norm.apply(x, self.weight, self.variance_epsilon, kind(x, self.weight) == torch.bfloat16)
+        """Normalize the last axis of […, D]; the result is bf16 under bf16 autocast, else float32."""
+        dtype = output_dtype(x, self.weight)
+        if can_fuse(x, self.weight):
+            out: Tensor = _FusedNorm.apply(x, self.weight, self.variance_epsilon, dtype == torch.bfloat16)
             return out
-        return (normal(x, self.variance_epsilon) * self.weight).to(kind(x, self.weight))
+        return (normalize(x, self.variance_epsilon) * self.weight).to(dtype)
 
 
-def install(module: nn.Module) -> nn.Module:
-    """Replace every `T5LayerNorm` of `module` in place; returns `module`."""
+def install_rms_norm(module: Network) -> Network:
+    """Replace every `T5LayerNorm` of `module` in place, and return `module`."""
     for name, child in list(module.named_modules()):
         if type(child).__name__ == "T5LayerNorm":
-            parent = module.get_submodule(name.rpartition(".")[0])
-            norm: Any = child
-            setattr(parent, name.rpartition(".")[2], RmsNorm(norm.weight, norm.variance_epsilon))
+            parent, _, last_name = name.rpartition(".")
+            norm = cast(T5Norm, child)
+            setattr(module.get_submodule(parent), last_name, RmsNorm(norm.weight, norm.variance_epsilon))
     return module
 
 
-def normal(x: Tensor, epsilon: float) -> Tensor:
-    """x over the root of its mean square, float32."""
+def normalize(x: Tensor, epsilon: float) -> Tensor:
+    """Divide x by the root of its mean square along the last axis, in float32."""
     full = x.to(torch.float32)
     return full * torch.rsqrt(full.pow(2).mean(-1, keepdim=True) + epsilon)
 
 
-def fused(x: Tensor, weight: Tensor) -> bool:
-    """Whether the kernel can compute it: on a GPU, with a weight that all share and nobody trains."""
+def can_fuse(x: Tensor, weight: Tensor) -> bool:
+    """Return whether the kernel applies: on a GPU, with a frozen weight shared by all clients."""
     shared = weight.dim() == 1 and not weight.requires_grad and weight.dtype == torch.float32
-    kinds = (torch.float32, torch.bfloat16)
-    fits = x.is_cuda and x.dtype in kinds and x.shape[-1] <= WIDEST
-    return fits and shared and not current().stacked and _kernels() is not None
+    fits = x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) and x.shape[-1] <= MAX_WIDTH
+    return fits and shared and not current_call().under_vmap and load_kernels("elementwise_kernels") is not None
 
 
-def kind(x: Tensor, weight: Tensor) -> torch.dtype:
-    """bfloat16 under a pass in bfloat16, else that of the weight."""
+def output_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
+    """Return bfloat16 under autocast, else the dtype of the weight."""
     return torch.bfloat16 if not x.is_meta and torch.is_autocast_enabled(x.device.type) else weight.dtype
 
 
-class _Norm(torch.autograd.Function):
-    """Forward and backward as operators that tracing and compiling see as one each."""
+class _FusedNorm(torch.autograd.Function):
+    """The norm as one operator in each direction, to tracing and compiling."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, half: bool) -> Tensor:
+    def forward(ctx: AutogradContext, x: Tensor, weight: Tensor, epsilon: float, half: bool) -> Tensor:
         x = x.contiguous()
         out, root = torch.ops.simfl.rms_norm(x, weight, epsilon, half)
         ctx.save_for_backward(x, weight, root)
@@ -73,16 +80,17 @@ class _Norm(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Any:
-        return torch.ops.simfl.rms_norm_backward(slope.contiguous(), *ctx.saved_tensors), None, None, None
+    def backward(ctx: AutogradContext, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return torch.ops.simfl.rms_norm_backward(gradient.contiguous(), *ctx.saved_tensors), None, None, None
 
 
 @torch.library.custom_op("simfl::rms_norm", mutates_args=())
 def _rms_norm(x: Tensor, weight: Tensor, epsilon: float, half: bool) -> tuple[Tensor, Tensor]:
-    """The norm, and 1 / √(mean x² + ε) of each row, float32."""
+    """Return the norm, and 1 / √(mean x² + ε) of each row in float32."""
     out = torch.empty_like(x, dtype=torch.bfloat16 if half else torch.float32)
     root, width = x.new_empty(x.shape[:-1], dtype=torch.float32), x.shape[-1]
-    _kernels().forward[(x.numel() // width,)](x, weight, out, root, width, epsilon, _block(width), num_warps=4)
+    kernel = load_kernels("elementwise_kernels").rms_norm_forward
+    kernel[(x.numel() // width,)](x, weight, out, root, width, epsilon, _block_size(width), num_warps=4)
     return out, root
 
 
@@ -93,26 +101,19 @@ def _(x: Tensor, weight: Tensor, epsilon: float, half: bool) -> tuple[Tensor, Te
 
 
 @torch.library.custom_op("simfl::rms_norm_backward", mutates_args=())
-def _rms_norm_backward(slope: Tensor, x: Tensor, weight: Tensor, root: Tensor) -> Tensor:
+def _rms_norm_backward(gradient: Tensor, x: Tensor, weight: Tensor, root: Tensor) -> Tensor:
+    """Return the gradient of the input."""
     dx, width = torch.empty_like(x), x.shape[-1]
-    _kernels().backward[(x.numel() // width,)](slope, x, weight, root, dx, width, _block(width), num_warps=4)
+    kernel = load_kernels("elementwise_kernels").rms_norm_backward
+    kernel[(x.numel() // width,)](gradient, x, weight, root, dx, width, _block_size(width), num_warps=4)
     return dx
 
 
 @_rms_norm_backward.register_fake
-def _(slope: Tensor, x: Tensor, weight: Tensor, root: Tensor) -> Tensor:
+def _(gradient: Tensor, x: Tensor, weight: Tensor, root: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
-def _block(width: int) -> int:
+def _block_size(width: int) -> int:
+    """Return the next power of two."""
     return 1 << (width - 1).bit_length()
-
-
-@cache
-def _kernels() -> Any:
-    """The kernels, where there is Triton."""
-    try:
-        from simfl.models import rms_norm_kernels
-    except ImportError:
-        return None
-    return rms_norm_kernels

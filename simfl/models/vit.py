@@ -1,28 +1,35 @@
-"""ViT (Dosovitskiy et al. 2021), as FedDAT's case study on DomainNet uses it; a linear head over the class token."""
+"""ViT (Dosovitskiy et al. 2021), as in FedDAT's case study on DomainNet; a linear head over the class token."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from simfl.constraints import Count
+from simfl.constraints import PositiveInt
 from simfl.errors import ConfigError
-from simfl.models import pretrained as start
-from simfl.models.adapters_base import Adapter, beside_heads
-from simfl.models.base import Dropout, Model, default_trained, seeded
-from simfl.models.dropout import install
-from simfl.models.mlp import shape_and_classes
-from simfl.models.weight_layouts import dimensions, fill, renamed, resized_positions
+from simfl.models.adapters import Adapter, with_heads
+from simfl.models.base import DropoutRate, Model, seeded, set_trainable, shape_and_classes
+from simfl.models.dropout import install_keyed_dropout
+from simfl.models.pretrained import (
+    Rules,
+    copy_tensors,
+    read_sizes,
+    read_tensors,
+    renamed_tensors,
+    resize_positions,
+    weights_folder,
+)
 from simfl.protocol import Task
 
 if TYPE_CHECKING:
     from simfl.models.vit_network import ViTNetwork
 
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, dict[str, int]] = {
     "tiny": {
         "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128,
         "image_size": 32, "patch_size": 8,
@@ -40,59 +47,57 @@ class ViT(Model):
 
     size: Literal["tiny", "base"] | None = None  # null: the weights' own, or tiny
     weights: str | None = None  # a folder or a Hugging Face hub id in transformers' layout; null: drawn from the seed
-    image_size: Count | None = None  # images are scaled to this height and width; null: the weights' or the size's
-    patch_size: Count | None = None  # height and width of a patch, if not the weights' or the size's
-    dropout: Dropout = 0.0  # of the backbone
-    adapters: Adapter | None = None  # trained in place of the rest, beside the head
+    image_size: PositiveInt | None = None  # height and width that images are scaled to; null: of the weights or size
+    patch_size: PositiveInt | None = None  # height and width of a patch; null: that of the weights or the size
+    dropout: DropoutRate = 0.0  # of the backbone
+    adapters: Adapter | None = None  # trained instead of the rest, together with the head
     precision: Literal["float32", "bf16"] = "float32"  # bf16: autocast; weights stay float32
 
     def build(self, task: Task) -> ViTNetwork:
-        """The network with weights and adapters; ConfigError for data that are no images."""
+        """Build the network with weights and adapters; raise ConfigError for data that are not images."""
         with seeded(task.seed):
             network = self.network(task)
             if self._folder is not None:
-                load(network, start.read(self._folder), str(self._folder))
+                load_vit(network, read_tensors(self._folder), str(self._folder))
             if self.adapters is not None:
                 self.adapters.attach(network)
-        install(network)
-        default_trained(self, network)
-        return network.eval()
+        return set_trainable(self, install_keyed_dropout(network)).eval()
 
     def network(self, task: Task) -> ViTNetwork:
-        """The bare network on the default device, without weights or adapters."""
+        """Build the bare network on the default device, without weights or adapters."""
         from simfl.models.vit_network import ViTNetwork  # imports transformers: seconds, and many runs need none of it
 
-        side = self._dims["image_size"]
+        side = self._sizes["image_size"]
         shape, classes = shape_and_classes(replace(task, shape=task.shape or (3, side, side)), "vit")
         if len(shape) != 3 or shape[0] not in (1, 3):
             raise ConfigError(
-                f"model: 'vit' reads grey or colour images [channels, height, width]; the data have {shape}"
+                f"model: 'vit' reads grey or colour images [channels, height, width]; the data have shape {shape}"
             )
-        return ViTNetwork(self._dims, shape, classes, dropout=self.dropout, bf16=self.precision == "bf16")
+        return ViTNetwork(self._sizes, shape, classes, dropout=self.dropout, bf16=self.precision == "bf16")
 
-    def trains(self, module: Any) -> tuple[str, ...]:
-        """Everything; with adapters these and the head."""
-        return ("*",) if self.adapters is None else beside_heads(self.adapters, module)
-
-    @cached_property
-    def _folder(self) -> Any:
-        return None if self.weights is None else start.locate(self.weights)
+    def trainable_params(self, module: nn.Module) -> tuple[str, ...]:
+        """Return everything, or the adapters and the head."""
+        return ("*",) if self.adapters is None else with_heads(self.adapters, module)
 
     @cached_property
-    def _dims(self) -> dict[str, Any]:
-        dims = dict(SIZES[self.size or "tiny"])
+    def _folder(self) -> Path | None:
+        return None if self.weights is None else weights_folder(self.weights)
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        sizes = dict(SIZES[self.size or "tiny"])
         if self._folder is not None:
-            dims |= dimensions(self._folder, dims)
-        if self.size and dims["hidden_size"] != SIZES[self.size]["hidden_size"]:
+            sizes |= read_sizes(self._folder, sizes)
+        if self.size and sizes["hidden_size"] != SIZES[self.size]["hidden_size"]:
             raise ConfigError(
-                f"model.size: {self.size!r} is not the size of {self.weights}, whose width is {dims['hidden_size']}"
+                f"model.size: {self.size!r} is not the size of {self.weights}, whose width is {sizes['hidden_size']}"
             )
         own = {key: getattr(self, key) for key in ("image_size", "patch_size")}
-        return dims | {key: value for key, value in own.items() if value is not None}
+        return sizes | {key: value for key, value in own.items() if value is not None}
 
 
-def rules() -> tuple[tuple[str, str], ...]:
-    """Names of transformers' ViT checkpoints, with or without a classifier -> ours."""
+def vit_rules() -> Rules:
+    """Return rules from transformers' ViT checkpoints, with or without a classifier, to our names."""
     from simfl.models.transformer import LAYER_NAMES
 
     return (
@@ -105,12 +110,15 @@ def rules() -> tuple[tuple[str, str], ...]:
     )
 
 
-def load(network: ViTNetwork, stored: Mapping[str, Tensor], where: str) -> None:
-    """Fill in place; a classifier of other classes is left out, places are interpolated for another image size."""
-    found = {ours: stored[name] for name, ours in renamed(stored, rules()).items()}
+def load_vit(network: ViTNetwork, stored: Mapping[str, Tensor], source: str) -> None:
+    """Fill the network in place.
+
+    A classifier over another number of classes is ignored, and positions are interpolated for another image size.
+    """
+    found = renamed_tensors(stored, vit_rules())
     if "head.weight" in found and found["head.weight"].shape != network.head.weight.shape:
         found = {name: tensor for name, tensor in found.items() if not name.startswith("head.")}
-    places = "embeddings.position_embeddings"
-    if places in found:
-        found[places] = resized_positions(found[places], network.embeddings.position_embeddings.shape[1])
-    fill(network, found, where, optional=("head.*",))
+    positions = "embeddings.position_embeddings"
+    if positions in found:
+        found[positions] = resize_positions(found[positions], network.embeddings.position_embeddings.shape[1])
+    copy_tensors(network, found, source, optional=("head.*",))
