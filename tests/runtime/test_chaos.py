@@ -1,7 +1,8 @@
-"""Every fault at random points: a run ends bit-equal to one that nothing disturbed, or with the right line and goes on.
+"""Fault injection at random points: the run ends bit-identical to an undisturbed one, or fails with the right line.
 
-`SIMFL_CHAOS_ROUNDS` repeats the whole (1), `SIMFL_CHAOS_SEED` chooses other points (1), `SIMFL_CHAOS_RECORD` names a
-file for the table of what was done and what came of it.
+After a failure, the cause is removed, the run is resumed, and it ends with the undisturbed results too.
+`SIMFL_CHAOS_ROUNDS` repeats all faults (default 1), `SIMFL_CHAOS_SEED` chooses other points (default 1), and
+`SIMFL_CHAOS_RECORD` names a file for a table of the faults and their outcomes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 import pytest
 from fakes import Stopping, experiment, run, traces
-from faults import Moody, Troubled, met, order
+from faults import FaultyData, FaultyScaffold, num_met, order
 
 from simfl import config
 from simfl.errors import ClientError, OutOfMemory, RunError, SimflError
@@ -33,32 +34,34 @@ ROUNDS, SEED = int(os.environ.get("SIMFL_CHAOS_ROUNDS", 1)), int(os.environ.get(
 
 
 @dataclass
-class Trial:
-    """One run in its folder, and how it is disturbed."""
+class Disturbed:
+    """A run in its folder, and how it is disturbed."""
 
     folder: Path
-    chance: random.Random
-    whole: dict[str, str]  # what a run that nothing disturbed leaves
-    visits: list[tuple[int, int]]  # (round, client) of all of its visits
-    overlap: bool  # whether each round is scored while the next is trained
-    said: list[str] = field(default_factory=list)
+    draws: random.Random
+    whole: dict[str, str]  # traces of the undisturbed run
+    updates: list[tuple[int, int]]  # (round, client) of all its client updates
+    overlap: bool  # whether each round is evaluated while the next one is trained
+    messages: list[str] = field(default_factory=list)
 
     @property
     def faults(self) -> Path:
+        """Return the folder that lists the faults."""
         return self.folder / "faults"
 
     @property
     def out(self) -> Path:
+        """Return the run's folder."""
         return self.folder / "run"
 
     def case(self, **settings: Any) -> Experiment:
-        """The experiment; `settings` must change no number."""
-        case = CASE(self.faults)
+        """Return the experiment; `settings` must not change results."""
+        case = case_of(self.faults)
         return replace(case, evaluate=replace(case.evaluate, overlap=self.overlap), **settings)
 
     def order(self, kind: str, times: int = 1) -> str:
-        """A fault at a random visit; says which."""
-        number, client = self.chance.choice(self.visits)
+        """Order a fault at a random client update, and return a description of it."""
+        number, client = self.draws.choice(self.updates)
         order(self.faults, kind, client, number - 1, times)
         return f"client {client} in round {number}"
 
@@ -68,19 +71,20 @@ class Trial:
         try:
             run(self.case(**settings), self.out, workers=2, display=display, resume=resume)
         finally:
-            self.said += display.messages
+            self.messages += display.messages
 
-    def goes_on(self, **settings: Any) -> None:
-        """When the cause is gone the run goes on, to the same end."""
+    def resume(self, **settings: Any) -> None:
+        """Remove the cause and resume the run; check its results."""
         shutil.rmtree(self.faults, ignore_errors=True)
         self.start(resume=True, **settings)
-        self.is_whole()
+        self.check()
 
-    def is_whole(self) -> None:
+    def check(self) -> None:
+        """Check that the results are those of the undisturbed run."""
         assert traces(self.out) == self.whole
 
-    def fails(self, kind: type[SimflError], line: str, **settings: Any) -> str:
-        """The run ends with this one line; gives it."""
+    def fail(self, kind: type[SimflError], line: str, **settings: Any) -> str:
+        """Run, check that it fails with this one line, and return the line."""
         with pytest.raises(kind, match=line) as failed:
             self.start(**settings)
         text = str(failed.value)
@@ -88,7 +92,7 @@ class Trial:
         return text.replace(str(self.folder), "…")
 
     def process(self, resume: bool = False) -> subprocess.Popen[str]:
-        """`simfl run` in a process of its own, with a Ray of its own."""
+        """Start `simfl run` in a process of its own, with a Ray of its own."""
         (self.folder / "experiment.yaml").write_text(config.dump(self.case()))
         words = ["run", str(self.folder / "experiment.yaml"), "--out", str(self.out), "--workers", "2"]
         return subprocess.Popen(
@@ -97,41 +101,41 @@ class Trial:
             start_new_session=True,
         )  # fmt: skip
 
-    def signalled(self, number: int) -> tuple[str, int]:
-        """Start, and send a signal after some rounds; says when, and the exit code."""
-        process, rounds = self.process(), self.chance.randrange(4)
+    def send_signal(self, number: int) -> tuple[str, int]:
+        """Start the run and send a signal after some rounds; return the time of the signal and the exit code."""
+        process, rounds = self.process(), self.draws.randrange(4)
         log, deadline = self.out / "log.jsonl", time.monotonic() + 240
         while process.poll() is None and time.monotonic() < deadline:
             if log.exists() and log.read_text().count('"event": "round"') >= rounds and "started" in log.read_text():
                 break
             time.sleep(0.005)
-        pause = self.chance.uniform(0, 0.2)
+        pause = self.draws.uniform(0, 0.2)
         time.sleep(pause)
         os.kill(process.pid, number) if number == signal.SIGTERM else os.killpg(process.pid, number)
         process.communicate(timeout=240)
         return f"{pause * 1000:.0f} ms after round {rounds}", process.returncode
 
 
-def CASE(faults: Path) -> Experiment:
-    """Seven clients a round in four cohorts, with control variates in their memory and dropout."""
+def case_of(faults: Path) -> Experiment:
+    """Return an experiment of seven clients per round in four cohorts, with control variates and dropout."""
     evaluate = Evaluate(batch_size=16)  # four shards
-    data = Moody(folder=str(faults))
-    return experiment(Troubled(folder=str(faults)), data=data, rounds=5, on_error="retry", evaluate=evaluate)
+    data = FaultyData(folder=str(faults))
+    return experiment(FaultyScaffold(folder=str(faults)), data=data, rounds=5, on_error="retry", evaluate=evaluate)
 
 
-# each trial says where the fault struck and what came of it
+# Each function disturbs a run, and returns where the fault struck and the outcome.
 
 
-def worker_dies_at_a_visit(trial: Trial) -> tuple[str, str]:
-    times = trial.chance.randint(1, 3)
-    where = trial.order("die", times)
-    trial.start()
-    trial.is_whole()
-    assert met(trial.faults) == times
-    return f"{where}, {times} times", "bit-equal"
+def worker_dies_during_a_client_update(case: Disturbed) -> tuple[str, str]:
+    times = case.draws.randint(1, 3)
+    where = case.order("die", times)
+    case.start()
+    case.check()
+    assert num_met(case.faults) == times
+    return f"{where}, {times} times", "bit-identical"
 
 
-def worker_is_killed_at_any_moment(trial: Trial) -> tuple[str, str]:
+def worker_is_killed_at_any_moment(case: Disturbed) -> tuple[str, str]:
     import threading
 
     import psutil
@@ -139,140 +143,144 @@ def worker_is_killed_at_any_moment(trial: Trial) -> tuple[str, str]:
     killed, over = [], threading.Event()
 
     def watch() -> None:
-        time.sleep(trial.chance.uniform(0, 5))
+        time.sleep(case.draws.uniform(0, 5))
         while not over.is_set() and not killed:
             found = [
-                p
-                for p in psutil.process_iter(["name", "cmdline"])
-                if "ray::Hosted" in " ".join(p.info["cmdline"] or [])
+                process
+                for process in psutil.process_iter(["name", "cmdline"])
+                if "ray::WorkerActor" in " ".join(process.info["cmdline"] or [])
             ]
-            mine = [p for p in found if p.ppid() in family]
-            if mine:
-                victim = trial.chance.choice(mine)
+            own = [process for process in found if process.ppid() in family]
+            if own:
+                victim = case.draws.choice(own)
                 killed.append(" ".join(victim.info["cmdline"]).strip())
                 victim.kill()
             time.sleep(0.01)
 
-    family = {p.pid for p in psutil.Process().children(recursive=True)}
+    family = {process.pid for process in psutil.Process().children(recursive=True)}
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        trial.start()
+        case.start()
     finally:
         over.set()
         thread.join()
-    trial.is_whole()
-    return f"in {killed[0]}" if killed else "after its end", "bit-equal"
+    case.check()
+    return f"in {killed[0]}" if killed else "after its end", "bit-identical"
 
 
-def worker_dies_while_it_starts(trial: Trial) -> tuple[str, str]:
-    order(trial.faults, "start: die", times=1)
-    trial.start()
-    trial.is_whole()
-    assert met(trial.faults) == 1
-    return "reading its data, once", "bit-equal"
+def worker_dies_while_it_starts(case: Disturbed) -> tuple[str, str]:
+    order(case.faults, "start: die", times=1)
+    case.start()
+    case.check()
+    assert num_met(case.faults) == 1
+    return "reading its data, once", "bit-identical"
 
 
-def worker_cannot_start(trial: Trial) -> tuple[str, str]:
-    order(trial.faults, "start: raise")
-    line = trial.fails(RunError, r"^a worker cannot start: \w*Error: no such disk on this machine; --backend inline")
-    assert sum("no such disk on this machine" in text and "in load" in text for text in trial.said) == 1  # its stack
-    trial.goes_on()
-    return "reading its data, always", f"`{line}`; mended, bit-equal"
+def worker_cannot_start(case: Disturbed) -> tuple[str, str]:
+    order(case.faults, "start: raise")
+    line = case.fail(RunError, r"^a worker cannot start: \w*Error: no such disk on this machine; --backend inline")
+    stacks = [text for text in case.messages if "no such disk on this machine" in text and "in load" in text]
+    assert len(stacks) == 1
+    case.resume()
+    return "reading its data, always", f"`{line}`; resumed, bit-identical"
 
 
-def reader_is_flaky(trial: Trial) -> tuple[str, str]:
-    times = trial.chance.randint(1, 2)
-    where = trial.order("flaky", times)
-    trial.start()
-    trial.is_whole()
-    assert sum("tried again" in text for text in trial.said) == times
-    return f"{where}, {times} times", "bit-equal"
+def reader_is_flaky(case: Disturbed) -> tuple[str, str]:
+    times = case.draws.randint(1, 2)
+    where = case.order("flaky", times)
+    case.start()
+    case.check()
+    assert num_met(case.faults) == times
+    return f"{where}, {times} times", "bit-identical"
 
 
-def client_is_broken(trial: Trial) -> tuple[str, str]:
-    where = trial.order("broken", 1000)
+def client_raises(case: Disturbed) -> tuple[str, str]:
+    where = case.order("broken", 1000)
     with pytest.raises(ClientError) as failed:
-        trial.start()
+        case.start()
     first, *_, last = str(failed.value).splitlines()
     assert re.match(r"^client \d, phase 0, round \d, seed \d+ failed:$", first)
-    assert last == "ZeroDivisionError: the client's own words"
-    trial.goes_on()
-    return where, f"`{first}` … `{last}`; mended, bit-equal"
+    assert last == "ZeroDivisionError: an error in the client's code"
+    case.resume()
+    return where, f"`{first}` … `{last}`; resumed, bit-identical"
 
 
-def memory_is_wanting_once(kind: str) -> Callable[[Trial], tuple[str, str]]:
-    def once(trial: Trial) -> tuple[str, str]:
-        where = trial.order(kind)
-        trial.start()
-        trial.is_whole()
-        assert sum("alone on a fresh worker" in text for text in trial.said) == 1
-        return f"{where}, once", "bit-equal"
+def out_of_memory_once(kind: str) -> Callable[[Disturbed], tuple[str, str]]:
+    def once(case: Disturbed) -> tuple[str, str]:
+        where = case.order(kind)
+        case.start()
+        case.check()
+        assert sum("alone on a fresh worker" in text for text in case.messages) == 1
+        return f"{where}, once", "bit-identical"
 
     return once
 
 
-def memory_is_always_wanting(trial: Trial) -> tuple[str, str]:
-    where = trial.order("no GPU memory", 1000)
-    line = trial.fails(OutOfMemory, r"^out of memory on clients .* give a smaller local.batch_size")
-    trial.goes_on()
-    return f"{where}, always", f"`{line}`; mended, bit-equal"
+def out_of_memory_always(case: Disturbed) -> tuple[str, str]:
+    where = case.order("no GPU memory", 1000)
+    line = case.fail(OutOfMemory, r"^out of memory on clients .*local.batch_size")
+    case.resume()
+    return f"{where}, always", f"`{line}`; resumed, bit-identical"
 
 
-def worker_hangs(trial: Trial) -> tuple[str, str]:
-    where = trial.order("hang")
-    line = trial.fails(RunError, r"^no result for 8 s from worker \d on clients ", watchdog_seconds=8.0)
-    assert "_hang" in "".join(path.read_text() for path in (trial.out / "stacks").iterdir())
-    trial.goes_on(watchdog_seconds=300.0)
-    return where, f"`{line}`; gone on, bit-equal"
+def worker_hangs(case: Disturbed) -> tuple[str, str]:
+    where = case.order("hang")
+    line = case.fail(RunError, r"^no result for 8 s from worker \d on clients ", watchdog_seconds=8.0)
+    assert "_hang" in "".join(path.read_text() for path in (case.out / "stacks").iterdir())
+    case.resume(watchdog_seconds=300.0)
+    return where, f"`{line}`; resumed, bit-identical"
 
 
-def driver_is_killed(trial: Trial) -> tuple[str, str]:
-    where, _ = trial.signalled(signal.SIGKILL)
-    trial.start(resume=(trial.out / "experiment.yaml").exists())
-    trial.is_whole()
-    return where, "resumed, bit-equal"
+def driver_is_killed(case: Disturbed) -> tuple[str, str]:
+    where, _ = case.send_signal(signal.SIGKILL)
+    case.start(resume=(case.out / "experiment.yaml").exists())
+    case.check()
+    return where, "resumed, bit-identical"
 
 
-def driver_is_asked_to_stop(trial: Trial) -> tuple[str, str]:
-    where, code = trial.signalled(signal.SIGTERM)
-    assert code in (130, 0)  # 0 where the run had ended before
-    trial.start(resume=(trial.out / "experiment.yaml").exists())
-    trial.is_whole()
-    return where, f"exit code {code}; resumed, bit-equal"
+def driver_is_interrupted(case: Disturbed) -> tuple[str, str]:
+    where, code = case.send_signal(signal.SIGTERM)
+    assert code in (130, 0)  # 0 if the run had completed before
+    case.start(resume=(case.out / "experiment.yaml").exists())
+    case.check()
+    return where, f"exit code {code}; resumed, bit-identical"
 
 
-def newest_commit_is_damaged(trial: Trial) -> tuple[str, str]:
-    display = Stopping(trial.chance.randint(2, 4))
-    run(trial.case(), trial.out, workers=2, display=display)
-    newest = trial.out / "checkpoints" / f"{checkpoint.steps(trial.out / 'checkpoints')[-1]:06d}"
-    path = trial.chance.choice(sorted(newest.iterdir()))
+def newest_checkpoint_is_damaged(case: Disturbed) -> tuple[str, str]:
+    display = Stopping(case.draws.randint(2, 4))
+    run(case.case(), case.out, workers=2, display=display)
+    newest = case.out / "checkpoints" / f"{checkpoint.steps(case.out / 'checkpoints')[-1]:06d}"
+    path = case.draws.choice(sorted(newest.iterdir()))
     data = bytearray(path.read_bytes())
-    place = trial.chance.randrange(len(data))
-    data[place] ^= 1 << trial.chance.randrange(8)
+    place = case.draws.randrange(len(data))
+    data[place] ^= 1 << case.draws.randrange(8)
     path.write_bytes(bytes(data))
-    trial.start(resume=True)
-    trial.is_whole()
-    assert any("falling back to the commit before" in text for text in trial.said)
-    return f"a bit of byte {place} of {path.parent.name}/{path.name}", "said so, fell back, bit-equal"
+    case.start(resume=True)
+    case.check()
+    assert any("using the previous checkpoint" in text for text in case.messages)
+    return (
+        f"a bit of byte {place} of {path.parent.name}/{path.name}",
+        "reported, round repeated, bit-identical",
+    )
 
 
-def disk_is_full(trial: Trial) -> tuple[str, str]:
-    """A file system of its own, which is filled when some rounds are done."""
-    trial.out.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", trial.out], capture_output=True).returncode:
+def disk_is_full(case: Disturbed) -> tuple[str, str]:
+    """Fill a file system that only the run uses after some rounds."""
+    case.out.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", case.out], capture_output=True).returncode:
         pytest.skip("no file system can be mounted here")
     try:
-        full = Filling(trial.chance.randint(1, 4), trial.out / "filler")
+        full = Filling(case.draws.randint(1, 4), case.out / "filler")
         with pytest.raises(RunError, match=r"^[^\n]*: No space left on device$") as failed:
-            run(trial.case(), trial.out, workers=2, display=full)
-        (trial.out / "filler").unlink()
-        trial.start(resume=True)
-        trial.is_whole()
+            run(case.case(), case.out, workers=2, display=full)
+        (case.out / "filler").unlink()
+        case.start(resume=True)
+        case.check()
     finally:
-        subprocess.run(["umount", "--lazy", trial.out], check=True)  # a worker may still be on its way out
-    line = str(failed.value).replace(str(trial.folder), "…")
-    return f"after round {full.step}", f"`{line}`; with room again, bit-equal"
+        subprocess.run(["umount", "--lazy", case.out], check=True)  # a worker may still be exiting
+    line = str(failed.value).replace(str(case.folder), "…")
+    return f"after round {full.step}", f"`{line}`; resumed with free space, bit-identical"
 
 
 class Filling(Stopping):
@@ -283,66 +291,69 @@ class Filling(Stopping):
         self.step, self.path = step, path
 
     def round_done(self, row: dict[str, Any]) -> None:
+        """Fill the disk if it is the round."""
         if row["step"] == self.step:
             with suppress(OSError), self.path.open("wb", buffering=0) as file:
                 while True:
                     file.write(bytes(1024))
 
 
-def folder_cannot_be_written(trial: Trial) -> tuple[str, str]:
-    """Client memory, which workers write: a file stands where its folder was."""
+def folder_cannot_be_written(case: Disturbed) -> tuple[str, str]:
+    """Put a file in place of the folder of client states, which workers write to."""
 
     class Blocking(Stopping):
         def round_done(self, row: dict[str, Any]) -> None:
             if row["step"] == step:
-                memory.rename(trial.folder / "away")
-                memory.write_text("")
+                states.rename(case.folder / "away")
+                states.write_text("")
 
-    memory, step = trial.out / "memory", trial.chance.randint(1, 4)
-    with pytest.raises(RunError, match=r"^[^\n]*memory[^\n]*: [^\n]+$") as failed:
-        run(trial.case(), trial.out, workers=2, display=Blocking())
-    memory.unlink()
-    (trial.folder / "away").rename(memory)
-    trial.goes_on()
-    line = str(failed.value).replace(str(trial.folder), "…")
-    return f"a file in the place of client memory's folder, after round {step}", f"`{line}`; mended, bit-equal"
+    states, step = case.out / STATES, case.draws.randint(1, 4)
+    with pytest.raises(RunError, match=rf"^[^\n]*{STATES}[^\n]*: [^\n]+$") as failed:
+        run(case.case(), case.out, workers=2, display=Blocking())
+    states.unlink()
+    (case.folder / "away").rename(states)
+    case.resume()
+    line = str(failed.value).replace(str(case.folder), "…")
+    return f"a file in place of the folder of client states, after round {step}", f"`{line}`; resumed, bit-identical"
 
 
-TRIALS: dict[str, Callable[[Trial], tuple[str, str]]] = {
-    "a worker dies at a visit": worker_dies_at_a_visit,
+STATES = "memory"  # name of the folder of client states
+
+FAULTS: dict[str, Callable[[Disturbed], tuple[str, str]]] = {
+    "a worker dies during a client update": worker_dies_during_a_client_update,
     "a worker is killed at any moment": worker_is_killed_at_any_moment,
     "a worker dies while it starts": worker_dies_while_it_starts,
     "a worker cannot start": worker_cannot_start,
     "a reader is flaky, on_error: retry": reader_is_flaky,
-    "a client is broken": client_is_broken,
-    "a GPU wants memory once": memory_is_wanting_once("no GPU memory"),
-    "a machine wants memory once": memory_is_wanting_once("no memory"),
-    "memory is always wanting": memory_is_always_wanting,
+    "a client raises an exception": client_raises,
+    "a GPU is out of memory once": out_of_memory_once("no GPU memory"),
+    "a machine is out of memory once": out_of_memory_once("no memory"),
+    "memory is always too small": out_of_memory_always,
     "a worker hangs": worker_hangs,
-    "the driver is killed -9": driver_is_killed,
-    "the driver gets SIGTERM": driver_is_asked_to_stop,
-    "the newest commit is damaged": newest_commit_is_damaged,
+    "the driver is killed with kill -9": driver_is_killed,
+    "the driver gets SIGTERM": driver_is_interrupted,
+    "the newest checkpoint is damaged": newest_checkpoint_is_damaged,
     "the disk is full": disk_is_full,
     "a folder cannot be written": folder_cannot_be_written,
 }
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """What a run that nothing disturbs leaves, and its visits."""
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], list[tuple[int, int]]]:
+    """The traces of an undisturbed run, and its client updates."""
     folder = tmp_path_factory.mktemp("whole")
-    run(CASE(folder / "faults"), folder / "run")
-    visits = [(row["round"], row["client"]) for row in tables.rows(folder / "run" / "clients.parquet")]
-    return traces(folder / "run"), visits
+    run(case_of(folder / "faults"), folder / "run")
+    updates = [(row["round"], row["client"]) for row in tables.rows(folder / "run" / "clients.parquet")]
+    return traces(folder / "run"), updates
 
 
 @pytest.fixture(scope="module")
-def record():
-    """Rows of the record, written at the end where the environment says so."""
+def record() -> Any:
+    """Rows of the record, written at the end if the environment asks for it."""
     rows: list[tuple[str, str, str]] = []
     yield rows
     if path := os.environ.get("SIMFL_CHAOS_RECORD"):
-        lines = ["| fault | where it struck | what came of it |", "|---|---|---|"]
+        lines = ["| fault | where it struck | outcome |", "|---|---|---|"]
         lines += [f"| {' | '.join(row)} |" for row in sorted(rows)]
         Path(path).write_text("\n".join(lines) + "\n")
 
@@ -350,8 +361,15 @@ def record():
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("repeat", range(ROUNDS))
-@pytest.mark.parametrize("name", TRIALS)
-def test_a_disturbed_run_ends_as_if_nothing_had_been(name, repeat, whole, record, tmp_path, ray_session):
+@pytest.mark.parametrize("name", FAULTS)
+def test_disturbed_run_ends_with_the_results_of_an_undisturbed_one(
+    name: str,
+    repeat: int,
+    whole: tuple[dict[str, str], list[tuple[int, int]]],
+    record: list[tuple[str, str, str]],
+    tmp_path: Path,
+    ray_session: None,
+) -> None:
     overlap = random.Random(f"{SEED}.{repeat}.{name}.overlap").random() < 0.5
-    trial = Trial(tmp_path, random.Random(f"{SEED}.{repeat}.{name}"), *whole, overlap)
-    record.append((name, *TRIALS[name](trial)))
+    case = Disturbed(tmp_path, random.Random(f"{SEED}.{repeat}.{name}"), *whole, overlap)
+    record.append((name, *FAULTS[name](case)))

@@ -36,7 +36,7 @@ def test_cost_has_a_fixed_part_and_a_part_per_step() -> None:
 
 
 def test_slowness_is_relative_to_the_mean_worker() -> None:
-    """1 s and 3 s for the same task: slowness 1/2 and 3/2 of a mean of 2 s. An unknown third worker counts as average."""
+    """1 s and 3 s for the same task: slowness 1/2 and 3/2 of a mean of 2 s; an unknown worker counts as average."""
     costs = warm_model(0, 1)
     costs.observe(0, (1.0, 10.0), 1.0)
     costs.observe(1, (1.0, 10.0), 3.0)
@@ -64,9 +64,9 @@ def test_cost_has_a_part_per_client() -> None:
 
 
 def test_no_cost_part_is_negative() -> None:
-    """2 s for 10 steps, then 1 s for 20. From the first alone, half is fixed and half is per step: 20 steps are expected
-    to take 3 s. The negative part per step is dropped, and a constant c is left, which minimizes 0.9 (c/2 − 2/2)² + (c/3 − 1/3)²:
-    c = (0.9·2/4 + 1/9) / (0.9/4 + 1/9) = 0.5611 / 0.3361 = 1.6694.
+    """2 s for 10 steps, then 1 s for 20. From the first alone, half is fixed and half is per step, so 20 steps are
+    expected to take 3 s. The negative part per step is dropped, and a constant c is left, which minimizes
+    0.9 (c/2 − 2/2)² + (c/3 − 1/3)²: c = (0.9·2/4 + 1/9) / (0.9/4 + 1/9) = 0.5611 / 0.3361 = 1.6694.
     """
     costs = warm_model(0)
     costs.observe(0, (1.0, 10.0), 2.0)

@@ -94,7 +94,9 @@ def test_use_is_shown_in_the_log_the_report_and_simfl_watch(
     run(experiment(rounds=2), tmp_path / "plain")
     monkeypatch.setattr(GpuMonitor, "use", lambda self: 0.43)
     run(experiment(rounds=2), tmp_path / "seen")
-    plain, seen = ([row for row in LogReader(tmp_path / f / "log.jsonl").lines() if row["event"] == "round"] for f in FOLDERS)
+    plain, seen = (
+        [row for row in LogReader(tmp_path / f / "log.jsonl").lines() if row["event"] == "round"] for f in FOLDERS
+    )
     assert all("use" not in row for row in plain)
     assert [row["use"] for row in seen] == [[pytest.approx(0.43)]] * 2
     for folder, shown in zip(FOLDERS, (False, True), strict=True):

@@ -68,7 +68,7 @@ def test_number_of_cpus_is_the_tightest_limit(
     assert machine.cpus() == expected
 
 
-def test_memory_limit_of_the_control_group_counts_if_it_is_tighter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_memory_limit_is_that_of_the_control_group_if_tighter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal:  1000 kB\nMemFree: 100 kB\nMemAvailable:  600 kB\n")
     monkeypatch.setattr(machine, "MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(machine, "cgroup", lambda: Cgroup(None, None, None))

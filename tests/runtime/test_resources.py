@@ -80,7 +80,9 @@ def test_inline_runs_leak_nothing(tmp_path):
     for number in range(20):
         run(experiment(rounds=1), tmp_path / str(number))
     gc.collect()
-    assert all(count <= before[name] for name, count in settle(before).items())  # fewer, if an earlier test released some late
+    assert all(
+        count <= before[name] for name, count in settle(before).items()
+    )  # fewer, if an earlier test released some late
     assert resident() - memory < 20 * 2**20
 
 

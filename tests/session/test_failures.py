@@ -1,4 +1,4 @@
-"""What fails is named, left out or tried again, as the experiment says; and nothing is lost without a word."""
+"""Failure handling: failures are named, skipped or retried as the experiment says, and nothing is lost silently."""
 
 import json
 import os
@@ -20,18 +20,18 @@ from simfl.errors import ClientError, ConfigError, DataError, RunError
 from simfl.runs import tables
 from simfl.seeds import seed_for
 
-BOTH_WAYS = pytest.mark.parametrize("mode", ["sequential", "vectorized"])
+BOTH_MODES = pytest.mark.parametrize("mode", ["sequential", "vectorized"])
 
 
 def rows(folder, name):
     return tables.rows(folder / f"{name}.parquet")
 
 
-# a client's own exception
+# Exceptions of a client
 
 
-@BOTH_WAYS
-def test_a_clients_exception_names_client_round_and_seed_and_ends_with_its_own_words(mode, tmp_path):
+@BOTH_MODES
+def test_client_exception_names_client_round_and_seed_and_ends_with_the_original_error(mode, tmp_path):
     with pytest.raises(ClientError) as failed:
         run(experiment(Faulty(client=3, round=1), mode, clients_per_batch=8), tmp_path)
     first, *_, last = str(failed.value).splitlines()
@@ -41,7 +41,7 @@ def test_a_clients_exception_names_client_round_and_seed_and_ends_with_its_own_w
 
 
 @pytest.mark.slow
-def test_on_ray_too(tmp_path, ray_session):
+def test_client_exception_on_ray_is_the_same(tmp_path, ray_session):
     with pytest.raises(ClientError) as failed:
         run(experiment(Faulty(client=3, round=0), "vectorized", clients_per_batch=8), tmp_path, workers=1)
     first, *_, last = str(failed.value).splitlines()
@@ -50,7 +50,7 @@ def test_on_ray_too(tmp_path, ray_session):
     assert "in init_client" in str(failed.value)
 
 
-def test_a_failed_run_is_committed_and_its_summary_says_so(tmp_path):
+def test_failed_run_writes_a_checkpoint_and_a_summary(tmp_path):
     with pytest.raises(ClientError):
         run(experiment(Faulty(client=3, round=1)), tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -58,20 +58,20 @@ def test_a_failed_run_is_committed_and_its_summary_says_so(tmp_path):
     assert [row["step"] for row in rows(tmp_path, "rounds")] == [1]
 
 
-@BOTH_WAYS
-def test_an_upload_that_is_not_finite_names_client_part_and_tensor(mode, tmp_path):
+@BOTH_MODES
+def test_upload_that_is_not_finite_names_client_part_and_tensor(mode, tmp_path):
     with pytest.raises(ClientError) as failed:
         run(experiment(Faulty("nan", client=3, round=1), mode), tmp_path)
     assert str(failed.value).startswith("client 3, phase 0, round 2, seed ")
     assert str(failed.value).splitlines()[-1].endswith("client 3: upload 'weights': head.bias is not finite")
 
 
-# clients left out
+# Skipped clients
 
 
-@BOTH_WAYS
+@BOTH_MODES
 @pytest.mark.parametrize("fault", ["raise", "nan"])
-def test_a_skipped_client_is_counted_and_leaves_no_trace_but_its_download(fault, mode, tmp_path):
+def test_skipped_client_is_counted_and_only_its_download_is_recorded(fault, mode, tmp_path):
     run(experiment(Faulty(fault, client=3, round=1), mode, clients_per_batch=4, on_error="skip"), tmp_path)
     assert [(row["sampled"], row["skipped"]) for row in rows(tmp_path, "rounds")] == [(7, 0), (7, 1), (7, 0)]
     assert 3 not in [row["client"] for row in rows(tmp_path, "clients") if row["round"] == 2]
@@ -79,8 +79,8 @@ def test_a_skipped_client_is_counted_and_leaves_no_trace_but_its_download(fault,
     assert parts == ["download"]
 
 
-@BOTH_WAYS
-def test_dispatched_is_finished_and_skipped_in_every_round(mode, tmp_path):
+@BOTH_MODES
+def test_sampled_clients_are_the_finished_and_the_skipped_ones(mode, tmp_path):
     run(experiment(Faulty(client=3, round=1), mode, on_error="skip", poisson=0.5, rounds=6), tmp_path)
     finished = [row["round"] for row in rows(tmp_path, "clients")]
     for row in rows(tmp_path, "rounds"):
@@ -88,8 +88,8 @@ def test_dispatched_is_finished_and_skipped_in_every_round(mode, tmp_path):
 
 
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
-def test_the_mean_is_over_those_who_came_back(weighting, tmp_path):
-    """Deltas d0 and d1 with weights a and b: all move by (a d0 + b d1) / (a + b), and without client 1 by d0."""
+def test_mean_is_over_the_finished_clients(weighting, tmp_path):
+    """With deltas d0, d1 and weights a, b the model moves by (a d0 + b d1) / (a + b), and without client 1 by d0."""
     sizes = (6, 18)
     settings = {"weighting": weighting, "participation": 1.0, "on_error": "skip", "data": Toy(sizes=sizes)}
     for missing in (None, 0, 1):
@@ -104,8 +104,8 @@ def test_the_mean_is_over_those_who_came_back(weighting, tmp_path):
         assert not torch.equal(without_0[name], without_1[name])
 
 
-@BOTH_WAYS
-def test_a_round_without_a_client_left_changes_nothing_and_counts(mode, tmp_path):
+@BOTH_MODES
+def test_round_without_finished_clients_counts_and_does_not_change_the_model(mode, tmp_path):
     case = experiment(
         Faulty(client=0, round=1), mode, on_error="skip", data=Toy(sizes=(6,)), participation=1.0, rounds=2
     )
@@ -116,8 +116,8 @@ def test_a_round_without_a_client_left_changes_nothing_and_counts(mode, tmp_path
     assert rows(tmp_path / "two", "rounds")[1]["loss"] is None
 
 
-@BOTH_WAYS
-def test_skipping_gives_the_same_bits_whoever_does_the_work(mode, tmp_path, monkeypatch):
+@BOTH_MODES
+def test_skipping_is_bit_identical_on_any_workers(mode, tmp_path, monkeypatch):
     case = experiment(Faulty(client=3, round=1), mode, on_error="skip")
     run(case, tmp_path / "one")
     scatter(monkeypatch)
@@ -125,16 +125,16 @@ def test_skipping_gives_the_same_bits_whoever_does_the_work(mode, tmp_path, monk
     assert traces(tmp_path / "three") == traces(tmp_path / "one")
 
 
-def test_a_client_tried_again_leaves_no_trace(tmp_path):
+def test_retried_client_does_not_change_results(tmp_path):
     (tmp_path / "met").mkdir()
     case = experiment(Faulty(client=3, round=1, folder=str(tmp_path / "met"), times=1), on_error="retry")
     run(case, tmp_path / "retried")
     assert len(list((tmp_path / "met").iterdir())) == 1
-    run(case, tmp_path / "whole")  # the fault has been met as often as it will be
+    run(case, tmp_path / "whole")  # the fault does not occur again
     assert traces(tmp_path / "retried") == traces(tmp_path / "whole")
 
 
-def test_a_lost_visit_is_noticed(tmp_path, monkeypatch):
+def test_lost_client_update_is_detected(tmp_path, monkeypatch):
     train = Scattered.train
 
     def lossy(self, *given):
@@ -148,11 +148,11 @@ def test_a_lost_visit_is_noticed(tmp_path, monkeypatch):
         run(experiment(), tmp_path)
 
 
-# workers
+# Workers
 
 
 def kill_when_met(folder, number):
-    """In the background: each worker that leaves its pid in the folder is killed."""
+    """Kill each worker that leaves its process id in the folder, from a thread."""
 
     def watch():
         killed = 0
@@ -166,7 +166,7 @@ def kill_when_met(folder, number):
     thread.start()
 
 
-def test_a_worker_killed_at_work_is_replaced_and_the_end_is_the_same(tmp_path, ray_session):
+def test_killed_worker_is_replaced_and_results_do_not_change(tmp_path, ray_session):
     (tmp_path / "met").mkdir()
     case = experiment(Faulty("sleep", client=3, round=1, folder=str(tmp_path / "met"), times=1), "vectorized")
     kill_when_met(tmp_path / "met", 1)
@@ -179,7 +179,7 @@ def test_a_worker_killed_at_work_is_replaced_and_the_end_is_the_same(tmp_path, r
 
 
 @pytest.mark.slow
-def test_workers_killed_again_and_again_change_nothing(tmp_path, ray_session):
+def test_workers_killed_repeatedly_do_not_change_results(tmp_path, ray_session):
     (tmp_path / "met").mkdir()
     case = experiment(Faulty("die", client=3, round=1, folder=str(tmp_path / "met"), times=3))
     run(case, tmp_path / "killed", workers=3)
@@ -189,7 +189,7 @@ def test_workers_killed_again_and_again_change_nothing(tmp_path, ray_session):
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_every_time_ends_the_run_with_one_line(tmp_path, ray_session):
+def test_task_whose_workers_always_die_ends_the_run_with_one_line(tmp_path, ray_session):
     with pytest.raises(RunError, match=r"^[^\n]*died 4 times[^\n]*$") as failed:
         run(experiment(Faulty("die", client=3, round=1)), tmp_path, workers=2)
     assert "client" in str(failed.value)
@@ -199,7 +199,7 @@ def test_a_worker_that_dies_every_time_ends_the_run_with_one_line(tmp_path, ray_
 
 @dataclass(frozen=True)
 class OnlyHere(Toy):
-    """Data that one process alone can read, as of a disk that other nodes lack."""
+    """Data that only one process can read, as from a disk that other nodes lack."""
 
     process: int = 0
 
@@ -210,13 +210,13 @@ class OnlyHere(Toy):
 
 
 @pytest.mark.slow
-def test_a_worker_without_the_data_ends_the_run_with_the_readers_own_line(tmp_path, ray_session):
+def test_worker_without_the_data_ends_the_run_with_the_error_of_the_reader(tmp_path, ray_session):
     with pytest.raises(DataError, match=r"^the data are not on this machine$"):
         run(experiment(data=OnlyHere(process=os.getpid())), tmp_path, workers=1)
 
 
 @pytest.mark.slow
-def test_a_worker_that_cannot_start_is_one_line(tmp_path, ray_session, monkeypatch):
+def test_worker_that_cannot_start_is_reported_in_one_line(tmp_path, ray_session, monkeypatch):
     module = types.ModuleType("only_here")
     module.Data = type("Data", (Toy,), {"__module__": "only_here", "__qualname__": "Data"})
     monkeypatch.setitem(sys.modules, "only_here", module)
@@ -225,16 +225,16 @@ def test_a_worker_that_cannot_start_is_one_line(tmp_path, ray_session, monkeypat
 
 
 @pytest.mark.slow
-def test_more_workers_than_there_are_processors_are_refused(tmp_path, ray_session):
-    with pytest.raises(ConfigError, match=r"^--workers: 9 asked, Ray has 3 CPUs$"):
+def test_more_workers_than_processors_are_refused(tmp_path, ray_session):
+    with pytest.raises(ConfigError, match=r"^--workers: requested 9 workers, but Ray has 3 CPUs$"):
         run(experiment(), tmp_path, workers=9)
 
 
-# what is left behind
+# Resources
 
 
 @pytest.mark.slow
-def test_pools_opened_and_closed_leave_no_actors(tmp_path, ray_session):
+def test_closed_pools_leave_no_actors(tmp_path, ray_session):
     import ray
 
     for number in range(5):
@@ -246,7 +246,7 @@ def test_pools_opened_and_closed_leave_no_actors(tmp_path, ray_session):
 
 
 @pytest.mark.slow
-def test_a_ray_started_for_a_run_ends_with_it(tmp_path):
+def test_ray_started_for_a_run_ends_with_it(tmp_path):
     code = (
         "import sys, ray; from fakes import experiment, run; from pathlib import Path\n"
         "[run(experiment(rounds=1), Path(sys.argv[1]) / str(n), workers=1) for n in range(2)]\n"

@@ -1,4 +1,4 @@
-"""A process imports what its run needs: libraries that take seconds stay out of those that do not."""
+"""Import times: a process imports slow libraries only if its run needs them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEAVY = (
 
 
 def imported(code: str, folder: Path) -> list[str]:
-    """Which of the heavy ones a process has imported at its end."""
+    """Return the heavy modules that a process has imported at its end."""
     code += f"\nimport sys; print(*[name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code, str(folder)],
@@ -37,7 +37,7 @@ def imported(code: str, folder: Path) -> list[str]:
     return done.stdout.split()
 
 
-def test_a_run_of_a_small_network_imports_nothing_heavy_from_its_start_to_its_summary(tmp_path):
+def test_run_of_a_small_network_imports_nothing_heavy(tmp_path):
     code = (
         "import sys; from pathlib import Path; from fakes import experiment, run; run(experiment(), Path(sys.argv[1]))"
     )
@@ -47,5 +47,5 @@ def test_a_run_of_a_small_network_imports_nothing_heavy_from_its_start_to_its_su
 @pytest.mark.parametrize(
     "module", ["simfl.cli", "simfl.runtime.ray.actor", "simfl.sweeps.sweep", "simfl.reports.report"]
 )
-def test_modules_import_nothing_heavy(module, tmp_path):
+def test_module_imports_nothing_heavy(module, tmp_path):
     assert imported(f"import {module}", tmp_path) == []

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the run commits, says how to go on, and a second signal harms nothing."""
+"""Ctrl-C and SIGTERM: the run writes a checkpoint and shows how to resume; further signals are harmless."""
 
 import json
 import os
@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 from fakes import Stopping, experiment, run, traces
-from nodes import Paced
+from nodes import SlowScaffold
 
-from simfl import config, simulation
+from simfl import config
 from simfl.runs import checkpoint
 from simfl.runs.record import Record
-from simfl.session import session as sitting
+from simfl.session import session
 from simfl.session.signals import Interrupted, Signals
+from simfl.simulation import Simulation
 
 BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 
@@ -28,27 +29,27 @@ def send(number):
 
 
 @BOTH
-def test_a_signal_rises_in_the_main_thread(number):
+def test_signal_is_raised_in_the_main_thread(number):
     with pytest.raises(Interrupted, match=signal.Signals(number).name), Signals().caught():
         send(number)
 
 
 @BOTH
-def test_a_held_signal_rises_at_the_end_of_the_block(number):
+def test_held_signal_is_raised_at_the_end_of_the_block(number):
     signals, reached = Signals(), []
 
-    def commit():
+    def hold():
         with signals.held():
             send(number)
             reached.append("end of the block")
         reached.append("beyond")
 
     with signals.caught(), pytest.raises(Interrupted):
-        commit()
+        hold()
     assert reached == ["end of the block"]
 
 
-def test_a_second_signal_does_not_interrupt_what_the_first_set_off():
+def test_second_signal_does_not_interrupt_the_handling_of_the_first():
     signals = Signals()
     with signals.caught():
         with pytest.raises(Interrupted):
@@ -57,8 +58,8 @@ def test_a_second_signal_does_not_interrupt_what_the_first_set_off():
         send(signal.SIGTERM)
 
 
-def test_a_signal_that_did_not_stop_the_run_rises_at_the_end_of_the_next_commit():
-    """Where the exception was lost, as in a finaliser."""
+def test_signal_that_did_not_stop_the_run_is_raised_at_the_end_of_the_next_held_block():
+    """The first exception may be lost, as in a finalizer."""
     signals = Signals()
     with signals.caught():
         with pytest.raises(Interrupted):
@@ -67,7 +68,7 @@ def test_a_signal_that_did_not_stop_the_run_rises_at_the_end_of_the_next_commit(
             pass
 
 
-def test_once_closed_signals_add_nothing():
+def test_signals_are_ignored_after_close():
     signals = Signals()
     with signals.caught():
         signals.close()
@@ -76,7 +77,7 @@ def test_once_closed_signals_add_nothing():
             send(signal.SIGTERM)
 
 
-def test_handlers_are_given_back():
+def test_handlers_are_restored():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with Signals().caught():
         assert signal.getsignal(signal.SIGINT) != before[0]
@@ -85,7 +86,7 @@ def test_handlers_are_given_back():
 
 CASE = experiment("scaffold")
 LONG = experiment("scaffold", rounds=5000)
-SLOW = experiment(Paced(seconds=0.2), rounds=5000)  # Ray is waited for nearly all the time
+SLOW = experiment(SlowScaffold(seconds=0.2), rounds=5000)  # the driver waits for Ray nearly all the time
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +97,7 @@ def whole(tmp_path_factory):
 
 
 @BOTH
-def test_an_interrupted_run_goes_on_to_the_same_end(number, whole, tmp_path, monkeypatch):
+def test_interrupted_run_is_resumed_to_the_same_results(number, whole, tmp_path, monkeypatch):
     at_step(monkeypatch, 2, lambda: send(number))
     summary = run(CASE, tmp_path)
     assert (summary["status"], summary["rounds"]) == ("interrupted", 2)
@@ -106,9 +107,9 @@ def test_an_interrupted_run_goes_on_to_the_same_end(number, whole, tmp_path, mon
     assert traces(tmp_path) == whole
 
 
-def test_who_makes_an_exception_of_its_own_of_a_signal_changes_nothing(whole, tmp_path, monkeypatch):
-    """As Ray does when the signal finds it waiting: a KeyboardInterrupt in place of the one that rose."""
-    one_round, rounds = simulation.one_round, []
+def test_signal_that_a_library_turned_into_a_keyboard_interrupt_interrupts_the_run(whole, tmp_path, monkeypatch):
+    """Ray does this when the signal arrives while it waits: it raises KeyboardInterrupt instead."""
+    train_round, rounds = Simulation._train_round, []
 
     def waiting(*given):
         rounds.append(1)
@@ -116,17 +117,17 @@ def test_who_makes_an_exception_of_its_own_of_a_signal_changes_nothing(whole, tm
             with suppress(Interrupted):
                 send(signal.SIGINT)
             raise KeyboardInterrupt
-        return one_round(*given)
+        return train_round(*given)
 
-    monkeypatch.setattr(simulation, "one_round", waiting)
+    monkeypatch.setattr(Simulation, "_train_round", waiting)
     assert run(CASE, tmp_path)["status"] == "interrupted"
     run(CASE, tmp_path, resume=True)
     assert traces(tmp_path) == whole
 
 
 def at_step(monkeypatch, step, act, after=False):
-    """`act` before (or right after) the commit of this step is written; once."""
-    commit, acted = checkpoint.commit, []
+    """Call `act` once, before (or right after) the checkpoint of this step is written."""
+    write, acted = checkpoint.write, []
 
     def watched(folder, at, *rest):
         early = at == step and not acted
@@ -134,16 +135,16 @@ def at_step(monkeypatch, step, act, after=False):
             acted.append(at)
         if early and not after:
             act()
-        digest = commit(folder, at, *rest)
+        digest = write(folder, at, *rest)
         if early and after:
             act()
         return digest
 
-    monkeypatch.setattr(checkpoint, "commit", watched)
+    monkeypatch.setattr(checkpoint, "write", watched)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it is written", "after it is written"])
-def test_a_signal_in_a_commit_waits_for_its_end(after, tmp_path, monkeypatch):
+def test_signal_while_a_checkpoint_is_written_is_deferred(after, tmp_path, monkeypatch):
     at_step(monkeypatch, 1, lambda: send(signal.SIGINT), after)
     assert run(CASE, tmp_path)["status"] == "interrupted"
     found = checkpoint.latest(tmp_path / "checkpoints")
@@ -151,7 +152,7 @@ def test_a_signal_in_a_commit_waits_for_its_end(after, tmp_path, monkeypatch):
     assert {path.name for path in (tmp_path / "tables" / "rounds").iterdir()} == {"000001.parquet"}
 
 
-def test_signals_while_the_run_is_being_ended_change_nothing(whole, tmp_path, monkeypatch):
+def test_signals_while_the_run_finishes_change_nothing(whole, tmp_path, monkeypatch):
     finish, sent = Record.finish, []
 
     def hammered(*args):
@@ -169,23 +170,23 @@ def test_signals_while_the_run_is_being_ended_change_nothing(whole, tmp_path, mo
     assert traces(tmp_path) == whole
 
 
-def test_a_backend_that_takes_sigterm_for_itself_does_not_get_it(tmp_path, monkeypatch):
-    """As Ray does when it starts: its handler would end the process without a commit."""
-    open_session, before = sitting.open_pool, signal.getsignal(signal.SIGTERM)
+def test_sigterm_handler_of_the_backend_is_replaced(tmp_path, monkeypatch):
+    """Ray installs a handler when it starts, which would end the process without a checkpoint."""
+    open_pool, before = session.open_pool, signal.getsignal(signal.SIGTERM)
 
     @contextmanager
     def greedy(*args):
         signal.signal(signal.SIGTERM, lambda *_: pytest.fail("the backend's handler was called"))
-        with open_session(*args) as pool:
+        with open_pool(*args) as pool:
             yield pool
 
-    monkeypatch.setattr(sitting, "open_pool", greedy)
+    monkeypatch.setattr(session, "open_pool", greedy)
     at_step(monkeypatch, 1, lambda: send(signal.SIGTERM))
     assert run(CASE, tmp_path)["status"] == "interrupted"
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_a_run_outside_the_main_thread_needs_no_signals(whole, tmp_path):
+def test_run_works_outside_the_main_thread(whole, tmp_path):
     thread = threading.Thread(target=run, args=(CASE, tmp_path))
     thread.start()
     thread.join()
@@ -193,7 +194,7 @@ def test_a_run_outside_the_main_thread_needs_no_signals(whole, tmp_path):
 
 
 class Command:
-    """`simfl run` in a process of its own, in a session of its own: signals go to the group, as from a terminal."""
+    """`simfl run` in a process group of its own, which gets signals as from a terminal."""
 
     def __init__(self, folder, *arguments, case=LONG):
         self.folder = folder
@@ -213,8 +214,8 @@ class Command:
         return log.read_text().count('"event": "round"') if log.exists() else 0
 
     def interrupted(self, *numbers, after):
-        """The exit code and what was printed, when signalled once more rounds than `after` are done."""
-        deadline = time.monotonic() + 120
+        """Send the signals when more rounds than `after` are done; return the exit code and the output."""
+        deadline = time.monotonic() + 200
         while self.rounds() <= after and self.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
         for number in numbers:
@@ -223,7 +224,7 @@ class Command:
         return self.process.returncode, out, errors
 
 
-def test_the_command_says_how_to_go_on_and_ends_with_130(tmp_path):
+def test_interrupted_command_shows_how_to_resume_and_exits_with_130(tmp_path):
     code, out, errors = Command(tmp_path / "r", "--backend", "inline").interrupted(signal.SIGINT, after=1)
     assert code == 130
     assert "Traceback" not in errors
@@ -236,8 +237,8 @@ def test_the_command_says_how_to_go_on_and_ends_with_130(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGINT], [signal.SIGINT] * 3], ids=str)
-def test_the_command_on_ray_commits_and_goes_on(numbers, tmp_path):
-    """Also where Ctrl-C reaches every process of the terminal, and where it is pressed three times."""
+def test_interrupted_command_on_ray_is_resumed(numbers, tmp_path):
+    """Ctrl-C reaches every process of the terminal, and may be pressed three times."""
     first = Command(tmp_path / "r", "--workers", "1").interrupted(*numbers, after=0)
     assert (first[0], "Traceback" in first[2]) == (130, False), first
     done = json.loads((tmp_path / "r" / "summary.json").read_text())["rounds"]
@@ -250,7 +251,7 @@ def test_the_command_on_ray_commits_and_goes_on(numbers, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_commits_when_it_is_interrupted_while_it_waits_for_ray(tmp_path):
+def test_command_that_is_interrupted_while_it_waits_for_ray_writes_a_checkpoint(tmp_path):
     code, out, errors = Command(tmp_path / "r", "--workers", "1", case=SLOW).interrupted(signal.SIGINT, after=2)
     assert (code, "Traceback" in errors) == (130, False), errors
     assert "the same command with --resume" in out
