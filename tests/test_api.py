@@ -1,4 +1,4 @@
-"""simfl from Python: objects in place of names, what a run gives back, and that nothing heavy is loaded early."""
+"""The Python interface: objects in place of names, results of a run, and late imports."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,14 @@ from simfl.session.callbacks import NullDisplay
 
 
 def data(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Three classes around the corners of a square."""
+    """Return points of three classes around three corners of a square."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, 3, count)
     x = np.array([[0, 0], [0, 3], [3, 0]])[y] + rng.normal(size=(count, 2))
     return x.astype(np.float32), y
+
+
+run_inline = partial(simfl.run, backend="inline")  # independent of the number of CPUs
 
 
 def module() -> nn.Module:
@@ -45,10 +49,10 @@ def module() -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Shy(Algorithm):
-    """FedAvg with a loss that is made smaller."""
+class ScaledLoss(Algorithm):
+    """FedAvg with a scaled loss."""
 
-    factor: float = 0.5  # of the loss
+    factor: float = 0.5  # factor of the loss
 
     def loss(self, outputs, batch, trained, received, state, visit):
         student = outputs["student"]
@@ -56,10 +60,10 @@ class Shy(Algorithm):
 
 
 def given(**settings: Any) -> dict[str, Any]:
-    """An experiment of Python objects."""
+    """Return an experiment with Python objects."""
     phase = {
         "objective": Classification(),
-        "algorithm": Shy(0.9),
+        "algorithm": ScaledLoss(0.9),
         "rounds": 3,
         "clients_per_round": 4,
         "local": {"optimizer": "sgd", "learning_rate": 0.2, "batch_size": 8},
@@ -77,95 +81,98 @@ def given(**settings: Any) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Data given from Python are kept beside the test."""
+    """Store data given from Python in the folder of the test."""
     monkeypatch.setenv("SIMFL_CACHE", str(tmp_path / "cache"))
 
 
-def test_importing_simfl_loads_nothing_heavy() -> None:
+def test_importing_simfl_imports_no_heavy_library() -> None:
     heavy = ["torch", "ray", "pyarrow", "numpy", "transformers"]
     code = f"import sys, simfl; print(sorted(set({heavy}) & set(sys.modules)), simfl.__version__)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown == f"[] {simfl.__version__}\n"
 
 
-def test_an_inline_run_loads_no_ray(tmp_path: Path) -> None:
+def test_an_inline_run_does_not_import_ray(tmp_path: Path) -> None:
     code = (
         "import sys, simfl; from test_api import given; "
-        f"simfl.run(given(), {str(tmp_path / 'run')!r}); print('ray' in sys.modules)"
+        f"simfl.run(given(), {str(tmp_path / 'run')!r}, backend='inline'); print('ray' in sys.modules)"
     )
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     shown = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
     assert shown == "False\n"
 
 
-def test_the_face_of_the_package_is_complete() -> None:
+def test_every_public_name_of_the_package_can_be_imported() -> None:
     assert {name for name in simfl.__all__ if getattr(simfl, name) is not None} == set(simfl.__all__)
     with pytest.raises(AttributeError, match="module 'simfl' has no attribute 'ran'"):
         simfl.ran  # noqa: B018
 
 
-def test_objects_in_place_of_names_train(tmp_path: Path) -> None:
-    run = simfl.run(given(), tmp_path / "run")
+def test_python_objects_can_replace_names(tmp_path: Path) -> None:
+    run = run_inline(given(), tmp_path / "run")
     assert run.summary["status"] == "completed"
     assert run.summary["final"]["accuracy"] > run.summary["initial"]["accuracy"] + 0.1
     assert [len(table()) for table in (run.rounds, run.clients, run.ledger)] == [3, 12, 24]
-    assert run.experiment.phases[0].algorithm == Shy(0.9)
+    assert run.experiment.phases[0].algorithm == ScaledLoss(0.9)
     assert repr(run).startswith("square: completed after 3 rounds")
 
 
 @pytest.mark.parametrize(
-    "algorithm", [Shy(0.9), {"name": Shy, "factor": 0.9}, {"name": f"{__name__}:Shy", "factor": 0.9}]
+    "algorithm",
+    [ScaledLoss(0.9), {"name": ScaledLoss, "factor": 0.9}, {"name": f"{__name__}:ScaledLoss", "factor": 0.9}],
 )
-def test_a_component_is_an_object_a_class_or_a_name(algorithm: Any) -> None:
+def test_a_component_may_be_an_object_a_class_or_a_name(algorithm: Any) -> None:
     phase = {**given()["phases"][0], "algorithm": algorithm}
-    assert config.parse(given(phases=[phase])).phases[0].algorithm == Shy(0.9)
-    assert config.parse(given(phases=[{**phase, "algorithm": Shy}])).phases[0].algorithm == Shy()
+    assert config.parse(given(phases=[phase])).phases[0].algorithm == ScaledLoss(0.9)
+    assert config.parse(given(phases=[{**phase, "algorithm": ScaledLoss}])).phases[0].algorithm == ScaledLoss()
 
 
-def test_a_module_takes_the_same_path_alone_and_side_by_side(tmp_path: Path) -> None:
+def test_a_torch_module_trains_equally_in_both_execution_modes(tmp_path: Path) -> None:
     runs = [
-        simfl.run(given(execution={"mode": mode, "clients_per_batch": 4}), tmp_path / mode)
+        run_inline(given(execution={"mode": mode, "clients_per_batch": 4}), tmp_path / mode)
         for mode in ("sequential", "vectorized")
     ]
     one, other = (run.model().state_dict() for run in runs)
     assert all(torch.allclose(one[name], other[name], atol=1e-5) for name in one)
-    assert runs[1].manifest["identity"]["mode"] == "vectorized"
+    assert runs[1].manifest.identity.mode == "vectorized"
 
 
-def test_a_module_of_the_same_layers_is_the_same_model(tmp_path: Path) -> None:
+def test_a_torch_module_equals_the_built_in_model_of_the_same_layers(tmp_path: Path) -> None:
     named = experiment("fedavg", model=Mlp((16,), dropout=0.2))
     built = Mlp((16,), dropout=0.2).build(Task(42, 5, (12,)))
-    first = simfl.run(named, tmp_path / "named")
-    second = simfl.run(experiment("fedavg", model=Own(built)), tmp_path / "given")
+    first = run_inline(named, tmp_path / "named")
+    second = run_inline(experiment("fedavg", model=Own(built)), tmp_path / "given")
     assert first.summary["weights_sha256"] == second.summary["weights_sha256"]
     assert first.clients().equals(second.clients())
 
 
-def test_ray_workers_get_the_objects(ray_session: None, tmp_path: Path) -> None:
-    inline = simfl.run(given(), tmp_path / "inline")
-    ray = simfl.run(given(), tmp_path / "ray", backend="ray", workers=2)
+def test_ray_workers_receive_python_objects(ray_session: None, tmp_path: Path) -> None:
+    inline = run_inline(given(), tmp_path / "inline")
+    ray = run_inline(given(), tmp_path / "ray", backend="ray", workers=2)
     for key in ("weights_sha256", "state_sha256", "final"):
         assert inline.summary[key] == ray.summary[key]
 
 
-def test_a_run_of_objects_is_resumed_with_the_same_objects_alone(tmp_path: Path) -> None:
-    whole = simfl.run(given(), tmp_path / "whole").summary
-    stopped = simfl.run(given(), tmp_path / "run", display=Stopping(1))
+def test_a_run_with_python_objects_resumes_only_with_equal_objects(tmp_path: Path) -> None:
+    whole = run_inline(given(), tmp_path / "whole").summary
+    stopped = run_inline(given(), tmp_path / "run", display=Stopping(1))
     assert stopped.summary["status"] == "interrupted"
     other = module()
     other[0].bias.data[0] += 1e-6
     with pytest.raises(RunError, match=r"the run there has 'sha256: \w+' where this experiment has 'sha256: \w+'"):
-        simfl.run(given(model=other), tmp_path / "run", resume=True)
+        run_inline(given(model=other), tmp_path / "run", resume=True)
     with pytest.raises(RunError, match="sha256"):
-        simfl.run(given(data={"train": data(120, 3), "valid": data(60, 2)}), tmp_path / "run", resume=True)
-    phase = {**given()["phases"][0], "algorithm": Shy(0.8)}
-    with pytest.raises(RunError, match=r":Shy, factor: 0.9}' where this experiment has .*:Shy, factor: 0.8}'"):
-        simfl.run(given(phases=[phase]), tmp_path / "run", resume=True)
-    assert simfl.run(given(), tmp_path / "run", resume=True).summary["weights_sha256"] == whole["weights_sha256"]
+        run_inline(given(data={"train": data(120, 3), "valid": data(60, 2)}), tmp_path / "run", resume=True)
+    phase = {**given()["phases"][0], "algorithm": ScaledLoss(0.8)}
+    with pytest.raises(
+        RunError, match=r":ScaledLoss, factor: 0.9}' where this experiment has .*:ScaledLoss, factor: 0.8}'"
+    ):
+        run_inline(given(phases=[phase]), tmp_path / "run", resume=True)
+    assert run_inline(given(), tmp_path / "run", resume=True).summary["weights_sha256"] == whole["weights_sha256"]
 
 
-def test_the_model_of_a_run_scores_what_the_run_says(tmp_path: Path) -> None:
-    run = simfl.run(given(), tmp_path / "run")
+def test_the_model_of_a_run_has_the_recorded_score(tmp_path: Path) -> None:
+    run = run_inline(given(), tmp_path / "run")
     x, y = data(60, 2)
     with torch.no_grad():
         right = run.model()(torch.tensor(x)).argmax(1).numpy() == y
@@ -173,10 +180,10 @@ def test_the_model_of_a_run_scores_what_the_run_says(tmp_path: Path) -> None:
     assert run.model() is not run.model()
 
 
-def test_personal_models_hold_what_only_their_client_has(tmp_path: Path) -> None:
+def test_a_personal_model_contains_the_personal_parameters_of_its_client(tmp_path: Path) -> None:
     personal = Evaluate(models=("global", "personal"), splits=("valid",))
     made = experiment("ditto", personal_params=("head.*",), evaluate=personal, participation=1.0)
-    run = simfl.run(made, tmp_path / "run")
+    run = run_inline(made, tmp_path / "run")
     heads = [run.client_model(k).head.weight for k in (0, 1)]
     assert not torch.equal(*heads)
     valid = Toy().load(tmp_path).splits["valid"]
@@ -191,12 +198,14 @@ def test_personal_models_hold_what_only_their_client_has(tmp_path: Path) -> None
         run.client_model(10)
 
 
-def test_a_run_is_loaded_from_its_folder_and_asks_for_the_objects_it_needs(tmp_path: Path) -> None:
-    made = simfl.run(given(), tmp_path / "run")
+def test_a_loaded_run_asks_for_python_objects_that_it_needs(tmp_path: Path) -> None:
+    made = run_inline(given(), tmp_path / "run")
     loaded = simfl.load(tmp_path / "run")
     assert loaded.summary == made.summary
     assert loaded.rounds().equals(made.rounds())
-    with pytest.raises(ConfigError, match=r"model.of: <torch.*Sequential> lived in the program that started the run"):
+    with pytest.raises(
+        ConfigError, match=r"model.of: <torch.*Sequential> was defined in the program that started the run"
+    ):
         loaded.model()
     again = simfl.load(tmp_path / "run", given())
     assert torch.equal(again.model()[0].weight, made.model()[0].weight)
@@ -204,8 +213,8 @@ def test_a_run_is_loaded_from_its_folder_and_asks_for_the_objects_it_needs(tmp_p
         simfl.load(tmp_path / "run", given(seed=1))
 
 
-def test_a_visit_of_a_run_of_objects_is_replayed(tmp_path: Path) -> None:
-    run = simfl.run(given(), tmp_path / "run")
+def test_a_client_update_of_a_run_with_python_objects_can_be_replayed(tmp_path: Path) -> None:
+    run = run_inline(given(), tmp_path / "run")
     visit = run.clients().to_pylist()[5]
     assert replay(simfl.load(tmp_path / "run", given()), visit["round"], visit["client"]).row == visit
 
@@ -227,7 +236,7 @@ experiment = given(model=Net)
 
 
 @pytest.mark.slow
-def test_a_run_by_a_script_is_replayed_through_the_script_as_a_module(
+def test_a_run_of_a_script_can_be_replayed_with_the_script_as_a_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = 'given(model={"of": Net, "settings": {"in_features": 2, "out_features": 3}})'
@@ -241,12 +250,12 @@ def test_a_run_by_a_script_is_replayed_through_the_script_as_a_module(
     assert main([*asked, "--experiment", "study:experiment"]) == 0
     assert capsys.readouterr().out.endswith("bit-equal to the run\n")
     assert main(asked) == 2
-    assert "lived in the program that started the run; give it again" in capsys.readouterr().err
+    assert "was defined in the program that started the run; pass it again" in capsys.readouterr().err
     assert main([*asked, "--experiment", "study:experimenta"]) == 2
     assert "--experiment: 'study:experimenta' cannot be imported" in capsys.readouterr().err
 
 
-def test_a_run_that_goes_on_can_be_looked_at(tmp_path: Path) -> None:
+def test_a_run_in_progress_can_be_loaded(tmp_path: Path) -> None:
     class Looking(NullDisplay):
         seen: list[Any] = []
 
@@ -254,33 +263,35 @@ def test_a_run_that_goes_on_can_be_looked_at(tmp_path: Path) -> None:
             run = simfl.load(tmp_path / "run")
             self.seen.append((len(run.rounds()), repr(run)))
 
-    simfl.run(experiment("fedavg"), tmp_path / "run", display=Looking())
+    run_inline(experiment("fedavg"), tmp_path / "run", display=Looking())
     assert Looking.seen[1] == (2, f"{tmp_path / 'run'}: a run of 2 rounds so far")
     with pytest.raises(RunError, match="no run lies here"):
         simfl.load(tmp_path)
 
 
-def test_folders_are_named_after_the_run_and_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_folder_has_the_name_of_the_run_and_a_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     short = experiment("fedavg", rounds=1)
-    assert [str(simfl.run(short).folder) for _ in range(2)] == ["runs/toy", "runs/toy-2"]
-    assert simfl.run(short, resume=True).folder == Path("runs/toy-2")
+    assert [str(run_inline(short).folder) for _ in range(2)] == ["runs/toy", "runs/toy-2"]
+    assert run_inline(short, resume=True).folder == Path("runs/toy-2")
 
 
-def test_a_file_is_run_as_from_the_command_line(tmp_path: Path) -> None:
+def test_run_accepts_the_path_of_an_experiment_file(tmp_path: Path) -> None:
     file = tmp_path / "toy.yaml"
     file.write_text(config.dump(experiment("fedavg", rounds=1)))
-    runs = simfl.run(file, tmp_path / "a"), simfl.run(experiment("fedavg", rounds=1), tmp_path / "b")
+    runs = run_inline(file, tmp_path / "a"), run_inline(experiment("fedavg", rounds=1), tmp_path / "b")
     assert len({run.summary["weights_sha256"] for run in runs}) == 1
 
 
-def test_what_has_no_effect_inline_is_refused(tmp_path: Path) -> None:
+def test_workers_are_refused_with_the_inline_backend(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="workers: has no effect with backend inline"):
-        simfl.run(given(), tmp_path / "run", workers=2)
+        run_inline(given(), tmp_path / "run", backend="inline", workers=2)
 
 
-def test_a_module_is_not_changed_by_a_run(tmp_path: Path) -> None:
+def test_a_run_does_not_change_the_given_module(tmp_path: Path) -> None:
     mine = module()
     before = copy.deepcopy(mine.state_dict())
-    simfl.run(given(model=mine), tmp_path / "run")
+    run_inline(given(model=mine), tmp_path / "run")
     assert all(torch.equal(value, before[name]) for name, value in mine.state_dict().items())

@@ -1,4 +1,4 @@
-"""The command line: exit codes, one-line errors, what is handed to the engine, and the lists."""
+"""The command line: exit codes, one-line errors, options of a run, and `simfl list`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from simfl import __version__, simulation
 from simfl.cli import main
 from simfl.config import catalogue
 from simfl.errors import ClientError
+from simfl.runtime import machine
+from simfl.runtime.backend import choose_backend
 
 EXPERIMENT = """
 name: small
@@ -28,25 +30,25 @@ phases:
 """
 
 
-class Engine:
-    """Stands in for the engine: keeps what it was called with, and ends as told."""
+class FakeSimulation:
+    """Fake of `simulation`: records its arguments, and returns or raises `result`."""
 
     def __init__(self) -> None:
         self.called: tuple[Any, ...] = ()
-        self.ends: Any = {"status": "completed"}
+        self.result: Any = {"status": "completed"}
 
     def run(self, *arguments: Any) -> Any:
         self.called = arguments
-        if isinstance(self.ends, BaseException):
-            raise self.ends
-        return self.ends
+        if isinstance(self.result, BaseException):
+            raise self.result
+        return self.result
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    stand_in = Engine()
-    monkeypatch.setattr(simulation, "run", stand_in.run)
-    return stand_in
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSimulation:
+    made = FakeSimulation()
+    monkeypatch.setattr(simulation, "run", made.run)
+    return made
 
 
 @pytest.fixture
@@ -56,7 +58,7 @@ def file(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_help_needs_no_torch_and_no_ray() -> None:
+def test_help_imports_neither_torch_nor_ray() -> None:
     code = (
         "import sys; from simfl.cli import main; main(['--help']); print(sorted({'torch', 'ray'} & set(sys.modules)))"
     )
@@ -65,7 +67,7 @@ def test_help_needs_no_torch_and_no_ray() -> None:
     assert shown.endswith("[]\n")
 
 
-def test_a_wrong_value_needs_no_ray(file: str) -> None:
+def test_a_wrong_value_is_refused_without_importing_ray(file: str) -> None:
     arguments = ["run", file, "--set", "seed=x"]
     code = f"import sys; from simfl.cli import main; print(main({arguments}), 'ray' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -73,27 +75,56 @@ def test_a_wrong_value_needs_no_ray(file: str) -> None:
     assert shown.stderr == "simfl: seed: 'x' is not a whole number from 0 to 2**63 - 1\n"
 
 
-def test_the_module_runs_as_the_command() -> None:
+def test_the_module_runs_like_the_command() -> None:
     shown = subprocess.run([sys.executable, "-m", "simfl", "--version"], capture_output=True, text=True, check=True)
     assert shown.stdout == f"simfl {__version__}\n"
 
 
-def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_simfl_without_a_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     assert capsys.readouterr().out.startswith("Usage: simfl")
 
 
-def test_run_hands_its_options_to_the_engine(engine: Engine, file: str) -> None:
-    assert main(["run", file]) == 0
-    experiment, out, backend, workers, address, resume, *_ = engine.called
-    assert (out, backend, workers, address, resume) == (Path("runs/small"), "ray", "auto", None, False)
+def test_run_passes_its_options_to_the_simulation(fake: FakeSimulation, file: str) -> None:
+    assert main(["run", file, "--backend", "ray"]) == 0
+    experiment, options = fake.called
+    assert (options.out, options.backend, options.workers) == (Path("runs/small"), "ray", "auto")
+    assert (options.address, options.resume) == (None, False)
     assert (
         main(["run", file, "--out", "o", "--workers", "2", "--address", "a", "--resume", "--set", "phases.0.rounds=5"])
         == 0
     )
-    experiment, out, backend, workers, address, resume, *_ = engine.called
-    assert (Path(out), backend, workers, address, resume) == (Path("o"), "ray", 2, "a", True)
+    experiment, options = fake.called
+    assert (Path(options.out), options.backend, options.workers) == (Path("o"), "ray", 2)
+    assert (options.address, options.resume) == ("a", True)
     assert experiment.phases[0].rounds == 5
+
+
+@pytest.mark.parametrize(
+    ("cpus", "gpus", "expected"),
+    [(1, 0, "inline"), (3, 0, "inline"), (4, 0, "ray"), (64, 1, "inline"), (2, 2, "ray")],
+)
+def test_auto_chooses_the_backend_by_the_number_of_cpus_and_gpus(
+    monkeypatch: pytest.MonkeyPatch, cpus: int, gpus: int, expected: str
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(machine, "cpus", lambda: cpus)
+    monkeypatch.setattr("simfl.runtime.backend.count_gpus", lambda: gpus)
+    choice = choose_backend("auto")
+    assert choice.name == expected
+    assert choice.message.startswith(f"backend {expected}: {cpus} CPU")
+    assert choose_backend("auto", workers=2).name == choose_backend("auto", address="a").name == "ray"
+    assert choose_backend("inline").message == ""
+
+
+def test_run_prints_the_backend_that_auto_chose(
+    fake: FakeSimulation, file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("simfl.runtime.backend.count_gpus", lambda: 0)
+    monkeypatch.setattr(machine, "cpus", lambda: 2)
+    assert main(["run", file]) == 0
+    assert fake.called[1].backend == "inline"
+    assert capsys.readouterr().err.startswith("backend inline: 2 CPUs, no GPU (auto uses Ray with ")
 
 
 @pytest.mark.parametrize(
@@ -103,30 +134,30 @@ def test_run_hands_its_options_to_the_engine(engine: Engine, file: str) -> None:
         (["--workers", "0"], "simfl: --workers: '0' is not a whole number of at least 1 or auto"),
         (["--backend", "inline", "--workers", "2"], "simfl: --workers: has no effect with --backend inline"),
         (["--backend", "inline", "--address", "a"], "simfl: --address: has no effect with --backend inline"),
-        (["--backend", "rya"], "simfl: Invalid value for '--backend': 'rya' is not one of 'inline', 'ray'."),
+        (["--backend", "rya"], "simfl: Invalid value for '--backend': 'rya' is not one of 'auto', 'inline', 'ray'."),
         (["--worker", "2"], "simfl: No such option '--worker'."),
     ],
 )
 def test_a_user_error_is_one_line_and_exit_code_2(
-    engine: Engine, file: str, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
+    fake: FakeSimulation, file: str, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
 ) -> None:
     assert main(["run", file, *arguments]) == 2
     said = capsys.readouterr()
     assert said.err.startswith(expected)
     assert said.err.count("\n") == 1
     assert said.out == ""
-    assert engine.called == ()
+    assert fake.called == ()
 
 
-def test_a_file_that_is_not_there_is_a_user_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_is_a_user_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "nowhere.yaml"]) == 2
     assert capsys.readouterr().err == "simfl: nowhere.yaml: No such file or directory\n"
 
 
-def test_a_failed_client_is_exit_code_1_and_its_traceback_comes_last(
-    engine: Engine, file: str, capsys: pytest.CaptureFixture[str]
+def test_a_failed_client_has_exit_code_1_and_its_traceback_is_printed_last(
+    fake: FakeSimulation, file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engine.ends = ClientError(
+    fake.result = ClientError(
         "client 3, phase 0, round 1, seed 7 failed:\nTraceback …\nZeroDivisionError: division by zero"
     )
     assert main(["run", file]) == 1
@@ -135,27 +166,27 @@ def test_a_failed_client_is_exit_code_1_and_its_traceback_comes_last(
     assert said.endswith("\nZeroDivisionError: division by zero\n")
 
 
-def test_an_interrupt_is_exit_code_130(engine: Engine, file: str) -> None:
-    engine.ends = {"status": "interrupted"}
+def test_an_interrupted_run_has_exit_code_130(fake: FakeSimulation, file: str) -> None:
+    fake.result = {"status": "interrupted"}
     assert main(["run", file]) == 130
-    engine.ends = KeyboardInterrupt()
+    fake.result = KeyboardInterrupt()
     assert main(["run", file]) == 130
 
 
-def test_an_error_of_our_own_rises_with_its_traceback(engine: Engine, file: str) -> None:
-    engine.ends = AssertionError("ours")
+def test_other_errors_propagate_with_their_traceback(fake: FakeSimulation, file: str) -> None:
+    fake.result = AssertionError("ours")
     with pytest.raises(AssertionError, match="ours"):
         main(["run", file])
 
 
-def test_list_names_every_shelf(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_shows_every_registry(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     shown = capsys.readouterr().out
     for name in (*catalogue.NAMES, "fedavg", "nf4", "adamw", "provider"):
         assert name in shown
 
 
-def test_list_of_a_shelf_shows_settings_with_defaults_and_meanings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_of_a_registry_shows_settings_defaults_and_meanings(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "codecs"]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.lstrip().startswith("block "))
     assert "64" in line
@@ -179,25 +210,25 @@ def test_list_of_sections_shows_the_keys_of_an_experiment(capsys: pytest.Capture
     sections = {entry["name"]: entry["settings"] for entry in json.loads(capsys.readouterr().out)["sections"]}
     (rounds,) = [setting for setting in sections["phase"] if setting["name"] == "rounds"]
     assert rounds["required"]
-    assert rounds["meaning"] == "T"
+    assert rounds["meaning"] == "T: number of rounds"
 
 
-def test_every_setting_of_every_shelf_has_a_meaning() -> None:
-    for shelf in (*catalogue.REGISTRIES, "sections"):
-        for entry in catalogue.entries(shelf):
+def test_every_setting_of_every_registry_has_a_meaning() -> None:
+    for registry in (*catalogue.REGISTRIES, "sections"):
+        for entry in catalogue.entries(registry):
             assert entry.summary, entry.name
             for setting in entry.settings:
-                assert setting.meaning, f"{shelf} {entry.name}.{setting.name} has no comment"
+                assert setting.meaning, f"{registry} {entry.name}.{setting.name} has no comment"
 
 
-def test_list_of_an_unknown_shelf_is_a_user_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_of_an_unknown_registry_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "codec"]) == 2
-    assert capsys.readouterr().err == "simfl: list: unknown shelf 'codec'; did you mean 'codecs'?\n"
+    assert capsys.readouterr().err == "simfl: list: unknown registry 'codec'; did you mean 'codecs'?\n"
     assert main(["list", "fedprox"]) == 2
-    said = "simfl: list: unknown shelf 'fedprox'; it is one of algorithms: simfl list algorithms\n"
+    said = "simfl: list: unknown registry 'fedprox'; it is one of algorithms: simfl list algorithms\n"
     assert capsys.readouterr().err == said
 
 
-def test_a_group_without_a_command_shows_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_group_without_a_command_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data"]) == 2
     assert capsys.readouterr().err.startswith("Usage: simfl data [OPTIONS] COMMAND")

@@ -1,4 +1,4 @@
-"""Documents that are written from the code are current, and name what the code names."""
+"""Generated documents are up to date, and documents name existing components and tests."""
 
 from __future__ import annotations
 
@@ -12,33 +12,35 @@ import pytest
 from simfl.algorithms import ALGORITHMS
 from simfl.optimizers import LOCAL_OPTIMIZERS
 
-NAME = r"\b(test_[a-z0-9]+_[a-z0-9_]+|test_\w+(?=\.py))"  # of a test or its file; splits of data have shorter ones
+NAME = (
+    r"\b(test_[a-z0-9]+_[a-z0-9_]+|test_\w+(?=\.py))"  # name of a test or its file; splits of data have shorter names
+)
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-def test_the_table_of_algorithms_is_current() -> None:
+def test_the_table_of_algorithms_is_up_to_date() -> None:
     command = [sys.executable, str(DOCS / "make_algorithms.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
-def test_the_tables_of_codecs_are_current() -> None:
-    """But for the times in them."""
+def test_the_tables_of_codecs_are_up_to_date() -> None:
+    """Times in the tables are not compared."""
     command = [sys.executable, str(DOCS / "make_codecs.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
-def test_the_table_of_figures_is_current() -> None:
-    """Some thirty plans."""
+def test_the_table_of_figures_is_up_to_date() -> None:
+    """The table has about thirty plans."""
     command = [sys.executable, str(DOCS / "make_figures.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
 
 
-def test_what_fidelity_speaks_of_exists() -> None:
+def test_methods_named_in_fidelity_exist() -> None:
     text = (DOCS / "fidelity.md").read_text(encoding="utf-8")
     named = set(
         re.findall(
@@ -51,7 +53,7 @@ def test_what_fidelity_speaks_of_exists() -> None:
     assert named <= {*ALGORITHMS, *LOCAL_OPTIMIZERS}
 
 
-def test_every_test_that_a_document_names_is_there() -> None:
+def test_tests_named_in_documents_exist() -> None:
     sources = {path: path.read_text() for path in Path(__file__).parent.rglob("test_*.py")}
     known = {path.stem for path in sources} | {
         name for text in sources.values() for name in re.findall(r"^ *def (test_\w+)", text, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The experiments that come with simfl: every file is read, every sweep of the papers' folders does what it says."""
+"""Included experiments: every file is valid, and every row of the papers' benchmarks runs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from simfl.commands.templates import templates
 from simfl.plans.plan import plan
 from simfl.reports.results import results_of
 from simfl.sweeps import file, sweep
+from simfl.sweeps.pool import SweepPlacement
 
 ROOT = Path(__file__).parent.parent / "experiments"
 BENCHES = sorted(path.parent.name for path in ROOT.glob("*/bench.yaml"))
@@ -27,18 +28,18 @@ SMALL = {  # settings with which a sweep's runs take seconds
 }
 
 
-def test_every_paper_has_its_methods_in_small() -> None:
+def test_every_paper_has_a_small_benchmark() -> None:
     assert set(BENCHES) == PAPERS == set(SMALL)
 
 
 @pytest.mark.parametrize("name", templates())
-def test_an_experiment_is_read_and_says_the_same_when_written_down(name: str) -> None:
+def test_every_included_experiment_is_read_back_equal(name: str) -> None:
     experiment = config.load(templates()[name])
     assert config.parse(config.to_mapping(experiment)) == experiment
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_a_sweep_is_read_and_its_table_is_held_against_one_of_its_lines(path: Path) -> None:
+def test_every_included_sweep_is_valid_and_compares_with_one_of_its_rows(path: Path) -> None:
     found = file.load(path)
     values = {str(value) for point in found.points for value in point.shown.values()}
     assert found.table.against is None or found.table.against in values
@@ -46,13 +47,13 @@ def test_a_sweep_is_read_and_its_table_is_held_against_one_of_its_lines(path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n, path in templates().items() if "data/" in path.read_text()])
-def test_an_experiment_of_published_size_has_a_plan_without_data(name: str, tmp_path: Path) -> None:
+def test_an_experiment_of_published_size_is_planned_without_data(name: str, tmp_path: Path) -> None:
     found = plan(config.load(templates()[name]), tmp_path).json()
     assert found["messages"] == 0 or found["message"]["download"]["bytes"] > 0
 
 
 @pytest.mark.parametrize("folder", BENCHES)
-def test_a_bench_has_every_line_over_the_same_three_seeds(folder: str) -> None:
+def test_every_row_of_a_benchmark_has_the_same_three_seeds(folder: str) -> None:
     lines: dict[object, set[int]] = {}
     for point in file.load(ROOT / folder / "bench.yaml").points:
         lines.setdefault(point.shown["variant"], set()).add(point.experiment.seed)
@@ -60,7 +61,7 @@ def test_a_bench_has_every_line_over_the_same_three_seeds(folder: str) -> None:
 
 
 @pytest.mark.parametrize("folder", BENCHES)
-def test_every_line_of_a_bench_has_a_file_of_its_own_that_runs_the_same(folder: str) -> None:
+def test_every_row_of_a_benchmark_equals_its_own_experiment_file(folder: str) -> None:
     for point in file.load(ROOT / folder / "bench.yaml", ["seeds=[1]"]).points:
         own = config.load(ROOT / folder / f"{point.shown['variant']}.yaml")
         assert own.name == f"{folder}_small_{point.shown['variant']}"
@@ -68,36 +69,36 @@ def test_every_line_of_a_bench_has_a_file_of_its_own_that_runs_the_same(folder: 
 
 
 @pytest.mark.parametrize("folder", BENCHES)
-def test_the_first_line_of_a_bench_runs(folder: str, tmp_path: Path) -> None:
+def test_the_first_row_of_a_benchmark_runs(folder: str, tmp_path: Path) -> None:
     _run(folder, tmp_path, first=True)
 
 
 @pytest.mark.parametrize("file", ["small_vault.yaml", "small_albef.yaml"])
-def test_the_first_line_of_feddat_runs_with_its_other_models(file: str, tmp_path: Path) -> None:
+def test_the_first_row_of_feddat_runs_with_its_other_models(file: str, tmp_path: Path) -> None:
     _run("feddat", tmp_path, first=True, also=(f"experiment={file}",))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["small_vault.yaml", "small_albef.yaml"])
-def test_every_line_of_feddat_runs_with_its_other_models(file: str, tmp_path: Path) -> None:
+def test_every_row_of_feddat_runs_with_its_other_models(file: str, tmp_path: Path) -> None:
     _run("feddat", tmp_path, first=False, also=(f"experiment={file}",))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", BENCHES)
-def test_every_line_of_a_bench_runs(folder: str, tmp_path: Path) -> None:
+def test_every_row_of_a_benchmark_runs(folder: str, tmp_path: Path) -> None:
     _run(folder, tmp_path, first=False)
 
 
 def _run(folder: str, tmp_path: Path, first: bool, also: tuple[str, ...] = ()) -> None:
-    """A round or two of one local step with seed 1, and every score a number."""
+    """Run one or two rounds of one local step with seed 1, and check that every score is finite."""
     path = ROOT / folder / "bench.yaml"
-    axes = {"rounds": 2, "local.steps": 1, "local.batch_size": 4}  # of the grid, which wins over what a line says
+    axes = {"rounds": 2, "local.steps": 1, "local.batch_size": 4}  # set in the grid, which overrides the row
     few = ["evaluate.limit=4", *(f"grid.phases.*.{name}=[{value}]" for name, value in axes.items())]
     settings = [*SMALL[folder], *few, *also]
     whole = file.load(path, [*settings, "seeds=[1]"])
     found = file.Sweep(whole.name, whole.points[:1] if first else whole.points)
-    outcomes = sweep.run(found, tmp_path / "out", "inline")
+    outcomes = sweep.run(found, tmp_path / "out", SweepPlacement("inline"))
     assert [(o.label, o.status, o.error) for o in outcomes] == [(p.label, "completed", "") for p in found.points]
     for result in results_of([tmp_path / "out"]):
         assert result.scores, result.label

@@ -1,4 +1,4 @@
-"""Files that are whole or absent."""
+"""Atomic file operations and locks."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ from simfl import files
 from simfl.errors import RunError
 
 
-def test_write_replaces_in_one_step_and_leaves_nothing_else(tmp_path):
+def test_write_replaces_a_file_and_leaves_no_other_file(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"old")
     files.write(path, lambda file: file.write(b"new"))
@@ -19,7 +19,7 @@ def test_write_replaces_in_one_step_and_leaves_nothing_else(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_says_why(tmp_path):
+def test_a_failed_write_keeps_the_old_file_and_reports_the_reason(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"old")
 
@@ -34,7 +34,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_says_why(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
-def test_the_content_is_synced_before_it_takes_its_name(tmp_path, monkeypatch):
+def test_the_content_is_synced_before_the_file_is_renamed(tmp_path, monkeypatch):
     calls = []
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda handle: (calls.append("fsync"), fsync(handle)))
@@ -44,7 +44,7 @@ def test_the_content_is_synced_before_it_takes_its_name(tmp_path, monkeypatch):
     assert calls == ["fsync", "replace", "fsync"]
 
 
-def test_a_folder_is_made_with_those_above_it_and_each_is_synced(tmp_path, monkeypatch):
+def test_a_folder_is_created_with_its_parents_and_synced(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(files, "sync_folder", synced.append)
     files.make_folder(tmp_path / "a" / "b")
@@ -53,15 +53,15 @@ def test_a_folder_is_made_with_those_above_it_and_each_is_synced(tmp_path, monke
     assert synced == [tmp_path, tmp_path / "a"]
 
 
-def test_a_folder_has_one_holder_at_a_time(tmp_path):
+def test_a_folder_is_locked_by_one_process_at_a_time(tmp_path):
     with files.locked(tmp_path), pytest.raises(RunError) as error, files.locked(tmp_path):
         pass
-    assert str(error.value) == f"{tmp_path}: process {os.getpid()} is at work on this run; end it first"
+    assert str(error.value) == f"{tmp_path}: process {os.getpid()} is using this run; stop it first"
     with files.locked(tmp_path):
         assert (tmp_path / ".lock").read_text() == str(os.getpid())
 
 
-def test_a_lock_ends_with_its_process(tmp_path):
+def test_a_lock_is_released_when_its_process_ends(tmp_path):
     code = (
         "import os, sys, pathlib, simfl.files; simfl.files.locked(pathlib.Path(sys.argv[1])).__enter__(); os._exit(9)"
     )
@@ -70,18 +70,18 @@ def test_a_lock_ends_with_its_process(tmp_path):
         assert (tmp_path / ".lock").read_text() == str(os.getpid())
 
 
-def test_one_process_at_a_time_has_its_turn_and_a_dead_one_has_had_it(tmp_path):
-    """The other process says that it has its turn, holds it until it is killed, and this one waits until then."""
+def test_a_process_waits_for_the_lock_of_another_until_it_is_killed(tmp_path):
+    """Another process holds the lock until it is killed, and this one waits for that."""
     code = (
         "import sys, time, pathlib, simfl.files\n"
         "with simfl.files.in_turn(pathlib.Path(sys.argv[1]), lambda: None):\n"
-        "    print('mine', flush=True)\n"
+        "    print('locked', flush=True)\n"
         "    time.sleep(60)\n"
     )
     path = tmp_path / "turn.lock"
     with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
-        assert other.stdout.readline() == "mine\n"
+        assert other.stdout.readline() == "locked\n"
         waited = []
         with files.in_turn(path, lambda: (waited.append(other.poll()), other.kill())):
             assert waited == [None]

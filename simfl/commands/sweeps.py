@@ -64,7 +64,7 @@ def sweep(
     if as_list:
         click.echo("\n".join(point.label for point in found.points))
         return 0
-    from simfl.reports.markers import around, write_between
+    from simfl.reports.formats import around, write_between
     from simfl.sweeps import sweep
     from simfl.sweeps.board import Board
     from simfl.sweeps.pool import SweepPlacement
@@ -104,17 +104,16 @@ def table(
     target: TableTarget,
 ) -> None:
     """Compare runs and sweeps in a table: mean ± standard deviation over seeds, bytes, the best in bold."""
-    from simfl.reports.formats import csv, latex, markdown
-    from simfl.reports.markers import write_between
+    from simfl.reports.formats import csv, latex, markdown, write_between
     from simfl.reports.results import results_of
-    from simfl.reports.table import compare, paired
-    from simfl.reports.table_spec import met, wanted
+    from simfl.reports.table import compare, paired_bootstrap
+    from simfl.reports.table_spec import read_spec, restrict_to_results
 
     formats, found = dict(zip(FORMATS, (markdown, csv, latex), strict=True)), results_of(paths)
     if not metrics and against is None:
-        spec = met(wanted(paths), found)
+        spec = restrict_to_results(read_spec(paths), found)
         metrics, against = spec.metrics, spec.against
-    text = formats[format_](compare(found, metrics, against, paired))
+    text = formats[format_](compare(found, metrics, against, paired_bootstrap))
     if target.into is None:
         click.echo(text, nl=False)
     else:

@@ -215,7 +215,7 @@ def described(hint: Any) -> str:
     hint = DEFAULT_LIMITS.get(hint, hint)
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return str(arguments[1].words)
+        return str(arguments[1].description)
     if _is_union(origin):
         return " or ".join(described(one) for one in arguments)
     if origin is Literal:

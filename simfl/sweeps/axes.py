@@ -19,7 +19,7 @@ class AxisEntry:
     """One entry of an axis."""
 
     label: str  # part of the names of runs
-    shown: Mapping[str, Any]  # column of the tables -> value
+    varied: Mapping[str, Any]  # column of the tables -> value
     settings: Settings = field(default_factory=dict)
     file: Path | None = None  # experiment file, on an axis of experiments
     files: tuple[Path, ...] = ()  # files that the entry was read from

@@ -27,7 +27,7 @@ from simfl.config.overrides import TOP
 from simfl.constraints import PositiveInt
 from simfl.errors import ConfigError, nearest
 from simfl.experiment import Experiment
-from simfl.reports.table_spec import Shown, check, cut
+from simfl.reports.table_spec import TableSpec, check_spec, restrict_to_planned
 from simfl.sweeps.axes import AxisEntry, axes_of, settings_of
 
 SWEEP_KEYS = (BASE, *SWEEP)  # all other keys belong to the experiment
@@ -53,7 +53,7 @@ class Point:
     """One run of a sweep."""
 
     label: str  # name of the run and its folder
-    shown: Mapping[str, Any]  # its value of everything that varies: column of the tables -> number or text
+    varied: Mapping[str, Any]  # its value of everything that varies: column of the tables -> number or text
     experiment: Experiment
 
 
@@ -64,7 +64,7 @@ class Sweep:
     name: str
     points: tuple[Point, ...]
     stop: Stop = field(default_factory=Stop)
-    table: Shown = field(default_factory=Shown)
+    table: TableSpec = field(default_factory=TableSpec)
     files: tuple[Path, ...] = ()  # files that the sweep was read from, its own first
 
 
@@ -162,7 +162,7 @@ def _points(
         try:
             for settings in (common, *(entry.settings for entry in entries)):
                 given = config.with_settings(given, settings)
-            varied = {key: value for entry in entries for key, value in entry.shown.items()}
+            varied = {key: value for entry in entries for key, value in entry.varied.items()}
             experiment = config.parse({**given, "name": label, **_grouped(given, name, varied)})
         except ConfigError as error:
             raise ConfigError(f"{path}: run {label}: {str(error).removeprefix('--set ')}") from None
@@ -177,14 +177,14 @@ def _grouped(given: Mapping[str, Any], name: str, varied: Mapping[str, Any]) -> 
     return {"tracking": {**tracking, "wandb": {"group": name, "varied": dict(varied), **tracking["wandb"]}}}
 
 
-def _table(path: Path, given: Any, points: tuple[Point, ...], chosen: tuple[Point, ...]) -> Shown:
+def _table(path: Path, given: Any, points: tuple[Point, ...], chosen: tuple[Point, ...]) -> TableSpec:
     """Return the content of the table, as far as the chosen runs provide it; ConfigError if no run could."""
-    table = read(Shown, given, "table")
+    table = read(TableSpec, given, "table")
     try:
-        check(table, points)
+        check_spec(table, points)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    return cut(table, chosen)
+    return restrict_to_planned(table, chosen)
 
 
 def _or_empty(given: Mapping[str, Any], key: str) -> Any:

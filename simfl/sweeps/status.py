@@ -76,13 +76,13 @@ class SweepState:
 
     def write_points(self) -> None:
         """Write the list of runs; runs of an earlier version of the file remain if they have a folder."""
-        runs = {point.label: dict(point.shown) for point in self.sweep.points}
+        runs = {point.label: dict(point.varied) for point in self.sweep.points}
         path = self.location.folder / SWEEP
         if path.exists():
             for run in read_json(path)["runs"]:
                 if (self.location_of(run["label"]).folder / RUN).exists():
-                    runs.setdefault(run["label"], run["shown"])
-        listed = [{"label": label, "shown": shown} for label, shown in runs.items()]
+                    runs.setdefault(run["label"], run["varied"])
+        listed = [{"label": label, "varied": varied} for label, varied in runs.items()]
         content = {"format": FORMAT, "name": self.sweep.name, "runs": listed, "table": asdict(self.sweep.table)}
         files.make_folder(self.location.folder / "runs")
         files.write(path, lambda file: file.write(json.dumps(content, indent=1).encode()))

@@ -14,9 +14,9 @@ from typing import Any
 
 from simfl import files
 from simfl.reports.formats import csv, latex, markdown
-from simfl.reports.results import results_of, rows
-from simfl.reports.table import compare, paired
-from simfl.reports.table_spec import met, wanted
+from simfl.reports.results import result_rows, results_of
+from simfl.reports.table import compare, paired_bootstrap
+from simfl.reports.table_spec import read_spec, restrict_to_results
 from simfl.runs import tables
 from simfl.runs.folder import RUN, SWEEP
 from simfl.session.callbacks import NullDisplay
@@ -134,10 +134,10 @@ def write_results(location: RunLocation) -> None:
         ConfigError: The file of the sweep asks for a metric that no run has; the results are written before.
     """
     found, runs = results_of([location.folder]), location.child("runs")
-    tables.write(location.folder / RESULTS, [{**row, "folder": f"{runs}/{row['label']}"} for row in rows(found)])
+    tables.write(location.folder / RESULTS, [{**row, "folder": f"{runs}/{row['label']}"} for row in result_rows(found)])
     location.send(RESULTS)
-    spec = met(wanted([location.folder]), found)
-    comparison = compare(found, spec.metrics, spec.against, paired)
+    spec = restrict_to_results(read_spec([location.folder]), found)
+    comparison = compare(found, spec.metrics, spec.against, paired_bootstrap)
     for name, form in FORMATS.items():
         text = form(comparison)
         files.write(location.folder / name, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""simfl data and simfl partition, on small files and on the specs that come with simfl."""
+"""`simfl data` and `simfl partition`, with small files and with the included specs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """Six pictures in two domains and three classes."""
+    """Return a folder with six images of two domains and three classes."""
     for domain in ("photo", "sketch"):
         for number, kind in enumerate(("cat", "dog", "owl")):
             path = tmp_path / "pictures" / domain / kind / "0.png"
@@ -44,26 +44,26 @@ def spec(folder, tmp_path) -> Path:
     return path
 
 
-def test_data_list_names_every_set_and_what_it_needs(capsys):
+def test_data_list_shows_every_data_set_and_its_required_settings(capsys):
     assert main(["data", "list"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in DATA)
     assert main(["data", "list", "--json"]) == 0
-    told = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert told["due"]["needs"] == ["path"]
-    assert told["gqa"]["published"]["train"] == 943000
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["due"]["required"] == ["path"]
+    assert rows["gqa"]["published"]["train"] == 943000
 
 
-def test_data_check_counts_and_says_that_nothing_looks_wrong(folder, capsys):
+def test_data_check_counts_examples_and_finds_no_problem(folder, capsys):
     arguments = ["data", "check", str(folder), "--as", "image_folder", "--set", "layout=domain/class"]
     assert main(arguments) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].split() == ["split", "examples", "labels", "domains"]
     assert shown[1].split() == ["train", "6", "3", "2"]
-    assert shown[-1] == "nothing looks wrong"
+    assert shown[-1] == "no problem found"
 
 
-def test_data_check_says_what_looks_wrong_with_exit_code_1(folder, capsys):
+def test_data_check_reports_problems_with_exit_code_1(folder, capsys):
     twin = folder.parent / "split" / "train" / "cat" / "0.png"
     for part in ("train", "test"):
         path = folder.parent / "split" / part / "cat" / "0.png"
@@ -77,7 +77,7 @@ def test_data_check_says_what_looks_wrong_with_exit_code_1(folder, capsys):
     assert "!  test   1       equal pages also in train" in capsys.readouterr().out
 
 
-def test_data_check_of_an_unknown_format_or_broken_file_is_one_line(folder, capsys):
+def test_data_check_refuses_unknown_formats_and_broken_files_in_one_line(folder, capsys):
     assert main(["data", "check", str(folder), "--as", "image_foldr"]) == 2
     assert capsys.readouterr().err == "simfl: data: unknown 'image_foldr'; did you mean 'image_folder'?\n"
     (folder / "photo" / "cat" / "0.png").write_bytes(b"x")
@@ -85,7 +85,7 @@ def test_data_check_of_an_unknown_format_or_broken_file_is_one_line(folder, caps
     assert "photo/cat/0.png: not a readable picture" in capsys.readouterr().err
 
 
-def test_data_build_keeps_a_set_and_prints_its_card(tmp_path, capsys):
+def test_data_build_stores_a_data_set_and_prints_its_card(tmp_path, capsys):
     assert main(["data", "build", "prototypes", "--set", "examples=20", "--set", "shape=[1, 2, 2]"]) == 0
     shown = capsys.readouterr().out
     assert "train  20" in shown
@@ -127,18 +127,18 @@ def test_partition_show_compares_two_specs(spec, tmp_path, capsys):
         spec.read_text().replace("by_domain", "iid").replace("{by: natural, column: domain}", "{by: iid, clients: 3}")
     )
     assert main(["partition", "show", "--compare", str(spec), str(other), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert {name: numbers["clients"] for name, numbers in told.items()} == {"by_domain": 2, "iid": 3}
+    summaries = json.loads(capsys.readouterr().out)
+    assert {name: numbers["clients"] for name, numbers in summaries.items()} == {"by_domain": 2, "iid": 3}
     assert main(["partition", "show", str(spec), "--compare", str(spec), str(other)]) == 2
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
-def test_partition_show_draws(spec, tmp_path):
+def test_partition_show_draws_a_figure(spec, tmp_path):
     assert main(["partition", "show", str(spec), "--png", str(tmp_path / "out" / "a.png")]) == 0
     assert Image.open(tmp_path / "out" / "a.png").size[0] > 300
 
 
-def test_a_spec_that_is_wrong_is_one_line(spec, capsys):
+def test_a_wrong_partition_spec_is_refused_in_one_line(spec, capsys):
     for line, message in (
         ("splt: train", "simfl: splt: a partition spec has no key 'splt' (given 'train'); did you mean 'split'?\n"),
         ("split: tain", "simfl: split: image_folder has no split 'tain'; did you mean 'train'?\n"),
@@ -151,13 +151,13 @@ def test_a_spec_that_is_wrong_is_one_line(spec, capsys):
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
-def test_every_spec_that_comes_with_simfl_is_read_and_named_by_its_file(path):
+def test_every_included_partition_spec_has_the_name_of_its_file(path):
     spec = partitions.load(path)
     assert spec.name == path.stem
 
 
 @pytest.mark.parametrize("name", ["sroie_provider", "scene_text_source"])
-def test_specs_on_real_data_hold_what_they_promise(name, real_data, monkeypatch):
+def test_specs_of_real_data_assign_every_example(name, real_data, monkeypatch):
     monkeypatch.setenv("SIMFL_REAL_DATA", str(real_data))
     spec = partitions.load(next(path for path in SPECS if path.stem == name))
     built = partitions.build(spec, cache.folder())
@@ -165,7 +165,7 @@ def test_specs_on_real_data_hold_what_they_promise(name, real_data, monkeypatch)
     assert built.partition.sizes.sum() == len(built.split)
 
 
-def test_leaks_that_a_spec_forbids_end_the_build(real_data, monkeypatch):
+def test_a_leak_that_a_spec_forbids_stops_the_build(real_data, monkeypatch):
     monkeypatch.setenv("SIMFL_REAL_DATA", str(real_data))
     path = next(path for path in SPECS if path.stem == "scene_text_source")
     both = partitions.load(path, ["data.train=[IC13_test]", "data.test=[IC13_test_857]"])

@@ -1,4 +1,4 @@
-"""Each thing that breaks or slows a run is found, graded, and comes with its mend."""
+"""`simfl doctor` finds problems, grades them and suggests fixes."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from simfl.commands.machine import OK, PROBLEM, WARNING, Finding
 from simfl.runtime import machine as limits
 
 Usage = namedtuple("Usage", "total used free")
-GB = 1 << 30
+GB = 10**9
 
 
 def by_name(findings: Iterable[Finding]) -> dict[str, Finding]:
-    return {finding.what: finding for finding in findings}
+    return {finding.item: finding for finding in findings}
 
 
-def graded(finding: Finding, grade: str, mend: str) -> bool:
-    return finding.grade == grade and mend in finding.mend
+def graded(finding: Finding, grade: str, fix: str) -> bool:
+    return finding.grade == grade and fix in finding.fix
 
 
-def test_on_a_healthy_machine_nothing_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_finds_no_problem_on_a_healthy_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--no-ray", "--out", str(tmp_path / "runs")]) == 0
     shown = capsys.readouterr().out
-    assert shown.endswith("nothing would break a run\n")
-    for what in ("python", "torch", "CPUs", "memory", "open files", "write speed", "W&B"):
-        assert f"  {what} " in shown
+    assert shown.endswith("no problem found\n")
+    for item in ("python", "torch", "CPUs", "memory", "open files", "write speed", "W&B"):
+        assert f"  {item} " in shown
     assert not (tmp_path / "runs").exists()
 
 
-def test_ray_is_started_as_for_a_run_and_its_worker_asked(ray_session: None) -> None:
+def test_doctor_starts_ray_and_compares_a_worker(ray_session: None) -> None:
     found = by_name(doctor.ray_view(None))
     assert found["CPUs"].found == "3"
-    assert found["a worker"].found == "has the versions of this process"
+    assert found["worker versions"].found == "equal to those of this process"
     assert {finding.grade for finding in found.values()} == {OK}
 
 
-def test_a_problem_is_exit_code_1_and_the_mend_comes_last(
+def test_a_problem_has_exit_code_1_and_its_fix_is_printed_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 1 << 20))
@@ -57,15 +57,15 @@ def test_a_problem_is_exit_code_1_and_the_mend_comes_last(
     assert shown[-3:] == [
         "problem: open files: 256 (at most 1048576)",
         "  ulimit -n 65536",
-        "1 would break a run",
+        "1 problem would stop a run",
     ]
     assert main(["doctor", "--no-ray", "--json", "--out", str(tmp_path)]) == 1
     rows = json.loads(capsys.readouterr().out)
-    assert [row["what"] for row in rows if row["grade"] == "problem"] == ["open files"]
+    assert [row["item"] for row in rows if row["grade"] == "problem"] == ["open files"]
 
 
 @pytest.mark.parametrize(
-    ("files", "grade", "mend"),
+    ("files", "grade", "fix"),
     [
         ((1 << 20, 1 << 20), OK, ""),
         ((1024, 1 << 20), WARNING, "ulimit -n 65536"),
@@ -73,44 +73,46 @@ def test_a_problem_is_exit_code_1_and_the_mend_comes_last(
         ((256, 1024), PROBLEM, "needs the hard limit of 1024 raised first"),
     ],
 )
-def test_open_files(files: tuple[int, int], grade: str, mend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_low_limit_on_open_files_is_found(
+    files: tuple[int, int], grade: str, fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: files)
     (finding,) = machine.open_files()
-    assert graded(finding, grade, mend)
+    assert graded(finding, grade, fix)
 
 
-def test_cpus_say_who_allows_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpus_are_shown_with_the_source_of_each_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     monkeypatch.setattr(limits, "cgroup", lambda: limits.Cgroup(6.5, None, None))
     monkeypatch.setenv("SLURM_CPUS_ON_NODE", "8")
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     found = by_name(machine.cpus())
-    assert found["CPUs"].found == "6 to work with (machine 64, affinity 16, control group 6.5, Slurm 8)"
+    assert found["CPUs"].found == "6 usable (machine 64, affinity 16, control group 6.5, Slurm 8)"
     assert found["Slurm"].found == "SLURM_CPUS_ON_NODE 8, SLURM_JOB_ID 77"
 
 
-def test_too_little_memory_for_a_worker_on_every_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_for_one_worker_per_cpu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "cpus", lambda: 8)
     monkeypatch.setattr(limits, "memory", lambda: (3 * GB, 16 * GB))
     assert graded(by_name(machine.memory())["memory"], WARNING, "run with --workers 3")
 
 
-def test_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(64 << 20, 0, 64 << 20))
+def test_little_shared_memory_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(64 * 10**6, 0, 64 * 10**6))
     assert graded(by_name(machine.memory())["shared memory"], WARNING, "--shm-size")
 
 
 @pytest.mark.parametrize(
-    ("built_for", "visible", "grade", "mend"),
+    ("built_for", "visible", "grade", "fix"),
     [
         (None, None, WARNING, "install torch's build for CUDA"),
         ("13.0", None, WARNING, "the driver may be too old for torch's CUDA 13.0"),
         ("13.0", "", OK, ""),  # hidden on purpose
     ],
 )
-def test_a_gpu_that_torch_cannot_use(
-    built_for: str | None, visible: str | None, grade: str, mend: str, monkeypatch: pytest.MonkeyPatch
+def test_a_gpu_that_torch_cannot_use_is_found(
+    built_for: str | None, visible: str | None, grade: str, fix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "_driver", lambda: "535.104")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -120,10 +122,10 @@ def test_a_gpu_that_torch_cannot_use(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     found = by_name(machine.gpus())
     assert found["driver"].found == "535.104"
-    assert graded(found["torch"], grade, mend)
+    assert graded(found["torch"], grade, fix)
 
 
-def test_a_partly_used_and_a_broken_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partly_used_and_broken_gpus_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def zeros(*size: int, device: str) -> None:
         if device == "cuda:1":
             raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable\nmore")
@@ -134,28 +136,28 @@ def test_a_partly_used_and_a_broken_gpu(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "H100")
     monkeypatch.setattr(torch, "zeros", zeros)
     found = by_name(machine.gpus())
-    assert found["GPU 0"].found == "H100, 20.00 GiB free of 80.00 GiB"
-    assert graded(found["GPU 0"], WARNING, "others use it")
+    assert found["GPU 0"].found == "H100, 20.00 GB free of 80.00 GB"
+    assert graded(found["GPU 0"], WARNING, "other processes use it")
     assert found["GPU 1"].found == "CUDA error: all CUDA-capable devices are busy or unavailable"
-    assert graded(found["GPU 1"], PROBLEM, "another process may hold it")
+    assert graded(found["GPU 1"], PROBLEM, "another process may use it")
 
 
 @pytest.mark.gpu
-def test_a_real_gpu_is_named_with_its_memory() -> None:
-    assert "GiB free of" in by_name(machine.gpus())["GPU 0"].found
+def test_a_real_gpu_is_shown_with_its_memory() -> None:
+    assert "GB free of" in by_name(machine.gpus())["GPU 0"].found
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_not_writable_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     found = by_name(machine.disks(tmp_path / "runs"))
-    assert found["runs"].found == f"{tmp_path} cannot be written"
+    assert found["runs"].found == f"{tmp_path} is not writable"
     assert graded(found["runs"], PROBLEM, "give another --out")
     assert graded(found["cache"], PROBLEM, "set SIMFL_CACHE")
     assert "write speed" not in found
 
 
 @pytest.mark.parametrize(("free", "grade"), [(50 * GB, OK), (GB // 2, WARNING), (GB // 128, PROBLEM)])
-def test_a_full_disk(free: int, grade: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_found(free: int, grade: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(100 * GB, 100 * GB - free, free))
     found = by_name(machine.disks(tmp_path))
     assert found["runs"].grade == grade
@@ -163,14 +165,14 @@ def test_a_full_disk(free: int, grade: str, tmp_path: Path, monkeypatch: pytest.
     assert graded(ray, *((PROBLEM, "95 % full") if free < 5 * GB else (OK, "")))
 
 
-def test_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_disk_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_write_speed", lambda _: (0.5, 5e6))
     finding = by_name(machine.disks(tmp_path))["write speed"]
     assert finding.found == "5.0 MB/s, 0.5 s for a small file"
     assert graded(finding, WARNING, "checkpoint: {rounds: 10, seconds: 300}")
 
 
-def test_a_disk_that_fills_up_while_it_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_up_during_the_check_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: Path) -> Any:
         raise OSError(28, "No space left on device")
 
@@ -178,7 +180,7 @@ def test_a_disk_that_fills_up_while_it_is_tried(tmp_path: Path, monkeypatch: pyt
     assert by_name(machine.disks(tmp_path))["write speed"].grade == PROBLEM
 
 
-def test_a_temporary_folder_with_too_long_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_too_long_path_of_the_ray_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TMPDIR", f"/tmp/{'x' * 80}")
     assert graded(by_name(machine.disks(tmp_path))["Ray's folder"], PROBLEM, "export RAY_TMPDIR=/tmp")
 
@@ -188,21 +190,21 @@ def surveyed(monkeypatch: pytest.MonkeyPatch, resources: dict[str, float], **see
     return by_name(doctor.ray_view(None))
 
 
-def test_a_cluster_without_cpus_and_with_other_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_without_cpus_or_with_other_versions_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     found = surveyed(monkeypatch, {"object_store_memory": 1e9}, torch="1.0")
     assert graded(found["CPUs"], PROBLEM, "--num-cpus")
-    assert found["a worker"].found == f"torch {torch.__version__} here, 1.0 there"
-    assert graded(found["a worker"], PROBLEM, "the same versions")
+    assert found["worker versions"].found == f"torch {torch.__version__} here, 1.0 on a worker"
+    assert graded(found["worker versions"], PROBLEM, "the same versions")
 
 
-def test_gpus_that_ray_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_ray_does_not_see_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert graded(surveyed(monkeypatch, {"CPU": 4.0})["GPUs"], PROBLEM, "--num-gpus")
     assert surveyed(monkeypatch, {"CPU": 4.0, "GPU": 1.0})["GPUs"].grade == OK
 
 
-def test_a_ray_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_start_of_ray_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def dead(*_: Any) -> Any:
         raise TimeoutError("first line\nno answer")
 
@@ -212,15 +214,15 @@ def test_a_ray_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     assert graded(finding, PROBLEM, "--backend inline")
 
 
-def test_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "LIBRARIES", ("torch", "no-such-library"))
     assert graded(by_name(doctor.versions())["no-such-library"], PROBLEM, "pip install no-such-library")
 
 
-def test_accounts_are_said_and_keys_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accounts_are_shown_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     found = by_name(doctor.accounts())
-    assert found["W&B"].found == "WANDB_MODE offline; a key is known"
+    assert found["W&B"].found == "WANDB_MODE offline; API key found"
     assert found["Hugging Face"].found == "offline (HF_HUB_OFFLINE)"

@@ -1,4 +1,4 @@
-"""Experiments to start from: listed, copied, and in the wheel."""
+"""Included experiments: listed, copied, and part of the wheel."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", templates())
-def test_every_template_is_an_experiment_and_says_what_it_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_included_experiment_is_valid_and_has_a_summary(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     config.load(templates()[name])
     assert main(["new", "--list"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"{name} ")]
     assert len(line.split()) > 3
 
 
-def test_a_new_experiment_is_the_template_under_a_name_of_its_own(
+def test_a_new_experiment_is_a_copy_with_the_name_of_its_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "mine.yaml"
     assert main(["new", str(file), "--from", "quickstart"]) == 0
-    assert capsys.readouterr().out == f"{file} is written; edit it, then: simfl run {file}\n"
+    assert capsys.readouterr().out == f"{file} written; run it with: simfl run {file}\n"
     before, after = config.to_mapping(config.load(templates()["quickstart"])), config.to_mapping(config.load(file))
     assert after == {**before, "name": "mine"}
     kept = set(templates()["quickstart"].read_text().splitlines()) - set(file.read_text().splitlines())
-    assert kept == {"name: quickstart"}  # comments and all
+    assert kept == {"name: quickstart"}  # comments are copied
 
 
-def test_of_an_experiment_that_names_another_the_whole_is_written(tmp_path: Path) -> None:
+def test_a_copy_of_an_experiment_with_a_base_contains_all_settings(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     assert main(["new", str(file), "--from", "pfl_docvqa/lora_nf4"]) == 0
     assert config.load(file) == replace(config.load(templates()["pfl_docvqa/lora_nf4"]), name="mine")
@@ -48,7 +48,7 @@ def test_of_an_experiment_that_names_another_the_whole_is_written(tmp_path: Path
     assert third == "name: mine"
 
 
-def test_a_summary_does_not_end_at_whose_work_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_summary_does_not_end_at_et_al(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["new", "--list"]) == 0
     listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert listed["fedvqa/fedprox"].startswith("FedProx (Li et al. 2020) on FedVQA's setting in small")
@@ -58,14 +58,14 @@ def test_a_summary_does_not_end_at_whose_work_it_is(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["there.yaml", "--from", "quickstart"], "there.yaml: is there already"),
+        (["there.yaml", "--from", "quickstart"], "there.yaml: the file exists already"),
         (["x.yaml", "--from", "quickstat"], "--from: unknown 'quickstat'; did you mean 'quickstart'?"),
         (["a b.yaml", "--from", "quickstart"], "FILE: 'a b' is not letters, digits, '.', '_' and '-', not beginning"),
         (["none/x.yaml", "--from", "quickstart"], "none/x.yaml: No such file or directory"),
-        (["x.yaml"], "new: write `simfl new FILE --from NAME`; `simfl new --list` shows the names"),
+        (["x.yaml"], "new: write `simfl new FILE --from NAME`; `simfl new --list` lists the names"),
     ],
 )
-def test_what_cannot_be_written_is_one_line(
+def test_new_refuses_wrong_arguments_in_one_line(
     arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -76,7 +76,7 @@ def test_what_cannot_be_written_is_one_line(
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_experiments_of_the_repository(tmp_path: Path) -> None:
+def test_the_wheel_contains_the_experiments(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
     for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):

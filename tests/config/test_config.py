@@ -1,4 +1,4 @@
-"""Every mistake in an experiment file is one line with its path, what was given and what is allowed."""
+"""Reading of experiment files; a mistake is one line with the path, the value and what is allowed."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def complaint(file: Path, *overrides: str) -> str:
-    """The one line that answers these overrides of the sample."""
+def error_of(file: Path, *overrides: str) -> str:
+    """Return the one-line error for these overrides of the sample."""
     with pytest.raises(ConfigError) as caught:
         config.load(file, overrides)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_the_sample_of_the_design_is_read_in_full(file: Path) -> None:
+def test_a_complete_experiment_file_is_read(file: Path) -> None:
     file.write_text(DESIGN)
     experiment = config.load(file, ["data.path=/a/download"])
     assert experiment.data.path == "/a/download"
@@ -69,7 +69,7 @@ def test_the_sample_of_the_design_is_read_in_full(file: Path) -> None:
     assert experiment.privacy is None
 
 
-def test_a_resolved_experiment_reads_back_equal(file: Path) -> None:
+def test_a_dumped_experiment_is_read_back_equal(file: Path) -> None:
     experiment = config.load(file, ["phases.0.local.optimizer={name: adam, betas: [0.5, 0.99], weight_decay: 1e-5}"])
     assert config.parse(config.to_mapping(experiment)) == experiment
     file.write_text(config.dump(experiment))
@@ -95,9 +95,9 @@ def test_a_resolved_experiment_keeps_the_order_of_its_keys(file: Path) -> None:
             "100000000000000000000",
             "100000000000000000000 is not a whole number of at least 1",
         ),
-        ("evaluate.splits", "[]", "at least one is needed"),
-        ("evaluate.models", "[]", "at least one is needed"),
-        ("evaluate.splits", "[valid, train, valid]", "['valid', 'train', 'valid'] names one twice"),
+        ("evaluate.splits", "[]", "the list is empty; give at least one"),
+        ("evaluate.models", "[]", "the list is empty; give at least one"),
+        ("evaluate.splits", "[valid, train, valid]", "['valid', 'train', 'valid'] contains a duplicate"),
         ("phases.0.local.batch_size", "1.5", "1.5 is not a whole number of at least 1"),
         ("phases.0.local.batch_size", "true", "true is not a whole number of at least 1"),
         ("phases.0.rounds", "null", "null is not a whole number of at least 1"),
@@ -111,7 +111,7 @@ def test_a_resolved_experiment_keeps_the_order_of_its_keys(file: Path) -> None:
         ("phases.0.train", "head.*", "'head.*' is not a list"),
         ("phases.0.local", "3", "3 is not a mapping of keys to values"),
         ("phases.0", "[]", "[] is not a mapping of keys to values"),
-        ("phases", "[]", "at least one is needed"),
+        ("phases", "[]", "the list is empty; give at least one"),
         ("privacy.unit", "provider", "'provider' is not one of record, group, client"),
         ("execution.clients_per_batch", "3", "3 is not a power of two or auto"),
         ("execution.clients_per_batch", "wide", "'wide' is not a power of two or auto"),
@@ -123,10 +123,10 @@ def test_a_resolved_experiment_keeps_the_order_of_its_keys(file: Path) -> None:
         ("phases.0.local.optimizer.betas", "[.9]", "[0.9] is not a list of 2"),
     ],
 )
-def test_a_mistake_is_answered_with_its_path_and_what_is_allowed(
+def test_a_wrong_value_is_refused_with_its_path_and_what_is_allowed(
     file: Path, path: str, value: str, expected: str
 ) -> None:
-    assert complaint(file, f"{path}={value}").startswith(f"{path}: {expected}")
+    assert error_of(file, f"{path}={value}").startswith(f"{path}: {expected}")
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,10 @@ def test_a_mistake_is_answered_with_its_path_and_what_is_allowed(
         ("phases.0.train=[a, 1]", "phases.0.train.1: 1 is not text"),
     ],
 )
-def test_a_mistake_inside_a_component_or_a_list_is_answered_where_it_is(
+def test_a_wrong_value_in_a_component_or_list_is_refused_with_its_path(
     file: Path, override: str, expected: str
 ) -> None:
-    assert complaint(file, override).startswith(expected)
+    assert error_of(file, override).startswith(expected)
 
 
 @pytest.mark.parametrize(
@@ -155,45 +155,81 @@ def test_a_mistake_inside_a_component_or_a_list_is_answered_where_it_is(
         (["participation=null"], "participation: give exactly one of participation, clients_per_round, poisson"),
         (["participation=null", "clients_per_round=11"], "clients_per_round: 11 is more than partition.clients, "),
         (["participation=null", "poisson=.2", "rounding=ceil"], "rounding: 'ceil' has no effect without participation"),
-        (["local.epochs=2", "local.steps=5"], "local.steps: 5 stands instead of epochs"),
+        (["local.epochs=2", "local.steps=5"], "local.steps: 5 given, but local.epochs is 2"),
         (["local.optimizer=sgd", "local.keep_optimizer=true"], "local.keep_optimizer: true has no effect"),
-        (["algorithm=scaffold"], "local.optimizer: 'adamw' given; scaffold is right only with plain sgd"),
+        (["algorithm=scaffold"], "local.optimizer: 'adamw' given; scaffold is correct only with plain sgd"),
         (["algorithm=scaffold", "local.optimizer={name: sgd, momentum: .9}"], "local.optimizer.momentum: 0.9 given"),
         (["algorithm=scaffold", "local.optimizer=sgd", "local.clip_norm=1"], "local.clip_norm: 1.0 given; scaffold"),
-        (["frozen=[a.*]", "train=[a.*]"], "frozen: 'a.*' is in train too"),
+        (["frozen=[a.*]", "train=[a.*]"], "frozen: 'a.*' is also in train"),
         (["weighting=examples", "communicate=false", "codec.upload=nf4"], "codec: has no effect with communicate:"),
         (
             ["weighting=examples", "communicate=false", "personal_params=[h.*]"],
-            "private: has no effect with communicate:",
+            "personal_params: has no effect with communicate:",
         ),
-        (["codec.upload.error_feedback=true"], "codec.upload.error_feedback: Float32 loses nothing"),
-        (["carry_over=[algorithm]"], "keep: ['algorithm'] given, and no phase comes before"),
+        (["codec.upload.error_feedback=true"], "codec.upload.error_feedback: Float32 is lossless"),
+        (["carry_over=[algorithm]"], "carry_over: ['algorithm'] given, but this is the first phase"),
     ],
 )
-def test_settings_that_contradict_each_other_or_do_nothing_are_refused(
+def test_contradictory_settings_and_settings_without_effect_are_refused(
     file: Path, overrides: list[str], expected: str
 ) -> None:
-    assert complaint(file, *(f"phases.0.{line}" for line in overrides)).startswith(f"phases.0.{expected}")
+    assert error_of(file, *(f"phases.0.{line}" for line in overrides)).startswith(f"phases.0.{expected}")
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("cohort.way=loop", "--set cohort: renamed to execution"),
+        ("execution={way: auto}", "execution.way: renamed to mode"),
+        ("execution={width: 4}", "execution.width: renamed to clients_per_batch"),
+        ("execution={pieces: 2}", "execution.pieces: renamed to data_parallel"),
+        ("execution={probe: never}", "execution.probe: renamed to autotune"),
+        ("execution.mode=loop", "execution.mode: 'loop' was renamed to sequential"),
+        ("execution.mode=batch", "execution.mode: 'batch' was renamed to vectorized"),
+        ("exactness=strict", "--set exactness: renamed to deterministic"),
+        ("deterministic=strict", "deterministic: 'strict' was renamed to true"),
+        ("deterministic=fast", "deterministic: 'fast' was renamed to false"),
+        ("phases.0.private=[]", "phases.0.private: renamed to personal_params"),
+        ("phases.0.keep=[]", "phases.0.keep: renamed to carry_over"),
+        ("phases.0.pooled=true", "phases.0.pooled: renamed to centralized"),
+        ("ledger.aliases=once", "ledger.aliases: renamed to tied_weights"),
+        ("privacy={aliases: once}", "privacy.aliases: renamed to tied_weights"),
+        ("phases.0.codec.upload={name: nf4, of: delta}", "phases.0.codec.upload.of: renamed to encode"),
+        ("phases.0.codec.upload={name: nf4, encode: delta}", "phases.0.codec.upload.encode: 'delta' was renamed to up"),
+        ("model={name: mlp, widths: [4]}", "model.widths: renamed to hidden_sizes"),
+        ("evaluate.models=[generic]", "evaluate.models: 'generic' was renamed to global"),
+        ("evaluate.models=[last_local]", "evaluate.models: 'last_local' was renamed to local"),
+    ],
+)
+def test_a_renamed_key_or_value_is_refused_with_the_new_one(file: Path, override: str, expected: str) -> None:
+    assert error_of(file, override).startswith(expected)
+
+
+def test_a_renamed_key_in_a_file_is_refused_with_the_new_one(file: Path) -> None:
+    file.write_text(file.read_text().replace("execution:", "cohort:"))
+    assert error_of(file) == "cohort: renamed to execution"
 
 
 def test_scaffold_with_plain_sgd_is_accepted(file: Path) -> None:
     overrides = ["phases.0.algorithm=scaffold", "phases.0.local.optimizer={name: sgd, momentum: 0}"]
-    assert config.load(file, overrides).phases[0].algorithm.sgd_with() == ()
+    assert config.load(file, overrides).phases[0].algorithm.supported_sgd_settings() == ()
 
 
-def test_privacy_refuses_weights_that_tell_sizes(file: Path) -> None:
+def test_privacy_refuses_weights_that_reveal_client_sizes(file: Path) -> None:
     overrides = ["privacy={unit: group, clip: 1}", "phases.0.weighting=examples"]
-    assert complaint(file, *overrides).startswith("phases.0.weighting: 'examples' tells how many examples a client has")
+    assert error_of(file, *overrides).startswith(
+        "phases.0.weighting: 'examples' reveals how many examples a client has"
+    )
     assert config.load(file, overrides[:1]).privacy.clip == 1.0
 
 
 def test_privacy_without_effect_is_refused(file: Path) -> None:
-    assert complaint(file, "privacy={unit: client}").startswith("privacy: has no effect")
-    line = complaint(file, "privacy={unit: client, clip: 1, groups_per_client: 3}")
+    assert error_of(file, "privacy={unit: client}").startswith("privacy: has no effect")
+    line = error_of(file, "privacy={unit: client, clip: 1, groups_per_client: 3}")
     assert line.startswith("privacy.groups_per_client: 3 has no effect")
 
 
-def test_a_missing_key_is_named_with_what_it_takes(file: Path) -> None:
+def test_a_missing_key_is_reported_with_its_type(file: Path) -> None:
     given = config.read_yaml(file)
     del given["phases"][0]["rounds"], given["model"]
     with pytest.raises(ConfigError, match=r"^model: missing; give one of .*vt5"):
@@ -202,12 +238,12 @@ def test_a_missing_key_is_named_with_what_it_takes(file: Path) -> None:
         config.parse({**given, "model": "vt5"})
 
 
-def test_the_path_of_an_override_may_begin_at_a_key_of_the_only_phase(file: Path) -> None:
+def test_an_override_path_may_start_at_a_key_of_the_only_phase(file: Path) -> None:
     phase = config.load(file, ["rounds=2", "local.batch_size=3"]).phases[0]
     assert (phase.rounds, phase.local.batch_size) == (2, 3)
 
 
-def test_an_override_reaches_into_lists_and_leaves_the_rest(file: Path) -> None:
+def test_an_override_changes_one_value_and_copies_the_rest(file: Path) -> None:
     given = config.read_yaml(file)
     before = deepcopy(given)
     changed = config.override(given, "phases.0.rounds", 2)
@@ -217,7 +253,7 @@ def test_an_override_reaches_into_lists_and_leaves_the_rest(file: Path) -> None:
     assert changed == before
 
 
-def test_an_override_gives_a_setting_to_a_component_named_alone(file: Path) -> None:
+def test_an_override_adds_a_setting_to_a_component_given_by_name(file: Path) -> None:
     overrides = ["phases.0.algorithm=fedprox", "phases.0.algorithm.mu=0.5", "partition=iid", "partition.clients=3"]
     experiment = config.load(file, overrides)
     assert experiment.phases[0].algorithm.mu == 0.5
@@ -228,33 +264,33 @@ def test_an_override_gives_a_setting_to_a_component_named_alone(file: Path) -> N
     )
 
 
-def test_an_override_makes_a_section_that_was_null(file: Path) -> None:
+def test_an_override_creates_a_null_section(file: Path) -> None:
     assert config.load(file, ["privacy.clip=0.5"]).privacy.clip == 0.5
 
 
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("phases.1.rounds=2", "--set phases.1: '1' is not an entry of the list; allowed: 0 to 0"),
-        ("phases.first.rounds=2", "--set phases.first: 'first' is not an entry of the list; allowed: 0 to 0"),
+        ("phases.1.rounds=2", "--set phases.1: '1' is not an index of the list; allowed: 0 to 0"),
+        ("phases.first.rounds=2", "--set phases.first: 'first' is not an index of the list; allowed: 0 to 0"),
         ("seed.x=2", "--set seed.x: seed is 42, which has no settings"),
         ("seed", "--set seed: write path=value, for example phases.0.rounds=2"),
         ("seed=[1", "--set seed:1:3: "),
-        ("sead=1", "--set sead: neither an experiment nor a phase has 'sead'; did you mean 'seed'?"),
+        ("sead=1", "--set sead: neither an experiment nor a phase has the key 'sead'; did you mean 'seed'?"),
         ("=1", "--set =1: write path=value"),
-        (".=1", "--set .: neither an experiment nor a phase has ''; allowed: algorithm, buffers, "),
+        (".=1", "--set .: neither an experiment nor a phase has the key ''; allowed: algorithm, buffers, "),
     ],
 )
-def test_an_override_that_cannot_be_applied_says_why(file: Path, override: str, expected: str) -> None:
-    assert complaint(file, override).startswith(expected)
+def test_a_wrong_override_is_refused_with_the_reason(file: Path, override: str, expected: str) -> None:
+    assert error_of(file, override).startswith(expected)
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("name: a\nname: b\n", r"experiment.yaml:2:1: the key 'name' stands there twice$"),
+        ("name: a\nname: b\n", r"experiment.yaml:2:1: duplicate key 'name'$"),
         ("name: [a\nseed: 1\n", r"experiment.yaml:2:\d+: "),
-        ("", r"experiment.yaml: nothing stands in it; simfl new --list shows experiments to begin with"),
+        ("", r"experiment.yaml: the file is empty; simfl new --list shows experiments to start from"),
         ("- a\n", r"experiment.yaml: \['a'\] is not a mapping"),
         (
             "a: 1\n---\nb: 2\n",
@@ -262,37 +298,37 @@ def test_an_override_that_cannot_be_applied_says_why(file: Path, override: str, 
         ),
     ],
 )
-def test_a_file_that_is_no_experiment_says_where(file: Path, text: str, expected: str) -> None:
+def test_invalid_yaml_is_refused_with_its_position(file: Path, text: str, expected: str) -> None:
     file.write_text(text)
-    assert re.search(expected, complaint(file))
+    assert re.search(expected, error_of(file))
 
 
-def test_a_file_that_cannot_be_read_says_so(tmp_path: Path) -> None:
-    assert complaint(tmp_path / "none.yaml").endswith("none.yaml: No such file or directory")
-    assert complaint(tmp_path).endswith(": Is a directory")
+def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
+    assert error_of(tmp_path / "none.yaml").endswith("none.yaml: No such file or directory")
+    assert error_of(tmp_path).endswith(": Is a directory")
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
-    assert complaint(tmp_path / "bytes.yaml").endswith("not a text file in UTF-8")
+    assert error_of(tmp_path / "bytes.yaml").endswith("not a text file in UTF-8")
 
 
-def test_numbers_and_words_follow_yaml_1_2(file: Path) -> None:
+def test_values_are_parsed_as_yaml_1_2(file: Path) -> None:
     file.write_text("a: 2e-4\nb: on\nc: 1e5\nd: no\n")
     assert config.read_yaml(file) == {"a": 2e-4, "b": "on", "c": 1e5, "d": "no"}
 
 
 @dataclass(frozen=True)
 class Mine(Algorithm):
-    """An algorithm from outside."""
+    """An algorithm defined outside of simfl."""
 
     strength: float = 1.0
 
 
 class Undecorated(Algorithm):
-    """Its settings would be silently lost."""
+    """An algorithm without the decorator, whose settings would be lost."""
 
     strength: float = 1.0
 
 
-def test_a_component_may_live_outside(file: Path) -> None:
+def test_a_component_may_be_defined_outside_of_simfl(file: Path) -> None:
     name = f"{Mine.__module__}:Mine"
     experiment = config.load(file, [f"phases.0.algorithm={{name: '{name}', strength: 2}}"])
     assert experiment.phases[0].algorithm == Mine(2.0)
@@ -308,11 +344,11 @@ def test_a_component_may_live_outside(file: Path) -> None:
         (f"{__name__}:Undecorated", "needs the decorator @dataclass(frozen=True)"),
     ],
 )
-def test_a_component_outside_that_cannot_be_used_says_why(file: Path, name: str, expected: str) -> None:
-    assert expected in complaint(file, f"phases.0.algorithm='{name}'")
+def test_an_unusable_outside_component_is_refused_with_the_reason(file: Path, name: str, expected: str) -> None:
+    assert expected in error_of(file, f"phases.0.algorithm='{name}'")
 
 
-def test_components_may_stand_in_the_mapping_as_objects(file: Path) -> None:
+def test_components_may_be_python_objects(file: Path) -> None:
     given = config.override(config.read_yaml(file), "phases.0.algorithm", Mine(3.0))
     assert config.parse(given).phases[0].algorithm == Mine(3.0)
 
@@ -327,7 +363,7 @@ REQUIRED = {  # a value for each setting without a default, by its name
 
 
 @pytest.mark.parametrize("shelf", REGISTRIES)
-def test_every_component_reads_back_from_its_own_settings(shelf: str) -> None:
+def test_every_component_is_read_back_from_its_settings(shelf: str) -> None:
     for name, component in REGISTRIES[shelf].components.items():
         required = {f.name: REQUIRED[f.name] for f in fields(component) if f.default is f.default_factory is MISSING}
         made = build(component, required, shelf, name)

@@ -1,4 +1,4 @@
-"""Combinations of algorithm, optimizer, schedule, adapters and privacy that cannot be meant are refused in one line."""
+"""Contradictory combinations of algorithm, optimizer, schedule, adapters and privacy are refused in one line."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ PRIVATE = {"privacy": Privacy(clip=1.0), "weighting": "uniform"}
 
 @dataclass(frozen=True)
 class Blind(Classification):
-    """An objective that does not say what is right."""
+    """An objective without target classes."""
 
     target: ClassVar[str] = ""
 
 
-def complaint(given: Experiment) -> str:
+def error_of(given: Experiment) -> str:
     with pytest.raises(ConfigError) as caught:
         check(given)
     assert "\n" not in str(caught.value)
@@ -43,15 +43,15 @@ def complaint(given: Experiment) -> str:
     [
         (
             {"algorithm": "scaffold", "optimizer": "adamw"},
-            "local.optimizer: 'adamw' given; scaffold is right only with",
+            "local.optimizer: 'adamw' given; scaffold is correct only with",
         ),
-        ({"algorithm": "feddc", "optimizer": "adamw"}, "local.optimizer: 'adamw' given; feddc is right only with"),
+        ({"algorithm": "feddc", "optimizer": "adamw"}, "local.optimizer: 'adamw' given; feddc is correct only with"),
         (
             {"algorithm": "feddc", "optimizer": LocalOptimizer("sgd", {"momentum": 0.9})},
-            "local.optimizer.momentum: 0.9 given; feddc is right only with plain sgd",
+            "local.optimizer.momentum: 0.9 given; feddc is correct only with plain sgd",
         ),
-        ({"algorithm": "scaffold", "clip_norm": 1.0}, "local.clip_norm: 1.0 given; scaffold is right only with"),
-        ({"algorithm": "feddc", "clip_value": 1.0}, "local.clip_value: 1.0 given; feddc is right only with"),
+        ({"algorithm": "scaffold", "clip_norm": 1.0}, "local.clip_norm: 1.0 given; scaffold is correct only with"),
+        ({"algorithm": "feddc", "clip_value": 1.0}, "local.clip_value: 1.0 given; feddc is correct only with"),
         ({"algorithm": "scaffold", "communicate": False}, "algorithm: has no effect with communicate: false"),
         (
             {"algorithm": "feddat"},
@@ -65,44 +65,54 @@ def complaint(given: Experiment) -> str:
             {"algorithm": "feddat", "model": Mlp(adapters=Bottleneck(names=("shared",)))},
             "algorithm: feddat needs model.adapters: {kind: bottleneck",
         ),
-        ({"algorithm": "dkd", "objective": Blind()}, "algorithm: dkd needs right classes, which Blind does not tell"),
+        ({"algorithm": "dkd", "objective": Blind()}, "algorithm: dkd needs target classes, which Blind does not have"),
         (
             {"algorithm": "scaffold", **PRIVATE},
-            "algorithm: scaffold sends ['control'] that privacy neither clips nor sums",
+            "algorithm: scaffold uploads ['control'], which privacy does not clip and sum",
         ),
-        ({"algorithm": "fednova", **PRIVATE}, "algorithm: fednova sends ['steps'] that privacy neither clips nor sums"),
-        ({"algorithm": "krum", **PRIVATE}, "algorithm: krum sends single updates that privacy neither clips nor sums"),
-        ({"algorithm": "crd", **PRIVATE}, "algorithm: crd remembers single examples, which privacy does not cover"),
+        (
+            {"algorithm": "fednova", **PRIVATE},
+            "algorithm: fednova uploads ['steps'], which privacy does not clip and sum",
+        ),
+        (
+            {"algorithm": "krum", **PRIVATE},
+            "algorithm: krum uploads single updates, which privacy does not clip and sum",
+        ),
+        ({"algorithm": "crd", **PRIVATE}, "algorithm: crd keeps state per example, which privacy does not cover"),
         (
             {"server": Sgd(schedule=Cosine(unit="step"))},
-            "server.schedule.unit: 'step' given; the server steps once a round",
+            "server.schedule.unit: 'step' given; the server takes one step per round",
         ),
         ({"optimizer": "rprop", "schedule": Cosine()}, "local.schedule: has no effect with rprop"),
     ],
 )
-def test_a_combination_that_cannot_be_meant_is_refused(settings: dict, expected: str) -> None:
-    assert complaint(experiment(**settings)).startswith(f"phases.0.{expected}")
+def test_a_contradictory_combination_is_refused(settings: dict, expected: str) -> None:
+    assert error_of(experiment(**settings)).startswith(f"phases.0.{expected}")
 
 
-def test_a_mentor_that_no_algorithm_asks_is_refused() -> None:
+def test_a_mentor_that_no_algorithm_uses_is_refused() -> None:
     given = replace(experiment("ditto"), mentor=Mlp())
     assert (
-        complaint(given) == "mentor: has no effect, as no phase's algorithm has a second network; allowed with: fedkd"
+        error_of(given)
+        == "mentor: has no effect, because no algorithm of a phase trains a second model; allowed with: fedkd"
     )
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        {"algorithm": Scaffold(option="i"), "optimizer": "adamw"},  # its control is a gradient, whatever the steps
+        {
+            "algorithm": Scaffold(option="i"),
+            "optimizer": "adamw",
+        },  # its control is a gradient, independent of the steps
         {"algorithm": FedDC(control=False), "optimizer": "adamw"},
         {"algorithm": "feddc", "optimizer": LocalOptimizer("sgd", {"weight_decay": 1e-3}), "clip_norm": 10.0},
         {"algorithm": "fednova", "optimizer": LocalOptimizer("sgd", {"momentum": 0.9})},
         {"algorithm": "clgecl", **PRIVATE},
         {"algorithm": "fedkd", "mentor": Mlp(hidden_sizes=(64,))},
-        {"algorithm": "feddyn", "server": Adam(), "schedule": Cosine(unit="visit")},
+        {"algorithm": "feddyn", "server": Adam(), "schedule": Cosine(unit="client_update")},
         {"algorithm": "feddat", "model": Mlp(adapters=Bottleneck(names=("client", "shared")))},
     ],
 )
-def test_what_goes_together_is_accepted(settings: dict) -> None:
+def test_a_valid_combination_is_accepted(settings: dict) -> None:
     check(experiment(**settings))

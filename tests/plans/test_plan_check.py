@@ -1,4 +1,4 @@
-"""Every run is held to its plan: rows, bytes and totals; what is left out, and what a difference looks like."""
+"""Every run is compared with its plan: rows, bytes, totals, what is not compared, and reported differences."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from simfl.codecs.svd import Svd
 from simfl.experiment import Codecs, LedgerRule
 from simfl.models.lora import Lora
 from simfl.models.mlp import Mlp
-from simfl.plans.check import MATCHES, Tables, compare, messages_of, sketched, tables_of
+from simfl.plans.check import MATCHES, RunTables, compare, messages_of, meta_context, tables_of
 from simfl.plans.plan import plan
 from simfl.run_context import RunContext
 from simfl.runs import tables
@@ -36,14 +36,14 @@ CASES = {
     ),
     "poisson": experiment(poisson=0.2, rounds=6),
     "two phases": then(experiment(rounds=2), experiment("feddc", rounds=2, codec=CHANGES)),
-    "a private head": experiment(personal_params=("head.*",)),
-    "nothing travels": experiment(communicate=False),
-    "one pool": experiment(centralized=True),
+    "a personal head": experiment(personal_params=("head.*",)),
+    "no communication": experiment(communicate=False),
+    "centralized": experiment(centralized=True),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_is_as_planned_row_by_row_and_in_all(case, tmp_path):
+def test_a_run_matches_its_plan_in_every_row_and_in_total(case, tmp_path):
     summary = run(CASES[case], tmp_path / "run")
     assert summary["plan"] == MATCHES
     found = plan(CASES[case], cache.folder())
@@ -56,51 +56,51 @@ def test_a_run_is_as_planned_row_by_row_and_in_all(case, tmp_path):
 
 @pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"feddat"}))
 def test_every_algorithm_can_be_planned(name):
-    """FedDAT's adapters are planned in the tests of figures."""
+    """FedDAT needs adapters; its plans are tested in test_plan_figures.py."""
     case = experiment(name)
-    found = messages_of(sketched(case, RunContext(case, cache.folder()).dataset), 0, 10)
+    found = messages_of(meta_context(case, RunContext(case, cache.folder()).dataset), 0, 10)
     assert [row["part"] for row in found.up] == list(case.phases[0].algorithm.reduce)
 
 
-def test_missed_rounds_are_planned_where_packets_are_cheaper_than_the_whole():
-    """A client that comes back pays for each packet it missed: more than one, less than the whole."""
+def test_a_client_that_missed_rounds_pays_for_the_missed_packets():
+    """A client that missed rounds pays for each missed packet: more than one, less than the full weights."""
     (phase,) = plan(CASES["changes, and rounds missed"], cache.folder()).phases
     one, whole = (sum(row[name] for row in phase.download) for name in ("payload_bytes", "logical_bytes"))
     assert one < whole
     assert 18 * one < phase.bytes["download"] < 18 * whole  # 6 rounds of 3 clients
 
 
-def test_a_poisson_plan_tells_the_draw_of_the_seed_and_what_is_expected():
+def test_a_poisson_plan_has_the_sampled_and_the_expected_messages():
     case = experiment(poisson=0.2, rounds=6)
     plans = [plan(replace(case, seed=seed), cache.folder()).phases[0] for seed in range(30)]
     assert {phase.expected for phase in plans} == {2 * 0.2 * 10 * 6}
     assert len({phase.messages for phase in plans}) > 3
-    # 60 draws of .2 each time: 12 visits with variance 9.6, so a mean of 30 seeds is within 3·√(9.6/30) of 12
+    # 60 draws with probability .2: 12 client updates with variance 9.6, so a mean of 30 seeds is within 3·√(9.6/30) of 12
     assert abs(sum(phase.messages / 2 for phase in plans) / 30 - 12) < 3 * (9.6 / 30) ** 0.5
 
 
-def test_bytes_that_depend_on_values_are_held_to_a_bound(tmp_path):
+def test_bytes_that_depend_on_values_are_within_the_bound(tmp_path):
     case = experiment(codec=Codecs(TopK(), Svd()))
     summary = run(case, tmp_path / "run")
     assert summary["plan"].startswith(f"{MATCHES}; bytes of ")
     assert summary["bytes"]["total"] <= plan(case, cache.folder()).bytes["total"]
 
 
-def test_a_skipped_client_has_sent_nothing(tmp_path):
+def test_a_skipped_client_sends_nothing(tmp_path):
     case = experiment(Faulty(), on_error="skip")
     missed = sum(3 in [row["client"] for row in exchange] for exchange in downloads(case)[1:2])
     summary = run(case, tmp_path / "run")
     assert missed == 1
-    assert summary["plan"] == f"{MATCHES}; 1 skipped visits sent nothing"
+    assert summary["plan"] == f"{MATCHES}; 1 skipped client updates sent nothing"
 
 
 def downloads(case):
-    """The rows of clients that get something, round by round, by the plan."""
-    found = messages_of(sketched(case, RunContext(case, cache.folder()).dataset), 0, 10)
+    """Return the clients that receive a message in each round, by the plan."""
+    found = messages_of(meta_context(case, RunContext(case, cache.folder()).dataset), 0, 10)
     return [[{"client": client} for client in exchange.download] for exchange in found.rounds()]
 
 
-def test_a_run_that_was_stopped_and_goes_on_is_as_planned_in_both_sittings(tmp_path):
+def test_an_interrupted_and_resumed_run_matches_its_plan(tmp_path):
     case = experiment(rounds=3)
     first = run(case, tmp_path / "run", display=Stopping(2))
     assert (first["status"], first["rounds"], first["plan"]) == ("interrupted", 2, MATCHES)
@@ -114,56 +114,56 @@ def ledger(tmp_path_factory):
     return tables.rows(folder / "ledger.parquet"), tables.rows(folder / "clients.parquet")
 
 
-def held(rows, visits, case=None):
+def compared(rows, updates, case=None):
     return compare(
-        case or experiment(), RunContext(experiment(), cache.folder()).dataset, len(SIZES), Tables(rows, visits, 3)
+        case or experiment(), RunContext(experiment(), cache.folder()).dataset, len(SIZES), RunTables(rows, updates, 3)
     )
 
 
-def changed(rows, place, **values):
-    return [{**row, **values} if i == place else row for i, row in enumerate(rows)]
+def changed(rows, index, **values):
+    return [{**row, **values} if i == index else row for i, row in enumerate(rows)]
 
 
-def test_a_difference_is_named_by_its_first_place(ledger):
-    rows, visits = ledger
+def test_the_first_difference_is_reported(ledger):
+    rows, updates = ledger
     last = max(i for i, row in enumerate(rows) if row["round"] == 2 and row["direction"] == "upload")
     client = rows[last]["client"]
-    assert held(rows, visits) == MATCHES
-    assert held(changed(rows, last, payload_bytes=1), visits) == (
+    assert compared(rows, updates) == MATCHES
+    assert compared(changed(rows, last, payload_bytes=1), updates) == (
         f"differs: phase 0, round 2, client {client}, upload of weights: 1 payload bytes, planned 1,172"
     )
 
 
-def test_a_message_too_many_or_too_few_is_a_difference(ledger):
-    rows, visits = ledger
+def test_a_missing_or_additional_message_is_reported(ledger):
+    rows, updates = ledger
     client = rows[0]["client"]
-    assert held(rows[1:], visits) == (
+    assert compared(rows[1:], updates) == (
         f"differs: phase 0, round 1, client {client}, download of weights: planned and not sent"
     )
     extra = [{**rows[0], "part": "control"}, *rows]
-    assert held(extra, visits) == (
+    assert compared(extra, updates) == (
         f"differs: phase 0, round 1, client {client}, download of control: sent and not planned"
     )
 
 
-def test_another_rule_for_tied_weights_is_not_seen_where_nothing_is_tied(ledger):
-    assert held(*ledger, case=experiment(ledger=LedgerRule("always"))) == MATCHES
+def test_the_rule_for_tied_weights_does_not_matter_without_tied_weights(ledger):
+    assert compared(*ledger, case=experiment(ledger=LedgerRule("always"))) == MATCHES
 
 
-def test_an_algorithm_that_needs_values_has_no_plan_and_its_run_ends_well(tmp_path):
+def test_a_run_completes_if_its_algorithm_cannot_be_planned(tmp_path):
     summary = run(experiment(Picky()), tmp_path / "run")
     assert summary["status"] == "completed"
-    assert summary["plan"].startswith("not made: phases.0.algorithm: Picky cannot be planned from shapes alone: ")
+    assert summary["plan"].startswith("not compared: phases.0.algorithm: Picky cannot be planned from shapes: ")
 
 
 class Picky(Algorithm):
-    """It sends another tensor where one has a positive sum."""
+    """An algorithm whose upload depends on the values of tensors."""
 
     def upload(self, trained, received, state, visit):
         return {"weights": {n: t if float(t.sum()) > 0 else -t for n, t in received["weights"].items()}}
 
 
-def test_the_tables_of_a_run_are_read_part_by_part(tmp_path):
+def test_tables_of_a_run_are_read_in_order(tmp_path):
     run(experiment(), tmp_path / "run")
     made = tables_of(tmp_path / "run", 3)
     assert [row["round"] for row in made.ledger] == sorted(

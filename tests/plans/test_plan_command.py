@@ -1,4 +1,4 @@
-"""`simfl plan`: the JSON's keys, the table, time by a run's pace, privacy, and data that are not there."""
+"""`simfl plan`: JSON keys, the table, estimated time, privacy, and missing data."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def planned(capsys, *arguments):
     return capsys.readouterr().out
 
 
-def test_the_json_has_these_keys_and_no_others(file, capsys):
+def test_the_json_has_exactly_the_documented_keys(file, capsys):
     found = json.loads(planned(capsys, file, "--json"))
     keys = {"model", "message", "messages", "bytes", "charged", "privacy", "memory"}
     assert found.keys() == keys | {"phases"}
     assert [phase.keys() for phase in found["phases"]] == [keys]
     for level in (found, *found["phases"]):
-        assert level["model"].keys() == {"parameters", "trained", "travelling", "personal_params"}
+        assert level["model"].keys() == {"parameters", "trained", "shared", "personal_params"}
         assert level["message"].keys() == {"download", "upload"}
         assert level["message"]["upload"].keys() == {"floats", "bytes"}
         assert level["bytes"].keys() == level["charged"].keys() == COUNT
@@ -43,37 +43,37 @@ def test_the_json_has_these_keys_and_no_others(file, capsys):
         assert level["privacy"] is None
 
 
-def test_a_setting_can_be_overridden(file, capsys):
+def test_the_plan_command_accepts_overrides(file, capsys):
     three, six = (
         json.loads(planned(capsys, file, "--json", "--set", f"phases.0.rounds={rounds}")) for rounds in (3, 6)
     )
     assert six["bytes"]["total"] == 2 * three["bytes"]["total"] == 6 * 7 * 2 * 4 * 293  # 7 clients, both ways
 
 
-def test_the_table_tells_messages_totals_steps_and_memory(file, capsys):
+def test_the_table_shows_messages_totals_steps_and_memory(file, capsys):
     text = planned(capsys, file, "--card", "1GB")
     assert text.startswith("toy: 3 rounds, 10 clients\n")
     lines = {line.split("  ")[0]: " ".join(line.split()) for line in text.splitlines()}
-    assert lines["download"] == "download 24,612 0.0 0.000"  # of the totals, which come last
+    assert lines["download"] == "download 24,612 0.0 0.000"  # of the totals, which are printed last
     assert lines["messages"] == "messages 42"
-    assert lines["local steps"].endswith("by the data")
-    assert "cohorts of 65536 fit 1000.0 MB" in lines["memory: worker"]
+    assert lines["local steps"].endswith("from the data")
+    assert "65536 clients per batch fit 1.00 GB" in lines["memory: worker"]
 
 
-def test_time_is_told_by_the_pace_of_a_run(file, tmp_path, capsys):
+def test_time_is_estimated_from_the_speed_of_a_run(file, tmp_path, capsys):
     run(experiment(), tmp_path / "run")
     capsys.readouterr()
     text = planned(capsys, file, "--speed", tmp_path / "run")
     assert " h at " in text
     assert "steps/s" in text
     other = planned(capsys, file, "--speed", tmp_path / "run", "--set", "phases.0.local.batch_size=4")
-    assert "but other batch_size there" in other
+    assert "measured with another batch_size" in other
 
 
-def test_before_a_round_has_ended_the_pace_is_that_of_the_manner_that_was_chosen(file, tmp_path, capsys):
+def test_without_a_finished_round_the_speed_is_that_of_the_autotuned_mode(file, tmp_path, capsys):
     run(experiment(execution=Execution(autotune="always")), tmp_path / "run", display=Stopping(0, scoring=True))
     assert main(["plan", str(file), "--speed", str(tmp_path / "run")]) == 2
-    assert "no round with a local step" in capsys.readouterr().err
+    assert "its log has no round with local steps" in capsys.readouterr().err
     trials = [
         {"mode": "sequential", "clients_per_batch": 1, "program": "eager", "step": 0.5},
         {"mode": "vectorized", "clients_per_batch": 4, "program": "eager", "step": 0.01},
@@ -87,12 +87,12 @@ def test_before_a_round_has_ended_the_pace_is_that_of_the_manner_that_was_chosen
     assert " h at 100.00 steps/s" in planned(capsys, file, "--speed", tmp_path / "run")
 
 
-def test_a_folder_without_a_run_has_no_pace(file, tmp_path, capsys):
+def test_a_folder_without_a_run_has_no_speed(file, tmp_path, capsys):
     assert main(["plan", str(file), "--speed", str(tmp_path)]) == 2
-    assert "no run is there" in capsys.readouterr().err
+    assert "no run in this folder" in capsys.readouterr().err
 
 
-def test_privacy_is_accounted_by_the_runs_own_accountant(capsys):
+def test_the_plan_uses_the_accountant_of_the_run(capsys):
     text = planned(capsys, ROOT / "pfl_docvqa/track2_baseline.yaml", "--json")
     found = json.loads(text)["privacy"]
     assert found == json.loads(text)["phases"][0]["privacy"]
@@ -101,13 +101,23 @@ def test_privacy_is_accounted_by_the_runs_own_accountant(capsys):
     assert (found["delta"], found["sampling_rate"]) == (1e-5, pytest.approx(0.025))
 
 
-def test_without_the_data_steps_are_unknown_and_bytes_are_not(tmp_path, monkeypatch, capsys):
+def test_without_data_local_steps_are_unknown_but_bytes_are_known(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SIMFL_REAL_DATA", str(tmp_path))
     text = planned(capsys, ROOT / "sroie/lora_nf4.yaml")
-    assert "not known: data.path" in text
+    assert "unknown: data.path" in text
     assert "15,321,600" in text  # 40 messages of 680,960 values at 4.5 bits
 
 
-def test_an_unknown_setting_is_one_line(file, capsys):
+def test_an_unknown_setting_of_a_plan_is_refused_in_one_line(file, capsys):
     assert main(["plan", str(file), "--set", "phases.0.round=3"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_first_plan_announces_that_it_builds_the_data_set(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SIMFL_CACHE", str(tmp_path))
+    arguments = ["plan", str(ROOT / "quickstart.yaml"), "--set", "data.train=80", "--set", "data.valid=20"]
+    assert main([*arguments, "--no-build"]) == 2
+    assert capsys.readouterr().err.startswith("simfl: --no-build: the plan needs the data set provider_invoices")
+    for expected in ("building data set provider_invoices (needed once, then read from the cache)\n", ""):
+        assert main(arguments) == 0
+        assert capsys.readouterr().err == expected

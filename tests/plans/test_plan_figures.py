@@ -1,4 +1,4 @@
-"""Plans of the experiments that come with simfl against the papers' figures, one test each."""
+"""Plans of the included experiments, compared with the figures of the papers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from simfl import config
-from simfl.plans.plan import Plan, plan
+from simfl.plans.plan import RunPlan, plan
 
 ROOT = Path(__file__).parents[2] / "experiments"
 EMBEDDING = 24_674_304  # values of T5-base's word embedding
@@ -16,13 +16,13 @@ NEW = 2_164_992 + 590_592  # of the spatial embedding and the visual projection
 
 
 @cache
-def planned(name: str, *overrides: str) -> Plan:
-    """Without data: nothing lies in the cache."""
+def planned(name: str, *overrides: str) -> RunPlan:
+    """Return the plan of an experiment without data; the cache is empty."""
     return plan(config.load(ROOT / f"{name}.yaml", overrides), Path("/nowhere"))
 
 
-def message(found: Plan) -> int:
-    """Payload bytes of a message, which is as long up as down."""
+def message(found: RunPlan) -> int:
+    """Return the payload bytes of a message, equal in both directions."""
     sides = found.phases[-1].message
     assert sides["download"] == sides["upload"]
     return sides["download"]["bytes"]
@@ -87,7 +87,7 @@ def test_nf4_both_ways_sends_7_69_mb():
 def test_fedshampoo_is_charged_10_017_gib():
     found = planned("pfl_docvqa/track1_fedshampoo")
     trained = 250_333_440 - EMBEDDING - 2 * 1024 * 768  # without the embedding and both box tables
-    assert found.model["travelling"] == trained
+    assert found.model["shared"] == trained
     assert found.charged["total"] == 3 * 2 * 2 * 4 * trained
     assert gib(found.charged["total"]) == 10.017
 
@@ -97,7 +97,7 @@ def test_the_local_steps_of_the_competition_are_those_of_its_official_clients():
     found = planned("pfl_docvqa/track1_baseline", "phases.0.clients_per_round=10", "phases.0.rounds=1")
     questions = (19465, 22229, 21673, 22148, 32472, 22361, 23801, 18462, 17868, 20840)
     assert found.steps == sum(-(-n // 10) for n in questions)
-    assert found.holdings.exact
+    assert found.sizes.exact
 
 
 @pytest.mark.parametrize(("clients", "held"), [(3, (1, 1, 1)), (10, (1, 4, 5)), (30, (2, 13, 15))])
@@ -107,13 +107,13 @@ def test_fedocvqa_has_its_clients_and_sends_0_90_gb_a_message(clients, held):
     assert message(found) == 900_274_176 == 4 * 225_068_544
     assert found.messages == 10 * clients * 2
     shares = [11321 / held[0]] * held[0] + [39463 / held[1]] * held[1] + [92283 / held[2]] * held[2]
-    assert found.holdings.sizes.tolist() == pytest.approx(shares)
+    assert found.sizes.sizes.tolist() == pytest.approx(shares)
 
 
 def test_self_pretraining_grows_the_vocabulary_by_1073_rows_and_is_a_phase_of_its_own():
     first, second = planned("fedocvqa/fsp_k3").phases
     assert first.model == second.model
-    assert first.model["travelling"] == 225_068_544 + (33_201 - 32_128) * 768
+    assert first.model["shared"] == 225_068_544 + (33_201 - 32_128) * 768
     assert first.bytes == second.bytes
     assert first.bytes["total"] == 10 * 3 * 2 * 903_570_432
 
@@ -127,7 +127,7 @@ def test_fedocvqa_samples_the_whole_part_of_its_share(share, sampled):
 def test_fedocr_sends_its_20_99_m_values_and_running_statistics():
     found = planned("fedocr/real_aster")
     parts = {row["part"]: row["floats"] for row in found.phases[0].download}
-    assert parts["weights"] == found.model["travelling"] == 20_991_594
+    assert parts["weights"] == found.model["shared"] == 20_991_594
     assert found.messages == 40 * 5 * 2
     mebibytes = message(found) / 2**20
     assert 80.07 < mebibytes < 80.52  # printed 80.52: some .35 more than weights and statistics
@@ -147,7 +147,7 @@ def test_fedvqa_sends_the_last_three_layers_and_its_classifier():
 )
 def test_fedocr_hashed_sends_a_share_of_its_weights(share, millions, printed):
     found = planned(f"fedocr/real_hash_{share}")
-    assert round(found.model["travelling"] / 1e6, 2) == millions
+    assert round(found.model["shared"] / 1e6, 2) == millions
     # printed are MiB, and some .35 more than weights and running statistics
     assert 0.33 < printed - message(found) / 2**20 < 0.36
 
@@ -169,4 +169,4 @@ def test_feddat_sends_adapters_and_no_heads(name, values):
 def test_feddats_private_heads_are_what_its_albef_counts_hold_besides():
     found = planned("feddat/albef_adapter")
     assert found.model["personal_params"] == 622_650
-    assert round((found.model["travelling"] + 622_650) / 1e6, 2) == 2.86
+    assert round((found.model["shared"] + 622_650) / 1e6, 2) == 2.86

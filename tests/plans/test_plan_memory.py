@@ -1,4 +1,4 @@
-"""Memory of server, worker and client, counted by hand for a small perceptron; cards and the cohorts that fit them."""
+"""Memory of server, worker and client, computed by hand for a small perceptron, and clients that fit a GPU."""
 
 from __future__ import annotations
 
@@ -21,48 +21,48 @@ def memory(*args, card=None, **settings):
     return phase.memory
 
 
-def test_a_server_holds_the_network_and_the_global_weights():
+def test_server_memory_is_the_model_and_the_global_weights():
     assert memory().server == 2 * W
 
 
-def test_a_server_holds_the_moments_of_its_optimizer_too():
-    assert memory(server=Adam()).server == 4 * W + 8  # and how many it took
+def test_server_memory_includes_the_optimizer_state():
+    assert memory(server=Adam()).server == 4 * W + 8  # and the step counter
 
 
-def test_a_server_holds_its_algorithms_state_too():
+def test_server_memory_includes_the_algorithm_state():
     assert memory("scaffold").server == 3 * W
 
 
 @pytest.mark.parametrize(
     ("algorithm", "kept"), [("fedavg", 0), ("scaffold", 1), ("feddc", 2), ("clgecl", 2), ("ditto", 1)]
 )
-def test_a_client_remembers_what_its_algorithm_keeps(algorithm, kept):
+def test_client_memory_is_the_client_state_of_the_algorithm(algorithm, kept):
     assert memory(algorithm).client == kept * W
 
 
-def test_a_client_keeps_its_optimizer_if_it_is_to():
-    steps = 4 * 4  # a count of steps for each tensor
+def test_client_memory_includes_a_kept_optimizer():
+    steps = 4 * 4  # a step counter per tensor
     assert memory(optimizer=LocalOptimizer("adam"), keep_optimizer=True).client == 2 * W + steps
 
 
-def test_a_client_keeps_its_private_head():
+def test_client_memory_includes_personal_parameters():
     assert memory(personal_params=("head.*",)).client == 4 * (16 * 5 + 5)
 
 
-def test_a_worker_holds_the_network_and_what_it_received_once():
+def test_worker_memory_includes_the_model_and_received_parts_once():
     found = memory()
     assert found.resident == 2 * W
     assert found.activations > 0
-    assert found.each == 2 * W + found.activations  # a client's weights and gradients, and what the pass keeps
+    assert found.each == 2 * W + found.activations  # weights, gradients and saved activations of a client
 
 
-def test_what_a_pass_keeps_grows_with_the_batch():
+def test_activations_grow_with_the_batch_size():
     few, many = (memory(batch_size=size).activations for size in (8, 16))
     assert many == 2 * few
 
 
 @pytest.mark.parametrize("clients_per_batch", [1, 4, 32])
-def test_the_widest_cohort_that_fits_a_card_is_a_power_of_two(clients_per_batch):
+def test_the_clients_per_batch_that_fit_a_card_are_a_power_of_two(clients_per_batch):
     one = memory()
     assert memory(card=one.resident + clients_per_batch * one.each).clients_per_batch == clients_per_batch
     assert memory(card=one.resident + 2 * clients_per_batch * one.each - 1).clients_per_batch == clients_per_batch
@@ -70,12 +70,12 @@ def test_the_widest_cohort_that_fits_a_card_is_a_power_of_two(clients_per_batch)
 
 
 @pytest.mark.parametrize(("text", "given"), [("80GB", 80 * 10**9), ("80 GiB", 80 * 2**30), ("500mb", 5 * 10**8)])
-def test_a_card_is_a_number_with_a_unit(text, given):
+def test_a_card_size_is_a_number_with_a_unit(text, given):
     assert card_bytes(text) == given
 
 
 @pytest.mark.parametrize("text", ["", "80 G", "big", "-1GB"])
-def test_other_cards_are_refused_in_one_line(text):
+def test_a_wrong_card_size_is_refused_in_one_line(text):
     with pytest.raises(
         ConfigError, match=r"^--card: .* given; allowed: a number with MB, GB, MiB or GiB, such as 80GB$"
     ):

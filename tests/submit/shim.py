@@ -1,6 +1,6 @@
-"""Slurm's commands for one machine, as far as a job's script uses them: put on PATH, `srun` runs what it is given here.
+"""Fake Slurm commands for one machine, to be put on PATH; `srun` runs its command here.
 
-A job is a process; its state is a file. `squeue` tells RUNNING until the process has ended.
+A job is a process, and its state is a file. `squeue` prints RUNNING until the process has ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ echo "$SLURM_JOB_ID;cluster"
 """
 
 SRUN = """#!/bin/bash
-# the options are noted, the rest runs as the one other node
+# record the options and run the rest as the other node
 while [[ "$1" == --* ]]; do echo "$1" >> "$SHIM/srun"; shift; done
 SLURMD_NODENAME=node1 exec "$@"
 """
@@ -37,7 +37,7 @@ true
 
 
 def lay(folder: Path) -> dict[str, str]:
-    """Put the commands into a folder; the environment in which they are found."""
+    """Write the commands to a folder, and return the environment that contains it."""
     for name, text in (("sbatch", SBATCH), ("srun", SRUN), ("squeue", SQUEUE)):
         path = folder / name
         path.write_text(text)

@@ -1,4 +1,4 @@
-"""Jobs on a real head that asks for a token, with the files, variables and refusals of Ray's own API."""
+"""Jobs on a real Ray head node that requires a token."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class Head:
-    """A head that takes jobs from those who know its token."""
+    """A head node that accepts jobs with its token."""
 
     address: str
     token: Path
 
     def environment(self, **more: str) -> dict[str, str]:
-        """Of somebody who knows it."""
+        """Return an environment with the token."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH") and k != "RAY_ADDRESS"}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         return {**kept, "PATH": path, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token), **more}
 
     def submit(self, folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
-        """`simfl submit`, in a folder."""
+        """Run `simfl submit` in a folder."""
         command = [sys.executable, "-m", "simfl", "submit", *words]
         return subprocess.run(
             command, cwd=folder, env=self.environment(**more), capture_output=True, text=True, timeout=200
@@ -54,7 +54,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     folder = tmp_path_factory.mktemp("head")
     token = folder / "token"
     token.write_text(secrets.token_hex(32))
-    temp = tempfile.mkdtemp(prefix="ray-")  # its own: a Ray in the usual place would be found by everybody else here
+    temp = tempfile.mkdtemp(prefix="ray-")  # other tests must not find this Ray
     ports = [free_port() for _ in range(4)]
     found = Head(f"http://127.0.0.1:{ports[0]}", token)
     words = [
@@ -90,7 +90,7 @@ def folder(tmp_path: Path) -> Path:
         "from simfl.algorithms.base import Algorithm\n\n"
         "@dataclass(frozen=True)\n"
         "class Mine(Algorithm):\n"
-        '    """One of my own, which lies beside the experiment."""\n'
+        '    """An algorithm in the folder of the experiment."""\n'
     )
     return tmp_path
 
@@ -100,7 +100,7 @@ def summary(out: Path) -> dict[str, object]:
     return found
 
 
-def test_an_experiment_runs_there_with_a_module_beside_it(head: Head, folder: Path) -> None:
+def test_an_experiment_runs_on_the_cluster_with_a_module_of_its_folder(head: Head, folder: Path) -> None:
     out = folder / "there"
     done = head.submit(
         folder, "small.yaml", "--to", head.address, "--out", str(out), "--env", "SAID",
@@ -112,7 +112,7 @@ def test_an_experiment_runs_there_with_a_module_beside_it(head: Head, folder: Pa
     assert "very-secret" not in done.stdout + done.stderr
 
 
-def test_a_sweep_runs_there(head: Head, folder: Path) -> None:
+def test_a_sweep_runs_on_the_cluster(head: Head, folder: Path) -> None:
     (folder / "many.yaml").write_text("experiment: small.yaml\nseeds: [1, 2]\n")
     out = folder / "there"
     done = head.submit(folder, "many.yaml", "--to", head.address.replace("http", "ray"), "--out", str(out))
@@ -120,31 +120,31 @@ def test_a_sweep_runs_there(head: Head, folder: Path) -> None:
     assert [summary(out / "runs" / f"seed-{k}")["status"] for k in (1, 2)] == ["completed"] * 2
 
 
-def test_a_run_that_fails_there_fails_here(head: Head, folder: Path) -> None:
+def test_a_failed_ray_job_fails_the_command(head: Head, folder: Path) -> None:
     out = folder / "there"
     out.mkdir()
     (out / "experiment.yaml").write_text("name: another\n")
     done = head.submit(folder, "small.yaml", "--to", head.address, "--out", str(out))
     assert done.returncode == 1
-    assert "holds a run already" in done.stdout
+    assert "holds a run" in done.stdout
     assert done.stderr.rstrip().endswith("failed")
 
 
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ({"RAY_AUTH_TOKEN": "another" * 5}, "its token is another"),
+        ({"RAY_AUTH_TOKEN": "another" * 5}, "the token is wrong"),
         ({"RAY_AUTH_MODE": "disabled"}, "set RAY_AUTH_MODE=token"),
     ],
 )
-def test_another_token_is_one_line(head: Head, folder: Path, more: dict[str, str], why: str) -> None:
+def test_a_wrong_token_is_reported_in_one_line(head: Head, folder: Path, more: dict[str, str], why: str) -> None:
     done = head.submit(folder, "small.yaml", "--to", head.address, "--out", "/tmp/never", **more)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"simfl: --to {head.address}: the cluster asks for a token; {why};")
+    assert done.stderr.startswith(f"simfl: --to {head.address}: the cluster requires a token; {why};")
     assert done.stderr.count("\n") == 1
 
 
-def test_an_address_in_the_environment_does_not_win(head: Head, folder: Path) -> None:
+def test_the_address_option_precedes_the_environment(head: Head, folder: Path) -> None:
     done = head.submit(
         folder, "small.yaml", "--to", head.address, "--out", str(folder / "there"), "--no-follow",
         RAY_ADDRESS="http://127.0.0.1:9",

@@ -1,4 +1,4 @@
-"""What is read, checked and gathered before anything is sent."""
+"""Jobs are read, checked and packaged before anything is sent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from simfl.errors import ConfigError
 from simfl.submit.package import gather
-from simfl.submit.request import lasting_out, read, values
+from simfl.submit.request import check_out, read, values
 
 RUN = """
 name: small
@@ -35,15 +35,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_an_experiment_is_run_and_a_sweep_is_swept(folder: Path) -> None:
+def test_an_experiment_becomes_a_run_and_a_sweep_file_a_sweep(folder: Path) -> None:
     run = read(folder / "small.yaml", folder, "/out")
-    assert (run.name, run.words) == ("small", ["run", "small.yaml", "--out", "/out"])
+    assert (run.name, run.arguments) == ("small", ["run", "small.yaml", "--out", "/out"])
     swept = read(folder / "many.yaml", folder, "/out", ["rounds=2"], resume=True)
     assert (swept.name, swept.command) == ("many", "sweep")
-    assert swept.line == "python -m simfl sweep many.yaml --out /out --resume --set rounds=2 --address auto"
+    assert swept.command_line == "python -m simfl sweep many.yaml --out /out --resume --set rounds=2 --address auto"
 
 
-def test_a_mistake_in_the_file_is_told_here(folder: Path) -> None:
+def test_a_wrong_experiment_is_refused_before_submission(folder: Path) -> None:
     with pytest.raises(ConfigError, match="unknown 'fedprx'; did you mean 'fedprox'"):
         read(folder / "small.yaml", folder, "/out", ["phases.0.algorithm=fedprx"])
 
@@ -53,10 +53,10 @@ def test_a_file_outside_the_working_directory_is_refused(folder: Path) -> None:
         read(folder / "small.yaml", folder / "mine", "/out")
 
 
-def test_the_file_that_an_experiment_names_goes_along_or_is_missed_here(folder: Path) -> None:
+def test_the_base_of_an_experiment_must_be_sent(folder: Path) -> None:
     (folder / "named.yaml").write_text("experiment: small.yaml\nname: named\nrounds: 2\n")
-    assert "small.yaml" in read(folder / "named.yaml", folder, "/out").parcel.files
-    with pytest.raises(ConfigError, match=r"small.yaml: is left out of what is sent"):
+    assert "small.yaml" in read(folder / "named.yaml", folder, "/out").package.files
+    with pytest.raises(ConfigError, match=r"small.yaml: is not sent"):
         read(folder / "named.yaml", folder, "/out", exclude=["small.yaml"])
     (folder / "mine" / "far.yaml").write_text("experiment: ../small.yaml\nname: far\n")
     with pytest.raises(ConfigError, match=r"small.yaml: is not in the working directory .*mine; give --working-dir"):
@@ -71,14 +71,14 @@ def test_the_file_that_an_experiment_names_goes_along_or_is_missed_here(folder: 
         "experiments: [named.yaml]\nseeds: [1]\n",
     ],
 )
-def test_every_file_that_a_sweep_names_goes_along_or_is_missed_here(folder: Path, sweep: str) -> None:
-    """Also those that they name in turn."""
+def test_every_file_of_a_sweep_must_be_sent(folder: Path, sweep: str) -> None:
+    """Bases of these files are sent too."""
     (folder / "named.yaml").write_text("experiment: last.yaml\nname: named\nrounds: 2\n")
     (folder / "last.yaml").write_text("experiment: small.yaml\nlocal.batch_size: 3\n")
     (folder / "s.yaml").write_text(sweep)
-    assert {"named.yaml", "last.yaml", "small.yaml"} < read(folder / "s.yaml", folder, "/out").parcel.files.keys()
+    assert {"named.yaml", "last.yaml", "small.yaml"} < read(folder / "s.yaml", folder, "/out").package.files.keys()
     for name in ("named.yaml", "last.yaml"):
-        with pytest.raises(ConfigError, match=f"{name}: is left out of what is sent"):
+        with pytest.raises(ConfigError, match=f"{name}: is not sent"):
             read(folder / "s.yaml", folder, "/out", exclude=[name])
 
 
@@ -90,50 +90,50 @@ def test_a_variant_outside_the_working_directory_is_refused(folder: Path) -> Non
         read(folder / "mine" / "s.yaml", folder / "mine", "/out")
 
 
-def test_the_experiment_that_an_override_names_is_the_one_that_is_sent(folder: Path) -> None:
+def test_an_experiment_file_given_by_an_override_must_be_sent(folder: Path) -> None:
     (folder / "other.yaml").write_text(RUN)
     given = ["experiment=other.yaml"]
     assert read(folder / "many.yaml", folder, "/out", given, exclude=["small.yaml"]).overrides == tuple(given)
-    with pytest.raises(ConfigError, match=r"other.yaml: is left out of what is sent"):
+    with pytest.raises(ConfigError, match=r"other.yaml: is not sent"):
         read(folder / "many.yaml", folder, "/out", given, exclude=["other.yaml"])
 
 
-def test_a_left_out_file_cannot_be_run(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="is left out of what is sent"):
+def test_an_excluded_experiment_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="is not sent"):
         read(folder / "small.yaml", folder, "/out", exclude=["small.*"])
 
 
-def test_paths_that_do_not_go_along_are_named(folder: Path) -> None:
+def test_absolute_paths_are_required_on_the_cluster(folder: Path) -> None:
     request = read(folder / "small.yaml", folder, "/out", ["data={name: image_folder, path: /data/pictures}"])
-    assert request.there == ("/data/pictures",)
+    assert request.required_paths == ("/data/pictures",)
 
 
-def test_a_relative_path_must_go_along(folder: Path) -> None:
+def test_a_relative_path_must_be_sent(folder: Path) -> None:
     (folder / "pictures").mkdir()
     (folder / "pictures" / "one.png").write_bytes(b"1")
     given = ["data={name: image_folder, path: pictures}"]
-    assert read(folder / "small.yaml", folder, "/out", given).there == ()
-    with pytest.raises(ConfigError, match="pictures: is not among the files that are sent; give the path that every"):
+    assert read(folder / "small.yaml", folder, "/out", given).required_paths == ()
+    with pytest.raises(ConfigError, match="pictures: is not sent; give an absolute path"):
         read(folder / "small.yaml", folder, "/out", given, exclude=["pictures"])
 
 
-def test_variables_are_given_by_name_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_are_given_by_name_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="--env: 'KEY' is not the name") as failed:
         read(folder / "small.yaml", folder, "/out", environment=["KEY=secret"])
     assert "secret" not in str(failed.value)
     monkeypatch.delenv("ABSENT", raising=False)
-    with pytest.raises(ConfigError, match="--env: ABSENT is not set here"):
+    with pytest.raises(ConfigError, match="--env: ABSENT is not set"):
         values(["ABSENT"])
 
 
-@pytest.mark.parametrize(("out", "line"), [("", "--out: needed"), ("runs/a", "'runs/a' would lie in the job's own")])
-def test_what_a_run_leaves_must_outlive_its_job(folder: Path, out: str, line: str) -> None:
+@pytest.mark.parametrize(("out", "line"), [("", "--out: needed"), ("runs/a", "'runs/a' is in the folder of the job")])
+def test_the_output_folder_must_persist_after_the_job(folder: Path, out: str, line: str) -> None:
     with pytest.raises(ConfigError, match=line):
-        lasting_out(read(folder / "small.yaml", folder, out), "kuberay")
-    lasting_out(read(folder / "small.yaml", folder, "s3://bucket/a"), "kuberay")
+        check_out(read(folder / "small.yaml", folder, out), "kuberay")
+    check_out(read(folder / "small.yaml", folder, "s3://bucket/a"), "kuberay")
 
 
-def test_runs_caches_and_excluded_files_stay_here(folder: Path) -> None:
+def test_runs_caches_and_excluded_files_are_not_sent(folder: Path) -> None:
     for name in ("runs/a/model.bin", ".venv/lib.py", "mine/__pycache__/idea.pyc", "notes/big.bin", "notes/small.txt"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(b"123")
@@ -142,7 +142,7 @@ def test_runs_caches_and_excluded_files_stay_here(folder: Path) -> None:
     assert found.files["notes/small.txt"] == 3
 
 
-def test_what_git_ignores_stays_here(folder: Path) -> None:
+def test_files_ignored_by_git_are_not_sent(folder: Path) -> None:
     (folder / ".gitignore").write_text("secret.txt\n")
     (folder / "secret.txt").write_text("x")
     subprocess.run(["git", "init", "-q", str(folder)], check=True)
@@ -150,14 +150,12 @@ def test_what_git_ignores_stays_here(folder: Path) -> None:
     assert "small.yaml" in gather(folder).files
 
 
-def test_too_much_is_refused_with_the_largest_files(folder: Path) -> None:
+def test_a_too_large_package_is_refused_with_its_largest_files(folder: Path) -> None:
     (folder / "weights.bin").write_bytes(bytes(3_000_000))
-    with pytest.raises(
-        ConfigError, match=r"3 MB would be sent, at most 1 MB can; the largest are weights.bin \(3 MB\)"
-    ):
-        gather(folder, most=1_000_000)
+    with pytest.raises(ConfigError, match=r"3 MB; allowed: 1 MB; the largest files are weights.bin \(3 MB\)"):
+        gather(folder, max_bytes=1_000_000)
 
 
-def test_a_parcel_is_copied_as_it_lies(folder: Path, tmp_path: Path) -> None:
+def test_a_package_is_copied_with_its_folders(folder: Path, tmp_path: Path) -> None:
     gather(folder).copy(tmp_path / "there")
     assert (tmp_path / "there" / "mine" / "idea.py").read_text() == "x = 1\n"

@@ -1,4 +1,4 @@
-"""The sbatch script: as written, and run through commands that stand in for Slurm's on one machine."""
+"""The sbatch script, and its execution with fake Slurm commands on one machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def options(script: str) -> list[str]:
     return [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH")]
 
 
-def test_what_is_asked_of_slurm_is_in_its_options(folder: Path) -> None:
+def test_the_script_contains_the_options_of_sbatch(folder: Path) -> None:
     request = read(folder / "small.yaml", folder, "/shared/a")
     found = options(
         Slurm(nodes=2, cpus=8, gpus=4, time="1:00:00", sbatch=("--partition=gpu", "qos=low")).shown(request)
@@ -38,7 +38,7 @@ def test_what_is_asked_of_slurm_is_in_its_options(folder: Path) -> None:
     assert "--output=/shared/a/slurm-%j.log" in found
 
 
-def test_bash_reads_the_script(folder: Path) -> None:
+def test_the_script_is_valid_bash(folder: Path) -> None:
     request = read(folder / "small.yaml", folder, "/shared/it's", ["phases.0.rounds=2", "data={name: digits}"])
     script = Slurm().shown(request)
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
@@ -46,37 +46,37 @@ def test_bash_reads_the_script(folder: Path) -> None:
     assert f"arguments=({words})\n" in script
 
 
-def test_a_job_writes_to_the_first_free_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slurm_job_writes_to_the_first_free_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     script = Slurm().shown(read(Path("small.yaml"), Path(), None))
     assert f"--output={folder}/runs/small/slurm-%j.log" in options(script)
     assert f"record={folder}/runs/small/experiment.yaml" in script
 
 
-def test_variables_are_checked_and_not_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_checks_variables_without_their_values(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "very-secret")
     script = Slurm().shown(read(folder / "small.yaml", folder, "/a", environment=["WANDB_API_KEY"]))
     assert "very-secret" not in script
     assert ': "${WANDB_API_KEY:?is not set}"' in script
 
 
-def test_without_sbatch_there_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_sbatch_is_reported_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(folder))
-    with pytest.raises(ConfigError, match="--to slurm: there is no sbatch here; submit from a login node"):
+    with pytest.raises(ConfigError, match="--to slurm: sbatch is not installed; submit from a login node"):
         Slurm().submit(read(folder / "small.yaml", folder, str(folder / "a")), print, follow=False)
 
 
-def test_a_refusal_of_slurm_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_sbatch_is_reported_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = shim.lay(folder)
     (folder / "sbatch").write_text("#!/bin/bash\necho 'sbatch: error: invalid partition: gpu' >&2; exit 1\n")
     monkeypatch.setenv("PATH", environment["PATH"])
-    with pytest.raises(ConfigError, match="--to slurm: sbatch refuses: sbatch: error: invalid partition: gpu"):
+    with pytest.raises(ConfigError, match="--to slurm: sbatch failed: sbatch: error: invalid partition: gpu"):
         Slurm().submit(read(folder / "small.yaml", folder, str(folder / "a")), print, follow=False)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(280)
-def test_a_job_starts_a_ray_of_two_nodes_and_ends_with_it(tmp_path: Path) -> None:
+def test_a_slurm_job_starts_ray_on_two_nodes_and_stops_it(tmp_path: Path) -> None:
     commands, work = tmp_path / "bin", tmp_path / "work"
     commands.mkdir()
     work.mkdir()
@@ -100,13 +100,13 @@ def test_a_job_starts_a_ray_of_two_nodes_and_ends_with_it(tmp_path: Path) -> Non
     assert not list(Path("/tmp").glob(f"ray-*-{job}"))
 
 
-def test_a_failed_job_fails_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_slurm_job_fails_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = shim.lay(tmp_path)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "small.yaml").write_text(RUN)
     shorter = Slurm()
     monkeypatch.setattr("simfl.submit.slurm.SCRIPT", "\necho 'simfl: exit code 2'\nexit 2\n")
-    monkeypatch.setattr("simfl.submit.slurm.TICK", 0.1)
+    monkeypatch.setattr("simfl.submit.slurm.POLL_SECONDS", 0.1)
     request = read(tmp_path / "small.yaml", tmp_path, str(tmp_path / "out"))
     assert shorter.submit(request, print, follow=True) == 2

@@ -1,4 +1,4 @@
-"""`simfl submit`: what it refuses, and what it shows without sending anything."""
+"""`simfl submit`: refused options, and dry runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
     return code, found.out, found.err
 
 
-def test_a_ray_job_is_shown(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_prints_the_ray_job(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "very-secret")
     code, out, _ = said(
         capsys, "--to", "ray://head", "--out", "/shared/a", "--set", "phases.0.rounds=2", "--env", "WANDB_API_KEY",
@@ -52,11 +54,11 @@ def test_a_ray_job_is_shown(folder: Path, capsys: pytest.CaptureFixture[str], mo
         ("auto", "auto"),
     ],
 )
-def test_jobs_go_to_the_dashboard(given: str, address: str) -> None:
+def test_jobs_are_sent_to_the_dashboard(given: str, address: str) -> None:
     assert address_of(given) == address
 
 
-def test_a_manifest_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_prints_the_manifest(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--to", "kuberay", "--image", "simfl:1", "--claim", "a=/shared", "--out", "/shared/a", "--dry-run")
     code, out, _ = said(capsys, *words, "--gpus", "2", "--no-token")
     assert code == 0
@@ -64,7 +66,7 @@ def test_a_manifest_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert "authOptions" not in out
 
 
-def test_a_script_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_prints_the_sbatch_script(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = said(capsys, "--to", "slurm", "--nodes", "3", "--dry-run")
     assert code == 0
     assert "#SBATCH --nodes=3" in out
@@ -74,15 +76,18 @@ def test_a_script_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("--to", "slurn"), "simfl: --to: 'slurn'; allowed: ray://HOST, http://HOST:8265, auto, slurm, kuberay\n"),
+        (
+            ("--to", "slurn"),
+            "simfl: --to: unknown 'slurn'; allowed: ray://HOST, http://HOST:8265, auto, slurm, kuberay\n",
+        ),
         (("--to", "slurm", "--image", "a"), "simfl: --image: has no effect with --to slurm\n"),
         (("--to", "ray://head", "--nodes", "2"), "simfl: --nodes: has no effect with --to ray://head\n"),
-        (("--to", "ray://head"), "simfl: --out: needed with --to ray://head: a folder of the cluster that outlives"),
-        (("--to", "slurm", "--resume"), "simfl: --out: needed with --resume: the folder to go on in\n"),
-        (("--to", "http://127.0.0.1:9", "--out", "/a"), "simfl: --to http://127.0.0.1:9: no Ray cluster takes jobs"),
+        (("--to", "ray://head"), "simfl: --out: needed with --to ray://head: a folder of the cluster that persists"),
+        (("--to", "slurm", "--resume"), "simfl: --out: needed with --resume: the folder of the run or sweep\n"),
+        (("--to", "http://127.0.0.1:9", "--out", "/a"), "simfl: --to http://127.0.0.1:9: no Ray cluster accepts jobs"),
     ],
 )
-def test_what_cannot_be_meant_is_one_line(
+def test_wrong_submit_options_are_refused_in_one_line(
     folder: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], line: str
 ) -> None:
     code, out, err = said(capsys, *words)

@@ -1,4 +1,4 @@
-"""What a sweep's file says: which runs there are, what each is called and has, and what cannot be meant."""
+"""Sweep files: the runs, their names and settings, and refused files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def labels(sweep: Sweep) -> list[str]:
     return [point.label for point in sweep.points]
 
 
-def test_every_combination_is_a_run_and_the_last_axis_moves_fastest(tmp_path: Path) -> None:
+def test_every_combination_is_a_run_and_the_last_axis_varies_fastest(tmp_path: Path) -> None:
     sweep = swept(tmp_path, {"grid": {"phases.0.rounds": [1, 2], "local.learning_rate": [0.1]}, "seeds": [7, 8]})
     assert labels(sweep) == [f"rounds-{t}_learning_rate-0.1_seed-{s}" for t in (1, 2) for s in (7, 8)]
     last = sweep.points[-1]
@@ -38,14 +38,14 @@ def test_every_combination_is_a_run_and_the_last_axis_moves_fastest(tmp_path: Pa
     assert sweep.name == "kinds"
 
 
-def test_the_experiment_may_stand_in_the_file_itself(tmp_path: Path) -> None:
+def test_a_sweep_file_may_contain_the_experiment(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(json.dumps({**ONE, "seeds": [1, 2]}))
     sweep = load(path)
     assert (labels(sweep), sweep.name) == (["seed-1", "seed-2"], "toy")
 
 
-def test_variants_are_settings_or_files_of_them_or_nothing(tmp_path: Path) -> None:
+def test_variants_are_settings_files_or_empty(tmp_path: Path) -> None:
     (tmp_path / "prox.yaml").write_text("algorithm: {name: fedprox, mu: 0.5}\nlocal.epochs: 2\n")
     sweep = swept(tmp_path, {"variants": {"plain": None, "prox": "prox.yaml", "moon": {"algorithm": "moon"}}})
     assert labels(sweep) == ["plain", "prox", "moon"]
@@ -54,27 +54,27 @@ def test_variants_are_settings_or_files_of_them_or_nothing(tmp_path: Path) -> No
     assert [point.shown for point in sweep.points] == [{"variant": "plain"}, {"variant": "prox"}, {"variant": "moon"}]
 
 
-def test_of_a_variant_that_names_an_experiment_what_it_says_otherwise_counts(tmp_path: Path) -> None:
+def test_a_variant_file_that_extends_an_experiment_adds_only_its_changes(tmp_path: Path) -> None:
     (tmp_path / "prox.yaml").write_text("experiment: other.yaml\nname: p\nalgorithm: {name: fedprox, mu: 0.5}\n")
     (tmp_path / "long.yaml").write_text("experiment: prox.yaml\nlocal.epochs: 9\n")
     (tmp_path / "other.yaml").write_text(json.dumps({**ONE, "seed": 77}))
     sweep = swept(tmp_path, {"variants": ["prox.yaml", "long.yaml"], "seeds": [1, 2]})
     assert labels(sweep) == ["prox_seed-1", "prox_seed-2", "long_seed-1", "long_seed-2"]
     (tmp_path / "base2.yaml").write_text("experiment: base.yaml\nlocal.batch_size: 3\n")
-    again = load(tmp_path / "kinds.yaml", ["experiment=base2.yaml"])  # the same variants of another experiment
+    again = load(tmp_path / "kinds.yaml", ["experiment=base2.yaml"])  # the same variants with another experiment
     for whole, size in ((sweep, config.parse(ONE).phases[0].local.batch_size), (again, 3)):
         (phase,) = whole.points[-1].experiment.phases
         assert (phase.algorithm.mu, phase.local.epochs, phase.local.batch_size) == (0.5, 9, size)
 
 
-def test_zipped_paths_go_together(tmp_path: Path) -> None:
+def test_zipped_paths_vary_together(tmp_path: Path) -> None:
     sweep = swept(tmp_path, {"grid": {"local.epochs, local.batch_size": [[1, 8], [2, 4]]}})
     found = [(p.experiment.phases[0].local.epochs, p.experiment.phases[0].local.batch_size) for p in sweep.points]
     assert found == [(1, 8), (2, 4)]
     assert sweep.points[0].shown == {"epochs": 1, "batch_size": 8}
 
 
-def test_an_axis_of_the_grid_may_have_named_settings(tmp_path: Path) -> None:
+def test_a_grid_axis_may_have_named_settings(tmp_path: Path) -> None:
     sweep = swept(
         tmp_path, {"grid": {"size": {"small": {"model.hidden_sizes": [4]}, "large": {"model.hidden_sizes": [8, 8]}}}}
     )
@@ -84,7 +84,7 @@ def test_an_axis_of_the_grid_may_have_named_settings(tmp_path: Path) -> None:
     ]
 
 
-def test_experiments_are_files_patterns_or_names(tmp_path: Path) -> None:
+def test_experiments_are_files_patterns_or_named_files(tmp_path: Path) -> None:
     for name, rate in (("a", 0.1), ("b", 0.2)):
         (tmp_path / f"run_{name}.yaml").write_text(json.dumps(config.to_mapping(experiment(learning_rate=rate))))
     for given in (["run_a.yaml", "run_b.yaml"], ["run_*.yaml"]):
@@ -94,17 +94,17 @@ def test_experiments_are_files_patterns_or_names(tmp_path: Path) -> None:
     assert all(p.experiment.phases[0].rounds == 1 for p in sweep.points)
 
 
-def test_a_component_in_the_name_of_a_run_is_its_name_and_settings(tmp_path: Path) -> None:
+def test_a_run_name_contains_the_name_and_settings_of_a_component(tmp_path: Path) -> None:
     sweep = swept(tmp_path, {"grid": {"algorithm": ["fedavg", {"name": "fedprox", "mu": 0.5}]}})
     assert labels(sweep) == ["algorithm-fedavg", "algorithm-fedprox-mu-0.5"]
 
 
-def test_paths_of_equal_ends_are_told_apart(tmp_path: Path) -> None:
+def test_paths_with_equal_ends_have_distinct_columns(tmp_path: Path) -> None:
     sweep = swept(tmp_path, {"grid": {"local.learning_rate": [0.1], "server.learning_rate": [1.0, 0.5]}})
     assert sweep.points[0].shown == {"local.learning_rate": 0.1, "server.learning_rate": 1.0}
 
 
-def test_all_phases_at_once(tmp_path: Path) -> None:
+def test_a_wildcard_path_sets_all_phases(tmp_path: Path) -> None:
     two = config.to_mapping(then(experiment(), experiment()))
     sweep = swept(tmp_path, {"grid": {"phases.*.rounds": [1, 2]}}, base=two)
     assert [[phase.rounds for phase in p.experiment.phases] for p in sweep.points] == [[1, 1], [2, 2]]
@@ -114,14 +114,14 @@ def test_all_phases_at_once(tmp_path: Path) -> None:
         swept(tmp_path, {"grid": {"rounds": [1]}}, base=two)
 
 
-def test_overrides_are_for_all_runs_and_may_replace_axes(tmp_path: Path) -> None:
+def test_overrides_apply_to_all_runs_and_replace_axes(tmp_path: Path) -> None:
     given = {"grid": {"phases.0.rounds": [5, 6]}, "seeds": [1, 2, 3]}
     sweep = swept(tmp_path, given, "local.epochs=2", "seeds=[9]", "grid.phases.0.rounds=[1]")
     assert labels(sweep) == ["rounds-1_seed-9"]
     assert sweep.points[0].experiment.phases[0].local.epochs == 2
 
 
-def test_overrides_reach_into_what_a_sweep_says_of_itself(tmp_path: Path) -> None:
+def test_overrides_change_sections_of_the_sweep_file(tmp_path: Path) -> None:
     given = {"variants": {"a": None, "b": {"algorithm": "fedprox"}}, "set": {"seed": 1}, "table": {"metrics": []}}
     reached = ["stop.median.least=7", "table.against=b", "set.seed=9", "set.local.epochs=3", "variants.c={rounds: 5}"]
     sweep = swept(tmp_path, given, *reached)
@@ -134,28 +134,26 @@ def test_overrides_reach_into_what_a_sweep_says_of_itself(tmp_path: Path) -> Non
         swept(tmp_path, {"seeds": [1]}, "seeds.x=3")
 
 
-def test_a_key_with_nothing_is_as_good_as_none(tmp_path: Path) -> None:
+def test_a_null_key_equals_a_missing_key(tmp_path: Path) -> None:
     empty = dict.fromkeys(("stop", "table", "set", "variants", "grid"))
     assert labels(swept(tmp_path, {"seeds": [1], **empty})) == ["seed-1"]
 
 
-def test_a_file_without_an_experiment_says_so(tmp_path: Path) -> None:
+def test_a_sweep_file_without_an_experiment_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text("name: s\nseeds: [1]\n")
-    with pytest.raises(
-        ConfigError, match=r"s.yaml: experiment: missing; name the file of the experiment, or write its"
-    ):
+    with pytest.raises(ConfigError, match=r"s.yaml: experiment: missing; give an experiment file, or write the"):
         load(path)
 
 
-def test_only_some_runs(tmp_path: Path) -> None:
+def test_patterns_select_runs(tmp_path: Path) -> None:
     assert labels(swept(tmp_path, {"seeds": [1, 2, 11]}, only=("seed-1*",))) == ["seed-1", "seed-11"]
-    with pytest.raises(ConfigError, match="--only sed-1: no run is called so; did you mean 'seed-1'"):
+    with pytest.raises(ConfigError, match="--only sed-1: no run has this name; did you mean 'seed-1'"):
         swept(tmp_path, {"seeds": [1, 2]}, only=("sed-1",))
 
 
-def test_of_what_the_table_is_to_have_only_what_the_chosen_runs_can_have_is_asked_of_them(tmp_path: Path) -> None:
-    """The split `valid` is scored by both, the model `local` by one."""
+def test_the_table_drops_metrics_that_the_selected_runs_lack(tmp_path: Path) -> None:
+    """Both runs evaluate the split `valid`, one of them the model `local`."""
     variants = {"plain": None, "own": {"evaluate.models": ["global", "local"]}}
     wanted = {"metrics": ["local.accuracy:worst", "accuracy"], "against": "own"}
     given = {"variants": variants, "table": wanted, "seeds": [1]}
@@ -167,14 +165,14 @@ def test_of_what_the_table_is_to_have_only_what_the_chosen_runs_can_have_is_aske
         assert swept(tmp_path, given, only=only).table == Shown(metrics, against)
 
 
-def test_scores_that_an_objective_does_not_tell_beforehand_are_not_refused(
+def test_metrics_of_an_objective_without_declared_metrics_are_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Classification, "metrics", ())
     assert swept(tmp_path, {"seeds": [1], "table": {"metrics": ["f1"]}}).table.metrics == ("f1",)
 
 
-def test_runs_of_a_sweep_stand_together_in_weights_and_biases(tmp_path: Path) -> None:
+def test_runs_of_a_sweep_share_a_group_in_weights_and_biases(tmp_path: Path) -> None:
     sweep = swept(tmp_path, {"seeds": [1]}, "tracking={wandb: {project: p}}")
     tracked = sweep.points[0].experiment.tracking.wandb
     assert tracked is not None
@@ -184,32 +182,35 @@ def test_runs_of_a_sweep_stand_together_in_weights_and_biases(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "kinds.yaml: nothing varies; give grid, variants, experiments or seeds, or use simfl run"),
+        ({}, "kinds.yaml: no setting varies; give grid, variants, experiments or seeds, or use simfl run"),
         ({"gird": {}}, "kinds.yaml: a sweep has no key 'gird'; did you mean 'grid'?"),
-        ({"seed": 3}, "a sweep has no key 'seed'; the experiment is in another file: put it under set, as seed"),
+        ({"seed": 3}, "a sweep has no key 'seed'; write it under set, as seed"),
         ({"grid": {"rounds": 3}}, r"grid.rounds: 3 is not a list of values; write \[a, b\]"),
         ({"grid": {"rounds": []}}, r"grid.rounds: \[\] is not a list of values"),
-        ({"grid": {"rounds": [1, 1]}}, "grid.rounds: 1 stands there twice"),
+        ({"grid": {"rounds": [1, 1]}}, "grid.rounds: 1 is a duplicate"),
         ({"grid": {"a, b": [[1]]}}, r"grid.a, b: \[1\] is not a list of 2, one for each of a, b"),
         (
             {"grid": {"rouns": [1]}},
-            "run rouns-1: rouns: neither an experiment nor a phase has 'rouns'; did you mean 'r",
+            "run rouns-1: rouns: neither an experiment nor a phase has the key 'rouns'; did you mean 'r",
         ),
         ({"grid": {"rounds": [1, 0]}}, "run rounds-0: phases.0.rounds: 0 is not a whole number of at least 1"),
         (
             {"grid": {"phases.3.rounds": [1]}},
-            "run rounds-1: phases.3: '3' is not an entry of the list; allowed: 0 to 0",
+            "run rounds-1: phases.3: '3' is not an index of the list; allowed: 0 to 0",
         ),
         ({"variants": {"a": {"algorithm": "fedprx"}}}, "run a: phases.0.algorithm: unknown 'fedprx'; did you mean 'fe"),
         ({"variants": {"a": 3}}, "variants.a: 3 is not a mapping of dotted paths to values"),
-        ({"variants": {"a": "bas.yaml"}}, "variants.a: there is no .*/bas.yaml; did you mean 'base.yaml'"),
-        ({"experiments": {"a": "bas.yaml"}}, "experiments.a: there is no .*/bas.yaml; did you mean 'base.yaml'"),
-        ({"grid": {"": [1]}}, "kinds.yaml: run 1: '': neither an experiment nor a phase has ''; allowed: algorithm"),
+        ({"variants": {"a": "bas.yaml"}}, "variants.a: .*/bas.yaml does not exist; did you mean 'base.yaml'"),
+        ({"experiments": {"a": "bas.yaml"}}, "experiments.a: .*/bas.yaml does not exist; did you mean 'base.yaml'"),
+        (
+            {"grid": {"": [1]}},
+            "kinds.yaml: run 1: '': neither an experiment nor a phase has the key ''; allowed: algorithm",
+        ),
         ({"experiments": ["*.yml"]}, r"experiments: no file matches '\*.yml'"),
-        ({"seeds": [1], "grid": {"seed": [1]}}, "seeds: the grid has seed already; allowed: one of them"),
+        ({"seeds": [1], "grid": {"seed": [1]}}, "seeds: the grid has a seed axis too; give one of them"),
         (
             {"seeds": [1], "set": {"seed": 2}},
-            "set.seed: it varies in this sweep; change it there, or leave it out here",
+            "set.seed: has no effect, because it varies in this sweep",
         ),
         ({"seeds": [1], "stop": {"medain": {}}}, "stop.medain: simfl has no key 'medain'"),
         ({"seeds": [1], "table": {"metric": []}}, "table.metric: simfl has no key 'metric' .*'metrics'"),
@@ -218,7 +219,7 @@ def test_runs_of_a_sweep_stand_together_in_weights_and_biases(tmp_path: Path) ->
             "kinds.yaml: table.metrics: no run will have a score 'acuracy'; did you mean 'accuracy'",
         ),
         (
-            {"seeds": [1], "table": {"metrics": ["local.accuracy"]}},  # it is not among the models that are scored
+            {"seeds": [1], "table": {"metrics": ["local.accuracy"]}},  # the model `local` is not evaluated
             "kinds.yaml: table.metrics: no run will have a score 'local.accuracy'; allowed: accuracy$",
         ),
         (
@@ -234,11 +235,11 @@ def test_runs_of_a_sweep_stand_together_in_weights_and_biases(tmp_path: Path) ->
             "kinds.yaml: table.against: no line has 'plane'; did you mean 'plain'",
         ),
         ({"seeds": [1, 2], "table": {"against": "2"}}, "table.against: no line has '2'; allowed: seed-1, seed-2"),
-        ({"seeds": [1], "experiment": "bse.yaml"}, "experiment: there is no .*bse.yaml; did you mean 'base.yaml'"),
-        ({"variants": {"a b": None, "a-b": None}}, "two runs would be called a-b; name them with variants"),
+        ({"seeds": [1], "experiment": "bse.yaml"}, "experiment: .*bse.yaml does not exist; did you mean 'base.yaml'"),
+        ({"variants": {"a b": None, "a-b": None}}, "two runs have the name a-b; name them with variants"),
     ],
 )
-def test_a_mistake_is_one_line(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+def test_a_wrong_sweep_file_is_refused_in_one_line(tmp_path: Path, given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as raised:
         swept(tmp_path, given)
     assert "\n" not in str(raised.value)

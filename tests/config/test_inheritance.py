@@ -1,4 +1,4 @@
-"""An experiment's file may name another and say what it has otherwise; what cannot be meant is one line."""
+"""Experiment files that extend another one."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ phases:
 """
 
 
-def laid(folder: Path, **files: str) -> Path:
-    """The files, and the base; the first of them."""
+def write_files(folder: Path, **files: str) -> Path:
+    """Write the files and the base, and return the first of them."""
     for name, text in {"base": BASE, **files}.items():
         (folder / f"{name}.yaml").write_text(text)
     return folder / f"{next(iter(files))}.yaml"
 
 
-def test_what_a_file_says_is_laid_over_the_one_it_names(tmp_path: Path) -> None:
-    path = laid(
+def test_settings_of_a_file_override_those_of_its_base(tmp_path: Path) -> None:
+    path = write_files(
         tmp_path,
         prox="experiment: base.yaml\nname: prox\nalgorithm: {name: fedprox, mu: 0.5}\nlocal.steps: 7\nseed: 3\n",
     )
@@ -40,8 +40,8 @@ def test_what_a_file_says_is_laid_over_the_one_it_names(tmp_path: Path) -> None:
     assert config.load(path) == config.load(tmp_path / "base.yaml", sets)
 
 
-def test_a_file_may_name_one_that_names_another_and_the_last_word_counts(tmp_path: Path) -> None:
-    path = laid(
+def test_a_base_may_extend_another_file(tmp_path: Path) -> None:
+    path = write_files(
         tmp_path,
         c="experiment: sub/b.yaml\nrounds: 9\n",
     )
@@ -53,40 +53,47 @@ def test_a_file_may_name_one_that_names_another_and_the_last_word_counts(tmp_pat
     assert config.settings(path) == {"name": "b", "rounds": 9, "local.clip_norm": 2}
 
 
-def test_all_phases_may_be_set_at_once(tmp_path: Path) -> None:
+def test_a_file_may_set_a_key_of_all_phases(tmp_path: Path) -> None:
     two = "experiment: base.yaml\nphases: [&p {objective: classification, rounds: 1, local: {optimizer: sgd, " + (
         "learning_rate: 1.0}, participation: 1.0}, {<<: *p}]\nphases.*.rounds: 4\n"
     )
-    assert [phase.rounds for phase in config.load(laid(tmp_path, two=two)).phases] == [4, 4]
+    assert [phase.rounds for phase in config.load(write_files(tmp_path, two=two)).phases] == [4, 4]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("experiment: bas.yaml", r"a.yaml: experiment: there is no .*bas.yaml; did you mean 'base.yaml'\?"),
-        ("experiment: 3", "a.yaml: experiment: 3 is not the name of a file"),
-        ("experiment: a.yaml", "a.yaml: experiment: it leads back to .*a.yaml"),
-        ("experiment: b.yaml", "a.yaml: experiment: it leads back to .*a.yaml"),
+        ("experiment: bas.yaml", r"a.yaml: experiment: .*bas.yaml does not exist; did you mean 'base.yaml'\?"),
+        ("experiment: 3", "a.yaml: experiment: 3 is not a file name"),
+        ("experiment: a.yaml", "a.yaml: experiment: circular, it leads back to .*a.yaml"),
+        ("experiment: b.yaml", "a.yaml: experiment: circular, it leads back to .*a.yaml"),
         (
             "experiment: base.yaml\nalgoritm: x",
-            "a.yaml: algoritm: neither an experiment nor a phase has 'algoritm'; did you mean 'algorithm'?",
+            "a.yaml: algoritm: neither an experiment nor a phase has the key 'algoritm'; did you mean 'algorithm'?",
         ),
-        ("experiment: base.yaml\nphases.2.rounds: 1", "a.yaml: phases.2: '2' is not an entry of the list; allowed: 0"),
+        ("experiment: base.yaml\nphases.2.rounds: 1", "a.yaml: phases.2: '2' is not an index of the list; allowed: 0"),
         ("experiment: base.yaml\nalgorithm: fedprx", "phases.0.algorithm: unknown 'fedprx'; did you mean 'fedprox'?"),
-        ("experiment: base.yaml\nseeds: [1, 2]", "a.yaml: 'seeds' makes it a sweep, of many runs; use simfl sweep"),
+        (
+            "experiment: base.yaml\nseeds: [1, 2]",
+            "a.yaml: 'seeds' makes it a sweep, which has many runs; use simfl sweep",
+        ),
         ("- experiment: base.yaml", r"a.yaml: \[.*\] is not a mapping of keys to values"),
     ],
 )
-def test_a_mistake_is_one_line_with_the_file(tmp_path: Path, text: str, message: str) -> None:
-    path = laid(tmp_path, a=text, b="experiment: a.yaml")
+def test_a_wrong_extending_file_is_refused_with_its_name(tmp_path: Path, text: str, message: str) -> None:
+    path = write_files(tmp_path, a=text, b="experiment: a.yaml")
     with pytest.raises(ConfigError, match=message) as raised:
         config.load(path)
     assert "\n" not in str(raised.value)
 
 
-def test_the_commands_take_such_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = laid(tmp_path, prox="experiment: base.yaml\nname: prox\nalgorithm: {name: fedprox, mu: 0.5}\nrounds: 1\n")
+def test_plan_and_run_accept_a_file_with_a_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_files(
+        tmp_path, prox="experiment: base.yaml\nname: prox\nalgorithm: {name: fedprox, mu: 0.5}\nrounds: 1\n"
+    )
     assert main(["plan", str(path)]) == 0
     assert main(["run", str(path), "--backend", "inline", "--out", str(tmp_path / "out")]) == 0
-    assert config.load(tmp_path / "out" / "experiment.yaml") == config.load(path)  # a run's own file is whole
+    assert config.load(tmp_path / "out" / "experiment.yaml") == config.load(
+        path
+    )  # the file of a run contains all settings
     capsys.readouterr()
