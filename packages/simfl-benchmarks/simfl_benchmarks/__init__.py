@@ -1,0 +1,1 @@
+"""Bundled weights of simfl: small pretrained models, one folder each in `pretrained/`, with a card."""
