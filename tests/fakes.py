@@ -1,6 +1,6 @@
-"""Small experiments that run in a second: a toy data set, tiny models, and faults to order.
+"""Small experiments that run in a second: a toy data set, tiny models, an algorithm with faults.
 
-Workers import this module by name, so everything an experiment is made of has to live here.
+Workers import this module by name, so all components of these experiments are defined here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from simfl.algorithms import ALGORITHMS
 from simfl.algorithms.base import Algorithm
 from simfl.data.base import Data, Dataset, Split
 from simfl.data.io.arrow_store import content_sha256
-from simfl.data.io.labelled import labelled
+from simfl.data.io.classification import feature_split
 from simfl.data.partition.partitioners import Official
 from simfl.experiment import Checkpoint, Execution, Experiment, Local, Phase
 from simfl.models.base import Model, seeded, shape_and_classes
@@ -39,23 +39,12 @@ from simfl.runs import checkpoint, tables
 from simfl.runs.record import TABLES
 from simfl.runs.snapshot import Snapshot
 from simfl.runtime.worker import Worker, WorkerConfig
-from simfl.session import session as sitting
+from simfl.session import session
 from simfl.session.callbacks import NullDisplay
 from simfl.session.options import RunOptions
 from simfl.session.signals import Interrupted
 
-SIZES = (
-    1,
-    40,
-    5,
-    8,
-    27,
-    13,
-    2,
-    21,
-    9,
-    16,
-)  # examples of each client: one alone, full, partial and several batches of 8
+SIZES = (1, 40, 5, 8, 27, 13, 2, 21, 9, 16)  # examples per client: one, a full batch of 8, partial and several ones
 
 
 @dataclass(frozen=True)
@@ -63,8 +52,8 @@ class Toy(Data):
     """Five classes around random centres; client k holds the next `sizes[k]` examples, in at most `groups` groups."""
 
     sizes: tuple[int, ...] = SIZES
-    groups: int = 3  # of each client, named g<client>.<number>
-    valid: int = 60  # in the same groups
+    groups: int = 3  # per client, named g<client>.<number>
+    valid: int = 60  # examples, in the same groups
     shape: tuple[int, ...] = (12,)
     seed: int = 0
 
@@ -74,19 +63,19 @@ class Toy(Data):
         return Dataset("toy", splits, content_sha256(splits), {"shape": list(self.shape), "num_classes": 5})
 
     def _split(self, stream: int, sizes: list[int]) -> Split:
-        clients_per_batch, count = int(np.prod(self.shape)), sum(sizes)
-        centres = np.random.default_rng([self.seed, 0]).normal(size=(5, clients_per_batch))
+        num_features, count = int(np.prod(self.shape)), sum(sizes)
+        centres = np.random.default_rng([self.seed, 0]).normal(size=(5, num_features))
         rng = np.random.default_rng([self.seed, stream])
         labels = rng.integers(0, 5, count)
-        features = centres[labels] + rng.normal(size=(count, clients_per_batch))
+        features = centres[labels] + rng.normal(size=(count, num_features))
         client = np.repeat(np.arange(len(sizes)), sizes)
         number = np.concatenate([np.arange(n) for n in sizes]) % self.groups
         names = pa.array([f"g{c}.{n}" for c, n in zip(client, number, strict=True)])
-        return labelled(features, labels, client=pa.array(client, pa.int32()), group=names)
+        return feature_split(features, labels, client=pa.array(client, pa.int32()), group=names)
 
 
 def toy(**settings: Any) -> Toy:
-    """The toy data set with these fields."""
+    """Return the toy data set with these fields."""
     return Toy(**settings)
 
 
@@ -97,9 +86,9 @@ def experiment(
     rounds: int = 3,
     **settings: Any,
 ) -> Experiment:
-    """A small experiment, 7 of 10 clients a round: by default 4 cohorts of uneven clients, with dropout.
+    """Return a small experiment with 7 of 10 clients per round: by default 4 cohorts of uneven clients, with dropout.
 
-    `settings` are fields of `Local`, `Phase` or `Experiment`, each going where it belongs.
+    `settings` are fields of `Local`, `Phase` or `Experiment`.
     """
     local = {"optimizer": LocalOptimizer("sgd"), "learning_rate": 0.1, "batch_size": 8} | _taken(Local, settings)
     local["optimizer"] = _optimizer(local["optimizer"])
@@ -129,18 +118,18 @@ def _optimizer(given: LocalOptimizer | str) -> LocalOptimizer:
 
 
 def then(first: Experiment, second: Experiment) -> Experiment:
-    """Both experiments' phases, one after the other."""
+    """Return an experiment with the phases of both experiments."""
     return replace(first, phases=first.phases + second.phases)
 
 
 def run(experiment: Experiment, folder: Path, **settings: Any) -> dict[str, Any]:
-    """The summary; inline unless `backend` or `workers` say otherwise."""
+    """Run an experiment and return its summary; inline unless `backend` or `workers` are given."""
     backend = "ray" if "workers" in settings else "inline"
     return simulation.run(experiment, RunOptions(folder, **{"backend": backend} | settings))
 
 
 def traces(folder: Path) -> dict[str, str]:
-    """What two equal runs have in common: the hash of each table, and both hashes of the summary."""
+    """Return the hash of each table and both hashes of the summary, which are equal for equal runs."""
     summary = json.loads((folder / "summary.json").read_text())
     hashes = {name: tables.sha256(tables.read(folder / f"{name}.parquet")) for name in TABLES}
     return hashes | {key: summary[key] for key in ("weights_sha256", "state_sha256")}
@@ -150,24 +139,21 @@ def traces(folder: Path) -> dict[str, str]:
 class Normalised(Model):
     """A layer, batch normalisation with running statistics, a head."""
 
-    clients_per_batch: int = 8
+    hidden_size: int = 8
 
     def build(self, task: Task) -> nn.Module:
         shape, classes = shape_and_classes(task, "normalised")
         with seeded(task.seed):
-            return NormalisedNetwork(int(np.prod(shape)), self.clients_per_batch, classes).eval()
+            return NormalisedNetwork(int(np.prod(shape)), self.hidden_size, classes).eval()
 
 
 class NormalisedNetwork(nn.Module):
-    """Written by hand, since torch's own counts batches in an integer that `vmap` cannot step in place."""
+    """The network of `Normalised`."""
 
-    def __init__(self, inputs: int, clients_per_batch: int, classes: int) -> None:
+    def __init__(self, inputs: int, hidden_size: int, classes: int) -> None:
         super().__init__()
-        self.body, self.norm, self.head = (
-            nn.Linear(inputs, clients_per_batch),
-            nn.BatchNorm1d(clients_per_batch),
-            nn.Linear(clients_per_batch, classes),
-        )
+        self.body, self.norm = nn.Linear(inputs, hidden_size), nn.BatchNorm1d(hidden_size)
+        self.head = nn.Linear(hidden_size, classes)
 
     def forward(self, x: Tensor) -> Outputs:
         h = torch.tanh(self.norm(self.body(x)))
@@ -176,21 +162,21 @@ class NormalisedNetwork(nn.Module):
 
 @dataclass(frozen=True)
 class Faulty(Algorithm):
-    """FedAvg in which one client meets a fault when it visits in one round."""
+    """FedAvg in which one client fails in one round."""
 
     fault: str = "raise"  # raise | nan | die | sleep
     client: int = 3
     round: int = 1
-    folder: str = ""  # where workers leave a file named by their pid each time the fault is met
-    times: int = 1000  # how often it is met
+    folder: str = ""  # where workers leave a file named by their pid for each fault
+    times: int = 1000  # number of faults
 
     def init_client(self, received: Parts, update: ClientUpdate) -> State:
         if self.fault == "nan" or (int(update.client), int(update.round)) != (self.client, self.round):
             return {}
-        met = len(list(Path(self.folder).iterdir())) if self.folder else 0
-        if met < self.times:
+        num_faults = len(list(Path(self.folder).iterdir())) if self.folder else 0
+        if num_faults < self.times:
             if self.folder:
-                (Path(self.folder) / f"{os.getpid()}.{met}").touch()
+                (Path(self.folder) / f"{os.getpid()}.{num_faults}").touch()
             FAULTS[self.fault]()
         return {}
 
@@ -214,7 +200,7 @@ FAULTS = {"raise": _raise, "die": _die, "sleep": lambda: time.sleep(60)}
 
 
 class Stopping(NullDisplay):
-    """A display that stops the run after some rounds, or while their model is scored: before they count."""
+    """A display that stops the run after some rounds, or while their model is evaluated, before they are committed."""
 
     def __init__(self, *steps: int, scoring: bool = False, error: type[BaseException] = Interrupted) -> None:
         self.steps, self.scoring, self.error, self.messages = steps, scoring, error, list[str]()
@@ -232,18 +218,18 @@ class Stopping(NullDisplay):
 
 
 class Killed(BaseException):
-    """The process is gone: nothing after this runs."""
+    """A simulated kill of the process: no handler runs after it."""
 
 
 class Scattered:
-    """Three workers in one process, each with a model and data of its own; they take cohorts in random order."""
+    """Three workers in one process, each with a model and data of its own, that run cohorts in random order."""
 
     num_workers, overlaps, kind = 3, True, "toy"
 
     def __init__(self, setup: WorkerConfig) -> None:
         self.workers = [Worker(setup, RunContext(setup.experiment, setup.cache)) for _ in range(3)]
         self.clocks: list[Any] = []
-        self.chance = np.random.default_rng(7)
+        self.random = np.random.default_rng(7)
 
     def begin(self, phase: int, base: Weights) -> None:
         for worker in self.workers:
@@ -259,27 +245,27 @@ class Scattered:
         return self.workers[0].probe(question, received)
 
     def partial_gradients(self, pieces: Sequence[Any], shared: Any) -> list[Any]:
-        return self._scatter("slope", pieces, shared, shared.received)
+        return self._scatter("partial_gradient", pieces, shared, shared.received)
 
     def _scatter(self, method: str, plans: Sequence[Any], *shared: Any) -> list[Any]:
         results = {}
-        for place in self.chance.permutation(len(plans)):
-            results[place] = getattr(self.workers[self.chance.integers(3)], method)(plans[place], *shared)
-        return [results[place] for place in range(len(plans))]
+        for i in self.random.permutation(len(plans)):
+            results[i] = getattr(self.workers[self.random.integers(3)], method)(plans[i], *shared)
+        return [results[i] for i in range(len(plans))]
 
 
 def scatter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on inline work is scattered over three workers."""
+    """Replace the inline pool by `Scattered`."""
 
     @contextmanager
     def opened(backend: str, setup: WorkerConfig, *rest: Any) -> Iterator[Scattered]:
         yield Scattered(setup)
 
-    monkeypatch.setattr(sitting, "open_pool", opened)
+    monkeypatch.setattr(session, "open_pool", opened)
 
 
 def model(folder: Path) -> Weights:
-    """The global model of the newest commit."""
+    """Return the global model of the newest checkpoint."""
     found = checkpoint.latest(folder / "checkpoints")
     assert found is not None
-    return Snapshot.restore(found.tensors, found.facts).model
+    return Snapshot.restore(found).model

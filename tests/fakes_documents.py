@@ -1,4 +1,4 @@
-"""A handful of pages with numbers on them, for tests of document models."""
+"""A few pages of numbers, for tests of document models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simfl.data.io.arrow_store import content_sha256
 
 @dataclass(frozen=True)
 class Pages(Data):
-    """Six numbers on a noisy page, issued by one of a few providers; asked for is the first."""
+    """Pages of six numbers with a noisy image, from a few providers; the question asks for the first number."""
 
     train: int = 20
     valid: int = 8
@@ -29,7 +29,7 @@ class Pages(Data):
     def _split(self, stream: int, count: int) -> Split:
         rng = np.random.default_rng(stream)
         pages = [_page(rng, f"{stream}.{i}", f"provider {i % self.providers}") for i in range(count)]
-        asked = [
+        questions = [
             {
                 "id": f"q{page['id']}",
                 "document": i,
@@ -39,7 +39,7 @@ class Pages(Data):
             }
             for i, page in enumerate(pages)
         ]
-        return Split(pa.Table.from_pylist(asked, QUESTIONS), pa.Table.from_pylist(pages, DOCUMENTS))
+        return Split(pa.Table.from_pylist(questions, QUESTIONS), pa.Table.from_pylist(pages, DOCUMENTS))
 
 
 def _page(rng: np.random.Generator, name: str, provider: str) -> dict:

@@ -1,4 +1,4 @@
-"""Objectives by name."""
+"""Objectives: one task, one file."""
 
 from __future__ import annotations
 

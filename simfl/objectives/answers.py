@@ -1,8 +1,8 @@
-"""Answers as numbers: labels with scores, from the data or from lists of answers, one for all or one for each group.
+"""Answers as class labels with scores, from the data or from lists of answers, one list for all or one per group.
 
-A text of `answers` is a number by its place in a list; `counts` says how many people gave it, if not once for each
-time it is there. An example without a list, or with choices of its own, has its `label`. A data set may also give
-`labels` with `scores`.
+The label of a text in the column `answers` is its index in a list. The column `counts` has the number of people who
+gave each answer; without it, an answer counts once per occurrence. An example without a list, or with `choices` of its
+own, has a `label`. A data set can also provide `labels` with `scores`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from simfl.errors import ConfigError, DataError
-from simfl.metrics import normal
+from simfl.metrics import normalize_answer
 
-NONE = -1  # in place of a label
-ALL = 2**31 - 1  # in place of a list's length: all answers of the model
-Lists = Mapping[str, Sequence[str]]  # by group; "" holds for every group that has none of its own
+NO_LABEL = -1
+ALL_ANSWERS = 2**31 - 1  # length of a list that contains all classes of the model
+Lists = Mapping[str, Sequence[str]]  # lists by group; "" is the list of groups without one
 
-SOFT: dict[str, Callable[[int, int], float]] = {  # score of an answer given by n of m people
-    "vqa": lambda n, m: (0.0, 0.3, 0.6, 0.9)[n] if n < 4 else 1.0,  # ViLT's steps of min(1, n/3)
+SOFT: dict[str, Callable[[int, int], float]] = {  # score of an answer that n of m people gave
+    "vqa": lambda n, m: (0.0, 0.3, 0.6, 0.9)[n] if n < 4 else 1.0,  # ViLT's version of min(1, n/3)
     "share": lambda n, m: n / m,
     "any": lambda n, m: 1.0,
 }
@@ -32,23 +32,29 @@ SOFT: dict[str, Callable[[int, int], float]] = {  # score of an answer given by 
 
 @dataclass(frozen=True)
 class Targets:
-    """Right answers of some rows: labels [N, K] (−1 is none), scores [N, K] and the answers to choose from [N]."""
+    """Correct answers of N rows, at most K each.
+
+    Attributes:
+        labels: [N, K]; −1 is padding.
+        scores: [N, K].
+        num_answers: Number of answers to choose from [N]; None: all classes of the model.
+    """
 
     labels: np.ndarray
     scores: np.ndarray
-    num_answers: np.ndarray | None  # None: all classes of the model
+    num_answers: np.ndarray | None
 
     def scores_of(self, chosen: Sequence[int]) -> dict[str, np.ndarray]:
-        """`accuracy`: the score of each chosen label, and `exact`: 1 where no other scores more."""
+        """Return `accuracy`, the score of each chosen label, and `exact`, 1 if no other label has a higher score."""
         hit = self.labels == np.asarray(chosen)[:, None]
-        won = (self.scores * hit).sum(-1).astype(np.float64)
-        return {"accuracy": won, "exact": ((won > 0) & (won >= self.scores.max(-1))).astype(np.float64)}
+        score = (self.scores * hit).sum(-1).astype(np.float64)
+        return {"accuracy": score, "exact": ((score > 0) & (score >= self.scores.max(-1))).astype(np.float64)}
 
 
 def read_lists(path: str | tuple[str, ...] | None) -> Lists:
-    """A text file with an answer a line, or JSON: a list, or a mapping of groups to lists. ConfigError if neither.
+    """Read lists of answers from a text file with one answer per line, or JSON (a list, or lists by group).
 
-    A tuple is the list itself; None is no list.
+    A tuple is a list itself; None is no list. Raises ConfigError if the file cannot be read.
     """
     if path is None:
         return {}
@@ -56,76 +62,76 @@ def read_lists(path: str | tuple[str, ...] | None) -> Lists:
         return {"": path}
     try:
         text = Path(path).read_text()
-        found = json.loads(text) if path.endswith(".json") else text.splitlines()
+        lists = json.loads(text) if path.endswith(".json") else text.splitlines()
     except (OSError, ValueError) as error:
         raise ConfigError(f"objective.answers: {path} cannot be read: {error}") from error
-    return found if isinstance(found, dict) else {"": found}
+    return lists if isinstance(lists, dict) else {"": lists}
 
 
-def top_answers(split: Any, most: int, by: str | None = None) -> dict[str, list[str]]:
-    """The most frequent first answers of a training split, those of each value of `by`; ties in the text's order."""
+def top_answers(split: Any, num_answers: int, by: str | None = None) -> dict[str, list[str]]:
+    """Return the most frequent first answers of a split, per value of the column `by`; ties in alphabetical order."""
     texts = [answers[0] if answers else "" for answers in split.examples["answers"].to_pylist()]
     groups = split.examples[by].to_pylist() if by else [""] * len(texts)
-    found: dict[str, list[str]] = {}
+    lists: dict[str, list[str]] = {}
     for name in sorted(set(groups)):
-        counts = Counter(normal(t) for t, g in zip(texts, groups, strict=True) if g == name and t)
-        found[name] = [text for text, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]]
-    return found
+        counts = Counter(normalize_answer(t) for t, g in zip(texts, groups, strict=True) if g == name and t)
+        lists[name] = [text for text, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:num_answers]]
+    return lists
 
 
-def people(examples: Any) -> list[Counter[str]]:
-    """How many people gave each answer to each question."""
+def count_answers(examples: Any) -> list[Counter[str]]:
+    """Return, for each example, how many people gave each answer."""
     answers = examples["answers"].to_pylist()
     given = examples["counts"].to_pylist() if "counts" in examples.column_names else [None] * len(answers)
-    found = []
+    counters = []
     for texts, counts in zip(answers, given, strict=True):
-        tally: Counter[str] = Counter()
+        counter: Counter[str] = Counter()
         for text, count in zip(texts, counts or [1] * len(texts), strict=True):
-            tally[normal(text)] += count
-        found.append(tally)
-    return found
+            counter[normalize_answer(text)] += count
+        counters.append(counter)
+    return counters
 
 
-def groups_of(examples: Any, by: str) -> list[str]:
-    """The value of a column for each example; "" for all where there is no such column."""
+def group_names(examples: Any, by: str) -> list[str]:
+    """Return the value of a column for each example, or "" for all without this column."""
     return examples[by].to_pylist() if by in examples.column_names else [""] * examples.num_rows
 
 
-def targets(examples: Any, lists: Lists, soft: str, by: str) -> Targets:
-    """The targets of a table of examples; `by` is the column that names an example's list.
+def build_targets(examples: Any, lists: Lists, soft: str, by: str) -> Targets:
+    """Return the targets of a table of examples; the column `by` names the list of an example.
 
-    DataError where an example has neither a list nor a label.
+    Raises DataError for an example with neither a list nor a label.
     """
     names = examples.column_names
-    own = examples["num_answers"].to_numpy().astype(np.int64) if "num_answers" in names else None
+    num_answers = examples["num_answers"].to_numpy().astype(np.int64) if "num_answers" in names else None
     if "labels" in names and "scores" in names:
-        labels = _padded(examples["labels"].to_pylist(), NONE, np.int64)
-        return Targets(labels, _padded(examples["scores"].to_pylist(), 0, np.float32), own)
-    number = {name: {normal(text): k for k, text in enumerate(answers)} for name, answers in lists.items()}
-    told = people(examples) if lists and "answers" in names else [None] * examples.num_rows
-    rows = zip(groups_of(examples, by), told, _column(examples, "label"), _column(examples, "choices"), strict=True)
+        labels = _padded(examples["labels"].to_pylist(), NO_LABEL, np.int64)
+        return Targets(labels, _padded(examples["scores"].to_pylist(), 0, np.float32), num_answers)
+    label_of = {name: {normalize_answer(text): k for k, text in enumerate(answers)} for name, answers in lists.items()}
+    counters = count_answers(examples) if lists and "answers" in names else [None] * examples.num_rows
+    columns = group_names(examples, by), counters, _column(examples, "label"), _column(examples, "choices")
     found, sizes = [], []
-    for row, (group, tally, label, choices) in enumerate(rows):
-        known = number.get(group, number.get("")) if not choices else None
-        if tally is not None and known is not None:
-            total, kept = tally.total(), sorted((known[text], n) for text, n in tally.items() if text in known)
+    for row, (group, counter, label, choices) in enumerate(zip(*columns, strict=True)):
+        known = label_of.get(group, label_of.get("")) if not choices else None
+        if counter is not None and known is not None:
+            total, kept = counter.total(), sorted((known[text], n) for text, n in counter.items() if text in known)
             found.append([(answer, SOFT[soft](n, total)) for answer, n in kept])
             sizes.append(len(known))
         elif "label" in names:
             found.append([] if label is None or label < 0 else [(label, 1.0)])
-            sizes.append(len(choices) if choices else int(own[row]) if own is not None else ALL)
+            sizes.append(len(choices) if choices else int(num_answers[row]) if num_answers is not None else ALL_ANSWERS)
         else:
-            raise DataError(_nothing(group, lists, names))
-    labels = _padded([[label for label, _ in row] for row in found], NONE, np.int64)
+            raise DataError(_missing_message(group, lists, names))
+    labels = _padded([[label for label, _ in row] for row in found], NO_LABEL, np.int64)
     scores = _padded([[score for _, score in row] for row in found], 0, np.float32)
-    return Targets(labels, scores, None if set(sizes) <= {ALL} else np.array(sizes, np.int64))
+    return Targets(labels, scores, None if set(sizes) <= {ALL_ANSWERS} else np.array(sizes, np.int64))
 
 
-def _nothing(group: str, lists: Lists, names: list[str]) -> str:
+def _missing_message(group: str, lists: Lists, names: list[str]) -> str:
     if lists and "answers" in names:
-        return f"answers: there is no list for the group {group!r}; there are lists for {sorted(lists)}"
+        return f"answers: no list for the group {group!r}; allowed: {sorted(lists)}"
     hint = "; give a list under objective.answers" if "answers" in names else ""
-    return f"answers: the examples have neither 'label' nor 'labels' and 'scores', but {names}{hint}"
+    return f"answers: the examples have neither 'label' nor 'labels' and 'scores'; their columns: {names}{hint}"
 
 
 def _column(examples: Any, name: str) -> list[Any]:

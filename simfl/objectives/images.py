@@ -1,4 +1,4 @@
-"""Encoded images to tables of bytes."""
+"""Decoding of images to uint8 tensors."""
 
 from __future__ import annotations
 
@@ -19,12 +19,19 @@ WHITE = 255
 
 
 def decode(image: bytes | str | None, mode: str, size: tuple[int, int] | None, where: str) -> np.ndarray:
-    """Pixels uint8 [C, H, W] of an encoded image or of a file; none is a white page. DataError names `where`.
+    """Decode an image to pixels, uint8 [C, H, W].
 
-    `mode` is Pillow's: RGB or L. `size` is (width, height), bilinear, proportions not kept, as DiT's reader does.
+    Args:
+        image: The encoded bytes, or the path of a file; None: a white page.
+        mode: Pillow's mode, RGB or L.
+        size: (width, height) to scale to, bilinear, without keeping proportions (DiT's reader); None: no scaling.
+        where: Name of the image in error messages.
+
+    Raises:
+        DataError: The image cannot be read.
     """
     if image is None:
-        assert size is not None, "a missing image has no size of its own"
+        assert size is not None, "a missing image needs a size"
         return np.full((len(mode), size[1], size[0]), WHITE, np.uint8)
     try:
         with Image.open(Path(image) if isinstance(image, str) else io.BytesIO(image)) as opened:
@@ -37,11 +44,11 @@ def decode(image: bytes | str | None, mode: str, size: tuple[int, int] | None, w
     return array[None] if array.ndim == 2 else np.ascontiguousarray(array.transpose(2, 0, 1))
 
 
-def table(
+def decode_images(
     images: Sequence[bytes | str | None], mode: str, size: tuple[int, int] | None, names: Sequence[str]
 ) -> Tensor:
-    """All images as uint8 [N, C, H, W]; DataError if their sizes differ where none is asked for."""
-    ImageFile.LOAD_TRUNCATED_IMAGES = True  # the official release of PFL-DocVQA has pages that end early
+    """Decode images to uint8 [N, C, H, W]. Raises DataError if `size` is None and their sizes differ."""
+    ImageFile.LOAD_TRUNCATED_IMAGES = True  # the official release of PFL-DocVQA has truncated pages
     with ThreadPoolExecutor(2) as threads:
         pixels = list(threads.map(lambda row: decode(images[row], mode, size, names[row]), range(len(images))))
     shapes = {array.shape for array in pixels}
@@ -50,9 +57,9 @@ def table(
     return torch.from_numpy(np.stack(pixels))
 
 
-def pictures(documents: Any) -> list[bytes | str | None]:
-    """The encoded images of documents, or their paths. DataError if there are neither."""
+def document_images(documents: Any) -> list[bytes | str | None]:
+    """Return the encoded images of documents, or their paths. Raises DataError if there are neither."""
     column = next((name for name in ("image", "image_path") if name in documents.column_names), None)
     if column is None:
-        raise DataError(f"the documents have neither 'image' nor 'image_path', but {documents.column_names}")
+        raise DataError(f"the documents have neither 'image' nor 'image_path'; their columns: {documents.column_names}")
     return documents[column].to_pylist()

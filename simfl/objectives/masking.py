@@ -1,33 +1,34 @@
-"""Pages with hidden words: what the model reads, and what it is to say (FeDocVQA, Nguyen et al. 2024).
+"""Masking of the words of pages for self-pretraining (FeDocVQA, Nguyen et al. 2024).
 
-w   a word's pieces        @   its place: left, top, right, bottom as <loc_0> … <loc_500>        i   its number
+w   tokens of a word       @   its position: left, top, right, bottom as <loc_0> … <loc_500>       i   number of mask
 
-task     the model reads                                  it says          prompt
+task     the input contains                               the target is    prompt
 layout   <l_i> w </l_i>   without the word's box          <l_i> @          layout modeling.
-text     <t_i> @          (code: and </t_i>)              <t_i> w          text modeling.
+text     <t_i> @          (published code: and </t_i>)    <t_i> w          text modeling.
 joint    <i>                                              <i> w @          joint text-layout modeling.
 reading  <t_i> @ w                                        <t_i> w          text reading.
 
-Words that are not hidden keep their pieces and boxes. The first three are the paper's. In `reading`, which is ours,
-nothing is hidden: what stands there is to be said, which trains copying and nothing else.
-Shapes: n pages at a time, of at most W words; T words in all.
+Words that are not masked keep their tokens and boxes. The first three tasks are the paper's. In `reading`, which is an
+addition, nothing is hidden: the model copies the word.
+
+Shapes: n pages, processed together, of at most W words each; T words in all documents.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from simfl.errors import DataError
 
 END, PAD, NO_LABEL = 1, 0, -100
-PROMPT_BOX = (0, 0, 1000, 1000)  # of the prompt; what is hidden, and the end, has a box of zeros
-PLACE = 4  # special pieces of a place
-STEPS = 500  # of a place, across a page
-TABLE_ROWS = 1024  # of the model's box tables
+PROMPT_BOX = (0, 0, 1000, 1000)  # box of the prompt; masked words and the end token have a box of zeros
+POSITION = 4  # special tokens of a position
+STEPS = 500  # steps of a coordinate across a page
+TABLE_ROWS = 1024  # rows of the model's box embeddings
 PROMPTS = {
     "text": "text modeling.",
     "layout": "layout modeling.",
@@ -36,30 +37,60 @@ PROMPTS = {
 }
 
 
+class SpecialTokens(Protocol):
+    """Ids of the special tokens, int64 arrays (`simfl.models.tokenizer.SpecialTokens`)."""
+
+    @property
+    def both(self) -> np.ndarray:
+        """Return <i> of the joint task."""
+
+    @property
+    def layout(self) -> np.ndarray:
+        """Return <l_i>."""
+
+    @property
+    def layout_end(self) -> np.ndarray:
+        """Return </l_i>."""
+
+    @property
+    def text(self) -> np.ndarray:
+        """Return <t_i>."""
+
+    @property
+    def text_end(self) -> np.ndarray:
+        """Return </t_i>."""
+
+    @property
+    def place(self) -> np.ndarray:
+        """Return <loc_i>."""
+
+
 class Pages(NamedTuple):
     """The words of many pages, page by page."""
 
-    pieces: np.ndarray  # of all words, one after the other
-    first: np.ndarray  # where a word's begin, [T + 1]
-    box: np.ndarray  # as the model's rows, [T, 4]
-    place: np.ndarray  # as special pieces, [T, 4]
-    again: np.ndarray  # how many words on, or back, the same word stands next on the page, [T]; 0: nowhere else
-    bounds: np.ndarray  # where a page's words begin, [pages + 1]
+    tokens: np.ndarray  # of all words, concatenated
+    first: np.ndarray  # index of each word's first token, [T + 1]
+    box: np.ndarray  # rows of the box embeddings, [T, 4]
+    position: np.ndarray  # as special tokens, [T, 4]
+    repeat: np.ndarray  # offset to the next occurrence of the same word on the page, cyclic, [T]; 0: unique
+    bounds: np.ndarray  # index of each page's first word, [pages + 1]
 
 
 @dataclass(frozen=True)
-class Hiding:
-    """How much is hidden and said. `marks`: the special pieces (`models.marks.Marks`)."""
+class MaskingRules:
+    """Limits of inputs and targets."""
 
-    marks: Any
-    most: int  # words hidden on a page; those chosen later stay
-    max_tokens: int  # read, with prompt and end; words beyond are left out
-    max_target: int  # said, with the end
-    code: bool  # as published: a closing sentinel for text; a word that cannot be said any more is hidden nevertheless
+    special_tokens: SpecialTokens
+    max_masked: int  # masked words per page; words chosen later stay unmasked
+    max_tokens: int  # tokens of the input, with prompt and end token; the rest of the page is cut
+    max_target: int  # tokens of the target, with end token
+    published_code: (
+        bool  # a closing sentinel for text; words that no longer fit into the target are masked all the same
+    )
 
 
 class Masked(NamedTuple):
-    """Pieces read [n, L], their boxes [n, L, 4], how many they are [n], and the pieces to say [n, S]; padded."""
+    """Masked pages, padded: input tokens [n, L], their boxes [n, L, 4], their number [n], and target tokens [n, S]."""
 
     ids: np.ndarray
     boxes: np.ndarray
@@ -67,119 +98,128 @@ class Masked(NamedTuple):
     target: np.ndarray
 
 
-class _Fate(NamedTuple):
-    """Of each word [n, W]: whether it is read, hidden, said."""
+class _Decision(NamedTuple):
+    """Whether each word [n, W] is in the input, is masked, and is in the target."""
 
-    read: np.ndarray
-    hidden: np.ndarray
-    said: np.ndarray
+    included: np.ndarray
+    masked: np.ndarray
+    predicted: np.ndarray
 
 
-def mask(
-    task: str, prompt: Sequence[int], pages: Pages, document: np.ndarray, chosen: np.ndarray, hiding: Hiding
+class _Words(NamedTuple):
+    """The words of some pages and their sizes, each [n, W]."""
+
+    pages: Pages
+    word: np.ndarray  # index among all words
+    size: np.ndarray  # tokens
+    masked_size: np.ndarray  # input tokens if masked
+    target_size: np.ndarray  # target tokens if masked
+
+
+def mask_pages(
+    task: str, prompt: Sequence[int], pages: Pages, document: np.ndarray, chosen: np.ndarray, rules: MaskingRules
 ) -> Masked:
-    """The pages `document` [n], each with its `chosen` words [n, W] hidden."""
+    """Return the pages `document` [n] with their `chosen` words, bool [n, W], masked."""
     word = pages.bounds[document][:, None] + np.arange(chosen.shape[1])
     real = word < pages.bounds[document + 1][:, None]
     word = np.where(real, word, 0)
     size = np.where(real, pages.first[word + 1] - pages.first[word], 0) if len(pages.box) else np.zeros_like(word)
-    instead, answer = _sizes(task, size, hiding)
-    fate = _decide(chosen, real, size, instead, answer, len(prompt), hiding)
-    number = np.cumsum(fate.hidden, 1) - 1
-    return Masked(
-        *_read(task, prompt, pages, word, size, np.where(fate.hidden, instead, size), number, fate, hiding.marks),
-        _say(task, pages, word, size, answer, number, fate, hiding.marks),
-    )
+    words = _Words(pages, word, size, *_masked_sizes(task, size, rules))
+    decision = _decide(words, chosen, real, len(prompt), rules)
+    ids, boxes, lengths = _inputs(task, prompt, words, decision, rules.special_tokens)
+    return Masked(ids, boxes, lengths, _targets(task, words, decision, rules.special_tokens))
 
 
-def _sizes(task: str, size: np.ndarray, hiding: Hiding) -> tuple[np.ndarray, np.ndarray]:
-    """How many pieces stand in a word's place when it is hidden, and how many are said of it."""
+def _masked_sizes(task: str, size: np.ndarray, rules: MaskingRules) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of input and of target tokens of a word that is masked."""
     if task == "text":
-        return np.full_like(size, 1 + PLACE + hiding.code), 1 + size
+        return np.full_like(size, 1 + POSITION + rules.published_code), 1 + size
     if task == "layout":
-        return size + 2, np.full_like(size, 1 + PLACE)
+        return size + 2, np.full_like(size, 1 + POSITION)
     if task == "reading":
-        return size + 1 + PLACE, 1 + size
-    return np.ones_like(size), 1 + size + PLACE
+        return size + 1 + POSITION, 1 + size
+    return np.ones_like(size), 1 + size + POSITION
 
 
-def _decide(
-    chosen: np.ndarray, real: np.ndarray, size: np.ndarray, instead: np.ndarray, answer: np.ndarray, prompt: int,
-    hiding: Hiding,
-) -> _Fate:  # fmt: skip
-    """Word by word, of all pages at once: what still fits depends on what came before."""
-    fate = _Fate(*(np.zeros_like(real) for _ in _Fate._fields))
-    open_, read = np.ones(len(real), bool), np.full(len(real), prompt)
-    number, said = np.zeros_like(read), np.zeros_like(read)
+def _decide(words: _Words, chosen: np.ndarray, real: np.ndarray, prompt: int, rules: MaskingRules) -> _Decision:
+    """Decide word by word, for all pages at once: the space that is left depends on earlier words."""
+    decision = _Decision(*(np.zeros_like(real) for _ in _Decision._fields))
+    open_, num_read = np.ones(len(real), bool), np.full(len(real), prompt)
+    num_masked, num_target = np.zeros_like(num_read), np.zeros_like(num_read)
     for k in range(real.shape[1]):
-        wanted = chosen[:, k] & (number < hiding.most)
-        fits = said + answer[:, k] < hiding.max_target
-        hides = wanted if hiding.code else wanted & fits
-        length = np.where(hides, instead[:, k], size[:, k])
-        open_ &= real[:, k] & (read + length < hiding.max_tokens)
-        fate.read[:, k], fate.hidden[:, k], fate.said[:, k] = open_, open_ & hides, open_ & wanted & fits
-        number += fate.hidden[:, k]
-        read += length * open_
-        said += answer[:, k] * fate.said[:, k]
-    return fate
+        wanted = chosen[:, k] & (num_masked < rules.max_masked)
+        fits = num_target + words.target_size[:, k] < rules.max_target
+        masked = wanted if rules.published_code else wanted & fits
+        length = np.where(masked, words.masked_size[:, k], words.size[:, k])
+        open_ &= real[:, k] & (num_read + length < rules.max_tokens)
+        decision.included[:, k] = open_
+        decision.masked[:, k] = open_ & masked
+        decision.predicted[:, k] = open_ & wanted & fits
+        num_masked += decision.masked[:, k]
+        num_read += length * open_
+        num_target += words.target_size[:, k] * decision.predicted[:, k]
+    return decision
 
 
-def _read(
-    task: str, prompt: Sequence[int], pages: Pages, word: np.ndarray, size: np.ndarray, length: np.ndarray,
-    number: np.ndarray, fate: _Fate, marks: Any,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
-    """Pieces, boxes, lengths."""
-    start, lengths = _places(length * fate.read, len(prompt))
-    ids = np.full((len(word), int(lengths.max(initial=0)) + 1), PAD, np.int32)
+def _inputs(
+    task: str, prompt: Sequence[int], words: _Words, decision: _Decision, special: SpecialTokens
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return input tokens, boxes and lengths."""
+    pages, length = words.pages, np.where(decision.masked, words.masked_size, words.size)
+    start, lengths = _offsets(length * decision.included, len(prompt))
+    ids = np.full((len(length), int(lengths.max(initial=0)) + 1), PAD, np.int32)
     boxes = np.zeros((*ids.shape, 4), np.int16)
     ids[:, : len(prompt)], boxes[:, : len(prompt)] = prompt, PROMPT_BOX
-    ids[np.arange(len(word)), lengths] = END
-    page, k = np.nonzero(fate.read & ~fate.hidden)
-    row, column, piece, of = _spread(page, start[page, k], word[page, k], size[page, k], pages)
-    ids[row, column], boxes[row, column] = pages.pieces[piece], pages.box[word[page, k]][of]
-    page, k = np.nonzero(fate.hidden)
-    at, i, w, long = start[page, k], number[page, k], word[page, k], size[page, k]
+    ids[np.arange(len(length)), lengths] = END
+    page, k = np.nonzero(decision.included & ~decision.masked)
+    row, column, token, of = _spread(page, start[page, k], words.word[page, k], words.size[page, k], pages)
+    ids[row, column], boxes[row, column] = pages.tokens[token], pages.box[words.word[page, k]][of]
+    page, k = np.nonzero(decision.masked)
+    at, i, word, size = start[page, k], _mask_numbers(decision)[page, k], words.word[page, k], words.size[page, k]
     if task == "layout":
-        row, column, piece, _ = _spread(page, at + 1, w, long, pages)
-        ids[row, column] = pages.pieces[piece]
-        ids[page, at], ids[page, at + 1 + long] = marks.layout[i], marks.layout_end[i]
+        row, column, token, _ = _spread(page, at + 1, word, size, pages)
+        ids[row, column] = pages.tokens[token]
+        ids[page, at], ids[page, at + 1 + size] = special.layout[i], special.layout_end[i]
     elif task in ("text", "reading"):
-        ids[page, at] = marks.text[i]
-        ids[page[:, None], at[:, None] + 1 + np.arange(PLACE)] = pages.place[w]
-        behind = at + 1 + PLACE
+        ids[page, at] = special.text[i]
+        ids[page[:, None], at[:, None] + 1 + np.arange(POSITION)] = pages.position[word]
+        after = at + 1 + POSITION
         if task == "reading":
-            row, column, piece, of = _spread(page, behind, w, long, pages)
-            ids[row, column], boxes[row, column] = pages.pieces[piece], pages.box[w][of]
+            row, column, token, of = _spread(page, after, word, size, pages)
+            ids[row, column], boxes[row, column] = pages.tokens[token], pages.box[word][of]
         else:
-            closed = length[page, k] > 1 + PLACE
-            ids[page[closed], behind[closed]] = marks.text_end[i[closed]]
+            closed = length[page, k] > 1 + POSITION
+            ids[page[closed], after[closed]] = special.text_end[i[closed]]
     else:
-        ids[page, at] = marks.both[i]
+        ids[page, at] = special.both[i]
     return ids, boxes, lengths + 1
 
 
-def _say(
-    task: str, pages: Pages, word: np.ndarray, size: np.ndarray, answer: np.ndarray, number: np.ndarray, fate: _Fate,
-    marks: Any,
-) -> np.ndarray:  # fmt: skip
-    """The pieces to say."""
-    start, lengths = _places(answer * fate.said, 0)
-    target = np.full((len(word), int(lengths.max(initial=0)) + 1), NO_LABEL, np.int64)
-    target[np.arange(len(word)), lengths] = END
-    page, k = np.nonzero(fate.said)
-    at, i, w, long = start[page, k], number[page, k], word[page, k], size[page, k]
-    target[page, at] = {"layout": marks.layout, "joint": marks.both}.get(task, marks.text)[i]
+def _targets(task: str, words: _Words, decision: _Decision, special: SpecialTokens) -> np.ndarray:
+    """Return the target tokens."""
+    pages = words.pages
+    start, lengths = _offsets(words.target_size * decision.predicted, 0)
+    target = np.full((len(start), int(lengths.max(initial=0)) + 1), NO_LABEL, np.int64)
+    target[np.arange(len(start)), lengths] = END
+    page, k = np.nonzero(decision.predicted)
+    at, i, word, size = start[page, k], _mask_numbers(decision)[page, k], words.word[page, k], words.size[page, k]
+    target[page, at] = {"layout": special.layout, "joint": special.both}.get(task, special.text)[i]
     if task != "layout":
-        row, column, piece, _ = _spread(page, at + 1, w, long, pages)
-        target[row, column] = pages.pieces[piece]
+        row, column, token, _ = _spread(page, at + 1, word, size, pages)
+        target[row, column] = pages.tokens[token]
     if task in ("layout", "joint"):
-        behind = at + 1 + (long if task == "joint" else 0)
-        target[page[:, None], behind[:, None] + np.arange(PLACE)] = pages.place[w]
+        after = at + 1 + (size if task == "joint" else 0)
+        target[page[:, None], after[:, None] + np.arange(POSITION)] = pages.position[word]
     return target
 
 
-def _places(lengths: np.ndarray, first: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where each word begins in its row [n, W], and where the row ends [n]."""
+def _mask_numbers(decision: _Decision) -> np.ndarray:
+    """Return the number of each masked word on its page, [n, W]."""
+    return np.cumsum(decision.masked, 1) - 1
+
+
+def _offsets(lengths: np.ndarray, first: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first column of each word [n, W], and the end of each row [n]."""
     ends = first + np.cumsum(lengths, 1)
     return ends - lengths, ends[:, -1] if lengths.shape[1] else np.full(len(lengths), first)
 
@@ -187,14 +227,14 @@ def _places(lengths: np.ndarray, first: int) -> tuple[np.ndarray, np.ndarray]:
 def _spread(
     page: np.ndarray, at: np.ndarray, word: np.ndarray, size: np.ndarray, pages: Pages
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of every piece of some words, its row, its column, its place among all pieces, and whose it is."""
+    """Return the row, column, index among all tokens, and word of every token of some words."""
     of = np.repeat(np.arange(len(word)), size)
     inside = np.arange(len(of)) - np.repeat(np.cumsum(size) - size, size)
     return page[of], at[of] + inside, pages.first[word][of] + inside, of
 
 
-def pages_of(documents: Any, tokenizer: Any) -> Pages:
-    """The words of every document of a table, each different one tokenised once, in lower case."""
+def build_pages(documents: Any, tokenizer: Any) -> Pages:
+    """Return the words of all documents of a table in lower case; each distinct word is tokenized once."""
     column = documents["words"].combine_chunks()
     flat = column.flatten().dictionary_encode()
     known = tokenizer.encode([word.lower() for word in flat.dictionary.to_pylist()])
@@ -206,28 +246,28 @@ def pages_of(documents: Any, tokenizer: Any) -> Pages:
         raise DataError(f"self-pretraining: {len(kind)} words have {len(boxes) // 4} boxes")
     boxes, scale = boxes.reshape(-1, 4), tokenizer.box_scale
     spellings: dict[tuple[int, ...], int] = {}
-    spelling = np.array([spellings.setdefault(tuple(p), len(spellings)) for p in known], np.int64)
-    size = np.array([len(p) for p in known], np.int64)
+    spelling = np.array([spellings.setdefault(tuple(ids), len(spellings)) for ids in known], np.int64)
+    size = np.array([len(ids) for ids in known], np.int64)
     first, total = np.cumsum(size) - size, np.concatenate([[0], np.cumsum(size[kind])])
     inside = np.arange(total[-1]) - np.repeat(total[:-1], size[kind])
-    pieces = np.array([piece for p in known for piece in p], np.int32)
+    tokens = np.array([token for ids in known for token in ids], np.int32)
     return Pages(
-        pieces[np.repeat(first[kind], size[kind]) + inside],
+        tokens[np.repeat(first[kind], size[kind]) + inside],
         total,
         np.clip(boxes * scale + 1e-6 * scale, 0, TABLE_ROWS - 1).astype(np.int16),
-        tokenizer.marks.place[np.clip(np.floor(boxes * STEPS + 0.5), 0, STEPS).astype(np.int64)],
-        _again(np.repeat(np.arange(len(lengths)), lengths) * max(1, len(spellings)) + spelling[kind]),
+        tokenizer.special_tokens.place[np.clip(np.floor(boxes * STEPS + 0.5), 0, STEPS).astype(np.int64)],
+        _repeats(np.repeat(np.arange(len(lengths)), lengths) * max(1, len(spellings)) + spelling[kind]),
         bounds,
     )
 
 
-def _again(name: np.ndarray) -> np.ndarray:
-    """How far from each word the next of the same name is, from the last to the first; 0 for one that is alone."""
+def _repeats(name: np.ndarray) -> np.ndarray:
+    """Return the offset from each word to the next of the same name, from the last to the first; 0 if unique."""
     order = np.argsort(name, kind="stable")
     same = name[order]
     starts = np.flatnonzero(np.concatenate([[True], same[1:] != same[:-1]])[: len(same)])
     follower = np.roll(order, -1)
     follower[np.append(starts[1:], len(same))[: len(starts)] - 1] = order[starts]
-    found = np.zeros(len(name), np.int64)
-    found[order] = follower - order
-    return found
+    offsets = np.zeros(len(name), np.int64)
+    offsets[order] = follower - order
+    return offsets

@@ -1,9 +1,9 @@
-"""Self-pretraining on documents alone: hidden words, hidden places, both (FeDocVQA, Nguyen et al. 2024).
+"""Self-pretraining on documents without answers: masked words, masked positions, both (FeDocVQA, Nguyen et al. 2024).
 
-A phase of it comes before one of questions and answers. A document is met once for each question about it, with other
-words hidden each time, drawn by the question's id; the page's picture is always there. The model needs `marks: true`.
-Words that recur on their page can be hidden at a rate of their own, so that there is something to copy from (Ram et al.
-2021, Few-shot question answering by pretraining span selection).
+A phase of self-pretraining precedes one of question answering. Each document is used once per question about it, with
+different masked words, drawn by the question's id; the image of the page is always visible. The model needs
+`special_tokens: true`. Words that recur on their page can be masked at a rate of their own, so that the model can copy
+from another occurrence (Ram et al. 2021, "Few-shot question answering by pretraining span selection").
 """
 
 from __future__ import annotations
@@ -16,28 +16,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from simfl.constraints import Count, Fraction, Seed
+from simfl.constraints import Fraction, PositiveInt, Seed
 from simfl.errors import ConfigError, DataError
 from simfl.objectives.base import Objective
-from simfl.objectives.docvqa import pages, round_up
-from simfl.objectives.masking import NO_LABEL, PAD, PROMPTS, Hiding, Masked, Pages, mask, pages_of
+from simfl.objectives.docvqa import page_images, round_up
+from simfl.objectives.masking import NO_LABEL, PAD, PROMPTS, Masked, MaskingRules, Pages, build_pages, mask_pages
 from simfl.protocol import Batch, Examples, Outputs
-from simfl.seeds import passing_rng
+from simfl.seeds import reused_rng
 
-AT_A_TIME = 4096  # pages masked together
-OF_TASK = ("input_ids", "boxes", "attention_mask")  # have an axis of tasks
+Task = Literal["text", "layout", "joint", "reading"]
+
+CHUNK = 4096  # pages that are masked together
+TASK_KEYS = ("input_ids", "boxes", "attention_mask")  # batch keys with an axis of tasks
 
 
 @dataclass(frozen=True)
 class SelfPretraining(Objective):
     """The base of these objectives; `rates` names their tasks."""
 
-    max_tokens: Count = 1024  # read: prompt, words and end; words beyond are left out
-    max_target: Count = 256  # pieces to say, with the end
-    most: Count = 100  # L_M: words hidden on a page; those chosen later stay
-    form: Literal["paper", "code"] = "paper"  # code: text has a closing sentinel; what cannot be said is hidden too
-    recurring: Fraction | None = None  # r: of words that recur on a page r - r²/2 are hidden; null: as all
-    seed: Seed = 0  # of what is hidden
+    max_tokens: PositiveInt = 1024  # of the input: prompt, words and end token; the rest of the page is cut
+    max_target: PositiveInt = 256  # tokens of the target, with end token
+    max_masked: PositiveInt = 100  # L_M: masked words per page; words chosen later stay unmasked
+    form: Literal["paper", "code"] = "paper"  # code: closing sentinel for text; masks words that the target lacks too
+    repeat_rate: Fraction | None = None  # r: mask r - r²/2 of the words that recur on a page; null: as all words
+    seed: Seed = 0  # of the choice of words
 
     reduction: ClassVar[str] = "example"
     inputs: ClassVar[tuple[str, ...]] = ("input_ids", "boxes", "attention_mask", "labels", "pixel_values")
@@ -47,50 +49,56 @@ class SelfPretraining(Objective):
 
     @abstractmethod
     def rates(self) -> dict[str, float]:
-        """Tasks, each with the share of words that it hides."""
+        """Return the fraction of masked words of each task."""
 
     def encode(self, split: Any, tokenizer: Any) -> Examples:
-        """K tasks: `input_ids` int32 [N, K, L], `boxes` int16 [N, K, L, 4], `attention_mask` bool, `labels` [N, K·T].
+        """Return the rows of K tasks per example.
 
-        Shared: `pixel_values` uint8 [documents, 3, S, S]. DataError without documents or special pieces.
+        They are `input_ids` int32 [N, K, L], `boxes` int16 [N, K, L, 4], `attention_mask` bool [N, K, L] and `labels`
+        int64 [N, K·T]. Shared: `pixel_values` uint8 [documents, 3, S, S].
+
+        Raises DataError without documents or special tokens.
         """
         if split.documents is None or tokenizer is None:
             raise DataError(
-                "self-pretraining: needs documents and a model that reads text; the data or model have none"
+                "self-pretraining: needs documents and a model with a tokenizer; the data or the model have none"
             )
-        if tokenizer.marks is None:
-            raise DataError("self-pretraining: the model has no sentinels and places; give model.marks: true")
+        if tokenizer.special_tokens is None:
+            raise DataError("self-pretraining: the model has no special tokens; give model.special_tokens: true")
         names, document = split.examples["id"].to_pylist(), split.examples["document"].to_numpy().astype(np.int64)
-        every = pages_of(split.documents, tokenizer)
-        hiding = Hiding(tokenizer.marks, self.most, self.max_tokens, self.max_target, self.form == "code")
+        pages = build_pages(split.documents, tokenizer)
+        rules = MaskingRules(
+            tokenizer.special_tokens, self.max_masked, self.max_tokens, self.max_target, self.form == "code"
+        )
         rows = _Rows(len(names), len(self.rates()), self.max_tokens, self.max_target)
         for number, (task, rate) in enumerate(self.rates().items()):
             (prompt,) = tokenizer.encode([PROMPTS[task]])
-            for first in range(0, len(names), AT_A_TIME):
-                some = document[first : first + AT_A_TIME]
-                chosen = self._choose(every, some, names[first : first + AT_A_TIME], task, rate)
-                rows.put(first, number, mask(task, prompt, every, some, chosen, hiding))
+            for first in range(0, len(names), CHUNK):
+                chunk = document[first : first + CHUNK]
+                chosen = self._choose(pages, chunk, names[first : first + CHUNK], task, rate)
+                rows.put(first, number, mask_pages(task, prompt, pages, chunk, chosen, rules))
         tensors = rows.tensors() | {"document": torch.from_numpy(document)}
-        return Examples(tensors, {"pixel_values": ("document", pages(split.documents, tokenizer.image_size))})
+        images = page_images(split.documents, tokenizer.image_size)
+        return Examples(tensors, {"pixel_values": ("document", images)})
 
-    def _choose(self, every: Pages, document: np.ndarray, names: list[str], task: str, rate: float) -> np.ndarray:
-        """Which words are to be hidden, bool [n, W]: those whose chance, drawn by the example's id, is low enough."""
-        counts = every.bounds[document + 1] - every.bounds[document]
-        chances = np.ones((len(names), int(counts.max(initial=0))))
+    def _choose(self, pages: Pages, document: np.ndarray, names: list[str], task: str, rate: float) -> np.ndarray:
+        """Return the words to mask, bool [n, W]: those whose random draw, by the example's id, is below the rate."""
+        counts = pages.bounds[document + 1] - pages.bounds[document]
+        draws = np.ones((len(names), int(counts.max(initial=0))))
         for row, (name, count) in enumerate(zip(names, counts.tolist(), strict=True)):
-            chances[row, :count] = passing_rng("hide", self.seed, task, name).random(count)
-        if self.recurring is None or task in ("layout", "reading"):  # whose words are shown
-            return chances < rate
-        word = every.bounds[document][:, None] + np.arange(chances.shape[1])
-        real = np.arange(chances.shape[1]) < counts[:, None]
-        again = np.where(real, every.again[np.where(real, word, 0)], 0) if len(every.again) else np.zeros_like(word)
-        other = np.take_along_axis(chances, np.arange(chances.shape[1]) + again, 1)
-        return np.where(again == 0, chances < rate, (chances < self.recurring) & (chances < other))
+            draws[row, :count] = reused_rng("hide", self.seed, task, name).random(count)
+        if self.repeat_rate is None or task in ("layout", "reading"):  # these show the text
+            return draws < rate
+        word = pages.bounds[document][:, None] + np.arange(draws.shape[1])
+        real = np.arange(draws.shape[1]) < counts[:, None]
+        repeat = np.where(real, pages.repeat[np.where(real, word, 0)], 0) if len(pages.repeat) else np.zeros_like(word)
+        other = np.take_along_axis(draws, np.arange(draws.shape[1]) + repeat, 1)
+        return np.where(repeat == 0, draws < rate, (draws < self.repeat_rate) & (draws < other))
 
     def run(self, module: Any, inputs: Batch) -> Outputs:
-        """All tasks of a batch in one pass: logits [B, K·T, V], states likewise, features their mean [B, d]."""
+        """Run all tasks of a batch in one pass: logits [B, K·T, V], hidden states likewise, mean features [B, d]."""
         count, tasks = inputs["input_ids"].shape[:2]
-        flat = {name: inputs[name].flatten(0, 1) for name in OF_TASK}
+        flat = {name: inputs[name].flatten(0, 1) for name in TASK_KEYS}
         flat["labels"] = inputs["labels"].unflatten(1, (tasks, -1)).flatten(0, 1)
         if "pixel_values" in inputs:
             flat["pixel_values"] = inputs["pixel_values"].repeat_interleave(tasks, 0)
@@ -101,116 +109,112 @@ class SelfPretraining(Objective):
         return Outputs(**joined, features=None if features is None else features.mean(1))
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The mean over tasks of the mean cross-entropy over the pieces to say, and 1 for a real example; both [B]."""
+        """Return the mean over tasks of the mean cross-entropy of target tokens, and weight 1 per example; both [B]."""
         tasks = len(self.rates())
-        picked, real = _chances(outputs, batch)
+        picked, real = _target_log_probs(outputs, batch)
         sums, counts = (t.unflatten(1, (tasks, -1)).sum(-1) for t in (picked, real))
         return -(sums / counts.clamp_min(1.0)).mean(1) * batch["mask"], batch["mask"]
 
     def predict(self, module: Any, batch: Batch) -> dict[str, Any]:
-        """`token_accuracy` and `log_likelihood` of each example, of a piece given the right ones before it."""
+        """Return `token_accuracy` and `log_likelihood` per target token, given the correct tokens before it."""
         outputs = self.run(module, {name: batch[name] for name in self.inputs if name in batch})
-        picked, real = _chances(outputs, batch)
-        right = (outputs.logits.argmax(-1) == batch["labels"]) * real
+        picked, real = _target_log_probs(outputs, batch)
+        correct = (outputs.logits.argmax(-1) == batch["labels"]) * real
         count = real.sum(-1).clamp_min(1.0)
         return {
-            "token_accuracy": (right.sum(-1) / count).tolist(),
+            "token_accuracy": (correct.sum(-1) / count).tolist(),
             "log_likelihood": (picked.sum(-1) / count).tolist(),
         }
 
     def score(self, predictions: dict[str, Any], split: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """The same of each row."""
+        """Return the predictions, which are scores."""
         return {name: np.array(predictions[name], np.float64) for name in self.metrics}
 
 
 @dataclass(frozen=True)
 class TextModeling(SelfPretraining):
-    """Say the text of hidden words from their places."""
+    """Prediction of the text of masked words from their positions."""
 
-    rate: Fraction = 0.5  # share of words that are hidden
+    rate: Fraction = 0.5  # fraction of masked words
 
     def rates(self) -> dict[str, float]:
-        """One task."""
+        """Return the task `text`."""
         return {"text": self.rate}
 
 
 @dataclass(frozen=True)
 class LayoutModeling(SelfPretraining):
-    """Say where words stand of which the place is hidden."""
+    """Prediction of the positions of words whose position is masked."""
 
-    rate: Fraction = 0.75  # share of words whose place is hidden
+    rate: Fraction = 0.75  # fraction of words with a masked position
 
     def rates(self) -> dict[str, float]:
-        """One task."""
+        """Return the task `layout`."""
         return {"layout": self.rate}
 
 
 @dataclass(frozen=True)
 class TextLayoutModeling(SelfPretraining):
-    """Say text and place of hidden words."""
+    """Prediction of text and position of masked words."""
 
-    rate: Fraction = 0.15  # share of words that are hidden
+    rate: Fraction = 0.15  # fraction of masked words
 
     def rates(self) -> dict[str, float]:
-        """One task."""
+        """Return the task `joint`."""
         return {"joint": self.rate}
 
 
 @dataclass(frozen=True)
 class MixedModeling(SelfPretraining):
-    """Several of these tasks on every example; the loss is the mean of theirs."""
+    """Several of these tasks on every example; the loss is the mean over tasks."""
 
-    tasks: tuple[Literal["text", "layout", "joint", "reading"], ...] = (
-        "text",
-        "layout",
-        "joint",
-    )  # which; reading is ours
-    text_rate: Fraction = 0.5  # share of words whose text is hidden
-    layout_rate: Fraction = 0.75  # share of words whose place is hidden
-    joint_rate: Fraction = 0.15  # share of words of which both are hidden
-    reading_rate: Fraction = 0.15  # share of words that are to be said as they stand
+    tasks: tuple[Task, ...] = ("text", "layout", "joint")  # reading is not in FeDocVQA
+    text_rate: Fraction = 0.5  # fraction of words with masked text
+    layout_rate: Fraction = 0.75  # fraction of words with a masked position
+    joint_rate: Fraction = 0.15  # fraction of words with both masked
+    reading_rate: Fraction = 0.15  # fraction of words to copy
 
     def __post_init__(self) -> None:
-        """Refuses no task, and one that is named twice."""
+        """Raise ConfigError for no task, or a task named twice."""
         if not self.tasks or len(set(self.tasks)) < len(self.tasks):
             raise ConfigError(f"tasks: {list(self.tasks)} given; allowed: text, layout, joint, reading, each once")
 
     def rates(self) -> dict[str, float]:
-        """The tasks named."""
+        """Return the rates of `tasks`."""
         return {task: getattr(self, f"{task}_rate") for task in self.tasks}
 
 
 class _Rows:
-    """Masked pages by example and task, with room for the longest."""
+    """Masked pages by example and task, in arrays of maximal size."""
 
     def __init__(self, count: int, tasks: int, max_tokens: int, max_target: int) -> None:
         self.ids = np.full((count, tasks, max_tokens), PAD, np.int32)
         self.boxes = np.zeros((count, tasks, max_tokens, 4), np.int16)
         self.lengths = np.ones((count, tasks, 1), np.int64)
         self.labels = np.full((count, tasks, max_target), NO_LABEL, np.int64)
-        self.longest = 1  # to say
+        self.longest_target = 1
 
-    def put(self, first: int, task: int, found: Masked) -> None:
-        """Some pages from the example `first` on."""
-        read, said, rows = found.ids.shape[1], found.target.shape[1], slice(first, first + len(found.ids))
-        self.ids[rows, task, :read], self.boxes[rows, task, :read] = found.ids, found.boxes
-        self.lengths[rows, task, 0], self.labels[rows, task, :said] = found.lengths, found.target
-        self.longest = max(self.longest, said)
+    def put(self, first: int, task: int, masked: Masked) -> None:
+        """Store masked pages as the examples from `first` on."""
+        length, target, rows = masked.ids.shape[1], masked.target.shape[1], slice(first, first + len(masked.ids))
+        self.ids[rows, task, :length], self.boxes[rows, task, :length] = masked.ids, masked.boxes
+        self.lengths[rows, task, 0], self.labels[rows, task, :target] = masked.lengths, masked.target
+        self.longest_target = max(self.longest_target, target)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Cut to the longest."""
+        """Return the rows, cut to the longest."""
         length = round_up(int(self.lengths.max(initial=1)), 16, self.ids.shape[2])
-        said = round_up(self.longest, 4, self.labels.shape[2])
+        target = round_up(self.longest_target, 4, self.labels.shape[2])
         return {
             "input_ids": torch.from_numpy(self.ids[..., :length].copy()),
             "boxes": torch.from_numpy(self.boxes[:, :, :length].copy()),
             "attention_mask": torch.from_numpy(np.arange(length) < self.lengths),
-            "labels": torch.from_numpy(self.labels[..., :said].reshape(len(self.labels), -1)),
+            "labels": torch.from_numpy(self.labels[..., :target].reshape(len(self.labels), -1)),
         }
 
 
-def _chances(outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The log-chance of each piece to say, 0 elsewhere, and where they are; both [B, K·T]."""
+def _target_log_probs(outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the log-probability of each target token, 0 elsewhere, and a mask of them; both [B, K·T]."""
     labels = batch["labels"]
     real = (labels != NO_LABEL).to(outputs.logits.dtype) * batch["mask"][..., None]
     picked = outputs.logits.log_softmax(-1).gather(-1, labels.clamp_min(0)[..., None]).squeeze(-1)

@@ -1,7 +1,7 @@
-"""Questions about an image with an answer to choose: as classification over a list (VQA), or among given texts (VCR).
+"""Visual question answering as classification over a list of answers (VQA), or among given texts (VCR).
 
-The document of an example is its image; a second image is `second`. Texts to choose from are `choices`, of which
-`label` is the right one. Clients may have lists of answers of their own, and heads of their own in one model.
+The document of an example is its image; `second` is a second image. `choices` are texts to choose from, of which
+`label` is the correct one. Clients can have lists of answers of their own, and heads of their own in one model.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from simfl.constraints import Count
+from simfl.constraints import PositiveInt
 from simfl.errors import ConfigError, DataError, nearest
-from simfl.objectives.answers import Lists, Targets, read_lists, targets
+from simfl.objectives.answers import Lists, Targets, build_targets, read_lists
 from simfl.objectives.base import Objective
-from simfl.objectives.images import pictures, table
+from simfl.objectives.images import decode_images, document_images
 from simfl.protocol import Batch, Examples, Outputs
 
 NO_LABEL = -100
@@ -26,14 +26,14 @@ NO_LABEL = -100
 
 @dataclass(frozen=True)
 class Vqa(Objective):
-    """Choose the answer to a question about an image; scored by soft accuracy."""
+    """Classification of the answer to a question about an image; scored by soft accuracy."""
 
-    criterion: Literal["softmax", "sigmoid"] = "softmax"  # cross-entropy of the chances; or of each answer on its own
-    answers: str | tuple[str, ...] | None = None  # a list, a file of lines, or JSON by group; null: the data's labels
-    soft: Literal["vqa", "share", "any"] = "vqa"  # an answer's score by the people who gave it, with `answers`
-    by: str = "group"  # the column that names an example's list and its task, such as dataset or scene
-    tasks: tuple[str, ...] = ()  # the values of that column, in the order of the model's heads
-    max_tokens: Count = 40  # of the question, with its first and last piece; what lies beyond is cut
+    criterion: Literal["softmax", "sigmoid"] = "softmax"  # cross-entropy over answers, or of each answer
+    answers: str | tuple[str, ...] | None = None  # list, file of lines, or JSON by group; null: labels of the data
+    soft: Literal["vqa", "share", "any"] = "vqa"  # rule for the score of an answer by the people who gave it
+    by: str = "group"  # column that names an example's list and its task, such as dataset or scene
+    tasks: tuple[str, ...] = ()  # values of that column, in the order of the model's heads
+    max_tokens: PositiveInt = 40  # of the question, with start and end token; longer ones are cut
 
     reduction: ClassVar[str] = "example"
     inputs: ClassVar[tuple[str, ...]] = ("input_ids", "attention_mask", "pixel_values", "head", "num_answers")
@@ -42,66 +42,67 @@ class Vqa(Objective):
     target: ClassVar[str] = "label"
 
     def encode(self, split: Any, tokenizer: Any) -> Examples:
-        """Rows `input_ids` int32 and `attention_mask` bool [N, L] or [N, pairs, L], `labels`, `scores` [N, K], `label`
-        [N] (the best, −100 for none), and where there are any `num_answers`, `head` [N].
+        """Return the examples of a split.
 
-        Shared: `pixel_values` uint8 [documents, 3, S, S]. DataError if the split has no documents or no answers.
+        Rows: `input_ids` int32 and `attention_mask` bool [N, L] or [N, pairs, L], `labels` and `scores` [N, K], `label`
+        [N] (the best, −100: none), and if there are any `num_answers` and `head` [N]. Shared: `pixel_values` uint8
+        [documents, 3, S, S]. Raises DataError if the split has no documents or no answers.
         """
         if split.documents is None or tokenizer is None:
-            raise DataError("vqa: needs documents and a model that reads text; the data or the model have none")
+            raise DataError("vqa: needs documents and a model with a tokenizer; the data or the model have none")
         examples = split.examples
-        right = targets(examples, self._lists, self.soft, self.by)
+        correct = build_targets(examples, self._lists, self.soft, self.by)
         ids = self._texts(examples, tokenizer)
         document = _documents(examples, ids.shape[1])
         ids = ids if ids.shape[1] == document.shape[1] else np.repeat(ids, document.shape[1], 1)
         rows = {
             "input_ids": torch.from_numpy(ids if ids.shape[1] > 1 else ids[:, 0]),
-            "label": torch.from_numpy(_best(right)),
-            "labels": torch.from_numpy(right.labels),
-            "scores": torch.from_numpy(right.scores),
+            "label": torch.from_numpy(_best(correct)),
+            "labels": torch.from_numpy(correct.labels),
+            "scores": torch.from_numpy(correct.scores),
             "document": torch.from_numpy(document if document.shape[1] > 1 else document[:, 0]),
         }
         rows["attention_mask"] = rows["input_ids"] != 0
-        if right.num_answers is not None:
-            rows["num_answers"] = torch.from_numpy(right.num_answers)
+        if correct.num_answers is not None:
+            rows["num_answers"] = torch.from_numpy(correct.num_answers)
         if self.tasks:
             rows["head"] = self._heads(examples)
         names = [f"document {name}" for name in split.documents["id"].to_pylist()]
         size = (tokenizer.image_size, tokenizer.image_size)
-        pixels = table(pictures(split.documents), "RGB", size, names)
+        pixels = decode_images(document_images(split.documents), "RGB", size, names)
         return Examples(rows, {"pixel_values": ("document", pixels)})
 
     def _texts(self, examples: Any, tokenizer: Any) -> np.ndarray:
-        """Pieces int32 [N, texts, L], 0 behind the end; a choice stands behind its question."""
+        """Return tokens int32 [N, texts, L], 0 for padding; a choice follows its question."""
         questions = tokenizer.encode(examples["question"].to_pylist())
-        texts = [[[tokenizer.start, *q[: self.max_tokens - 2], tokenizer.end]] for q in questions]
+        texts = [[[tokenizer.start_id, *q[: self.max_tokens - 2], tokenizer.end_id]] for q in questions]
         if "choices" in examples.column_names:
             choices = [row or [] for row in examples["choices"].to_pylist()]
-            pieces = iter(tokenizer.encode([text for row in choices for text in row]))
+            tokens = iter(tokenizer.encode([text for row in choices for text in row]))
             texts = [
-                [_cut(q, next(pieces), self.max_tokens, tokenizer) for _ in row] or alone
-                for q, row, alone in zip(questions, choices, texts, strict=True)
+                [_cut(q, next(tokens), self.max_tokens, tokenizer) for _ in row] or only
+                for q, row, only in zip(questions, choices, texts, strict=True)
             ]
         longest = max((len(text) for row in texts for text in row), default=1)
         length = min(-(-longest // 8) * 8, self.max_tokens)
         ids = np.zeros((len(texts), max(map(len, texts), default=1), length), np.int32)
-        for number, row in enumerate(texts):
+        for example, row in enumerate(texts):
             for k, text in enumerate(row if len(row) > 1 else row * ids.shape[1]):
-                ids[number, k, : len(text)] = text
+                ids[example, k, : len(text)] = text
         return ids
 
     def _heads(self, examples: Any) -> Tensor:
         if self.by not in examples.column_names:
-            raise DataError(f"vqa: the examples have no column {self.by!r}, but {examples.column_names}")
+            raise DataError(f"vqa: the examples have no column {self.by!r}; their columns: {examples.column_names}")
         number = {name: k for k, name in enumerate(self.tasks)}
         for name in sorted(set(examples[self.by].to_pylist()) - set(number)):
             raise ConfigError(f"objective.tasks: the data have a task {name!r}; {nearest(name, number)}")
         return torch.tensor([number[name] for name in examples[self.by].to_pylist()])
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Cross-entropy with the answers' scores, logits [B, answers], and 1 for each real example; both [B].
+        """Return the cross-entropy of logits [B, V] with the answers' scores, and weight 1 per example; both [B].
 
-        softmax: −Σ s log p over Σ s, 0 where no answer is in the list. sigmoid: summed over the answers (ViLT, FedDAT).
+        softmax: −Σ s log p over Σ s, 0 if no answer is in the list. sigmoid: summed over the answers (ViLT, FedDAT).
         """
         logits, labels = outputs.logits, batch["labels"]
         scores = batch["scores"] * (labels >= 0)
@@ -113,30 +114,30 @@ class Vqa(Objective):
         return -picked / scores.sum(-1).clamp_min(1e-6) * batch["mask"], batch["mask"]
 
     def predict(self, module: nn.Module, batch: Batch) -> dict[str, Any]:
-        """`label` int64 [B] and its `confidence` [B]."""
+        """Return the most likely `label` [B] and its probability, `confidence` [B]."""
         out = module(**{name: batch[name] for name in self.inputs if name in batch})
         confidence, label = out.logits.softmax(-1).max(-1)
         return {"label": label.tolist(), "confidence": confidence.tolist()}
 
     def score(self, predictions: dict[str, Any], split: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """`accuracy`: the score of the chosen answer, and `exact`: 1 where it is among the best."""
-        return targets(split.examples.take(rows), self._lists, self.soft, self.by).scores_of(predictions["label"])
+        """Return `accuracy`, the score of the chosen answer, and `exact`, 1 if it is among the best."""
+        return build_targets(split.examples.take(rows), self._lists, self.soft, self.by).scores_of(predictions["label"])
 
     @cached_property
     def _lists(self) -> Lists:
         return read_lists(self.answers)
 
 
-def _best(right: Targets) -> np.ndarray:
-    rows = np.arange(len(right.labels))
-    best = right.labels[rows, right.scores.argmax(-1)]
+def _best(correct: Targets) -> np.ndarray:
+    rows = np.arange(len(correct.labels))
+    best = correct.labels[rows, correct.scores.argmax(-1)]
     return np.where(best < 0, NO_LABEL, best)
 
 
-def _cut(question: list[int], choice: list[int], most: int, tokenizer: Any) -> list[int]:
-    """First piece, question, end, choice, end; the question gives way."""
-    choice = choice[: most - 3]
-    return [tokenizer.start, *question[: most - 3 - len(choice)], tokenizer.end, *choice, tokenizer.end]
+def _cut(question: list[int], choice: list[int], max_tokens: int, tokenizer: Any) -> list[int]:
+    """Return start token, question, end token, choice, end token, with the question cut to fit."""
+    choice = choice[: max_tokens - 3]
+    return [tokenizer.start_id, *question[: max_tokens - 3 - len(choice)], tokenizer.end_id, *choice, tokenizer.end_id]
 
 
 def _documents(examples: Any, pairs: int) -> np.ndarray:

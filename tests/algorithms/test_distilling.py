@@ -118,9 +118,13 @@ def test_decoupled_distillation_by_hand() -> None:
 
 def test_decoupled_distillation_of_a_sequence_counts_real_pieces_alone() -> None:
     logits, teacher = random(1, 3, 4), random(1, 3, 4)
-    facts = {"targets": torch.tensor([[1, 2, -100]]), "mask": torch.tensor([[1.0, 1.0, 0.0]]), "loss_sums": torch.zeros(1)}
+    mask, targets = torch.tensor([[1.0, 1.0, 0.0]]), torch.tensor([[1, 2, -100]])
     loss = total(
-        "dkd", Outputs(logits, loss_weights=torch.ones(1), **facts), Outputs(teacher), temperature=1.0, beta=2.0
+        "dkd",
+        Outputs(logits, mask=mask, targets=targets, loss_sums=torch.zeros(1), loss_weights=torch.ones(1)),
+        Outputs(teacher),
+        temperature=1.0,
+        beta=2.0,
     )
     binary, among = decoupled(teacher[0, :2], logits[0, :2], torch.tensor([1, 2]))
     assert_close(loss, (binary + 2.0 * among).mean())

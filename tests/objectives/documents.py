@@ -1,4 +1,4 @@
-"""Splits of pages made by hand, and a tokenizer that cuts words into letters."""
+"""Hand-made splits of pages, and a tokenizer with one token per letter."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from simfl.data.base import DOCUMENTS, QUESTIONS, Split
 
 @dataclass(frozen=True)
 class Letters:
-    """One piece a letter: a is 10, b is 11, …; everything else is 9; the end is 1."""
+    """A tokenizer with one token per letter: a is 10, b is 11, …; other characters are 9, the end token is 1."""
 
     image_size: int = 4
     box_scale: int = 1000
-    start: int = 1
-    end: int = 1
+    start_id: int = 1
+    end_id: int = 1
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         return [[ord(c) - 87 if c.isalpha() else 9 for c in text] for text in texts]
 
-    def decode(self, pieces: list[list[int]]) -> list[str]:
-        return ["".join(chr(p + 87) for p in row[: row.index(1)] if p) if 1 in row else "" for row in pieces]
+    def decode(self, tokens: list[list[int]]) -> list[str]:
+        return ["".join(chr(p + 87) for p in row[: row.index(1)] if p) if 1 in row else "" for row in tokens]
 
 
 def png(color: tuple[int, int, int], size: tuple[int, int] = (6, 8)) -> bytes:

@@ -1,4 +1,4 @@
-"""Labels: images and features in, cross-entropy and accuracy out."""
+"""Classification: images and feature vectors, cross-entropy and accuracy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def featured() -> Split:
     return Split(pa.table({"features": features, "label": pa.array([0, 2, 1], pa.int32())}))
 
 
-def test_features_stay_as_they_are() -> None:
+def test_classification_keeps_feature_vectors_unchanged() -> None:
     examples = Classification().encode(featured(), None)
     assert examples.rows["x"].tolist() == [[1, 2], [3, 4], [5, 6]]
     assert examples.rows["label"].tolist() == [0, 2, 1]
@@ -29,7 +29,7 @@ def test_features_stay_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("objective", "shape"), [(Classification(), (2, 3, 8, 6)), (Classification(image_size=5, grey=True), (2, 1, 5, 5))]
 )
-def test_images_become_bytes(objective: Classification, shape: tuple[int, ...]) -> None:
+def test_classification_decodes_images_to_uint8(objective: Classification, shape: tuple[int, ...]) -> None:
     images = pa.table({"image": [png((9, 9, 9)), png((200, 200, 200))], "label": pa.array([0, 1], pa.int32())})
     x = objective.encode(Split(images), None).rows["x"]
     assert (x.shape, x.dtype) == (shape, torch.uint8)
@@ -42,14 +42,14 @@ def test_images_of_different_shapes_are_refused() -> None:
         Classification().encode(Split(images), None)
 
 
-def test_examples_without_inputs_or_labels_are_refused() -> None:
+def test_classification_refuses_examples_without_inputs_or_labels() -> None:
     with pytest.raises(DataError, match="no column 'label'"):
         Classification().encode(Split(pa.table({"text": ["a"]})), None)
     with pytest.raises(DataError, match="neither 'features' nor 'image'"):
         Classification().encode(Split(pa.table({"label": [1]})), None)
 
 
-def test_loss_is_cross_entropy_of_real_examples() -> None:
+def test_classification_loss_is_the_cross_entropy_of_real_examples() -> None:
     logits = torch.tensor([[1.0, 2.0, 0.5], [0.0, 0.0, 0.0], [9.0, 0.0, 0.0]])
     batch = {"label": torch.tensor([1, 2, 1]), "mask": torch.tensor([1.0, 1.0, 0.0])}
     sums, weights = Classification().loss(Outputs(logits), batch)
@@ -58,7 +58,7 @@ def test_loss_is_cross_entropy_of_real_examples() -> None:
     assert (sums[2], weights.tolist()) == (0, [1, 1, 0])
 
 
-def test_predictions_and_their_scores() -> None:
+def test_classification_predicts_labels_and_scores_accuracy() -> None:
     module = nn.Linear(2, 3)
     with torch.no_grad():
         module.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simfl.objectives.metrics import accuracy, anls
+from simfl.objectives.docvqa import accuracy, anls
 
 
 @pytest.mark.parametrize(
@@ -21,16 +21,16 @@ from simfl.objectives.metrics import accuracy, anls
         ("a", [], 0.0),
     ],
 )
-def test_anls(prediction: str, answers: list[str], score: float) -> None:
+def test_anls_by_hand(prediction: str, answers: list[str], score: float) -> None:
     assert anls(prediction, answers) == pytest.approx(score)
 
 
-def test_a_similarity_of_exactly_one_half_depends_on_the_rule() -> None:
+def test_the_anls_rule_decides_on_a_similarity_of_one_half() -> None:
     assert anls("ab", ["ac"], "ge") == 0.5
     assert anls("ab", ["ac"], "gt") == 0.0
 
 
-def test_accuracy_compares_without_case_and_outer_space() -> None:
+def test_accuracy_ignores_case_and_surrounding_whitespace() -> None:
     assert accuracy(" Yes", ["no", "YES"]) == 1
     assert accuracy("yes!", ["yes"]) == 0
     assert accuracy("none", ["None"]) == 0

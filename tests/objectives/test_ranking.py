@@ -1,4 +1,4 @@
-"""Answers as pieces with shares, lists of candidates by group, and the loss by hand."""
+"""Ranking: answers as tokens with shares, candidates by group, the loss by hand."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from simfl.objectives.ranking import Ranking
 from simfl.protocol import Outputs
 
 
-def test_the_most_frequent_answers_are_spelt_with_their_shares() -> None:
+def test_ranking_labels_are_the_most_frequent_answers_with_their_shares() -> None:
     given = split(answers=[["ab"] * 5 + ["c"] * 3 + ["d"] * 2, ["A b"]])
-    rows = Ranking(answers=("ab",), most=2).encode(given, Letters()).rows
+    rows = Ranking(answers=("ab",), max_answers=2).encode(given, Letters()).rows
     assert rows["labels"].tolist() == [
         [[10, 11, 1, -100], [12, 1, -100, -100]],
         [[10, 9, 11, 1], [-100] * 4],
@@ -26,7 +26,7 @@ def test_the_most_frequent_answers_are_spelt_with_their_shares() -> None:
     assert torch.allclose(rows["shares"], torch.tensor([[0.5, 0.3], [1.0, 0.0]]))
 
 
-def test_each_group_has_its_own_candidates(tmp_path: Path) -> None:
+def test_each_group_has_its_own_candidate_answers(tmp_path: Path) -> None:
     (tmp_path / "lists.json").write_text(json.dumps({"art": ["a", "b", "cc"], "web": ["d"]}))
     objective = Ranking(answers=str(tmp_path / "lists.json"))
     given = split(answers=[["a"], ["d"]], group=["art", "web"])
@@ -40,12 +40,12 @@ def test_each_group_has_its_own_candidates(tmp_path: Path) -> None:
         objective.encode(split(answers=[["a"]], group=["sea"]), Letters())
 
 
-def test_an_empty_list_is_refused() -> None:
+def test_ranking_refuses_an_empty_list() -> None:
     with pytest.raises(ConfigError, match=r"objective\.answers: a list of answers is empty"):
         Ranking(answers=()).encode(split(answers=[["a"]]), Letters())
 
 
-def test_loss_is_summed_over_pieces_and_weighted_by_shares() -> None:
+def test_ranking_loss_is_summed_over_tokens_and_weighted_by_shares() -> None:
     logits = torch.zeros(2, 4, 5)  # two answers of two pieces, five pieces to choose from
     batch = {
         "labels": torch.tensor([[[3, 1], [1, -100]], [[2, 1], [-100, -100]]]),
@@ -57,7 +57,7 @@ def test_loss_is_summed_over_pieces_and_weighted_by_shares() -> None:
     assert weights.tolist() == [1, 0]
 
 
-def test_scores_are_those_of_the_chosen_answer() -> None:
+def test_ranking_scores_the_chosen_answer() -> None:
     given = split(answers=[["a"] * 4 + ["b"] * 2, ["c"]])
     scores = Ranking(answers=("a", "b")).score({"label": [1, 0]}, given, np.arange(2))
     assert tuple(scores) == Ranking.metrics

@@ -1,4 +1,4 @@
-"""Hidden words: counts, lengths, nothing given away, the text put together again, the loss by hand, and two phases."""
+"""Self-pretraining: masked words, lengths, no leaked answers, restored text, the loss by hand, two phases."""
 
 from __future__ import annotations
 
@@ -12,17 +12,22 @@ import torch
 from documents import Letters, page, png, question, split
 from fakes import Experiment, experiment, model, run, then, traces
 from fakes_documents import Pages
-from plain_masking import Word, one, plainly, together
+from plain_masking import Word, one, reference, together
 from torch.testing import assert_close
 
 from simfl.data.base import Split
 from simfl.errors import ConfigError, DataError
 from simfl.experiment import Evaluate
 from simfl.models.layout_t5 import LayoutT5
-from simfl.models.marks import COUNT, Marks, marked, marks
-from simfl.models.tokenizer import small
+from simfl.models.tokenizer import (
+    NUM_SPECIAL_TOKENS,
+    SpecialTokens,
+    add_special_tokens,
+    public_tokenizer,
+    special_token_ids,
+)
 from simfl.objectives.docvqa import DocVqa
-from simfl.objectives.masking import END, Hiding, pages_of
+from simfl.objectives.masking import END, MaskingRules, build_pages
 from simfl.objectives.self_pretraining import (
     LayoutModeling,
     MixedModeling,
@@ -35,22 +40,22 @@ from simfl.protocol import Outputs
 from simfl.runs import tables
 
 BOTH, LAYOUT, LAYOUT_END, TEXT, TEXT_END, PLACE = 1000, 2000, 3000, 4000, 5000, 6000
-MARKS = Marks(*(np.arange(first, first + 501) for first in (BOTH, LAYOUT, LAYOUT_END, TEXT, TEXT_END, PLACE)))
+SPECIAL = SpecialTokens(*(np.arange(first, first + 501) for first in (BOTH, LAYOUT, LAYOUT_END, TEXT, TEXT_END, PLACE)))
 
 
 @dataclass(frozen=True)
-class MarkedLetters(Letters):
-    """With special pieces from 1000 on."""
+class SpecialLetters(Letters):
+    """Letters with special tokens from 1000 on."""
 
-    marks: Marks = MARKS
+    special_tokens: SpecialTokens = SPECIAL
 
 
-def hiding(**settings: object) -> Hiding:
-    return replace(Hiding(MARKS, 100, 1024, 256, False), **settings)
+def rules(**settings: object) -> MaskingRules:
+    return replace(MaskingRules(SPECIAL, 100, 1024, 256, False), **settings)
 
 
 def words(count: int, letters: int = 2) -> list[Word]:
-    """Each of its own letters, at its own place."""
+    """Return words with letters and positions of their own."""
     return [
         Word(tuple(10 + (7 * k + j) % 26 for j in range(letters)), (k, k, k + 1, k + 1), (PLACE + k,) * 4)
         for k in range(count)
@@ -62,7 +67,7 @@ def at(number: int) -> list[int]:
 
 
 THREE = words(3)
-A, B, C = ([*word.pieces] for word in THREE)
+A, B, C = ([*word.tokens] for word in THREE)
 
 
 @pytest.mark.parametrize(
@@ -74,8 +79,8 @@ A, B, C = ([*word.pieces] for word in THREE)
         ("joint", False, [*A, BOTH, *C], [BOTH, *B, *at(1)]),
     ],
 )
-def test_a_hidden_word_in_each_task(task: str, code: bool, read: list[int], said: list[int]) -> None:
-    found = one(task, [9, 9], THREE, [False, True, False], hiding(code=code))
+def test_a_masked_word_in_each_task(task: str, code: bool, read: list[int], said: list[int]) -> None:
+    found = one(task, [9, 9], THREE, [False, True, False], rules(published_code=code))
     assert (found.ids, found.target) == ([9, 9, *read, END], [*said, END])
     boxes = dict(zip(found.ids, found.boxes, strict=True))
     assert all(boxes[piece] == (0, 0, 0, 0) for piece in found.ids if piece >= BOTH)  # what is hidden has no box
@@ -83,14 +88,14 @@ def test_a_hidden_word_in_each_task(task: str, code: bool, read: list[int], said
     assert task != "layout" or boxes[B[0]] == (0, 0, 0, 0)
 
 
-def test_what_is_to_be_read_stands_behind_its_place_with_its_box() -> None:
-    found = one("reading", [9], THREE, [False, True, False], hiding())
+def test_the_reading_task_shows_the_word_after_its_position_with_its_box() -> None:
+    found = one("reading", [9], THREE, [False, True, False], rules())
     assert (found.ids, found.target) == ([9, *A, TEXT, *at(1), *B, *C, END], [TEXT, *B, END])
     assert found.boxes[3:] == [(0, 0, 0, 0)] * 5 + [(1, 1, 2, 2)] * 2 + [(2, 2, 3, 3)] * 2 + [(0, 0, 0, 0)]
 
 
-def put_together(ids: list[int], target: list[int], task: str) -> list[int]:
-    """The pieces of the page, from what is read and what is said alone."""
+def restore(ids: list[int], target: list[int], task: str) -> list[int]:
+    """Return the tokens of the page, restored from input and target alone."""
     first = {"text": TEXT, "layout": LAYOUT, "joint": BOTH}[task]
     said: dict[int, list[int]] = {}
     for piece in target[:-1]:
@@ -109,36 +114,36 @@ def put_together(ids: list[int], target: list[int], task: str) -> list[int]:
 
 @pytest.mark.parametrize("task", ["text", "layout", "joint"])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_text_can_be_put_together_again_and_hidden_words_are_not_in_what_is_read(task: str, seed: int) -> None:
+def test_the_text_can_be_restore_again_and_hidden_words_are_not_in_what_is_read(task: str, seed: int) -> None:
     page = words(40, letters=3)
     chosen = (np.random.default_rng(seed).random(40) < 0.4).tolist()
-    found = one(task, [], page, chosen, hiding())
-    assert put_together(found.ids, found.target, task) == [piece for word in page for piece in word.pieces]
+    found = one(task, [], page, chosen, rules())
+    assert restore(found.ids, found.target, task) == [piece for word in page for piece in word.tokens]
     if task != "layout":  # of which the text is shown
-        shown = [piece for word, hide in zip(page, chosen, strict=True) if not hide for piece in word.pieces]
+        shown = [piece for word, hide in zip(page, chosen, strict=True) if not hide for piece in word.tokens]
         assert [piece for piece in found.ids[:-1] if piece < BOTH] == shown
-    places = {p for word, hide in zip(page, chosen, strict=True) if hide for p in word.place}
+    places = {p for word, hide in zip(page, chosen, strict=True) if hide for p in word.position}
     assert task == "text" or not places & set(found.ids)  # nor are hidden places
 
 
 @pytest.mark.parametrize(("rate", "hidden"), [(0.0, 0), (1.0, 100)])
-def test_at_most_l_m_words_are_hidden(rate: float, hidden: int) -> None:
-    found = one("joint", [], words(150, letters=1), [rate == 1.0] * 150, hiding(max_target=1000))
+def test_at_most_max_masked_words_are_masked(rate: float, hidden: int) -> None:
+    found = one("joint", [], words(150, letters=1), [rate == 1.0] * 150, rules(max_target=1000))
     assert sum(piece >= BOTH for piece in found.ids) == hidden
     assert len(found.ids) == 150 + 1  # one piece each, hidden or not
 
 
 @pytest.mark.parametrize(("code", "hidden"), [(False, 51), (True, 100)])
-def test_a_target_of_256_pieces_has_51_places_and_as_published_the_other_words_are_hidden_too(
+def test_a_target_of_256_tokens_has_51_positions_and_the_published_code_masks_further_words(
     code: bool, hidden: int
 ) -> None:
-    found = one("layout", [], words(120, letters=1), [True] * 120, hiding(code=code))
+    found = one("layout", [], words(120, letters=1), [True] * 120, rules(published_code=code))
     assert len(found.target) == 51 * 5 + 1
     assert sum(LAYOUT <= piece < LAYOUT + 100 for piece in found.ids) == hidden
 
 
-def test_a_word_that_is_cut_off_is_not_asked_for() -> None:
-    found = one("joint", [9, 9], words(10), [True] * 10, hiding(max_tokens=6))
+def test_a_word_cut_from_the_input_is_not_in_the_target() -> None:
+    found = one("joint", [9, 9], words(10), [True] * 10, rules(max_tokens=6))
     assert (len(found.ids), sum(p in range(BOTH, BOTH + 100) for p in found.target)) == (6, 3)
 
 
@@ -147,15 +152,15 @@ def test_a_word_that_is_cut_off_is_not_asked_for() -> None:
 @pytest.mark.parametrize(
     ("most", "max_tokens", "max_target"), [(100, 1024, 256), (3, 40, 256), (9, 1024, 24), (0, 9, 1)]
 )
-def test_many_pages_are_masked_as_each_alone(
+def test_masking_many_pages_equals_the_plain_reference_page_by_page(
     task: str, code: bool, most: int, max_tokens: int, max_target: int
 ) -> None:
     draw = np.random.default_rng(most)
     some = [words(count, letters=1 + count % 3) for count in (0, 1, 5, 12, 30)]
-    some += [[word._replace(pieces=word.pieces[: k % 4]) for k, word in enumerate(words(20, letters=3))]]
+    some += [[word._replace(tokens=word.tokens[: k % 4]) for k, word in enumerate(words(20, letters=3))]]
     chosen = [(draw.random(len(page)) < 0.6).tolist() for page in some]
-    limits = hiding(most=most, max_tokens=max_tokens, max_target=max_target, code=code)
-    expected = [plainly(task, [9, 8], page, hide, limits) for page, hide in zip(some, chosen, strict=True)]
+    limits = rules(max_masked=most, max_tokens=max_tokens, max_target=max_target, published_code=code)
+    expected = [reference(task, [9, 8], page, hide, limits) for page, hide in zip(some, chosen, strict=True)]
     assert together(task, [9, 8], some, chosen, limits) == expected
 
 
@@ -171,58 +176,58 @@ def pages(count: int = 20, many: int = 60) -> Split:
     ("objective", "mark", "rate"),
     [(TextModeling(), TEXT, 0.5), (LayoutModeling(max_target=512), LAYOUT, 0.75), (TextLayoutModeling(), BOTH, 0.15)],
 )
-def test_the_published_share_of_words_is_hidden_and_others_for_each_example(
+def test_the_published_fraction_of_words_is_masked_with_other_words_per_example(
     objective: SelfPretraining, mark: int, rate: float
 ) -> None:
-    found = objective.encode(pages(), MarkedLetters())
+    found = objective.encode(pages(), SpecialLetters())
     ids = found.rows["input_ids"]
     hidden = ((ids >= mark) & (ids < mark + 100)).sum((1, 2))
     assert abs(float(hidden.float().mean()) / 60 - rate) < 0.05  # standard deviation at most √(.25 / 1200) = .014
     assert len({tuple(row.flatten().tolist()) for row in ids}) == 20
-    again = objective.encode(pages(), MarkedLetters())
+    again = objective.encode(pages(), SpecialLetters())
     assert torch.equal(again.rows["labels"], found.rows["labels"])
-    other = replace(objective, seed=1).encode(pages(), MarkedLetters())
+    other = replace(objective, seed=1).encode(pages(), SpecialLetters())
     assert not torch.equal(other.rows["input_ids"], ids)
 
 
-def test_a_place_is_a_five_hundredth_of_the_page() -> None:
-    found = TextModeling(rate=1.0).encode(pages(1, many=1), MarkedLetters())
+def test_a_position_is_a_five_hundredth_of_the_page() -> None:
+    found = TextModeling(rate=1.0).encode(pages(1, many=1), SpecialLetters())
     assert [p - PLACE for p in found.rows["input_ids"][0, 0].tolist() if p >= PLACE] == [250, 125, 375, 500]
 
 
-def test_the_next_same_word_of_a_page_is_found_round_in_a_circle() -> None:
+def test_repeats_point_cyclically_to_the_next_equal_word_of_the_page() -> None:
     texts = [["a", "b", "a", "B", "a"], ["c", "a"]]
     boxes = [[0.0] * 20, [0.0] * 8]
-    found = pages_of(pa.table({"words": texts, "boxes": boxes}), MarkedLetters())
-    assert found.again.tolist() == [2, 2, 2, -2, -4, 0, 0]  # the last "a" is followed by the first
+    found = build_pages(pa.table({"words": texts, "boxes": boxes}), SpecialLetters())
+    assert found.repeat.tolist() == [2, 2, 2, -2, -4, 0, 0]  # the last "a" is followed by the first
     assert found.bounds.tolist() == [0, 5, 7]
 
 
-def test_of_words_that_recur_one_stays_at_least_and_one_of_two_is_hidden_at_a_rate_of_one() -> None:
+def test_with_repeat_rate_one_at_least_one_occurrence_of_a_repeated_word_stays() -> None:
     texts = ["twice", "once", "twice", "thrice", "thrice", "thrice", "never"]
     boxes = [0.5, 0.25, 0.75, 1.0] * len(texts)
     split_ = split(
         [page(texts, boxes, png((255, 0, 0)))], [question(0, "what?", ["x"], name=f"q{k}") for k in range(99)]
     )
-    objective = TextModeling(rate=0.0, recurring=1.0, max_tokens=128)
-    found = objective.encode(split_, MarkedLetters())
-    said = (found.rows["labels"] == MARKS.text[0]).any(1) & (found.rows["labels"] == MARKS.text[1]).any(1)
+    objective = TextModeling(rate=0.0, repeat_rate=1.0, max_tokens=128)
+    found = objective.encode(split_, SpecialLetters())
+    said = (found.rows["labels"] == SPECIAL.text[0]).any(1) & (found.rows["labels"] == SPECIAL.text[1]).any(1)
     assert said.all()  # one of the pair, and at least one of the three
-    lone = objective.encode(split_, MarkedLetters()).rows["input_ids"][:, 0]
-    twice, thrice = (_times(lone, MarkedLetters().encode([text])[0]) for text in ("twice", "thrice"))
+    lone = objective.encode(split_, SpecialLetters()).rows["input_ids"][:, 0]
+    twice, thrice = (_times(lone, SpecialLetters().encode([text])[0]) for text in ("twice", "thrice"))
     assert twice.tolist() == [1] * 99
     assert set(thrice.tolist()) == {1, 2}
-    never = replace(objective, recurring=0.0).encode(split_, MarkedLetters()).rows["input_ids"][:, 0]
-    assert _times(never, MarkedLetters().encode(["twice"])[0]).tolist() == [2] * 99
+    never = replace(objective, repeat_rate=0.0).encode(split_, SpecialLetters()).rows["input_ids"][:, 0]
+    assert _times(never, SpecialLetters().encode(["twice"])[0]).tolist() == [2] * 99
 
 
 def _times(ids: torch.Tensor, word: list[int]) -> torch.Tensor:
-    """How often a word's pieces stand in each row."""
+    """Return how often a word's tokens occur in each row."""
     return (ids.unfold(1, len(word), 1) == torch.tensor(word)).all(-1).sum(1)
 
 
-class Saying:
-    """A model that gives the pieces 0 … 3 chances of its own choice, the same everywhere."""
+class ConstantModel:
+    """A model that returns the same logits of tokens 0 … 3 at every position."""
 
     def __init__(self, logits: list[float]) -> None:
         self.logits = torch.tensor(logits)
@@ -232,7 +237,7 @@ class Saying:
         return Outputs(self.logits.expand(*labels.shape, 4), features=input_ids.float())
 
 
-def test_the_loss_is_the_mean_over_tasks_of_the_mean_over_pieces() -> None:
+def test_the_self_pretraining_loss_is_the_mean_over_tasks_of_the_mean_over_tokens() -> None:
     objective = MixedModeling(tasks=("text", "layout"))
     batch = {
         "input_ids": torch.tensor([[[1, 2], [3, 4]]]),
@@ -241,7 +246,7 @@ def test_the_loss_is_the_mean_over_tasks_of_the_mean_over_pieces() -> None:
         "labels": torch.tensor([[0, 0, 0, 1, -100, -100]]),  # three pieces of the first task, one of the second
         "mask": torch.ones(1),
     }
-    module = Saying([2.0, 1.0, 0.0, 0.0])
+    module = ConstantModel([2.0, 1.0, 0.0, 0.0])
     given = {name: batch[name] for name in objective.inputs if name in batch}
     outputs = objective.run(module, given)
     log_sum = float(torch.tensor([2.0, 1.0, 0.0, 0.0]).logsumexp(0))
@@ -253,30 +258,30 @@ def test_the_loss_is_the_mean_over_tasks_of_the_mean_over_pieces() -> None:
     assert objective.predict(module, batch)["token_accuracy"] == [0.75]
 
 
-def test_the_special_pieces_stand_where_udop_has_them() -> None:
-    text = marked(small())
-    first = small().get_vocab_size()
-    assert text.get_vocab_size() == first + COUNT == first + 1201
-    found = marks(text)
+def test_special_tokens_have_the_ids_of_udop() -> None:
+    text = add_special_tokens(public_tokenizer())
+    first = public_tokenizer().get_vocab_size()
+    assert text.get_vocab_size() == first + NUM_SPECIAL_TOKENS == first + 1201
+    found = special_token_ids(text)
     groups = (found.both, found.layout, found.layout_end, found.text, found.text_end, found.place)
     # of T5's 32,000 pieces: <extra_id_0> is 32,099, <loc_0> is 33,000
     assert [int(ids[0]) - first for ids in groups] == [99, 199, 299, 399, 499, 1000]
     assert int(found.place[500]) == first + 500
     assert text.encode("<loc_7>").ids == [int(found.place[7])]
-    assert small().token_to_id("<loc_7>") is None  # the shared one stays as it is
+    assert public_tokenizer().token_to_id("<loc_7>") is None  # the shared one is unchanged
 
 
-def test_a_model_with_special_pieces_has_the_published_vocabulary() -> None:
+def test_a_model_with_special_tokens_has_the_published_vocabulary_size() -> None:
     with torch.device("meta"):
-        network = LayoutT5(size="base", marks=True).network()
+        network = LayoutT5(size="base", special_tokens=True).network()
     assert network.t5.shared.weight.shape == (33_201, 768)
-    assert LayoutT5(marks=True).tokenizer().marks is not None
-    assert LayoutT5().tokenizer().marks is None
+    assert LayoutT5(special_tokens=True).tokenizer().special_tokens is not None
+    assert LayoutT5().tokenizer().special_tokens is None
 
 
-def test_a_model_without_special_pieces_is_refused() -> None:
-    with pytest.raises(DataError, match=r"give model\.marks: true"):
-        TextModeling().encode(pages(1), replace(MarkedLetters(), marks=None))
+def test_self_pretraining_refuses_a_model_without_special_tokens_and_duplicate_tasks() -> None:
+    with pytest.raises(DataError, match=r"give model\.special_tokens: true"):
+        TextModeling().encode(pages(1), replace(SpecialLetters(), special_tokens=None))
     with pytest.raises(ConfigError, match="allowed: text, layout, joint, reading, each once"):
         MixedModeling(tasks=("text", "text"))
 
@@ -290,7 +295,7 @@ OBJECTIVES = {
     "reading": MixedModeling(**SHORT, tasks=("reading",), reading_rate=0.5),
 }
 ADAM = {"optimizer": "adamw", "learning_rate": 2e-3, "batch_size": 4, "clients_per_round": 2}
-MODEL = {"data": Pages(train=16, valid=4, providers=4), "model": LayoutT5(marks=True, dropout=0.0)}
+MODEL = {"data": Pages(train=16, valid=4, providers=4), "model": LayoutT5(special_tokens=True, dropout=0.0)}
 
 
 def pretraining(name: str, mode: str = "sequential", rounds: int = 1) -> Experiment:
@@ -312,22 +317,22 @@ def final(folder: Path, metric: str) -> list[float]:
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_a_small_model_learns_to_say_what_is_hidden(name: str, tmp_path: Path) -> None:
+def test_a_small_model_learns_to_predict_masked_words(name: str, tmp_path: Path) -> None:
     run(pretraining(name, rounds=3), tmp_path)
     likelihoods = final(tmp_path, "log_likelihood")
     assert likelihoods[-1] > likelihoods[0] + 0.1
 
 
-def test_the_mix_trains_alike_in_both_ways(tmp_path: Path) -> None:
-    for mode in ("sequential", "batch"):
+def test_mixed_modeling_trains_alike_in_both_execution_modes(tmp_path: Path) -> None:
+    for mode in ("sequential", "vectorized"):
         run(pretraining("mixed", mode), tmp_path / mode)
-    run(still(pretraining("mixed")), tmp_path / "start")
-    start, loop, batch = (_flat(model(tmp_path / name)) for name in ("start", "sequential", "batch"))
-    assert (batch - loop).norm() < 0.01 * (loop - start).norm()
+    run(without_training(pretraining("mixed")), tmp_path / "start")
+    start, sequential, vectorized = (_flat(model(tmp_path / n)) for n in ("start", "sequential", "vectorized"))
+    assert (vectorized - sequential).norm() < 0.01 * (sequential - start).norm()
 
 
-def still(given: Experiment) -> Experiment:
-    """Learns nothing: shows its start."""
+def without_training(given: Experiment) -> Experiment:
+    """Return the experiment with a learning rate of 0, whose final model is the initial one."""
     (phase,) = given.phases
     return replace(given, phases=(replace(phase, local=replace(phase.local, learning_rate=0.0)),))
 
@@ -336,13 +341,13 @@ def _flat(weights: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.cat([weights[name].double().flatten() for name in sorted(weights)])
 
 
-def test_what_self_pretraining_made_is_where_fine_tuning_starts(tmp_path: Path) -> None:
-    """A phase with its own T, C and server optimizer; the next one's first downloads are its model."""
+def test_fine_tuning_starts_from_the_self_pretrained_model(tmp_path: Path) -> None:
+    """The phases differ in rounds, clients and server optimizer; the second starts with the model of the first."""
     first = pretraining("mixed", rounds=2)
     first = replace(first, phases=(replace(first.phases[0], server=Adam(learning_rate=1e-3), clients_per_round=4),))
     second = experiment("fedavg", objective=DocVqa(max_tokens=64, max_answer=8), rounds=1, **MODEL, **ADAM)
     run(first, tmp_path / "alone")
-    second = still(second)
+    second = without_training(second)
     run(then(first, second), tmp_path / "both")
     alone, both = model(tmp_path / "alone"), model(tmp_path / "both")
     for key, tensor in alone.items():

@@ -1,4 +1,4 @@
-"""Answers as labels and scores, the loss by hand, lists by group, choices and pairs."""
+"""Visual question answering: labels and scores, the loss by hand, lists by group, choices, image pairs."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def encoded(objective: Vqa, given: Split) -> Examples:
     return objective.encode(given, Letters())
 
 
-def test_a_question_stands_between_first_and_last_piece() -> None:
+def test_a_question_has_start_and_end_token() -> None:
     rows = encoded(Vqa(), split(label=[0])).rows
     assert rows["input_ids"].tolist() == [[1, 10, 11, 1, 0, 0, 0, 0]]
     assert rows["attention_mask"].tolist() == [[True] * 4 + [False] * 4]
     assert encoded(Vqa(max_tokens=3), split(label=[0])).rows["input_ids"].tolist() == [[1, 10, 1]]
 
 
-def test_images_are_shared_by_their_questions() -> None:
+def test_questions_about_one_image_share_it() -> None:
     examples = encoded(Vqa(), split(label=[0, 1], document=pa.array([1, 0], pa.int32())))
     batch = examples.take(torch.tensor([0, 1, -1]))
     assert batch["pixel_values"].shape == (3, 3, 4, 4)
@@ -50,7 +50,7 @@ def answered(path: Path, lists: object) -> Vqa:
     return Vqa(answers=str(path / "answers.json"))
 
 
-def test_the_score_of_an_answer_is_by_the_people_who_gave_it(tmp_path: Path) -> None:
+def test_the_score_of_an_answer_depends_on_how_many_people_gave_it(tmp_path: Path) -> None:
     people = [["Yes"] * 4 + ["no"] * 2 + ["maybe"] * 4, ["no", " NO ", "no"], ["who knows"]]
     rows = encoded(answered(tmp_path, ["yes", "no"]), split(answers=people)).rows
     assert rows["labels"].tolist() == [[0, 1], [1, -1], [-1, -1]]
@@ -68,13 +68,13 @@ def test_each_group_has_its_own_list(tmp_path: Path) -> None:
         encoded(answered(tmp_path, {"art": ["red"]}), given)
 
 
-def test_lists_are_made_of_the_most_frequent_answers() -> None:
+def test_top_answers_returns_the_most_frequent_answers_by_group() -> None:
     given = split(answers=[["b"], ["a"], ["B"], ["c"]], group=["x", "x", "x", "y"])
     assert top_answers(given, 2, by="group") == {"x": ["b", "a"], "y": ["c"]}
     assert top_answers(given, 1) == {"": ["b"]}
 
 
-def test_a_text_file_has_an_answer_a_line(tmp_path: Path) -> None:
+def test_a_list_can_be_a_text_file_with_one_answer_per_line(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("red\nblue\n")
     rows = encoded(Vqa(answers=str(tmp_path / "a.txt")), split(answers=[["Blue"]])).rows
     assert rows["label"].tolist() == [1]
@@ -82,13 +82,13 @@ def test_a_text_file_has_an_answer_a_line(tmp_path: Path) -> None:
         encoded(Vqa(answers=str(tmp_path / "none.txt")), split(answers=[["Blue"]]))
 
 
-def test_counts_say_how_many_people_gave_each_answer(tmp_path: Path) -> None:
+def test_the_counts_column_replaces_repeated_answers(tmp_path: Path) -> None:
     given = split(answers=[["yes", "no"]], counts=[[7, 3]])
     rows = encoded(answered(tmp_path, ["yes", "no"]), given).rows
     assert torch.allclose(rows["scores"], torch.tensor([[1.0, 0.9]]))
 
 
-def test_lists_and_labels_and_choices_stand_side_by_side(tmp_path: Path) -> None:
+def test_one_split_can_mix_lists_labels_and_choices(tmp_path: Path) -> None:
     columns = {
         "answers": [["no"], ["True"], ["b"]],
         "label": pa.array([None, 1, 2], pa.int32()),
@@ -106,12 +106,12 @@ def test_lists_and_labels_and_choices_stand_side_by_side(tmp_path: Path) -> None
     assert rows["input_ids"][2, 1].tolist() == [1, 10, 11, 1, 12, 1, 0, 0]
 
 
-def test_texts_without_a_list_are_refused() -> None:
+def test_vqa_refuses_answers_without_a_list() -> None:
     with pytest.raises(DataError, match=r"give a list under objective\.answers"):
         encoded(Vqa(), split(answers=[["red"]]))
 
 
-def test_softmax_loss_by_hand() -> None:
+def test_vqa_softmax_loss_by_hand() -> None:
     logits = torch.tensor([[0.0, 0.0], [math.log(3), 0.0], [5.0, 0.0], [1.0, 2.0]])
     batch = {
         "labels": torch.tensor([[0, 1], [1, -1], [-1, -1], [0, -1]]),
@@ -139,7 +139,7 @@ def test_soft_accuracy_is_the_score_of_the_chosen_answer(tmp_path: Path) -> None
     assert scores["exact"].tolist() == [0, 1, 0]
 
 
-def test_choices_stand_behind_their_question() -> None:
+def test_choices_follow_their_question() -> None:
     rows = encoded(Vqa(), split(label=[1, 0], choices=[["a", "b", "c"], ["d", "e"]])).rows
     assert rows["input_ids"].shape == (2, 3, 8)
     assert rows["input_ids"][0, 1].tolist() == [1, 10, 11, 1, 11, 1, 0, 0]
@@ -147,19 +147,19 @@ def test_choices_stand_behind_their_question() -> None:
     assert rows["document"].tolist() == [[0, 0, 0], [0, 0, 0]]
 
 
-def test_two_images_share_their_text() -> None:
+def test_two_images_of_one_question_share_its_text() -> None:
     rows = encoded(Vqa(), split(label=[1], second=pa.array([1], pa.int32()))).rows
     assert rows["document"].tolist() == [[0, 1]]
     assert rows["input_ids"][0, 0].tolist() == rows["input_ids"][0, 1].tolist() == [1, 10, 11, 1, 0, 0, 0, 0]
 
 
-def test_tasks_name_heads() -> None:
+def test_tasks_select_heads_by_name() -> None:
     given = split(label=[0, 1], group=["ve", "vqa"])
     assert encoded(Vqa(tasks=("vqa", "ve")), given).rows["head"].tolist() == [1, 0]
     with pytest.raises(ConfigError, match=r"objective\.tasks: the data have a task 've'; allowed: vqa"):
         encoded(Vqa(tasks=("vqa",)), given)
 
 
-def test_data_without_images_are_refused() -> None:
+def test_vqa_refuses_data_without_images() -> None:
     with pytest.raises(DataError, match="needs documents"):
         encoded(Vqa(), Split(split(label=[0]).examples))
