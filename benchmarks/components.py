@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from benchmarks.networks import T5Network
 from benchmarks.result import first_step
 from simfl.data.base import Data, Dataset, Split
-from simfl.data.io.arrow_store import content_sha256, stored
+from simfl.data.io.arrow_store import content_sha256, load_or_build
 from simfl.data.partition.base import Partitioner
 from simfl.data.partition.manifest import Partition
 from simfl.models.adapters import Adapter
@@ -70,7 +70,7 @@ class Sequences(Data):
     answer: int = 32
 
     def load(self, cache: Path) -> Dataset:
-        return stored(cache, "sequences", 1, self, (), self._build)
+        return load_or_build(cache, "sequences", 1, self, (), self._build)
 
     def _build(self) -> Dataset:
         splits = {name: self._split(name, n) for name, n in (("train", self.examples), ("valid", 10))}

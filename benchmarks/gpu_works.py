@@ -28,7 +28,7 @@ from simfl.algorithms.fedavg import FedAvg
 from simfl.algorithms.feddat import FedDat
 from simfl.data.base import Data, Dataset, Split
 from simfl.data.benchmarks.prototypes import Prototypes
-from simfl.data.io.arrow_store import content_sha256, stored
+from simfl.data.io.arrow_store import content_sha256, load_or_build
 from simfl.data.partition.base import Partitioner
 from simfl.data.partition.manifest import Partition
 from simfl.data.partition.synthetic import Iid
@@ -57,7 +57,7 @@ class Numbered(Data):
     classes: int = 100
 
     def load(self, cache: Path) -> Dataset:
-        return stored(cache, "numbered", 1, self, (), self._build)
+        return load_or_build(cache, "numbered", 1, self, (), self._build)
 
     def _build(self) -> Dataset:
         splits = {

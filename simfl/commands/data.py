@@ -54,24 +54,24 @@ def check(path: Path, format_: str, overrides: tuple[str, ...], as_json: bool) -
     """Read the data set at PATH, count its contents and report what looks wrong. Nothing is stored."""
     import tempfile
 
-    from simfl.data.check import check
+    from simfl.data.check import check_dataset
 
     component = _component(format_, {"path": str(path)} | _quick(format_), overrides)
     with tempfile.TemporaryDirectory() as folder:
-        found = check(component.load(Path(folder)))
+        found = check_dataset(component.load(Path(folder)))
     if as_json:
         click.echo(json.dumps({"counts": found.counts, "findings": [asdict(f) for f in found.findings]}, indent=1))
-        return 0 if found.fine else SUSPICIOUS
+        return 0 if found.passed else SUSPICIOUS
     names = list(dict.fromkeys(name for counts in found.counts.values() for name in counts))
     print_table(
         ("split", *names), [(s, *(f"{c[n]:,}" if n in c else "" for n in names)) for s, c in found.counts.items()]
     )
     if found.findings:
         click.echo("")
-        rows = [("!" if f.wrong else "", f.split, f"{f.count:,}", f.what, f.example) for f in found.findings]
+        rows = [("!" if f.is_error else "", f.split, f"{f.count:,}", f.message, f.example) for f in found.findings]
         print_table(("", "split", "count", "finding", "example"), rows)
-    click.echo(f"\n{'no problem found' if found.fine else 'lines marked ! look wrong'}")
-    return 0 if found.fine else SUSPICIOUS
+    click.echo(f"\n{'no problem found' if found.passed else 'lines marked ! look wrong'}")
+    return 0 if found.passed else SUSPICIOUS
 
 
 @data.command("build")

@@ -72,5 +72,5 @@ def build(spec: PartitionSpec, cache: Path) -> BuiltPartition:
     dataset = spec.data.load(cache)
     if spec.split not in dataset.splits:
         raise ConfigError(f"split: {dataset.name} has no split {spec.split!r}; {nearest(spec.split, dataset.splits)}")
-    leaks.refuse(dataset, spec.disjoint, spec.split)
+    leaks.check_disjoint(dataset, spec.disjoint, spec.split)
     return BuiltPartition(spec, dataset, spec.partition.split(dataset.splits[spec.split], spec.seed))

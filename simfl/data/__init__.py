@@ -1,4 +1,7 @@
-"""The shelf of data sets. A component elsewhere is named `package.module:Class` in an experiment file."""
+"""Data sets: readers, partitions and bundled benchmarks. `DATA` lists them by the name an experiment file uses.
+
+A component of another package is named `package.module:Class`.
+"""
 
 from simfl.data.base import Data
 from simfl.registry import Registry

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from simfl.data.base import Dataset
-from simfl.data.io.outline import outline
+from simfl.data.placeholder import placeholder_dataset
 from simfl.errors import ConfigError
 from simfl.experiment import Experiment
 from simfl.models.meta_device import without_compiler
@@ -71,7 +71,7 @@ def differences(
     experiment: Experiment, data: Dataset, clients: int, recorded: RunTables, notes: NotCompared
 ) -> Iterator[str]:
     """Yield a line for each row that differs from the plan, in the order of the rounds."""
-    context = meta_context(experiment, outline(data))
+    context = meta_context(experiment, placeholder_dataset(data))
     ledger, updates = _RoundReader(recorded.ledger), _RoundReader(recorded.clients)
     phases = (messages_of(context, index, clients) for index in range(len(experiment.phases)))
     planned = ((phase, in_round) for phase in phases for in_round in phase.rounds())

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from simfl.data.base import Dataset, Published
-from simfl.data.io.outline import outline
 from simfl.data.partition.manifest import Partition
+from simfl.data.placeholder import placeholder_dataset
 from simfl.errors import DataError
 from simfl.experiment import Experiment
 from simfl.plans.messages import RoundMessages
@@ -49,15 +49,15 @@ def client_sizes(experiment: Experiment, cache: Path) -> tuple[Dataset, ClientSi
     if published is not None and sizes is not None:
         exact = tuple(sizes) == published.clients
         groups = np.array(published.groups if exact and published.groups else [0] * len(sizes))
-        return outline(published), ClientSizes(sizes, groups, exact, "published sizes")
+        return placeholder_dataset(published), ClientSizes(sizes, groups, exact, "published sizes")
     context, clients = RunContext(experiment, cache), experiment.partition.clients
     try:
         partition = experiment.partition.split(context.split("train"), experiment.seed)
     except DataError as error:
         if clients is None:
             raise
-        return outline(Published(0)), ClientSizes(np.full(clients, np.nan), np.zeros(clients, int), False, str(error))
-    return outline(context.dataset), ClientSizes(partition.sizes, partition.num_groups, True, "the data", partition)
+        return placeholder_dataset(Published(0)), ClientSizes(np.full(clients, np.nan), np.zeros(clients, int), False, str(error))
+    return placeholder_dataset(context.dataset), ClientSizes(partition.sizes, partition.num_groups, True, "the data", partition)
 
 
 @dataclass(frozen=True)

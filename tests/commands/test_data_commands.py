@@ -82,7 +82,7 @@ def test_data_check_refuses_unknown_formats_and_broken_files_in_one_line(folder,
     assert capsys.readouterr().err == "simfl: data: unknown 'image_foldr'; did you mean 'image_folder'?\n"
     (folder / "photo" / "cat" / "0.png").write_bytes(b"x")
     assert main(["data", "check", str(folder), "--as", "image_folder", "--set", "layout=domain/class"]) == 2
-    assert "photo/cat/0.png: not a readable picture" in capsys.readouterr().err
+    assert "photo/cat/0.png: not a readable image" in capsys.readouterr().err
 
 
 def test_data_build_stores_a_data_set_and_prints_its_card(tmp_path, capsys):

@@ -1,8 +1,8 @@
-"""CLOVE: a record of each stage, a fact of the knowledge stage, words of the scene text stage."""
+"""CLOVE: records of each stage, facts of the knowledge stage, words of the scene text stage."""
 
 import numpy as np
 import pytest
-from made import npy, picture
+from sample_files import write_image, write_npy
 
 from simfl.data.partition.partitioners import Natural
 from simfl.data.readers.clove import Clove
@@ -38,14 +38,14 @@ def root(tmp_path):
     stages = {stage: record(stage) for stage in plain}
     stages["knowledge"] = record("knowledge", supporting_fact=fact)
     stages["scenetext"] = record("scenetext", image_id="t1", ocr_tokens=["STOP"], ocr_info=words)
-    for stage, told in stages.items():
-        npy(
+    for stage, entry in stages.items():
+        write_npy(
             root / "npy" / f"fcl_mmf_{stage}_train.npy",
-            [told, told | {"question_id": f"{stage}1", "answers": ["y", "x", "y"]}],
+            [entry, entry | {"question_id": f"{stage}1", "answers": ["y", "x", "y"]}],
         )
-        npy(root / "npy" / f"fcl_mmf_{stage}_val.npy", [told])
-    picture(root / "images" / "im1.jpg")
-    picture(root / "images" / "vg" / "t1.jpg")
+        write_npy(root / "npy" / f"fcl_mmf_{stage}_val.npy", [entry])
+    write_image(root / "images" / "im1.jpg")
+    write_image(root / "images" / "vg" / "t1.jpg")
     return root
 
 
@@ -53,7 +53,7 @@ def load(root, **settings):
     return Clove(str(root), **{"image_size": 8} | settings).load(root.parent / "cache")
 
 
-def test_every_stage_is_told_and_letters_are_scenes(root):
+def test_clove_stages_are_a_column_and_letters_become_scenes(root):
     data = load(root)
     stages = set(data.splits["train"].examples["stage"].to_pylist())
     assert stages == {
@@ -69,14 +69,14 @@ def test_every_stage_is_told_and_letters_are_scenes(root):
     assert data.card["pages"] == {"train": 2, "valid": 2}
 
 
-def test_the_functions_of_feddat_are_five_clients(root):
+def test_feddat_stages_are_five_clients(root):
     data = load(root, stages=Clove.FEDDAT)
     partition = Natural(column="stage", shared_documents=True).split(data.splits["train"], 0)
     assert [name for k in range(5) for name, _ in partition.groups(k)] == sorted(Clove.FEDDAT)
     assert partition.sizes.tolist() == [2] * 5
 
 
-def test_answers_are_counted_and_facts_and_words_kept(root):
+def test_clove_counts_answers_and_reads_facts_and_words(root):
     rows = {r["id"]: r for r in load(root).splits["train"].examples.to_pylist()}
     assert (rows["object0"]["answers"], rows["object0"]["counts"]) == (["x"], [10])
     assert (rows["object1"]["answers"], rows["object1"]["counts"]) == (["y", "x"], [2, 1])
@@ -86,11 +86,11 @@ def test_answers_are_counted_and_facts_and_words_kept(root):
     np.testing.assert_allclose(pages["t1"]["boxes"], [0.25, 0.5, 0.75, 0.75])
 
 
-def test_what_cannot_be_read_is_refused(root):
-    with pytest.raises(ConfigError, match="there is no 'relations'; did you mean 'relation'"):
+def test_clove_errors_name_stage_or_row(root):
+    with pytest.raises(ConfigError, match="no stage 'relations'; did you mean 'relation'"):
         load(root, stages=("relations",))
-    npy(root / "npy" / "fcl_mmf_object_val.npy", [{"version": 1}, record("object", question=None)])
-    with pytest.raises(DataError, match=r"fcl_mmf_object_val\.npy row 1: question is missing, text is needed"):
+    write_npy(root / "npy" / "fcl_mmf_object_val.npy", [{"version": 1}, record("object", question=None)])
+    with pytest.raises(DataError, match=r"fcl_mmf_object_val\.npy row 1: question is missing, expected text"):
         load(root)
     with pytest.raises(DataError, match="has no fcl_mmf_STAGE_train"):
         load(root / "images")

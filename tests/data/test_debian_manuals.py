@@ -1,11 +1,11 @@
-"""Manuals that Debian installs: found where they are, named where they are not."""
+"""Manuals of installed Debian packages, and the error if packages are missing."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from made import pdf
+from sample_files import write_pdf
 
 from simfl.data.readers.debian_manuals import PACKAGES, DebianManuals
 from simfl.errors import ConfigError, DataError
@@ -17,12 +17,12 @@ PAGES = [[(20, 350, "Setting up")], [(20, 350, "Using it")]]
 def installed(root: Path, *packages: str) -> Path:
     for package in packages:
         for number in range(3):
-            pdf(root / package / f"{number}.pdf", PAGES, outline=[("Setting up", 0), ("Using it", 1)])
+            write_pdf(root / package / f"{number}.pdf", PAGES, outline=[("Setting up", 0), ("Using it", 1)])
         (root / package / "same.pdf").symlink_to(root / package / "0.pdf")
     return root
 
 
-def test_headings_are_asked_for_and_unseen_packages_are_apart(tmp_path: Path) -> None:
+def test_unseen_debian_packages_form_their_own_split(tmp_path: Path) -> None:
     root = installed(tmp_path / "doc", "bash-doc", "xfig-doc")
     data = DebianManuals(
         str(root), packages=("bash-doc", "xfig-doc"), unseen=("xfig-doc",), valid=0.0, test=0.0, image_size=8
@@ -39,7 +39,7 @@ def test_headings_are_asked_for_and_unseen_packages_are_apart(tmp_path: Path) ->
     ]
 
 
-def test_packages_that_are_not_installed_are_named_and_nothing_is_installed(tmp_path: Path) -> None:
+def test_missing_debian_packages_are_listed_with_the_install_command(tmp_path: Path) -> None:
     root = installed(tmp_path / "doc", *PACKAGES[2:])
     with pytest.raises(DataError, match=r"lacks 2 packages; apt-get install asymptote-doc bash-doc$"):
         DebianManuals(str(root)).load(tmp_path / "cache")

@@ -1,10 +1,10 @@
-"""DUE in its official layout, made by hand: several tools, several pages, both layers, blank OCR, answers withheld."""
+"""DUE in its official layout: several OCR tools, several pages, both layers, blank OCR, withheld answers."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
-from made import dump, lines, pdf, picture
+from sample_files import write_image, write_json, write_lines, write_pdf
 
 from simfl.data.readers.due import Due
 from simfl.errors import DataError
@@ -27,10 +27,10 @@ def asked(id, key, *values):
 
 
 def write(root: Path, folder: str, documents: list[tuple[str, list, list]], **more) -> None:
-    lines(root / folder / "document.jsonl", [{"name": n, "annotations": a, **more} for n, a, _ in documents])
-    lines(root / folder / "documents_content.jsonl", [{"name": n, "contents": c} for n, _, c in documents])
+    write_lines(root / folder / "document.jsonl", [{"name": n, "annotations": a, **more} for n, a, _ in documents])
+    write_lines(root / folder / "documents_content.jsonl", [{"name": n, "contents": c} for n, _, c in documents])
     for name, _, _ in documents:
-        picture(root / "png" / name / "0.png")
+        write_image(root / "png" / name / "0.png")
 
 
 TWO_TOOLS = [
@@ -69,7 +69,7 @@ def boxes(split, row: int) -> np.ndarray:
     return np.array(split.documents["boxes"][row].as_py()).reshape(-1, 4)
 
 
-def test_questions_answers_and_dropped_ones(root):
+def test_due_reads_questions_and_drops_those_without_answers(root):
     data = load(root)
     rows = data.splits["train"].examples.to_pylist()
     assert [(r["id"], r["document"], r["answers"]) for r in rows] == [("1", 0, ["9", "9.00"]), ("3", 1, ["two"])]
@@ -77,19 +77,19 @@ def test_questions_answers_and_dropped_ones(root):
     assert data.card["pages"] == {"train": 2, "valid": 1, "test": 1}
 
 
-def test_answers_of_the_public_test_part_are_placeholders_and_are_taken_away(root):
+def test_due_removes_placeholder_answers_of_the_test_split(root):
     data = load(root)
     assert data.splits["test"].examples["answers"].to_pylist() == [[]]
     assert data.card["noted"]["test"] == {"answers withheld: all are 0": 1}
 
 
-def test_several_values_may_be_joined(root):
+def test_due_joins_several_values(root):
     assert load(root, values="joined").splits["train"].examples["answers"][0].as_py() == ["9, second"]
 
 
-def test_words_are_of_the_first_tool_or_of_the_one_named(root):
+def test_due_uses_the_first_or_the_chosen_ocr_tool(root):
     assert load(root).splits["test"].documents["words"].to_pylist() == [["Total", "9"]]
-    with pytest.raises(DataError, match=r"dev/documents_content.jsonl row 1|no words by 'microsoft_cv'"):
+    with pytest.raises(DataError, match=r"dev/documents_content.jsonl row 1|no words of tool 'microsoft_cv'"):
         load(root, tool="microsoft_cv")
     for part in ("dev", "train"):
         for file in (root / part).iterdir():
@@ -97,82 +97,82 @@ def test_words_are_of_the_first_tool_or_of_the_one_named(root):
     assert load(root, tool="microsoft_cv").splits["test"].documents["words"].to_pylist() == [["T0tal"]]
 
 
-def test_boxes_are_shares_of_their_own_page(root):
+def test_due_boxes_are_relative_to_their_page(root):
     np.testing.assert_allclose(boxes(load(root).splits["train"], 0), [[0.1, 0.1, 0.5, 0.15], [0.6, 0.1, 0.7, 0.15]])
     split = load(root, pages="all").splits["train"]
     # page 1 lies from (0, 400) to (400, 800): 100/400, (600-400)/400, 300/400, 220/400
     np.testing.assert_allclose(boxes(split, 1), [[0.1, 0.1, 0.2, 0.2], [0.25, 0.5, 0.75, 0.55]])
 
 
-def test_only_the_first_page_has_words_unless_all_are_asked_for(root):
+def test_due_uses_words_of_the_first_page_or_of_all(root):
     assert load(root).splits["train"].documents["words"][1].as_py() == ["one"]
     assert load(root, pages="all").splits["train"].documents["words"][1].as_py() == ["one", "two"]
 
 
-def test_blank_ocr_is_no_word(root):
+def test_due_ignores_blank_ocr_tokens(root):
     assert load(root).splits["valid"].documents["words"].to_pylist() == [[]]
 
 
-def test_the_published_code_divides_by_the_page_at_300_dpi_and_cuts_at_1(root):
+def test_due_rendered_boxes_are_relative_to_page_0_at_300_dpi(root):
     pytest.importorskip("pypdfium2")
     for name in "abcd":
-        pdf(root / "pdfs" / f"{name}.pdf", [[(9, 9, name)]])  # 200 x 400 points: 834 x 1667 pixels
+        write_pdf(root / "pdfs" / f"{name}.pdf", [[(9, 9, name)]])  # 200 x 400 points: 834 x 1667 pixels
     wide = load(root, boxes="rendered", pages="all").splits["train"]
     np.testing.assert_allclose(boxes(wide, 0)[0], [20 / 834, 40 / 1667, 100 / 834, 60 / 1667], rtol=1e-6)
     assert boxes(wide, 1).max() <= 1
 
 
-def test_pages_are_drawn_from_the_pdf_where_there_is_no_png(root):
+def test_due_renders_the_pdf_if_there_is_no_png(root):
     pytest.importorskip("pypdfium2")
     (root / "png" / "c" / "0.png").unlink()
-    with pytest.raises(DataError, match=r"row 1: the picture .*c\.pdf is not there"):
+    with pytest.raises(DataError, match=r"row 1: the image .*c\.pdf is missing"):
         load(root)
-    pdf(root / "pdfs" / "c.pdf", [[(20, 200, "drawn")]])
+    write_pdf(root / "pdfs" / "c.pdf", [[(20, 200, "drawn")]])
     assert len(load(root).splits["valid"].documents["image"][0].as_py()) > 100
 
 
-def test_missing_pages_may_be_dropped_and_paths_kept(root):
+def test_due_drops_missing_pages_and_stores_paths(root):
     (root / "png" / "a" / "0.png").unlink()
     data = load(root, missing="drop", image_size=0)
-    assert data.card["dropped"]["train"] == {"picture missing": 2}
+    assert data.card["dropped"]["train"] == {"image missing": 2}
     assert data.splits["train"].documents.column("image_path").to_pylist() == [str(root / "png" / "b" / "0.png")]
     assert data.splits["train"].documents["width"].to_pylist() == [40]
 
 
-def test_val_stands_for_dev_and_the_hash_is_of_the_content(root, tmp_path):
+def test_due_accepts_val_for_dev_and_hashes_the_content(root, tmp_path):
     before = load(root).sha256
     (root / "dev").rename(root / "val")
     moved = root.rename(tmp_path / "elsewhere")
     assert load(moved).sha256 == before
 
 
-def test_one_pair_of_files_in_the_root_tells_the_split_in_each_line(tmp_path):
+def test_due_reads_one_pair_of_files_with_the_split_in_each_line(tmp_path):
     root = tmp_path / "set"
-    told = [
+    entries = [
         {"name": n, "split": s, "annotations": [asked(n, "?", {"value": n})]} for n, s in (("a", "train"), ("b", "dev"))
     ]
-    lines(root / "document.jsonl", told)
-    lines(root / "documents_content.jsonl", [{"name": n, "contents": [BLANK]} for n in "ab"])
+    write_lines(root / "document.jsonl", entries)
+    write_lines(root / "documents_content.jsonl", [{"name": n, "contents": [BLANK]} for n in "ab"])
     for name in "ab":
-        picture(root / "png" / name / "0.png")
+        write_image(root / "png" / name / "0.png")
     data = load(root)
     assert {n: s.examples["id"].to_pylist() for n, s in data.splits.items()} == {"train": ["a"], "valid": ["b"]}
-    lines(root / "document.jsonl", [told[0], {k: v for k, v in told[1].items() if k != "split"}])
+    write_lines(root / "document.jsonl", [entries[0], {k: v for k, v in entries[1].items() if k != "split"}])
     with pytest.raises(DataError, match="row 2: split is None, allowed: train, valid, dev, val, test"):
         load(root)
 
 
-def test_the_older_release_has_features_for_annotations(tmp_path):
+def test_due_reads_client_features_of_older_releases(tmp_path):
     root = tmp_path / "set"
     feature = {"name": "what?", "value": "x", "value_variants": ["x", "y"], "metadata": {"question_id": "77"}}
-    dump(root / "documents.json", [{"name": "a", "split": "train", "client_features": [feature]}])
-    lines(root / "documents_content.jsonl", [{"name": "a", "contents": [BLANK]}])
-    picture(root / "png" / "a" / "0.png")
+    write_json(root / "documents.json", [{"name": "a", "split": "train", "client_features": [feature]}])
+    write_lines(root / "documents_content.jsonl", [{"name": "a", "contents": [BLANK]}])
+    write_image(root / "png" / "a" / "0.png")
     (row,) = load(root).splits["train"].examples.to_pylist()
     assert (row["id"], row["question"], row["answers"]) == ("77", "what?", ["x", "y"])
 
 
-def test_fields_to_be_read_off_are_kinds_and_tables_of_results_are_asked_by_column(tmp_path):
+def test_due_fields_are_kinds_and_nested_values_become_columns(tmp_path):
     root = tmp_path / "set"
     rows = [
         {"children": [{"key": "score", "values": [{"value": "9"}]}]},
@@ -187,17 +187,17 @@ def test_fields_to_be_read_off_are_kinds_and_tables_of_results_are_asked_by_colu
     ("entries", "message"),
     [
         (["{"], r"documents_content.jsonl row 1: not JSON"),
-        ([{"name": "z"}], r"document.jsonl row 1: 'c' stands beside 'z'"),
-        ([], r"documents_content.jsonl: fewer documents than its companion"),
+        ([{"name": "z"}], r"document.jsonl row 1: 'c' does not match 'z'"),
+        ([], r"documents_content.jsonl: fewer documents than in the other file"),
         ([{"name": "c", "contents": []}], "row 1: contents is empty"),
-        ([{"name": "c", "contents": [{"tool_name": "t"}]}], "tokens_layer is missing, a mapping is needed"),
-        ([{"name": "c", "contents": [read(["a"], [[1, 2, 3]])]}], "positions are not 4 numbers"),
+        ([{"name": "c", "contents": [{"tool_name": "t"}]}], "tokens_layer is missing, expected a mapping"),
+        ([{"name": "c", "contents": [read(["a"], [[1, 2, 3]])]}], "positions does not have 4 numbers"),
         ([{"name": "c", "contents": [read(["a", "b"], [[1, 2, 3, 4]])]}], "2 tokens have 1 positions"),
-        ([{"name": "c", "contents": [read(["a"], [[1, 2, 3, 4]], pages=())]}], "tells 0 pages, words are on 1"),
+        ([{"name": "c", "contents": [read(["a"], [[1, 2, 3, 4]], pages=())]}], "has 0 pages, but words are on 1"),
     ],
 )
-def test_contents_that_cannot_be_read_are_named_with_file_and_row(root, entries, message):
-    lines(root / "dev" / "documents_content.jsonl", entries)
+def test_due_content_errors_name_file_and_row(root, entries, message):
+    write_lines(root / "dev" / "documents_content.jsonl", entries)
     with pytest.raises(DataError, match=message):
         load(root)
 
@@ -205,18 +205,18 @@ def test_contents_that_cannot_be_read_are_named_with_file_and_row(root, entries,
 @pytest.mark.parametrize(
     ("annotations", "message"),
     [
-        ({}, "annotations is dict, a list is needed"),
-        ([{"key": 3}], "row 1 annotation 0: key is 3, text is needed"),
-        ([asked("1", "k", {"value": 9})], r"row 1 annotation 0: value is \[9\], text is needed"),
+        ({}, "annotations is dict, expected a list"),
+        ([{"key": 3}], "row 1 annotation 0: key is 3, expected text"),
+        ([asked("1", "k", {"value": 9})], r"row 1 annotation 0: value is \[9\], expected text"),
     ],
 )
-def test_annotations_that_cannot_be_read_are_named_with_file_and_row(root, annotations, message):
-    lines(root / "dev" / "document.jsonl", [{"name": "c", "annotations": annotations}])
+def test_due_annotation_errors_name_file_and_row(root, annotations, message):
+    write_lines(root / "dev" / "document.jsonl", [{"name": "c", "annotations": annotations}])
     with pytest.raises(DataError, match=message):
         load(root)
 
 
-def test_another_layout_is_refused(tmp_path):
+def test_due_refuses_another_layout(tmp_path):
     with pytest.raises(DataError, match="is not a folder"):
         load(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()

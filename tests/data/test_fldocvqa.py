@@ -1,7 +1,7 @@
-"""What fldocvqa's converter writes: no header, ids shared by mistake, its own partition file."""
+"""Output of fldocvqa's converter: no header, duplicate ids, and its own partition file."""
 
 import pytest
-from made import dump, npy, picture
+from sample_files import write_image, write_json, write_npy
 
 from simfl.data.partition.partitioners import Official
 from simfl.data.readers.fldocvqa import Fldocvqa
@@ -29,13 +29,13 @@ def root(tmp_path):
     root = tmp_path / "due"
     for name in ("wtq", "docvqa"):
         same = {"id": "last"}
-        npy(root / name / "train" / "vqa.npy", [record("p", 0, same), record("p", 1, same), record("q", 2)])
-        npy(root / name / "val" / "vqa.npy", [record("r", 0)])
-        npy(root / name / "test" / "vqa.npy", [record("s", 0, answers=[])])
+        write_npy(root / name / "train" / "vqa.npy", [record("p", 0, same), record("p", 1, same), record("q", 2)])
+        write_npy(root / name / "val" / "vqa.npy", [record("r", 0)])
+        write_npy(root / name / "test" / "vqa.npy", [record("s", 0, answers=[])])
         for image in "pqrs":
-            picture(root / name / "images" / f"{image}.png")
-    held = {"0": {"wtq": [0, 1, 2]}, "1": {"docvqa": [2]}, "10": {"docvqa": [0, 1]}}
-    dump(root / "part.json", {"partitions": {"docvqa": held, "ssl": {}}, "dset_stat": {}})
+            write_image(root / name / "images" / f"{image}.png")
+    clients = {"0": {"wtq": [0, 1, 2]}, "1": {"docvqa": [2]}, "10": {"docvqa": [0, 1]}}
+    write_json(root / "part.json", {"partitions": {"docvqa": clients, "ssl": {}}, "dset_stat": {}})
     return root
 
 
@@ -43,7 +43,7 @@ def load(root, **settings):
     return Fldocvqa(str(root), sets=("wtq", "docvqa"), image_size=8, **settings).load(root.parent / "cache")
 
 
-def test_questions_of_all_sets_and_ids_that_the_converter_shares(root):
+def test_fldocvqa_joins_its_sets_and_makes_duplicate_ids_unique(root):
     data = load(root)
     rows = data.splits["train"].examples.to_pylist()
     assert [r["id"] for r in rows][:3] == ["wtq/last", "wtq/last#2", "wtq/q2"]
@@ -54,19 +54,19 @@ def test_questions_of_all_sets_and_ids_that_the_converter_shares(root):
     assert data.splits["test"].examples["answers"].to_pylist() == [[], []]
 
 
-def test_its_partition_file_makes_its_clients_in_the_order_of_their_numbers(root):
+def test_fldocvqa_partition_file_defines_official_clients_by_number(root):
     data = load(root, partition=str(root / "part.json"))
     partition = Official().split(data.splits["train"], 0)
     assert [partition.rows(k).tolist() for k in range(3)] == [[0, 1, 2], [5], [3, 4]]
 
 
-def test_what_does_not_fit_is_refused(root):
-    dump(root / "part.json", {"partitions": {"docvqa": {"0": {"wtq": [0]}, "1": {"wtq": [0]}}}})
-    with pytest.raises(DataError, match="row 0 of wtq is in two clients"):
+def test_fldocvqa_refuses_inconsistent_files(root):
+    write_json(root / "part.json", {"partitions": {"docvqa": {"0": {"wtq": [0]}, "1": {"wtq": [0]}}}})
+    with pytest.raises(DataError, match="row 0 of wtq belongs to two clients"):
         load(root, partition=str(root / "part.json"))
-    npy(root / "wtq" / "val" / "vqa.npy", [record("r", 0, ocr_normalized_boxes=[[1, 2]])])
+    write_npy(root / "wtq" / "val" / "vqa.npy", [record("r", 0, ocr_normalized_boxes=[[1, 2]])])
     with pytest.raises(
-        DataError, match=r"wtq/val/vqa\.npy row 0: ocr_normalized_boxes are not 4 numbers for each of 2"
+        DataError, match=r"wtq/val/vqa\.npy row 0: ocr_normalized_boxes does not have 4 numbers for each of 2"
     ):
         load(root)
     (root / "docvqa" / "test" / "vqa.npy").unlink()

@@ -1,4 +1,4 @@
-"""Data sets of the library `datasets`, as its save_to_disk lays them out."""
+"""Data sets saved by save_to_disk of the library `datasets`."""
 
 import io
 import json
@@ -20,7 +20,7 @@ def png(shade: int) -> dict:
 
 
 def save(folder: Path, rows: list[dict], shards: int = 1, features: dict | None = None, **state) -> None:
-    """What save_to_disk writes: Arrow streams, state.json and dataset_info.json."""
+    """Write the files of save_to_disk: Arrow streams, state.json and dataset_info.json."""
     folder.mkdir(parents=True)
     names = [f"data-{i:05}-of-{shards:05}.arrow" for i in range(shards)]
     for i, name in enumerate(names):
@@ -37,8 +37,8 @@ def save(folder: Path, rows: list[dict], shards: int = 1, features: dict | None 
 def asked(tmp_path):
     root = tmp_path / "asked"
     page = {"answer": ["x", "x", "y"], "tokens": ["a"], "at": [[0, 0, 500, 1000]]}
-    told = [{"qid": i, "query": {"en": f"what {i}?"}, "image": png(i // 2), "who": f"p{i}"} for i in range(4)]
-    rows = [row | page for row in told]
+    questions = [{"qid": i, "query": {"en": f"what {i}?"}, "image": png(i // 2), "who": f"p{i}"} for i in range(4)]
+    rows = [row | page for row in questions]
     save(root / "train", rows, shards=2)
     save(root / "validation", rows[:1])
     (root / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "validation"]}))
@@ -52,7 +52,7 @@ def load(root: Path, columns: dict, **settings):
     return HfDisk(str(root), columns, image_size=8, **settings).load(root.parent / "cache")
 
 
-def test_questions_come_from_all_shards_and_pages_are_kept_once(asked):
+def test_hf_disk_reads_all_shards_and_stores_each_page_once(asked):
     data = load(asked, ASKED, groups=("who",), box_scale=1000.0)
     rows = data.splits["train"].examples.to_pylist()
     assert [(r["id"], r["question"], r["who"], r["document"]) for r in rows] == [
@@ -65,7 +65,7 @@ def test_questions_come_from_all_shards_and_pages_are_kept_once(asked):
     assert set(data.splits) == {"train", "valid"}
 
 
-def test_classes_have_names_and_a_single_set_is_for_training(tmp_path):
+def test_hf_disk_reads_class_names_and_a_single_split_as_train(tmp_path):
     rows = [{"label": i % 2, "image": png(i), "style": "photo"} for i in range(3)]
     save(tmp_path / "shown", rows, features={"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}})
     data = load(tmp_path / "shown", {"label": "label", "image": "image", "provider": "style"})
@@ -77,23 +77,23 @@ def test_classes_have_names_and_a_single_set_is_for_training(tmp_path):
     assert (data.card["num_classes"], data.card["shape"]) == (2, [3, 8, 8])
 
 
-def test_words_are_read_too(tmp_path):
+def test_hf_disk_reads_word_images(tmp_path):
     save(tmp_path / "words", [{"text": "Hello", "image": png(1)}])
     row = load(tmp_path / "words", {"text": "text", "image": "image"}).splits["train"].examples.to_pylist()[0]
     assert (row["text"], row["source"]) == ("Hello", "words")
 
 
-def test_wrong_columns_name_the_nearest(asked):
-    with pytest.raises(ConfigError, match="no column is called 'questoin'; did you mean 'question'"):
+def test_hf_disk_suggests_the_nearest_column(asked):
+    with pytest.raises(ConfigError, match="unknown column 'questoin'; did you mean 'question'"):
         load(asked, {"questoin": "query"})
-    with pytest.raises(ConfigError, match="question, label or text is needed"):
+    with pytest.raises(ConfigError, match="one of question, label and text is required"):
         load(asked, {"image": "image"})
     with pytest.raises(ConfigError, match="has no 'querry'; did you mean 'query'"):
         load(asked, {"question": "querry"})
 
 
-def test_what_cannot_be_read_is_named(tmp_path, asked):
-    with pytest.raises(DataError, match=r"row 0: question is \{'en': 'what 0\?'\}, text is needed"):
+def test_hf_disk_errors_name_file_and_row(tmp_path, asked):
+    with pytest.raises(DataError, match=r"row 0: question is \{'en': 'what 0\?'\}, expected text"):
         load(asked, ASKED | {"question": "query"})
     (asked / "train" / "data-00001-of-00002.arrow").write_bytes(b"x")
     with pytest.raises(DataError, match=r"data-00001-of-00002\.arrow: not a readable Arrow stream"):
@@ -102,8 +102,8 @@ def test_what_cannot_be_read_is_named(tmp_path, asked):
     with pytest.raises(DataError, match="saved with a selection of rows"):
         load(tmp_path / "picked", {"text": "text", "image": "image"})
     save(tmp_path / "gone", [{"text": "a", "image": {"bytes": None, "path": "nowhere.png"}}])
-    with pytest.raises(DataError, match=r"row 0: the picture 'nowhere\.png' is not saved with the data and not there"):
+    with pytest.raises(DataError, match=r"row 0: the image 'nowhere\.png' is not saved with the data"):
         load(tmp_path / "gone", {"text": "text", "image": "image"})
     save(tmp_path / "bad", [{"text": "a", "image": {"bytes": b"x", "path": None}}])
-    with pytest.raises(DataError, match=r"data-00000-of-00001\.arrow row 0: not a readable picture"):
+    with pytest.raises(DataError, match=r"data-00000-of-00001\.arrow row 0: not a readable image"):
         load(tmp_path / "bad", {"text": "text", "image": "image"})

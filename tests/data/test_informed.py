@@ -12,14 +12,15 @@ from PIL import Image
 from simfl.data.base import DOCUMENTS, Split
 from simfl.data.baselines import fit_baselines, score_baselines
 from simfl.data.benchmarks.informed import informed
-from simfl.data.io.drawing import CELL, COLUMNS, contact_sheet, png
+from simfl.data.io.contact_sheet import CELL, COLUMNS, contact_sheet
+from simfl.data.io.images import encode_png
 
 
 def page(number: int, names: tuple[str, str], rain: tuple[str, str]) -> dict:
     """Return a page with a table of two rows and the columns town and rain."""
     words = ["town", "rain", names[0], rain[0], names[1], rain[1]]
     boxes = [v for row in range(3) for left in (0.1, 0.6) for v in (left, 0.1 + 0.3 * row, left + 0.2, 0.2 + 0.3 * row)]
-    picture = png(Image.new("L", (40, 30), 40 * number))
+    picture = encode_png(Image.new("L", (40, 30), 40 * number))
     return dict(zip(DOCUMENTS.names, (str(number), "", words, boxes, picture, 40, 30), strict=True))
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pytest
-from made import dump, lines, picture
+from sample_files import write_image, write_json, write_lines
 
 from simfl.config.fields import read, written
 from simfl.data.base import Data, Dataset, Split
@@ -37,7 +37,7 @@ class Labels(Data):
         )
 
 
-def test_rows_of_documents_move_and_examples_tell_their_set(tmp_path):
+def test_joined_shifts_documents_and_labels_examples_with_their_part(tmp_path):
     data = Joined({"a": Pages("a", 2), "b": Pages("b", 3)}).load(tmp_path)
     examples, documents = data.splits["train"].examples, data.splits["train"].documents
     assert examples["dataset"].to_pylist() == ["a", "a", "b", "b", "b"]
@@ -49,7 +49,7 @@ def test_rows_of_documents_move_and_examples_tell_their_set(tmp_path):
     assert partition.sizes.tolist() == [2, 3]
 
 
-def test_the_hash_is_of_all_parts_and_their_names(tmp_path):
+def test_joined_hash_covers_parts_and_their_names(tmp_path):
     hashes = {
         Joined(parts).load(tmp_path).sha256
         for parts in ({"a": Pages("a", 2)}, {"b": Pages("a", 2)}, {"a": Pages("a", 2), "b": Pages("b", 1)})
@@ -57,12 +57,12 @@ def test_the_hash_is_of_all_parts_and_their_names(tmp_path):
     assert len(hashes) == 3
 
 
-def test_a_split_is_there_if_any_part_has_it_and_parts_without_documents_join(tmp_path):
+def test_joined_has_every_split_of_any_part(tmp_path):
     data = Joined({"a": Labels(), "b": Labels()}).load(tmp_path)
     assert data.splits["test"].examples.to_pylist() == [{"label": 2, "dataset": "a"}, {"label": 2, "dataset": "b"}]
 
 
-def test_a_split_of_a_part_may_have_another_name(tmp_path):
+def test_joined_renames_splits_of_a_part(tmp_path):
     parts = {"a": Labels(), "b": Labels()}
     data = Joined(parts, {"b": {"test": "abroad"}}).load(tmp_path)
     assert {name: split.examples["dataset"].to_pylist() for name, split in data.splits.items()} == {
@@ -81,20 +81,22 @@ def test_a_split_of_a_part_may_have_another_name(tmp_path):
         ({"b": {"test": "train"}}, "gives two splits one name"),
     ],
 )
-def test_other_names_that_cannot_be_meant_are_refused(tmp_path, splits, line):
+def test_joined_refuses_invalid_split_names(tmp_path, splits, line):
     with pytest.raises(ConfigError, match=line):
         Joined({"a": Labels(), "b": Labels()}, splits).load(tmp_path)
 
 
-def test_columns_that_a_part_lacks_are_empty(tmp_path):
-    told = {"question": "?", "answer": "x", "need_external_knowledge": False}
+def test_joined_fills_missing_columns_with_null(tmp_path):
+    question = {"question": "?", "answer": "x", "need_external_knowledge": False}
     for name in ("train", "val", "test"):
-        dump(tmp_path / "aqua" / f"{name}.json", [told | {"image": "a.jpg"}])
+        write_json(tmp_path / "aqua" / f"{name}.json", [question | {"image": "a.jpg"}])
         pair = {"sentence": "s", "label": "True", "identifier": f"{name}-0-0-0"}
-        lines(tmp_path / "nlvr2" / f"{name if name == 'train' else {'val': 'dev', 'test': 'test1'}[name]}.json", [pair])
+        write_lines(
+            tmp_path / "nlvr2" / f"{name if name == 'train' else {'val': 'dev', 'test': 'test1'}[name]}.json", [pair]
+        )
         for side in (0, 1):
-            picture(tmp_path / "nlvr2" / "images" / f"{name}-0-0-img{side}.png")
-    picture(tmp_path / "aqua" / "images" / "a.jpg")
+            write_image(tmp_path / "nlvr2" / "images" / f"{name}-0-0-img{side}.png")
+    write_image(tmp_path / "aqua" / "images" / "a.jpg")
     parts = {"art": Aqua(str(tmp_path / "aqua"), image_size=0), "nlvr2": Nlvr2(str(tmp_path / "nlvr2"), image_size=0)}
     train = Joined(parts).load(tmp_path / "cache").splits["train"]
     rows = train.examples.to_pylist()
@@ -105,8 +107,8 @@ def test_columns_that_a_part_lacks_are_empty(tmp_path):
     assert train.documents.num_rows == 3
 
 
-def test_what_does_not_fit_together_is_refused(tmp_path):
-    with pytest.raises(DataError, match="some have documents and some have none"):
+def test_joined_refuses_incompatible_parts(tmp_path):
+    with pytest.raises(DataError, match="some have documents and some do not"):
         Joined({"a": Labels(), "b": Pages("b", 1)}).load(tmp_path)
     with pytest.raises(DataError, match="give all the same image_size"):
         Joined({"a": Pages("a", 1), "b": Pages("b", 1, "image_path")}).load(tmp_path)
@@ -114,15 +116,15 @@ def test_what_does_not_fit_together_is_refused(tmp_path):
         Joined({}).load(tmp_path)
 
 
-def test_an_experiment_file_names_the_parts_as_it_names_data_sets(tmp_path):
+def test_joined_parts_are_read_from_an_experiment_file(tmp_path):
     for name in ("wtq", "docvqa"):
-        lines(
+        write_lines(
             tmp_path / name / "train" / "document.jsonl",
             [{"name": "p", "annotations": [{"key": "?", "values": [{"value": "x"}]}]}],
         )
         blank = {"tool_name": "t", "tokens_layer": {"tokens": [" "], "positions": [[0, 0, 0, 0]]}}
-        lines(tmp_path / name / "train" / "documents_content.jsonl", [{"name": "p", "contents": [blank]}])
-        picture(tmp_path / name / "png" / "p" / "0.png")
+        write_lines(tmp_path / name / "train" / "documents_content.jsonl", [{"name": "p", "contents": [blank]}])
+        write_image(tmp_path / name / "png" / "p" / "0.png")
     given = {
         "name": "joined",
         "parts": {n: {"name": "due", "path": str(tmp_path / n), "image_size": 8} for n in ("wtq", "docvqa")},

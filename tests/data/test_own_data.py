@@ -1,4 +1,4 @@
-"""Data of one's own: what is read, under which names and shapes, how it is kept for workers, and what is refused."""
+"""Data sets of the user: accepted types, columns and shapes, caching for workers, and errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def encoded(dataset: Dataset, split: str = "train") -> tuple[np.ndarray, list[in
     ],
     ids=lambda items: type(items).__name__,
 )
-def test_arrays_pairs_and_mappings_are_the_same_data(items: Any, tmp_path: Path) -> None:
+def test_own_data_accept_arrays_pairs_and_mappings(items: Any, tmp_path: Path) -> None:
     dataset = Own(items).load(tmp_path)
     x, label = encoded(dataset)
     assert x.tolist() == X.reshape(4, 6).tolist()
@@ -56,24 +56,24 @@ def test_arrays_pairs_and_mappings_are_the_same_data(items: Any, tmp_path: Path)
     assert dataset.sha256 == Own((X, Y)).load(tmp_path).sha256
 
 
-def test_further_keys_are_columns_to_partition_and_group_by(tmp_path: Path) -> None:
+def test_own_data_keep_further_keys_as_columns(tmp_path: Path) -> None:
     table = Own(rows()).load(tmp_path).splits["train"].examples
     assert table.column_names == ["features", "label", "client", "place"]
     assert table["place"].to_pylist() == ["p0", "p1", "p2", "p3"]
     assert table["client"].to_pylist() == [0, 1, 0, 1]
 
 
-def test_bytes_are_scaled_and_pictures_are_kept_as_pictures(tmp_path: Path) -> None:
+def test_own_data_scale_uint8_and_store_images_encoded(tmp_path: Path) -> None:
     x, _ = encoded(Own((np.full((4, 2, 2), 255, np.uint8), Y)).load(tmp_path))
     assert x.tolist() == np.ones((4, 4)).tolist()
-    pictures = [(Image.new("L", (3, 2), 51 * i), y) for i, y in enumerate(Y)]
-    table = Own(pictures).load(tmp_path).splits["train"]
+    images = [(Image.new("L", (3, 2), 51 * i), y) for i, y in enumerate(Y)]
+    table = Own(images).load(tmp_path).splits["train"]
     seen = Classification(grey=True).encode(table, None).rows["x"]
     assert seen.shape == (4, 1, 2, 3)
     assert seen[3].unique().tolist() == [153]
 
 
-def test_text_lists_and_missing_values_are_columns(tmp_path: Path) -> None:
+def test_own_data_keep_text_lists_and_nulls(tmp_path: Path) -> None:
     items = [
         {"text": "a b", "words": ["a", "b"], "score": 0.5, "y": 1},
         {"text": "c", "words": ["c"], "score": None, "y": 0},
@@ -83,11 +83,11 @@ def test_text_lists_and_missing_values_are_columns(tmp_path: Path) -> None:
     assert table["score"].to_pylist() == [0.5, None]
 
 
-def test_labels_that_are_no_classes_make_none(tmp_path: Path) -> None:
+def test_own_data_with_float_labels_have_no_classes(tmp_path: Path) -> None:
     assert "num_classes" not in Own((X, Y / 2)).load(tmp_path).card
 
 
-def test_a_function_is_called_with_its_settings(tmp_path: Path) -> None:
+def test_own_data_function_is_called_with_its_settings(tmp_path: Path) -> None:
     for of in (rows, f"{__name__}:rows"):
         twice = Own(of, {"scale": 2.0}).load(tmp_path)
         assert encoded(twice)[0].tolist() == (2 * X).reshape(4, 6).tolist()
@@ -95,23 +95,23 @@ def test_a_function_is_called_with_its_settings(tmp_path: Path) -> None:
         Own(rows, {"size": 2}).load(tmp_path)
 
 
-def test_workers_get_the_place_of_the_data_and_not_the_data(tmp_path: Path) -> None:
+def test_own_data_are_pickled_as_a_cache_reference(tmp_path: Path) -> None:
     big = Own((np.zeros((1000, 50), np.float32), np.arange(1000) % 3))
     first = big.load(tmp_path)
     sent = pickle.dumps(big)
     assert len(sent) < 1000
     assert pickle.loads(sent).load(tmp_path).sha256 == first.sha256
-    with pytest.raises(DataError, match=r"is gone, where <.*> was kept; give it again from Python"):
+    with pytest.raises(DataError, match=r"with the data of <.*> is missing; pass it again from Python"):
         pickle.loads(sent).load(tmp_path / "elsewhere")
 
 
-def test_what_can_be_imported_is_made_again_where_the_cache_lacks_it(tmp_path: Path) -> None:
+def test_importable_own_data_are_rebuilt_without_a_cache(tmp_path: Path) -> None:
     own = Own(rows)
     first = own.load(tmp_path)
     assert pickle.loads(pickle.dumps(own)).load(tmp_path / "elsewhere").sha256 == first.sha256
 
 
-def test_data_given_from_python_are_written_by_their_hash_and_found_again(tmp_path: Path) -> None:
+def test_own_data_from_python_are_written_by_their_hash(tmp_path: Path) -> None:
     own = Own((X, Y))
     sha256 = own.load(tmp_path).sha256
     plain = written(own)
@@ -121,7 +121,7 @@ def test_data_given_from_python_are_written_by_their_hash_and_found_again(tmp_pa
     assert written(Own(rows)) == {"name": "own", "of": f"{__name__}:rows", "settings": {}, "sha256": None}
 
 
-def test_what_is_no_component_stands_for_data() -> None:
+def test_sequences_functions_and_splits_are_read_as_own_data() -> None:
     splits = {"train": [(1, 2)], "valid": [(1, 2)]}
     assert read(Data, splits, "data") == Own(splits)
     assert read(Data, rows, "data") == Own(rows)
@@ -135,15 +135,18 @@ def test_what_is_no_component_stands_for_data() -> None:
         ([], "data, split train: there are no examples"),
         ([1, 2], "data, split train, item 0: int is neither (x, y) nor a mapping"),
         ([(1, 2, 3)], "data, split train, item 0: tuple is neither (x, y) nor a mapping"),
-        ([{"x": [1.0]}, {"y": 1}], "data, split train, item 1: it has y, the first has x"),
-        ([([1.0], 0), ([1.0, 2.0], 0)], "data, split train, item 1: features has shape (2,), the first has (1,)"),
-        ([(["a"], 0)], "data, split train: column 'features' holds <U1, numbers are needed"),
+        ([{"x": [1.0]}, {"y": 1}], "data, split train, item 1: its fields are y, those of item 0 x"),
+        ([([1.0], 0), ([1.0, 2.0], 0)], "data, split train, item 1: features has shape (2,), that of item 0 has (1,)"),
+        ([(["a"], 0)], "data, split train: column 'features' has type <U1, expected numbers"),
         ([{"y": 1, "z": "a"}, {"y": 1, "z": 1}], "data, split train: column 'z': "),
-        ({"train": iter([])}, "data, split train: list_iterator has no length or no items by number"),
-        ({"train": (X, Y), "valid": (X[:, :1], Y)}, "data: the splits have examples of other shapes: (2, 3), (1, 3)"),
+        ({"train": iter([])}, "data, split train: list_iterator has no length, or its items cannot be read by index"),
+        (
+            {"train": (X, Y), "valid": (X[:, :1], Y)},
+            "data: examples of the splits have different shapes: (2, 3), (1, 3)",
+        ),
     ],
 )
-def test_what_cannot_be_read_is_one_line(items: Any, said: str, tmp_path: Path) -> None:
+def test_own_data_errors_are_one_line(items: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         Own(items).load(tmp_path)
     assert str(error.value).startswith(said)

@@ -1,4 +1,4 @@
-"""PFL-DocVQA's official layout on a made release of two clients with three providers each, and every trap in it."""
+"""PFL-DocVQA's official layout on a small release of two clients with three providers each."""
 
 import io
 import json
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from simfl.data.check import check
+from simfl.data.check import check_dataset
 from simfl.data.partition.partitioners import Official, Provider
 from simfl.data.readers.pfl_docvqa import PflDocvqa
 from simfl.errors import DataError
@@ -36,7 +36,7 @@ def save(path: Path, entries: list) -> None:
     np.save(path, array, allow_pickle=True)
 
 
-def picture(path: Path, cut: bool = False) -> None:
+def write_image(path: Path, cut: bool = False) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.random.Generator(np.random.Philox(1)).integers(0, 255, (120, 80, 3), np.uint8)
     Image.fromarray(pixels).save(path)
@@ -72,7 +72,7 @@ def root(tmp_path: Path) -> Path:
     save(root / "imdb" / "imdb_test.npy", [HEADER, record("t1_0", 1, set_name="red_test_positive", answers=None)])
     (root / "imdb" / "data_points.json").write_text(json.dumps(POINTS))
     for page in ("d1_0", "d1_1", "d2_0", "d3_0", "d4_0", "d5_0", "d6_0", "v1_0", "t1_0"):
-        picture(root / "images" / f"{page}.jpg", cut=page == "d2_0")
+        write_image(root / "images" / f"{page}.jpg", cut=page == "d2_0")
     return root
 
 
@@ -80,7 +80,7 @@ def load(root: Path, image_size: int = 16):
     return PflDocvqa(str(root), image_size=image_size).load(root.parent / "cache")
 
 
-def test_rows_of_data_points_count_from_the_header(root):
+def test_pfl_data_points_count_rows_from_the_header(root):
     train = load(root).splits["train"]
     pages, examples = train.documents.to_pylist(), train.examples.to_pylist()
     providers = [pages[e["document"]]["provider"] for e in examples]
@@ -89,21 +89,21 @@ def test_rows_of_data_points_count_from_the_header(root):
     assert [e["client"] for e in examples] == [0] * 5 + [1] * 2
 
 
-def test_the_official_partition_has_the_clients_and_their_providers(root):
+def test_pfl_official_partition_has_the_clients_and_their_providers(root):
     partition = Official(clients=2).split(load(root).splits["train"], seed=0)
     assert [[name for name, _ in partition.groups(k)] for k in (0, 1)] == [["A", "B", "C"], ["D", "E"]]
     assert partition.sizes.tolist() == [5, 2]
     assert Provider(clients=5).split(load(root).splits["train"], seed=0).num_groups.tolist() == [1] * 5
 
 
-def test_text_answers_become_lists_and_examples_without_one_are_dropped_and_counted(root):
+def test_pfl_drops_and_counts_questions_without_an_answer(root):
     data = load(root)
     assert data.splits["train"].examples["answers"].to_pylist()[:2] == [["V1"], ["V2"]]
     assert data.card["dropped"]["train"] == {"no answer": 1}
     assert data.splits["test"].examples["answers"].to_pylist() == [[]]
 
 
-def test_missing_and_repeated_question_ids_are_unique_over_all_clients(root):
+def test_pfl_replaces_missing_and_duplicate_question_ids(root):
     ids = load(root).splits["train"].examples["id"].to_pylist()
     assert len(set(ids)) == 7
     assert "imdb_train_client_0-4" in ids
@@ -112,32 +112,32 @@ def test_missing_and_repeated_question_ids_are_unique_over_all_clients(root):
     assert load(root).splits["valid"].examples["id"].to_pylist() == ["v1_0-1", "imdb_val-2"]
 
 
-def test_words_and_boxes_may_be_lists_arrays_or_none_at_all(root):
+def test_pfl_reads_words_and_boxes_as_lists_or_arrays(root):
     pages = {p["id"]: p for p in load(root).splits["train"].documents.to_pylist()}
     np.testing.assert_allclose(pages["d1_0"]["boxes"], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8], atol=1e-6)
     assert (pages["d1_1"]["words"], pages["d1_1"]["boxes"]) == ([], [])
     assert (pages["d3_0"]["words"], pages["d3_0"]["boxes"]) == (["a", "b"], [0, 0, 1, 1, 0, 0, 1, 1])
 
 
-def test_a_truncated_picture_is_read_as_far_as_it_goes(root):
+def test_pfl_reads_truncated_images(root):
     pages = {p["id"]: p for p in load(root).splits["train"].documents.to_pylist()}
     cut = Image.open(io.BytesIO(pages["d2_0"]["image"]))
     assert (cut.size, cut.mode) == ((16, 16), "RGB")
     assert (pages["d2_0"]["width"], pages["d2_0"]["height"]) == (16, 16)
 
 
-def test_without_pictures_none_are_read_and_their_paths_are_told(root):
+def test_pfl_stores_paths_without_reading_images(root):
     for image in (root / "images").iterdir():
         image.unlink()
     train = load(root, image_size=0).splits["train"]
     assert train.documents["image_path"].to_pylist()[0] == str(root / "images" / "d1_0.jpg")
-    missing = {f.what: f.count for f in check(load(root, image_size=0)).findings if f.split == "train"}
-    assert missing["pictures missing"] == train.documents.num_rows == 6
-    with pytest.raises(DataError, match=r"d1_0\.jpg: not a readable picture"):
+    missing = {f.message: f.count for f in check_dataset(load(root, image_size=0)).findings if f.split == "train"}
+    assert missing["missing images"] == train.documents.num_rows == 6
+    with pytest.raises(DataError, match=r"d1_0\.jpg: not a readable image"):
         load(root, image_size=8)
 
 
-def test_the_card_counts_clients_as_the_paper_does(root):
+def test_pfl_card_counts_clients_as_the_paper_does(root):
     card = load(root).card
     assert card["clients"] == [
         {"providers": 3, "documents": 3, "pages": 4, "questions": 5},
@@ -146,13 +146,13 @@ def test_the_card_counts_clients_as_the_paper_does(root):
     assert card["splits"]["valid"] == {"providers": 0, "documents": 1, "pages": 1, "questions": 2}
 
 
-def test_the_published_sizes_add_up():
+def test_pfl_published_sizes_add_up():
     assert sum(size.questions for size in PflDocvqa.CLIENTS) == 221_319
     assert 221_319 + sum(size.questions for size in PflDocvqa.SPLITS.values()) == 295_401
     assert min(size.providers for size in PflDocvqa.CLIENTS) == 400
 
 
-def test_test_questions_on_unseen_providers_are_a_split_of_their_own(root):
+def test_pfl_test_questions_on_unseen_providers_form_a_split(root):
     save(
         root / "imdb" / "imdb_test.npy",
         [HEADER, record("t1_0", 1, set_name="red_test_positive"), record("t1_0", 2, set_name="red_test_negative")],
@@ -163,7 +163,7 @@ def test_test_questions_on_unseen_providers_are_a_split_of_their_own(root):
     assert splits["test"].documents["provider"].to_pylist() == ["A"]
 
 
-def test_the_full_release_without_clients_is_read_by_provider(root):
+def test_pfl_full_release_has_providers_and_no_clients(root):
     imdb = root / "imdb"
     for path in imdb.glob("imdb_*"):
         path.unlink()
@@ -177,7 +177,7 @@ def test_the_full_release_without_clients_is_read_by_provider(root):
     assert Provider(clients=3).split(data.splits["train"], seed=0).sizes.tolist() == [3, 1, 1]
 
 
-def test_a_provider_in_two_clients_is_refused(root):
+def test_pfl_refuses_a_provider_in_two_clients(root):
     points = {"client_0": POINTS["client_0"], "client_1": {"A": [1], "E": [2], "F": [3]}}
     (root / "imdb" / "data_points.json").write_text(json.dumps(points))
     with pytest.raises(DataError, match="provider 'A' is in client 0 and client 1"):
@@ -188,14 +188,14 @@ def test_a_provider_in_two_clients_is_refused(root):
     ("points", "message"),
     [
         ({"A": [0, 1, 2], "B": [3], "C": [4, 5]}, "provider 'A': row 0, but row 0 is the header"),
-        ({"A": [1, 2, 3], "B": [4], "C": [4, 5]}, "row 4 is of 'B' and of 'C'"),
-        ({"A": [1, 2, 3], "B": [4]}, "row 5: data_points.json gives it to no provider"),
-        ({"A": [1, 2, 3], "B": [4], "C": [5, 6]}, "names row 6 of client 0, which it has not"),
-        ({"A": [1], "B": [2, 3, 4], "C": [5]}, "page d1_0 is of 'B', elsewhere of 'A'"),
+        ({"A": [1, 2, 3], "B": [4], "C": [4, 5]}, "row 4 belongs to 'B' and to 'C'"),
+        ({"A": [1, 2, 3], "B": [4]}, "row 5: data_points.json assigns it to no provider"),
+        ({"A": [1, 2, 3], "B": [4], "C": [5, 6]}, "lists row 6 of client 0, which is missing"),
+        ({"A": [1], "B": [2, 3, 4], "C": [5]}, "page d1_0 belongs to 'B', elsewhere to 'A'"),
         ({"A": ["1"]}, "row '1'"),
     ],
 )
-def test_rows_that_do_not_fit_the_file_are_refused(root, points, message):
+def test_pfl_refuses_rows_that_do_not_match_the_file(root, points, message):
     (root / "imdb" / "data_points.json").write_text(json.dumps(POINTS | {"client_0": points}))
     with pytest.raises(DataError, match=message):
         load(root)
@@ -204,62 +204,65 @@ def test_rows_that_do_not_fit_the_file_are_refused(root, points, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"question": ""}, "row 2: question is '', text is needed"),
-        ({"image_name": None}, "row 2: image_name is None"),
+        ({"question": ""}, "row 2: question is '', expected text"),
+        ({"image_name": None}, "row 2: image_name is missing"),
         ({"answers": [1]}, r"row 2: answers is \[1\]"),
-        ({"ocr_tokens": None}, "row 2: ocr_tokens is NoneType"),
-        ({"ocr_tokens": [1, 2]}, "row 2: ocr_tokens is list"),
-        ({"ocr_normalized_boxes": [[0, 0, 1, 1]]}, "row 2: ocr_normalized_boxes are not 4 numbers for each"),
-        ({"ocr_normalized_boxes": [[0, 0, 1], [0, 0, 1, 1]]}, "row 2: ocr_normalized_boxes are not 4 numbers for each"),
-        ({"ocr_normalized_boxes": [[0, 0, 1, 1], [0, 0, 1, float("nan")]]}, "row 2: ocr_normalized_boxes hold nan"),
+        ({"ocr_tokens": None}, "row 2: ocr_tokens is missing"),
+        ({"ocr_tokens": [1, 2]}, r"row 2: ocr_tokens is \[1, 2\]"),
+        ({"ocr_normalized_boxes": [[0, 0, 1, 1]]}, "row 2: ocr_normalized_boxes does not have 4 numbers for each"),
+        (
+            {"ocr_normalized_boxes": [[0, 0, 1], [0, 0, 1, 1]]},
+            "row 2: ocr_normalized_boxes does not have 4 numbers for each",
+        ),
+        ({"ocr_normalized_boxes": [[0, 0, 1, 1], [0, 0, 1, float("nan")]]}, "row 2: ocr_normalized_boxes contains nan"),
     ],
 )
-def test_a_broken_record_is_named_with_file_and_row(root, change, message):
+def test_pfl_errors_name_file_and_row(root, change, message):
     save(root / "imdb" / "imdb_val.npy", [HEADER, record("v1_0", 1), record("v1_1", 2, **change)])
     with pytest.raises(DataError, match=r"imdb_val\.npy " + message):
         load(root)
 
 
-def test_a_file_without_a_header_is_refused(root):
+def test_pfl_refuses_a_file_without_a_header(root):
     save(root / "imdb" / "imdb_val.npy", [record("v1_0", 1)])
-    with pytest.raises(DataError, match=r"imdb_val\.npy row 0: a header without a question is needed"):
+    with pytest.raises(DataError, match=r"imdb_val\.npy row 0: expected a header without a question"):
         load(root)
     save(root / "imdb" / "imdb_val.npy", [HEADER, "text"])
-    with pytest.raises(DataError, match=r"imdb_val\.npy row 1: str given"):
+    with pytest.raises(DataError, match=r"imdb_val\.npy row 1: str, expected a mapping"):
         load(root)
 
 
-def test_a_page_read_in_two_ways_is_counted(root):
+def test_pfl_counts_pages_with_different_words(root):
     save(root / "imdb" / "imdb_val.npy", [HEADER, record("v1_0", 1), record("v1_0", 2, ocr_tokens=["Tota1", "9.00"])])
     data = load(root)
     assert data.card["dropped"]["valid"] == {"other words of a known page": 1}
     assert data.splits["valid"].documents["words"].to_pylist() == [["Total", "9.00"]]
 
 
-def test_missing_files_are_named(root):
+def test_pfl_names_missing_files(root):
     points = root / "imdb" / "data_points.json"
     points.rename(root / "away.json")
     with pytest.raises(DataError, match=r"data_points\.json: no such file"):
         load(root)
     (root / "away.json").rename(points)
     (root / "imdb" / "imdb_train_client_0.npy").unlink()
-    with pytest.raises(DataError, match=r"imdb_train_client_0\.npy is missing, client 1 is there"):
+    with pytest.raises(DataError, match=r"imdb_train_client_0\.npy is missing, client 1 exists"):
         load(root)
     (root / "imdb" / "imdb_train_client_1.npy").unlink()
-    with pytest.raises(DataError, match=r"neither imdb_train_client_0\.npy nor blue_train\.npy"):
+    with pytest.raises(DataError, match=r"imdb_train_client_0\.npy or blue_train\.npy is missing"):
         load(root)
     with pytest.raises(DataError, match="is not a folder"):
         load(root / "nowhere")
 
 
-def test_clients_of_data_points_and_files_must_agree(root):
+def test_pfl_data_points_and_files_must_have_the_same_clients(root):
     (root / "imdb" / "imdb_train_client_1.npy").unlink()
-    with pytest.raises(DataError, match="there are training files of 1 clients, here are client_0, client_1"):
+    with pytest.raises(DataError, match="there are training files of 1 clients, but the keys are client_0, client_1"):
         load(root)
 
 
 class Trap:
-    """Unpickles into a shell command."""
+    """An object whose pickle runs a shell command."""
 
     def __init__(self, command: str):
         self.command = command
@@ -268,14 +271,14 @@ class Trap:
         return os.system, (self.command,)
 
 
-def test_a_malicious_annotation_file_is_refused_unrun(root, tmp_path):
+def test_pfl_refuses_a_malicious_file_without_running_it(root, tmp_path):
     save(root / "imdb" / "imdb_val.npy", [HEADER, Trap(f"touch {tmp_path / 'mark'}")])
-    with pytest.raises(DataError, match=r"imdb_val\.npy: .* asks for posix\.system, which is refused"):
+    with pytest.raises(DataError, match=r"imdb_val\.npy: .*posix\.system is not allowed"):
         load(root)
     assert not (tmp_path / "mark").exists()
 
 
-def test_the_cache_gives_the_same_data_set(root):
+def test_pfl_cache_returns_the_same_data_set(root):
     first, again = load(root), load(root)
     assert first.sha256 == again.sha256
     assert again.splits["train"].documents.equals(first.splits["train"].documents)

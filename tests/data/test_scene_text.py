@@ -1,4 +1,4 @@
-"""Words in LMDB: counted from 1; what is broken is counted, never replaced; and the real sets."""
+"""Words in LMDB: keys from 1, broken entries are counted, and the real data sets."""
 
 import io
 from pathlib import Path
@@ -52,7 +52,7 @@ def load(root: Path, **settings):
     return SceneText(str(root), **settings).load(root.parent / "cache")
 
 
-def test_words_are_counted_from_1_and_keep_their_case(root):
+def test_scene_text_keys_start_at_1_and_words_keep_their_case(root):
     rows = load(root).splits["train"].examples.to_pylist()
     assert [(r["id"], r["text"], r["source"], r["width"]) for r in rows] == [
         ("A_train-1", "Hello", "A_train", 20),
@@ -61,7 +61,7 @@ def test_words_are_counted_from_1_and_keep_their_case(root):
     ]
 
 
-def test_what_is_broken_is_counted_and_never_replaced_by_its_neighbour(root):
+def test_scene_text_counts_broken_entries(root):
     card = load(root).card
     assert card["dropped"]["train"] == {
         "image unreadable": 2, "label not UTF-8": 1, "label empty": 1, "no image": 1, "no label": 1,
@@ -70,40 +70,40 @@ def test_what_is_broken_is_counted_and_never_replaced_by_its_neighbour(root):
     assert card["sources"]["train"] == {"A_train": 2, "B_train": 1}
 
 
-def test_words_beyond_the_alphabet_are_left_out(root):
+def test_scene_text_leaves_out_words_outside_the_alphabet(root):
     assert load(root, alphabet="alphanumeric").splits["train"].examples["text"].to_pylist() == ["Hello", "two"]
     assert load(root, alphabet="printable").card["dropped"]["train"]["label not printable"] == 1
 
 
-def test_pictures_are_kept_as_they_are(root):
+def test_scene_text_stores_images_unchanged(root):
     assert load(root).splits["test"].examples["image"][0].as_py() == png()
 
 
-def test_a_lexicon_is_kept_where_a_set_has_one(root):
+def test_scene_text_reads_lexicons(root):
     write(root / "D_test", [(png(), b"x")], lexicon=b"one two")
     rows = load(root).splits["test"].examples.to_pylist()
     assert [r["lexicon"] for r in rows] == [[], ["one", "two"]]
 
 
-def test_splits_may_be_named_and_each_source_may_be_a_client(root):
+def test_scene_text_folders_are_assigned_to_splits_and_clients(root):
     data = load(root, train=("C_test", "A_train"), test=("B_train",))
     assert data.splits["train"].examples["source"].to_pylist() == ["C_test", "A_train", "A_train"]
     partition = Natural(column="source").split(data.splits["train"], seed=0)
     assert partition.sizes.tolist() == [2, 1]
 
 
-def test_a_limit_takes_the_first_words(root):
+def test_scene_text_limit_reads_the_first_words(root):
     assert load(root, limit=1).card["words"] == {"train": 2, "test": 1}
 
 
-def test_what_is_no_lmdb_or_tells_nothing_of_its_split_is_refused(root):
-    with pytest.raises(DataError, match=r"nowhere is no LMDB folder"):
+def test_scene_text_refuses_other_folders(root):
+    with pytest.raises(DataError, match=r"nowhere is not an LMDB folder"):
         load(root, train=("nowhere",))
     write(root / "E_train", [], count=b"x")
-    with pytest.raises(DataError, match=r"E_train: num-samples is b'x', a number is needed"):
+    with pytest.raises(DataError, match=r"E_train: num-samples is b'x', expected a number"):
         load(root)
     (root / "E_train").rename(root / "E")
-    with pytest.raises(DataError, match="neither train, val nor test is in its name"):
+    with pytest.raises(DataError, match="contains neither train, val nor test"):
         load(root)
     (root / "E" / "data.mdb").write_bytes(b"x" * 9000)
     with pytest.raises(DataError, match=r"E: not a readable LMDB"):
@@ -113,7 +113,7 @@ def test_what_is_no_lmdb_or_tells_nothing_of_its_split_is_refused(root):
         load(root / "empty")
 
 
-def test_the_real_sets_have_their_published_sizes(real_data, tmp_path):
+def test_real_scene_text_has_its_published_sizes(real_data, tmp_path):
     root = real_data / "scene_text"
     if not root.is_dir():
         pytest.skip("shared/data/scene_text is not available")

@@ -1,4 +1,4 @@
-"""Receipts in the official layout, made by hand and real ones where they are."""
+"""SROIE receipts in the official layout, generated and real."""
 
 import json
 import os
@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from simfl.data.partition.partitioners import Provider
-from simfl.data.readers.receipts import Receipt, split_line
-from simfl.data.readers.sroie import Sroie, duplicates
+from simfl.data.readers.sroie import Sroie, group_duplicates
+from simfl.data.readers.sroie_format import Receipt, split_line
 from simfl.errors import ConfigError, DataError
 
 REAL = Path(os.environ.get("SIMFL_REAL_DATA", "../shared/data")) / "sroie"
@@ -31,7 +31,7 @@ def key(company: str, number: int, **other: str) -> dict:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Ten receipts of one shop in two spellings, two of another."""
+    """Write ten receipts of one shop in two spellings, and two of another."""
     for i in range(10):
         write(tmp_path / "data", f"{i:03d}", key("BIG SHOP" if i % 2 else "Big. Shop", i))
     for i in (10, 11):
@@ -47,7 +47,7 @@ def names(split) -> list[str]:
     return split.documents["id"].to_pylist()
 
 
-def test_frequent_companies_are_split_and_rare_ones_are_unseen(root):
+def test_sroie_divides_frequent_companies_and_rare_ones_are_unseen(root):
     data = load(root)
     assert data.card["receipts"] == {"train": 7, "valid": 1, "test": 2, "unseen": 2}
     assert names(data.splits["unseen"]) == ["010", "011"]
@@ -56,7 +56,7 @@ def test_frequent_companies_are_split_and_rare_ones_are_unseen(root):
     assert set(data.splits["train"].documents["provider"].to_pylist()) == {"BIGSHOP"}
 
 
-def test_each_filled_in_field_is_asked_for_once(root):
+def test_sroie_asks_for_each_available_field_once(root):
     split = load(root).splits["unseen"]
     rows = split.examples.to_pylist()
     assert [r["field"] for r in rows] == ["company", "date", "address", "total"] * 2
@@ -65,14 +65,14 @@ def test_each_filled_in_field_is_asked_for_once(root):
     assert len({r["id"] for r in rows}) == 8
 
 
-def test_several_wordings_are_for_training_only_and_all_different(root):
+def test_sroie_wordings_apply_to_training_and_differ(root):
     data = load(root, wordings=4)
     assert data.card["questions"] == {"train": 7 * 16, "valid": 4, "test": 8, "unseen": 8}
     first = data.splits["train"].examples.to_pylist()[:16]
     assert len({r["question"] for r in first}) == 16
 
 
-def test_missing_fields_are_dropped_and_counted(tmp_path):
+def test_sroie_drops_and_counts_missing_fields(tmp_path):
     root = tmp_path / "data"
     write(root, "a", key("SHOP", 1, total=""))
     no_address = key("SHOP", 2)
@@ -87,11 +87,11 @@ def test_missing_fields_are_dropped_and_counted(tmp_path):
     }  # fmt: skip
 
 
-def test_a_word_gets_the_part_of_the_line_that_its_characters_take():
+def test_sroie_interpolates_word_boxes_in_their_line():
     assert list(split_line(" ab cdef ")) == [("ab", 0.0, 2 / 7), ("cdef", 3 / 7, 1.0)]
 
 
-def test_words_keep_commas_and_boxes_are_shares_of_the_picture(tmp_path):
+def test_sroie_words_keep_commas_and_boxes_are_relative(tmp_path):
     root = tmp_path / "data"
     # a line from x 10 to 90 of 100, y 20 to 40 of 200: "A,B C" has 5 characters, 16 pixels each
     write(root, "a", key("SHOP", 1), ["10,20,90,20,90,40,10,40,A,B C", "", "0,50,300,50,300,60,0,60,X"])
@@ -104,7 +104,7 @@ def test_words_keep_commas_and_boxes_are_shares_of_the_picture(tmp_path):
     )
 
 
-def test_pictures_are_grey_and_of_the_given_size(root):
+def test_sroie_images_are_grey_and_resized(root):
     from io import BytesIO
 
     page = load(root).splits["test"].documents.to_pylist()[0]
@@ -116,7 +116,7 @@ def receipt(name: str, text: str, **fields: str) -> Receipt:
     return Receipt(name, Path(), tuple(text.split()), (), fields)
 
 
-def test_duplicates_are_found_by_transcript_or_by_company_date_and_total():
+def test_sroie_duplicates_match_by_transcript_or_by_company_date_and_total():
     every = [
         receipt("a", "total 5.00", company="X"),
         receipt("b", "Total 500", company="X"),  # a's transcript but for case and points
@@ -126,10 +126,10 @@ def test_duplicates_are_found_by_transcript_or_by_company_date_and_total():
         receipt("f", "", company="Y", date="", total="5"),  # no date: alone
         receipt("g", "", company="Y", total="5"),
     ]
-    assert [[r.name for r in group] for group in duplicates(every)] == [["a", "b"], ["c", "d", "e"], ["f"], ["g"]]
+    assert [[r.name for r in group] for group in group_duplicates(every)] == [["a", "b"], ["c", "d", "e"], ["f"], ["g"]]
 
 
-def test_the_same_receipt_never_crosses_a_split(tmp_path):
+def test_sroie_duplicates_stay_in_one_split(tmp_path):
     root = tmp_path / "data"
     for i in range(12):
         for scan in "ab":
@@ -141,7 +141,7 @@ def test_the_same_receipt_never_crosses_a_split(tmp_path):
     assert len(data.card["same_receipt"]) == 12
 
 
-def test_receipts_without_a_company_are_no_provider(tmp_path):
+def test_sroie_receipts_without_a_company_are_unseen(tmp_path):
     root = tmp_path / "data"
     for i in range(9):
         write(root, f"{i}", key("", i))
@@ -151,17 +151,21 @@ def test_receipts_without_a_company_are_no_provider(tmp_path):
 @pytest.mark.parametrize(
     ("part", "content", "message"),
     [
-        ("box/001.csv", b"1,2,3,4,5,6,7,8,fine\n1,2,3,4,broken", r"box/001\.csv row 2: eight numbers and a text"),
-        ("box/001.csv", b"1,2,3,4,5,6,7,x,text", r"box/001\.csv row 1: eight numbers"),
+        (
+            "box/001.csv",
+            b"1,2,3,4,5,6,7,8,fine\n1,2,3,4,broken",
+            r"box/001\.csv row 2: expected eight numbers and a text",
+        ),
+        ("box/001.csv", b"1,2,3,4,5,6,7,x,text", r"box/001\.csv row 1: expected eight numbers"),
         ("box/001.csv", b"1,2,3,4,5,6,7,8,a\n1,2,3,4,5,6,7,8,\xff", r"box/001\.csv row 2: not UTF-8"),
         ("key/001.json", b"{", r"key/001\.json: not JSON"),
         ("key/001.json", b"[1]", r"key/001\.json: list given"),
-        ("key/001.json", b'{"total": 9}', r"key/001\.json: total is 9, text is needed"),
-        ("img/001.jpg", b"no picture", r"img/001\.jpg: not a readable picture"),
-        ("img/001.jpg", None, r"box/001\.csv has no companion img/001\.jpg"),
+        ("key/001.json", b'{"total": 9}', r"key/001\.json: total is 9, expected text"),
+        ("img/001.jpg", b"no picture", r"img/001\.jpg: not a readable image"),
+        ("img/001.jpg", None, r"img/001\.jpg is missing, box/001\.csv exists"),
     ],
 )
-def test_a_broken_file_is_named_with_its_row(root, part, content, message):
+def test_sroie_errors_name_file_and_row(root, part, content, message):
     (root / part).unlink()
     if content is not None:
         (root / part).write_bytes(content)
@@ -169,28 +173,28 @@ def test_a_broken_file_is_named_with_its_row(root, part, content, message):
         load(root)
 
 
-def test_a_truncated_scan_is_refused(root):
+def test_sroie_refuses_a_truncated_scan(root):
     path = root / "img" / "001.jpg"
     noise = np.random.Generator(np.random.Philox(1)).integers(0, 255, (200, 200), np.uint8)
     Image.fromarray(noise).save(path)
     path.write_bytes(path.read_bytes()[:3000])
-    with pytest.raises(DataError, match=r"img/001\.jpg: not a readable picture"):
+    with pytest.raises(DataError, match=r"img/001\.jpg: not a readable image"):
         load(root)
 
 
-def test_a_folder_of_another_layout_is_refused(tmp_path):
+def test_sroie_refuses_another_layout(tmp_path):
     with pytest.raises(DataError, match=r"has no folder img/; SROIE has img/, box/ and key/"):
         load(tmp_path / "nothing")
 
 
-def test_impossible_settings_are_refused(root):
+def test_sroie_refuses_invalid_settings(root):
     with pytest.raises(ConfigError, match="5 given, allowed: 1 to 4"):
         load(root, wordings=5)
-    with pytest.raises(ConfigError, match="below 1 together"):
+    with pytest.raises(ConfigError, match="their sum below 1"):
         load(root, valid=0.5, test=0.5)
 
 
-def test_the_second_load_reads_the_cache_and_a_changed_source_does_not(root, monkeypatch):
+def test_sroie_rebuilds_only_if_a_source_changed(root, monkeypatch):
     first = load(root)
     built = []
     original = Sroie._build
@@ -206,14 +210,14 @@ def test_the_second_load_reads_the_cache_and_a_changed_source_does_not(root, mon
     assert changed.sha256 != first.sha256
 
 
-def test_the_hash_is_of_the_content_and_not_of_the_folder(root, tmp_path):
+def test_sroie_hash_covers_content_and_not_the_folder(root, tmp_path):
     before = load(root).sha256
     moved = root.rename(tmp_path / "elsewhere")
     assert load(moved).sha256 == before
     assert Sroie(str(moved), image_size=17).load(tmp_path).sha256 != before
 
 
-def test_a_damaged_cache_is_named(root):
+def test_sroie_names_a_damaged_cache(root):
     load(root)
     (folder,) = (root.parent / "cache").iterdir()
     (folder / "train.examples.arrow").write_bytes(b"x")
@@ -222,7 +226,7 @@ def test_a_damaged_cache_is_named(root):
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="shared/data/sroie is not available")
-def test_the_real_receipts_give_17_providers_and_keep_known_duplicates_together(tmp_path):
+def test_real_sroie_has_17_providers_and_keeps_duplicates_together(tmp_path):
     data = Sroie(str(REAL), image_size=32).load(tmp_path)
     assert sum(data.card["receipts"].values()) == 626
     assert sum(data.card["questions"].values()) == 4 * 626 - 2

@@ -1,4 +1,4 @@
-"""Tables as pages: where the words stand and where the ink is."""
+"""Tables as pages: positions of words and ink."""
 
 import io
 
@@ -6,19 +6,19 @@ import numpy as np
 from PIL import Image
 
 from simfl.data.benchmarks.fonts import widths
-from simfl.data.readers.table_page import ASCENT, DESCENT, FAMILY, LEADING, MARGIN, PADDING, WIDEST, lay_out
+from simfl.data.io.table_page import ASCENT, DESCENT, FAMILY, LEADING, MARGIN, MAX_COLUMN_WIDTH, PADDING, lay_out_table
 
 
-def test_words_come_row_by_row_and_cell_by_cell():
-    page = lay_out(["Year", "Best team"], [["1999", "A-League"], ["2000"]], title="a list")
+def test_table_page_words_are_in_row_order():
+    page = lay_out_table(["Year", "Best team"], [["1999", "A-League"], ["2000"]], title="a list")
     assert page.words == ["a", "list", "Year", "Best", "team", "1999", "A-League", "2000"]
     assert page.boxes.shape == (8 * 4,)
     assert page.boxes.min() >= 0
     assert page.boxes.max() <= 1
 
 
-def test_a_box_is_where_a_hand_computed_layout_has_it():
-    page = lay_out(["A"], [["B"]])
+def test_table_page_box_matches_a_manual_layout():
+    page = lay_out_table(["A"], [["B"]])
     bold, plain = widths(FAMILY, True)["A"], widths(FAMILY, False)["B"]
     side = max(bold, plain, 1.0)
     line = ASCENT + DESCENT + PADDING  # a row of one line: its box with half a padding above and below
@@ -29,19 +29,19 @@ def test_a_box_is_where_a_hand_computed_layout_has_it():
     np.testing.assert_allclose(page.boxes[4:], expected, rtol=1e-5)
 
 
-def test_long_cells_wrap_and_long_words_widen_their_column():
-    page = lay_out(["x"], [["word " * 60], ["W" * 40]])
+def test_table_page_wraps_cells_and_widens_columns_for_long_words():
+    page = lay_out_table(["x"], [["word " * 60], ["W" * 40]])
     wrapped = [w for w in page.placed if w.text == "word"]
     longest = widths(FAMILY, False)["W" * 40]
     assert len({w.baseline for w in wrapped}) > 1
-    assert longest > WIDEST
+    assert longest > MAX_COLUMN_WIDTH
     assert max(w.right for w in wrapped) <= MARGIN + PADDING + longest + 1e-6
     steps = sorted({w.baseline for w in wrapped})
     np.testing.assert_allclose(np.diff(steps), LEADING)
 
 
-def test_the_ink_is_in_the_boxes():
-    page = lay_out(["Name", "Value"], [["first", "12,345"], ["second", "6,789.00"]])
+def test_table_page_ink_is_inside_the_boxes():
+    page = lay_out_table(["Name", "Value"], [["first", "12,345"], ["second", "6,789.00"]])
     size = 500
     dark = np.asarray(Image.open(io.BytesIO(page.draw(size)))) < 100
     allowed = np.zeros_like(dark)
@@ -52,7 +52,7 @@ def test_the_ink_is_in_the_boxes():
     assert not (dark & ~allowed).any()
 
 
-def test_empty_cells_and_huge_tables_are_drawn_too():
-    assert len(lay_out(["", ""], [["", ""]]).draw(32)) > 50
-    huge = lay_out([f"c{i}" for i in range(30)], [[str(r)] * 30 for r in range(500)])
+def test_table_page_draws_empty_cells_and_large_tables():
+    assert len(lay_out_table(["", ""], [["", ""]]).draw(32)) > 50
+    huge = lay_out_table([f"c{i}" for i in range(30)], [[str(r)] * 30 for r in range(500)])
     assert Image.open(io.BytesIO(huge.draw(64))).size == (64, 64)

@@ -1,7 +1,7 @@
-"""VQA v2 and Abstract Scenes: two files joined by the question's number, ten answers, withheld tests."""
+"""VQA v2 and Abstract Scenes: questions matched with annotations, ten answers, withheld tests."""
 
 import pytest
-from made import dump, picture
+from sample_files import write_image, write_json
 
 from simfl.data.readers.vqa_v2 import VqaV2
 from simfl.errors import DataError
@@ -14,9 +14,9 @@ def write(
     names=("v2_OpenEnded_mscoco_{}_questions.json", "v2_mscoco_{}_annotations.json"),
     jpg="COCO_{}_{:012d}.jpg",
 ):
-    """Questions 10, 11, … on pictures 1, 2, …, each with these answers; None: without annotations."""
-    told = [{"image_id": i, "question_id": 9 + i, "question": f"what {i}?"} for i in range(1, len(answers) + 1)]
-    dump(root / names[0].format(subset), {"info": {}, "questions": told})
+    """Write questions 10, 11, … on images 1, 2, …, with these answers; None: without annotations."""
+    questions = [{"image_id": i, "question_id": 9 + i, "question": f"what {i}?"} for i in range(1, len(answers) + 1)]
+    write_json(root / names[0].format(subset), {"info": {}, "questions": questions})
     if answers[0] is not None:
         notes = [
             {
@@ -28,9 +28,9 @@ def write(
             }
             for i, a in enumerate(answers, start=1)
         ]
-        dump(root / names[1].format(subset), {"annotations": notes[::-1]})
+        write_json(root / names[1].format(subset), {"annotations": notes[::-1]})
     for i in range(1, len(answers) + 1):
-        picture(root / "images" / jpg.format(subset, i))
+        write_image(root / "images" / jpg.format(subset, i))
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def load(root, **settings):
     return VqaV2(str(root), **{"image_size": 8} | settings).load(root.parent / "cache")
 
 
-def test_questions_find_their_annotation_and_answers_are_counted(root):
+def test_vqa_v2_matches_annotations_and_counts_answers(root):
     data = load(root)
     first, second = data.splits["train"].examples.to_pylist()
     assert (first["id"], first["answers"], first["counts"]) == ("10", ["a", "b", "c"], [5, 3, 2])
@@ -58,7 +58,7 @@ def test_questions_find_their_annotation_and_answers_are_counted(root):
     assert data.splits["train"].documents["words"].to_pylist() == [[], []]
 
 
-def test_abstract_scenes_have_their_own_names(tmp_path):
+def test_vqa_v2_reads_abstract_scenes(tmp_path):
     root = tmp_path / "vqa"
     names = ("OpenEnded_abstract_v002_{}_questions.json", "abstract_v002_{}_annotations.json")
     write(root, "train2015", [["yes"]], names, "abstract_v002_{}_{:012d}.png")
@@ -68,8 +68,8 @@ def test_abstract_scenes_have_their_own_names(tmp_path):
     ]
 
 
-def test_a_question_without_annotation_and_files_without_companion_are_refused(root):
-    dump(root / "v2_mscoco_val2014_annotations.json", {"annotations": []})
+def test_vqa_v2_refuses_missing_annotations(root):
+    write_json(root / "v2_mscoco_val2014_annotations.json", {"annotations": []})
     with pytest.raises(
         DataError, match=r"val2014_questions\.json row 0: question_id 10 has no annotation in v2_mscoco_val2014"
     ):
@@ -81,19 +81,19 @@ def test_a_question_without_annotation_and_files_without_companion_are_refused(r
         load(root / "images")
 
 
-def test_fields_that_cannot_be_read_are_named(root):
-    dump(
+def test_vqa_v2_errors_name_the_field(root):
+    write_json(
         root / "v2_OpenEnded_mscoco_val2014_questions.json",
         {"questions": [{"image_id": "one", "question_id": 10, "question": "?"}]},
     )
-    with pytest.raises(DataError, match=r"row 0: image_id is 'one', a whole number is needed"):
+    with pytest.raises(DataError, match=r"row 0: image_id is 'one', expected an integer"):
         load(root)
 
 
-def test_missing_pictures_are_refused_or_dropped(root):
+def test_vqa_v2_refuses_or_drops_missing_images(root):
     (root / "images" / "COCO_val2014_000000000001.jpg").unlink()
-    with pytest.raises(DataError, match=r"row 0: the picture .*COCO_val2014_000000000001\.jpg is not there"):
+    with pytest.raises(DataError, match=r"row 0: the image .*COCO_val2014_000000000001\.jpg is missing"):
         load(root)
     data = load(root, missing="drop")
-    assert data.card["dropped"]["valid"] == {"picture missing": 1}
+    assert data.card["dropped"]["valid"] == {"image missing": 1}
     assert "valid" not in data.splits

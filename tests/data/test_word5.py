@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from simfl.data.base import WORD_PICTURES, Dataset
+from simfl.data.base import WORD_IMAGES, Dataset
 from simfl.data.benchmarks.random_stream import RandomStream
 from simfl.data.benchmarks.word5 import Word5, drawing
 from simfl.data.benchmarks.word5.sources import CLIENTS, FONTS
@@ -45,7 +45,7 @@ def test_word5_splits_have_the_requested_columns_and_sizes(small: Dataset) -> No
     sizes = {name: len(split) for name, split in small.splits.items()}
     assert sizes == {"train": 200, "valid": 50, "test": 100, "test_font": 100}
     for split in small.splits.values():
-        assert split.examples.select(WORD_PICTURES.names).schema.equals(WORD_PICTURES)
+        assert split.examples.select(WORD_IMAGES.names).schema.equals(WORD_IMAGES)
         assert set(split.examples["source"].to_pylist()) == set(CLIENTS)
 
 

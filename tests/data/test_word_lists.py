@@ -1,9 +1,9 @@
-"""Raw word lists in the four forms that they come in."""
+"""Word lists in four line formats."""
 
 import pytest
-from made import lines, picture
+from sample_files import write_image, write_lines
 
-from simfl.data.readers.word_lists import WordLists, take_apart
+from simfl.data.readers.word_lists import WordLists, parse_line
 from simfl.errors import ConfigError, DataError
 
 
@@ -17,24 +17,24 @@ from simfl.errors import ConfigError, DataError
         ("name", "./3000/7/182_slinking_71711.jpg 71711", ("./3000/7/182_slinking_71711.jpg", "slinking")),
     ],
 )
-def test_a_line_is_taken_apart(form, line, expected):
-    assert take_apart("x", line, form) == expected
+def test_word_list_lines_are_parsed_in_every_format(form, line, expected):
+    assert parse_line("x", line, form) == expected
 
 
 @pytest.mark.parametrize(
     ("form", "line"), [("tab", "a.png b"), ("space", "a.png"), ("comma", "a"), ("name", "a_b.jpg 1")]
 )
-def test_a_line_of_another_form_is_refused_with_its_row(form, line):
-    with pytest.raises(DataError, match=f"gt.txt row 3: .* is not of the form {form}"):
-        take_apart("gt.txt row 3", line, form)
+def test_word_list_lines_of_another_format_are_refused(form, line):
+    with pytest.raises(DataError, match=f"gt.txt row 3: .* does not have the format {form}"):
+        parse_line("gt.txt row 3", line, form)
 
 
-def test_lists_are_sources_and_missing_pictures_are_counted(tmp_path):
+def test_word_lists_are_sources_and_missing_images_are_counted(tmp_path):
     root = tmp_path / "data"
-    lines(root / "one" / "gt.txt", ["a.png\tHello", "absent.png\tx", "broken.png\ty", "", "b.png\tsecond"])
-    lines(root / "two.txt", ["one/b.png\tagain"])
-    picture(root / "one" / "a.png", (20, 10))
-    picture(root / "one" / "b.png")
+    write_lines(root / "one" / "gt.txt", ["a.png\tHello", "absent.png\tx", "broken.png\ty", "", "b.png\tsecond"])
+    write_lines(root / "two.txt", ["one/b.png\tagain"])
+    write_image(root / "one" / "a.png", (20, 10))
+    write_image(root / "one" / "b.png")
     (root / "one" / "broken.png").write_bytes(b"x")
     data = WordLists(str(root), train=("one/gt.txt",), test=("two.txt",)).load(tmp_path / "cache")
     rows = data.splits["train"].examples.to_pylist()
@@ -47,8 +47,8 @@ def test_lists_are_sources_and_missing_pictures_are_counted(tmp_path):
     assert few.card["dropped"]["train"] == {"no image": 1}
 
 
-def test_lists_must_be_named_and_be_there(tmp_path):
-    with pytest.raises(ConfigError, match="the names of list files are needed"):
+def test_word_lists_must_be_given_and_exist(tmp_path):
+    with pytest.raises(ConfigError, match="give the names of list files"):
         WordLists(str(tmp_path)).load(tmp_path)
-    with pytest.raises(DataError, match=r"the list .*gt\.txt is not there"):
+    with pytest.raises(DataError, match=r"the list .*gt\.txt is missing"):
         WordLists(str(tmp_path), train=("gt.txt",)).load(tmp_path)

@@ -1,12 +1,12 @@
-"""Hybrid invoices made by hand and real ones: what the XML says and the page shows."""
+"""Hybrid invoices, generated and real: answers of the XML that are printed on the page."""
 
 import json
 from pathlib import Path
 
 import pytest
-from made import pdf
+from sample_files import write_pdf
 
-from simfl.data.readers import invoice_xml
+from simfl.data.readers.invoice_xml import parse_header
 from simfl.data.readers.zugferd import QUESTIONS, Zugferd
 from simfl.errors import ConfigError, DataError
 
@@ -14,7 +14,7 @@ pytest.importorskip("pypdfium2")
 
 
 def xml(number="R-1", seller="Acme GmbH", total="119.00", version=2, extra="") -> bytes:
-    """The header of an invoice in the words of ZUGFeRD 1 or 2."""
+    """Return the header of an invoice in the vocabulary of ZUGFeRD 1 or 2."""
     root, head = (
         ("CrossIndustryInvoice", "ExchangedDocument")
         if version == 2
@@ -42,8 +42,10 @@ def load(tmp_path: Path, **settings):
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_fields_of_the_xml_that_are_printed_become_questions(tmp_path, version):
-    pdf(tmp_path / "data" / "a.pdf", [PAGE, [(20, 350, "Buyer Ltd")]], attached=("factur-x.xml", xml(version=version)))
+def test_zugferd_asks_for_printed_fields_of_the_xml(tmp_path, version):
+    write_pdf(
+        tmp_path / "data" / "a.pdf", [PAGE, [(20, 350, "Buyer Ltd")]], attached=("factur-x.xml", xml(version=version))
+    )
     data = load(tmp_path)
     rows = {r["field"]: r for r in data.splits["test"].examples.to_pylist()}
     assert {field: r["answers"] for field, r in rows.items()} == {
@@ -56,50 +58,50 @@ def test_fields_of_the_xml_that_are_printed_become_questions(tmp_path, version):
     assert data.card["dropped"]["test"] == {"due not printed": 1}  # and the tax of zero is not asked for
 
 
-def test_files_without_readable_xml_are_left_out_and_counted(tmp_path):
+def test_zugferd_drops_and_counts_files_without_xml(tmp_path):
     root = tmp_path / "data"
-    pdf(root / "a.pdf", [PAGE], attached=("x.xml", xml()))
-    pdf(root / "b.pdf", [PAGE])
-    pdf(root / "c.pdf", [PAGE], attached=("x.xml", b"<broken"))
-    pdf(root / "d.pdf", [PAGE], attached=("x.xml", xml(extra="<!DOCTYPE x [<!ENTITY a 'b'>]>")))
-    pdf(root / "e.pdf", [PAGE], attached=("x.xml", b"<Other/>"))
+    write_pdf(root / "a.pdf", [PAGE], attached=("x.xml", xml()))
+    write_pdf(root / "b.pdf", [PAGE])
+    write_pdf(root / "c.pdf", [PAGE], attached=("x.xml", b"<broken"))
+    write_pdf(root / "d.pdf", [PAGE], attached=("x.xml", xml(extra="<!DOCTYPE x [<!ENTITY a 'b'>]>")))
+    write_pdf(root / "e.pdf", [PAGE], attached=("x.xml", b"<Other/>"))
     (root / "f.pdf").write_bytes(b"no pdf")
     dropped = load(tmp_path).card["dropped"]["test"]
     assert dropped["file without readable invoice XML"] == 4
     assert dropped["unreadable file"] == 1
 
 
-def test_sellers_are_never_divided(tmp_path):
+def test_zugferd_keeps_sellers_in_one_split(tmp_path):
     for number in range(12):
         page = [(20, 350, f"Seller{number % 6} AG"), (20, 300, f"R-{number}")]
-        pdf(
+        write_pdf(
             tmp_path / "data" / f"{number}.pdf",
             [page],
             attached=("x.xml", xml(f"R-{number}", f"Seller{number % 6} AG")),
         )
     data = load(tmp_path, train=0.5, valid=0.2)
-    held = {split: set(s.documents["provider"].to_pylist()) for split, s in data.splits.items()}
-    assert sum(map(len, held.values())) == 6
-    assert len(set().union(*held.values())) == 6
-    assert len(held["train"]) > 0
+    sellers = {split: set(s.documents["provider"].to_pylist()) for split, s in data.splits.items()}
+    assert sum(map(len, sellers.values())) == 6
+    assert len(set().union(*sellers.values())) == 6
+    assert len(sellers["train"]) > 0
 
 
-def test_impossible_settings_and_empty_folders_are_refused(tmp_path):
+def test_zugferd_refuses_invalid_settings_and_empty_folders(tmp_path):
     (tmp_path / "data").mkdir()
     with pytest.raises(DataError, match="has no PDF"):
         load(tmp_path)
-    with pytest.raises(ConfigError, match="at most 1 together"):
+    with pytest.raises(ConfigError, match="sum must be at most 1"):
         load(tmp_path, train=0.8, valid=0.3)
 
 
-def test_broken_amounts_and_dates_are_none():
-    header = invoice_xml.read(xml(total="x").replace(b"20180305", b"soon"))
+def test_zugferd_ignores_broken_amounts_and_dates():
+    header = parse_header(xml(total="x").replace(b"20180305", b"soon"))
     assert "total" not in header.amounts
     assert header.dates == {}
     assert header.texts["seller"] == "Acme GmbH\nStreet 1"
 
 
-def test_real_invoices_give_what_is_known_of_them(real_data, tmp_path):
+def test_real_zugferd_answers_match_the_reference(real_data, tmp_path):
     folder = real_data / "zugferd"
     if not folder.is_dir():
         pytest.skip("shared/data/zugferd is not available")
@@ -110,7 +112,7 @@ def test_real_invoices_give_what_is_known_of_them(real_data, tmp_path):
         (tmp_path / "data" / name).symlink_to(folder / name)
     rows = load(tmp_path).splits["test"].examples.to_pylist()
     mine = {tuple(r["id"].rsplit("-", 1)): r["answers"][0] for r in rows}
-    told = {(name, field): gold[name][field] for name in names for field in QUESTIONS if field in gold[name]}
-    same = sum(mine.get(key) == value for key, value in told.items())
-    assert len(mine) <= len(told)
-    assert same > 0.97 * len(told)  # a date may be printed in two spellings
+    expected = {(name, field): gold[name][field] for name in names for field in QUESTIONS if field in gold[name]}
+    same = sum(mine.get(key) == value for key, value in expected.items())
+    assert len(mine) <= len(expected)
+    assert same > 0.97 * len(expected)  # a date may be printed in two spellings

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from simfl.constraints import PositiveFloat, PositiveInt
 from simfl.data.base import Data, Dataset, Split
-from simfl.data.io.arrow_store import content_sha256, stored
-from simfl.data.io.labelled import labelled
+from simfl.data.io.arrow_store import content_sha256, load_or_build
+from simfl.data.io.classification import feature_split
 from simfl.errors import ConfigError
 from simfl.seeds import rng
 
@@ -43,7 +43,7 @@ class Prototypes(Data):
                 raise ConfigError(f"data.{name}: {getattr(self, name)} given, it must be above 0")
         if not self.shape or min(self.shape) < 1:
             raise ConfigError(f"data.shape: {list(self.shape)} given, sizes must be above 0")
-        return stored(cache, "prototypes", EDITION, self, (), self._build)
+        return load_or_build(cache, "prototypes", EDITION, self, (), self._build)
 
     def _build(self) -> Dataset:
         few = max(self.classes, self.examples // 10)
@@ -68,4 +68,4 @@ class Prototypes(Data):
         group = np.arange(count) * self.groups // count
         digits = len(str(self.groups - 1))
         names = pa.array([f"g{g:0{digits}}" for g in range(self.groups)])
-        return labelled(features, labels, group=names.take(pa.array(group)))
+        return feature_split(features, labels, group=names.take(pa.array(group)))

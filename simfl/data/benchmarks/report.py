@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from simfl.data.base import Dataset
-from simfl.data.io.drawing import contact_sheet
+from simfl.data.io.contact_sheet import contact_sheet
 from simfl.errors import DataError
 
 Range = tuple[float, float]

@@ -1,7 +1,7 @@
-"""Data sets kept on disk once read or built, as Arrow files that all workers of a machine map into memory.
+"""On-disk cache of data sets, as Arrow files that all workers of a machine memory-map.
 
-A data set lies in a folder named by a hash of what it was made from, so other settings or changed sources build another
-one. Its card is written last: a folder without a card is unfinished and is built again.
+A data set is stored in a folder named by a hash of its settings and source files, so that other settings or changed
+sources build another folder. The card is written last: a folder without a card is incomplete and is built again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -22,35 +22,43 @@ import pyarrow.compute as pc
 
 from simfl import files
 from simfl.data.base import Data, Dataset, Split
+from simfl.data.io.images import truncated_images
 from simfl.errors import DataError
 
 TABLES = ("examples", "documents")
 BEFORE_BUILD: ContextVar[Callable[[str], object] | None] = ContextVar("before_build", default=None)
 
 
-def stored(
+def load_or_build(
     cache: Path,
     name: str,
-    edition: int,
+    version: int,
     data: Data,
     sources: Iterable[Path],
     build: Callable[[], Dataset],
-    beside: Callable[[Dataset], Mapping[str, bytes]] | None = None,
+    extra_files: Callable[[Dataset], Mapping[str, bytes]] | None = None,
 ) -> Dataset:
-    """The data set made by these settings from these source files: read from the cache, else built and kept there.
+    """Load a data set from the cache, or build and store it. Truncated image files are an error while it is built.
 
-    `edition` is raised whenever the code that builds it changes what it makes. `beside` makes files by name that are
-    kept with the tables, for people to look at.
+    Args:
+        cache: The cache folder.
+        name: Name of the data set, the first part of the folder's name.
+        version: Version of the code that builds the data set; increase it when the result changes.
+        data: The component, whose settings are part of the cache key.
+        sources: Files whose name, size and modification time are part of the cache key.
+        build: Builds the data set.
+        extra_files: Returns further files to store, by name, such as a contact sheet.
     """
-    made_from = {"edition": edition, "settings": _settings(data), "sources": [_stamp(path) for path in sources]}
-    key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
-    folder = cache / f"{name}-{key[:16]}"
+    key = {"edition": version, "settings": _settings(data), "sources": [_stamp(path) for path in sources]}
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    folder = cache / f"{name}-{digest[:16]}"
     if not (folder / "card.json").exists():
         if before := BEFORE_BUILD.get():
             before(name)
-        built = build()
-        write(folder, built, beside(built) if beside else {})
-    return read(folder)
+        with truncated_images(allowed=False):
+            dataset = build()
+        write_dataset(folder, dataset, extra_files(dataset) if extra_files else {})
+    return read_dataset(folder)
 
 
 @contextmanager
@@ -63,7 +71,7 @@ def building(before: Callable[[str], object]) -> Iterator[None]:
         BEFORE_BUILD.reset(token)
 
 
-def _settings(data: Data) -> dict[str, Any]:
+def _settings(data: Data) -> dict[str, object]:
     return {"class": type(data).__qualname__, **asdict(data)}
 
 
@@ -72,10 +80,10 @@ def _stamp(path: Path) -> list[object]:
     return [path.name, status.st_size, status.st_mtime_ns]
 
 
-def write(folder: Path, dataset: Dataset, beside: Mapping[str, bytes] | None = None) -> None:
-    """Writes the tables, the files beside them, then the card.
+def write_dataset(folder: Path, dataset: Dataset, extra_files: Mapping[str, bytes] | None = None) -> None:
+    """Write the tables, the extra files and then the card.
 
-    Two processes may do it at once: each file appears whole.
+    Each file is replaced atomically, so two processes may write the same data set at once.
     """
     folder.mkdir(parents=True, exist_ok=True)
     layout = {}
@@ -84,7 +92,7 @@ def write(folder: Path, dataset: Dataset, beside: Mapping[str, bytes] | None = N
         layout[split_name] = list(tables)
         for table_name, table in tables.items():
             files.write(folder / f"{split_name}.{table_name}.arrow", partial(_write_table, table))
-    for name, content in (beside or {}).items():
+    for name, content in (extra_files or {}).items():
         files.write(folder / name, partial(_write_bytes, content))
     card = {"name": dataset.name, "sha256": dataset.sha256, "splits": layout, "card": dict(dataset.card)}
     text = json.dumps(card, indent=1, ensure_ascii=False).encode()
@@ -92,23 +100,24 @@ def write(folder: Path, dataset: Dataset, beside: Mapping[str, bytes] | None = N
     files.sync_folder(folder)
 
 
-def _write_bytes(content: bytes, file: Any) -> None:
+def _write_bytes(content: bytes, file: BinaryIO) -> None:
     file.write(content)
 
 
-def _write_table(table: pa.Table, file: Any) -> None:
+def _write_table(table: pa.Table, file: BinaryIO) -> None:
     with pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
 
 
-def read(folder: Path) -> Dataset:
-    """The data set in a folder that `write` filled; DataError if a file there is missing or broken."""
+def read_dataset(folder: Path) -> Dataset:
+    """Read the data set that `write_dataset` stored in a folder; DataError if a file is missing or damaged."""
     try:
         card = json.loads((folder / "card.json").read_bytes())
         splits = {
-            name: Split(**{table: _read_table(folder / f"{name}.{table}.arrow") for table in tables}).of(card["sha256"])
+            name: Split(**{table: _read_table(folder / f"{name}.{table}.arrow") for table in tables})
             for name, tables in card["splits"].items()
         }
+        splits = {name: split.with_sha256(card["sha256"]) for name, split in splits.items()}
         return Dataset(card["name"], splits, card["sha256"], card["card"], folder)
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         raise DataError(f"{folder}: this cached data set is damaged, delete the folder ({error})") from error
@@ -119,21 +128,27 @@ def _read_table(path: Path) -> pa.Table:
 
 
 def content_sha256(splits: Mapping[str, Split], also: str = "", exclude: Iterable[str] = ("image",)) -> str:
-    """A hash of all columns but encoded images, whatever their chunks; `also` adds what is in no column."""
+    """Return a hash of all columns that does not depend on how they are chunked.
+
+    Args:
+        splits: The splits by name.
+        also: Further text to hash, for what no column contains.
+        exclude: Columns to leave out; by default encoded images, whose bytes depend on Pillow's version.
+    """
     digest = hashlib.sha256(also.encode())
-    left_out = set(exclude)
+    excluded = set(exclude)
     for split_name in sorted(splits):
         for table_name in TABLES:
             table = getattr(splits[split_name], table_name)
-            for column in sorted(set(table.column_names) - left_out) if table is not None else ():
+            for column in sorted(set(table.column_names) - excluded) if table is not None else ():
                 digest.update(json.dumps([split_name, table_name, column, table.num_rows]).encode())
-                for part in _parts(table[column]):
+                for part in _column_bytes(table[column]):
                     digest.update(part)
     return digest.hexdigest()
 
 
-def _parts(values: pa.ChunkedArray | pa.Array) -> Iterator[bytes | memoryview]:
-    """The values as bytes: what is null, how long each is, and what it holds."""
+def _column_bytes(values: pa.ChunkedArray | pa.Array) -> Iterator[bytes | memoryview]:
+    """Yield the null mask, the lengths and the values of a column as bytes."""
     array = pa.concat_arrays(values.chunks) if isinstance(values, pa.ChunkedArray) and values.num_chunks else values
     if array.null_count:
         yield np.packbits(array.is_null().to_numpy(zero_copy_only=False)).tobytes()
@@ -146,8 +161,8 @@ def _parts(values: pa.ChunkedArray | pa.Array) -> Iterator[bytes | memoryview]:
         yield memoryview(array.buffers()[2] or b"")[ends[0] : ends[-1]]
     elif pa.types.is_list(array.type):
         yield pc.list_value_length(array).to_numpy(zero_copy_only=False).astype(np.int64).tobytes()
-        yield from _parts(array.flatten())
+        yield from _column_bytes(array.flatten())
     elif pa.types.is_fixed_size_list(array.type):
-        yield from _parts(array.flatten())
+        yield from _column_bytes(array.flatten())
     else:
         yield array.to_numpy(zero_copy_only=False).tobytes()

@@ -1,52 +1,55 @@
-"""Records of foreign files, read with care: what is wrong is named with its file, row and field.
+"""Reading and validation of text, JSON and LMDB files. Errors name the file, the row and the field.
 
-`where` is always the file and the row, as the message shall begin.
+The argument `where` is the file and row with which an error message starts.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from simfl.errors import DataError
 
-Record = Mapping[str, Any]
+Record = Mapping[str, object]
 
 
-def folder(path: str) -> Path:
-    """The folder of a data set; `~` and `$VARIABLES` are followed. DataError if it is none."""
+def resolve_folder(path: str) -> Path:
+    """Return the folder that a setting names, with `~` and `$VARIABLES` expanded; DataError if it does not exist."""
     root = Path(os.path.expandvars(path)).expanduser()
     if not root.is_dir():
         raise DataError(f"data.path: {root} is not a folder")
     return root
 
 
-def file(path: str) -> Path:
-    """A file that a setting names; `~` and `$VARIABLES` are followed. DataError if it is none."""
+def resolve_file(path: str) -> Path:
+    """Return the file that a setting names, with `~` and `$VARIABLES` expanded; DataError if it does not exist."""
     found = Path(os.path.expandvars(path)).expanduser()
     if not found.is_file():
         raise DataError(f"data: {found} is not a file")
     return found
 
 
-def found(root: Path, *names: str) -> Path | None:
-    """The first of these files or folders that is there, or None."""
+def find(root: Path, *names: str) -> Path | None:
+    """Return the first of these files or folders that exists, or None."""
     return next((root / name for name in names if (root / name).exists()), None)
 
 
-def need(root: Path, *names: str) -> Path:
-    """The first of these files or folders; DataError if none is there."""
-    path = found(root, *names)
+def require(root: Path, *names: str) -> Path:
+    """Return the first of these files or folders that exists; DataError if none does."""
+    path = find(root, *names)
     if path is None:
         raise DataError(f"{root}: {' or '.join(names)} is missing")
     return path
 
 
-def lines(path: Path) -> Iterator[tuple[str, str]]:
-    """The lines of a UTF-8 file that are not empty, each with its file and row (from 1)."""
+def read_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the file and row (from 1) and the text of each non-empty line of a UTF-8 file."""
     try:
         with path.open("rb") as file:
             for row, line in enumerate(file, start=1):
@@ -61,96 +64,139 @@ def lines(path: Path) -> Iterator[tuple[str, str]]:
         raise DataError(f"{path}: {error.strerror or error}") from error
 
 
-def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The mappings of a file with one a line, each with its file and row."""
-    for where, line in lines(path):
+def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield the file and row and the mapping of each line of a JSON lines file."""
+    for where, line in read_lines(path):
         try:
-            yield where, mapping(where, json.loads(line))
+            yield where, as_mapping(where, json.loads(line))
         except ValueError as error:
             raise DataError(f"{where}: not JSON ({error})") from error
 
 
-def json_file(path: Path) -> Any:
-    """The content of a JSON file."""
+def read_json(path: Path) -> object:
+    """Return the content of a JSON file."""
     try:
-        return json.loads(path.read_bytes())
+        content: object = json.loads(path.read_bytes())
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from error
     except ValueError as error:
         raise DataError(f"{path}: not JSON ({error})") from error
+    return content
 
 
-def json_list(path: Path, field: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The mappings of a JSON list, each with its file and row (from 0); the list may be a field of the file."""
-    content = json_file(path)
+def read_json_mapping(path: Path) -> dict[str, object]:
+    """Return the content of a JSON file that holds a mapping."""
+    return as_mapping(str(path), read_json(path))
+
+
+def read_json_list(path: Path, field: str | None = None) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield the file and row (from 0) and each mapping of a JSON list, which may be a field of the file."""
+    content = read_json(path)
     if field is not None:
-        content = mapping(str(path), content).get(field)
+        content = as_mapping(str(path), content).get(field)
     if not isinstance(content, list):
-        raise DataError(f"{path}: {field or 'the content'} is {_kind(content)}, a list is needed")
+        raise DataError(f"{path}: {field or 'the content'} is {_type_name(content)}, expected a list")
     for row in range(len(content)):
         where = f"{path} row {row}"
-        entry, content[row] = content[row], None  # a large file takes gigabytes as objects; what is read is let go
-        yield where, mapping(where, entry)
+        entry, content[row] = content[row], None  # a large file takes gigabytes as objects: free each entry once read
+        yield where, as_mapping(where, entry)
 
 
-def mapping(where: str, value: Any, field: str = "") -> dict[str, Any]:
-    """A mapping, or DataError."""
+@contextmanager
+def open_lmdb(folder: Path) -> Iterator[Callable[[bytes], bytes | None]]:
+    """Open an LMDB folder and yield a function that returns the value of a key, or None.
+
+    Raises:
+        DataError: the folder is not an LMDB, or the package lmdb is not installed.
+    """
+    try:
+        lmdb = importlib.import_module("lmdb")
+    except ImportError as error:
+        raise DataError(f"{folder}: reading it needs lmdb; pip install 'simfl[readers]'") from error
+    try:
+        environment = lmdb.open(os.fspath(folder), readonly=True, lock=False, readahead=False, meminit=False)
+    except lmdb.Error as error:
+        raise DataError(f"{folder}: not a readable LMDB ({error})") from error
+    with environment, environment.begin() as transaction:
+        yield transaction.get
+
+
+def as_mapping(where: str, value: object, field: str = "") -> dict[str, object]:
+    """Return the value if it is a mapping; DataError otherwise."""
     if not isinstance(value, dict):
-        raise DataError(f"{where}: {field + ' is ' if field else ''}{_kind(value)}, a mapping is needed")
+        raise DataError(f"{where}: {field + ' is ' if field else ''}{_type_name(value)}, expected a mapping")
     return value
 
 
-def text(where: str, record: Record, *fields: str) -> str:
-    """The text in the first of these fields that is there; DataError if it is empty or no text."""
+def as_list(where: str, value: object, field: str = "") -> list[object]:
+    """Return the value if it is a list; DataError otherwise."""
+    if not isinstance(value, list):
+        raise DataError(f"{where}: {field + ' is ' if field else ''}{_type_name(value)}, expected a list")
+    return value
+
+
+def get_text(where: str, record: Record, *fields: str) -> str:
+    """Return the text of the first of these fields that exists; DataError if it is blank or not text."""
     field, value = _first(record, fields)
     if not isinstance(value, str) or not value.strip():
-        raise DataError(f"{where}: {field} is {_shown(value)}, text is needed")
+        raise DataError(f"{where}: {field} is {_shown(value)}, expected text")
     return value
 
 
-def name(where: str, record: Record, *fields: str) -> str:
-    """An identifier, given as text or as a whole number."""
+def get_identifier(where: str, record: Record, *fields: str) -> str:
+    """Return an identifier that the file gives as text or as an integer."""
     field, value = _first(record, fields)
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise DataError(f"{where}: {field} is {_shown(value)}, text or a whole number is needed")
+        raise DataError(f"{where}: {field} is {_shown(value)}, expected text or an integer")
     return str(value)
 
 
-def whole(where: str, record: Record, *fields: str) -> int:
-    """A whole number, given as such or as digits."""
+def get_int(where: str, record: Record, *fields: str) -> int:
+    """Return an integer that the file gives as a number or as digits."""
     field, value = _first(record, fields)
     try:
         if isinstance(value, bool) or not isinstance(value, str | int):
             raise ValueError
         return int(value)
     except ValueError:
-        raise DataError(f"{where}: {field} is {_shown(value)}, a whole number is needed") from None
+        raise DataError(f"{where}: {field} is {_shown(value)}, expected an integer") from None
 
 
-def texts(where: str, record: Record, *fields: str) -> list[str]:
-    """A list of texts."""
+def get_texts(where: str, record: Record, *fields: str) -> list[str]:
+    """Return a list of texts."""
     field, value = _first(record, fields)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise DataError(f"{where}: {field} is {_shown(value)}, a list of texts is needed")
+        raise DataError(f"{where}: {field} is {_shown(value)}, expected a list of texts")
     return value
 
 
-def one_of(where: str, record: Record, field: str, allowed: Mapping[str, int]) -> int:
-    """The number that a table gives for the text in a field."""
+def get_label(where: str, record: Record, field: str, labels: Mapping[str, int]) -> int:
+    """Return the label of the class that a field names; DataError if the class is not in `labels`."""
     value = record.get(field)
-    if not isinstance(value, str) or value not in allowed:
-        raise DataError(f"{where}: {field} is {_shown(value)}, allowed: {', '.join(allowed)}")
-    return allowed[value]
+    if not isinstance(value, str) or value not in labels:
+        raise DataError(f"{where}: {field} is {_shown(value)}, allowed: {', '.join(labels)}")
+    return labels[value]
 
 
-def _first(record: Record, fields: tuple[str, ...]) -> tuple[str, Any]:
+def get_boxes(where: str, record: Record, field: str, num_words: int) -> np.ndarray:
+    """Return one box for each word, clipped to [0, 1]: float32 [num_words, 4], left, top, right, bottom."""
+    try:
+        boxes = np.asarray(record.get(field), np.float32).reshape(num_words, 4)
+    except (ValueError, TypeError):
+        raise DataError(f"{where}: {field} does not have 4 numbers for each of {num_words} words") from None
+    if not np.isfinite(boxes).all():
+        raise DataError(f"{where}: {field} contains {boxes[~np.isfinite(boxes)][0]}")
+    return np.clip(boxes, 0.0, 1.0)
+
+
+def _first(record: Record, fields: tuple[str, ...]) -> tuple[str, object]:
     return next(((field, record[field]) for field in fields if field in record), (fields[0], None))
 
 
-def _kind(value: Any) -> str:
+def _type_name(value: object) -> str:
     return "missing" if value is None else type(value).__name__
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     shown = "missing" if value is None else repr(value)
     return shown if len(shown) <= 60 else f"{shown[:57]}..."

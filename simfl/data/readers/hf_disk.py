@@ -1,11 +1,11 @@
-"""Data sets saved to disk by the Hugging Face library `datasets`, read by Arrow alone.
+"""Data sets saved to disk by the Hugging Face library `datasets`, read with Arrow only.
 
-    dataset_dict.json                     names of the splits, where there are several
+    dataset_dict.json                     names of the splits, if there are several
     SPLIT/state.json                      the files of the split, in order
-    SPLIT/dataset_info.json               types of the columns: pictures, names of classes
+    SPLIT/dataset_info.json               types of the columns: images, names of classes
     SPLIT/data-00000-of-00002.arrow       an Arrow stream
 
-Which of their columns is what is said in the settings; a dotted name reaches into a mapping (`question.en`).
+The settings map simfl's columns to those of the data set; a dotted name addresses a nested field (`question.en`).
 """
 
 from __future__ import annotations
@@ -19,49 +19,63 @@ from typing import Any
 
 import pyarrow as pa
 
-from simfl.constraints import Count, Positive
-from simfl.data.base import PICTURES, WORD_PICTURES, Data, Dataset, Split
+from simfl.constraints import PositiveFloat, PositiveInt
+from simfl.data.base import IMAGES, WORD_IMAGES, Data, Dataset, Split
 from simfl.data.io import records
-from simfl.data.io.arrow_store import content_sha256
-from simfl.data.io.gather import Columns, Gather, Pictures, finish, kept
-from simfl.data.io.images import shrink
-from simfl.data.readers import vqa
+from simfl.data.io.arrow_store import content_sha256, load_or_build
+from simfl.data.io.images import resize_image
+from simfl.data.io.questions import (
+    ANSWER_COUNTS,
+    ImageStorage,
+    QuestionSplitBuilder,
+    build_question_dataset,
+    count_answers,
+)
+from simfl.data.io.tables import TableBuilder
 from simfl.errors import ConfigError, DataError, nearest
 
-EDITION = 1
+VERSION = 1
 SPLITS = {"train": "train", "validation": "valid", "val": "valid", "valid": "valid", "dev": "valid", "test": "test"}
-ROLES = ("id", "image", "question", "answers", "field", "words", "boxes", "provider", "label", "text")
-BATCH = 256  # rows that are Python objects at a time
+COLUMNS = ("id", "image", "question", "answers", "field", "words", "boxes", "provider", "label", "text")
+BATCH_SIZE = 256  # rows converted to Python objects at a time
+
+
+@dataclass(frozen=True)
+class HfRow:
+    """One row of a split."""
+
+    where: str  # file and row, for error messages
+    number: int  # in the split, from 0
+    values: Mapping[str, Any]  # by simfl's column name
 
 
 @dataclass(frozen=True)
 class HfDisk(Data):
-    """A data set saved by the library `datasets` (save_to_disk): questions, classes or words, as its columns say."""
+    """A data set saved by the library `datasets` (save_to_disk): questions, classes or words, as `columns` defines."""
 
-    path: str  # the folder given to save_to_disk; ~ and $VARIABLES are followed
-    columns: Mapping[
-        str, str
-    ]  # our name: theirs; ours are id, image, question, answers, field, words, boxes, provider, label, text
-    groups: tuple[str, ...] = ()  # further columns of theirs, kept as text to partition by
-    box_scale: Positive = 1.0  # what their boxes are divided by: 1000 for LayoutLM's
-    image_size: Count = 224  # pictures are stored in colour, squeezed to this many pixels square
+    path: str  # the folder given to save_to_disk; ~ and $VARIABLES are expanded
+    columns: Mapping[str, str]  # simfl's id, image, question, answers, field, words, boxes, … -> column of the data set
+    groups: tuple[str, ...] = ()  # further columns of the data set, stored as text to partition by
+    box_scale: PositiveFloat = 1.0  # boxes are divided by this: 1000 for LayoutLM's
+    image_size: PositiveInt = 224  # images are stored in colour, resized to this many pixels square
 
     def load(self, cache: Path) -> Dataset:
+        """Read the data set from the cache or its files."""
         for name in self.columns:
-            if name not in ROLES:
-                raise ConfigError(f"data.columns: no column is called {name!r}; {nearest(name, ROLES)}")
+            if name not in COLUMNS:
+                raise ConfigError(f"data.columns: unknown column {name!r}; {nearest(name, COLUMNS)}")
         if not {"question", "label", "text"} & set(self.columns):
-            raise ConfigError("data.columns: question, label or text is needed, it tells what the task is")
-        root = records.folder(self.path)
-        files = _files(root)
+            raise ConfigError("data.columns: one of question, label and text is required, it defines the task")
+        files = _find_files(records.resolve_folder(self.path))
         sources = [path for paths in files.values() for path in paths]
-        return kept(cache, "hf_disk", EDITION, self, sources, lambda: self._build(files))
+        return load_or_build(cache, "hf_disk", VERSION, self, sources, lambda: self._build(files))
 
     def _build(self, files: Mapping[str, list[Path]]) -> Dataset:
         if "question" in self.columns:
-            return finish("hf_disk", {split: self._asked(split, paths) for split, paths in files.items()}, {})
-        names = _classes(files["train"][0].parent, self.columns.get("label", ""))
-        splits = {split: self._shown(paths, names) for split, paths in files.items()}
+            builders = {split: self._read_questions(split, paths) for split, paths in files.items()}
+            return build_question_dataset("hf_disk", builders, {})
+        names = _class_names(files["train"][0].parent, self.columns.get("label", ""))
+        splits = {split: self._read_images(paths, names) for split, paths in files.items()}
         card: dict[str, object] = {"examples": {split: len(part) for split, part in splits.items()}}
         if "label" in self.columns:
             labels = [label for split in splits.values() for label in split.examples["label"].to_pylist()]
@@ -69,111 +83,121 @@ class HfDisk(Data):
             card |= {"shape": [3, self.image_size, self.image_size]}
         return Dataset("hf_disk", splits, content_sha256(splits, also=str(self.image_size)), card)
 
-    def _asked(self, split: str, paths: list[Path]) -> Gather:
-        """Questions, each picture once."""
-        gather = Gather(
-            Pictures(self.image_size), split != "test", [vqa.COUNTS, *((g, pa.string()) for g in self.groups)]
-        )
-        for where, number, row in self._rows(paths):
-            encoded = _bytes(where, row.get("image"))
-            key = hashlib.sha256(encoded or b"").hexdigest()[:16] if encoded else f"{split}-{number}"
-            words = [str(word) for word in row.get("words") or ()]
-            boxes = [float(v) / self.box_scale for box in row.get("boxes") or () for v in box]
-            picture = partial(shrink, encoded, self.image_size, "RGB", "JPEG", where) if encoded else None
-            page = gather.page(where, key, picture, words, boxes, str(row.get("provider") or ""))
-            given = row.get("answers")
-            answers, counts = vqa.tally(where, [given] if isinstance(given, str) else given)
-            id, kind = str(row.get("id", f"{split}-{number}")), str(row.get("field") or "")
-            gather.ask(
-                id, page, records.text(where, row, "question"), answers, kind, counts=counts, **self._groups(row)
-            )
-        return gather
+    def _group_columns(self) -> list[tuple[str, pa.DataType]]:
+        return [(group, pa.string()) for group in self.groups]
 
-    def _shown(self, paths: list[Path], names: list[str]) -> Split:
-        """Pictures with a class, or of words."""
-        words = "text" in self.columns
-        columns = Columns(
-            pa.schema([*(WORD_PICTURES if words else PICTURES), *((g, pa.string()) for g in self.groups)])
-        )
-        for where, number, row in self._rows(paths):
-            encoded = _bytes(where, row.get("image"))
+    def _read_questions(self, split: str, paths: list[Path]) -> QuestionSplitBuilder:
+        columns = [ANSWER_COUNTS, *self._group_columns()]
+        builder = QuestionSplitBuilder(ImageStorage(self.image_size), split != "test", columns)
+        for row in self._rows(paths):
+            self._add_question(builder, split, row)
+        return builder
+
+    def _add_question(self, builder: QuestionSplitBuilder, split: str, row: HfRow) -> None:
+        """Add a question; equal images are stored once."""
+        where, values = row.where, row.values
+        encoded = _image_bytes(where, values.get("image"))
+        key = hashlib.sha256(encoded).hexdigest()[:16] if encoded else f"{split}-{row.number}"
+        words = [str(word) for word in values.get("words") or ()]
+        boxes = [float(v) / self.box_scale for box in values.get("boxes") or () for v in box]
+        image = partial(resize_image, encoded, self.image_size, "RGB", "JPEG", where) if encoded else None
+        page = builder.add_page(where, key, image, words, boxes, str(values.get("provider") or ""))
+        given = values.get("answers")
+        answers, counts = count_answers(where, [given] if isinstance(given, str) else given)
+        id, kind = str(values.get("id", f"{split}-{row.number}")), str(values.get("field") or "")
+        question = records.get_text(where, values, "question")
+        builder.add_question(id, page, question, answers, kind, counts=counts, **self._groups(row))
+
+    def _read_images(self, paths: list[Path], names: list[str]) -> Split:
+        """Read images with a class, or of words."""
+        schema = WORD_IMAGES if "text" in self.columns else IMAGES
+        table, size = TableBuilder(pa.schema([*schema, *self._group_columns()])), self.image_size
+        for row in self._rows(paths):
+            encoded = _image_bytes(row.where, row.values.get("image"))
             if encoded is None:
-                raise DataError(f"{where}: image is missing")
-            if words:
-                told: dict[str, Any] = {"text": records.text(where, row, "text"), "source": paths[0].parent.name}
-            else:
-                label = records.whole(where, row, "label")
-                kind = names[label] if 0 <= label < len(names) else ""
-                told = {"label": label, "class": kind, "domain": str(row.get("provider") or "")}
-            size = self.image_size
-            image = shrink(encoded, size, "RGB", "JPEG", where)
-            id = str(row.get("id", number))
-            columns.add(id=id, image=image, width=size, height=size, **told, **self._groups(row))
-        return Split(columns.table())
+                raise DataError(f"{row.where}: image is missing")
+            target = self._target(row, names, source=paths[0].parent.name)
+            image = resize_image(encoded, size, "RGB", "JPEG", row.where)
+            id = str(row.values.get("id", row.number))
+            table.add(id=id, image=image, width=size, height=size, **target, **self._groups(row))
+        return Split(table.table())
 
-    def _groups(self, row: Mapping[str, Any]) -> dict[str, str]:
-        return {name: str(row[name]) for name in self.groups}
+    def _target(self, row: HfRow, names: list[str], source: str) -> dict[str, object]:
+        if "text" in self.columns:
+            return {"text": records.get_text(row.where, row.values, "text"), "source": source}
+        label = records.get_int(row.where, row.values, "label")
+        name = names[label] if 0 <= label < len(names) else ""
+        return {"label": label, "class": name, "domain": str(row.values.get("provider") or "")}
 
-    def _rows(self, paths: list[Path]) -> Iterator[tuple[str, int, dict[str, Any]]]:
-        """File and row, number in the split, and the values under our names."""
+    def _groups(self, row: HfRow) -> dict[str, str]:
+        return {name: str(row.values[name]) for name in self.groups}
+
+    def _rows(self, paths: list[Path]) -> Iterator[HfRow]:
         number = 0
+        wanted = {**self.columns, **{group: group for group in self.groups}}
         for path in paths:
-            table = _table(path)
-            wanted = {**self.columns, **{group: group for group in self.groups}}
+            table = _read_stream(path)
             for theirs in wanted.values():
                 if theirs.partition(".")[0] not in table.column_names:
                     raise ConfigError(f"data.columns: {path} has no {theirs!r}; {nearest(theirs, table.column_names)}")
-            for batch in table.to_batches(max_chunksize=BATCH):
+            for batch in table.to_batches(max_chunksize=BATCH_SIZE):
                 for record in batch.to_pylist():
-                    row = {ours: _at(record, theirs) for ours, theirs in wanted.items()}
-                    yield f"{path} row {number}", number, row
+                    values = {ours: _nested_value(record, theirs) for ours, theirs in wanted.items()}
+                    yield HfRow(f"{path} row {number}", number, values)
                     number += 1
 
 
-def _files(root: Path) -> dict[str, list[Path]]:
-    """The Arrow files of each split, in order."""
-    told = records.found(root, "dataset_dict.json")
-    names = records.mapping(str(told), records.json_file(told)).get("splits", []) if told else [""]
+def _find_files(root: Path) -> dict[str, list[Path]]:
+    """Return the Arrow files of each split, in order."""
+    listing = records.find(root, "dataset_dict.json")
+    names = records.get_texts(str(listing), records.read_json_mapping(listing), "splits") if listing else [""]
     found = {}
     for name in names:
         split = SPLITS.get(name, name) if name else "train"
-        state = records.mapping(f"{root / name}", records.json_file(records.need(root / name, "state.json")))
+        path = records.require(root / name, "state.json")
+        state = records.read_json_mapping(path)
         if state.get("_indices_data_files") or state.get("_indices_files"):
             raise DataError(f"{root / name}: saved with a selection of rows; call flatten_indices() and save again")
-        found[split] = [root / name / str(entry["filename"]) for entry in state.get("_data_files") or ()]
+        listed = records.as_list(str(path), state.get("_data_files") or [], "_data_files")
+        entries = [records.as_mapping(str(path), entry) for entry in listed]
+        found[split] = [root / name / records.get_text(str(path), entry, "filename") for entry in entries]
     if not found.get("train"):
         raise DataError(f"data.path: {root} has no split train")
     return found
 
 
-def _table(path: Path) -> pa.Table:
+def _read_stream(path: Path) -> pa.Table:
     try:
         return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path}: not a readable Arrow stream ({error})") from error
 
 
-def _classes(folder: Path, column: str) -> list[str]:
-    """The names of the classes, where the column has some."""
+def _class_names(folder: Path, column: str) -> list[str]:
+    """Return the names of the classes, if the column has names."""
     path = folder / "dataset_info.json"
-    features = records.mapping(str(path), records.json_file(path)).get("features") or {} if path.is_file() else {}
-    return [str(name) for name in (features.get(column) or {}).get("names") or ()]
+    if not path.is_file():
+        return []
+    where = str(path)
+    features = records.as_mapping(where, records.read_json_mapping(path).get("features") or {}, "features")
+    feature = records.as_mapping(where, features.get(column) or {}, column)
+    return [str(name) for name in records.as_list(where, feature.get("names") or [], "names")]
 
 
-def _at(record: Mapping[str, Any], dotted: str) -> Any:
+def _nested_value(record: Mapping[str, Any], dotted: str) -> Any:
     value: Any = record
     for part in dotted.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
 
 
-def _bytes(where: str, image: Any) -> bytes | None:
-    """An encoded picture: bytes, a mapping with bytes or a path, as `datasets` saves them."""
+def _image_bytes(where: str, image: object) -> bytes | None:
+    """Return an encoded image, which `datasets` saves as bytes or as a mapping with bytes or a path."""
     if isinstance(image, dict):
         path = image.get("path")
         image = image.get("bytes") or (Path(path).read_bytes() if path and Path(path).is_file() else None)
         if image is None:
-            raise DataError(f"{where}: the picture {path!r} is not saved with the data and not there")
+            raise DataError(f"{where}: the image {path!r} is not saved with the data, and the file is missing")
     if image is not None and not isinstance(image, bytes):
-        raise DataError(f"{where}: image is {type(image).__name__}, an encoded picture is needed")
+        raise DataError(f"{where}: image is {type(image).__name__}, expected an encoded image")
     return image

@@ -1,4 +1,4 @@
-"""Pictures in folders named by what they are: split, domain, class."""
+"""Images in folders named by split, domain and class."""
 
 from __future__ import annotations
 
@@ -7,68 +7,69 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from simfl.constraints import Count, Fraction
+from simfl.constraints import Fraction, PositiveInt
 from simfl.data.base import Data, Dataset
 from simfl.data.io import records
-from simfl.data.io.gather import kept
-from simfl.data.readers.labelled_images import Labelled, dataset
+from simfl.data.io.arrow_store import load_or_build
+from simfl.data.io.classification import LabeledImage, build_image_dataset
 from simfl.errors import ConfigError, DataError
 from simfl.seeds import rng
 
-EDITION = 1
+VERSION = 1
 SPLITS = {"train": "train", "val": "valid", "valid": "valid", "validation": "valid", "test": "test", "unseen": "unseen"}
-PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm")
+Layout = Literal["class", "domain/class", "split/class", "split/domain/class"]
 
 
 @dataclass(frozen=True)
 class ImageFolder(Data):
-    """Pictures in folders that tell their class, and their split and domain if they have one."""
+    """Images in folders named by their class, and by their split and domain if there are any."""
 
-    path: str  # the uppermost folder; ~ and $VARIABLES are followed
-    layout: Literal["class", "domain/class", "split/class", "split/domain/class"] = (
-        "class"  # what the folders are, from above
-    )
-    valid: Fraction = 0.1  # where folders tell no split: the share of each domain and class
-    test: Fraction = 0.2  # likewise
-    image_size: Count = 64  # pictures are stored in colour, squeezed to this many pixels square
+    path: str  # top folder; ~ and $VARIABLES are expanded
+    layout: Layout = "class"  # meaning of the folder levels, from the top
+    valid: Fraction = 0.1  # share of each domain and class for validation, if no folder names the split
+    test: Fraction = 0.2  # share of each domain and class for testing, if no folder names the split
+    image_size: PositiveInt = 64  # images are stored in colour, resized to this many pixels square
 
     def load(self, cache: Path) -> Dataset:
+        """Read the data set from the cache or its files."""
         if self.valid + self.test >= 1:
-            raise ConfigError(f"data.valid, data.test: {self.valid}, {self.test} given, below 1 together")
-        root = records.folder(self.path)
-        found = list(self._pictures(root))
+            raise ConfigError(f"data.valid, data.test: {self.valid}, {self.test} given, their sum must be below 1")
+        root = records.resolve_folder(self.path)
+        found = list(self._find_images(root))
         if not found:
-            raise DataError(f"data.path: {root} has no pictures in folders {self.layout}")
-        return kept(cache, "image_folder", EDITION, self, [one.path for _, one in found], lambda: self._build(found))
+            raise DataError(f"data.path: {root} has no images in folders {self.layout}")
+        sources = [image.path for _, image in found]
+        return load_or_build(cache, "image_folder", VERSION, self, sources, lambda: self._build(found))
 
-    def _pictures(self, root: Path) -> Iterator[tuple[str, Labelled]]:
-        """Every picture with its split, empty where folders tell none, in the order of the names."""
+    def _find_images(self, root: Path) -> Iterator[tuple[str, LabeledImage]]:
+        """Yield the images in the order of their names, each with its split, which is empty if no folder names it."""
         levels = self.layout.split("/")
         names = sorted(p.relative_to(root).as_posix() for p in root.glob("*/" * len(levels) + "*"))
-        pictures = [name for name in names if Path(name).suffix.lower() in PICTURES]
-        kinds = sorted({Path(name).parts[len(levels) - 1] for name in pictures})
-        number = {kind: label for label, kind in enumerate(kinds)}
-        for name in pictures:
-            told = dict(zip(levels, Path(name).parts, strict=False))
-            split = told.get("split")
+        images = [name for name in names if Path(name).suffix.lower() in SUFFIXES]
+        class_names = sorted({Path(name).parts[len(levels) - 1] for name in images})
+        label_of = {class_name: label for label, class_name in enumerate(class_names)}
+        for name in images:
+            folders = dict(zip(levels, Path(name).parts, strict=False))
+            split = folders.get("split")
             if split is not None and split not in SPLITS:
-                raise DataError(f"data.path: {root / split} is no split, allowed: {', '.join(SPLITS)}")
-            kind = told["class"]
-            one = Labelled(name, name, root / name, number[kind], kind, told.get("domain", ""))
-            yield SPLITS[split] if split else "", one
+                raise DataError(f"data.path: {root / split} is not a split, allowed: {', '.join(SPLITS)}")
+            class_name = folders["class"]
+            image = LabeledImage(name, name, root / name, label_of[class_name], class_name, folders.get("domain", ""))
+            yield SPLITS[split] if split else "", image
 
-    def _build(self, found: list[tuple[str, Labelled]]) -> Dataset:
-        told: dict[str, list[Labelled]] = {"train": []}
-        groups: dict[tuple[str, str], list[Labelled]] = {}
-        for split, one in found:
+    def _build(self, found: list[tuple[str, LabeledImage]]) -> Dataset:
+        splits: dict[str, list[LabeledImage]] = {"train": []}
+        groups: dict[tuple[str, str], list[LabeledImage]] = {}
+        for split, image in found:
             if split:
-                told.setdefault(split, []).append(one)
+                splits.setdefault(split, []).append(image)
             else:
-                groups.setdefault((one.domain, one.kind), []).append(one)
-        for (domain, kind), pictures in groups.items():
-            ranks = rng("image_folder", "split", domain, kind).permutation(len(pictures)).tolist()
-            test, valid = (round(share * len(pictures)) for share in (self.test, self.valid))
-            for rank, one in zip(ranks, pictures, strict=True):
-                part = "test" if rank < test else "valid" if rank < test + valid else "train"
-                told.setdefault(part, []).append(one)
-        return dataset("image_folder", told, self.image_size, "refuse", "the pictures' own")
+                groups.setdefault((image.domain, image.class_name), []).append(image)
+        for (domain, class_name), images in groups.items():
+            ranks = rng("image_folder", "split", domain, class_name).permutation(len(images)).tolist()
+            num_test, num_valid = (round(share * len(images)) for share in (self.test, self.valid))
+            for rank, image in zip(ranks, images, strict=True):
+                split = "test" if rank < num_test else "valid" if rank < num_test + num_valid else "train"
+                splits.setdefault(split, []).append(image)
+        return build_image_dataset("image_folder", splits, self.image_size, "refuse", "the images' own")

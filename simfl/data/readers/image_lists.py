@@ -1,7 +1,7 @@
-"""Pictures with lists of their classes, one list for each domain and split: DomainNet, PACS and others of that layout.
+"""Images listed with their classes, one list for each domain and split: DomainNet, PACS and others of that layout.
 
 Peng et al. 2019 (DomainNet), Li et al. 2017 (PACS). A line of DOMAIN_SPLIT.txt is `DOMAIN/CLASS/FILE LABEL`; FILE may
-hold spaces, and labels count from 0 or from 1.
+contain spaces, and labels count from 0 or from 1.
 """
 
 from __future__ import annotations
@@ -12,36 +12,35 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from simfl.constraints import Count, Fraction
+from simfl.constraints import Fraction, PositiveInt
 from simfl.data.base import Data, Dataset
 from simfl.data.io import records
-from simfl.data.io.gather import Missing, kept
-from simfl.data.readers.labelled_images import Labelled, dataset
+from simfl.data.io.arrow_store import load_or_build
+from simfl.data.io.classification import LabeledImage, build_image_dataset
+from simfl.data.io.images import MissingImages
 from simfl.errors import ConfigError, DataError, nearest
 from simfl.seeds import rng
 
-EDITION = 1
+VERSION = 1
 SUFFIXES = {"train": ("train",), "valid": ("val", "crossval", "valid"), "test": ("test",)}
-Lists = Mapping[str, Sequence[Path]]
+ListFiles = Mapping[str, Sequence[Path]]  # split -> its list files
 
 
 @dataclass(frozen=True)
 class ImageLists(Data):
-    """Pictures of the same classes in several domains (DomainNet, PACS), by the lists that come with them."""
+    """Images of the same classes in several domains (DomainNet, PACS), by the lists of their releases."""
 
-    path: str  # a folder with DOMAIN_train.txt, DOMAIN_test.txt and the pictures; ~ and $VARIABLES are followed
-    images: str = ""  # the folder that the lists' names start from; empty: images/ if there is one, else `path`
-    domains: tuple[str, ...] = ()  # only these; none: all that have lists
-    unseen: tuple[str, ...] = ()  # of these only the test list is used, as the split `unseen`
-    classes: tuple[str, ...] = ()  # only these, numbered in this order; none: all, as the lists number them
-    per_class: Count | None = (
-        None  # at most so many training pictures of each class and domain, drawn by the set's name
-    )
-    valid: Fraction = 0.1  # where there are no lists for validation: the share of a domain's training pictures
-    image_size: Count = 64  # pictures are stored in colour, squeezed to this many pixels square
-    missing: Missing = "refuse"  # drop: leave out pictures that are not there
+    path: str  # folder with DOMAIN_train.txt, DOMAIN_test.txt and the images; ~ and $VARIABLES are expanded
+    images: str = ""  # folder that the listed names are relative to; empty: images/ if it exists, otherwise `path`
+    domains: tuple[str, ...] = ()  # use only these domains; empty: all that have lists
+    unseen: tuple[str, ...] = ()  # domains of which only the test list is used, as the split `unseen`
+    classes: tuple[str, ...] = ()  # use only these classes, labelled in this order; empty: all, as listed
+    per_class: PositiveInt | None = None  # limit of training images for each class and domain, drawn at random
+    valid: Fraction = 0.1  # share of a domain's training images for validation, if there are no validation lists
+    image_size: PositiveInt = 64  # images are stored in colour, resized to this many pixels square
+    missing: MissingImages = "refuse"  # drop: leave out missing images
 
-    DOMAINNET: ClassVar[dict[str, tuple[int, int]]] = {  # training and test pictures, cleaned
+    DOMAINNET: ClassVar[dict[str, tuple[int, int]]] = {  # training and test images, cleaned
         "clipart": (33525, 14604),
         "infograph": (36023, 15582),
         "painting": (50416, 21850),
@@ -52,13 +51,14 @@ class ImageLists(Data):
     PACS: ClassVar[dict[str, int]] = {"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929}
 
     def load(self, cache: Path) -> Dataset:
-        root = records.folder(self.path)
-        lists = self._lists(root)
+        """Read the data set from the cache or its files."""
+        root = records.resolve_folder(self.path)
+        lists = self._find_lists(root)
         sources = [path for paths in lists.values() for path in paths]
-        return kept(cache, "image_lists", EDITION, self, sources, lambda: self._build(root, lists))
+        return load_or_build(cache, "image_lists", VERSION, self, sources, lambda: self._build(root, lists))
 
-    def _lists(self, root: Path) -> dict[str, list[Path]]:
-        found = {split: _domains(root, names) for split, names in SUFFIXES.items()}
+    def _find_lists(self, root: Path) -> dict[str, list[Path]]:
+        found = {split: _lists_by_domain(root, suffixes) for split, suffixes in SUFFIXES.items()}
         known = found["train"] | found["test"]
         for name in (*self.domains, *self.unseen):
             if name not in known:
@@ -70,51 +70,53 @@ class ImageLists(Data):
             raise DataError(f"data.path: {root} has no list DOMAIN_train.txt")
         return {split: paths for split, paths in lists.items() if paths}
 
-    def _build(self, root: Path, lists: Lists) -> Dataset:
-        folder = root / self.images if self.images else records.found(root, "images") or root
-        told = {split: [one for path in paths for one in _read(path, folder)] for split, paths in lists.items()}
-        told = self._numbered(told)
-        if "valid" not in told:
-            told["train"], told["valid"] = _part(told["train"], self.valid)
-        told["train"] = self._few(told["train"])
-        card = {"valid": "official lists" if "valid" in lists else f"{self.valid:g} of each domain's training list"}
-        return dataset("image_lists", told, self.image_size, self.missing, "academic use", **card)
+    def _build(self, root: Path, lists: ListFiles) -> Dataset:
+        folder = root / self.images if self.images else records.find(root, "images") or root
+        listed = {split: [i for path in paths for i in _read_list(path, folder)] for split, paths in lists.items()}
+        splits = self._relabel(listed)
+        if "valid" not in splits:
+            splits["train"], splits["valid"] = _divide(splits["train"], self.valid)
+        splits["train"] = self._subsample(splits["train"])
+        valid = "official lists" if "valid" in lists else f"{self.valid:g} of each domain's training list"
+        return build_image_dataset("image_lists", splits, self.image_size, self.missing, "academic use", valid=valid)
 
-    def _numbered(self, told: Mapping[str, list[Labelled]]) -> dict[str, list[Labelled]]:
-        """Labels from 0; DataError if a label has two class names, or a class two labels."""
-        kinds: dict[int, str] = {}
-        for one in (one for pictures in told.values() for one in pictures):
-            if kinds.setdefault(one.label, one.kind) != one.kind:
-                raise DataError(f"{one.where}: label {one.label} is {one.kind!r}, elsewhere {kinds[one.label]!r}")
-        names = [kinds[label] for label in sorted(kinds)]
+    def _relabel(self, splits: Mapping[str, list[LabeledImage]]) -> dict[str, list[LabeledImage]]:
+        """Count labels from 0; DataError if a label has two class names, or a class two labels."""
+        class_names: dict[int, str] = {}
+        for image in (image for images in splits.values() for image in images):
+            known = class_names.setdefault(image.label, image.class_name)
+            if known != image.class_name:
+                raise DataError(f"{image.where}: label {image.label} is {image.class_name!r}, elsewhere {known!r}")
+        names = [class_names[label] for label in sorted(class_names)]
         if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise DataError(f"data.path: the class {twice!r} has several labels")
+            duplicate = next(name for name in names if names.count(name) > 1)
+            raise DataError(f"data.path: the class {duplicate!r} has several labels")
         for name in self.classes:
             if name not in names:
                 raise ConfigError(f"data.classes: the lists have no class {name!r}; {nearest(name, names)}")
-        number = {name: i for i, name in enumerate(self.classes or names)}
+        label_of = {name: i for i, name in enumerate(self.classes or names)}
         return {
-            split: [replace(one, label=number[one.kind]) for one in pictures if one.kind in number]
-            for split, pictures in told.items()
+            split: [replace(i, label=label_of[i.class_name]) for i in images if i.class_name in label_of]
+            for split, images in splits.items()
         }
 
-    def _few(self, pictures: list[Labelled]) -> list[Labelled]:
+    def _subsample(self, images: list[LabeledImage]) -> list[LabeledImage]:
+        """Return at most `per_class` images for each class and domain."""
         if self.per_class is None:
-            return pictures
+            return images
         groups = defaultdict(list)
-        for one in pictures:
-            groups[one.domain, one.kind].append(one)
-        chosen = {
+        for image in images:
+            groups[image.domain, image.class_name].append(image)
+        drawn = {
             group[i].id
-            for (domain, kind), group in groups.items()
-            for i in rng("image_lists", "few", domain, kind).permutation(len(group))[: self.per_class]
+            for (domain, class_name), group in groups.items()
+            for i in rng("image_lists", "few", domain, class_name).permutation(len(group))[: self.per_class]
         }
-        return [one for one in pictures if one.id in chosen]
+        return [image for image in images if image.id in drawn]
 
 
-def _domains(root: Path, suffixes: Sequence[str]) -> dict[str, Path]:
-    """The list of each domain that has one ending so."""
+def _lists_by_domain(root: Path, suffixes: Sequence[str]) -> dict[str, Path]:
+    """Return the list of each domain that has one with such a suffix."""
     found = {}
     for path in sorted(root.glob("*_*.txt")):
         domain, _, suffix = path.stem.rpartition("_")
@@ -123,22 +125,22 @@ def _domains(root: Path, suffixes: Sequence[str]) -> dict[str, Path]:
     return found
 
 
-def _read(path: Path, folder: Path) -> Iterator[Labelled]:
-    for where, line in records.lines(path):
+def _read_list(path: Path, folder: Path) -> Iterator[LabeledImage]:
+    for where, line in records.read_lines(path):
         name, _, label = line.strip().rpartition(" ")
         parts = Path(name).parts
         if not label.isdigit() or len(parts) < 3:
-            raise DataError(f"{where}: {line[:60]!r}, `DOMAIN/CLASS/FILE LABEL` is needed")
-        yield Labelled(where, name, folder / name, int(label), parts[-2], parts[-3])
+            raise DataError(f"{where}: {line[:60]!r}, expected `DOMAIN/CLASS/FILE LABEL`")
+        yield LabeledImage(where, name, folder / name, int(label), parts[-2], parts[-3])
 
 
-def _part(pictures: Sequence[Labelled], share: float) -> tuple[list[Labelled], list[Labelled]]:
-    """The training pictures, and the share of each domain that is drawn for validation."""
-    kept: list[Labelled] = []
-    apart: list[Labelled] = []
-    for domain in sorted({one.domain for one in pictures}):
-        mine = [one for one in pictures if one.domain == domain]
-        few = rng("image_lists", "valid", domain).permutation(len(mine)) < share * len(mine)
-        for one, chosen in zip(mine, few.tolist(), strict=True):
-            (apart if chosen else kept).append(one)
-    return kept, apart
+def _divide(images: Sequence[LabeledImage], share: float) -> tuple[list[LabeledImage], list[LabeledImage]]:
+    """Divide images into training and validation; the share is drawn in each domain."""
+    train: list[LabeledImage] = []
+    valid: list[LabeledImage] = []
+    for domain in sorted({image.domain for image in images}):
+        own = [image for image in images if image.domain == domain]
+        drawn = rng("image_lists", "valid", domain).permutation(len(own)) < share * len(own)
+        for image, is_valid in zip(own, drawn.tolist(), strict=True):
+            (valid if is_valid else train).append(image)
+    return train, valid

@@ -1,6 +1,6 @@
-"""The header of an electronic invoice (UN/CEFACT CII, as ZUGFeRD 1 and 2, Factur-X and XRechnung embed it).
+"""Header of an electronic invoice (UN/CEFACT CII, as embedded by ZUGFeRD 1 and 2, Factur-X and XRechnung).
 
-Only values of the whole invoice are read, by the names of their nodes, whatever the namespace and the profile.
+Only values of the whole invoice are read, by the names of their nodes, in any namespace and profile.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ ROOTS = ("CrossIndustryInvoice", "CrossIndustryDocument", "Invoice")  # the last
 AGREEMENT = "ApplicableHeaderTradeAgreement|ApplicableSupplyChainTradeAgreement"
 SETTLEMENT = "ApplicableHeaderTradeSettlement|ApplicableSupplyChainTradeSettlement"
 SUMS = "SpecifiedTradeSettlementHeaderMonetarySummation|SpecifiedTradeSettlementMonetarySummation"
-HEAD = "ExchangedDocument|HeaderExchangedDocument"
+DOCUMENT = "ExchangedDocument|HeaderExchangedDocument"
 TEXTS = {
-    "number": (HEAD, "ID"),
+    "number": (DOCUMENT, "ID"),
     "seller": (AGREEMENT, "SellerTradeParty", "Name"),
     "buyer": (AGREEMENT, "BuyerTradeParty", "Name"),
     "iban": (SETTLEMENT, "SpecifiedTradeSettlementPaymentMeans", "PayeePartyCreditorFinancialAccount", "IBANID"),
@@ -29,22 +29,22 @@ AMOUNTS = {
     "due": (SETTLEMENT, SUMS, "DuePayableAmount"),
 }
 DATES = {
-    "date": (HEAD, "IssueDateTime", "DateTimeString"),
+    "date": (DOCUMENT, "IssueDateTime", "DateTimeString"),
     "due_date": (SETTLEMENT, "SpecifiedTradePaymentTerms", "DueDateDateTime", "DateTimeString"),
 }
 
 
 @dataclass(frozen=True)
-class Header:
-    """What an invoice says of itself; only what is there, and no amount of zero."""
+class InvoiceHeader:
+    """Values of an invoice by field; only those that exist, and no amount of zero."""
 
     texts: dict[str, str]
     amounts: dict[str, Decimal]
     dates: dict[str, date]
 
 
-def read(xml: bytes) -> Header | None:
-    """The header, or None if this is no such invoice or cannot be parsed. Documents with a DTD are refused."""
+def parse_header(xml: bytes) -> InvoiceHeader | None:
+    """Parse the header; None if this is not such an invoice or not valid XML. Documents with a DTD are rejected."""
     if b"<!DOCTYPE" in xml or b"<!ENTITY" in xml:
         return None
     try:
@@ -56,7 +56,7 @@ def read(xml: bytes) -> Header | None:
     texts = {field: value for field, path in TEXTS.items() if (value := _text(root, path))}
     amounts = {field: amount for field, path in AMOUNTS.items() if (amount := _amount(_text(root, path)))}
     dates = {field: day for field, path in DATES.items() if (day := _date(_text(root, path)))}
-    return Header(texts, amounts, dates) if texts else None
+    return InvoiceHeader(texts, amounts, dates) if texts else None
 
 
 def _name(node: ET.Element) -> str:
@@ -64,13 +64,13 @@ def _name(node: ET.Element) -> str:
 
 
 def _text(root: ET.Element, path: tuple[str, ...]) -> str:
-    """The text at a path, line by line; an address may stand below a name."""
+    """Return the text at a path with its line breaks; an address may follow a name on the next line."""
     first, *rest = path
     nodes = [node for node in root.iter() if _name(node) in first.split("|")][:1]
     for step in rest:
         nodes = [child for node in nodes for child in _children(node, step)]
-    told = next((node.text.strip() for node in nodes if node.text and node.text.strip()), "")
-    return "\n".join(" ".join(line.split()) for line in told.splitlines() if line.strip())
+    text = next((node.text.strip() for node in nodes if node.text and node.text.strip()), "")
+    return "\n".join(" ".join(line.split()) for line in text.splitlines() if line.strip())
 
 
 def _children(node: ET.Element, step: str) -> Iterator[ET.Element]:
@@ -85,9 +85,9 @@ def _amount(text: str) -> Decimal | None:
 
 
 def _date(text: str) -> date | None:
-    for form in ("%Y%m%d", "%Y-%m-%d"):
+    for format in ("%Y%m%d", "%Y-%m-%d"):
         try:
-            return datetime.strptime(text[:10], form).date()
+            return datetime.strptime(text[:10], format).date()
         except ValueError:
             continue
     return None

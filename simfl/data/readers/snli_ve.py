@@ -11,53 +11,55 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from simfl.constraints import Whole
+from simfl.constraints import NonNegativeInt
 from simfl.data.base import Data, Dataset
 from simfl.data.io import records
-from simfl.data.io.gather import Gather, Missing, Pictures, finish, kept
-from simfl.data.readers import vqa
+from simfl.data.io.arrow_store import load_or_build
+from simfl.data.io.images import MissingImages
+from simfl.data.io.questions import ImageStorage, QuestionSplitBuilder, build_question_dataset, find_image
 
-EDITION = 1
+VERSION = 1
 NAMES = {"train": "train", "valid": "dev", "test": "test"}
 LABELS = {"entailment": 0, "contradiction": 1, "neutral": 2}  # CLiMB's order
-ID = ("Flickr30K_ID", "Flickr30kID", "Flikr30kID", "Flickr30k_ID")  # the spelling varies
+ID_FIELDS = ("Flickr30K_ID", "Flickr30kID", "Flikr30kID", "Flickr30k_ID")  # the spelling varies
+FOLDERS = ("images", "flickr30k_images", "flickr30k-images", ".")
 
 
 @dataclass(frozen=True)
 class SnliVe(Data):
-    """Sentences that a photograph entails, contradicts or leaves open."""
+    """Sentences that a photograph entails, contradicts or leaves undetermined."""
 
-    path: str  # a folder with snli_ve_{train,dev,test}.jsonl and the photographs; ~ and $VARIABLES are followed
-    image_size: Whole = 224  # pictures are stored in colour, squeezed to this many pixels square; 0: paths only
-    missing: Missing = "refuse"  # drop: leave out sentences on pictures that are not there
+    path: str  # folder with snli_ve_{train,dev,test}.jsonl and the photographs; ~ and $VARIABLES are expanded
+    image_size: NonNegativeInt = 224  # images are stored in colour, resized to this many pixels square; 0: paths only
+    missing: MissingImages = "refuse"  # drop: leave out sentences on missing images
 
     QUESTIONS: ClassVar[dict[str, int]] = {"train": 529527, "valid": 17858, "test": 17901}
 
     def load(self, cache: Path) -> Dataset:
-        root = records.folder(self.path)
-        files = {
-            split: records.need(root, f"snli_ve_{n}.jsonl", f"data/snli_ve_{n}.jsonl") for split, n in NAMES.items()
-        }
-        return kept(cache, "snli_ve", EDITION, self, files.values(), lambda: self._build(root, files))
+        """Read the data set from the cache or its files."""
+        root = records.resolve_folder(self.path)
+        names = {split: f"snli_ve_{name}.jsonl" for split, name in NAMES.items()}
+        files = {split: records.require(root, name, f"data/{name}") for split, name in names.items()}
+        return load_or_build(cache, "snli_ve", VERSION, self, files.values(), lambda: self._build(root, files))
 
     def _build(self, root: Path, files: dict[str, Path]) -> Dataset:
-        pictures = Pictures(self.image_size, self.missing)
-        gathered = {split: Gather(pictures, more=[("label", pa.int32())]) for split in files}
+        images = ImageStorage(self.image_size, self.missing)
+        builders = {split: QuestionSplitBuilder(images, example_columns=[("label", pa.int32())]) for split in files}
         for split, path in files.items():
-            for where, record in records.json_lines(path):
-                self._ask(gathered[split], root, where, record)
+            for where, record in records.read_json_lines(path):
+                _add(builders[split], root, where, record)
         card = {"licence": "SNLI CC BY-SA 4.0; photographs of Flickr30K: research use", "num_classes": len(LABELS)}
-        return finish("snli_ve", gathered, card)
+        return build_question_dataset("snli_ve", builders, card)
 
-    def _ask(self, gather: Gather, root: Path, where: str, record: records.Record) -> None:
-        if record.get("gold_label") == "-":  # the annotators did not agree
-            gather.dropped["no gold label"] += 1
-            return
-        label = records.one_of(where, record, "gold_label", LABELS)
-        image = records.name(where, record, *ID).removesuffix(".jpg")
-        names = dict.fromkeys([f"{image}.jpg", f"{int(image)}.jpg" if image.isdigit() else f"{image}.jpg"])
-        folders = ("images", "flickr30k_images", "flickr30k-images", ".")
-        places = [vqa.picture(root, name, *folders) for name in names]
-        page = gather.page(where, image, next((path for path in places if path.is_file()), places[0]))
-        sentence, id = records.text(where, record, "sentence2"), records.name(where, record, "pairID")
-        gather.ask(id, page, sentence, [record["gold_label"]], label=label)
+
+def _add(builder: QuestionSplitBuilder, root: Path, where: str, record: records.Record) -> None:
+    if record.get("gold_label") == "-":  # the annotators disagree
+        builder.dropped["no gold label"] += 1
+        return
+    label = records.get_label(where, record, "gold_label", LABELS)
+    image = records.get_identifier(where, record, *ID_FIELDS).removesuffix(".jpg")
+    names = dict.fromkeys([f"{image}.jpg", f"{int(image)}.jpg" if image.isdigit() else f"{image}.jpg"])
+    paths = [find_image(root, name, *FOLDERS) for name in names]
+    page = builder.add_page(where, image, next((path for path in paths if path.is_file()), paths[0]))
+    sentence, id = records.get_text(where, record, "sentence2"), records.get_identifier(where, record, "pairID")
+    builder.add_question(id, page, sentence, [str(record["gold_label"])], label=label)

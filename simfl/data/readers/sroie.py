@@ -1,7 +1,8 @@
-"""SROIE as federated receipt question answering: four fields of a receipt, asked for in several wordings.
+"""SROIE as federated question answering on receipts: four fields of a receipt, asked for in several wordings.
 
 Huang et al. 2019 (ICDAR 2019, robust reading challenge on scanned receipts). The set has no official test part:
-companies with many receipts are providers, whose receipts go to train, valid and test; the others are `unseen`.
+companies with many receipts are providers, whose receipts are divided among train, valid and test; the others form
+`unseen`.
 """
 
 from __future__ import annotations
@@ -15,16 +16,15 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from simfl.constraints import Count, Fraction
+from simfl.constraints import Fraction, PositiveInt
 from simfl.data.base import DOCUMENTS, QUESTIONS, Data, Dataset, Split
-from simfl.data.io.arrow_store import content_sha256, stored
-from simfl.data.io.images import shrink, truncated_files
-from simfl.data.readers import receipts
-from simfl.data.readers.receipts import FIELDS, Receipt, letters
+from simfl.data.io.arrow_store import content_sha256, load_or_build
+from simfl.data.io.images import resize_image
+from simfl.data.readers.sroie_format import FIELDS, Receipt, ReceiptFiles, find_receipts, normalize, read_receipt
 from simfl.errors import ConfigError, DataError
 from simfl.seeds import rng
 
-EDITION = 1
+VERSION = 1
 SPLITS = ("train", "valid", "test", "unseen")
 WORDINGS = {
     "company": (
@@ -52,56 +52,57 @@ WORDINGS = {
         "Which amount is due?",
     ),
 }
+Provided = tuple[str, Receipt]  # a provider and one of its receipts
 
 
 @dataclass(frozen=True)
 class Sroie(Data):
     """Receipts of the ICDAR 2019 challenge: company, date, address and total; companies are providers."""
 
-    path: str  # a folder with img/, box/ and key/; ~ and $VARIABLES are followed
-    image_size: Count = 224  # pages are stored grey, squeezed to this many pixels square
-    min_receipts: Count = 5  # a company with fewer is not a provider and goes to `unseen`
-    valid: Fraction = 0.1  # share of a provider's receipts, at least one
-    test: Fraction = 0.2  # likewise
-    wordings: Count = 1  # questions on each field of a training receipt, each worded differently; other splits have one
+    path: str  # folder with img/, box/ and key/; ~ and $VARIABLES are expanded
+    image_size: PositiveInt = 224  # pages are stored in grey, resized to this many pixels square
+    min_receipts: PositiveInt = 5  # a company with fewer is not a provider and belongs to `unseen`
+    valid: Fraction = 0.1  # share of a provider's receipts for validation, at least one
+    test: Fraction = 0.2  # share of a provider's receipts for testing, at least one
+    wordings: PositiveInt = 1  # differently worded questions on each field of a training receipt; other splits have one
 
     def load(self, cache: Path) -> Dataset:
+        """Read the data set from the cache or its files."""
         self._check()
-        root = Path(os.path.expandvars(self.path)).expanduser()
-        found = receipts.files(root)
-        sources = [path for parts in found.values() for path in parts.values()]
-        return stored(cache, "sroie", EDITION, self, sources, lambda: self._build(found))
+        files = find_receipts(Path(os.path.expandvars(self.path)).expanduser())
+        sources = [path for parts in files.values() for path in parts.values()]
+        return load_or_build(cache, "sroie", VERSION, self, sources, lambda: self._build(files))
 
     def _check(self) -> None:
         if not 1 <= self.wordings <= len(WORDINGS["total"]):
             raise ConfigError(f"data.wordings: {self.wordings} given, allowed: 1 to {len(WORDINGS['total'])}")
         if not (self.valid > 0 and self.test > 0 and self.valid + self.test < 1):
-            raise ConfigError(f"data.valid, data.test: {self.valid}, {self.test} given, above 0, below 1 together")
+            given = f"{self.valid}, {self.test} given"
+            raise ConfigError(f"data.valid, data.test: {given}, each must be above 0 and their sum below 1")
 
-    def _build(self, found: Mapping[str, Mapping[str, Path]]) -> Dataset:
-        if not found:
-            raise DataError(f"data.path: {self.path} holds no receipt")
-        every = [receipts.read(name, dict(parts)) for name, parts in found.items()]
-        same = duplicates(every)
-        with truncated_files(read=False):
-            splits = {name: self._split(name, held) for name, held in self._assign(same).items()}
-        pictures = hashlib.sha256(b"".join(r.image.read_bytes() for r in every)).hexdigest()
-        digest = content_sha256(splits, also=f"{pictures} {self.image_size}")
-        return Dataset("sroie", splits, digest, self._card(every, same, splits))
+    def _build(self, files: Mapping[str, ReceiptFiles]) -> Dataset:
+        if not files:
+            raise DataError(f"data.path: {self.path} has no receipt")
+        receipts = [read_receipt(name, parts) for name, parts in files.items()]
+        groups = group_duplicates(receipts)
+        splits = {name: self._split(name, held) for name, held in self._assign(groups).items()}
+        images = hashlib.sha256(b"".join(receipt.image.read_bytes() for receipt in receipts)).hexdigest()
+        digest = content_sha256(splits, also=f"{images} {self.image_size}")
+        return Dataset("sroie", splits, digest, self._card(receipts, groups, splits))
 
-    def _assign(self, same: list[list[Receipt]]) -> dict[str, list[tuple[str, Receipt]]]:
-        """The receipts of each split with their provider, sorted by name; the same receipt twice is in one split."""
+    def _assign(self, groups: list[list[Receipt]]) -> dict[str, list[Provided]]:
+        """Return the receipts of each split with their provider, sorted by name. Groups are not divided."""
         companies = defaultdict(list)
-        for group in same:
+        for group in groups:
             companies[group[0].company].append(group)
-        parts: dict[str, list[tuple[str, Receipt]]] = {name: [] for name in SPLITS}
-        for company, groups in companies.items():
-            for part, group in zip(self._parts_of(company, groups), groups, strict=True):
+        parts: dict[str, list[Provided]] = {name: [] for name in SPLITS}
+        for company, own in companies.items():
+            for part, group in zip(self._splits_of(company, own), own, strict=True):
                 parts[part] += [(company, receipt) for receipt in group]
         return {part: sorted(held, key=lambda pair: pair[1].name) for part, held in parts.items()}
 
-    def _parts_of(self, company: str, groups: list[list[Receipt]]) -> list[str]:
-        """The split of each group of a company, drawn by its name alone; too few for three splits are all train."""
+    def _splits_of(self, company: str, groups: list[list[Receipt]]) -> list[str]:
+        """Draw the split of each group of a company from its name; too few groups for three splits are all train."""
         if not company or sum(map(len, groups)) < self.min_receipts:
             return ["unseen"] * len(groups)
         num_test, num_valid = (max(1, round(share * len(groups))) for share in (self.test, self.valid))
@@ -110,16 +111,16 @@ class Sroie(Data):
         ranks = rng("sroie", "split", company).permutation(len(groups))
         return ["test" if r < num_test else "valid" if r < num_test + num_valid else "train" for r in ranks]
 
-    def _split(self, name: str, held: list[tuple[str, Receipt]]) -> Split:
-        wordings = self.wordings if name == "train" else 1
-        rows = [row for at, (_, receipt) in enumerate(held) for row in questions(receipt, at, wordings)]
+    def _split(self, name: str, held: list[Provided]) -> Split:
+        num_wordings = self.wordings if name == "train" else 1
+        rows = [row for page, (_, receipt) in enumerate(held) for row in make_questions(receipt, page, num_wordings)]
         pages = [
             {
                 "id": receipt.name,
                 "provider": company,
                 "words": receipt.words,
                 "boxes": receipt.boxes,
-                "image": shrink(receipt.image, self.image_size, "L", "PNG"),
+                "image": resize_image(receipt.image, self.image_size, "L", "PNG"),
                 "width": self.image_size,
                 "height": self.image_size,
             }
@@ -127,52 +128,56 @@ class Sroie(Data):
         ]
         return Split(pa.Table.from_pylist(rows, QUESTIONS), pa.Table.from_pylist(pages, DOCUMENTS))
 
-    def _card(self, every: list[Receipt], same: list[list[Receipt]], splits: Mapping[str, Split]) -> dict[str, object]:
+    def _card(
+        self, receipts: list[Receipt], groups: list[list[Receipt]], splits: Mapping[str, Split]
+    ) -> dict[str, object]:
         pages = {name: split.documents for name, split in splits.items() if split.documents is not None}
         return {
             "licence": "ICDAR 2019 SROIE challenge: research use",
             "receipts": {name: table.num_rows for name, table in pages.items()},
             "providers": {name: len(table["provider"].unique()) for name, table in pages.items()},
             "questions": {name: len(split) for name, split in splits.items()},
-            "dropped": {f"{field} not given": sum(field not in r.key for r in every) for field in FIELDS},
-            "same_receipt": [[r.name for r in group] for group in same if len(group) > 1],
-            "image": f"grey, squeezed to {self.image_size}x{self.image_size}, PNG",
+            "dropped": {f"{field} not given": sum(field not in r.key for r in receipts) for field in FIELDS},
+            "same_receipt": [[r.name for r in group] for group in groups if len(group) > 1],
+            "image": f"grey, resized to {self.image_size}x{self.image_size}, PNG",
             "boxes": "of words, interpolated in their line's box by their share of its characters",
         }
 
 
-def duplicates(every: Iterable[Receipt]) -> list[list[Receipt]]:
-    """The receipts in groups that must not be divided, because they may be one sale scanned twice.
+def group_duplicates(receipts: Iterable[Receipt]) -> list[list[Receipt]]:
+    """Group receipts that must not be divided among splits, because they may be one sale scanned twice.
 
-    Two are taken for the same if their transcripts agree in letters and digits, or if company, date and total do (a
-    second scan is transcribed anew, with slips). That also joins two alike sales of one day, which does no harm.
+    Two receipts count as duplicates if their transcripts agree in letters and digits, or if company, date and total do
+    (a second scan is transcribed again, with errors). This also joins two similar sales of one day, which is harmless.
     """
     group_of: dict[str, list[Receipt]] = {}
-    for receipt in every:
-        traits = list(_traits(receipt))
+    for receipt in receipts:
+        keys = list(_duplicate_keys(receipt))
         joined: list[Receipt] = []
-        for group in {id(group_of[t]): group_of[t] for t in traits if t in group_of}.values():
+        for group in {id(group_of[key]): group_of[key] for key in keys if key in group_of}.values():
             joined += group
         joined.append(receipt)
         for member in joined:
-            group_of |= dict.fromkeys(_traits(member), joined)
+            group_of |= dict.fromkeys(_duplicate_keys(member), joined)
     groups = {id(group): sorted(group, key=lambda r: r.name) for group in group_of.values()}
     return sorted(groups.values(), key=lambda group: group[0].name)
 
 
-def _traits(receipt: Receipt) -> Iterator[str]:
+def _duplicate_keys(receipt: Receipt) -> Iterator[str]:
     yield f"name {receipt.name}"
     if receipt.transcript:
         yield f"transcript {receipt.transcript}"
-    if all(letters(receipt.key.get(field, "")) for field in ("company", "date", "total")):
-        yield " ".join(["key", *(letters(receipt.key[field]) for field in ("company", "date", "total"))])
+    sale = [normalize(receipt.key.get(field, "")) for field in ("company", "date", "total")]
+    if all(sale):
+        yield " ".join(["key", *sale])
 
 
-def questions(receipt: Receipt, document: int, wordings: int) -> Iterator[dict[str, object]]:
-    """One question for each filled-in field and wording; which wordings is drawn by the receipt's name."""
+def make_questions(receipt: Receipt, document: int, num_wordings: int) -> Iterator[dict[str, object]]:
+    """Yield a question for each available field and wording; the wordings are drawn by the receipt's name."""
     for field in FIELDS:
         if field in receipt.key:
-            for number in rng("sroie", "wording", receipt.name, field).permutation(len(WORDINGS[field]))[:wordings]:
+            order = rng("sroie", "wording", receipt.name, field).permutation(len(WORDINGS[field]))
+            for number in order[:num_wordings]:
                 yield {
                     "id": f"{receipt.name}-{field}-{number}",
                     "document": document,

@@ -1,114 +1,142 @@
-"""TabFact in its original release: statements that a table entails or refutes; simfl draws the tables as pages.
+"""TabFact in its original release: statements that a table entails or refutes; simfl renders the tables as pages.
 
 Chen et al. 2020 (TabFact: a large-scale dataset for table-based fact verification).
 
-    all_csv/NAME.html.csv                    header and rows, columns divided by #
+    all_csv/NAME.html.csv                    header and rows, columns separated by #
     {train,val,test}_examples.json           table -> [statements, 1 or 0 for each, caption]; also in tokenized_data/
     {simple,complex,small}_test_id.json      tables of the test's parts; also in data/
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from simfl.constraints import Count, Fraction
+from simfl.constraints import Fraction, PositiveInt
 from simfl.data.base import Data, Dataset
 from simfl.data.io import records
-from simfl.data.io.gather import Gather, Pictures, finish, kept
-from simfl.data.readers.table_page import lay_out
-from simfl.data.readers.wtq import add
+from simfl.data.io.arrow_store import load_or_build
+from simfl.data.io.questions import ImageStorage, QuestionSplitBuilder, build_question_dataset
+from simfl.data.io.table_page import lay_out_table
 from simfl.errors import DataError
 from simfl.seeds import rng
 
-EDITION = 1
+VERSION = 1
+NAMES = {"train": "train", "valid": "val", "test": "test"}
+Statements = Mapping[str, object]  # table -> its entry in an example file
+
+
+@dataclass(frozen=True)
+class TableStatements:
+    """Statements about one table."""
+
+    where: str  # file and table, for error messages
+    table: str
+    caption: str
+    statements: list[tuple[str, int]]  # 1: entailed, 0: refuted
 
 
 @dataclass(frozen=True)
 class TabFact(Data):
-    """Statements about tables of Wikipedia, true or false: the original TabFact, its tables drawn as pages."""
+    """Statements about tables of Wikipedia, true or false: the original TabFact, its tables rendered as pages."""
 
-    path: str  # a folder with all_csv/ and the example files; ~ and $VARIABLES are followed
-    train: Literal["train", "val"] = "train"  # val: where training statements are missing, those of validation are used
-    valid: Fraction = 0.1  # with `train: val`, the share of its tables that is kept for validation
-    answers: tuple[str, str] = ("no", "yes")  # what a refuted and an entailed statement are answered with
-    max_rows: Count | None = None  # statements about longer tables are left out
-    max_columns: Count | None = None  # statements about wider tables are left out
-    image_size: Count = 448  # pages are drawn in grey, squeezed to this many pixels square
+    path: str  # folder with all_csv/ and the example files; ~ and $VARIABLES are expanded
+    train: Literal["train", "val"] = "train"  # val: use validation statements if the training file is not available
+    valid: Fraction = 0.1  # with `train: val`, the share of its tables used for validation
+    answers: tuple[str, str] = ("no", "yes")  # answers of a refuted and of an entailed statement
+    max_rows: PositiveInt | None = None  # statements about longer tables are left out
+    max_columns: PositiveInt | None = None  # statements about wider tables are left out
+    image_size: PositiveInt = 448  # pages are rendered in grey, resized to this many pixels square
 
     QUESTIONS: ClassVar[dict[str, int]] = {"train": 92283, "valid": 12792, "test": 12779}
     TABLES: ClassVar[dict[str, int]] = {"train": 13182, "valid": 1696, "test": 1695}
 
     def load(self, cache: Path) -> Dataset:
-        root = records.folder(self.path)
+        """Read the data set from the cache or its files."""
+        root = records.resolve_folder(self.path)
+        needed = [name for name in NAMES.values() if name != "train" or name == self.train]
         files = {
-            name: self._file(root, name) for name in ("train", "val", "test") if name != "train" or name == self.train
+            name: records.require(root, f"{name}_examples.json", f"tokenized_data/{name}_examples.json")
+            for name in needed
         }
-        parts = {
-            part: records.found(root, f"{part}_test_id.json", f"data/{part}_test_id.json")
+        found = {
+            part: records.find(root, f"{part}_test_id.json", f"data/{part}_test_id.json")
             for part in ("simple", "complex")
         }
-        sources = [*files.values(), *(path for path in parts.values() if path)]
-        return kept(cache, "tabfact", EDITION, self, sources, lambda: self._build(root, files, parts))
+        parts = {part: path for part, path in found.items() if path}
+        sources = [*files.values(), *parts.values()]
+        return load_or_build(cache, "tabfact", VERSION, self, sources, lambda: self._build(root, files, parts))
 
-    def _file(self, root: Path, name: str) -> Path:
-        return records.need(root, f"{name}_examples.json", f"tokenized_data/{name}_examples.json")
-
-    def _build(self, root: Path, files: dict[str, Path], parts: dict[str, Path | None]) -> Dataset:
-        tables = root / "all_csv"
-        batch_part = {table: part for part, path in parts.items() if path for table in records.json_file(path)}
-        examples = {name: dict(records.mapping(str(path), records.json_file(path))) for name, path in files.items()}
+    def _build(self, root: Path, files: dict[str, Path], parts: dict[str, Path]) -> Dataset:
+        part_of = {
+            str(table): part
+            for part, path in parts.items()
+            for table in records.as_list(str(path), records.read_json(path))
+        }
+        content: dict[str, Statements] = {name: records.read_json_mapping(path) for name, path in files.items()}
         if self.train == "val":
-            examples["train"], examples["val"] = self._divided(examples["val"])
-        names = {"train": "train", "valid": "val", "test": "test"}
-        gathered = {
-            split: self._gather(tables, files.get(n, tables), examples[n], batch_part) for split, n in names.items()
+            content["train"], content["val"] = self._divide(content["val"])
+        builders = {
+            split: self._read_split(root / "all_csv", files.get(name, root / "all_csv"), content[name], part_of)
+            for split, name in NAMES.items()
         }
         card = {
             "licence": "statements MIT, tables of Wikipedia CC BY-SA",
-            "tables": "drawn by simfl; words and boxes as drawn",
-            "train": "the validation statements: training ones are missing" if self.train == "val" else "official",
+            "tables": "rendered by simfl, with exact words and boxes",
+            "train": "the validation statements" if self.train == "val" else "official",
         }
-        return finish("tabfact", gathered, card)
+        return build_question_dataset("tabfact", builders, card)
 
-    def _divided(self, told: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The tables of one file for training and for validation, drawn by their names."""
-        names = sorted(told)
-        few = set(rng("tabfact", "valid").permutation(len(names))[: max(1, round(self.valid * len(names)))].tolist())
-        held = [{name: told[name] for i, name in enumerate(names) if (i in few) is valid} for valid in (False, True)]
-        return held[0], held[1]
+    def _divide(self, content: Statements) -> tuple[Statements, Statements]:
+        """Divide the tables of one file into training and validation, drawn by their names."""
+        names = sorted(content)
+        num_valid = max(1, round(self.valid * len(names)))
+        valid = set(rng("tabfact", "valid").permutation(len(names))[:num_valid].tolist())
+        return (
+            {name: content[name] for i, name in enumerate(names) if i not in valid},
+            {name: content[name] for i, name in enumerate(names) if i in valid},
+        )
 
-    def _gather(self, tables: Path, path: Path, told: dict[str, Any], batch_part: dict[str, str]) -> Gather:
-        gather = Gather(Pictures(self.image_size))
-        for name in sorted(told):
-            where = f"{path} table {name}"
-            statements = list(_statements(where, told[name]))
-            page = self._page(gather, where, tables / name, name, told[name][2])
+    def _read_split(
+        self, folder: Path, path: Path, content: Statements, part_of: Mapping[str, str]
+    ) -> QuestionSplitBuilder:
+        builder = QuestionSplitBuilder(ImageStorage(self.image_size))
+        for table in sorted(content):
+            entry = _parse_entry(f"{path} table {table}", table, content[table])
+            page = self._add_table(builder, folder / table, entry)
             if page is None:
-                gather.dropped["table too large"] += len(statements)
+                builder.dropped["table too large"] += len(entry.statements)
                 continue
-            for number, (statement, label) in enumerate(statements):
-                gather.ask(f"{name}-{number}", page, statement, [self.answers[label]], batch_part.get(name, ""))
-        return gather
+            for number, (statement, label) in enumerate(entry.statements):
+                answer, part = self.answers[label], part_of.get(table, "")
+                builder.add_question(f"{table}-{number}", page, statement, [answer], part)
+        return builder
 
-    def _page(self, gather: Gather, where: str, path: Path, name: str, title: str) -> int | None:
+    def _add_table(self, builder: QuestionSplitBuilder, path: Path, entry: TableStatements) -> int | None:
+        """Add a table as a page and return its row; None if the table is too large."""
         if not path.is_file():
-            raise DataError(f"{where}: the table {path} is not there")
-        header, *rows = [line.split("#") for _, line in records.lines(path)] or [[]]
+            raise DataError(f"{entry.where}: the table {path} is missing")
+        header, *rows = [line.split("#") for _, line in records.read_lines(path)] or [[]]
         if (self.max_rows and len(rows) > self.max_rows) or (self.max_columns and len(header) > self.max_columns):
             return None
-        return add(gather, where, name, lay_out(header, rows, title), self.image_size)
+        page = lay_out_table(header, rows, entry.caption)
+        return builder.add_page(entry.where, entry.table, partial(page.draw, self.image_size), page.words, page.boxes)
 
 
-def _statements(where: str, entry: Any) -> Iterator[tuple[str, int]]:
+def _parse_entry(where: str, table: str, entry: object) -> TableStatements:
     if not (isinstance(entry, list) and len(entry) == 3 and all(isinstance(part, list) for part in entry[:2])):
-        raise DataError(f"{where}: statements, labels and a caption are needed")
+        raise DataError(f"{where}: expected statements, labels and a caption")
     statements, labels, caption = entry
     if len(statements) != len(labels) or not isinstance(caption, str):
         raise DataError(f"{where}: {len(statements)} statements have {len(labels)} labels")
+    return TableStatements(where, table, caption, list(_labelled(where, statements, labels)))
+
+
+def _labelled(where: str, statements: list[object], labels: list[object]) -> Iterator[tuple[str, int]]:
     for number, (statement, label) in enumerate(zip(statements, labels, strict=True)):
-        if label not in (0, 1) or not isinstance(statement, str):
+        if not isinstance(label, int) or label not in (0, 1) or not isinstance(statement, str):
             raise DataError(f"{where} statement {number}: the label is {label!r}, allowed: 0, 1")
         yield statement, label

@@ -1,7 +1,7 @@
-"""VCR: questions on film stills with four answers to choose from, and four reasons for the right one.
+"""VCR: questions on film stills with four candidate answers, and four candidate reasons for the correct one.
 
-Zellers et al. 2019 (From recognition to cognition: visual commonsense reasoning). In its texts a list of numbers stands
-for objects of the picture. As in CLiMB (Srinivasan et al. 2022) persons get names that fit anyone, other objects are
+Zellers et al. 2019 (From recognition to cognition: visual commonsense reasoning). In its texts a list of numbers refers
+to objects of the image. As in CLiMB (Srinivasan et al. 2022), persons get gender-neutral names, and other objects are
 called `the gray CLASS`.
 """
 
@@ -9,125 +9,133 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from simfl.constraints import Whole
+from simfl.constraints import NonNegativeInt
 from simfl.data.base import Data, Dataset
 from simfl.data.io import records
-from simfl.data.io.gather import Gather, Missing, Pictures, finish, kept
+from simfl.data.io.arrow_store import load_or_build
+from simfl.data.io.images import MissingImages
+from simfl.data.io.questions import ImageStorage, QuestionSplitBuilder, build_question_dataset, find_image
 from simfl.data.io.records import Record
-from simfl.data.readers import vqa
 from simfl.errors import DataError
 
-EDITION = 1
+VERSION = 1
 NAMES = {"train": "train", "valid": "val", "test": "test"}
 PERSONS = (
     *("Casey", "Riley", "Jessie", "Jackie", "Avery", "Jaime", "Peyton"),
     *("Kerry", "Jody", "Kendall", "Skyler", "Frankie", "Pat", "Quinn"),
 )
-MORE = (("choices", pa.list_(pa.string())), ("label", pa.int32()))
+COLUMNS = (("choices", pa.list_(pa.string())), ("label", pa.int32()))
 
 
 @dataclass(frozen=True)
 class Vcr(Data):
-    """Film stills with four answers, or four reasons, to choose from; pages have the objects for words, with boxes."""
+    """Film stills with four candidate answers or reasons; the words of a page are its objects, with boxes."""
 
-    path: str  # a folder with {train,val,test}.jsonl and vcr1images/ or drawn_images/; ~ and $VARIABLES are followed
-    task: Literal["qa", "qar"] = "qa"  # choose the answer, or the reason when the right answer is known
-    drawn: bool = False  # true: pictures on which the objects' boxes were drawn before, as CLiMB has them
-    image_size: Whole = 224  # pictures are stored in colour, squeezed to this many pixels square; 0: paths only
-    missing: Missing = "refuse"  # drop: leave out questions on pictures that are not there
+    path: str  # folder with {train,val,test}.jsonl and vcr1images/ or drawn_images/; ~ and $VARIABLES are expanded
+    task: Literal["qa", "qar"] = "qa"  # choose the answer, or the reason given the correct answer
+    drawn: bool = False  # true: use images with the objects' boxes drawn on them, as CLiMB stores them
+    image_size: NonNegativeInt = 224  # images are stored in colour, resized to this many pixels square; 0: paths only
+    missing: MissingImages = "refuse"  # drop: leave out questions on missing images
 
     QUESTIONS: ClassVar[dict[str, int]] = {"train": 212923, "valid": 26534, "test": 25263}
 
     def load(self, cache: Path) -> Dataset:
-        root = records.folder(self.path)
-        files = {split: path for split, name in NAMES.items() if (path := records.found(root, f"{name}.jsonl"))}
-        records.need(root, "train.jsonl")
-        return kept(cache, "vcr", EDITION, self, files.values(), lambda: self._build(root, files))
+        """Read the data set from the cache or its files."""
+        root = records.resolve_folder(self.path)
+        files = {split: path for split, name in NAMES.items() if (path := records.find(root, f"{name}.jsonl"))}
+        records.require(root, "train.jsonl")
+        return load_or_build(cache, "vcr", VERSION, self, files.values(), lambda: self._build(root, files))
 
     def _build(self, root: Path, files: dict[str, Path]) -> Dataset:
-        gathered = {}
+        images = ImageStorage(self.image_size, self.missing)
+        builders = {}
         for split, path in files.items():
-            gathered[split] = Gather(Pictures(self.image_size, self.missing), split != "test", MORE)
-            for where, record in records.json_lines(path):
-                self._ask(gathered[split], root, NAMES[split], where, record)
-        return finish("vcr", gathered, {"licence": "the authors': research use", "num_classes": 4, "task": self.task})
+            builders[split] = QuestionSplitBuilder(images, split != "test", COLUMNS)
+            for where, record in records.read_json_lines(path):
+                self._add(builders[split], root, NAMES[split], where, record)
+        card = {"licence": "the authors': research use", "num_classes": 4, "task": self.task}
+        return build_question_dataset("vcr", builders, card)
 
-    def _ask(self, gather: Gather, root: Path, part: str, where: str, record: Record) -> None:
-        id, objects = records.name(where, record, "annot_id"), records.texts(where, record, "objects")
-        answers, reasons = (self._choices(where, record, field, objects) for field in ("answer", "rationale"))
-        right, why = (_label(where, record, f"{field}_label") for field in ("answer", "rationale"))
-        question = sentence(f"{where}: question", record.get("question"), objects)
-        if self.task == "qar" and right is None:
-            gather.dropped["answer withheld"] += 1
+    def _add(self, builder: QuestionSplitBuilder, root: Path, part: str, where: str, record: Record) -> None:
+        id, objects = records.get_identifier(where, record, "annot_id"), records.get_texts(where, record, "objects")
+        answers, reasons = (_choices(where, record, field, objects) for field in ("answer", "rationale"))
+        label, reason_label = (_label(where, record, f"{field}_label") for field in ("answer", "rationale"))
+        question = resolve_objects(f"{where}: question", record.get("question"), objects)
+        if self.task == "qar" and label is None:
+            builder.dropped["answer withheld"] += 1
             return
-        if self.task == "qar" and right is not None:
-            question, answers, right = f"{question} {answers[right]}", reasons, why
-        page = self._page(gather, root, part, where, record, objects)
-        told = [] if right is None else [answers[right]]
-        gather.ask(f"{id}-{self.task}", page, question, told, self.task, choices=answers, label=right)
+        choices = answers
+        if self.task == "qar" and label is not None:
+            question, choices, label = f"{question} {answers[label]}", reasons, reason_label
+        page = self._add_page(builder, root, part, where, record, objects)
+        correct = [] if label is None else [choices[label]]
+        builder.add_question(f"{id}-{self.task}", page, question, correct, self.task, choices=choices, label=label)
 
-    def _choices(self, where: str, record: Record, kind: str, objects: list[str]) -> list[str]:
-        given = record.get(f"{kind}_choices")
-        if not isinstance(given, list) or len(given) != 4:
-            raise DataError(f"{where}: {kind}_choices are not four")
-        return [sentence(f"{where}: {kind}_choices {i}", tokens, objects) for i, tokens in enumerate(given)]
-
-    def _page(
-        self, gather: Gather, root: Path, part: str, where: str, record: Record, objects: list[str]
+    def _add_page(
+        self, builder: QuestionSplitBuilder, root: Path, part: str, where: str, record: Record, objects: list[str]
     ) -> int | None:
         if self.drawn:
-            name = f"{records.name(where, record, 'annot_id')}.jpg"
-            return gather.page(where, name, root / "drawn_images" / "bbox" / part / self.task / name)
-        name = records.text(where, record, "img_fn")
-        if (known := gather.known(name)) is not None:
-            return known
-        path = vqa.picture(root, name, "vcr1images", "images", ".")
-        meta = path.parent / Path(records.text(where, record, "metadata_fn")).name
+            name = f"{records.get_identifier(where, record, 'annot_id')}.jpg"
+            return builder.add_page(where, name, root / "drawn_images" / "bbox" / part / self.task / name)
+        name = records.get_text(where, record, "img_fn")
+        if (row := builder.page_row(name)) is not None:
+            return row
+        path = find_image(root, name, "vcr1images", "images", ".")
+        metadata = path.parent / Path(records.get_text(where, record, "metadata_fn")).name
         if not path.is_file() and self.missing == "drop":
-            return gather.page(where, name, path)
-        return gather.page(where, name, path, objects, _boxes(meta, len(objects)))
+            return builder.add_page(where, name, path)
+        return builder.add_page(where, name, path, objects, _read_boxes(metadata, len(objects)))
 
 
-def sentence(where: str, tokens: Any, objects: list[str]) -> str:
-    """The words of a text with names for the objects that it points to."""
+def _choices(where: str, record: Record, kind: str, objects: list[str]) -> list[str]:
+    given = record.get(f"{kind}_choices")
+    if not isinstance(given, list) or len(given) != 4:
+        raise DataError(f"{where}: {kind}_choices does not have four entries")
+    return [resolve_objects(f"{where}: {kind}_choices {i}", tokens, objects) for i, tokens in enumerate(given)]
+
+
+def resolve_objects(where: str, tokens: object, objects: list[str]) -> str:
+    """Return a text in which each reference to objects is replaced by their names."""
     if not isinstance(tokens, list):
-        raise DataError(f"{where} is {type(tokens).__name__}, a list of words and object numbers is needed")
+        raise DataError(f"{where} is {type(tokens).__name__}, expected a list of words and object numbers")
     words = []
     for token in tokens:
         numbers = token if isinstance(token, list) else []
         if not isinstance(token, str | list) or not all(isinstance(n, int) and 0 <= n < len(objects) for n in numbers):
-            raise DataError(f"{where} points to {token!r}, the picture has {len(objects)} objects")
-        words.append(token if isinstance(token, str) else " and ".join(_called(n, objects) for n in numbers))
+            raise DataError(f"{where} refers to {token!r}, the image has {len(objects)} objects")
+        words.append(token if isinstance(token, str) else " and ".join(_object_name(n, objects) for n in numbers))
     return " ".join(words)
 
 
-def _called(number: int, objects: list[str]) -> str:
+def _object_name(number: int, objects: list[str]) -> str:
     if objects[number] != "person":
         return f"the gray {objects[number]}"
     return PERSONS[objects[:number].count("person") % len(PERSONS)]
 
 
 def _label(where: str, record: Record, field: str) -> int | None:
-    """Which of the four is right; None where it is withheld."""
+    """Return which of the four choices is correct; None if that is withheld."""
     if record.get(field) is None:
         return None
-    label = records.whole(where, record, field)
+    label = records.get_int(where, record, field)
     if not 0 <= label < 4:
         raise DataError(f"{where}: {field} is {label}, allowed: 0 to 3")
     return label
 
 
-def _boxes(path: Path, count: int) -> np.ndarray:
-    """Boxes of the objects as shares of the picture, float32 flat."""
-    meta = records.mapping(str(path), records.json_file(path))
-    sides = [records.whole(str(path), meta, side) for side in ("width", "height")]
+def _read_boxes(path: Path, num_objects: int) -> np.ndarray:
+    """Return the boxes of the objects as shares of the image, float32, flat."""
+    metadata = records.read_json_mapping(path)
+    sides = [records.get_int(str(path), metadata, side) for side in ("width", "height")]
     try:
-        boxes = np.asarray(meta.get("boxes"), np.float64)[:, :4].reshape(count, 4)
+        boxes = np.asarray(metadata.get("boxes"), np.float64)[:, :4].reshape(num_objects, 4)
     except (ValueError, TypeError, IndexError):
-        raise DataError(f"{path}: boxes are not four numbers and a score for each of {count} objects") from None
+        raise DataError(
+            f"{path}: expected four numbers and a score in boxes for each of {num_objects} objects"
+        ) from None
     return np.clip(boxes / [*sides, *sides], 0.0, 1.0).astype(np.float32).reshape(-1)

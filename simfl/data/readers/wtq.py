@@ -1,8 +1,8 @@
-"""WikiTableQuestions in its original release; simfl draws the tables as pages.
+"""WikiTableQuestions in its original release; simfl renders the tables as pages.
 
 Pasupat and Liang 2015 (Compositional semantic parsing on semi-structured tables).
 
-    csv/NNN-csv/N.csv                   a table: header, rows; backslashes escape
+    csv/NNN-csv/N.csv                   a table: header, rows; escaped by backslashes
     data/random-split-F-{train,dev}.tsv, data/pristine-unseen-tables.tsv     id, utterance, context, targetValue
 """
 
@@ -18,105 +18,114 @@ from typing import Annotated, ClassVar, Literal
 
 import pyarrow as pa
 
-from simfl.constraints import Count, Limit
+from simfl.constraints import Constraint, PositiveInt
 from simfl.data.base import Data, Dataset
 from simfl.data.io import records
-from simfl.data.io.gather import Gather, Pictures, finish, kept
-from simfl.data.readers.table_page import TablePage, lay_out
+from simfl.data.io.arrow_store import load_or_build
+from simfl.data.io.questions import ImageStorage, QuestionSplitBuilder, build_question_dataset
+from simfl.data.io.table_page import lay_out_table
 from simfl.errors import DataError
 
-EDITION = 1
+VERSION = 1
 COLUMNS = ["id", "utterance", "context", "targetValue"]
 ESCAPES = {r"\n": "\n", r"\p": "|", "\\\\": "\\"}
-Fold = Annotated[int, Limit("a whole number from 1 to 5", lambda n: 1 <= n <= 5)]
+Fold = Annotated[int, Constraint("a whole number from 1 to 5", lambda n: 1 <= n <= 5)]
+
+
+@dataclass(frozen=True)
+class TableQuestion:
+    """One line of a question file."""
+
+    where: str  # file and row, for error messages
+    id: str
+    question: str
+    table: str  # path of the table, relative to the root
+    values: list[str]  # the answer; all values together are correct
 
 
 @dataclass(frozen=True)
 class Wtq(Data):
-    """Questions on tables of Wikipedia: the original WikiTableQuestions, its tables drawn as pages."""
+    """Questions on tables of Wikipedia: the original WikiTableQuestions, with its tables rendered as pages."""
 
-    path: str  # a folder with csv/ and data/; ~ and $VARIABLES are followed
+    path: str  # folder with csv/ and data/; ~ and $VARIABLES are expanded
     fold: Fold = 1  # which of the five official divisions of the training questions into train and dev
-    values: Literal["joined", "first"] = (
-        "joined"  # of several values that are right together: all in a row, or paper 000's
-    )
-    max_rows: Count | None = None  # questions on longer tables are left out
-    max_columns: Count | None = None  # questions on wider tables are left out
-    image_size: Count = 448  # pages are drawn in grey, squeezed to this many pixels square
+    values: Literal["joined", "first"] = "joined"  # of an answer with several values: all, or the first (paper 000)
+    max_rows: PositiveInt | None = None  # questions on longer tables are left out
+    max_columns: PositiveInt | None = None  # questions on wider tables are left out
+    image_size: PositiveInt = 448  # pages are rendered in grey, resized to this many pixels square
 
     QUESTIONS: ClassVar[dict[str, int]] = {"train": 11321, "valid": 2831, "test": 4344}
     TABLES: ClassVar[int] = 2108
 
     def load(self, cache: Path) -> Dataset:
-        root = records.folder(self.path)
-        lists = {
-            "train": records.need(root / "data", f"random-split-{self.fold}-train.tsv"),
-            "valid": records.need(root / "data", f"random-split-{self.fold}-dev.tsv"),
-            "test": records.need(root / "data", "pristine-unseen-tables.tsv"),
+        """Read the data set from the cache or its files."""
+        root = records.resolve_folder(self.path)
+        files = {
+            "train": records.require(root / "data", f"random-split-{self.fold}-train.tsv"),
+            "valid": records.require(root / "data", f"random-split-{self.fold}-dev.tsv"),
+            "test": records.require(root / "data", "pristine-unseen-tables.tsv"),
         }
-        return kept(cache, "wtq", EDITION, self, lists.values(), lambda: self._build(root, lists))
+        return load_or_build(cache, "wtq", VERSION, self, files.values(), lambda: self._build(root, files))
 
-    def _build(self, root: Path, lists: dict[str, Path]) -> Dataset:
-        gathered = {split: self._gather(root, path) for split, path in lists.items()}
+    def _build(self, root: Path, files: dict[str, Path]) -> Dataset:
+        builders = {split: self._read_split(root, path) for split, path in files.items()}
         card = {
             "licence": "CC BY-SA 4.0",
-            "tables": "drawn by simfl; words and boxes as drawn",
+            "tables": "rendered by simfl, with exact words and boxes",
             "answers": "several values joined by ', '" if self.values == "joined" else "the first of several values",
         }
-        return finish("wtq", gathered, card)
+        return build_question_dataset("wtq", builders, card)
 
-    def _gather(self, root: Path, path: Path) -> Gather:
-        gather = Gather(Pictures(self.image_size), more=[("targets", pa.list_(pa.string()))])
+    def _read_split(self, root: Path, path: Path) -> QuestionSplitBuilder:
+        columns = [("targets", pa.list_(pa.string()))]
+        builder = QuestionSplitBuilder(ImageStorage(self.image_size), example_columns=columns)
         pages: dict[str, int | None] = {}
-        for where, id, question, context, target in questions(path):
-            if context not in pages:
-                pages[context] = self._page(gather, where, root / context, context)
-            if pages[context] is None:
-                gather.dropped["table too large"] += 1
+        for line in read_questions(path):
+            if line.table not in pages:
+                pages[line.table] = self._add_table(builder, root, line)
+            if pages[line.table] is None:
+                builder.dropped["table too large"] += 1
                 continue
-            answer = ", ".join(target) if self.values == "joined" else target[0]
-            gather.ask(id, pages[context], question, [answer], targets=target)
-        return gather
+            answer = ", ".join(line.values) if self.values == "joined" else line.values[0]
+            builder.add_question(line.id, pages[line.table], line.question, [answer], targets=line.values)
+        return builder
 
-    def _page(self, gather: Gather, where: str, path: Path, context: str) -> int | None:
-        header, *rows = table(where, path)
+    def _add_table(self, builder: QuestionSplitBuilder, root: Path, line: TableQuestion) -> int | None:
+        """Add the table of a question as a page and return its row; None if the table is too large."""
+        header, *rows = read_table(line.where, root / line.table)
         if (self.max_rows and len(rows) > self.max_rows) or (self.max_columns and len(header) > self.max_columns):
             return None
-        return add(gather, where, context, lay_out(header, rows), self.image_size)
+        page = lay_out_table(header, rows)
+        return builder.add_page(line.where, line.table, partial(page.draw, self.image_size), page.words, page.boxes)
 
 
-def add(gather: Gather, where: str, name: str, page: TablePage, size: int) -> int | None:
-    """The row of a drawn table among the pages."""
-    return gather.page(where, name, partial(page.draw, size), page.words, page.boxes)
+def read_questions(path: Path) -> Iterator[TableQuestion]:
+    """Yield the questions of a file, without escapes."""
+    lines = records.read_lines(path)
+    where, header = next(lines, (f"{path}", ""))
+    if header.split("\t") != COLUMNS:
+        raise DataError(f"{where}: the columns are {header[:60]!r}, expected {', '.join(COLUMNS)}")
+    for where, line in lines:
+        cells = line.split("\t")
+        if len(cells) != len(COLUMNS):
+            raise DataError(f"{where}: {len(cells)} columns, expected {len(COLUMNS)}")
+        id, question, table = (_unescape(cell) for cell in cells[:3])
+        yield TableQuestion(where, id, question, table, [_unescape(value) for value in cells[3].split("|")])
 
 
-def questions(path: Path) -> Iterator[tuple[str, str, str, str, list[str]]]:
-    """File and row, id, question, table and values of each question; escapes are undone."""
-    given = records.lines(path)
-    where, head = next(given, (f"{path}", ""))
-    if head.split("\t") != COLUMNS:
-        raise DataError(f"{where}: the columns are {head[:60]!r}, {', '.join(COLUMNS)} are needed")
-    for where, line in given:
-        parts = line.split("\t")
-        if len(parts) != len(COLUMNS):
-            raise DataError(f"{where}: {len(parts)} columns, {len(COLUMNS)} are needed")
-        id, question, context = (_plain(part) for part in parts[:3])
-        yield where, id, question, context, [_plain(value) for value in parts[3].split("|")]
+def _unescape(text: str) -> str:
+    return re.sub(r"\\[np\\]", lambda match: ESCAPES[match[0]], text)
 
 
-def _plain(text: str) -> str:
-    return re.sub(r"\\[np\\]", lambda found: ESCAPES[found[0]], text)
-
-
-def table(where: str, path: Path) -> list[list[str]]:
-    """Header and rows of a table. DataError if it is missing or has no header."""
+def read_table(where: str, path: Path) -> list[list[str]]:
+    """Return the header and the rows of a table; DataError if the file is missing or has no header."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = [[cell.strip() for cell in row] for row in csv.reader(file, escapechar="\\")]
     except FileNotFoundError:
-        raise DataError(f"{where}: the table {path} is not there") from None
+        raise DataError(f"{where}: the table {path} is missing") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: not a table ({error})") from error
     if not rows or not rows[0]:
-        raise DataError(f"{path}: a header is needed")
+        raise DataError(f"{path}: the header is missing")
     return [row for row in rows if row]

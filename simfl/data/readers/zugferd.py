@@ -1,27 +1,26 @@
 """Invoices as ZUGFeRD or Factur-X PDFs: the answers are in the embedded XML, the words on the pages.
 
-The value of a field becomes an answer only where it is found printed on a page, and is asked of that page.
+The value of a field becomes an answer only if it is printed on a page, and the question refers to that page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
-from simfl.constraints import Amount, Count
+from simfl.constraints import NonNegativeFloat, PositiveInt
 from simfl.data.base import Data, Dataset
-from simfl.data.io import pdf_pages, records
-from simfl.data.io import printed_forms as printed
-from simfl.data.io.gather import Gather, Pictures, finish, kept
-from simfl.data.io.pdf_pages import Text, UnreadablePdf
-from simfl.data.readers import invoice_xml
-from simfl.data.readers.invoice_xml import Header
+from simfl.data.io import pdf, printed_values, records
+from simfl.data.io.arrow_store import load_or_build
+from simfl.data.io.questions import ImageStorage, QuestionSplitBuilder, build_question_dataset
+from simfl.data.readers.invoice_xml import InvoiceHeader, parse_header
 from simfl.errors import ConfigError, DataError
 from simfl.seeds import rng
 
-EDITION = 1
+VERSION = 1
 QUESTIONS = {
     "number": "What is the invoice number?",
     "date": "What is the date of the invoice?",
@@ -34,88 +33,91 @@ QUESTIONS = {
     "iban": "To which IBAN is the amount to be paid?",
     "due_date": "When is the payment due?",
 }
+Value = str | Decimal | date
 
 
 @dataclass(frozen=True)
 class Zugferd(Data):
     """Hybrid invoices (ZUGFeRD, Factur-X): ten fields, answered by the XML in the PDF; sellers are providers."""
 
-    path: str  # a folder with PDFs, folders within it included; ~ and $VARIABLES are followed
-    train: Amount = 0.0  # share of the sellers whose invoices are for training, drawn by their names
-    valid: Amount = 0.0  # likewise for validation; the others are the test
-    image_size: Count = 224  # pages are stored in colour, squeezed to this many pixels square
+    path: str  # folder with PDFs, in subfolders too; ~ and $VARIABLES are expanded
+    train: NonNegativeFloat = 0.0  # share of the sellers whose invoices are for training, drawn by their names
+    valid: NonNegativeFloat = 0.0  # share of the sellers for validation; the others are for testing
+    image_size: PositiveInt = 224  # pages are stored in colour, resized to this many pixels square
 
     def load(self, cache: Path) -> Dataset:
+        """Read the data set from the cache or its files."""
         if self.train + self.valid > 1:
-            raise ConfigError(f"data.train, data.valid: {self.train}, {self.valid} given, at most 1 together")
-        root = records.folder(self.path)
+            given = f"{self.train}, {self.valid} given"
+            raise ConfigError(f"data.train, data.valid: {given}, their sum must be at most 1")
+        root = records.resolve_folder(self.path)
         files = sorted(root.rglob("*.pdf"), key=lambda path: path.relative_to(root).as_posix())
         if not files:
             raise DataError(f"data.path: {root} has no PDF")
-        return kept(cache, "zugferd", EDITION, self, files, lambda: self._build(root, files))
+        return load_or_build(cache, "zugferd", VERSION, self, files, lambda: self._build(root, files))
 
     def _build(self, root: Path, files: list[Path]) -> Dataset:
-        gathered = {split: Gather(Pictures(self.image_size)) for split in ("train", "valid", "test")}
+        images = ImageStorage(self.image_size)
+        builders = {split: QuestionSplitBuilder(images) for split in ("train", "valid", "test")}
         for path in files:
-            self._read(gathered, path, path.relative_to(root).as_posix())
+            self._add_file(builders, path, path.relative_to(root).as_posix())
         card = {"licence": "the invoices' own", "answers": "from the embedded XML, as printed on the page"}
-        return finish("zugferd", gathered, card)
+        return build_question_dataset("zugferd", builders, card)
 
-    def _read(self, gathered: dict[str, Gather], path: Path, name: str) -> None:
+    def _add_file(self, builders: dict[str, QuestionSplitBuilder], path: Path, name: str) -> None:
         try:
-            with pdf_pages.opened(path) as document:
-                header = _header(document)
+            with pdf.open_pdf(path) as document:
+                header = _read_header(document)
                 if header is None:
-                    gathered["test"].dropped["file without readable invoice XML"] += 1
+                    builders["test"].dropped["file without readable invoice XML"] += 1
                     return
                 seller = header.texts.get("seller", "").partition("\n")[0]
-                self._ask(gathered[self._split(seller)], document, name, seller, header)
-        except UnreadablePdf:
-            gathered["test"].dropped["unreadable file"] += 1
+                self._add_invoice(builders[self._split(seller)], document, name, seller, header)
+        except pdf.UnreadablePdf:
+            builders["test"].dropped["unreadable file"] += 1
 
     def _split(self, seller: str) -> str:
-        place = float(rng("zugferd", "split", seller.casefold()).random())
-        return "train" if place < self.train else "valid" if place < self.train + self.valid else "test"
+        draw = float(rng("zugferd", "split", seller.casefold()).random())
+        return "train" if draw < self.train else "valid" if draw < self.train + self.valid else "test"
 
-    def _ask(self, gather: Gather, document: Any, name: str, seller: str, header: Header) -> None:
-        pages = [pdf_pages.words(document[i]) for i in range(len(document))]
+    def _add_invoice(
+        self, builder: QuestionSplitBuilder, document: pdf.Document, name: str, seller: str, header: InvoiceHeader
+    ) -> None:
+        pages = [pdf.extract_text(document[i]) for i in range(len(document))]
         for field, value in _values(header):
-            page, answer = _found(pages, field, value)
+            number, answer = _find_value(pages, field, value)
             if answer is None:
-                gather.dropped[f"{field} not printed"] += 1
+                builder.dropped[f"{field} not printed"] += 1
                 continue
-            picture = pdf_pages.draw(document[page], self.image_size)
-            shown = pages[page]
-            row = gather.page(name, f"{name}-{page}", picture, shown.words, shown.boxes, provider=seller)
-            gather.ask(f"{name}-{field}", row, QUESTIONS[field], [answer], field)
+            image, page = pdf.render_page(document[number], self.image_size), pages[number]
+            row = builder.add_page(name, f"{name}-{number}", image, page.words, page.boxes, provider=seller)
+            builder.add_question(f"{name}-{field}", row, QUESTIONS[field], [answer], field)
 
 
-def _header(document: Any) -> Header | None:
-    """Of the first attachment that is an invoice."""
-    told = (invoice_xml.read(content) for name, content in pdf_pages.attachments(document) if _is_xml(name))
-    return next((header for header in told if header is not None), None)
+def _read_header(document: pdf.Document) -> InvoiceHeader | None:
+    """Return the header of the first attachment that is an invoice."""
+    attachments = pdf.read_attachments(document)
+    headers = (parse_header(content) for name, content in attachments if name.lower().endswith(".xml"))
+    return next((header for header in headers if header is not None), None)
 
 
-def _is_xml(name: str) -> bool:
-    return name.lower().endswith(".xml")
+def _values(header: InvoiceHeader) -> Iterator[tuple[str, Value]]:
+    values: dict[str, Value] = {**header.texts, **header.amounts, **header.dates}
+    return ((field, values[field]) for field in QUESTIONS if field in values)
 
 
-def _values(header: Header) -> Iterator[tuple[str, Any]]:
-    told: dict[str, Any] = {**header.texts, **header.amounts, **header.dates}
-    return ((field, told[field]) for field in QUESTIONS if field in told)
+def _find_value(pages: list[pdf.PageText], field: str, value: Value) -> tuple[int, str | None]:
+    """Return the first page that prints the value and the printed form, which is None if no page does."""
+    printed = ((number, _printed(page.words, field, value)) for number, page in enumerate(pages))
+    return next(((number, answer) for number, answer in printed if answer), (0, None))
 
 
-def _found(pages: list[Text], field: str, value: Any) -> tuple[int, str | None]:
-    """The first page that shows the value, and how; None if none does."""
-    shown = ((number, _shown(page.words, field, value)) for number, page in enumerate(pages))
-    return next(((number, answer) for number, answer in shown if answer), (0, None))
-
-
-def _shown(words: list[str], field: str, value: Any) -> str | None:
-    if field in invoice_xml.AMOUNTS:
-        return printed.amount(words, value)
-    if field in invoice_xml.DATES:
-        return printed.day(words, value)
+def _printed(words: list[str], field: str, value: Value) -> str | None:
+    if isinstance(value, Decimal):
+        return printed_values.find_amount(words, value)
+    if isinstance(value, date):
+        return printed_values.find_date(words, value)
     if field == "iban":
-        return printed.compact(words, value)
-    return printed.text(words, " ".join(value.split())) or printed.text(words, value.partition("\n")[0])
+        return printed_values.find_code(words, value)
+    full = printed_values.find_text(words, " ".join(value.split()))
+    return full or printed_values.find_text(words, value.partition("\n")[0])

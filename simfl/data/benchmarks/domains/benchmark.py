@@ -17,17 +17,17 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from simfl.constraints import PositiveInt
-from simfl.data.base import PICTURES, Data, Dataset, Split
+from simfl.data.base import IMAGES, Data, Dataset, Split
 from simfl.data.benchmarks.domains import digits, emoji
 from simfl.data.benchmarks.domains.picture import DomainPicture
 from simfl.data.benchmarks.picture_probe import linear_scores, majority_accuracy
 from simfl.data.benchmarks.report import Range, check_ranges, report
-from simfl.data.io.arrow_store import content_sha256, stored
-from simfl.data.io.gather import Columns
+from simfl.data.io.arrow_store import content_sha256, load_or_build
+from simfl.data.io.tables import TableBuilder
 from simfl.errors import ConfigError, nearest
 
 EDITION = 1  # increased whenever the same settings give other pictures
-EXAMPLES = PICTURES.append(pa.field("key", pa.string()))  # the emoji's code, or the digit's number in its source
+EXAMPLES = IMAGES.append(pa.field("key", pa.string()))  # the emoji's code, or the digit's number in its source
 CHECKED_FROM = 1000  # training pictures; the ranges are not checked for smaller builds
 RANGES: dict[str, Range] = {"majority": (0, 0.35), "home": (0.1, 1), "shift": (0.03, 1)}
 SPLITS = ("train", "valid", "test")
@@ -50,12 +50,14 @@ class Domains(Data):
     def load(self, cache: Path) -> Dataset:
         """Load the benchmark from the cache, or build and store it."""
         self._check()
-        return stored(cache, "domains", EDITION, self, self._files(), self.build, partial(report, group="domain"))
+        return load_or_build(
+            cache, "domains", EDITION, self, self._files(), self.build, partial(report, group="domain")
+        )
 
     def build(self) -> Dataset:
         """Build the benchmark. Raise DataError if its baselines are outside their ranges."""
         classes = sorted(set(emoji.CLASSES.values())) if self.kind == "emoji" else [str(d) for d in range(10)]
-        tables = {name: Columns(EXAMPLES) for name in SPLITS + (("unseen",) if self.unseen else ())}
+        tables = {name: TableBuilder(EXAMPLES) for name in SPLITS + (("unseen",) if self.unseen else ())}
         for split, picture in self._pictures():
             name = split if picture.domain not in self.unseen else "unseen" if split == "test" else None
             if name is not None:

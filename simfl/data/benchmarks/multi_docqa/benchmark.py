@@ -29,9 +29,9 @@ from simfl.data.benchmarks.provider_invoices.documents import GRID, Document, Re
 from simfl.data.benchmarks.provider_invoices.invoice import InvoiceQuestion
 from simfl.data.benchmarks.provider_invoices.provider import BENCHMARK, make_provider
 from simfl.data.benchmarks.report import Range, check_ranges, report
-from simfl.data.io.arrow_store import content_sha256, stored
-from simfl.data.io.gather import Columns
-from simfl.data.io.processes import default_processes, make_all
+from simfl.data.io.arrow_store import content_sha256, load_or_build
+from simfl.data.io.subprocesses import default_num_processes, run_tasks
+from simfl.data.io.tables import TableBuilder
 from simfl.errors import ConfigError, nearest
 
 EDITION = 1  # increased whenever the same settings give other pages or questions
@@ -71,7 +71,7 @@ class MultiDocqa(Data):
         """Load the benchmark from the cache, or build and store it."""
         self._check()
         files = [ARCHIVE.path("multi_docqa"), *faces()]
-        return stored(cache, "multi_docqa", EDITION, self, files, self.build, partial(report, group="part"))
+        return load_or_build(cache, "multi_docqa", EDITION, self, files, self.build, partial(report, group="part"))
 
     def build(self, processes: int | None = None) -> Dataset:
         """Build the benchmark. The result does not depend on `processes` (None: one a core for large builds).
@@ -104,14 +104,14 @@ class MultiDocqa(Data):
 
     def _draw(self, planned: list[PlannedPage], processes: int | None) -> list[bytes]:
         """Return the pictures of the pages, in order."""
-        count = processes or default_processes(len(planned), PARALLEL_FROM)
+        count = processes or default_num_processes(len(planned), PARALLEL_FROM)
         bounds = [i * len(planned) // count for i in range(count + 1)]
         pages = [page.page for page in planned]
         tasks = [drawing_task(pages[a:b], self.image_size) for a, b in pairwise(bounds)]
-        return [image for split in make_all(DRAW, tasks, count) for image in split.examples["image"].to_pylist()]
+        return [image for split in run_tasks(DRAW, tasks, count) for image in split.examples["image"].to_pylist()]
 
     def _split(self, name: str, planned: list[PlannedPage], images: Iterator[bytes]) -> Split:
-        examples, documents = Columns(EXAMPLES), Columns(PAGES)
+        examples, documents = TableBuilder(EXAMPLES), TableBuilder(PAGES)
         for page in planned:
             self._add_questions(examples, page.id, page.part, len(documents), page.questions)
             documents.add(
@@ -123,7 +123,7 @@ class MultiDocqa(Data):
             self._add_invoices(name, examples, documents)
         return Split(examples.table(), documents.table())
 
-    def _add_invoices(self, split: str, examples: Columns, documents: Columns) -> None:
+    def _add_invoices(self, split: str, examples: TableBuilder, documents: TableBuilder) -> None:
         for company, page in make_invoices(self.seed, split, self._count("invoices", split), self.image_size):
             self._add_questions(examples, f"invoices/{page.id}", "invoices", len(documents), page.questions)
             boxes = np.array(page.boxes, np.float32) / np.float32(GRID)
@@ -134,7 +134,12 @@ class MultiDocqa(Data):
             )  # fmt: skip
 
     def _add_questions(
-        self, examples: Columns, id: str, part: str, document: int, questions: Sequence[PageQuestion | InvoiceQuestion]
+        self,
+        examples: TableBuilder,
+        id: str,
+        part: str,
+        document: int,
+        questions: Sequence[PageQuestion | InvoiceQuestion],
     ) -> None:
         for number, question in enumerate(questions):
             examples.add(

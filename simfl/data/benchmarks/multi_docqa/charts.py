@@ -13,7 +13,7 @@ from simfl.data.benchmarks.multi_docqa.archive import Source
 from simfl.data.benchmarks.multi_docqa.page import Mark, MarkedPage, PageQuestion, format_number
 from simfl.data.benchmarks.multi_docqa.tables import ROW, DataTable
 from simfl.data.benchmarks.random_stream import RandomStream
-from simfl.data.readers.table_page import ASCENT, DESCENT, FAMILY, TablePage, Word
+from simfl.data.io.table_page import ASCENT, DESCENT, FAMILY, PlacedWord, TablePage
 
 POINTS = (5, 8)  # range of the number of points of a curve or of bars
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 30.0, 20.0, 4.0, 3.0, 3.0  # ems: the page, and the frame within it
@@ -70,7 +70,7 @@ def _times(column: Sequence[str]) -> list[str] | None:
 
 def lay_out(shown: Series, with_values: bool) -> MarkedPage:
     """Lay out a chart as a page, with values printed next to their bars or points if `with_values`."""
-    placed: list[Word] = []
+    placed: list[PlacedWord] = []
     _add_text(placed, f"{shown.title}", WIDTH / 2, 1.4, 0.5, bold=True)
     low, high, ticks = scale(shown.values)
     share = [float((value - low) / (high - low)) for value in shown.values]
@@ -94,7 +94,7 @@ def scale(values: Sequence[Decimal]) -> tuple[Decimal, Decimal, list[Decimal]]:
 
 
 def _curve(
-    placed: list[Word], shown: Series, share: list[float], with_values: bool
+    placed: list[PlacedWord], shown: Series, share: list[float], with_values: bool
 ) -> tuple[tuple[Mark, ...], tuple[float, ...]]:
     inner, base = WIDTH - LEFT - 2.0, HEIGHT - BOTTOM
     slot = inner / len(share)
@@ -111,7 +111,7 @@ def _curve(
 
 
 def _bars(
-    placed: list[Word], shown: Series, share: list[float], with_values: bool
+    placed: list[PlacedWord], shown: Series, share: list[float], with_values: bool
 ) -> tuple[tuple[Mark, ...], tuple[float, ...]]:
     base, slot = HEIGHT - BOTTOM, (HEIGHT - BOTTOM - TOP) / len(share)
     marks = []
@@ -125,7 +125,7 @@ def _bars(
     return tuple(marks), (base,)
 
 
-def _ticks(placed: list[Word], over_time: bool, low: Decimal, high: Decimal, ticks: list[Decimal]) -> None:
+def _ticks(placed: list[PlacedWord], over_time: bool, low: Decimal, high: Decimal, ticks: list[Decimal]) -> None:
     base = HEIGHT - BOTTOM
     for tick in ticks:
         part = float((tick - low) / (high - low))
@@ -135,7 +135,7 @@ def _ticks(placed: list[Word], over_time: bool, low: Decimal, high: Decimal, tic
             _add_text(placed, format_number(tick), LABEL + part * (WIDTH - LABEL - 4.0), base + 1.2, 0.5)
 
 
-def _add_text(placed: list[Word], text: str, x: float, baseline: float, align: float, bold: bool = False) -> None:
+def _add_text(placed: list[PlacedWord], text: str, x: float, baseline: float, align: float, bold: bool = False) -> None:
     """Add a line of text, a share `align` of it left of x, moved inside the page if needed."""
     em = widths(FAMILY, bold)
     words = text.split()
@@ -143,7 +143,7 @@ def _add_text(placed: list[Word], text: str, x: float, baseline: float, align: f
     left = min(max(0.3, x - align * length), max(0.3, WIDTH - length - 0.3))
     baseline = min(max(baseline, ASCENT), HEIGHT - DESCENT)
     for word in words:
-        placed.append(Word(word, left, left + em[word], baseline, bold))
+        placed.append(PlacedWord(word, left, left + em[word], baseline, bold))
         left += em[word] + em[" "]
 
 

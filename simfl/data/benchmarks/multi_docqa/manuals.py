@@ -10,7 +10,7 @@ from simfl.data.benchmarks.fonts import widths
 from simfl.data.benchmarks.multi_docqa.archive import Source
 from simfl.data.benchmarks.multi_docqa.page import MarkedPage, PageQuestion
 from simfl.data.benchmarks.random_stream import RandomStream
-from simfl.data.readers.table_page import ASCENT, DESCENT, FAMILY, LEADING, MARGIN, TablePage, Word
+from simfl.data.io.table_page import ASCENT, DESCENT, FAMILY, LEADING, MARGIN, PlacedWord, TablePage
 
 WIDTH, LINES = 34.0, 26  # of a page: ems, and lines of text
 INDENT = 2.0  # ems
@@ -127,7 +127,7 @@ def _wrap(line: ManualLine) -> list[list[str]]:
 
 def _set_page(source: Source, lines: list[WrappedLine], number: int) -> ManualPage:
     head = f"{source.name} {{{source.publisher}}}"
-    placed: list[Word] = []
+    placed: list[PlacedWord] = []
     _add_words(placed, head.split(), MARGIN, MARGIN + ASCENT, False)
     _add_words(placed, ["R", "Documentation"], MARGIN + WIDTH - 6.5, MARGIN + ASCENT, False)
     y = MARGIN + LEADING
@@ -151,10 +151,10 @@ def _meaning(line: ManualLine) -> str:
     return text if 2 <= len(words) <= MAX_MEANING and text.isascii() and text.lower() != line.term.lower() else ""
 
 
-def _add_words(placed: list[Word], words: list[str], left: float, baseline: float, bold: bool) -> None:
+def _add_words(placed: list[PlacedWord], words: list[str], left: float, baseline: float, bold: bool) -> None:
     em = widths(FAMILY, bold)
     for word in words:
-        placed.append(Word(word, left, left + em[word], baseline, bold))
+        placed.append(PlacedWord(word, left, left + em[word], baseline, bold))
         left += em[word] + em[" "]
 
 

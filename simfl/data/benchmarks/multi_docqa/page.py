@@ -13,7 +13,7 @@ import pyarrow as pa
 from PIL import Image, ImageDraw
 
 from simfl.data.base import Split
-from simfl.data.readers.table_page import TablePage, Word, squeezed
+from simfl.data.io.table_page import PlacedWord, TablePage, encode_page
 
 DRAW = "simfl.data.benchmarks.multi_docqa.page:draw_pages"
 GREY, BLACK = 150, 30
@@ -59,12 +59,12 @@ class MarkedPage:
     def draw(self, size: int) -> bytes:
         """Draw the page as a grey PNG resized to `size` x `size` pixels; marks are below the words."""
         scale = self.page.scale(size)
-        ink = self.page.printed(scale)
+        ink = self.page.render(scale)
         under = Image.new("L", ink.shape[::-1], 255)
         canvas = ImageDraw.Draw(under)
         for mark in self.marks:
             _draw_mark(canvas, mark, scale)
-        return squeezed(np.minimum(ink, np.asarray(under)), size)
+        return encode_page(np.minimum(ink, np.asarray(under)), size)
 
 
 def _draw_mark(canvas: ImageDraw.ImageDraw, mark: Mark, scale: float) -> None:
@@ -97,5 +97,5 @@ def _encode(marked: MarkedPage) -> list[Any]:
 
 def _decode(encoded: Sequence[Any]) -> MarkedPage:
     words, lines, width, height, marks = encoded
-    page = TablePage(tuple(Word(*word) for word in words), tuple(lines), width, height)
+    page = TablePage(tuple(PlacedWord(*word) for word in words), tuple(lines), width, height)
     return MarkedPage(page, tuple(Mark(kind, tuple((x, y) for x, y in points)) for kind, points in marks))

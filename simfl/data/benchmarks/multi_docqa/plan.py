@@ -17,7 +17,7 @@ from simfl.data.benchmarks.multi_docqa.page import MarkedPage, PageQuestion
 from simfl.data.benchmarks.multi_docqa.tables import ROW, DataTable, read_table, sample
 from simfl.data.benchmarks.multi_docqa.tables import ask as ask_table
 from simfl.data.benchmarks.random_stream import RandomStream
-from simfl.data.readers.table_page import lay_out as lay_out_table
+from simfl.data.io.table_page import lay_out_table
 
 SHARES = {"train": 0.68, "valid": 0.1, "test": 0.22}  # of the families of sources
 NAMED_FACTOR = 3  # tables with row names are used this many times as often as tables with numbered rows

@@ -20,9 +20,9 @@ from simfl.data.benchmarks.provider_invoices.build import BUILD, BuildTask, Plan
 from simfl.data.benchmarks.provider_invoices.documents import Recipe, benchmark_providers
 from simfl.data.benchmarks.provider_invoices.invoice import QUESTIONS
 from simfl.data.benchmarks.report import report
-from simfl.data.io.arrow_store import content_sha256, stored
-from simfl.data.io.processes import default_processes, make_all
-from simfl.data.io.token_pieces import cut, join, pages
+from simfl.data.io.arrow_store import content_sha256, load_or_build
+from simfl.data.io.subprocesses import default_num_processes, run_tasks
+from simfl.data.io.tables import concatenate, divide, documents_of
 from simfl.errors import ConfigError
 
 EDITION = 1  # increased whenever the same settings give other documents
@@ -50,16 +50,18 @@ class ProviderInvoices(Data):
     def load(self, cache: Path) -> Dataset:
         """Load the benchmark from the cache, or build and store it: 10 s for the default size on two cores."""
         self._check()
-        return stored(cache, "provider_invoices", EDITION, self, faces(), self.build, partial(report, group="client"))
+        return load_or_build(
+            cache, "provider_invoices", EDITION, self, faces(), self.build, partial(report, group="client")
+        )
 
     def build(self, processes: int | None = None) -> Dataset:
         """Build the benchmark. The result does not depend on `processes` (None: one a core for large builds)."""
         sizes = {"train": self.train, "valid": self.valid, "test": self.test, "unseen": self.unseen_documents}
         planned = plan_documents(self.seed, self.providers, self.unseen, sizes)
-        processes = processes or default_processes(len(planned), PARALLEL_FROM)
-        whole = join(make_all(BUILD, [asdict(task) for task in self._tasks(planned, processes)], processes))
+        processes = processes or default_num_processes(len(planned), PARALLEL_FROM)
+        whole = concatenate(run_tasks(BUILD, [asdict(task) for task in self._tasks(planned, processes)], processes))
         counts = Counter(document.split for document in planned)
-        splits = dict(zip(SPLITS, cut(whole, [counts[name] for name in SPLITS]), strict=True))
+        splits = dict(zip(SPLITS, divide(whole, [counts[name] for name in SPLITS]), strict=True))
         return Dataset("provider_invoices", splits, content_sha256(splits), self._card(splits))
 
     def _tasks(self, planned: list[PlannedDocument], count: int) -> list[BuildTask]:
@@ -94,7 +96,7 @@ class ProviderInvoices(Data):
         return {
             "licence": "made by this project's code, Apache-2.0; fonts under the SIL Open Font License 1.1",
             "sources": [family.source for family in FAMILIES.values()],
-            "documents": {name: pages(split).num_rows for name, split in splits.items()},
+            "documents": {name: documents_of(split).num_rows for name, split in splits.items()},
             "questions": {name: split.examples.num_rows for name, split in splits.items()},
             "languages": {
                 "seen": dict(sorted(Counter(p.language.code for p in seen).items())),

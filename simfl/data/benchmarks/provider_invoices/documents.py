@@ -10,7 +10,7 @@ from simfl.data.benchmarks.provider_invoices.layout import InvoicePage, lay_out
 from simfl.data.benchmarks.provider_invoices.provider import BENCHMARK, OTHERS, Provider, make_provider
 from simfl.data.benchmarks.provider_invoices.scan import ScanEffects, confusions, draw, error_rate, misread, scan
 from simfl.data.benchmarks.random_stream import RandomStream
-from simfl.data.io.drawing import png
+from simfl.data.io.images import encode_png
 
 NAMESPACE = "benchmark"
 GRID = 1000  # boxes are whole thousandths of the page width and height
@@ -112,4 +112,4 @@ def _picture(page: InvoicePage, provider: Provider, random: RandomStream, recipe
     if provider.group % 2:  # half of the clients have a poor scanner
         effects = ScanEffects(degrees=3 * random.random() - 1.5, blur=0.6 * random.random(), noise=12 * random.random())
         image = scan(image, effects, random.generator)
-    return png(image), image.width, image.height
+    return encode_png(image), image.width, image.height

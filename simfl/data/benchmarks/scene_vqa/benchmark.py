@@ -27,8 +27,8 @@ from simfl.data.benchmarks.scene_vqa.emoji import EMOJI
 from simfl.data.benchmarks.scene_vqa.plan import PlacedThing, PlanSettings, ScenePlan, plan_picture
 from simfl.data.benchmarks.scene_vqa.questions import TASKS, QuestionBalancer, SceneQuestion, balance_yes_no
 from simfl.data.benchmarks.scene_vqa.stamps import STAMPS
-from simfl.data.io.arrow_store import content_sha256, stored
-from simfl.data.io.gather import Columns
+from simfl.data.io.arrow_store import content_sha256, load_or_build
+from simfl.data.io.tables import TableBuilder
 from simfl.errors import ConfigError, nearest
 
 EDITION = 1  # increased whenever the same settings give other pictures or questions
@@ -79,7 +79,7 @@ class SceneVqa(Data):
         """Load the benchmark from the cache, or build and store it."""
         self._check()
         files = self._files()
-        return stored(cache, "scene_vqa", EDITION, self, files, self.build, partial(report, group="scene"))
+        return load_or_build(cache, "scene_vqa", EDITION, self, files, self.build, partial(report, group="scene"))
 
     def build(self) -> Dataset:
         """Build the benchmark. Raise DataError if its baselines are outside their ranges."""
@@ -125,7 +125,7 @@ class SceneVqa(Data):
         scenes = self.unseen if name == "unseen" else [s for s in self.scenes if s not in self.unseen]
         pairs = list(self._plans(name, scenes, count))
         kept = iter(balance_yes_no([question for _, questions in pairs for question in questions]))
-        examples, pictures = Columns(EXAMPLES), Columns(PICTURES)
+        examples, pictures = TableBuilder(EXAMPLES), TableBuilder(PICTURES)
         for picture, asked in pairs:
             questions = [question for question in asked if next(kept)]
             if not questions:

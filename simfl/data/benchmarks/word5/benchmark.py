@@ -20,24 +20,23 @@ import pyarrow as pa
 from PIL import Image
 
 from simfl.constraints import Constraint, PositiveInt
-from simfl.data.base import WORD_PICTURES, Data, Dataset, Split
+from simfl.data.base import WORD_IMAGES, Data, Dataset, Split
 from simfl.data.benchmarks.random_stream import RandomStream
 from simfl.data.benchmarks.report import Range, check_ranges, report
 from simfl.data.benchmarks.word5.drawing import HEIGHT, WIDTH, draw
 from simfl.data.benchmarks.word5.sources import CLIENTS, FONTS, PHOTOS, source_files
 from simfl.data.benchmarks.word5.words import LICENCES, draw_word, words_source
-from simfl.data.io.arrow_store import content_sha256, stored
-from simfl.data.io.drawing import jpeg
-from simfl.data.io.gather import Columns
-from simfl.data.io.processes import default_processes, make_all
-from simfl.data.io.token_pieces import cut, join
+from simfl.data.io.arrow_store import content_sha256, load_or_build
+from simfl.data.io.images import encode_jpeg
+from simfl.data.io.subprocesses import default_num_processes, run_tasks
+from simfl.data.io.tables import TableBuilder, concatenate, divide
 from simfl.metrics import anls
 
 EDITION = 1  # increased whenever the same settings give other pictures or words
 SPLITS = ("train", "valid", "test", "test_font")
 PARALLEL_FROM = 1500  # pictures; larger builds use several processes
 CHECKED_FROM = 1000  # training pictures of a client; the ranges below are meaningless for smaller builds
-SCHEMA = pa.schema([*WORD_PICTURES, ("font", pa.string())])
+SCHEMA = pa.schema([*WORD_IMAGES, ("font", pa.string())])
 BUILD = "simfl.data.benchmarks.word5.benchmark:build_pictures"
 RANGES: dict[str, Range] = {  # on the split `test`
     "majority accuracy": (0.0, 0.01),
@@ -64,7 +63,7 @@ class Word5(Data):
     def load(self, cache: Path) -> Dataset:
         """Load the benchmark from the cache, or build and store it."""
         files = source_files(self.words)
-        return stored(cache, "word5", EDITION, self, files, self.build, partial(report, group="source"))
+        return load_or_build(cache, "word5", EDITION, self, files, self.build, partial(report, group="source"))
 
     def build(self, processes: int | None = None) -> Dataset:
         """Build the benchmark. The result does not depend on `processes` (None: one a core for large builds).
@@ -74,12 +73,12 @@ class Word5(Data):
         """
         sizes = {name: getattr(self, name) * len(CLIENTS) for name in SPLITS}
         total = sum(sizes.values())
-        count = processes or default_processes(total, PARALLEL_FROM)
+        count = processes or default_num_processes(total, PARALLEL_FROM)
         bounds = [i * total // count for i in range(count + 1)]
         settings = {"seed": self.seed, "sizes": sizes, "longest": self.longest, "words": self.words}
         tasks = [settings | {"first": a, "last": b} for a, b in pairwise(bounds)]
-        whole = join(make_all(BUILD, tasks, count))
-        splits = dict(zip(SPLITS, cut(whole, list(sizes.values())), strict=True))
+        whole = concatenate(run_tasks(BUILD, tasks, count))
+        splits = dict(zip(SPLITS, divide(whole, list(sizes.values())), strict=True))
         card = self._card(splits)
         if self.train >= CHECKED_FROM and self.longest is None:
             check_ranges("word5", card["ranges"], RANGES)
@@ -113,14 +112,14 @@ def build_pictures(task: Mapping[str, Any]) -> Split:
         for client in CLIENTS
         for number in range(size // len(CLIENTS))
     ]
-    columns = Columns(SCHEMA)
+    columns = TableBuilder(SCHEMA)
     for split, client, number in planned[task["first"] : task["last"]]:
         random = RandomStream("word5", task["seed"], client, split, number)
         text = draw_word(client, random, split in ("test", "test_font"), task["longest"], task["words"])
         font = random.choice(FONTS[client][split == "test_font"])
         picture = draw(client, text, font.path("word5"), random)
         columns.add(
-            id=f"{client}-{split}-{number}", image=jpeg(picture), width=WIDTH, height=HEIGHT, text=text, source=client,
+            id=f"{client}-{split}-{number}", image=encode_jpeg(picture), width=WIDTH, height=HEIGHT, text=text, source=client,
             font=font.file.removeprefix("files/").removesuffix(".ttf"),
         )  # fmt: skip
     return Split(columns.table())

@@ -1,12 +1,12 @@
-"""NLVR2, SNLI-VE and VCR: two lines each with the traps of each."""
+"""NLVR2, SNLI-VE and VCR on a few lines that cover the special cases of each format."""
 
 import numpy as np
 import pytest
-from made import dump, lines, picture
+from sample_files import write_image, write_json, write_lines
 
 from simfl.data.readers.nlvr2 import Nlvr2
 from simfl.data.readers.snli_ve import SnliVe
-from simfl.data.readers.vcr import Vcr, sentence
+from simfl.data.readers.vcr import Vcr, resolve_objects
 from simfl.errors import DataError
 
 
@@ -14,18 +14,18 @@ from simfl.errors import DataError
 def nlvr2(tmp_path):
     root = tmp_path / "nlvr2"
     for part in ("train", "dev", "test1"):
-        told = [
+        entries = [
             {"sentence": f"{n} dogs", "label": label, "identifier": f"{part}-1-0-{n}"}
             for n, label in ((0, "True"), (1, "False"))
         ]
-        lines(root / "data" / f"{part}.json", [t | {"directory": 7, "synset": "dog"} for t in told])
+        write_lines(root / "data" / f"{part}.json", [t | {"directory": 7, "synset": "dog"} for t in entries])
         for side in (0, 1):
             folder = "images/train/7" if part == "train" else f"images/{part}"
-            picture(root / folder / f"{part}-1-0-img{side}.png")
+            write_image(root / folder / f"{part}-1-0-img{side}.png")
     return root
 
 
-def test_nlvr2_has_two_pictures_a_sentence_in_either_layout(nlvr2, tmp_path):
+def test_nlvr2_reads_two_images_a_sentence_in_both_layouts(nlvr2, tmp_path):
     data = Nlvr2(str(nlvr2), image_size=8).load(tmp_path / "cache")
     rows = data.splits["train"].examples.to_pylist()
     assert [(r["document"], r["second"], r["label"], r["answers"]) for r in rows] == [
@@ -36,13 +36,13 @@ def test_nlvr2_has_two_pictures_a_sentence_in_either_layout(nlvr2, tmp_path):
     assert rows[0]["synset"] == "dog"
 
 
-def test_nlvr2_drops_a_sentence_if_either_picture_is_missing(nlvr2, tmp_path):
+def test_nlvr2_drops_a_sentence_if_one_image_is_missing(nlvr2, tmp_path):
     (nlvr2 / "images" / "dev" / "dev-1-0-img1.png").unlink()
-    with pytest.raises(DataError, match=r"dev\.json row 1: the picture .*dev-1-0-img1\.png is not there"):
+    with pytest.raises(DataError, match=r"dev\.json row 1: the image .*dev-1-0-img1\.png is missing"):
         Nlvr2(str(nlvr2), image_size=8).load(tmp_path / "cache")
     data = Nlvr2(str(nlvr2), image_size=8, missing="drop").load(tmp_path / "cache")
-    assert data.card["dropped"]["valid"] == {"picture missing": 2}
-    lines(nlvr2 / "data" / "dev.json", [{"sentence": "x", "label": "true", "identifier": "train-1-0-0"}])
+    assert data.card["dropped"]["valid"] == {"image missing": 2}
+    write_lines(nlvr2 / "data" / "dev.json", [{"sentence": "x", "label": "true", "identifier": "train-1-0-0"}])
     with pytest.raises(DataError, match=r"dev\.json row 1: label is 'true', allowed: False, True"):
         Nlvr2(str(nlvr2), image_size=8, missing="drop").load(tmp_path / "cache")
 
@@ -51,17 +51,17 @@ def test_nlvr2_drops_a_sentence_if_either_picture_is_missing(nlvr2, tmp_path):
 def snli_ve(tmp_path):
     root = tmp_path / "snli"
     for part, field in (("train", "Flickr30K_ID"), ("dev", "Flikr30kID"), ("test", "Flickr30kID")):
-        told = [
+        entries = [
             {field: "0012", "sentence2": "a man", "gold_label": "neutral", "pairID": "1"},
             {field: 12, "sentence2": "a dog", "gold_label": "contradiction", "pairID": "2"},
             {field: "12", "sentence2": "?", "gold_label": "-", "pairID": "3"},
         ]
-        lines(root / f"snli_ve_{part}.jsonl", told)
-    picture(root / "flickr30k_images" / "12.jpg")
+        write_lines(root / f"snli_ve_{part}.jsonl", entries)
+    write_image(root / "flickr30k_images" / "12.jpg")
     return root
 
 
-def test_snli_ve_reads_every_spelling_and_numbers_labels_as_climb(snli_ve, tmp_path):
+def test_snli_ve_reads_every_id_spelling_and_uses_climb_labels(snli_ve, tmp_path):
     data = SnliVe(str(snli_ve), image_size=8).load(tmp_path / "cache")
     for split in ("train", "valid", "test"):
         rows = data.splits[split].examples.to_pylist()
@@ -70,8 +70,8 @@ def test_snli_ve_reads_every_spelling_and_numbers_labels_as_climb(snli_ve, tmp_p
             (1, ["contradiction"], "a dog"),
         ]
         assert data.card["dropped"][split] == {"no gold label": 1}
-    lines(snli_ve / "snli_ve_dev.jsonl", [{"sentence2": "x", "gold_label": "neutral", "pairID": "1"}])
-    with pytest.raises(DataError, match=r"row 1: Flickr30K_ID is missing, text or a whole number is needed"):
+    write_lines(snli_ve / "snli_ve_dev.jsonl", [{"sentence2": "x", "gold_label": "neutral", "pairID": "1"}])
+    with pytest.raises(DataError, match=r"row 1: Flickr30K_ID is missing, expected text or an integer"):
         SnliVe(str(snli_ve), image_size=8).load(tmp_path / "cache")
 
 
@@ -98,19 +98,19 @@ def vcr_line(id="train-0", **more):
 @pytest.fixture
 def vcr(tmp_path):
     root = tmp_path / "vcr"
-    lines(root / "train.jsonl", [vcr_line(), vcr_line("train-1")])
-    lines(root / "test.jsonl", [vcr_line("test-0", answer_label=None, rationale_label=None)])
-    picture(root / "vcr1images" / "film" / "a.jpg", (100, 50))
+    write_lines(root / "train.jsonl", [vcr_line(), vcr_line("train-1")])
+    write_lines(root / "test.jsonl", [vcr_line("test-0", answer_label=None, rationale_label=None)])
+    write_image(root / "vcr1images" / "film" / "a.jpg", (100, 50))
     boxes = [[0, 0, 50, 50, 0.9], [10, 10, 20, 20, 0.8], [50, 0, 110, 50, 0.7]]
-    dump(root / "vcr1images" / "film" / "a.json", {"boxes": boxes, "width": 100, "height": 50, "names": OBJECTS})
+    write_json(root / "vcr1images" / "film" / "a.json", {"boxes": boxes, "width": 100, "height": 50, "names": OBJECTS})
     return root
 
 
-def test_objects_are_called_by_names_that_fit_anyone():
-    assert sentence("x", ["Does", [0, 2], "see", [1], "?"], OBJECTS) == "Does Casey and Riley see the gray dog ?"
+def test_vcr_objects_get_gender_neutral_names():
+    assert resolve_objects("x", ["Does", [0, 2], "see", [1], "?"], OBJECTS) == "Does Casey and Riley see the gray dog ?"
 
 
-def test_vcr_has_four_choices_and_objects_with_boxes_for_words(vcr, tmp_path):
+def test_vcr_reads_four_choices_and_objects_as_words(vcr, tmp_path):
     data = Vcr(str(vcr), image_size=8).load(tmp_path / "cache")
     row = data.splits["train"].examples.to_pylist()[0]
     assert (row["choices"], row["label"], row["answers"]) == (["no", "yes", "Riley runs", "x"], 2, ["Riley runs"])
@@ -121,7 +121,7 @@ def test_vcr_has_four_choices_and_objects_with_boxes_for_words(vcr, tmp_path):
     assert (hidden["label"], hidden["answers"], len(hidden["choices"])) == (None, [], 4)
 
 
-def test_vcr_reasons_are_asked_for_with_the_right_answer(vcr, tmp_path):
+def test_vcr_qar_appends_the_correct_answer_to_the_question(vcr, tmp_path):
     data = Vcr(str(vcr), task="qar", image_size=8).load(tmp_path / "cache")
     row = data.splits["train"].examples.to_pylist()[0]
     assert row["question"] == "Why does Casey and Riley see the gray dog ? Riley runs"
@@ -129,10 +129,10 @@ def test_vcr_reasons_are_asked_for_with_the_right_answer(vcr, tmp_path):
     assert data.card["dropped"]["test"] == {"answer withheld": 1}
 
 
-def test_vcr_pictures_may_be_drawn_before(vcr, tmp_path):
+def test_vcr_reads_images_with_drawn_boxes(vcr, tmp_path):
     for id in ("train-0", "train-1"):
-        picture(vcr / "drawn_images" / "bbox" / "train" / "qa" / f"{id}.jpg")
-    picture(vcr / "drawn_images" / "bbox" / "test" / "qa" / "test-0.jpg")
+        write_image(vcr / "drawn_images" / "bbox" / "train" / "qa" / f"{id}.jpg")
+    write_image(vcr / "drawn_images" / "bbox" / "test" / "qa" / "test-0.jpg")
     data = Vcr(str(vcr), drawn=True, image_size=8).load(tmp_path / "cache")
     assert data.splits["train"].documents["id"].to_pylist() == ["train-0.jpg", "train-1.jpg"]
 
@@ -140,14 +140,14 @@ def test_vcr_pictures_may_be_drawn_before(vcr, tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (vcr_line(question=["who", [3]]), r"train\.jsonl row 1: question points to \[3\], the picture has 3 objects"),
-        (vcr_line(question="who"), "row 1: question is str, a list of words"),
-        (vcr_line(answer_choices=[["a"]]), "row 1: answer_choices are not four"),
+        (vcr_line(question=["who", [3]]), r"train\.jsonl row 1: question refers to \[3\], the image has 3 objects"),
+        (vcr_line(question="who"), "row 1: question is str, expected a list of words"),
+        (vcr_line(answer_choices=[["a"]]), "row 1: answer_choices does not have four entries"),
         (vcr_line(answer_label=4), "row 1: answer_label is 4, allowed: 0 to 3"),
         (vcr_line(objects=[*OBJECTS, "car"]), "for each of 4 objects"),
     ],
 )
-def test_vcr_lines_that_cannot_be_read_are_named(vcr, tmp_path, line, message):
-    lines(vcr / "train.jsonl", [line])
+def test_vcr_errors_name_the_row(vcr, tmp_path, line, message):
+    write_lines(vcr / "train.jsonl", [line])
     with pytest.raises(DataError, match=message):
         Vcr(str(vcr), image_size=8).load(tmp_path / "cache")

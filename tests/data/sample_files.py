@@ -1,4 +1,4 @@
-"""Small files in other people's formats, made by hand: pictures, object arrays, PDFs."""
+"""Writers of small sample files: images, object arrays, JSON and PDFs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 from PIL import Image
 
 
-def picture(path: Path, size: tuple[int, int] = (40, 30), colour: tuple[int, int, int] = (200, 30, 30)) -> Path:
+def write_image(path: Path, size: tuple[int, int] = (40, 30), colour: tuple[int, int, int] = (200, 30, 30)) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, colour).save(path)
     return path
 
 
-def npy(path: Path, entries: Sequence[Any]) -> Path:
-    """An object array saved as the official files are: with pickle."""
+def write_npy(path: Path, entries: Sequence[Any]) -> Path:
+    """Save an object array with pickle, as the official files are."""
     path.parent.mkdir(parents=True, exist_ok=True)
     array = np.empty(len(entries), object)
     array[:] = entries
@@ -26,15 +26,15 @@ def npy(path: Path, entries: Sequence[Any]) -> Path:
     return path
 
 
-def lines(path: Path, entries: Sequence[Any]) -> Path:
-    """One JSON value a line, or a text as it is."""
+def write_lines(path: Path, entries: Sequence[Any]) -> Path:
+    """Write one JSON value a line, and texts unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = [e if isinstance(e, str) else json.dumps(e, ensure_ascii=False) for e in entries]
     path.write_text("\n".join(text) + "\n", encoding="utf-8")
     return path
 
 
-def dump(path: Path, content: Any) -> Path:
+def write_json(path: Path, content: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     return path
@@ -43,14 +43,14 @@ def dump(path: Path, content: Any) -> Path:
 Line = tuple[float, float, str]  # left and baseline in points from the lower left, and the text
 
 
-def pdf(
+def write_pdf(
     path: Path,
     pages: Sequence[Sequence[Line]],
     page: str = "",
     attached: tuple[str, bytes] | None = None,
     outline: Sequence[tuple[str, int]] = (),
 ) -> Path:
-    """A PDF of pages 200 x 400 points in Helvetica 10; `page` is more for each page's dictionary."""
+    """Write a PDF of 200 x 400 point pages in Helvetica 10; `page` extends each page's dictionary."""
     objects: list[bytes] = [b"", b"", b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica/Encoding/WinAnsiEncoding>>"]
 
     def add(body: bytes) -> int:

@@ -1,7 +1,7 @@
-"""VizWiz, COCO-QA and AQUA: four rows each with the traps of each."""
+"""VizWiz, COCO-QA and AQUA on a few rows that cover the special cases of each format."""
 
 import pytest
-from made import dump, lines, picture
+from sample_files import write_image, write_json, write_lines
 
 from simfl.data.readers.aqua import Aqua
 from simfl.data.readers.coco_qa import CocoQa
@@ -22,15 +22,15 @@ def vizwiz(tmp_path):
         can | {"answer_type": "other", "answerable": 1},
         none | {"answer_type": "unanswerable", "answerable": 0},
     ]
-    dump(root / "Annotations" / "train.json", train)
-    dump(root / "Annotations" / "val.json", [train[0]])
-    dump(root / "Annotations" / "test.json", [{"image": "c.jpg", "question": "hidden?"}])
+    write_json(root / "Annotations" / "train.json", train)
+    write_json(root / "Annotations" / "val.json", [train[0]])
+    write_json(root / "Annotations" / "test.json", [{"image": "c.jpg", "question": "hidden?"}])
     for name in ("train/a.jpg", "train/b.jpg", "val/a.jpg", "test/c.jpg"):
-        picture(root / name)
+        write_image(root / name)
     return root
 
 
-def test_vizwiz_counts_answers_and_tells_what_cannot_be_answered(vizwiz, tmp_path):
+def test_vizwiz_counts_answers_and_marks_unanswerable_questions(vizwiz, tmp_path):
     data = VizWiz(str(vizwiz), image_size=8).load(tmp_path / "cache")
     first, second = data.splits["train"].examples.to_pylist()
     assert (first["answers"], first["counts"], first["answerable"]) == (["can", "tin"], [2, 1], 1)
@@ -40,12 +40,12 @@ def test_vizwiz_counts_answers_and_tells_what_cannot_be_answered(vizwiz, tmp_pat
     assert fewer.card["dropped"]["train"] == {"cannot be answered": 1}
 
 
-def test_vizwiz_names_file_row_and_field(vizwiz, tmp_path):
-    dump(vizwiz / "Annotations" / "val.json", [{"image": "a.jpg", "question": 3}])
-    with pytest.raises(DataError, match=r"val\.json row 0: question is 3, text is needed"):
+def test_vizwiz_errors_name_file_row_and_field(vizwiz, tmp_path):
+    write_json(vizwiz / "Annotations" / "val.json", [{"image": "a.jpg", "question": 3}])
+    with pytest.raises(DataError, match=r"val\.json row 0: question is 3, expected text"):
         VizWiz(str(vizwiz)).load(tmp_path / "cache")
-    dump(vizwiz / "Annotations" / "val.json", {})
-    with pytest.raises(DataError, match=r"val\.json: the content is dict, a list is needed"):
+    write_json(vizwiz / "Annotations" / "val.json", {})
+    with pytest.raises(DataError, match=r"val\.json: the content is dict, expected a list"):
         VizWiz(str(vizwiz)).load(tmp_path / "cache")
 
 
@@ -53,20 +53,20 @@ def test_vizwiz_names_file_row_and_field(vizwiz, tmp_path):
 def coco_qa(tmp_path):
     root = tmp_path / "cocoqa"
     for part, subset in (("train", "train2014"), ("test", "val2014")):
-        told = {
+        files = {
             "questions": [f"what {i} ?" for i in range(4)],
             "answers": list("abcd"),
             "img_ids": list("1123"),
             "types": list("0123"),
         }
-        for name, entries in told.items():
-            lines(root / part / f"{name}.txt", entries)
+        for name, entries in files.items():
+            write_lines(root / part / f"{name}.txt", entries)
         for i in (1, 2, 3):
-            picture(root / "images" / f"COCO_{subset}_{i:012d}.jpg")
+            write_image(root / "images" / f"COCO_{subset}_{i:012d}.jpg")
     return root
 
 
-def test_coco_qa_joins_four_files_and_keeps_pictures_of_validation_apart(coco_qa, tmp_path):
+def test_coco_qa_joins_four_files_and_divides_by_image(coco_qa, tmp_path):
     data = CocoQa(str(coco_qa), image_size=8, valid=0.4).load(tmp_path / "cache")
     rows = data.splits["test"].examples.to_pylist()
     assert [(r["answers"], r["field"], r["document"]) for r in rows] == [
@@ -80,13 +80,13 @@ def test_coco_qa_joins_four_files_and_keeps_pictures_of_validation_apart(coco_qa
 @pytest.mark.parametrize(
     ("name", "entries", "message"),
     [
-        ("answers", ["a"], r"do not go line by line: questions\.txt 4, answers\.txt 1, img_ids\.txt 4"),
+        ("answers", ["a"], r"have different numbers of lines: questions\.txt 4, answers\.txt 1, img_ids\.txt 4"),
         ("types", list("0129"), "the type is '9', allowed: 0, 1, 2, 3"),
-        ("img_ids", list("112x"), r"row 4: the picture is 'x', a number is needed"),
+        ("img_ids", list("112x"), r"row 4: the image is 'x', expected a number"),
     ],
 )
-def test_coco_qa_files_that_do_not_fit_are_refused(coco_qa, tmp_path, name, entries, message):
-    lines(coco_qa / "test" / f"{name}.txt", entries)
+def test_coco_qa_refuses_inconsistent_files(coco_qa, tmp_path, name, entries, message):
+    write_lines(coco_qa / "test" / f"{name}.txt", entries)
     with pytest.raises(DataError, match=message):
         CocoQa(str(coco_qa), image_size=8).load(tmp_path / "cache")
 
@@ -94,23 +94,25 @@ def test_coco_qa_files_that_do_not_fit_are_refused(coco_qa, tmp_path, name, entr
 @pytest.fixture
 def aqua(tmp_path):
     root = tmp_path / "aqua"
-    told = [
+    entries = [
         {"image": "1-a.jpg", "question": "who?", "answer": "a man", "need_external_knowledge": False},
         {"image": "1-a.jpg", "question": "why?", "answer": "war", "need_external_knowledge": True},
     ]
     for name in ("train", "val", "test"):
-        dump(root / f"{name}.json", told)
-    picture(root / "Images" / "1-a.jpg")
+        write_json(root / f"{name}.json", entries)
+    write_image(root / "Images" / "1-a.jpg")
     return root
 
 
-def test_aqua_tells_questions_that_need_knowledge(aqua, tmp_path):
+def test_aqua_marks_questions_that_need_knowledge(aqua, tmp_path):
     data = Aqua(str(aqua), image_size=8).load(tmp_path / "cache")
     assert [(r["field"], r["answers"], r["counts"]) for r in data.splits["train"].examples.to_pylist()] == [
         ("visual", ["a man"], [1]), ("knowledge", ["war"], [1]),
     ]  # fmt: skip
     without = Aqua(str(aqua), image_size=8, knowledge=False).load(tmp_path / "cache")
     assert without.card["dropped"]["test"] == {"needs knowledge": 1}
-    dump(aqua / "val.json", [{"image": "1-a.jpg", "question": "?", "answer": "x", "need_external_knowledge": "no"}])
-    with pytest.raises(DataError, match=r"val\.json row 0: need_external_knowledge is 'no', true or false"):
+    write_json(
+        aqua / "val.json", [{"image": "1-a.jpg", "question": "?", "answer": "x", "need_external_knowledge": "no"}]
+    )
+    with pytest.raises(DataError, match=r"val\.json row 0: need_external_knowledge is 'no', expected true or false"):
         Aqua(str(aqua), image_size=8).load(tmp_path / "cache")

@@ -1,10 +1,10 @@
-"""The content hash sees values and nothing of how Arrow keeps them; a data set on disk is whole or built again."""
+"""Content hashes depend on values only, and cached data sets are read back as written."""
 
 import pyarrow as pa
 import pytest
 
 from simfl.data.base import Dataset, Split
-from simfl.data.io.arrow_store import content_sha256, read, write
+from simfl.data.io.arrow_store import content_sha256, read_dataset, write_dataset
 from simfl.data.partition.base import column
 
 VALUES = {
@@ -23,7 +23,7 @@ def sha(examples: pa.Table) -> str:
     return content_sha256({"train": Split(examples)})
 
 
-def test_chunks_slices_and_the_order_of_columns_do_not_matter():
+def test_content_hash_ignores_chunks_slices_and_column_order():
     whole = table()
     pieces = pa.concat_tables([whole.slice(0, 1), whole.slice(1, 0), whole.slice(1)])
     padded = pa.concat_tables([whole, whole]).combine_chunks().slice(4)
@@ -40,30 +40,30 @@ def test_chunks_slices_and_the_order_of_columns_do_not_matter():
         ("label", [1, 0, 3, 4]),
     ],
 )
-def test_every_change_of_a_value_or_its_place_matters(name, values):
+def test_content_hash_changes_with_any_value_or_its_position(name, values):
     assert sha(table(VALUES | {name: values})) != sha(table())
 
 
-def test_encoded_images_are_not_hashed_and_what_is_added_is():
+def test_content_hash_excludes_images_and_includes_also():
     with_image = table().append_column("image", pa.array([b"1", b"2", b"3", b"4"]))
     assert sha(with_image) == sha(table())
     assert content_sha256({"train": Split(table())}, also="pixels") != sha(table())
 
 
-def test_a_data_set_comes_back_as_it_was_written(tmp_path):
+def test_dataset_round_trips_through_the_cache(tmp_path):
     rows = table().replace_schema_metadata({"simfl.clients": "[]"})
-    write(
+    write_dataset(
         tmp_path / "made", Dataset("made", {"train": Split(rows, table()), "test": Split(table())}, "ab", {"n": [1, 2]})
     )
-    data = read(tmp_path / "made")
+    data = read_dataset(tmp_path / "made")
     assert (data.name, data.sha256, data.card) == ("made", "ab", {"n": [1, 2]})
-    told = {"simfl.clients": "[]", "simfl.data_sha256": "ab"}
-    assert data.splits["train"].examples.equals(rows.replace_schema_metadata(told), check_metadata=True)
+    metadata = {"simfl.clients": "[]", "simfl.data_sha256": "ab"}
+    assert data.splits["train"].examples.equals(rows.replace_schema_metadata(metadata), check_metadata=True)
     assert data.splits["train"].documents is not None
     assert data.splits["test"].documents is None
 
 
-def test_columns_may_be_chunked_dictionaries_or_numbers():
+def test_column_reads_chunks_dictionaries_and_numbers():
     for values in (
         pa.chunked_array([["b", "a"], ["c", "a"]]),
         pa.chunked_array([pa.array(["b", "a", "c", "a"]).dictionary_encode()]),
