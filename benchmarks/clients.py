@@ -107,7 +107,7 @@ def one(scale: str, clients: int, rounds: int) -> list[dict[str, float]]:
 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        look = Look(out / "memory")
+        look = Look(out / "client_states")
         simulation.run(SCALES[scale][0](clients, rounds), RunOptions(out, workers=2, display=look))
     return look.rows
 

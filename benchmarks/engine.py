@@ -49,7 +49,7 @@ def main(work: str, result: str, backend: str, workers: int, mode: Any = "auto")
         summary = simulation.run(experiment, RunOptions(out, backend=backend, workers=workers, display=timer))
         found = checkpoint.latest(out / "checkpoints")
         assert found is not None, summary
-        snapshot = Snapshot.restore(found.tensors, found.facts)
+        snapshot = Snapshot.restore(found)
         end = torch.cat([t.flatten() for t in snapshot.model.values()])
         write_result(Path(result), timer.watch, end, end)
 

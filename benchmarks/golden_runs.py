@@ -104,10 +104,12 @@ def global_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def client_memory(folder: Path) -> list[list[Tensor]]:
-    """Return the tensors that each client remembers at the end, for the clients in order."""
-    digests = json.loads((newest_checkpoint(folder) / "facts.json").read_text())["memory"]
-    nothing = hashlib.sha256().hexdigest()  # the digest of clients that remember nothing and have no file
-    files = [folder / "memory" / f"{digests[client]}.safetensors" for client in sorted(digests, key=int)]
+    """Return the tensors of each client's final state, for the clients in order."""
+    old, checkpoint = is_old_tree(), newest_checkpoint(folder)
+    values = json.loads((checkpoint / ("facts.json" if old else "state.json")).read_text())
+    digests, states = (values["memory"], "memory") if old else (values["client_states"], "client_states")
+    nothing = hashlib.sha256().hexdigest()  # the digest of an empty state, which has no file
+    files = [folder / states / f"{digests[client]}.safetensors" for client in sorted(digests, key=int)]
     return [[] if path.stem == nothing else list(load_file(path).values()) for path in files]
 
 

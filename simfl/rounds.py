@@ -15,8 +15,7 @@ from simfl.aggregation.round import RoundAggregator
 from simfl.client_state import EMPTY
 from simfl.data.partition.manifest import Partition
 from simfl.protocol import AggregatedUpdates, Parts
-from simfl.runs.record import Rows
-from simfl.runs.rows import round_rows
+from simfl.runs.record import Rows, round_rows
 from simfl.runs.snapshot import Snapshot
 from simfl.sampling import expected_clients, sample_clients, sample_groups
 from simfl.timing import timed
@@ -65,7 +64,7 @@ def plan_round(
         draft: The round's draft, where it was made ahead of time.
     """
     sampled, client_plans = draft or draft_round(context, partition, state.round)
-    parts = context.phase.algorithm.download(state.server) | state.companions
+    parts = context.phase.algorithm.download(state.server) | state.extra_parts
     receivers = [] if context.phase.centralized else sampled
     received, rows, broadcast = state.broadcast.send(context, state.round, parts, receivers)
     client_plans = [_with_client_state(plan, state) for plan in client_plans]
@@ -100,12 +99,12 @@ def apply_round(context: PhaseContext, plan: RoundPlan, results: RoundAggregator
         expected = expected_clients(context.phase, context.num_clients)
         name = (context.index, before.round, "server")
         updates = mechanism.averaged(updates, _num_units(results), expected, plan.received, name)
-    memory = dict(before.memory)
+    client_states = dict(before.client_states)
     for result in results.results:
-        memory |= result.memory
+        client_states |= result.memory
     after = replace(
         _step_server(context, before, updates),
-        memory=memory,
+        client_states=client_states,
         broadcast=plan.broadcast,
         round=before.round + 1,
         step=before.step + 1,

@@ -17,7 +17,8 @@ from simfl.autotune.tuner import Tuner, describe_choice, execution_mode_of
 from simfl.errors import OutOfMemory, SimflError
 from simfl.experiment import Experiment
 from simfl.rounds import RoundDraft, RoundPlan, apply_round, cut_into_cohorts, draft_round, plan_round
-from simfl.runs.snapshot import Snapshot, kept
+from simfl.runs.record import Rows
+from simfl.runs.snapshot import Snapshot, carry_over_states
 from simfl.session.options import RunOptions
 from simfl.session.prepare import remarks
 from simfl.session.progress import RunProgress
@@ -109,14 +110,14 @@ class Simulation:
     def enter_phase(self) -> PhaseContext:
         """Bring the workers into the next phase, score its initial model, and choose the execution mode."""
         session, index = self.session, self.state.phase
-        session.pool.begin(index, self.state.base)
+        session.pool.begin(index, self.state.base_weights)
         context = session.prepared.run_context.stage(
             index, len(session.prepared.partition), session.account.noise_multiplier
         )
         self.context, self.drafts = context, {}
         if self.state.round == 0:
             with session.signals.held():
-                self.progress.move(self.state.begin(context))
+                self.progress.move(self.state.enter_phase(context))
             if index == 0 and self.state.step == 0:
                 self.progress.score_initial()
         self._choose_execution_mode(context)
@@ -129,11 +130,13 @@ class Simulation:
         """Train the next round; halve the number of clients per batch until it fits into memory."""
         while True:
             try:
-                return self._train_round(context)
+                after, rows = self._train_round(context)
+                break
             except OutOfMemory as error:
                 self._halve_clients_per_batch(error)
+        self.progress.add(after, rows)  # outside of the try: scoring the round before may raise OutOfMemory too
 
-    def _train_round(self, context: PhaseContext) -> None:
+    def _train_round(self, context: PhaseContext) -> tuple[Snapshot, Rows]:
         session, state = self.session, self.state
         charged = session.account.charge(state.charged, context.index, state.round)
         plan = self._plan_round(context, replace(state, charged=charged))
@@ -142,7 +145,7 @@ class Simulation:
             results.take(result)
         after, rows = apply_round(context, plan, results)
         rows["rounds"][0].update(session.account.row(after.charged, after.clip))
-        self.progress.add(after, rows)
+        return after, rows
 
     def _plan_round(self, context: PhaseContext, state: Snapshot) -> RoundPlan:
         return plan_round(context, self.session.prepared.partition, state, self.drafts.pop(state.round, None))
@@ -198,7 +201,7 @@ class Simulation:
         if mode.mode == "sequential" or mode.clients_per_batch == 1:
             raise OutOfMemory(f"{error}; reduce local.batch_size, or use fewer workers per GPU or machine")
         half = mode.clients_per_batch // 2
-        record.narrow(state.step, half)
+        record.set_clients_per_batch(state.step, half)
         self.session.callbacks.message(f"{error}; from round {state.step + 1} on, {half} clients train per batch")
 
     def _choose_execution_mode(self, context: PhaseContext) -> None:
@@ -216,10 +219,12 @@ class Simulation:
         phases, index = self.experiment.phases, self.state.phase
         with self.session.signals.held():
             if index + 1 == len(phases):
-                self.progress.move(replace(self.state, phase=index + 1), commit=True)
+                self.progress.move(replace(self.state, phase=index + 1), checkpoint=True)
             else:
-                client_states = kept(self.state.memory, phases[index + 1], self.session.client_store)
-                self.progress.move(self.state.end(client_states))
+                client_states = carry_over_states(
+                    self.state.client_states, phases[index + 1], self.session.client_store
+                )
+                self.progress.move(self.state.leave_phase(client_states))
 
     def finish(self, status: str) -> dict[str, Any]:
         """Checkpoint the run, write its summary and return it."""

@@ -25,7 +25,7 @@ from simfl.debug.replay import replay
 from simfl.errors import ConfigError, RunError
 from simfl.experiment import Evaluate
 from simfl.models.mlp import Mlp
-from simfl.models.own import Own
+from simfl.models.own import OwnModel
 from simfl.objectives.classification import Classification
 from simfl.protocol import Loss, Task
 from simfl.session.callbacks import NullDisplay
@@ -141,7 +141,7 @@ def test_a_torch_module_equals_the_built_in_model_of_the_same_layers(tmp_path: P
     named = experiment("fedavg", model=Mlp((16,), dropout=0.2))
     built = Mlp((16,), dropout=0.2).build(Task(42, 5, (12,)))
     first = run_inline(named, tmp_path / "named")
-    second = run_inline(experiment("fedavg", model=Own(built)), tmp_path / "given")
+    second = run_inline(experiment("fedavg", model=OwnModel(built)), tmp_path / "given")
     assert first.summary["weights_sha256"] == second.summary["weights_sha256"]
     assert first.clients().equals(second.clients())
 
@@ -265,7 +265,7 @@ def test_a_run_in_progress_can_be_loaded(tmp_path: Path) -> None:
 
     run_inline(experiment("fedavg"), tmp_path / "run", display=Looking())
     assert Looking.seen[1] == (2, f"{tmp_path / 'run'}: a run of 2 rounds so far")
-    with pytest.raises(RunError, match="no run lies here"):
+    with pytest.raises(RunError, match="holds no run"):
         simfl.load(tmp_path)
 
 

@@ -39,7 +39,7 @@ def test_centralized_training_sends_nothing_and_is_one_learner(mode: str, tmp_pa
     rounds = found.rounds().to_pylist()
     assert [row["examples"] for row in rounds] == [sum(SIZES)] * 2
     assert [row["local_steps"] for row in rounds] == [sum(-(-n // 8) for n in SIZES)] * 2
-    assert set(found.snapshot().memory.values()) <= {EMPTY}
+    assert set(found.snapshot().client_states.values()) <= {EMPTY}
 
 
 def test_centralized_training_beats_the_mean_of_clients_that_train_alone(tmp_path: Path) -> None:
@@ -54,9 +54,9 @@ def test_centralized_training_beats_the_mean_of_clients_that_train_alone(tmp_pat
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"algorithm": "scaffold"}, "phases.0.algorithm: has no meaning with centralized: true"),
-        ({"personal_params": ("head.*",)}, "phases.0.personal_params: has no meaning with centralized: true"),
-        ({"keep_optimizer": True, "optimizer": "adam"}, "phases.0.centralized: true has no clients that could keep"),
+        ({"algorithm": "scaffold"}, "phases.0.algorithm: has no effect with centralized: true"),
+        ({"personal_params": ("head.*",)}, "phases.0.personal_params: has no effect with centralized: true"),
+        ({"keep_optimizer": True, "optimizer": "adam"}, "phases.0.centralized: true, but local.keep_optimizer"),
     ],
 )
 def test_what_pooled_training_cannot_have_is_refused(settings: dict, line: str) -> None:
@@ -80,7 +80,7 @@ def test_fine_tuning_after_the_last_round_is_a_phase_that_does_not_communicate(t
     run(given, tmp_path / "both")
     run(together, tmp_path / "first")
     both, first = Run(tmp_path / "both"), Run(tmp_path / "first")
-    memory = FileClientStore(tmp_path / "both" / "memory").get(both.snapshot().client_state(4))["personal:weights"]
+    memory = FileClientStore(tmp_path / "both" / "client_states").get(both.snapshot().client_state(4))["personal:weights"]
     start = first.snapshot().model
     assert not torch.equal(memory["head.weight"], start["head.weight"])
     assert all(torch.equal(both.snapshot().model[name], t) for name, t in start.items())  # the generic model stays
@@ -94,7 +94,7 @@ def test_local_models_of_any_method_are_scored(algorithm: str, tmp_path: Path) -
     assert "local.accuracy" in final
     found = Run(tmp_path)
     visited = [row["client"] for row in found.clients().to_pylist()]
-    store, snapshot = FileClientStore(tmp_path / "memory"), found.snapshot()
+    store, snapshot = FileClientStore(tmp_path / "client_states"), found.snapshot()
     for client in range(len(SIZES)):
         kept = store.get(snapshot.client_state(client))
         assert ("local:weights" in kept) == (client in visited)
@@ -108,4 +108,4 @@ def test_local_models_of_any_method_are_scored(algorithm: str, tmp_path: Path) -
 
 def test_local_is_not_kept_unless_it_is_scored(tmp_path: Path) -> None:
     run(experiment(rounds=1), tmp_path)
-    assert set(Run(tmp_path).snapshot().memory.values()) <= {EMPTY}
+    assert set(Run(tmp_path).snapshot().client_states.values()) <= {EMPTY}

@@ -128,7 +128,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match=r"^[^\n]*file: a file lies where a folder is needed$"):
-        FileClientStore(tmp_path / "file" / "memory")
+        FileClientStore(tmp_path / "file" / "client_states")
 
 
 def test_a_crash_before_the_file_has_its_name_leaves_no_state(tmp_path, monkeypatch):

@@ -63,7 +63,7 @@ def test_the_score_before_the_first_round_is_that_of_the_fresh_model(finished, s
 def test_personal_scores_are_of_the_clients_own_model_on_its_own_groups(finished, setting):
     """With its own body from DITTO's memory and its own head; a client that never came has the generic model."""
     folder, summary = finished
-    store, memory = FileClientStore(folder / "memory"), checkpoint.latest(folder / "checkpoints").facts["memory"]
+    store, memory = FileClientStore(folder / "client_states"), checkpoint.latest(folder / "checkpoints").values["client_states"]
     client = setting.split("valid").examples["client"].to_numpy()
     values = []
     for k in range(10):

@@ -46,7 +46,7 @@ def moved(given: Experiment, folder: Path) -> Weights:
     run(given, folder)
     found = checkpoint.latest(folder / "checkpoints")
     assert found is not None
-    after = Snapshot.restore(found.tensors, found.facts).server.weights
+    after = Snapshot.restore(found).server.weights
     start = {n: p.detach() for n, p in RunContext(given, folder / "cache").module.named_parameters()}
     return subtract(after, start)
 

@@ -20,6 +20,7 @@ from simfl.errors import SimflError
 from simfl.experiment import Experiment
 from simfl.protocol import Parts
 from simfl.rounds import RoundPlan
+from simfl.runs.manifest import RunIdentity
 from simfl.runs.record import Record
 from simfl.runs.snapshot import Snapshot
 from simfl.sampling import auto_clients_per_batch, expected_clients
@@ -53,8 +54,7 @@ class Prober(Protocol):
 
 def execution_mode_of(experiment: Experiment, record: Record, phase: int, step: int) -> ExecutionMode:
     """Return the execution mode of a phase after `step` finished rounds of the run, from the run's manifest."""
-    identity = record.manifest["identity"]
-    choice = {"mode": identity["mode"], "program": experiment.execution.program, **record.choice(phase)}
+    choice = {"mode": record.manifest.identity.mode, "program": experiment.execution.program, **record.choice(phase)}
     return ExecutionMode(choice["mode"], record.clients_per_batch(step), choice["program"])
 
 
@@ -81,7 +81,7 @@ class Tuner:
         Returns:
             The choice; empty where nothing was left to choose.
         """
-        begun = self.state.round > 0 and self.record.manifest.get("forked", {}).get("step") != self.state.step
+        begun = self.state.round > 0 and not self._forked_here
         if not self._measures or begun or self.record.choice(self.context.index):
             return {}
         reason, found = self.reason_for_rules(), Choice()
@@ -93,20 +93,25 @@ class Tuner:
         else:
             mode, reason = self.rule, f"{BY_RULES}{reason}"
         choice = {**asdict(mode), "why": reason, **found}
-        self.record.choose(self.context.index, self.state.step, choice)
+        self.record.set_choice(self.context.index, self.state.step, choice)
         return choice
 
     @property
     def _measures(self) -> bool:
         """Return whether this run measures execution modes at all."""
-        autotune, gpu = self.experiment.execution.autotune, self.identity["device"] == "cuda"
+        autotune, gpu = self.experiment.execution.autotune, self.identity.device == "cuda"
         return autotune == "always" or (autotune == "auto" and gpu and not self.experiment.deterministic)
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> RunIdentity:
         """Return the run's identity, which holds the choice of the rules."""
-        identity: dict[str, Any] = self.record.manifest["identity"]
-        return identity
+        return self.record.manifest.identity
+
+    @property
+    def _forked_here(self) -> bool:
+        """Return whether the run was forked from another one after its current round."""
+        forked = self.record.manifest.forked
+        return forked is not None and forked.step == self.state.step
 
     def _measure(
         self, plans: Sequence[ClientPlan], received: Parts, cache: Path, report: Callable[[str], None]
@@ -116,7 +121,7 @@ class Tuner:
         ordered = sorted(plans, key=lambda plan: (plan.num_steps(local), plan.client))
         if not any(plan.num_steps(local) for plan in ordered):
             return "no client trains in the first round", {}
-        data = self.record.manifest["data_sha256"]
+        data = self.record.manifest.data_sha256
         workers, kind = self.pool.num_workers, self.pool.kind
         cached = TuningCache.of(self.experiment, self.context.index, data, workers, kind, cache)
         with cached.lock(lambda: report("waiting for another run that is autotuning an equal experiment")):
@@ -167,7 +172,7 @@ class Tuner:
     @property
     def rule(self) -> ExecutionMode:
         """Return the mode that the rules choose for this phase."""
-        if self.identity["mode"] == "sequential" or self.context.roles.buffers:
+        if self.identity.mode == "sequential" or self.context.roles.buffers:
             return self._sequential
         return ExecutionMode("vectorized", self._clients_per_batch, self.programs[0])
 
@@ -175,7 +180,7 @@ class Tuner:
     def programs(self) -> tuple[str, ...]:
         """Return the candidate programs of a vectorized step, the most promising first."""
         given = self.experiment.execution.program
-        if self.identity["device"] == "cpu":
+        if self.identity.device == "cpu":
             return ("compiled",) if given == "compiled" else ("eager",)
         if not steppable(self.context.phase.local):
             return ("eager",)
@@ -183,25 +188,25 @@ class Tuner:
 
     @property
     def _clients_per_batch(self) -> int:
-        if self.identity["mode"] == "vectorized":
-            return int(self.identity["clients_per_batch"])
+        if self.identity.mode == "vectorized":
+            return self.identity.clients_per_batch
         return self._auto("vectorized")
 
     @property
     def _sequential(self) -> ExecutionMode:
-        own = self.identity["mode"] == "sequential"
-        size = int(self.identity["clients_per_batch"]) if own else self._auto("sequential")
+        own = self.identity.mode == "sequential"
+        size = self.identity.clients_per_batch if own else self._auto("sequential")
         return ExecutionMode("sequential", size, self.programs[0])
 
     def _auto(self, mode: str) -> int:
         given = self.experiment.execution.clients_per_batch
         expected = expected_clients(self.context.phase, self.context.num_clients)
-        return given if isinstance(given, int) else auto_clients_per_batch(mode, expected, self.identity["device"])
+        return given if isinstance(given, int) else auto_clients_per_batch(mode, expected, self.identity.device)
 
     def _request(self, plans: Sequence[ClientPlan]) -> ProbeRequest:
         has_units, execution = self.context.mechanism is not None, self.experiment.execution
         bf16 = getattr(self.experiment.model, "precision", "") == "bf16"
-        low_precision = self.identity.get("products") == "tf32" or bf16
+        low_precision = self.identity.products == "tf32" or bf16
         return ProbeRequest(
             tuple(plans),
             self.state.round,

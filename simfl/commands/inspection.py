@@ -47,7 +47,7 @@ def replay(
     if as_json:
         click.echo(json.dumps(asdict(result) | {"equal": result.equal}, indent=1))
     else:
-        click.echo("\n".join(replay.lines(result)))
+        click.echo("\n".join(replay.replay_lines(result)))
     return 0 if result.equal else DIFFERENT
 
 
@@ -62,7 +62,7 @@ def diff(a: Path, b: Path, again: bool) -> int:
     from simfl.debug import diff
 
     found = diff.compare(_run(a), _run(b), again, _log)
-    click.echo("\n".join(diff.lines(found)))
+    click.echo("\n".join(diff.diff_lines(found)))
     return 0 if found.equal else DIFFERENT
 
 
@@ -104,7 +104,9 @@ def check_privacy(file: Path, overrides: tuple[str, ...], seed: int | None, as_j
     from simfl.debug import privacy_check
 
     found = privacy_check.check(config.load(file, overrides), cache.folder(), seed)
-    click.echo(json.dumps([asdict(f) for f in found], indent=1) if as_json else "\n".join(privacy_check.lines(found)))
+    click.echo(
+        json.dumps([asdict(f) for f in found], indent=1) if as_json else "\n".join(privacy_check.check_lines(found))
+    )
     return 0 if all(one.holds for one in found) else DIFFERENT
 
 

@@ -1,1 +1,1 @@
-"""A run looked at once more: its rounds, one visit, two runs side by side, its privacy."""
+"""Analysis of finished runs: repeat rounds and single client updates, compare two runs, test a privacy mechanism."""

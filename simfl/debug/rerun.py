@@ -1,8 +1,8 @@
-"""Re-execution of a finished run's rounds in this process, bit-identical to the original.
+"""Repetition of a run's rounds in this process, bit-identical to the run.
 
-A run keeps its newest two checkpoints. The newest one at or before the requested round is loaded, and the rounds in
-between are run again; each is compared with the rows that the run recorded. Everything is written to a scratch folder;
-the run folder is only read.
+A run keeps its newest two checkpoints. The newest one at or before the requested round is loaded, and the rounds after
+it are repeated; each is compared with the rows that the run recorded. Everything is written to a scratch folder; the
+run folder is only read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,18 +26,23 @@ from simfl.protocol import Parts
 from simfl.rounds import RoundPlan, apply_round, plan_round
 from simfl.run_context import RunContext
 from simfl.runs import tables
+from simfl.runs.folder import CLIENT_STATES
 from simfl.runs.record import Record
 from simfl.runs.results import Run
-from simfl.runs.snapshot import Snapshot, kept
+from simfl.runs.snapshot import Snapshot, carry_over_states
+from simfl.runs.tables import TableRow
 from simfl.runtime.worker import Worker, WorkerConfig
 from simfl.session.prepare import account_of
 from simfl.training.cohort import CohortResult
 from simfl.training.context import PhaseContext
 from simfl.training.observer import Observer
-from simfl.training.plan import CohortPlan
+from simfl.training.plan import ClientPlan, CohortPlan
 
-Row = dict[str, Any]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 MESSAGE_SECONDS = 5.0  # between two progress messages
+KEYS = {"clients": ("phase", "round", "client"), "ledger": ("phase", "round", "client", "direction", "part")}
 
 
 @dataclass(frozen=True)
@@ -54,13 +59,18 @@ class PlannedRound:
 
     @property
     def received(self) -> Parts:
-        """What the clients receive."""
+        """What the clients decode from the download."""
         return self.plan.received
+
+    @property
+    def client_plans(self) -> list[ClientPlan]:
+        """The plans of the sampled clients in canonical order."""
+        return [plan for cohort in self.cohorts for plan in cohort.visits]
 
     @property
     def clients(self) -> list[int]:
         """The sampled clients in canonical order."""
-        return [visit.client for cohort in self.cohorts for visit in cohort.visits]
+        return [plan.client for plan in self.client_plans]
 
     def cohort_of(self, client: int) -> CohortPlan:
         """Return the cohort that trains a client.
@@ -69,7 +79,7 @@ class PlannedRound:
             RunError: The client was not sampled.
         """
         for cohort in self.cohorts:
-            if any(visit.client == client for visit in cohort.visits):
+            if any(plan.client == client for plan in cohort.visits):
                 return cohort
         sampled = ", ".join(str(k) for k in sorted(self.clients)) or "no client"
         where = f"round {self.before.round + 1} of phase {self.before.phase}"
@@ -77,61 +87,82 @@ class PlannedRound:
 
 
 class Rerun:
-    """A run that is run again in a scratch folder, up to where somebody wants to look closely."""
+    """A run that is repeated in a scratch folder up to a requested round."""
 
     def __init__(
-        self, run: Run, scratch: Path, say: Callable[[str], None] = lambda text: None, commits: bool = True
+        self,
+        run: Run,
+        scratch: Path,
+        on_message: Callable[[str], None] = lambda text: None,
+        use_checkpoints: bool = True,
     ) -> None:
-        """`say` is told what takes time or makes the rerun differ; without `commits` it starts from the beginning.
+        """Prepare the repetition of a run.
 
-        ConfigError, RunError or DataError where data, partition or components are no longer those of the run.
+        Args:
+            run: The run.
+            scratch: An empty folder.
+            on_message: Receives messages about progress, and about whatever makes the repetition differ.
+            use_checkpoints: Whether to start from a checkpoint rather than from the first round.
+
+        Raises:
+            ConfigError, RunError, DataError: Data, partition or components are no longer those of the run.
         """
-        self.run, self.say, self.commits, self.experiment = run, say, commits, run.experiment
+        self.run, self.on_message, self.use_checkpoints = run, on_message, use_checkpoints
+        self.experiment = run.experiment
         if self.experiment.privacy is not None and self.experiment.privacy.secure:
-            raise RunError(f"{run.folder}: its chance is the system's (privacy.secure), so no round can be made again")
-        identity = run.manifest["identity"]
+            raise RunError(f"{run.folder}: privacy.secure draws from the system's source, so no round can be repeated")
         self.record = Record(scratch, self.experiment.checkpoint, run.manifest)
-        torch.set_num_threads(identity["threads"])
-        self.setting = RunContext(self.experiment, cache.folder(), self._device(identity["device"]))
-        self.partition = Partition.read(run.partition_manifest, self.setting.dataset.sha256)
-        memory = scratch / "memory"
+        torch.set_num_threads(run.manifest.identity.threads)
+        self.run_context = RunContext(self.experiment, cache.folder(), self._device(run.manifest.identity.device))
+        self.partition = Partition.read(run.partition_manifest, self.run_context.dataset.sha256)
         self.account = account_of(self.experiment, self.partition)
-        self.setup = WorkerConfig(
+        self.config = WorkerConfig(
             self.experiment,
             cache.folder(),
-            memory,
+            scratch / CLIENT_STATES,
             len(self.partition),
-            self.setting.device.type,
+            self.run_context.device.type,
             noise_multiplier=self.account.noise_multiplier,
         )
-        self.store, self.worker = FileClientStore(memory), Worker(self.setup, self.setting, home=self.setting.device)
-        self._take(Snapshot())
-        self.tables: dict[str, Any] = {}
-        self.said = -MESSAGE_SECONDS  # when a round was last spoken of
-        self.unlike: list[str] = []  # rows that came out otherwise than the run recorded them
+        self.store = FileClientStore(scratch / CLIENT_STATES)
+        self.worker = Worker(self.config, self.run_context, home=self.run_context.device)
+        self._set_state(Snapshot())
+        self.differences: list[str] = []  # lines about what differs from the record
+        self._tables: dict[str, pa.Table] = {}
+        self._last_message = -MESSAGE_SECONDS
 
-    def _device(self, then: str) -> torch.device:
-        now = "cuda" if torch.cuda.is_available() else "cpu"
-        if now != then:
-            self.say(f"the run was made on {then}, this is {now}: numbers will agree to rounding, not to the bit")
-        return torch.device(now)
+    def _device(self, recorded: str) -> torch.device:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device != recorded:
+            self.on_message(f"the run used {recorded}, this is {device}: results agree up to rounding only")
+        return torch.device(device)
 
     def go_to(self, phase: int, round: int) -> PlannedRound:
-        """The wanted round, about to begin. As in the tables, phases count from 0 and the rounds of a phase from 1."""
+        """Repeat rounds until the requested one is next, and return its plan.
+
+        Args:
+            phase: The phase, from 0.
+            round: The round of the phase, from 1, as in tables and messages.
+
+        Raises:
+            RunError: The run has no such round, or it lies before rounds that were repeated already.
+        """
         target = self._step_before(phase, round)
         if self.snapshot.step > target:
-            raise RunError(f"the rerun has come to step {self.snapshot.step} and cannot go back to step {target}")
-        self._start_at(target)
+            raise RunError(f"the repetition is at step {self.snapshot.step} and cannot go back to step {target}")
+        self._load_checkpoint(target)
         if target > self.snapshot.step:
-            self.say(f"running {target - self.snapshot.step} rounds again to reach the one asked for")
+            self.on_message(f"repeating {target - self.snapshot.step} rounds before the requested one")
         while (self.snapshot.phase, self.snapshot.round) != (phase, round - 1):
-            here = self._enter()
-            if self.snapshot.round < here.phase.rounds:
+            context = self._enter_phase()
+            if self.snapshot.round < context.phase.rounds:
                 self.rerun_round()
             else:
-                memory = kept(self.snapshot.memory, self.experiment.phases[here.index + 1], self.store)
-                self._take(self.snapshot.end(memory))
-        return self._plan(self._enter())
+                following = self.experiment.phases[context.index + 1]
+                self._set_state(
+                    self.snapshot.leave_phase(carry_over_states(self.snapshot.client_states, following, self.store))
+                )
+        return self._plan(self._enter_phase())
 
     def _step_before(self, phase: int, round: int) -> int:
         phases = self.experiment.phases
@@ -141,114 +172,111 @@ class Rerun:
             raise RunError(f"--round: {round} given; phase {phase} has rounds 1 to {phases[phase].rounds}")
         return sum(p.rounds for p in phases[:phase]) + round - 1
 
-    def _start_at(self, target: int) -> None:
-        """Take the newest whole commit at or before a number of finished rounds, if it is ahead of where we stand."""
-        steps = self.run.steps if self.commits else []
+    def _load_checkpoint(self, target: int) -> None:
+        """Load the newest undamaged checkpoint at or before a step, if it is newer than the current state."""
+        steps = self.run.steps if self.use_checkpoints else []
         for step in reversed([s for s in steps if self.snapshot.step < s <= target]):
             try:
                 snapshot = self.run.snapshot(step)
             except RunError as error:
-                self.say(f"{error}; an older one is taken")
+                self.on_message(f"{error}; using an older checkpoint")
                 continue
-            self._borrow(set(snapshot.memory.values()) - {EMPTY})
-            self._take(snapshot)
-            self.say(f"starting from the commit after {step} rounds")
+            self._link_client_states(set(snapshot.client_states.values()) - {EMPTY})
+            self._set_state(snapshot)
+            self.on_message(f"starting from the checkpoint after {step} rounds")
             return
         if self.snapshot.step == 0 < target:
-            self.say("starting from the beginning" + (", as no commit is that old" if self.commits else ""))
+            reason = "; there is no checkpoint before the requested round" if self.use_checkpoints else ""
+            self.on_message(f"starting from the first round{reason}")
 
-    def _borrow(self, digests: set[str]) -> None:
-        """Make the run's memory files readable from the scratch folder, even if the run deletes them meanwhile."""
+    def _link_client_states(self, digests: set[str]) -> None:
+        """Link the run's client states into the scratch folder, where they stay even if the run deletes them."""
         for digest in digests:
-            there = (self.run.folder / "memory" / f"{digest}.safetensors").resolve()
+            there = (self.run.folder / CLIENT_STATES / f"{digest}.safetensors").resolve()
             here = self.store.folder / there.name
             try:
                 os.link(there, here)
             except FileExistsError:
                 continue
-            except OSError:  # another disk
+            except OSError:  # another file system
                 here.symlink_to(there)
 
-    def _take(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot.on(self.setting.device)
-        self.stage: PhaseContext | None = None  # not entered yet
+    def _set_state(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot.to(self.run_context.device)
+        self._context: PhaseContext | None = None  # of the phase, once it is entered
 
-    def _enter(self) -> PhaseContext:
-        if self.stage is None:
-            self.worker.begin(self.snapshot.phase, self.snapshot.base)
-            self.stage = self.worker.stages[self.snapshot.phase]
+    def _enter_phase(self) -> PhaseContext:
+        if self._context is None:
+            self.worker.begin(self.snapshot.phase, self.snapshot.base_weights)
+            self._context = self.worker.stages[self.snapshot.phase]
             if self.snapshot.round == 0:
-                self.snapshot = self.snapshot.begin(self.stage)
-        return self.stage
+                self.snapshot = self.snapshot.enter_phase(self._context)
+        return self._context
 
     def rerun_round(self) -> None:
-        """Run the next round of the phase and compare it with the rows that the run recorded."""
-        context, before = self._enter(), self.snapshot
+        """Repeat the next round of the phase and compare it with the rows that the run recorded."""
+        context, before = self._enter_phase(), self.snapshot
         planned = self._plan(context)
         results = RoundAggregator(context)
         for cohort in planned.cohorts:
             results.take(self.worker.train(cohort, planned.received))
         self.snapshot, rows = apply_round(context, planned.plan, results)
-        self.store.collect(set(self.snapshot.memory.values()))
-        for name in ("clients", "ledger"):
+        self.store.collect(set(self.snapshot.client_states.values()))
+        for name in KEYS:
             recorded = self.recorded(name, before.phase, before.round + 1)
-            self.unlike += differences(name, recorded, rows[name])
-        if time.monotonic() - self.said > MESSAGE_SECONDS:
-            self.said = time.monotonic()
-            self.say(
-                f"ran round {before.round + 1} of phase {before.phase} again: {len(rows['clients'])} client updates"
+            self.differences += row_differences(name, recorded, rows[name])
+        if time.monotonic() - self._last_message > MESSAGE_SECONDS:
+            self._last_message = time.monotonic()
+            self.on_message(
+                f"repeated round {before.round + 1} of phase {before.phase}: {len(rows['clients'])} client updates"
             )
 
-    def recorded(self, name: str, phase: int, round: int) -> list[Row]:
-        """What the run wrote about a round into `clients` or `ledger`; empty if the round never ended."""
-        if name not in self.tables:
-            self.tables[name] = self.run.table(name)
-        rows: list[Row] = tables.where(self.tables[name], phase=phase, round=round).to_pylist()
-        return rows
+    def recorded(self, name: str, phase: int, round: int) -> list[TableRow]:
+        """Return the rows of `clients` or `ledger` that the run recorded of a round; none if the round never ended."""
+        if name not in self._tables:
+            self._tables[name] = self.run.table(name)
+        return tables.where(self._tables[name], phase=phase, round=round).to_pylist()
 
     def _plan(self, context: PhaseContext) -> PlannedRound:
-        """Plan the next round; its privacy budget is charged already, so the rerun charges nothing."""
+        """Plan the next round; the run has charged its privacy budget already, so nothing is charged again."""
         mode = execution_mode_of(self.experiment, self.record, self.snapshot.phase, self.snapshot.step)
         state = self.snapshot
         charged = self.account.charge(state.charged, context.index, state.round)
         plan = plan_round(context, self.partition, replace(state, charged=charged))
         return PlannedRound(plan, plan.cohorts(context, mode))
 
-    def train(self, plan: CohortPlan, received: Parts, observer: Observer) -> CohortResult:
-        """The visits of a cohort, listened to. A client's exception rises, whatever the run was told to do with it."""
-        strict = replace(self.setup, experiment=replace(self.experiment, on_error="stop"))
-        worker = Worker(strict, self.setting, home=self.setting.device)
-        worker.begin(plan.phase, self.snapshot.base)
-        worker.stages[plan.phase] = replace(worker.stages[plan.phase], observer=observer)
-        return worker.train(plan, received)
+    def train(self, cohort: CohortPlan, received: Parts, observer: Observer) -> CohortResult:
+        """Train a cohort under an observer. An exception of a client propagates, also with `on_error: skip`."""
+        strict = replace(self.config, experiment=replace(self.experiment, on_error="stop"))
+        worker = Worker(strict, self.run_context, home=self.run_context.device)
+        worker.begin(cohort.phase, self.snapshot.base_weights)
+        worker.stages[cohort.phase] = replace(worker.stages[cohort.phase], observer=observer)
+        return worker.train(cohort, received)
 
-    def alone(self, planned: PlannedRound, client: int) -> CohortPlan:
-        """The smallest cohort that gives this client's bits: itself, or all that are trained as one program with it."""
-        plan = planned.cohort_of(client)
-        if plan.execution_mode.mode == "vectorized":
-            return plan
-        return replace(plan, visits=tuple(visit for visit in plan.visits if visit.client == client))
-
-
-KEYS = {"clients": ("phase", "round", "client"), "ledger": ("phase", "round", "client", "direction", "part")}
+    def smallest_cohort(self, planned: PlannedRound, client: int) -> CohortPlan:
+        """Return the smallest cohort that reproduces a client: itself, or all clients that are vectorized with it."""
+        cohort = planned.cohort_of(client)
+        if cohort.execution_mode.mode == "vectorized":
+            return cohort
+        return replace(cohort, visits=tuple(plan for plan in cohort.visits if plan.client == client))
 
 
-def differences(name: str, recorded: Sequence[Row], found: Sequence[Row]) -> list[str]:
-    """One line for each row of a table that is not as the run recorded it; none if the run recorded no row at all."""
+def row_differences(name: str, recorded: Sequence[TableRow], repeated: Sequence[TableRow]) -> list[str]:
+    """Return a line for each value of a table that differs from the record; none if the run recorded no row."""
     if not recorded:
         return []
-    there, here = ({tuple(row[k] for k in KEYS[name]): row for row in rows} for rows in (recorded, found))
+    there, here = ({tuple(row[k] for k in KEYS[name]): row for row in rows} for rows in (recorded, repeated))
     lines = []
     for key in sorted(there.keys() | here.keys()):
-        place = f"{name} {', '.join(f'{k} {v}' for k, v in zip(KEYS[name], key, strict=True))}"
+        where = f"{name} {', '.join(f'{k} {v}' for k, v in zip(KEYS[name], key, strict=True))}"
         a, b = there.get(key), here.get(key)
         if a is None or b is None:
-            lines.append(f"{place}: {'not recorded' if a is None else 'not in the rerun'}")
+            lines.append(f"{where}: {'not recorded' if a is None else 'not repeated'}")
             continue
-        lines += [f"{place}: {k} {a.get(k)!r} recorded, {b[k]!r} now" for k in b if not same(a.get(k), b[k])]
+        lines += [f"{where}: {k} {a.get(k)!r} recorded, {b[k]!r} now" for k in b if not equal_values(a.get(k), b[k])]
     return lines
 
 
-def same(a: object, b: object) -> bool:
-    """Equal, where NaN equals itself."""
+def equal_values(a: object, b: object) -> bool:
+    """Return whether two values are equal, where NaN equals NaN."""
     return a == b or (a != a and b != b)

@@ -1,7 +1,8 @@
-"""Differential privacy: units, mechanism, accounts, statement.
+"""Differential privacy: clipping, noise, accounting, and a statement of the guarantee.
 
-`units` clips, `mechanism` noises and vouches for what is released, `accounting` and `pld` compose what releases cost,
-`budget` knows an experiment's scheme (its `foresee` is what a plan shows), `statement` says it to people.
+`units` clips updates. `mechanism` adds noise and admits only what it released. `accounting` and `pld` compose the
+privacy loss of releases, `scheme` describes an experiment's sampling to them, `budget` limits it, and `account` charges
+a run for each round. `statement` explains the guarantee.
 """
 
 from simfl.privacy.units import clipped

@@ -1,4 +1,4 @@
-"""A run's budget at work: a round is paid for, on the disk, before anything of it is released."""
+"""The privacy account of a run: each round is charged, on the disk, before anything of it is released."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from simfl import files
 from simfl.privacy.budget import Budget
@@ -17,40 +16,42 @@ from simfl.privacy.statement import statement
 
 CHARGES, STATEMENT = "privacy.jsonl", "privacy.md"
 
+Columns = dict[str, float | None]  # of a row of `rounds.parquet`
+
 
 @dataclass(frozen=True)
 class Account:
-    """What a run has paid, by phase. Without a budget (`privacy: null`) nothing is charged, noted or stated.
+    """The charges of a run by phase. Without a budget (`privacy: null`) nothing is charged and no file is written.
 
-    A round that is made again after a crash is the same release to the bit, and is paid once. With `secure: true` it is
-    another one: then every line of the file counts.
+    A round that is repeated after a crash is a bit-identical release and is charged once. With `secure: true` it is a
+    different release, so every line of the file counts.
     """
 
     budget: Budget | None
-    folder: Path | None = None  # of the run; None: nothing is written
+    folder: Path | None = None  # the run folder; None: no file is written
 
     @property
     def noise_multiplier(self) -> float:
-        """Sigma; 0 without a budget."""
+        """The noise multiplier sigma; 0 without a budget."""
         return 0.0 if self.budget is None else self.budget.noise_multiplier
 
     def charge(self, charged: Mapping[int, int], phase: int, round: int) -> Mapping[int, int]:
-        """Rounds by phase with this one; PrivacyError if the budget does not allow it."""
+        """Charge a round and return the charged rounds by phase. PrivacyError if the budget does not allow it."""
         if self.budget is None:
             return charged
-        before = self._on_disk() if self.budget.privacy.secure else charged
+        before = self._charges_on_disk() if self.budget.privacy.secure else charged
         after = {**before, phase: before.get(phase, 0) + 1}
-        self.budget.afford(after)
+        self.budget.check(after)
         self._write({"phase": phase, "round": round + 1, "epsilon": self.budget.epsilon(after)})
         return after
 
-    def _on_disk(self) -> Mapping[int, int]:
+    def _charges_on_disk(self) -> Mapping[int, int]:
         assert self.folder is not None
         path = self.folder / CHARGES
         lines = path.read_text().splitlines() if path.exists() else []
         return Counter(json.loads(line)["phase"] for line in lines if line.endswith("}"))
 
-    def _write(self, line: Mapping[str, Any]) -> None:
+    def _write(self, line: Mapping[str, object]) -> None:
         if self.folder is None:
             return
         path = self.folder / CHARGES
@@ -62,33 +63,33 @@ class Account:
         except OSError as error:
             raise files.disk_error(path, error) from error
 
-    def row(self, charged: Mapping[int, int], clip: float | None) -> dict[str, Any]:
-        """Columns of a round: epsilon in every view, delta, noise multiplier, clip; all spent so far."""
+    def row(self, charged: Mapping[int, int], clip: float | None) -> Columns:
+        """Return the privacy columns of a round: epsilon spent so far in every view, delta, noise multiplier, clip."""
         if self.budget is None:
             return {}
         spent = {view: self.budget.epsilon(charged, view) for view in VIEWS}
-        facts: dict[str, Any] = {"epsilon": spent[self.budget.view], "delta": self.budget.privacy.delta}
-        facts |= {f"epsilon_{view}": value for view, value in spent.items()}
-        return facts | {
+        columns: Columns = {"epsilon": spent[self.budget.view], "delta": self.budget.privacy.delta}
+        columns |= {f"epsilon_{view}": value for view, value in spent.items()}
+        return columns | {
             "noise_multiplier": self.noise_multiplier,
             "clip": self.budget.privacy.clip if clip is None else clip,
         }
 
     def announce(self) -> None:
-        """Write the statement of what the whole run will spend."""
+        """Write the statement for all rounds, before the first one."""
         if self.budget is not None:
-            self._publish(statement(self.budget, self.budget.everything, ahead=True))
+            self._write_statement(statement(self.budget, self.budget.everything, ahead=True))
 
-    def _publish(self, text: str) -> None:
+    def _write_statement(self, text: str) -> None:
         if self.folder is not None:
             files.write(self.folder / STATEMENT, lambda file: file.write(text.encode()))
 
-    def state(self, charged: Mapping[int, int]) -> dict[str, Any]:
-        """For the summary: what was spent, and the statement, which is also written beside it."""
+    def summary(self, charged: Mapping[int, int]) -> dict[str, object]:
+        """Write the statement for the charged rounds, and return the privacy section of the summary."""
         if self.budget is None:
             return {}
         text = statement(self.budget, charged)
-        self._publish(text)
+        self._write_statement(text)
         multipliers = self.budget.scheme.multipliers(self.noise_multiplier)
         limit = self.budget.privacy.epsilon
         return {"privacy": self.row(charged, None) | {"limit": limit, **multipliers, "statement": text}}

@@ -1,11 +1,11 @@
-"""What releases cost: (noise multiplier, sampling rate, steps) to epsilon, and back to the noise that a budget allows.
+"""Privacy accounting: epsilon from noise multiplier, sampling rate and steps, and the noise that a budget requires.
 
     sigma  noise multiplier     q  sampling rate     T  rounds     alpha  order of a Rényi divergence
 
-The sampled Gaussian's divergences are opacus's (Mironov et al. 2019), and so is the conversion (Balle et al. 2020). The
-series for fractional orders is Mironov's: the one that Tito et al. 2024 print as equation A8 lacks, in its second sum,
-the exponent ((alpha − k)² − (alpha − k)) / 2 sigma² and the argument z1 − (alpha − k), and takes two logarithms of what
-is one sum; as printed it diverges.
+Divergences of the sampled Gaussian (Mironov et al. 2019) and the conversion to epsilon (Balle et al. 2020) come from
+opacus. For fractional orders, the series of Mironov et al. is used. Equation A8 of Tito et al. 2024 differs: its second
+sum lacks the exponent ((alpha − k)² − (alpha − k)) / 2 sigma² and the argument z1 − (alpha − k), and it takes two
+logarithms of what is one sum; as printed it diverges.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ import numpy as np
 from simfl.privacy import pld
 
 ORDERS = {
-    "rdp": (*(1 + x / 10 for x in range(1, 100)), *range(12, 64)),  # of PFL-DocVQA's calculator
+    "rdp": (*(1 + x / 10 for x in range(1, 100)), *range(12, 64)),  # as in PFL-DocVQA's calculator
     "rdp_fine": (*(1 + x / 100 for x in range(1, 1000)), *range(11, 65), *range(72, 520, 8), 1024.0),
 }
-WHOLE = (*range(2, 11), *range(12, 64))  # orders that both have and that are quick; any orders give an upper bound
-LEAST, MOST = 1e-2, 1e6  # noise multipliers among which one is sought
+WHOLE = (*range(2, 11), *range(12, 64))  # integer orders of both, which are fast; any orders give an upper bound
+MIN_SIGMA, MAX_SIGMA = 1e-2, 1e6  # range of the search for a noise multiplier
 
 
 @dataclass(frozen=True)
 class Event:
-    """`steps` releases of a Gaussian over a Poisson sample, which take place with probability `visited`.
+    """`steps` releases of a Gaussian over a Poisson sample, which happen with probability `client_rate`.
 
-    Whether they take place may be seen, as when a client's other contributions give its visit away: it makes epsilon
-    no smaller, only less likely to be spent.
+    An observer may see whether they happen, because a client's other contributions can reveal that it was sampled. So
+    `client_rate` does not make the privacy loss smaller, only less likely.
     """
 
     noise_multiplier: float  # sigma: standard deviation over sensitivity
     sampling_rate: float  # q: probability that the protected unit takes part
-    visited: float = 1.0  # probability of the whole
-    steps: int = 1  # releases, one after the other
+    client_rate: float = 1.0  # probability that the client is sampled, and the releases happen
+    steps: int = 1  # consecutive releases
 
 
-History = Sequence[tuple[Event, int]]  # each event, and how many times it took place
+History = Sequence[tuple[Event, int]]  # each event, and how many times it happened
 
 
 def epsilon(history: History, delta: float, accountant: str = "rdp") -> float:
-    """What the releases of a history cost together, at this delta; infinity where one had no noise.
+    """Return the epsilon of all releases of a history at this delta; infinity if one had no noise.
 
-    `prv` knows no `visited`, and so takes it for certain: an upper bound.
+    The accountant `prv` does not support `client_rate` and assumes 1, which gives an upper bound.
     """
     history = [(event, times) for event, times in history if times]
     if not history:
@@ -63,50 +63,60 @@ def epsilon(history: History, delta: float, accountant: str = "rdp") -> float:
 
 
 def _at_best_order(history: History, delta: float, orders: tuple[float, ...]) -> tuple[float, float]:
-    """The least epsilon that these orders give, and the order that gives it."""
-    from opacus.accountants.analysis import rdp  # two seconds to import, and most runs promise nothing
+    """Return the smallest epsilon over these orders, and the order that attains it."""
+    from opacus.accountants.analysis import rdp  # takes 2 s to import, and most runs need no accounting
 
     total = np.sum([times * np.array(divergences(event, orders)) for event, times in history], axis=0)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Optimal order is the")  # a bound still, if not the tightest
+        warnings.filterwarnings("ignore", "Optimal order is the")  # still an upper bound
         spent, order = rdp.get_privacy_spent(orders=list(orders), rdp=list(total), delta=delta)
     return float(spent), float(order)
 
 
 @lru_cache(maxsize=512)
 def divergences(event: Event, orders: tuple[float, ...]) -> tuple[float, ...]:
-    """The Rényi divergence of one event at each order."""
+    """Return the Rényi divergence of one event at each order."""
     from opacus.accountants.analysis import rdp
 
     found = rdp.compute_rdp(
         q=event.sampling_rate, noise_multiplier=event.noise_multiplier, steps=event.steps, orders=list(orders)
     )
-    if event.visited < 1.0:  # E over the visit of exp((alpha − 1)·divergence), by joint convexity
-        less = np.array(orders) - 1.0
-        found = np.logaddexp(math.log1p(-event.visited), math.log(event.visited) + less * found) / less
+    if event.client_rate < 1.0:  # E of exp((alpha − 1)·divergence), by joint convexity
+        minus_one = np.array(orders) - 1.0
+        found = (
+            np.logaddexp(math.log1p(-event.client_rate), math.log(event.client_rate) + minus_one * found) / minus_one
+        )
     return tuple(float(value) for value in found)
 
 
 def _prv(history: History, delta: float) -> float:
-    """Opacus's numerical composition (Gopi et al. 2021), its upper end."""
+    """Return the upper end of opacus's numerical composition (Gopi et al. 2021)."""
     from opacus.accountants import PRVAccountant
 
     accountant = PRVAccountant()
     accountant.history = [(e.noise_multiplier, min(e.sampling_rate, 1.0), e.steps * n) for e, n in history]
-    with np.errstate(divide="ignore"):  # it takes logarithms that it then leaves out
+    with np.errstate(divide="ignore"):  # opacus takes logarithms of zero and discards them
         return max(0.0, float(accountant.get_epsilon(delta)))
 
 
 def _plain(event: Event) -> tuple[float, float, float, int]:
-    return event.noise_multiplier, event.sampling_rate, event.visited, event.steps
+    return event.noise_multiplier, event.sampling_rate, event.client_rate, event.steps
 
 
 def noise_multiplier(
     target: float, delta: float, histories: Callable[[float], Sequence[History]], accountant: str = "rdp"
 ) -> float:
-    """The least sigma with which every history of `histories(sigma)` costs at most `target`, to 6 digits.
+    """Return the smallest sigma with which every history has at most the target epsilon, to 6 digits.
 
-    The worst of several histories counts: units differ in how often they are sampled. Infinity if no sigma will do.
+    Args:
+        target: The epsilon allowed.
+        delta: The delta.
+        histories: Returns the histories for a sigma. There are several because units differ in how often they are
+            sampled; the worst one counts.
+        accountant: `rdp`, `rdp_fine`, `prv` or `pld`.
+
+    Returns:
+        The noise multiplier; infinity if none is large enough.
     """
 
     def excess(cost: Callable[[History], float]) -> Callable[[float], float]:
@@ -123,12 +133,15 @@ def noise_multiplier(
 
 
 def _root(excess: Callable[[float], float], low: float, high: float, precision: float) -> float:
-    """Where a falling function passes 0, from above: false position in the logarithm (Illinois). Infinity for never."""
+    """Return the root of a decreasing function, from above, by false position in the logarithm (Illinois method).
+
+    Infinity if there is no root.
+    """
     while (under := excess(high)) > 0:
         low, high = high, 2 * high
-        if high > MOST:
+        if high > MAX_SIGMA:
             return math.inf
-    while (over := excess(low)) <= 0 and low > LEAST:
+    while (over := excess(low)) <= 0 and low > MIN_SIGMA:
         low, high, under = low / 2, low, over
     while high / low > 1 + precision and under < -1e-7:
         part = over / (over - under) if math.isfinite(over) else 0.5

@@ -1,7 +1,7 @@
-"""What a run may spend and has spent, and the noise that its budget asks for.
+"""The privacy budget of an experiment: what its rounds cost, what it may spend, and the noise that this requires.
 
-`foresee(experiment, partition)` gives epsilon, delta, noise multiplier and sampling rate without running anything. It
-needs the partition only where neither `privacy.min_groups` nor what the data set publishes stands for it.
+`forecast(experiment, partition)` returns epsilon, delta, noise multiplier and sampling rate without running anything.
+It needs the partition only if neither `privacy.min_groups` nor the published sizes of the data set replace it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
 
 from simfl.data.partition.manifest import Partition
 from simfl.errors import ConfigError, PrivacyError
@@ -22,21 +21,26 @@ from simfl.privacy.scheme import VIEWS, Population, Scheme
 
 @dataclass(frozen=True)
 class Forecast:
-    """What an experiment will spend, as `simfl plan` shows it."""
+    """The privacy cost of an experiment, before it runs."""
 
-    epsilon: float  # in the view that the experiment asks for; infinity without noise
+    epsilon: float  # in the view of the experiment; infinity without noise
     delta: float
-    noise_multiplier: float  # sigma, before adaptive clipping takes its share
+    noise_multiplier: float  # sigma, before adaptive clipping takes a part of it
     sampling_rate: float  # q of the first phase, by the formula of PFL-DocVQA
     rounds: int  # T, of all phases
     views: Mapping[str, float]  # epsilon of each view
 
 
-def foresee(experiment: Experiment, partition: Partition | None = None, num_clients: int | None = None) -> Forecast:
-    """Epsilon, delta, noise multiplier and sampling rate of an experiment with `privacy`; nothing is run.
+def forecast(experiment: Experiment, partition: Partition | None = None, num_clients: int | None = None) -> Forecast:
+    """Return the privacy cost of an experiment with `privacy`; nothing is run.
 
-    Without a partition, `privacy.min_groups` and `partition.clients` (or `num_clients`) stand for it; ConfigError where
-    they are missing, or where no noise meets the budget.
+    Args:
+        experiment: The experiment.
+        partition: The partition. Without it, `privacy.min_groups` and `partition.clients` are used.
+        num_clients: Number of clients, if `partition.clients` does not give it.
+
+    Raises:
+        ConfigError: The sizes are not known, or no noise meets the budget.
     """
     budget = Budget.of(experiment, partition, num_clients)
     views = {view: budget.epsilon(budget.everything, view) for view in VIEWS}
@@ -47,14 +51,18 @@ def foresee(experiment: Experiment, partition: Partition | None = None, num_clie
 
 @dataclass(frozen=True)
 class Budget:
-    """The accounts of one experiment. `charged` is always: rounds by phase, those about to be released included."""
+    """The privacy budget of one experiment. `charged` always means rounds by phase, including those to be released."""
 
     scheme: Scheme
-    noise_multiplier: float  # sigma in all
+    noise_multiplier: float  # sigma of everything that a unit contributes
 
     @staticmethod
     def of(experiment: Experiment, partition: Partition | None = None, num_clients: int | None = None) -> Budget:
-        """With the noise that the experiment names, or that its epsilon asks for; ConfigError if none would do."""
+        """Return the budget with the noise that the experiment sets, or that its epsilon requires.
+
+        Raises:
+            ConfigError: The experiment has no `privacy`, or no noise meets its epsilon.
+        """
         privacy = experiment.privacy
         if privacy is None:
             raise ConfigError(
@@ -63,72 +71,81 @@ class Budget:
         scheme = Scheme(privacy, experiment.phases, _population(experiment, partition, num_clients))
         if privacy.noise_multiplier is not None or privacy.epsilon is None:
             return Budget(scheme, privacy.noise_multiplier or 0.0)
-        return Budget(scheme, _calibrated(scheme, privacy.epsilon))
+        return Budget(scheme, _calibrate(scheme, privacy.epsilon))
 
     @property
     def privacy(self) -> Privacy:
-        """The experiment's section."""
+        """The privacy settings of the experiment."""
         return self.scheme.privacy
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """The experiment's."""
+        """The phases of the experiment."""
         return self.scheme.phases
 
     def rate(self, phase: Phase) -> float:
-        """q of a phase, by the formula of PFL-DocVQA."""
+        """Return the sampling rate q of a phase, by the formula of PFL-DocVQA."""
         return self.scheme.rate(phase)
 
     @property
     def everything(self) -> dict[int, int]:
-        """All rounds, by phase."""
+        """All rounds by phase."""
         return {index: phase.rounds for index, phase in enumerate(self.scheme.phases)}
 
     @property
     def view(self) -> str:
-        """The view that `epsilon` is meant in."""
+        """The view in which `epsilon` is limited."""
         return self.privacy.view
 
     @cached_property
     def limit(self) -> float:
-        """The epsilon that may be spent; infinity where none is set."""
+        """The epsilon that may be spent; infinity without a limit."""
         return math.inf if self.privacy.epsilon is None else self.privacy.epsilon
 
     def epsilon(self, charged: Mapping[int, int], view: str | None = None) -> float:
-        """What these rounds cost in a view, at the experiment's delta, for the unit that pays most."""
+        """Return the cost of these rounds in a view, at the experiment's delta, for the unit with the highest cost."""
         histories = self.scheme.histories(self.noise_multiplier, charged, view or self.view)
-        return _worst(tuple(tuple(history) for history in histories), self.privacy.delta, self.privacy.accountant)
+        return _worst_epsilon(
+            tuple(tuple(history) for history in histories), self.privacy.delta, self.privacy.accountant
+        )
 
-    def afford(self, charged: Mapping[int, int]) -> None:
-        """PrivacyError if these rounds cost more than may be spent."""
+    def check(self, charged: Mapping[int, int]) -> None:
+        """Raise PrivacyError if these rounds cost more than may be spent."""
         spent = self.epsilon(charged)
         if spent > self.limit * (1 + 1e-9):
             rounds = sum(charged.values())
             raise PrivacyError(
-                f"privacy: round {rounds} would bring epsilon to {spent:.4g}, and privacy.epsilon is {self.limit:g};"
-                " the budget is spent, nothing more is released"
+                f"privacy: round {rounds} would raise epsilon to {spent:.4g}, but privacy.epsilon is {self.limit:g};"
+                " the budget is spent and nothing more is released"
             )
 
 
 @lru_cache(maxsize=4096)
-def _worst(histories: tuple[tuple[tuple[Event, int], ...], ...], delta: float, accountant: str) -> float:
+def _worst_epsilon(histories: tuple[tuple[tuple[Event, int], ...], ...], delta: float, accountant: str) -> float:
     return max((accounting.epsilon(history, delta, accountant) for history in histories), default=0.0)
 
 
-def _calibrated(scheme: Scheme, target: float) -> float:
-    """The least sigma with which all rounds stay within epsilon. Every event's noise is a multiple of it."""
+def _calibrate(scheme: Scheme, target: float) -> float:
+    """Return the smallest sigma with which all rounds cost at most the target epsilon.
+
+    The noise of every event is a multiple of sigma.
+    """
     privacy, charged = scheme.privacy, {index: phase.rounds for index, phase in enumerate(scheme.phases)}
     histories = tuple(tuple(history) for history in scheme.histories(1.0, charged, privacy.view))
     if any(event.noise_multiplier == 0.0 for history in histories for event, _ in history):
-        raise ConfigError("privacy.view: messages, but with noise: central they carry none; allowed: averages, formula")
-    sigma = _solved(histories, target, privacy.delta, privacy.accountant)
+        raise ConfigError(
+            "privacy.view: messages, but with noise: central messages carry no noise; allowed: averages, formula"
+        )
+    sigma = _solve_sigma(histories, target, privacy.delta, privacy.accountant)
     if not math.isfinite(sigma):
-        raise ConfigError(f"privacy.epsilon: {target:g} at delta {privacy.delta:g} is met by no noise")
+        raise ConfigError(f"privacy.epsilon: {target:g} at delta {privacy.delta:g} cannot be met by any noise")
     return sigma
 
 
 @lru_cache(maxsize=64)
-def _solved(histories: tuple[Any, ...], target: float, delta: float, accountant: str) -> float:
+def _solve_sigma(
+    histories: tuple[tuple[tuple[Event, int], ...], ...], target: float, delta: float, accountant: str
+) -> float:
     def scaled(sigma: float) -> list[History]:
         return [[(replace(e, noise_multiplier=e.noise_multiplier * sigma), n) for e, n in h] for h in histories]
 
@@ -136,25 +153,28 @@ def _solved(histories: tuple[Any, ...], target: float, delta: float, accountant:
 
 
 def _population(experiment: Experiment, partition: Partition | None, num_clients: int | None) -> Population:
+    """Return the public sizes: of the partition or, without it, as the experiment and the data set declare them."""
     privacy = experiment.privacy
     assert privacy is not None
-    least = privacy.min_groups
+    min_groups = privacy.min_groups
     if partition is not None:
         found = Population.of(partition)
-        if privacy.unit == "group" and least is not None:
-            if min(found.groups) < least:
-                raise ConfigError(f"privacy.min_groups: {least} given, a client has {min(found.groups)} groups")
-            return replace(found, groups=(least,))
+        if privacy.unit == "group" and min_groups is not None:
+            if min(found.groups) < min_groups:
+                raise ConfigError(
+                    f"privacy.min_groups: {min_groups} given, but a client has only {min(found.groups)} groups"
+                )
+            return replace(found, groups=(min_groups,))
         return found
-    told = experiment.data.published()
-    sizes = None if told is None else experiment.partition.expected(told)
+    published = experiment.data.published()
+    sizes = None if published is None else experiment.partition.expected(published)
     clients = num_clients or (experiment.partition.clients if sizes is None else len(sizes))
     if clients is None:
-        raise ConfigError("partition.clients: needed to account for privacy without the data")
+        raise ConfigError("partition.clients: needed for privacy accounting without the data")
     examples = () if sizes is None else tuple(sorted({int(n) for n in sizes}))
-    groups: tuple[int, ...] = () if least is None else (least,)
-    if least is None and told is not None and sizes is not None and tuple(sizes) == told.clients:
-        groups = tuple(sorted(set(told.groups)))
+    groups: tuple[int, ...] = () if min_groups is None else (min_groups,)
+    if min_groups is None and published is not None and sizes is not None and tuple(sizes) == published.clients:
+        groups = tuple(sorted(set(published.groups)))
     if (privacy.unit == "record" and not examples) or (privacy.unit == "group" and not groups):
-        raise ConfigError("privacy.min_groups: needed to account for privacy without the data")
+        raise ConfigError("privacy.min_groups: needed for privacy accounting without the data")
     return Population(clients, groups, examples)

@@ -1,10 +1,10 @@
 """Privacy loss distributions of sampled Gaussians, composed by Fourier transform (Koskela et al. 2020).
 
     L  loss log P(z)/Q(z) of an outcome z ~ P          delta(epsilon) = E[max(0, 1 − exp(epsilon − L))]
-    q  sampling rate: with the unit (1 − q)·N(0, sigma²) + q·N(1, sigma²), without it N(0, sigma²)
+    q  sampling rate; with the unit (1 − q)·N(0, sigma²) + q·N(1, sigma²), without it N(0, sigma²)
 
-Losses are rounded up to a grid and what lies above it counts as infinite, so the result is an upper bound, for adding
-and for removing the unit alike.
+Losses are rounded up to a grid, and losses above the grid count as infinite. The result is an upper bound, both for
+adding and for removing the unit.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-FAR = 9.0  # standard deviations beyond which an outcome counts as infinite loss; their mass is 1e-19
-WRAPPED = 1e-14  # bound on the mass that the circular convolution may misplace
-MOST_POINTS = 1 << 20
-HUGE = 500.0  # an epsilon from here on is infinite
+FAR = 9.0  # standard deviations beyond which an outcome counts as infinite loss; its probability is 1e-19
+WRAPPED = 1e-14  # bound on the probability that the circular convolution may misplace
+MAX_POINTS = 1 << 20
+HUGE = 500.0  # a larger epsilon counts as infinite
 
 
 class Term(NamedTuple):
-    """`times` times: with probability `visited`, `steps` sampled Gaussians."""
+    """An event that happens `times` times: with probability `client_rate`, `steps` sampled Gaussians."""
 
     sigma: float
     q: float
-    visited: float
+    client_rate: float
     steps: int
     times: int
 
@@ -38,7 +38,7 @@ class _Grid(NamedTuple):
 
 
 def epsilon(terms: Sequence[tuple[float, float, float, int, int]], delta: float) -> float:
-    """The epsilon of all terms together; infinity where delta cannot be reached."""
+    """Return the epsilon of all terms together; infinity if delta cannot be reached."""
     return max(_epsilon([Term(*t) for t in terms], delta, removed) for removed in (True, False))
 
 
@@ -47,15 +47,15 @@ def _epsilon(terms: Sequence[Term], delta: float, removed: bool) -> float:
     spectrum, finite = np.ones(grid.points // 2 + 1, complex), 0.0
     for term in terms:
         mass = _masses(term, removed, grid)
-        wave = (1 - term.visited) + term.visited * np.fft.rfft(_circular(mass, grid)) ** term.steps
+        wave = (1 - term.client_rate) + term.client_rate * np.fft.rfft(_circular(mass, grid)) ** term.steps
         spectrum *= wave**term.times
-        finite += term.times * math.log1p(term.visited * (float(mass.sum()) ** term.steps - 1))
+        finite += term.times * math.log1p(term.client_rate * (float(mass.sum()) ** term.steps - 1))
     density = np.maximum(np.roll(np.fft.irfft(spectrum, grid.points), -grid.first), 0.0)
     return _solve(density, grid, delta, infinite=-math.expm1(min(0.0, finite)) + WRAPPED)
 
 
 def _solve(density: np.ndarray, grid: _Grid, delta: float, infinite: float) -> float:
-    """The least epsilon whose delta is at most the one given."""
+    """Return the smallest epsilon whose delta is at most the given one."""
     losses = grid.step * (grid.first + np.arange(grid.points))
     positive = losses > 0
     losses, density = losses[positive], density[positive]
@@ -66,16 +66,18 @@ def _solve(density: np.ndarray, grid: _Grid, delta: float, infinite: float) -> f
     if infinite + above[0] - discounted[0] <= delta:
         return 0.0
     near = losses < HUGE
-    at_losses = infinite + above[near] - np.exp(losses[near]) * discounted[near]  # delta where epsilon is such a loss
+    at_losses = infinite + above[near] - np.exp(losses[near]) * discounted[near]  # delta if epsilon is this loss
     if not (at_losses <= delta).any():
         return math.inf
-    place = int(np.argmax(at_losses <= delta))  # the first that is small enough; between two losses, solved exactly
-    excess = infinite + above[place] - delta
-    return max(0.0, float(math.log(excess / discounted[place]))) if discounted[place] > 0 else float(losses[place])
+    index = int(
+        np.argmax(at_losses <= delta)
+    )  # the first that is small enough; between two losses the solution is exact
+    excess = infinite + above[index] - delta
+    return max(0.0, float(math.log(excess / discounted[index]))) if discounted[index] > 0 else float(losses[index])
 
 
 def _grid(terms: Sequence[Term], removed: bool) -> _Grid:
-    """A grid that holds all but WRAPPED of the sum, by Chernoff's bound on either side."""
+    """Return a grid that holds all but WRAPPED of the probability of the sum, by Chernoff's bound on both sides."""
     powers = np.geomspace(1e-2, 1e3, 120)
     up, down = np.zeros_like(powers), np.zeros_like(powers)
     for term in terms:
@@ -86,14 +88,16 @@ def _grid(terms: Sequence[Term], removed: bool) -> _Grid:
         losses = step * (coarse.first + np.arange(coarse.points))
         for total, sign in ((up, 1.0), (down, -1.0)):
             log_moment = np.array([_log_sum(mass, sign * power * losses) for power in powers])
-            if term.visited < 1:
-                log_moment = np.logaddexp(math.log1p(-term.visited), math.log(term.visited) + term.steps * log_moment)
-            total += term.times * (log_moment if term.visited < 1 else term.steps * log_moment)
+            if term.client_rate < 1:
+                log_moment = np.logaddexp(
+                    math.log1p(-term.client_rate), math.log(term.client_rate) + term.steps * log_moment
+                )
+            total += term.times * (log_moment if term.client_rate < 1 else term.steps * log_moment)
     rest = math.log(2 / WRAPPED)
     high, low = float(np.min((up + rest) / powers)), -float(np.min((down + rest) / powers))
     high, low = max(high, 1e-6), min(low, -1e-6)
     steps = sum(term.steps * term.times for term in terms)
-    step = max((high - low) / (MOST_POINTS - 4), min(1e-4, 1e-3 / steps))
+    step = max((high - low) / (MAX_POINTS - 4), min(1e-4, 1e-3 / steps))
     points = 1 << math.ceil(math.log2((high - low) / step + 4))
     return _Grid(step, math.floor(low / step), points)
 
@@ -104,7 +108,7 @@ def _log_sum(mass: np.ndarray, exponents: np.ndarray) -> float:
 
 
 def _range(term: Term, removed: bool) -> tuple[float, float]:
-    """The losses of outcomes within FAR standard deviations of both centres."""
+    """Return the range of losses of outcomes within FAR standard deviations of both means."""
     ends = [_loss(z, term) for z in (-FAR * term.sigma, 1 + FAR * term.sigma)]
     return (ends[0], ends[1]) if removed else (-ends[1], -ends[0])
 
@@ -117,13 +121,13 @@ def _loss(z: float, term: Term) -> float:
 
 
 def _masses(term: Term, removed: bool, grid: _Grid) -> np.ndarray:
-    """P(loss in (l − step, l]) for each l of the grid; what is below the grid counts as its lowest."""
+    """Return P(loss in (l − step, l]) for each l of the grid; losses below the grid count as its lowest."""
     losses = grid.step * (grid.first + np.arange(grid.points))
     return np.diff(_distribution(losses, term, removed), prepend=0.0)
 
 
 def _distribution(losses: np.ndarray, term: Term, removed: bool) -> np.ndarray:
-    """P(L <= l). The loss grows with z where P has the unit, and falls where it has not."""
+    """Return P(L <= l). The loss increases with z if P has the unit, and decreases otherwise."""
     exponents = losses if removed else -losses
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         if term.q >= 1:

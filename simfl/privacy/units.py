@@ -1,7 +1,7 @@
-"""A unit's whole update is clipped before anything else happens to it (Abadi et al. 2016).
+"""Clipping of the updates of privacy units to a norm (Abadi et al. 2016).
 
-Units lie side by side, [n, …] in every tensor, and are clipped together: n norms, n factors, one product. Nothing asks
-a GPU for a number.
+Units are stacked, [n, …] in every tensor, and clipped together: n norms, n factors, one product. No value is copied
+from a GPU to its host.
 """
 
 from __future__ import annotations
@@ -15,25 +15,30 @@ from torch import Tensor
 from simfl.protocol import Weights
 from simfl.weights import stack_sum
 
-SHORTER = 1 - 2.0**-22  # of the clip: what a float32 may round up stays within it
-BUNDLE = 2**17  # values of a unit, of several small tensors together, that are worked on at a time
-PIECE = {"cpu": 2**20}  # values of all units that are squared in float64 at a time: what a cache holds
-LARGE_PIECE = 2**26  # elsewhere: what a GPU has room for
+MARGIN = 1 - 2.0**-22  # of the clip norm, so that rounding up in float32 does not exceed it
+BUNDLE = 2**17  # values of a unit that are processed together, from several small tensors
+CHUNK = {"cpu": 2**20}  # values of all units that are squared in float64 at a time: they fit into a cache
+LARGE_CHUNK = 2**26  # the same on other devices: they fit into the memory of a GPU
 
 
 @dataclass(frozen=True)
 class Clipped:
-    """Units after the clip."""
+    """The sum of clipped units."""
 
-    total: Weights  # their sum, on a tree over their places
-    norms: Tensor  # [n], float64, of each before it was clipped
+    total: Weights  # the sum, on a tree over the positions of the units
+    norms: Tensor  # of each unit before clipping, float64 [n]
 
 
 def clipped(updates: Weights, limit: float | None, copies: Mapping[str, int] | None = None) -> Clipped:
-    """The sum of n `updates` [n, …], each scaled down, if need be, to the Euclidean norm `limit` over all its tensors.
+    """Scale each update down to a Euclidean norm of at most `limit`, and sum the updates.
 
-    `copies`: further names under which a tensor counts in the norm, as in codes that clip a whole state dict. A limit
-    of None leaves all as they are. Tensors are worked on one after the other, so that no second copy of all is made.
+    Tensors are processed one after another, so that no second copy of all of them is made.
+
+    Args:
+        updates: n updates, [n, …] in every tensor. The norm is taken over all tensors.
+        limit: The norm; None clips nothing.
+        copies: Tensor -> number of further times that it counts in the norm, as in code that clips a state dict with
+            tied weights.
     """
     lengths, total = norms(updates, copies), dict[str, Tensor]()
     scales = None if limit is None else factors(lengths, limit)[:, None]
@@ -45,23 +50,23 @@ def clipped(updates: Weights, limit: float | None, copies: Mapping[str, int] | N
 
 
 def norms(updates: Weights, copies: Mapping[str, int] | None = None) -> Tensor:
-    """The Euclidean norm of each of n updates, float64 [n]; tensors with further names counted once for each."""
+    """Return the Euclidean norm of each of n updates, float64 [n]; see `clipped` for `copies`."""
     squares = [_squares(rows) for _, rows in _bundles(updates)]
     squares += [
         times * _squares(updates[name].reshape(len(updates[name]), -1))
         for name, times in (copies or {}).items()
         if name in updates
     ]
-    return stack_sum({"": torch.stack(squares)})[""].sqrt()  # its bits do not depend on n
+    return stack_sum({"": torch.stack(squares)})[""].sqrt()  # a tree sum: its bits do not depend on n
 
 
 def factors(lengths: Tensor, limit: float) -> Tensor:
-    """What shortens updates of these norms to the limit and leaves others alone, float32 [n]."""
-    return torch.where(lengths > limit, SHORTER * limit / lengths, 1.0).to(torch.float32)
+    """Return the factors that scale updates with these norms to the limit, float32 [n]; 1 for norms within it."""
+    return torch.where(lengths > limit, MARGIN * limit / lengths, 1.0).to(torch.float32)
 
 
 def _bundles(updates: Weights) -> Iterator[tuple[list[str], Tensor]]:
-    """Names of neighbouring tensors and their values side by side, [n, …]; a large tensor is a bundle of its own."""
+    """Yield names of consecutive small tensors with their values concatenated, [n, …]; large tensors one at a time."""
     names, size = list[str](), 0
     for name in updates:
         if names and (size + updates[name][0].numel() > BUNDLE or updates[name].dtype != updates[names[-1]].dtype):
@@ -78,7 +83,7 @@ def _bundle(updates: Weights, names: list[str]) -> Tensor:
 
 
 def _squares(rows: Tensor) -> Tensor:
-    """The sum of squares of each row, float64 [n]."""
-    at_once = max(1, PIECE.get(rows.device.type, LARGE_PIECE) // max(1, rows.shape[1]))
-    pieces = (piece.to(torch.float64, copy=True) for piece in rows.split(at_once))
-    return torch.cat([piece.square_().sum(1) for piece in pieces])
+    """Return the sum of squares of each row, float64 [n]."""
+    num_rows = max(1, CHUNK.get(rows.device.type, LARGE_CHUNK) // max(1, rows.shape[1]))
+    chunks = (chunk.to(torch.float64, copy=True) for chunk in rows.split(num_rows))
+    return torch.cat([chunk.square_().sum(1) for chunk in chunks])

@@ -1,1 +1,1 @@
-"""Runs and sweeps as one HTML page."""
+"""Reports on runs and sweeps: comparison tables, significance tests, and an HTML page with charts."""

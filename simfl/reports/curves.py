@@ -1,116 +1,145 @@
-"""A report's curves: scores and losses over rounds, bytes and epsilon, a line for each setting."""
+"""Learning curves of a report: scores and losses over rounds, bytes and epsilon, one line per setting."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import mean
-from typing import Any
 
 from simfl import evaluation
-from simfl.reports.chart import Series, lines
+from simfl.reports.chart import Series, line_chart
 from simfl.reports.page import figure, figures
-from simfl.reports.results import Result
-from simfl.reports.table import Comparison, Line
+from simfl.reports.results import RunResult
+from simfl.reports.table import Comparison, ComparisonRow
+from simfl.runs.tables import TableRow
 
-MOST_LINES = 8  # in one chart; more are told apart by no reader
+MAX_LINES = 8  # in one chart; more could not be told apart
 
 
 @dataclass(frozen=True)
-class Course:
-    """A run by round: what it had sent and reached."""
+class RunCurves:
+    """What a run had sent and reached after each round; `step` is the number of finished rounds."""
 
     bytes: dict[int, int]  # step -> sent so far
-    epsilon: dict[int, float]  # step -> spent so far; empty where nothing is private
+    epsilon: dict[int, float]  # step -> spent so far; empty without privacy
     scores: dict[str, dict[int, float]]  # by name, as in summaries
     loss: dict[int, float]
 
 
-Pick = Callable[[Course, str], dict[float, float]]
+@dataclass(frozen=True)
+class Axis:
+    """The x axis of a chart of scores."""
+
+    label: str
+    points: Callable[[RunCurves, str], dict[float, float]]  # curves and metric -> x -> value
+    format: Callable[[float], str]
 
 
-def course(run: Result) -> Course:
-    """How a run went by round."""
-    rows = run.run.rounds().to_pylist()
+def run_curves(result: RunResult) -> RunCurves:
+    """Return the curves of a run."""
+    rows = result.run.rounds().to_pylist()
     sent, total = {0: 0}, 0
     for row in rows:
         total += row["total_bytes"]
         sent[row["step"]] = total
     epsilon = {row["step"]: row["epsilon"] for row in rows if row.get("epsilon") is not None}
-    first, by_step = run.run.experiment.evaluate.splits[0], dict[int, list[dict[str, Any]]]()
-    for row in run.run.evaluations().to_pylist():
+    first, by_step = result.run.experiment.evaluate.splits[0], dict[int, list[TableRow]]()
+    for row in result.run.evaluations().to_pylist():
         by_step.setdefault(row["step"], []).append(row)
     scores: dict[str, dict[int, float]] = {}
     for step, found in by_step.items():
         for name, value in evaluation.headlines(found, first).items():
             scores.setdefault(name, {})[step] = value
-    return Course(sent, epsilon, scores, {r["step"]: r["loss"] for r in rows if r["loss"] is not None})
+    return RunCurves(sent, epsilon, scores, {r["step"]: r["loss"] for r in rows if r["loss"] is not None})
 
 
-def by_round(found: Course, metric: str) -> dict[float, float]:
-    return {float(step): value for step, value in found.scores.get(metric, {}).items()}
+def by_round(curves: RunCurves, metric: str) -> dict[float, float]:
+    """Return a score by round."""
+    return {float(step): value for step, value in curves.scores.get(metric, {}).items()}
 
 
-def by_bytes(found: Course, metric: str) -> dict[float, float]:
-    return {float(found.bytes[s]): v for s, v in found.scores.get(metric, {}).items() if s in found.bytes}
+def by_bytes(curves: RunCurves, metric: str) -> dict[float, float]:
+    """Return a score by bytes sent so far."""
+    return {float(curves.bytes[s]): v for s, v in curves.scores.get(metric, {}).items() if s in curves.bytes}
 
 
-def by_epsilon(found: Course, metric: str) -> dict[float, float]:
-    return {found.epsilon[s]: v for s, v in found.scores.get(metric, {}).items() if s in found.epsilon}
+def by_epsilon(curves: RunCurves, metric: str) -> dict[float, float]:
+    """Return a score by epsilon spent so far."""
+    return {curves.epsilon[s]: v for s, v in curves.scores.get(metric, {}).items() if s in curves.epsilon}
 
 
-def curves(
-    found: Comparison,
-    shown: Sequence[Line],
-    courses: dict[str, Course],
-    metrics: Sequence[str],
-    pick: Pick,
-    x: str,
-    form: Callable[[float], str],
+def score_charts(
+    comparison: Comparison, rows: Sequence[ComparisonRow], curves: Mapping[str, RunCurves], axis: Axis
 ) -> str:
-    """A chart for each metric and, where there are many lines, for each value of what varies first."""
-    charts = []
-    for metric in metrics:
-        for where, group, rest in facets(found.settings, shown):
-            series = [_series(line, rest, [courses[r.label] for r in line.done], metric, pick) for line in group]
-            charts.append(figure(", ".join([metric, *where]), lines(series, x, metric, form)))
-    if pick is by_round:
-        for where, group, rest in facets(found.settings, shown):
-            losses: Pick = lambda one, _: {float(step): value for step, value in one.loss.items()}
-            series = [_series(line, rest, [courses[r.label] for r in line.done], "loss", losses) for line in group]
-            charts.append(figure(", ".join(["training loss", *where]), lines(series, x, "loss", form)))
-    return figures([chart for chart in charts if chart])
+    """Draw a chart for each metric; many rows are divided among several charts by the first settings that vary.
+
+    Args:
+        comparison: The comparison, whose metrics are drawn.
+        rows: The rows to draw.
+        curves: The curves of each run by its label.
+        axis: The x axis.
+    """
+    charts = [chart for metric in comparison.metrics for chart in _charts(comparison, rows, curves, metric, axis)]
+    return figures(charts)
 
 
-def facets(settings: Sequence[str], shown: Sequence[Line]) -> Iterator[tuple[list[str], list[Line], tuple[str, ...]]]:
-    """Lines in groups of at most eight where that can be: what a group has in common, its lines, what varies in it."""
-    told = varied(settings, shown)
-    for count in range(len(told) + 1):
-        groups: dict[tuple[str, ...], list[Line]] = {}
-        for line in shown:
-            groups.setdefault(tuple(str(line.shown[name]) for name in told[:count]), []).append(line)
-        if all(len(group) <= MOST_LINES for group in groups.values()) or count == max(len(told) - 1, 0):
+def learning_charts(
+    comparison: Comparison, rows: Sequence[ComparisonRow], curves: Mapping[str, RunCurves], axis: Axis
+) -> str:
+    """Draw the charts of `score_charts`, followed by the training loss by round."""
+    charts = [chart for metric in comparison.metrics for chart in _charts(comparison, rows, curves, metric, axis)]
+    losses = replace(axis, points=lambda one, _: {float(step): value for step, value in one.loss.items()})
+    return figures([*charts, *_charts(comparison, rows, curves, "loss", losses, "training loss")])
+
+
+def _charts(
+    comparison: Comparison,
+    rows: Sequence[ComparisonRow],
+    curves: Mapping[str, RunCurves],
+    metric: str,
+    axis: Axis,
+    title: str = "",
+) -> Iterator[str]:
+    for values, group, varied in split_into_charts(comparison.settings, rows):
+        series = [_series(row, varied, curves, metric, axis) for row in group]
+        chart = figure(", ".join([title or metric, *values]), line_chart(series, axis.label, metric, axis.format))
+        if chart:
+            yield chart
+
+
+def split_into_charts(
+    settings: Sequence[str], rows: Sequence[ComparisonRow]
+) -> Iterator[tuple[list[str], list[ComparisonRow], tuple[str, ...]]]:
+    """Divide rows into groups of at most 8 where possible; yield each group's title, rows and varying settings."""
+    names = varied_settings(settings, rows)
+    for count in range(len(names) + 1):
+        groups: dict[tuple[str, ...], list[ComparisonRow]] = {}
+        for row in rows:
+            groups.setdefault(tuple(str(row.varied[name]) for name in names[:count]), []).append(row)
+        if all(len(group) <= MAX_LINES for group in groups.values()) or count == max(len(names) - 1, 0):
             break
-    for key, group in groups.items():
-        where = [f"{name} {value}" for name, value in zip(told[:count], key, strict=True)]
-        yield where, group, tuple(told[count:])
+    for values, group in groups.items():
+        title = [f"{name} {value}" for name, value in zip(names[:count], values, strict=True)]
+        yield title, group, tuple(names[count:])
 
 
-def varied(settings: Sequence[str], shown: Sequence[Line]) -> tuple[str, ...]:
-    """What differs between these lines."""
-    return tuple(name for name in settings if len({str(line.shown[name]) for line in shown}) > 1)
+def varied_settings(settings: Sequence[str], rows: Sequence[ComparisonRow]) -> tuple[str, ...]:
+    """Return the settings in which these rows differ."""
+    return tuple(name for name in settings if len({str(row.varied[name]) for row in rows}) > 1)
 
 
-def _series(line: Line, told: Sequence[str], courses: Sequence[Course], metric: str, pick: Pick) -> Series:
-    """The mean over the seeds where all have a value, and what they span."""
-    found = [pick(one, metric) for one in courses]
+def row_label(row: ComparisonRow, settings: Sequence[str]) -> str:
+    """Label a row by its values of these settings: texts alone, numbers after the name of the setting."""
+    parts = [v if isinstance(v := row.varied[name], str) else f"{name} {v}" for name in settings]
+    return ", ".join(parts) or row.runs[0].label
+
+
+def _series(
+    row: ComparisonRow, varied: Sequence[str], curves: Mapping[str, RunCurves], metric: str, axis: Axis
+) -> Series:
+    """Return the mean over the seeds, where all have a value, and their range."""
+    found = [axis.points(curves[run.label], metric) for run in row.done]
     common = sorted(set.intersection(*(set(one) for one in found))) if found else []
     points = [(x, mean(one[x] for one in found)) for x in common]
     band = [(x, min(one[x] for one in found), max(one[x] for one in found)) for x in common] if len(found) > 1 else []
-    return Series(name_of(line, told), points, band)
-
-
-def name_of(line: Line, told: Sequence[str]) -> str:
-    """A line's name by what tells it apart: text as it is, a number after the setting's name."""
-    parts = [v if isinstance(v := line.shown[name], str) else f"{name} {v}" for name in told]
-    return ", ".join(parts) or line.runs[0].label
+    return Series(row_label(row, varied), points, band)

@@ -1,115 +1,160 @@
-"""A comparison as Markdown, CSV or LaTeX."""
+"""A comparison as Markdown, CSV or LaTeX, and text files with a table between two markers.
+
+A command replaces what is between the markers, and keeps the markers:
+
+    <!-- simfl: NAME -->
+    …
+    <!-- simfl: end -->
+"""
 
 from __future__ import annotations
 
 import csv as csv_files
 import io
-from typing import Any
+import re
+from dataclasses import dataclass
+from pathlib import Path
 
-from simfl.reports.table import LEVEL, Comparison, Line, Score
-from simfl.tracking.progress import duration, size
+from simfl import files
+from simfl.errors import ConfigError, nearest
+from simfl.formatting import format_bytes, format_duration
+from simfl.reports.table import SIGNIFICANCE_LEVEL, Comparison, ComparisonRow, SeedScores
 
-WAYS = ("download", "upload")
-MARK, DAGGER = "†", r"$^\dagger$"
-
-
-def notes(found: Comparison) -> list[str]:
-    """What a reader must know of the numbers."""
-    said = []
-    if _has_seeds(found):
-        said.append("mean ± standard deviation over the seeds")
-    if any(score.p is not None for line in found.lines for score in line.scores.values()):
-        same = " where all else is the same" if len(found.settings) > 1 else ""
-        test = f"paired bootstrap over the common examples, p < {LEVEL}"
-        said.append(f"{MARK} differs from {found.against}{same}: {test}")
-    failed = [run for line in found.lines for run in line.runs if run.status == "failed"]
-    said += [f"{run.label} failed: {run.error}" for run in failed]
-    return said
+DIRECTIONS = ("download", "upload")
+END = "<!-- simfl: end -->"
 
 
-def markdown(found: Comparison) -> str:
-    """A table with the best in bold, and notes under it."""
-    header = _header(found)
-    left = len(found.settings or ("run",))
+@dataclass(frozen=True)
+class CellStyle:
+    """Markup of a cell of scores."""
+
+    sign: str  # before a deviation
+    bold: str  # format of the best
+    mark: str  # after a score that differs significantly from the reference
+
+
+MARKDOWN = CellStyle(" ± ", "**{}**", "†")
+LATEX = CellStyle(r" $\pm$ ", r"\textbf{{{}}}", r"$^\dagger$")
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """Return the notes that a table needs: meaning of ± and †, errors of failed runs."""
+    lines = []
+    if _has_seeds(comparison):
+        lines.append("mean ± standard deviation over the seeds")
+    if any(score.p is not None for row in comparison.rows for score in row.scores.values()):
+        same = " with otherwise equal settings" if len(comparison.settings) > 1 else ""
+        test = f"paired bootstrap over the common examples, p < {SIGNIFICANCE_LEVEL}"
+        lines.append(f"{MARKDOWN.mark} differs from {comparison.reference}{same}: {test}")
+    failed = [run for row in comparison.rows for run in row.runs if run.status == "failed"]
+    return lines + [f"{run.label} failed: {run.error}" for run in failed]
+
+
+def markdown(comparison: Comparison) -> str:
+    """Format a comparison as a Markdown table, the best scores in bold, with notes below it."""
+    header = _header(comparison)
+    left = len(comparison.settings or ("run",))
     rule = ["---" if i < left else "---:" for i in range(len(header))]
-    lines = [_cells(found, i, " ± ", "**{}**", MARK) for i in range(len(found.lines))]
+    lines = [_cells(comparison, i, MARKDOWN) for i in range(len(comparison.rows))]
     rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in [header, rule, *lines]]
-    said = [f"- {note}" for note in notes(found)]
-    return "\n".join([*rows, *([""] if said else []), *said]) + "\n"
+    items = [f"- {note}" for note in notes(comparison)]
+    return "\n".join([*rows, *([""] if items else []), *items]) + "\n"
 
 
-def csv(found: Comparison) -> str:
-    """Plain numbers: mean, deviation and p in columns of their own, bytes and seconds as they are."""
+def csv(comparison: Comparison) -> str:
+    """Format a comparison as CSV with plain numbers: mean, deviation and p in separate columns, bytes, seconds."""
     out = io.StringIO()
     writer = csv_files.writer(out, lineterminator="\n")
-    parts = [f"{metric}{end}" for metric in found.metrics for end in ("", "_deviation", "_p")]
-    ways = [f"{way}_bytes" for way in WAYS]
-    writer.writerow([*(found.settings or ("run",)), "seeds", *parts, *ways, "seconds"])
-    for line in found.lines:
-        row: list[Any] = [*line.shown.values()] or [line.runs[0].label]
-        row.append(len(line.done))
-        for metric in found.metrics:
-            score = line.scores.get(metric)
-            row += [score.mean, score.deviation, score.p] if score is not None else [None] * 3
-        row += [line.mean_of("bytes", way) for way in WAYS]
-        writer.writerow([*row, line.mean_of("seconds", "total")])
+    parts = [f"{metric}{end}" for metric in comparison.metrics for end in ("", "_deviation", "_p")]
+    byte_columns = [f"{direction}_bytes" for direction in DIRECTIONS]
+    writer.writerow([*(comparison.settings or ("run",)), "seeds", *parts, *byte_columns, "seconds"])
+    for row in comparison.rows:
+        cells: list[object] = [*row.varied.values()] or [row.runs[0].label]
+        cells.append(len(row.done))
+        for metric in comparison.metrics:
+            score = row.scores.get(metric)
+            cells += [score.mean, score.deviation, score.p] if score is not None else [None] * 3
+        cells += [row.mean_of("bytes", direction) for direction in DIRECTIONS]
+        writer.writerow([*cells, row.mean_of("seconds", "total")])
     return out.getvalue()
 
 
-def latex(found: Comparison) -> str:
-    """A `tabular` that needs booktabs."""
-    header = _header(found)
-    left = len(found.settings or ("run",))
-    lines = [_cells(found, i, r" $\pm$ ", r"\textbf{{{}}}", DAGGER) for i in range(len(found.lines))]
-    body = [" & ".join(_escaped(cell) for cell in row) + r" \\" for row in lines]
+def latex(comparison: Comparison) -> str:
+    """Format a comparison as a LaTeX `tabular`, which needs the package booktabs."""
+    header = _header(comparison)
+    left = len(comparison.settings or ("run",))
+    rows = [_cells(comparison, i, LATEX) for i in range(len(comparison.rows))]
+    body = [" & ".join(_escape_latex(cell) for cell in row) + r" \\" for row in rows]
     top = [rf"\begin{{tabular}}{{{'l' * left}{'r' * (len(header) - left)}}}", r"\toprule"]
-    middle = [" & ".join(_escaped(cell) for cell in header) + r" \\", r"\midrule", *body]
-    said = [f"% {note.replace(MARK, 'dagger:')}" for note in notes(found)]
-    return "\n".join([*said, *top, *middle, r"\bottomrule", r"\end{tabular}"]) + "\n"
+    middle = [" & ".join(_escape_latex(cell) for cell in header) + r" \\", r"\midrule", *body]
+    comments = [f"% {note.replace(MARKDOWN.mark, 'dagger:')}" for note in notes(comparison)]
+    return "\n".join([*comments, *top, *middle, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
-def _has_seeds(found: Comparison) -> bool:
-    return any(len(line.runs) > 1 for line in found.lines)
+def write_between(path: Path, name: str, text: str) -> None:
+    """Replace the text between the markers of this name. ConfigError if the file has none."""
+    before, after = around(path, name)
+    whole = f"{before}\n{text.strip()}\n{after}"
+    files.write(path, lambda file: file.write(whole.encode()))
 
 
-def _header(found: Comparison) -> list[str]:
-    seeds = ["seeds"] if _has_seeds(found) else []
-    return [*(found.settings or ("run",)), *seeds, *found.metrics, "download", "upload", "time"]
+def around(path: Path, name: str) -> tuple[str, str]:
+    """Return the text up to the first marker of this name, and from its end marker on. ConfigError without markers."""
+    try:
+        whole = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    start = f"<!-- simfl: {name} -->"
+    names = [found for found in re.findall(r"<!-- simfl: (.+?) -->", whole) if found != "end"]
+    first = whole.find(start)
+    if first < 0:
+        hint = nearest(name, names) if names else f"write {start} and {END} where the table belongs"
+        raise ConfigError(f"{path}: no marker {start}; {hint}")
+    last = whole.find(END, first)
+    if last < 0:
+        raise ConfigError(f"{path}: no {END} after {start}")
+    return whole[: first + len(start)], whole[last:]
 
 
-def _cells(found: Comparison, index: int, sign: str, bold: str, mark: str) -> list[str]:
-    """A line's cells as text. `sign` stands before a deviation; `bold` is a format, `mark` follows what differs."""
-    line = found.lines[index]
-    ended = f"{len(line.done)}" if len(line.done) == len(line.runs) else f"{len(line.done)} of {len(line.runs)}"
-    cells = [_text(value) for value in line.shown.values()] or [line.runs[0].label]
-    cells += [ended] if _has_seeds(found) else []
-    for metric in found.metrics:
-        cells.append(_score(line.scores.get(metric), index in found.best(metric), sign, bold, mark) or _why(line))
-    for way in WAYS:
-        count = line.mean_of("bytes", way)
-        cells.append("" if count is None else size(count))
-    seconds = line.mean_of("seconds", "total")
-    return [*cells, "" if seconds is None else duration(seconds)]
+def format_score(score: SeedScores, best: bool, style: CellStyle) -> str:
+    """Format the mean and deviation of a score."""
+    text = f"{score.mean:.4f}" + ("" if score.deviation is None else f"{style.sign}{score.deviation:.4f}")
+    text = style.bold.format(text) if best else text
+    return text + (style.mark if score.p is not None and score.p < SIGNIFICANCE_LEVEL else "")
 
 
-def _score(score: Score | None, best: bool, sign: str, bold: str, mark: str) -> str:
-    if score is None:
-        return ""
-    text = f"{score.mean:.4f}" + ("" if score.deviation is None else f"{sign}{score.deviation:.4f}")
-    text = bold.format(text) if best else text
-    return text + (mark if score.p is not None and score.p < LEVEL else "")
+def _has_seeds(comparison: Comparison) -> bool:
+    return any(len(row.runs) > 1 for row in comparison.rows)
 
 
-def _why(line: Line) -> str:
-    """What stands in place of a score that there is not."""
-    return line.runs[0].status if not line.done else ""
+def _header(comparison: Comparison) -> list[str]:
+    seeds = ["seeds"] if _has_seeds(comparison) else []
+    return [*(comparison.settings or ("run",)), *seeds, *comparison.metrics, "download", "upload", "time"]
 
 
-def _text(value: Any) -> str:
-    return "" if value is None else str(value)
+def _cells(comparison: Comparison, index: int, style: CellStyle) -> list[str]:
+    """Return the cells of a row as text."""
+    row = comparison.rows[index]
+    ended = f"{len(row.done)}" if len(row.done) == len(row.runs) else f"{len(row.done)} of {len(row.runs)}"
+    cells = ["" if value is None else str(value) for value in row.varied.values()] or [row.runs[0].label]
+    cells += [ended] if _has_seeds(comparison) else []
+    for metric in comparison.metrics:
+        score = row.scores.get(metric)
+        best = index in comparison.best(metric)
+        cells.append(_status_of(row) if score is None else format_score(score, best, style))
+    for direction in DIRECTIONS:
+        count = row.mean_of("bytes", direction)
+        cells.append("" if count is None else format_bytes(count))
+    seconds = row.mean_of("seconds", "total")
+    return [*cells, "" if seconds is None else format_duration(seconds)]
 
 
-def _escaped(cell: str) -> str:
+def _status_of(row: ComparisonRow) -> str:
+    """Return what a cell shows in place of a missing score."""
+    return row.runs[0].status if not row.done else ""
+
+
+def _escape_latex(cell: str) -> str:
     for sign in "_%&#":
         cell = cell.replace(sign, f"\\{sign}")
     return cell

@@ -1,4 +1,4 @@
-"""A report's page: one HTML file with its style in it, no script, nothing fetched; light and dark, wide and narrow."""
+"""The page of a report: one HTML file with its style sheet, without scripts or downloads, light and dark."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-# Okabe and Ito's colours for all kinds of colour vision; yellow and black, which vanish on one ground, are replaced.
+# The palette of Okabe and Ito, safe for colour-blind readers; yellow and black, invisible on one background, replaced
 LIGHT = ("#0072b2", "#d55e00", "#007a5a", "#b0528f", "#a97100", "#2b8fc7", "#5b4fa8", "#555555")
 DARK = ("#4aa8e0", "#ff8a3d", "#2fc79b", "#e39ac4", "#f0b429", "#8ed0f5", "#aea4f0", "#bbbbbb")
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page with a heading of its own."""
+    """A part of the page with a heading."""
 
     title: str
     body: str  # HTML
@@ -21,7 +21,7 @@ class Section:
 
 
 def page(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """The whole file."""
+    """Return the HTML of the page; sections without a body are left out."""
     shown = [section for section in sections if section.body]
     links = "".join(f'<a href="#{_anchor(s.title)}">{escape(s.title)}</a>' for s in shown)
     parts = "".join(_section(section) for section in shown)
@@ -35,34 +35,33 @@ def page(title: str, lead: str, sections: Sequence[Section]) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, html: bool = False) -> str:
-    """A table that scrolls sideways where it is too wide; the first `left` columns are text. `html`: cells are HTML."""
-    form = (lambda cell: cell) if html else escape
-    head = "".join(f"<th{'' if i < left else ' class=n'}>{escape(name)}</th>" for i, name in enumerate(header))
-    lines = (
-        "".join(f"<td{'' if i < left else ' class=n'}>{form(cell)}</td>" for i, cell in enumerate(row)) for row in rows
-    )
+    """Return a table that scrolls horizontally; the first `left` columns are text. With `html`, cells are HTML."""
+    encode = (lambda cell: cell) if html else escape
+    kinds = ["" if i < left else " class=n" for i in range(len(header))]
+    head = "".join(f"<th{kind}>{escape(name)}</th>" for kind, name in zip(kinds, header, strict=True))
+    lines = ("".join(f"<td{kind}>{encode(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) for row in rows)
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def figure(title: str, chart: str, note: str = "") -> str:
-    """A chart under its title, a note below it; nothing if there is no chart."""
+    """Return a chart with a title and a note; an empty text if there is no chart."""
     under = f'<p class="note">{escape(note)}</p>' if note else ""
     return f"<figure><figcaption>{escape(title)}</figcaption>{chart}{under}</figure>" if chart else ""
 
 
 def figures(given: Sequence[str]) -> str:
-    """Charts side by side, as many as fit."""
+    """Return charts in a grid."""
     return f'<div class="figures">{"".join(given)}</div>' if any(given) else ""
 
 
 def code(text: str) -> str:
-    """Text as it is, that scrolls."""
+    """Return preformatted text that scrolls."""
     return f"<pre>{escape(text)}</pre>"
 
 
 def folded(title: str, body: str) -> str:
-    """What is shown when it is asked for."""
+    """Return a part that unfolds on a click."""
     return f"<details><summary>{escape(title)}</summary>{body}</details>"
 
 

@@ -1,4 +1,4 @@
-"""Runs and sweeps as one HTML file that needs no network: what they reached, what it cost, and how it went."""
+"""The HTML report on runs and sweeps, one file that needs no network: results, costs, curves, predictions, commands."""
 
 from __future__ import annotations
 
@@ -6,198 +6,212 @@ import json
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from simfl import evaluation, files
 from simfl.data.partition.heterogeneity import measure
 from simfl.errors import SimflError
 from simfl.formatting import format_bytes, format_duration
-from simfl.reports.chart import heat, number, strips
-from simfl.reports.curves import MOST_LINES, by_bytes, by_epsilon, by_round, course, curves, name_of, varied
-from simfl.reports.formats import MARK, WAYS, notes
+from simfl.reports.chart import dot_strips, format_number, heat_map
+from simfl.reports.curves import (
+    MAX_LINES,
+    Axis,
+    by_bytes,
+    by_epsilon,
+    by_round,
+    learning_charts,
+    row_label,
+    run_curves,
+    score_charts,
+    varied_settings,
+)
+from simfl.reports.formats import DIRECTIONS, MARKDOWN, notes
 from simfl.reports.page import Section, code, figure, figures, folded, page, table
-from simfl.reports.results import Result, results_of
+from simfl.reports.results import RunResult, results_of
 from simfl.reports.shared_prefixes import longest_prefixes
-from simfl.reports.significance import per_client
-from simfl.reports.table import LEVEL, SEED, Comparison, Line, compare, paired
-from simfl.reports.table_spec import wanted
-from simfl.reports.time import timeline
+from simfl.reports.significance import client_means
+from simfl.reports.table import SEED, SIGNIFICANCE_LEVEL, Comparison, ComparisonRow, compare, paired_bootstrap
+from simfl.reports.table_spec import read_spec
+from simfl.reports.time import time_section
+from simfl.runs.folder import RUN
+from simfl.runs.manifest import RunManifest
+from simfl.runs.tables import TableRow
 
-MOST_SAMPLES = 8  # predictions shown
-MADE = (
-    "simfl",
-    "python",
-    "libraries",
-    "machine",
-    "data_sha256",
-    "partition_sha256",
-    "identity",
-    "choices",
-)  # shown of a manifest
-MOST_CLIENTS = 60  # in a strip or a map
-MOST_PARTITIONS = 6  # shown
-MOST_VALUES = 40  # columns of a map
+MAX_SAMPLES = 8  # predictions
+MAX_CLIENTS = 60  # in a strip or a heat map
+MAX_PARTITIONS = 6
+MAX_VALUES = 40  # columns of a heat map
+HIDDEN = ("format", "resumes", "clients_per_batch", "forked")  # parts of a manifest that the report leaves out
+
+ROUNDS = Axis("rounds", by_round, format_number)
+BYTES = Axis("sent in both directions", by_bytes, format_bytes)
+EPSILON = Axis("epsilon", by_epsilon, format_number)
 
 
 def write(paths: Sequence[Path], target: Path, title: str = "") -> None:
-    """The report on these runs and sweeps. RunError where nothing lies, or nothing has ended yet."""
-    text = report(results_of(paths), title or ", ".join(path.name for path in paths), wanted(paths).against)
+    """Write the report on these runs and sweeps.
+
+    Raises:
+        RunError: A folder holds neither a run nor a sweep, or files of another format.
+    """
+    results, against = results_of(paths), read_spec(paths).against
+    text = report(results, title or ", ".join(path.name for path in paths), against)
     files.write(target, lambda file: file.write(text.encode()))
 
 
-def report(results: Sequence[Result], title: str, against: str | None = None) -> str:
-    """The report's HTML; other lines are held `against` this one, by default the first."""
-    found = compare(results, against=against, test=paired)
-    shown = [line for line in found.lines if line.done]
-    courses = {run.label: course(run) for line in shown for run in line.done}
-    metrics, drawn = found.metrics, _longest(shown)
+def report(results: Sequence[RunResult], title: str, against: str | None = None) -> str:
+    """Return the HTML of the report; `against` names the row that others are tested against, by default the first."""
+    comparison = compare(results, against=against, test=paired_bootstrap)
+    rows = [row for row in comparison.rows if row.done]
+    curves = {run.label: run_curves(run) for row in rows for run in row.done}
+    drawn = _without_prefixes(rows)
+    clients_note = "Each client's mean score at the end; the bar is the median."
     sections = [
-        Section("Comparison", _comparison(found), tuple(notes(found))),
-        Section("Learning", curves(found, drawn, courses, metrics, by_round, "rounds", number)),
-        Section("Bytes", curves(found, drawn, courses, metrics, by_bytes, "sent in both directions", format_bytes)),
-        Section("Privacy", curves(found, drawn, courses, metrics, by_epsilon, "epsilon", number)),
-        Section(
-            "Clients", _spread(found, shown, metrics), ("Each client's mean score at the end; the bar is the median.",)
-        ),
-        Section("Partition", _partitions(shown)),
-        Section("Time", timeline(results)),
-        Section("Predictions", _samples(found, shown)),
+        Section("Comparison", _comparison(comparison), tuple(notes(comparison))),
+        Section("Learning", learning_charts(comparison, drawn, curves, ROUNDS)),
+        Section("Bytes", score_charts(comparison, drawn, curves, BYTES)),
+        Section("Privacy", score_charts(comparison, drawn, curves, EPSILON)),
+        Section("Clients", _client_scores(comparison, rows), (clients_note,)),
+        Section("Partition", _partitions(rows)),
+        Section("Time", time_section(results)),
+        Section("Predictions", _samples(comparison, rows)),
         Section("Commands", _commands(results)),
     ]
-    done = sum(len(line.done) for line in found.lines)
+    done = sum(len(row.done) for row in comparison.rows)
     return page(title, _lead(len(results), done), sections)
 
 
 def _lead(runs: int, done: int) -> str:
     if runs == 1:
-        return "one run, done" if done else "one run, not done yet"
-    return f"{runs} runs, all of them done" if done == runs else f"{runs} runs, {done} of them done"
+        return "one run, finished" if done else "one run, not finished yet"
+    return f"{runs} runs, all finished" if done == runs else f"{runs} runs, {done} of them finished"
 
 
-def _longest(shown: Sequence[Line]) -> list[Line]:
-    """The lines that are not the beginning of another: of a grid over T, one curve tells all."""
-    runs = {run.label: run.run.experiment for line in shown for run in line.done}
-    shorter = set(longest_prefixes(runs).values())
-    return [line for line in shown if not all(run.label in shorter for run in line.done)]
+def _without_prefixes(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
+    """Leave out rows whose runs are prefixes of others: in a grid over rounds, the longest run has their curves."""
+    experiments = {run.label: run.run.experiment for row in rows for run in row.done}
+    prefixes = set(longest_prefixes(experiments).values())
+    return [row for row in rows if not all(run.label in prefixes for run in row.done)]
 
 
-def _comparison(found: Comparison) -> str:
-    settings = found.settings or ("run",)
-    header = [*settings, "seeds", *found.metrics, "download", "upload", "time"]
-    rows = []
-    for i, line in enumerate(found.lines):
-        cells = [escape(str(value)) for value in line.shown.values()] or [escape(line.runs[0].label)]
-        cells.append(
-            f"{len(line.done)} of {len(line.runs)}" if len(line.done) < len(line.runs) else f"{len(line.done)}"
-        )
-        cells += [_score(found, line, i, metric) for metric in found.metrics]
-        for mode in WAYS:
-            count = line.mean_of("bytes", mode)
+def _comparison(comparison: Comparison) -> str:
+    settings = comparison.settings or ("run",)
+    header = [*settings, "seeds", *comparison.metrics, "download", "upload", "time"]
+    lines = []
+    for i, row in enumerate(comparison.rows):
+        cells = [escape(str(value)) for value in row.varied.values()] or [escape(row.runs[0].label)]
+        cells.append(f"{len(row.done)} of {len(row.runs)}" if len(row.done) < len(row.runs) else f"{len(row.done)}")
+        cells += [_score(comparison, row, i, metric) for metric in comparison.metrics]
+        for direction in DIRECTIONS:
+            count = row.mean_of("bytes", direction)
             cells.append("" if count is None else format_bytes(count))
-        seconds = line.mean_of("seconds", "total")
-        rows.append([*cells, "" if seconds is None else format_duration(seconds)])
-    return table(header, rows, len(settings), html=True)
+        seconds = row.mean_of("seconds", "total")
+        lines.append([*cells, "" if seconds is None else format_duration(seconds)])
+    return table(header, lines, len(settings), html=True)
 
 
-def _score(found: Comparison, line: Line, index: int, metric: str) -> str:
-    score = line.scores.get(metric)
+def _score(comparison: Comparison, row: ComparisonRow, index: int, metric: str) -> str:
+    score = row.scores.get(metric)
     if score is None:
-        return f'<span class="tag">{line.runs[0].status}</span>' if not line.done else ""
+        return f'<span class="tag">{row.runs[0].status}</span>' if not row.done else ""
     text = f"{score.mean:.4f}" + ("" if score.deviation is None else f" ± {score.deviation:.4f}")
-    text = f"<b>{text}</b>" if index in found.best(metric) else text
+    text = f"<b>{text}</b>" if index in comparison.best(metric) else text
     title = "" if score.p is None else f' title="p = {score.p:.4f}"'
-    return f"<span{title}>{text}{MARK if score.p is not None and score.p < LEVEL else ''}</span>"
+    mark = MARKDOWN.mark if score.p is not None and score.p < SIGNIFICANCE_LEVEL else ""
+    return f"<span{title}>{text}{mark}</span>"
 
 
-def _spread(found: Comparison, shown: Sequence[Line], metrics: Sequence[str]) -> str:
-    told = varied(found.settings, shown)
+def _client_scores(comparison: Comparison, rows: Sequence[ComparisonRow]) -> str:
+    """Draw the scores of each row's clients, of its first seed."""
+    varied = varied_settings(comparison.settings, rows)
     charts = []
-    scores = {line.runs[0].label: per_client(line.done[0].run) for line in shown}
-    for metric in metrics:
+    scores = {row.runs[0].label: client_means(row.done[0].run) for row in rows}
+    for metric in comparison.metrics:
         groups = []
-        for line in shown:
-            values = list(scores[line.runs[0].label].get(metric, {}).values())
+        for row in rows:
+            values = list(scores[row.runs[0].label].get(metric, {}).values())
             if len(values) > 1:
-                groups.append((", ".join(str(line.shown[name]) for name in told) or line.runs[0].label, values))
-        seed = f", seed {shown[0].done[0].shown[SEED]}" if SEED in shown[0].done[0].shown else ""
-        names = f"{', '.join(told)}{seed}".lstrip(", ")
-        charts.append(figure(f"{metric} of each client", strips(groups, metric), names) if groups else "")
+                groups.append((", ".join(str(row.varied[name]) for name in varied) or row.runs[0].label, values))
+        first = rows[0].done[0].varied if rows else {}
+        seed = f", seed {first[SEED]}" if SEED in first else ""
+        names = f"{', '.join(varied)}{seed}".lstrip(", ")
+        charts.append(figure(f"{metric} of each client", dot_strips(groups, metric), names) if groups else "")
     return figures([chart for chart in charts if chart])
 
 
-def _partitions(shown: Sequence[Line]) -> str:
-    """Each partition once: examples by client and value."""
+def _partitions(rows: Sequence[ComparisonRow]) -> str:
+    """Draw each distinct partition: examples by client and value."""
     charts: dict[str, str] = {}
-    for line in shown:
-        run = line.done[0]
-        key = run.run.manifest["partition_sha256"]
-        if key not in charts and len(charts) < MOST_PARTITIONS:
-            charts[key] = _partition(run)
+    for row in rows:
+        result = row.done[0]
+        key = result.run.manifest.partition_sha256
+        if key not in charts and len(charts) < MAX_PARTITIONS:
+            charts[key] = _partition(result)
     return figures([chart for chart in charts.values() if chart])
 
 
-def _partition(run: Result) -> str:
-    partition = run.run.stored_partition
+def _partition(result: RunResult) -> str:
+    partition = result.run.stored_partition
     try:
-        split = run.run.setting.split("train")
-        numbers = measure(split, run.run.partition)
+        split = result.run.context.split("train")
+        numbers = measure(split, result.run.partition)
     except (SimflError, OSError):  # the data are not on this machine, or no longer those of the run
-        sizes = ", ".join(str(n) for n in partition.sizes[:MOST_CLIENTS])
+        sizes = ", ".join(str(n) for n in partition.sizes[:MAX_CLIENTS])
         return figure(f"{len(partition)} clients", f"<p>examples: {sizes}</p>", "the data are not on this machine")
-    shown = min(len(partition), len(numbers.heat), MOST_CLIENTS)
-    rows, columns = [f"client {k}" for k in range(shown)], [str(value) for value in numbers.values[:MOST_VALUES]]
-    chart = heat(rows, columns, numbers.heat[:shown, :MOST_VALUES], f"examples by client and {numbers.column}")
+    count = min(len(partition), len(numbers.heat), MAX_CLIENTS)
+    names, columns = [f"client {k}" for k in range(count)], [str(value) for value in numbers.values[:MAX_VALUES]]
+    chart = heat_map(names, columns, numbers.heat[:count, :MAX_VALUES], f"examples by client and {numbers.column}")
     sizes = f"{partition.sizes.min()} to {partition.sizes.max()} examples each"
-    apart = f"mean Jensen-Shannon divergence of a client from all examples: {numbers.divergence.mean():.3f}"
-    return figure(f"{len(partition)} clients by {numbers.column}", chart, f"{sizes}; {apart}")
+    divergence = f"mean Jensen-Shannon divergence of a client from all examples: {numbers.divergence.mean():.3f}"
+    return figure(f"{len(partition)} clients by {numbers.column}", chart, f"{sizes}; {divergence}")
 
 
-def _samples(found: Comparison, shown: Sequence[Line]) -> str:
-    """What each line's first run said to the same rows, beside what is true."""
-    told = varied(found.settings, shown)
+def _samples(comparison: Comparison, rows: Sequence[ComparisonRow]) -> str:
+    """Return a table of the last predictions of each row's first run, next to the true answers."""
+    varied = varied_settings(comparison.settings, rows)
     columns: dict[str, dict[tuple[str, int], str]] = {}
-    asked: dict[tuple[str, int], dict[str, Any]] = {}
-    for line in shown[:MOST_LINES]:
-        rows = line.done[0].run.samples().to_pylist()
-        last = max((row["step"] for row in rows), default=0)
-        for row in rows:
-            if row["step"] == last:
-                key = row["split"], row["row"]
-                asked.setdefault(key, row)
-                columns.setdefault(name_of(line, told), {})[key] = _said(row)
-    keys = list(asked)[:MOST_SAMPLES]
-    truth = [name for name in evaluation.TRUTH if any(asked[key].get(name) is not None for key in keys)]
-    rows_ = [
-        [_cell(asked[key].get(name)) for name in truth] + [said.get(key, "") for said in columns.values()]
+    examples: dict[tuple[str, int], TableRow] = {}
+    for row in rows[:MAX_LINES]:
+        samples = row.done[0].run.samples().to_pylist()
+        last = max((sample["step"] for sample in samples), default=0)
+        for sample in samples:
+            if sample["step"] == last:
+                key = sample["split"], sample["row"]
+                examples.setdefault(key, sample)
+                columns.setdefault(row_label(row, varied), {})[key] = _prediction(sample)
+    keys = list(examples)[:MAX_SAMPLES]
+    truth = [name for name in evaluation.TRUTH if any(examples[key].get(name) is not None for key in keys)]
+    lines = [
+        [_cell(examples[key].get(name)) for name in truth] + [column.get(key, "") for column in columns.values()]
         for key in keys
     ]
-    return table([*truth, *columns], rows_, len(truth) + len(columns)) if keys else ""
+    return table([*truth, *columns], lines, len(truth) + len(columns)) if keys else ""
 
 
-def _said(row: dict[str, Any]) -> str:
-    """A prediction, and in brackets what else the model said of it."""
-    found = {k.removeprefix("predicted_"): v for k, v in row.items() if k.startswith("predicted_") and v is not None}
+def _prediction(sample: TableRow) -> str:
+    """Format a prediction; further outputs of the model follow in brackets."""
+    found = {k.removeprefix("predicted_"): v for k, v in sample.items() if k.startswith("predicted_") and v is not None}
     if not found:
         return ""
-    (_, said), *others = found.items()
-    return f"{_cell(said)} ({', '.join(f'{k} {_cell(v)}' for k, v in others)})" if others else _cell(said)
+    (_, prediction), *others = found.items()
+    if not others:
+        return _cell(prediction)
+    return f"{_cell(prediction)} ({', '.join(f'{name} {_cell(value)}' for name, value in others)})"
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     if isinstance(value, float):
-        return number(value)
+        return format_number(value)
     return "; ".join(str(item) for item in value) if isinstance(value, list) else "" if value is None else str(value)
 
 
-def _commands(results: Sequence[Result]) -> str:
+def _commands(results: Sequence[RunResult]) -> str:
     parts = []
-    for run in results:
-        path = run.folder / "experiment.yaml"
+    for result in results:
+        path = result.folder / RUN
         if not path.exists():
             continue
-        made = json.loads((run.folder / "manifest.json").read_bytes())
-        facts = {key: made[key] for key in MADE if key in made}
-        command = f"simfl run {path} --out {run.folder.name}-again"
-        inner = code(command) + code(json.dumps(facts, indent=1)) + code(path.read_text())
-        parts.append(folded(f"{run.label}: {run.status}", inner))
+        manifest = {k: v for k, v in RunManifest.read(result.folder).to_json().items() if k not in HIDDEN}
+        command = f"simfl run {path} --out {result.folder.name}-again"
+        inner = code(command) + code(json.dumps(manifest, indent=1)) + code(path.read_text())
+        parts.append(folded(f"{result.label}: {result.status}", inner))
     return "".join(parts)

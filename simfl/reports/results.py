@@ -1,116 +1,123 @@
-"""What the runs of a sweep came to: of each run what it had of everything that varies, and what it reached."""
+"""Results of the runs of sweeps: for each run, its values of the settings that vary, its status and its scores."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from simfl.errors import ConfigError, RunError
-from simfl.reports.significance import Scored, per_client, scored, spread
-from simfl.runs.results import ENDED, ERROR, Run, summary_of
-from simfl.tracking.run_folder import RUN, SWEEP
+from simfl.reports.significance import ExampleScores, client_means, client_spread, example_scores
+from simfl.runs.folder import ERROR, RUN, SWEEP, JsonObject, check_run_format, read_json
+from simfl.runs.results import Run
+from simfl.runs.summary import ENDED, read_summary
+from simfl.runs.tables import TableRow
 
-POINTS = SWEEP  # in a sweep's folder: its runs
-SPREAD = ("worst", "tenth", "deviation")  # over clients
+SPREAD = ("worst", "tenth", "deviation")  # statistics over clients
 
 
 @dataclass(frozen=True)
-class Result:
-    """One run of a sweep, or a run by itself, as it stands now."""
+class RunResult:
+    """The current result of one run of a sweep, or of a single run."""
 
     label: str
-    shown: dict[str, Any]  # what it has of everything that varies
+    varied: Mapping[str, object]  # its values of the settings that vary
     folder: Path
     status: str  # completed, stopped, interrupted, failed, waiting
-    error: str = ""  # one line, of a run that failed
-    summary: dict[str, Any] = field(default_factory=dict)  # empty while there is none
+    error: str = ""  # one line; empty unless the run failed
+    summary: JsonObject = field(default_factory=dict)  # empty without `summary.json`
 
     @cached_property
     def scores(self) -> dict[str, float]:
-        """Scores at the end by name, such as `anls` and `test.personal.anls`; none of a run that did not end well.
+        """Final scores by name, such as `anls` and `test.personal.anls`; empty unless the run ended well.
 
-        `anls:worst`, `anls:tenth` (percentile) and `anls:deviation` are over clients, where their scores are known.
+        `anls:worst`, `anls:tenth` (percentile) and `anls:deviation` are statistics over clients, where their scores
+        are known.
         """
         if self.status not in ENDED:
             return {}
-        spreads = {name: spread(values) for name, values in per_client(self.run).items()}
-        over = {f"{name}:{kind}": getattr(of, kind) for name, of in spreads.items() for kind in SPREAD}
-        return {**self.summary["final"], **over}
+        spreads = {name: client_spread(values) for name, values in client_means(self.run).items()}
+        over_clients = {f"{name}:{kind}": getattr(spread, kind) for name, spread in spreads.items() for kind in SPREAD}
+        return {**self.summary["final"], **over_clients}
 
     @cached_property
     def run(self) -> Run:
-        """The run itself."""
+        """The run."""
         return Run(self.folder)
 
     @cached_property
-    def scored(self) -> Scored:
-        """Each example's scores."""
-        return scored(self.run)
+    def example_scores(self) -> ExampleScores:
+        """The score of each example."""
+        return example_scores(self.run)
 
     @property
     def metric(self) -> str:
         """The headline metric of the last phase."""
         return str(self.run.experiment.phases[-1].objective.metric)
 
-    def row(self) -> dict[str, Any]:
-        """Its row in `results.parquet`."""
-        row: dict[str, Any] = {"label": self.label, **self.shown, "status": self.status, "error": self.error or None}
+    def row(self) -> TableRow:
+        """Return the run's row of `results.parquet`."""
+        row: TableRow = {"label": self.label, **self.varied, "status": self.status, "error": self.error or None}
         if summary := self.summary:
-            row |= {"rounds": summary["rounds"], "clients": summary["clients"]} | self.shown
+            row |= {"rounds": summary["rounds"], "clients": summary["clients"]} | dict(self.varied)
             for when, scores in {"final": summary["final"] | self.scores, "initial": summary["initial"]}.items():
                 row |= {f"{when}.{name}": value for name, value in scores.items()}
-            row |= {f"{way}_bytes": count for way, count in summary["bytes"].items()}
-            row |= {f"charged_{way}_bytes": count for way, count in summary["charged"].items()}
+            row |= {f"{direction}_bytes": count for direction, count in summary["bytes"].items()}
+            row |= {f"charged_{direction}_bytes": count for direction, count in summary["charged"].items()}
             row |= {"seconds": summary["seconds"]["total"], "weights_sha256": summary["weights_sha256"]}
             row["seconds_per_round"] = summary["seconds"]["per_round_median"]
         return row | {"folder": str(self.folder)}
 
 
-def results_of(paths: Sequence[Path]) -> list[Result]:
-    """The runs of sweeps in their order, and single runs, which are told apart by the names of their folders."""
-    found: list[Result] = []
+def results_of(paths: Sequence[Path]) -> list[RunResult]:
+    """Return the results of sweeps, in their order, and of single runs, which are named by their folders.
+
+    Raises:
+        ConfigError: A path is given twice.
+        RunError: A folder holds neither a run nor a sweep, or files of another format.
+    """
+    found: list[RunResult] = []
     if twice := [path for i, path in enumerate(paths) if path.resolve() in [p.resolve() for p in paths[:i]]]:
-        raise ConfigError(f"{twice[0]}: given twice; each run or sweep stands in a table once")
-    names = _told_apart(paths)
+        raise ConfigError(f"{twice[0]}: given twice; give each run or sweep once")
+    names = _short_names(paths)
     for path in paths:
-        if (path / POINTS).exists():
-            runs = json.loads((path / POINTS).read_bytes())["runs"]
-            found += [result(path / "runs" / run["label"], run["shown"]) for run in runs]
+        if (path / SWEEP).exists():
+            runs = read_json(path / SWEEP)["runs"]
+            found += [result_of(path / "runs" / run["label"], run["varied"]) for run in runs]
         elif (path / RUN).exists():
-            found.append(result(path, {"run": names[path]}))
+            found.append(result_of(path, {"run": names[path]}))
         else:
-            raise RunError(f"{path}: neither a run nor a sweep lies here")
+            raise RunError(f"{path}: the folder holds neither a run nor a sweep")
     return found
 
 
-def _told_apart(paths: Sequence[Path]) -> dict[Path, str]:
-    """The ends of these paths, as much of each as no other has."""
+def result_of(folder: Path, varied: Mapping[str, object]) -> RunResult:
+    """Return the result of the run in a folder, which need not exist yet."""
+    if (folder / RUN).exists():
+        check_run_format(folder)
+    summary, error = read_summary(folder), folder / ERROR
+    if error.exists():
+        return RunResult(folder.name, varied, folder, "failed", error.read_text().splitlines()[0], summary or {})
+    status = "interrupted" if (folder / RUN).exists() else "waiting"
+    return RunResult(folder.name, varied, folder, summary["status"] if summary else status, summary=summary or {})
+
+
+def result_rows(results: Iterable[RunResult]) -> list[TableRow]:
+    """Return table rows; a column of numbers and texts becomes one of texts."""
+    rows = [result.row() for result in results]
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row[name] for row in rows if row.get(name) is not None]
+        if any(isinstance(v, str) for v in values) and not all(isinstance(v, str) for v in values):
+            rows = [{**row, name: str(row[name])} if row.get(name) is not None else row for row in rows]
+    return rows
+
+
+def _short_names(paths: Sequence[Path]) -> dict[Path, str]:
+    """Return the shortest unique end of each path."""
     found = {}
     for path in paths:
         parts, others = path.resolve().parts, [other.resolve().parts for other in paths if other is not path]
         count = next(n for n in range(1, len(parts) + 1) if all(other[-n:] != parts[-n:] for other in others))
         found[path] = "/".join(parts[-count:])
     return found
-
-
-def result(folder: Path, shown: dict[str, Any]) -> Result:
-    """A run as it lies in its folder."""
-    summary, error = summary_of(folder), folder / ERROR
-    if error.exists():
-        return Result(folder.name, shown, folder, "failed", error.read_text().splitlines()[0], summary or {})
-    begun = "interrupted" if (folder / "experiment.yaml").exists() else "waiting"
-    return Result(folder.name, shown, folder, summary["status"] if summary else begun, summary=summary or {})
-
-
-def rows(found: Iterable[Result]) -> list[dict[str, Any]]:
-    """Rows for a table; a column that holds numbers and text holds text alone."""
-    flat = [one.row() for one in found]
-    for name in dict.fromkeys(name for row in flat for name in row):
-        values = [row[name] for row in flat if row.get(name) is not None]
-        if any(isinstance(v, str) for v in values) and not all(isinstance(v, str) for v in values):
-            flat = [{**row, name: str(row[name])} if row.get(name) is not None else row for row in flat]
-    return flat

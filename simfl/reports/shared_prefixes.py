@@ -34,7 +34,7 @@ def longest_prefixes(experiments: Mapping[str, Experiment]) -> dict[str, str]:
 
 
 def prefix_key(experiment: Experiment) -> str:
-    """Return a hash of all settings that determine the rounds of a run, except the number of the last phase's rounds."""
+    """Return a hash of all settings that determine the rounds of a run, except how many the last phase has."""
     content = {k: v for k, v in binding_settings(config.to_mapping(experiment)).items() if k != "name"}
     content["phases"][-1].pop("rounds")
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

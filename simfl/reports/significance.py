@@ -1,7 +1,7 @@
-"""Whether two runs differ by more than chance, and how unlike clients fare: from each example's own scores.
+"""Significance of the difference between two runs, and the spread of scores over clients, from scores per example.
 
-The paired bootstrap (Efron and Tibshirani 1993, chapter 16; Koehn 2004) draws the common examples anew, with
-replacement, and asks how often the difference of the means falls on the other side of zero.
+The paired bootstrap (Efron and Tibshirani 1993, chapter 16; Koehn 2004) resamples the common examples with replacement
+and counts how often the difference of the means falls on the other side of zero.
 """
 
 from __future__ import annotations
@@ -12,46 +12,50 @@ from dataclasses import dataclass
 import numpy as np
 
 from simfl.runs.results import Run
+from simfl.runs.tables import TableRow
 from simfl.seeds import rng
 
-DRAWS = 10_000
-CHUNK = 2**22  # draws of single examples held at a time
-Key = tuple[int | None, int]  # client of a personal model, row of the split
-Scores = dict[str, dict[Key, float]]  # by name, as in summaries: `anls`, `test.personal.anls`
+NUM_DRAWS = 10_000  # bootstrap samples
+CHUNK = 2**22  # drawn examples that are held in memory at a time
+ExampleKey = tuple[int | None, int]  # client of a personal model, row of the split
+ScoresByName = dict[str, dict[ExampleKey, float]]  # by name, as in summaries: `anls`, `test.personal.anls`
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two means over the same examples."""
+    """The difference of two means over the same examples."""
 
     mean: float  # b − a
-    low: float  # 2.5th percentile of the drawn differences
-    high: float  # 97.5th
-    p: float  # two-sided: twice the smaller share of draws at or beyond zero, at least 1 / draws
+    low: float  # 2.5th percentile of the resampled differences
+    high: float  # 97.5th percentile
+    p: float  # two-sided: twice the smaller fraction of draws at or beyond zero, at least 1 / draws
     examples: int
 
 
 @dataclass(frozen=True)
-class Scored:
-    """What of a run is compared in pairs."""
+class ExampleScores:
+    """The scores of a run's examples, and what must be equal to compare them in pairs."""
 
     seed: int
     data_sha256: str
-    scores: Scores
+    scores: ScoresByName
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Of clients' mean scores; each client counts once."""
+class ClientSpread:
+    """Statistics of clients' mean scores; each client has the same weight."""
 
     worst: float
-    tenth: float  # 10th percentile, between clients in a straight line
+    tenth: float  # 10th percentile, linearly interpolated between clients
     deviation: float  # of the population (n)
     clients: int
 
 
-def bootstrap(a: np.ndarray, b: np.ndarray, draws: int = DRAWS) -> Difference:
-    """Float64 [n] each, example by example; the draws are named by n alone, so a table is the same each time."""
+def bootstrap(a: np.ndarray, b: np.ndarray, draws: int = NUM_DRAWS) -> Difference:
+    """Compare two arrays of scores, float64 [n], example by example.
+
+    The random draws depend on n alone, so the result is reproducible.
+    """
     d = b - a
     generator, n = rng("bootstrap", len(d)), len(d)
     means = np.empty(draws)
@@ -64,14 +68,14 @@ def bootstrap(a: np.ndarray, b: np.ndarray, draws: int = DRAWS) -> Difference:
     return Difference(float(d.mean()), float(low), float(high), min(1.0, max(2 * min(sides), 1 / draws)), n)
 
 
-def difference(a: Sequence[Scored], b: Sequence[Scored], name: str) -> Difference | None:
-    """Of two settings on a score; None if they have no example in common.
+def difference(a: Sequence[ExampleScores], b: Sequence[ExampleScores], name: str) -> Difference | None:
+    """Compare two settings on a score; None if they have no example in common.
 
-    Runs are paired by seed. An example's score is its mean over the seeds in which both settings have it, and examples
-    are drawn, so what is tested is these seeds on other examples.
+    Runs are paired by seed. The score of an example is its mean over the seeds that both settings have, and examples
+    are resampled: the test is about these seeds on other examples.
     """
     others = {(run.seed, run.data_sha256): run.scores.get(name, {}) for run in b}
-    pairs: dict[Key, list[tuple[float, float]]] = {}
+    pairs: dict[ExampleKey, list[tuple[float, float]]] = {}
     for run in a:
         mine, theirs = run.scores.get(name, {}), others.get((run.seed, run.data_sha256), {})
         for key in mine.keys() & theirs.keys():
@@ -83,40 +87,40 @@ def difference(a: Sequence[Scored], b: Sequence[Scored], name: str) -> Differenc
     return bootstrap(means[:, 0], means[:, 1])
 
 
-def scored(run: Run) -> Scored:
-    """What of a run is compared in pairs."""
-    return Scored(run.experiment.seed, run.manifest["data_sha256"], scores(run))
+def example_scores(run: Run) -> ExampleScores:
+    """Return the scores of a run's examples at its end."""
+    return ExampleScores(run.experiment.seed, run.manifest.data_sha256, scores_by_name(run))
 
 
-def scores(run: Run) -> Scores:
-    """Each example's scores at the end of a run, by the names that summaries use."""
-    first, found = run.experiment.evaluate.splits[0], dict[str, dict[Key, float]]()
+def scores_by_name(run: Run) -> ScoresByName:
+    """Return the score of each example at the end of a run, by the names that summaries use."""
+    first, found = run.experiment.evaluate.splits[0], dict[str, dict[ExampleKey, float]]()
     table = run.scores()
-    for metric in metrics(table.column_names):
+    for metric in metric_columns(table.column_names):
         columns = (table[name].to_pylist() for name in ("split", "model", "client", "row", metric))
         for split, model, client, row, value in zip(*columns, strict=True):
             if value is not None:
-                found.setdefault(name_of(split, model, metric, first), {})[client, row] = value
+                found.setdefault(score_name(split, model, metric, first), {})[client, row] = value
     return found
 
 
-def metrics(columns: Sequence[str]) -> list[str]:
-    """The columns of `scores.parquet` that are scores."""
+def metric_columns(columns: Sequence[str]) -> list[str]:
+    """Return the columns of `scores.parquet` that hold scores."""
     known = {"phase", "round", "step", "split", "model", "client", "row"}
     return [name for name in columns if name not in known and not name.startswith("by_")]
 
 
-def name_of(split: str, model: str, metric: str, first: str) -> str:
-    """A score's name in a summary, as `evaluation.headlines` gives it; `first` is the first evaluated split."""
+def score_name(split: str, model: str, metric: str, first: str) -> str:
+    """Return the name of a score in a summary, as `evaluation.headlines` does; `first` is the first evaluated split."""
     path = [split] if split != first else []
     return ".".join([*path, *([model] if model != "global" else []), metric])
 
 
-def per_client(run: Run) -> dict[str, dict[int, float]]:
-    """Each client's mean scores at the end of a run, by the names that summaries use.
+def client_means(run: Run) -> dict[str, dict[int, float]]:
+    """Return each client's mean scores at the end of a run, by the names that summaries use.
 
-    A personal model is scored on its client's examples. Of a model that all share, the examples of a client are those
-    of its groups; there are none where the partition knows no groups of the evaluated split.
+    A personal model is scored on the examples of its client. A model that all clients share is scored on the examples
+    of each client's groups; there are none where the partition has no groups of the evaluated split.
     """
     owners = _owners(run)
     found: dict[str, dict[int, list[float]]] = {}
@@ -124,27 +128,27 @@ def per_client(run: Run) -> dict[str, dict[int, float]]:
     groups = [name for name in table.column_names if name.startswith("by_")]
     for row in table.to_pylist():
         clients = [row["client"]] if row["client"] is not None else _clients(row, groups, owners)
-        for metric in metrics(table.column_names) if clients else ():
-            values = found.setdefault(name_of(row["split"], row["model"], metric, first), {})
+        for metric in metric_columns(table.column_names) if clients else ():
+            values = found.setdefault(score_name(row["split"], row["model"], metric, first), {})
             for client in clients:
                 values.setdefault(client, []).append(row[metric])
-    return {name: {k: float(np.mean(v)) for k, v in sorted(of.items())} for name, of in found.items()}
+    return {name: {k: float(np.mean(v)) for k, v in sorted(values.items())} for name, values in found.items()}
+
+
+def client_spread(means: Mapping[int, float]) -> ClientSpread:
+    """Return statistics of clients' mean scores."""
+    values = np.array(list(means.values()))
+    return ClientSpread(float(values.min()), float(np.percentile(values, 10)), float(values.std()), len(values))
 
 
 def _owners(run: Run) -> dict[str, list[int]]:
-    """The clients that hold each named group."""
-    partition, owners = run.partition_alone, dict[str, list[int]]()
+    """Return the clients that have examples of each named group."""
+    partition, owners = run.stored_partition, dict[str, list[int]]()
     for client in range(len(partition)) if len(partition.group_names) else ():
         for name, _ in partition.groups(client):
             owners.setdefault(name, []).append(client)
     return owners
 
 
-def _clients(row: Mapping[str, object], groups: Sequence[str], owners: Mapping[str, list[int]]) -> list[int]:
+def _clients(row: TableRow, groups: Sequence[str], owners: Mapping[str, list[int]]) -> list[int]:
     return next((owners[str(row[g])] for g in groups if str(row[g]) in owners), [])
-
-
-def spread(values: Mapping[int, float]) -> Spread:
-    """How unlike clients fare."""
-    of = np.array(list(values.values()))
-    return Spread(float(of.min()), float(np.percentile(of, 10)), float(of.std()), len(of))

@@ -1,153 +1,165 @@
-"""Runs side by side: one line for each setting, over its seeds, each tested against the one that it is held to."""
+"""Comparison of runs: one row per setting, with means over its seeds and a test against a reference row."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import mean, stdev
-from typing import Any
 
 from simfl.errors import ConfigError, nearest
-from simfl.reports.results import Result
+from simfl.reports.results import RunResult
 from simfl.reports.significance import difference
+from simfl.runs.folder import JsonObject
 
-SEED = "seed"  # what means are taken over
-LEVEL = 0.05  # below it, a difference is marked
+SEED = "seed"  # the setting that means are taken over
+SIGNIFICANCE_LEVEL = 0.05  # a difference with a smaller p is marked
 
 
 @dataclass(frozen=True)
-class Score:
+class SeedScores:
     """One metric of a setting, over its seeds."""
 
-    values: tuple[float, ...]  # one a seed
-    p: float | None = None  # paired bootstrap against the reference; None: it is the reference, or nothing is common
+    values: tuple[float, ...]  # one per seed
+    p: float | None = None  # of the test against the reference; None: of the reference, or without common examples
 
     @property
     def mean(self) -> float:
+        """The mean over the seeds."""
         return mean(self.values)
 
     @property
     def deviation(self) -> float | None:
-        """Of the sample (n − 1); None of one seed."""
+        """The standard deviation of the sample (n − 1); None for one seed."""
         return stdev(self.values) if len(self.values) > 1 else None
 
 
 @dataclass(frozen=True)
-class Line:
-    """A setting: the runs that differ in nothing but their seed."""
+class ComparisonRow:
+    """A setting: the runs that differ only in their seed."""
 
-    shown: dict[str, Any]  # what it has of everything that varies, but the seed
-    runs: tuple[Result, ...]
-    scores: dict[str, Score]  # by metric; none of a setting of which no run has ended
+    varied: Mapping[str, object]  # its values of the settings that vary, except the seed
+    runs: tuple[RunResult, ...]
+    scores: dict[str, SeedScores]  # by metric; empty if no run has ended well
 
     @property
-    def done(self) -> tuple[Result, ...]:
+    def done(self) -> tuple[RunResult, ...]:
         """The runs that ended well."""
         return tuple(run for run in self.runs if run.scores)
 
     def mean_of(self, *path: str) -> float | None:
-        """The mean over the seeds of a number in their summaries."""
-        found = [_at(run.summary, path) for run in self.done]
+        """Return the mean over the seeds of a number in the summaries, such as `"bytes", "upload"`."""
+        found = [_value_at(run.summary, path) for run in self.done]
         return mean(found) if found else None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The lines, in the order of the sweep."""
+    """The rows of a comparison, in the order of the sweep."""
 
-    settings: tuple[str, ...]  # columns of what varies
+    settings: tuple[str, ...]  # names of the settings that vary, except the seed
     metrics: tuple[str, ...]
-    lines: tuple[Line, ...]
-    against: str = ""  # what each line was tested against, in words; empty where nothing was
+    rows: tuple[ComparisonRow, ...]
+    reference: str = ""  # what each row was tested against; empty: nothing was tested
 
     def best(self, metric: str) -> set[int]:
-        """The lines with the highest mean, of a deviation the lowest; more than one only if they are equal."""
-        means = {i: line.scores[metric].mean for i, line in enumerate(self.lines) if metric in line.scores}
+        """Return the indices of the rows with the highest mean (lowest for a deviation); several if they are tied."""
+        means = {i: row.scores[metric].mean for i, row in enumerate(self.rows) if metric in row.scores}
         best = min if metric.endswith(":deviation") else max
         return {i for i, value in means.items() if value == best(means.values())} if len(means) > 1 else set()
 
 
-Test = Callable[[Line, Line, str], float | None]  # p of a line against the reference on a metric
+Test = Callable[[ComparisonRow, ComparisonRow, str], float | None]  # row, reference, metric -> p
 
 
-def paired(line: Line, reference: Line, metric: str) -> float | None:
-    """The paired bootstrap over the examples that both have."""
-    found = difference([run.scored for run in reference.done], [run.scored for run in line.done], metric)
+def paired_bootstrap(row: ComparisonRow, reference: ComparisonRow, metric: str) -> float | None:
+    """Test the difference over the examples that both rows have; None if there are none."""
+    found = difference([run.example_scores for run in reference.done], [run.example_scores for run in row.done], metric)
     return None if found is None else found.p
 
 
 def compare(
-    results: Sequence[Result], metrics: Iterable[str] = (), against: str | None = None, test: Test | None = None
+    results: Sequence[RunResult], metrics: Iterable[str] = (), against: str | None = None, test: Test | None = None
 ) -> Comparison:
-    """Lines over seeds. `metrics`: names of scores, by default the headline metric of every split and model.
+    """Group runs that differ only in their seed, and test each group against a reference.
 
-    `against`: a value of what varies, by default the first of the first column. A line is tested against the one that
-    has this value and is else the same. It may also be the name of a run, whose line is then that of all others.
+    Args:
+        results: The runs.
+        metrics: Names of scores; by default the headline metric of every split and model.
+        against: The reference: a value of a setting that varies, by default the first value of the first setting. A
+            row is tested against the row that has this value and is otherwise equal. Or the name of a run: all other
+            rows are tested against its row.
+        test: The test; None tests nothing.
+
+    Raises:
+        ConfigError: No run has a score, or no row a value, of this name.
     """
-    settings = tuple(dict.fromkeys(name for r in results for name in r.shown if name != SEED))
+    settings = tuple(dict.fromkeys(name for r in results for name in r.varied if name != SEED))
     names = _metrics(results, tuple(metrics))
-    groups: dict[tuple[Any, ...], list[Result]] = {}
-    for r in results:
-        groups.setdefault(tuple(r.shown.get(name) for name in settings), []).append(r)
-    lines = [_line(settings, key, runs, names) for key, runs in groups.items()]
-    if test is None or not lines:
-        return Comparison(settings, names, tuple(lines))
-    column, value = _reference(lines, settings, against)
-    tested = tuple(_tested(line, _like(line, lines, column, value), test) for line in lines)
-    return Comparison(settings, names, tested, f"{column} {value}" if column else str(value))
+    groups: dict[tuple[object, ...], list[RunResult]] = {}
+    for result in results:
+        groups.setdefault(tuple(result.varied.get(name) for name in settings), []).append(result)
+    rows = [_row(settings, values, runs, names) for values, runs in groups.items()]
+    if test is None or not rows:
+        return Comparison(settings, names, tuple(rows))
+    setting, value = _reference(rows, settings, against)
+    tested = tuple(_tested(row, _reference_row(row, rows, setting, value), test) for row in rows)
+    return Comparison(settings, names, tested, f"{setting} {value}" if setting else str(value))
 
 
-def _metrics(results: Sequence[Result], asked: tuple[str, ...]) -> tuple[str, ...]:
+def _metrics(results: Sequence[RunResult], requested: tuple[str, ...]) -> tuple[str, ...]:
     known = list(dict.fromkeys(name for r in results for name in r.scores))
-    for name in asked:
+    for name in requested:
         if name not in known:
             raise ConfigError(f"--metric: no run has a score {name!r}; {nearest(name, known)}")
-    heads = {r.metric for r in results if r.scores} if not asked else set()
-    return asked or tuple(name for name in known if name.rpartition(".")[2] in heads)
+    headlines = {r.metric for r in results if r.scores} if not requested else set()
+    return requested or tuple(name for name in known if name.rpartition(".")[2] in headlines)
 
 
-def _line(settings: tuple[str, ...], key: tuple[Any, ...], runs: list[Result], metrics: tuple[str, ...]) -> Line:
+def _row(
+    settings: tuple[str, ...], values: tuple[object, ...], runs: list[RunResult], metrics: tuple[str, ...]
+) -> ComparisonRow:
     scores = {}
     for metric in metrics:
-        values = tuple(run.scores[metric] for run in runs if metric in run.scores)
-        if values:
-            scores[metric] = Score(values)
-    return Line(dict(zip(settings, key, strict=True)), tuple(runs), scores)
+        found = tuple(run.scores[metric] for run in runs if metric in run.scores)
+        if found:
+            scores[metric] = SeedScores(found)
+    return ComparisonRow(dict(zip(settings, values, strict=True)), tuple(runs), scores)
 
 
-def _reference(lines: Sequence[Line], settings: tuple[str, ...], against: str | None) -> tuple[str, Any]:
-    """The column and the value that lines are tested against; of a run's name, no column and the name."""
-    known = {name: {str(line.shown[name]): line.shown[name] for line in lines} for name in settings}
+def _reference(rows: Sequence[ComparisonRow], settings: tuple[str, ...], against: str | None) -> tuple[str, object]:
+    """Return the setting and its value that rows are tested against; for the name of a run, no setting and the name."""
+    known = {name: {str(row.varied[name]): row.varied[name] for row in rows} for name in settings}
     if against is None:
-        return (settings[0], lines[0].shown[settings[0]]) if settings else ("", lines[0].runs[0].label)
+        return (settings[0], rows[0].varied[settings[0]]) if settings else ("", rows[0].runs[0].label)
     for name, values in known.items():
         if against in values:
             return name, values[against]
-    labels = {run.label for line in lines for run in line.runs}
+    labels = {run.label for row in rows for run in row.runs}
     if against in labels:
         return "", against
     names = {value for values in known.values() for value in values} | labels
-    raise ConfigError(f"--against: no line has {against!r}; {nearest(against, names)}")
+    raise ConfigError(f"--against: no row has {against!r}; {nearest(against, names)}")
 
 
-def _like(line: Line, lines: Sequence[Line], column: str, value: Any) -> Line | None:
-    """The line that one is tested against; None if it is the line itself, or there is none."""
-    wanted = {**line.shown, column: value}
-    for other in lines:
-        if (other.shown == wanted) if column else any(run.label == value for run in other.runs):
-            return other if other is not line else None
+def _reference_row(
+    row: ComparisonRow, rows: Sequence[ComparisonRow], setting: str, value: object
+) -> ComparisonRow | None:
+    """Return the row that a row is tested against; None if it is the row itself, or there is none."""
+    wanted = {**row.varied, setting: value}
+    for other in rows:
+        if (other.varied == wanted) if setting else any(run.label == value for run in other.runs):
+            return other if other is not row else None
     return None
 
 
-def _tested(line: Line, reference: Line | None, test: Test) -> Line:
+def _tested(row: ComparisonRow, reference: ComparisonRow | None, test: Test) -> ComparisonRow:
     if reference is None:
-        return line
-    scores = {metric: Score(score.values, test(line, reference, metric)) for metric, score in line.scores.items()}
-    return Line(line.shown, line.runs, scores)
+        return row
+    scores = {metric: replace(score, p=test(row, reference, metric)) for metric, score in row.scores.items()}
+    return replace(row, scores=scores)
 
 
-def _at(summary: dict[str, Any], path: tuple[str, ...]) -> float:
-    found: Any = summary
-    for key in path:
-        found = found[key]
-    return float(found)
+def _value_at(summary: JsonObject, path: tuple[str, ...]) -> float:
+    for key in path[:-1]:
+        summary = summary[key]
+    return float(summary[path[-1]])

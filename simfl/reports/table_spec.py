@@ -1,110 +1,115 @@
-"""What a sweep's file wants in its table: held to its experiments before they run, and to the runs when it is made."""
+"""The table that a sweep file requests: checked against its experiments before they run, and against the results."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from simfl.errors import ConfigError, nearest
 from simfl.experiment import Experiment
-from simfl.reports.results import POINTS, SPREAD, Result
-from simfl.reports.significance import name_of
+from simfl.reports.results import SPREAD, RunResult
+from simfl.reports.significance import score_name
 from simfl.reports.table import SEED
+from simfl.runs.folder import SWEEP, read_json
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What a sweep's table has."""
+class TableSpec:
+    """The content of a sweep's table."""
 
     metrics: tuple[str, ...] = ()  # scores, e.g. test.personal.anls:worst; none: the main one of each split and model
-    against: str | None = None  # the line that others are held against; null: the first
+    against: str | None = None  # the row that others are tested against; null: the first
 
 
-class Planned(Protocol):
-    """A run as far as its table is concerned."""
+class PlannedRun(Protocol):
+    """A run of a sweep that need not have started."""
 
     @property
     def label(self) -> str:
-        """Its name."""
+        """The name of the run."""
 
     @property
-    def shown(self) -> Mapping[str, Any]:
-        """What it has of everything that varies."""
+    def varied(self) -> Mapping[str, object]:
+        """The run's values of the settings that vary."""
 
     @property
     def experiment(self) -> Experiment:
-        """What is run."""
+        """The experiment."""
 
 
-def check(wanted: Shown, planned: Sequence[Planned]) -> None:
-    """ConfigError for a score that none of these runs can have, and for a line that will not be there."""
-    scores = [scores_of(run.experiment) for run in planned]
-    for name in wanted.metrics if all(scores) else ():  # else some are known after a run alone
+def check_spec(spec: TableSpec, planned: Sequence[PlannedRun]) -> None:
+    """Raise ConfigError for a score that none of the planned runs can have, and for an unknown reference row."""
+    scores = [possible_scores(run.experiment) for run in planned]
+    for name in spec.metrics if all(scores) else ():  # otherwise the scores of some runs are known at their end only
         known = {score for names in scores for score in names}
         if name not in known:
-            raise ConfigError(f"table.metrics: no run will have a score {name!r}; {nearest(name, _plain(name, known))}")
-    _check_line(wanted.against, [(run.label, run.shown) for run in planned])
+            hint = nearest(name, _candidates(name, known))
+            raise ConfigError(f"table.metrics: no run will have a score {name!r}; {hint}")
+    _check_reference(spec.against, [(run.label, run.varied) for run in planned])
 
 
-def cut(wanted: Shown, planned: Sequence[Planned]) -> Shown:
-    """What of it some of a sweep's runs can have: others, which lack some scores or lines, may be left out."""
-    scores = [scores_of(run.experiment) for run in planned]
+def restrict_to_planned(spec: TableSpec, planned: Sequence[PlannedRun]) -> TableSpec:
+    """Return the part of the spec that some of a sweep's runs can have, where the others are left out."""
+    scores = [possible_scores(run.experiment) for run in planned]
     known = {score for names in scores for score in names}
-    metrics = tuple(name for name in wanted.metrics if name in known or not all(scores))
-    lines = lines_of((run.label, run.shown) for run in planned)
-    return Shown(metrics, wanted.against if wanted.against in lines else None)
+    metrics = tuple(name for name in spec.metrics if name in known or not all(scores))
+    names = row_names((run.label, run.varied) for run in planned)
+    return TableSpec(metrics, spec.against if spec.against in names else None)
 
 
-def met(wanted: Shown, results: Sequence[Result]) -> Shown:
-    """What of it these runs have; ConfigError for what they lack though all have ended well."""
-    known = {name for run in results for name in run.scores}
-    for name in wanted.metrics:
-        if name not in known and all(run.scores for run in results):
-            raise ConfigError(f"table.metrics: no run has a score {name!r}; {nearest(name, _plain(name, known))}")
-    _check_line(wanted.against, [(run.label, run.shown) for run in results])
-    return Shown(tuple(name for name in wanted.metrics if name in known), wanted.against)
+def restrict_to_results(spec: TableSpec, results: Sequence[RunResult]) -> TableSpec:
+    """Return the part of the spec that the results have.
 
-
-def wanted(paths: Sequence[Path]) -> Shown:
-    """What the file of the sweep in a folder wants; nothing of several folders, or of a run."""
-    points = paths[0] / POINTS
-    said = json.loads(points.read_bytes()).get("table") if len(paths) == 1 and points.exists() else None
-    return Shown(tuple(said["metrics"]), said["against"]) if said else Shown()
-
-
-def scores_of(experiment: Experiment) -> list[str]:
-    """The scores that a run ends with, by the names of summaries; empty where its objective tells none beforehand.
-
-    Spread over clients is there only where it is known whose an example is, which the partition tells.
+    Raises:
+        ConfigError: All runs have ended well, and none has a score or a row of the spec.
     """
-    asked, metrics = experiment.evaluate, experiment.phases[-1].objective.metrics
+    known = {name for run in results for name in run.scores}
+    for name in spec.metrics:
+        if name not in known and all(run.scores for run in results):
+            raise ConfigError(f"table.metrics: no run has a score {name!r}; {nearest(name, _candidates(name, known))}")
+    _check_reference(spec.against, [(run.label, run.varied) for run in results])
+    return TableSpec(tuple(name for name in spec.metrics if name in known), spec.against)
+
+
+def read_spec(paths: Sequence[Path]) -> TableSpec:
+    """Read the spec of the sweep in a folder; the default for several folders, or for a run."""
+    path = paths[0] / SWEEP
+    stored = read_json(path).get("table") if len(paths) == 1 and path.exists() else None
+    return TableSpec(tuple(stored["metrics"]), stored["against"]) if stored else TableSpec()
+
+
+def possible_scores(experiment: Experiment) -> list[str]:
+    """Return the names of the scores that a run can end with; empty where the objective does not declare them.
+
+    Statistics over clients exist only if the partition says which client an example belongs to.
+    """
+    evaluate, metrics = experiment.evaluate, experiment.phases[-1].objective.metrics
     names = [
-        name_of(split, model, metric, asked.splits[0])
-        for split in asked.splits
-        for model in asked.models
+        score_name(split, model, metric, evaluate.splits[0])
+        for split in evaluate.splits
+        for model in evaluate.models
         for metric in metrics
     ]
     return names + [f"{name}:{kind}" for name in names for kind in SPREAD]
 
 
-def lines_of(runs: Iterable[tuple[str, Mapping[str, Any]]]) -> set[str]:
-    """What a line can be called: a value of what varies, or a run's name. Of each run its name and what it has."""
-    return {str(name) for label, shown in runs for name in (label, *_varied(shown))}
+def row_names(runs: Iterable[tuple[str, Mapping[str, object]]]) -> set[str]:
+    """Return the names by which rows can be referred to, from labels and values: the label, or a varied value."""
+    return {str(name) for label, varied in runs for name in (label, *_values(varied))}
 
 
-def _varied(shown: Mapping[str, Any]) -> list[Any]:
-    return [value for name, value in shown.items() if name != SEED]
+def _values(varied: Mapping[str, object]) -> list[object]:
+    return [value for name, value in varied.items() if name != SEED]
 
 
-def _check_line(against: str | None, runs: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    if against is not None and against not in lines_of(runs):
-        values = {str(value) for _, shown in runs for value in _varied(shown)}
-        raise ConfigError(f"table.against: no line has {against!r}; {nearest(against, values or lines_of(runs))}")
+def _check_reference(against: str | None, runs: Sequence[tuple[str, Mapping[str, object]]]) -> None:
+    if against is not None and against not in row_names(runs):
+        values = {str(value) for _, varied in runs for value in _values(varied)}
+        raise ConfigError(f"table.against: no row has {against!r}; {nearest(against, values or row_names(runs))}")
 
 
-def _plain(name: str, known: set[str]) -> set[str]:
-    """The names to choose from: with a spread over clients only for who asks for one."""
+def _candidates(name: str, known: set[str]) -> set[str]:
+    """Return the names to suggest; statistics over clients only if the given name asks for one."""
     return known if ":" in name else {other for other in known if ":" not in other}

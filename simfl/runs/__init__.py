@@ -1,1 +1,1 @@
-"""What a run leaves on the disk, and a run as it lies there."""
+"""Files of a run: its folder, manifest, checkpoints, tables and summary, and the results read from them."""

@@ -1,11 +1,11 @@
-"""Commits: all that a run needs to go on, written whole or not at all.
+"""Checkpoints: the complete state of a run after a number of rounds, written atomically.
 
     checkpoints/000012/state.safetensors   every tensor
-                       facts.json          everything else that the run's future depends on
-                       notes.json          what may differ between two equal runs: clock times, resumes
-                       digest.json         the hashes of the above
+                       state.json          every other value that the run's future depends on
+                       notes.json          values that may differ between two equal runs: clock times
+                       digests.json        the hashes of the files above, and the format
 
-A commit is filled under a temporary name, forced to the disk, and takes its name in one step. The newest two are kept.
+A checkpoint is filled under a temporary name, forced to the disk, and renamed in one step. The newest two are kept.
 """
 
 from __future__ import annotations
@@ -20,103 +20,117 @@ from pathlib import Path
 
 from simfl import files
 from simfl.errors import RunError
-from simfl.weights import Weights, load, sha256, write_safetensors
+from simfl.runs.folder import FORMAT, check_format
+from simfl.weights import Weights, load_safetensors, sha256, write_safetensors
 
-KEPT = 2
-STATE, FACTS, NOTES, DIGEST = "state.safetensors", "facts.json", "notes.json", "digest.json"
+NUM_KEPT = 2
+TENSORS, VALUES, NOTES, DIGESTS = "state.safetensors", "state.json", "notes.json", "digests.json"
+
+
+class DamagedCheckpoint(RunError):
+    """A checkpoint is missing, or its content does not match its hashes."""
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """A commit as read from the disk, with its hashes verified."""
+class StoredCheckpoint:
+    """A checkpoint as read from the disk, with its hashes verified."""
 
     step: int
     tensors: Weights
-    facts: dict[str, object]
+    values: dict[str, object]
     notes: dict[str, object]
-    state_sha256: str  # of tensors and facts
-    warning: str = ""  # not empty: newer commits were damaged and passed over
+    state_sha256: str  # of tensors and values
+    warning: str = ""  # not empty: newer checkpoints are damaged and were skipped
 
 
-def commit(
-    folder: Path, step: int, tensors: Weights, facts: Mapping[str, object], notes: Mapping[str, object] | None = None
+def write(
+    folder: Path, step: int, tensors: Weights, values: Mapping[str, object], notes: Mapping[str, object] | None = None
 ) -> str:
-    """Writes `<folder>/<step>` and returns its state_sha256; RunError if the disk refuses.
+    """Write `<folder>/<step>` and return its state_sha256; RunError if the disk refuses.
 
-    Facts and notes are JSON (string keys; NaN allowed). Nothing is written if this very state is there already; another
-    commit of the same step is replaced.
+    Values and notes are JSON (string keys; NaN allowed). Nothing is written if an equal state exists already; a
+    different checkpoint of the same step is replaced.
     """
     tensors = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
-    texts = {FACTS: _json(facts), NOTES: _json(notes or {})}
-    digest = {STATE: sha256(tensors)} | {name: _sha256(text) for name, text in texts.items()}
-    if not _holds(folder, step, _state_sha256(digest)):
+    texts = {VALUES: _json(values), NOTES: _json(notes or {})}
+    digests = {TENSORS: sha256(tensors)} | {name: _sha256(text) for name, text in texts.items()}
+    state_sha256 = _state_sha256(digests)
+    if not _exists(folder, step, state_sha256):
         files.make_folder(folder)
-        _write(_path(folder, step), tensors, {**texts, DIGEST: _json(digest)})
+        _write_folder(_path(folder, step), tensors, {**texts, DIGESTS: _json({"format": FORMAT, **digests})})
         _prune(folder, step)
-    return _state_sha256(digest)
+    return state_sha256
 
 
-def latest(folder: Path) -> Checkpoint | None:
-    """The newest commit whose hashes hold, with a warning if newer ones are damaged; None if there never was one.
+def latest(folder: Path) -> StoredCheckpoint | None:
+    """Read the newest undamaged checkpoint; its warning names newer damaged ones. None if there is no checkpoint.
 
-    RunError if there are commits and all are damaged.
+    Raises:
+        RunError: Every checkpoint is damaged, or one has another format.
     """
     damage: list[str] = []
     for step in reversed(steps(folder)):
         try:
             return read(folder, step, warning="; ".join(damage))
-        except RunError as error:
-            damage.append(f"{error}; falling back to the commit before")
+        except DamagedCheckpoint as error:
+            damage.append(f"{error}; using the previous checkpoint")
     if damage:
-        raise RunError(f"{folder}: every commit is damaged: {', '.join(str(step) for step in steps(folder))}")
+        raise RunError(f"{folder}: every checkpoint is damaged: {', '.join(str(step) for step in steps(folder))}")
     return None
 
 
-def read(folder: Path, step: int, warning: str = "") -> Checkpoint:
-    """The commit of one step; RunError if it is missing or its hashes do not hold."""
+def read(folder: Path, step: int, warning: str = "") -> StoredCheckpoint:
+    """Read the checkpoint of one step.
+
+    Raises:
+        DamagedCheckpoint: The checkpoint is missing, or a hash does not match.
+        RunError: It has another format.
+    """
     path = _path(folder, step)
     try:
-        digest = json.loads((path / DIGEST).read_bytes())
-        facts, notes = (path / FACTS).read_bytes(), (path / NOTES).read_bytes()
-        tensors = load(path / STATE)
-        found = {STATE: sha256(tensors), FACTS: _sha256(facts), NOTES: _sha256(notes)}
+        digests = json.loads((path / DIGESTS).read_bytes())
+        check_format(path / DIGESTS, digests)
+        values, notes = (path / VALUES).read_bytes(), (path / NOTES).read_bytes()
+        tensors = load_safetensors(path / TENSORS)
+        found = {TENSORS: sha256(tensors), VALUES: _sha256(values), NOTES: _sha256(notes)}
     except (OSError, ValueError) as error:
-        raise RunError(f"{path}: damaged commit: {str(error).splitlines()[0]}") from error
-    wrong = [name for name in found if digest.get(name) != found[name]]
+        raise DamagedCheckpoint(f"{path}: damaged checkpoint: {str(error).splitlines()[0]}") from error
+    wrong = [name for name in found if digests.get(name) != found[name]]
     if wrong:
-        raise RunError(f"{path}: damaged commit: the hash of {', '.join(wrong)} does not hold")
-    return Checkpoint(step, tensors, json.loads(facts), json.loads(notes), _state_sha256(digest), warning)
+        raise DamagedCheckpoint(f"{path}: damaged checkpoint: {', '.join(wrong)} does not match its hash")
+    return StoredCheckpoint(step, tensors, json.loads(values), json.loads(notes), _state_sha256(digests), warning)
 
 
 def steps(folder: Path) -> list[int]:
-    """The steps that have a commit, damaged ones included, in order."""
+    """Return the steps that have a checkpoint, in order; damaged ones are included."""
     return sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit()) if folder.is_dir() else []
 
 
 def drop_after(folder: Path, step: int) -> None:
-    """Deletes the commits after a step: a run that resumes from it must not count damaged ones among the newest two."""
+    """Delete the checkpoints after a step, so that a resumed run does not count damaged ones among the newest two."""
     for later in steps(folder):
         if later > step:
-            _discard(_path(folder, later))
+            _delete(_path(folder, later))
 
 
-def _holds(folder: Path, step: int, state_sha256: str) -> bool:
+def _exists(folder: Path, step: int, state_sha256: str) -> bool:
+    """Return whether the step has an undamaged checkpoint of this state."""
     try:
         return step in steps(folder) and read(folder, step).state_sha256 == state_sha256
     except RunError:
-        return False  # a damaged commit is replaced
+        return False  # a damaged checkpoint is replaced
 
 
-def _write(target: Path, tensors: Weights, texts: Mapping[str, bytes]) -> None:
-    temp = files.temp_beside(target)
+def _write_folder(target: Path, tensors: Weights, texts: Mapping[str, bytes]) -> None:
+    temp = files.temp_path(target)
     try:
         temp.mkdir()
-        files.write_synced(temp / STATE, lambda file: write_safetensors(tensors, file))
+        files.write_synced(temp / TENSORS, lambda file: write_safetensors(tensors, file))
         for name, text in texts.items():
             _write_text(temp / name, text)
         files.sync_folder(temp)
         if target.exists():
-            _discard(target)
+            _delete(target)
         os.replace(temp, target)
         files.sync_folder(target.parent)
     except OSError as error:
@@ -129,15 +143,15 @@ def _write_text(path: Path, text: bytes) -> None:
 
 
 def _prune(folder: Path, newest: int) -> None:
-    for step in [step for step in steps(folder) if step <= newest][:-KEPT]:
-        _discard(_path(folder, step))
+    for step in [step for step in steps(folder) if step <= newest][:-NUM_KEPT]:
+        _delete(_path(folder, step))
     for path in folder.glob(f"{files.TEMP}*"):
         shutil.rmtree(path)
 
 
-def _discard(path: Path) -> None:
-    """The name goes in one step, so that a commit is never seen half deleted."""
-    doomed = files.temp_beside(path)
+def _delete(path: Path) -> None:
+    """Rename the folder before deleting it, so that no process sees a partly deleted checkpoint."""
+    doomed = files.temp_path(path)
     os.replace(path, doomed)
     shutil.rmtree(doomed)
 
@@ -154,5 +168,5 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _state_sha256(digest: Mapping[str, str]) -> str:
-    return _sha256(f"{digest[STATE]} {digest[FACTS]}".encode())
+def _state_sha256(digests: Mapping[str, str]) -> str:
+    return _sha256(f"{digests[TENSORS]} {digests[VALUES]}".encode())

@@ -1,9 +1,14 @@
-"""What a run was made of, and whether an experiment is the one that a folder holds."""
+"""The manifest of a run: the versions, data and hardware it was made with, and every choice that its results depend on.
+
+The manifest describes a run so that it can be resumed, replayed, forked and compared. An experiment may resume a run
+only if it agrees with the stored one in every setting that changes a number.
+"""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -12,60 +17,199 @@ import torch
 
 from simfl import __version__
 from simfl.errors import RunError
+from simfl.runs.folder import FORMAT, MANIFEST, RUN, JsonObject, check_run_format, read_json
 
 # settings that change no number, so a resumed run may have others
 FREE = ("checkpoint", "tracking", "watchdog_seconds", "evaluate.overlap")
 LIBRARIES = ("torch", "numpy", "ray", "transformers", "peft", "pyarrow", "tokenizers")
 
 
-def refuse_another(folder: Path, experiment_yaml: str) -> None:
-    """RunError if the run in a folder is of another experiment, but for what changes no number."""
-    before, now = _binding((folder / "experiment.yaml").read_text()), _binding(experiment_yaml)
-    for a, b in zip(before + [""] * len(now), now + [""] * len(before), strict=False):
-        if a != b:
-            raise RunError(f"{folder}: the run there has {a.strip()!r} where this experiment has {b.strip()!r}")
+@dataclass(frozen=True)
+class RunIdentity:
+    """Choices at the start of a run that its results depend on, in addition to the experiment."""
+
+    mode: str  # execution mode: sequential or vectorized
+    clients_per_batch: int
+    threads: int  # CPU threads of each worker
+    device: str  # cpu or cuda
+    program: str | None = None  # of a local step on a GPU; None on a CPU
+    products: str | None = None  # precision in which a GPU multiplies float32: float32 or tf32; None on a CPU
+
+    def to_json(self) -> JsonObject:
+        """Return the identity as JSON; fields without a value are left out."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def differences(self, other: RunIdentity) -> Iterator[str]:
+        """Yield one line for each field in which a stored identity (this one) and that of today differ."""
+        for name in (one.name for one in fields(self)):
+            stored, now = getattr(self, name), getattr(other, name)
+            if stored != now:
+                yield f"{name} was {stored!r} at the start, now {now!r}"
 
 
-def _binding(experiment_yaml: str) -> list[str]:
-    """The lines of an experiment that a resumed run must have in common: all but those that change no number."""
-    kept, top = [], ""
-    for line in experiment_yaml.splitlines():
-        name = line.strip().partition(":")[0]
-        if not line.startswith((" ", "-")):
-            top = name
-        if top not in FREE and f"{top}.{name}" not in FREE:
-            kept.append(line)
-    return kept
+@dataclass(frozen=True)
+class Environment:
+    """Software and hardware of a process."""
+
+    simfl: str
+    python: str
+    libraries: Mapping[str, str | None]  # versions; None: not installed
+    machine: JsonObject  # system, processor, gpus
+
+    @staticmethod
+    def current() -> Environment:
+        """Describe this process."""
+        gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        machine = {"system": platform.platform(), "processor": platform.machine(), "gpus": gpus}
+        libraries = {name: _version(name) for name in LIBRARIES}
+        return Environment(__version__, platform.python_version(), libraries, machine)
 
 
-def bound(experiment: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of an experiment as a mapping."""
-    kept = {name: dict(value) if isinstance(value, Mapping) else value for name, value in experiment.items()}
-    for path in FREE:
-        top, _, name = path.partition(".")
-        (kept[top] if name and top in kept else kept).pop(name or top, None)
-    return kept
+@dataclass(frozen=True)
+class Resume:
+    """One resume of a run."""
+
+    environment: Environment
+    step: int | None = None  # finished rounds of the run at that time; None: not known yet
 
 
-def manifest(identity: Mapping[str, Any], data_sha256: str, partition_sha256: str) -> dict[str, Any]:
-    """What the run was made of: versions, hashes, hardware, and what is part of its identity."""
-    return {
-        "simfl": __version__,
-        "python": platform.python_version(),
-        "libraries": {name: _version(name) for name in LIBRARIES},
-        "machine": {"system": platform.platform(), "processor": platform.machine(), "gpus": _gpus()},
-        "data_sha256": data_sha256,
-        "partition_sha256": partition_sha256,
-        "identity": dict(identity),
-    }
+@dataclass(frozen=True)
+class ForkOrigin:
+    """The run and the state that a forked run started from."""
+
+    folder: str  # folder or URL of the source
+    step: int  # finished rounds
+    weights_sha256: str
+
+
+@dataclass(frozen=True)
+class RunManifest:
+    """The content of `manifest.json`."""
+
+    environment: Environment
+    data_sha256: str
+    partition_sha256: str
+    identity: RunIdentity
+    resumes: tuple[Resume, ...] = ()
+    batch_sizes: tuple[tuple[int, int], ...] = ()  # (step, clients per batch in the rounds after it), in order
+    choices: Mapping[int, JsonObject] = field(default_factory=dict)  # phase -> autotuned execution mode, with reasons
+    forked: ForkOrigin | None = None
+
+    @staticmethod
+    def create(identity: RunIdentity, data_sha256: str, partition_sha256: str) -> RunManifest:
+        """Return the manifest of a run that this process starts."""
+        return RunManifest(Environment.current(), data_sha256, partition_sha256, identity)
+
+    @staticmethod
+    def read(folder: Path) -> RunManifest:
+        """Read the manifest of a run folder.
+
+        Raises:
+            RunError: The manifest is missing, damaged or of another format.
+        """
+        path = folder / MANIFEST
+        content = read_json(path)
+        try:
+            return _from_json(content)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RunError(f"{path}: damaged: {type(error).__name__} {error}") from None
+
+    def to_json(self) -> JsonObject:
+        """Return the manifest as JSON; what the run does not have is left out."""
+        content = {
+            "format": FORMAT,
+            **asdict(self.environment),
+            "data_sha256": self.data_sha256,
+            "partition_sha256": self.partition_sha256,
+            "identity": self.identity.to_json(),
+            "resumes": [_resume_to_json(resume) for resume in self.resumes],
+        }
+        if self.choices:
+            content["choices"] = {str(phase): choice for phase, choice in self.choices.items()}
+        if self.batch_sizes:
+            content["clients_per_batch"] = [list(change) for change in self.batch_sizes]
+        if self.forked is not None:
+            content["forked"] = asdict(self.forked)
+        return content
+
+    def resume(self, now: RunManifest, folder: Path) -> RunManifest:
+        """Return this stored manifest with one more resume; `now` is the manifest that a new run would have.
+
+        Raises:
+            RunError: Data, partition or identity are no longer those of the run.
+        """
+        for name in ("data_sha256", "partition_sha256"):
+            stored, found = getattr(self, name), getattr(now, name)
+            if stored != found:
+                raise RunError(f"{folder}: {name} was {stored!r} at the start, now {found!r}")
+        for line in self.identity.differences(now.identity):
+            raise RunError(f"{folder}: {line}")
+        return replace(self, resumes=(*self.resumes, Resume(now.environment)))
+
+    def with_resume_step(self, step: int) -> RunManifest:
+        """Return the manifest with the number of finished rounds at which the newest resume starts."""
+        *earlier, newest = self.resumes
+        return replace(self, resumes=(*earlier, replace(newest, step=step)))
+
+    def clients_per_batch(self, step: int) -> int:
+        """Return the clients per batch in the round after `step` finished rounds of the run."""
+        changes = [size for since, size in self.batch_sizes if since <= step]
+        return changes[-1] if changes else self.identity.clients_per_batch
+
+
+def _from_json(content: JsonObject) -> RunManifest:
+    return RunManifest(
+        _environment(content),
+        content["data_sha256"],
+        content["partition_sha256"],
+        RunIdentity(**content["identity"]),
+        tuple(Resume(_environment(resume), resume.get("step")) for resume in content["resumes"]),
+        tuple((step, size) for step, size in content.get("clients_per_batch", ())),
+        {int(phase): choice for phase, choice in content.get("choices", {}).items()},
+        ForkOrigin(**content["forked"]) if "forked" in content else None,
+    )
+
+
+def _environment(content: JsonObject) -> Environment:
+    return Environment(**{one.name: content[one.name] for one in fields(Environment)})
+
+
+def _resume_to_json(resume: Resume) -> JsonObject:
+    return asdict(resume.environment) | ({} if resume.step is None else {"step": resume.step})
 
 
 def _version(library: str) -> str | None:
     try:
         return metadata.version(library)
-    except metadata.PackageNotFoundError:  # without Ray, say, runs go on in this process
+    except metadata.PackageNotFoundError:  # Ray, for example, is not needed to run in one process
         return None
 
 
-def _gpus() -> list[str]:
-    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+def refuse_another(folder: Path, experiment_yaml: str) -> None:
+    """Raise RunError if the experiment may not resume the run in a folder: a setting that changes numbers differs."""
+    check_run_format(folder)
+    stored, given = _binding_lines((folder / RUN).read_text()), _binding_lines(experiment_yaml)
+    for a, b in zip(stored + [""] * len(given), given + [""] * len(stored), strict=False):
+        if a != b:
+            raise RunError(f"{folder}: the stored run has {a.strip()!r}, this experiment has {b.strip()!r}")
+
+
+def binding_settings(experiment: Mapping[str, Any]) -> JsonObject:
+    """Return the settings of an experiment that change numbers."""
+    settings = {name: dict(value) if isinstance(value, Mapping) else value for name, value in experiment.items()}
+    for path in FREE:
+        top, _, name = path.partition(".")
+        (settings[top] if name and top in settings else settings).pop(name or top, None)
+    return settings
+
+
+def _binding_lines(experiment_yaml: str) -> list[str]:
+    """Return the lines of an experiment that are settings which change numbers."""
+    lines, top = [], ""
+    for line in experiment_yaml.splitlines():
+        name = line.strip().partition(":")[0]
+        if not line.startswith((" ", "-")):
+            top = name
+        if top not in FREE and f"{top}.{name}" not in FREE:
+            lines.append(line)
+    return lines

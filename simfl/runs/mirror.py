@@ -1,7 +1,8 @@
-"""A run's folder kept a second time at a URL (s3://, gs://, file://, …), so that another machine can go on with it.
+"""Copies of run folders at a URL (s3://, gs://, file://, …), from which another machine can resume the run.
 
-The run works in a folder of its machine; each commit is copied when it is whole, its hashes last. What a copy was cut
-off in counts as a damaged commit, and the one before is gone back to. Needs fsspec and its package for the scheme.
+A run works in a folder of its machine. Each checkpoint is copied after it is complete, its hashes last, so an
+interrupted copy is a damaged checkpoint, and a resumed run uses the one before. Needs fsspec and its package for the
+scheme.
 """
 
 from __future__ import annotations
@@ -13,24 +14,33 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from simfl import files
 from simfl.errors import ConfigError, RunError
+from simfl.runs.checkpoint import DIGESTS
+from simfl.runs.folder import CHECKPOINTS, CLIENT_STATES, TABLE_PARTS
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 URL = re.compile(r"^[a-z][a-z0-9+.-]*://.")
-ORDER = ("memory", "tables", "", "checkpoints")  # copied in this order: what a commit names is there before it
-LAST = "digest.json"  # of a commit: without it there is none
-OWN = (".lock",)  # of this machine
+ORDER = (
+    CLIENT_STATES,
+    TABLE_PARTS,
+    "",
+    CHECKPOINTS,
+)  # copied in this order: a checkpoint follows the files that it needs
+LOCAL_FILES = (".lock",)  # not copied
 
 
 def is_url(out: object) -> bool:
-    """Whether a place for a run is a URL, not a folder of this machine."""
+    """Return whether `out` is a URL and not a folder of this machine."""
     return bool(URL.match(str(out)))
 
 
 def read(url: str) -> bytes | None:
-    """What a file at a URL holds; None if there is none. RunError where the place does not answer."""
+    """Read a file at a URL; None if there is none. RunError if the storage fails."""
     system, path = _system(url)
     try:
         content: bytes = system.cat_file(path)
@@ -42,7 +52,7 @@ def read(url: str) -> bytes | None:
 
 
 def write(url: str, content: bytes) -> None:
-    """Put a file at a URL. RunError where the place does not take it."""
+    """Write a file at a URL. RunError if the storage fails."""
     system, path = _system(url)
     try:
         system.makedirs(system._parent(path), exist_ok=True)
@@ -52,7 +62,7 @@ def write(url: str, content: bytes) -> None:
 
 
 def remove(url: str) -> None:
-    """Take away a file at a URL, if there is one."""
+    """Delete a file at a URL, if there is one. RunError if the storage fails."""
     system, path = _system(url)
     try:
         system.rm_file(path)
@@ -64,10 +74,16 @@ def remove(url: str) -> None:
 
 @contextmanager
 def mirrored(url: str, cache: Path, without: Collection[str] = ()) -> Iterator[Mirror]:
-    """The mirror of a URL; its folder lies under `cache` and holds at first what the URL holds, and nothing else.
+    """Open the local copy of a URL for the block, with the content of the URL.
 
-    `without`: names of folders that stay at the URL. ConfigError where the scheme is not known; RunError where the
-    place does not answer, or another process of this machine is at work on it.
+    Args:
+        url: The URL of a run folder.
+        cache: The cache folder, which holds the local copy.
+        without: Names of folders that are not downloaded.
+
+    Raises:
+        ConfigError: The scheme of the URL is unknown.
+        RunError: The storage fails, or another process of this machine uses the copy.
     """
     name = f"{url.rstrip('/').rpartition('/')[2]}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
     base = cache / "mirrored" / name
@@ -80,18 +96,18 @@ def mirrored(url: str, cache: Path, without: Collection[str] = ()) -> Iterator[M
 
 @dataclass
 class Mirror:
-    """A folder and its copy."""
+    """A local folder and its copy at a URL."""
 
     url: str
     folder: Path
-    copied: dict[str, tuple[int, int]] = field(default_factory=dict)  # file -> size and time when it was copied
+    copied: dict[str, tuple[int, int]] = field(default_factory=dict)  # file -> its size and time when it was copied
 
     def pull(self, without: Collection[str] = ()) -> None:
-        """Make the folder what the copy is, but for folders of these names."""
+        """Replace the local folder by the content of the URL, except folders named in `without`."""
         shutil.rmtree(self.folder, ignore_errors=True)
         files.make_folder(self.folder)
         system, root = self._system()
-        system.invalidate_cache()  # another machine may have written there
+        system.invalidate_cache()  # another machine may have written
         try:
             found = sorted(system.find(root)) if system.exists(root) else []
             for path in found:
@@ -106,29 +122,29 @@ class Mirror:
             raise RunError(f"{self.url}: {error}") from error
 
     def push(self) -> None:
-        """Copy what is new or changed, in an order that never leaves a commit without what it names; then tidy."""
+        """Upload new and changed files, checkpoints after the files that they need; then delete files that are gone."""
         system, root = self._system()
-        here = {str(path.relative_to(self.folder)): path for path in self.folder.rglob("*") if _counts(path)}
+        here = {str(path.relative_to(self.folder)): path for path in self.folder.rglob("*") if _is_copied(path)}
         stamps = {name: _stamp(path) for name, path in here.items()}
         try:
-            for name in sorted(here, key=_turn):
+            for name in sorted(here, key=_order):
                 if self.copied.get(name) != stamps[name]:
                     target = f"{root}/{name}"
                     system.makedirs(system._parent(target), exist_ok=True)
                     system.put_file(str(here[name]), target)
                     self.copied[name] = stamps[name]
-            for name in sorted(self.copied.keys() - here.keys(), key=_turn, reverse=True):
+            for name in sorted(self.copied.keys() - here.keys(), key=_order, reverse=True):
                 system.rm_file(f"{root}/{name}")
                 del self.copied[name]
         except OSError as error:
             raise RunError(f"{self.url}: {error}") from error
 
-    def _system(self) -> tuple[Any, str]:
+    def _system(self) -> tuple[AbstractFileSystem, str]:
         return _system(self.url)
 
 
-def _system(url: str) -> tuple[Any, str]:
-    """The file system behind a URL, and the path in it."""
+def _system(url: str) -> tuple[AbstractFileSystem, str]:
+    """Return the file system of a URL, and the path in it."""
     import fsspec
 
     try:
@@ -138,16 +154,18 @@ def _system(url: str) -> tuple[Any, str]:
     return system, root.rstrip("/")
 
 
-def _counts(path: Path) -> bool:
-    return path.is_file() and path.name not in OWN and not any(part.startswith(files.TEMP) for part in path.parts)
+def _is_copied(path: Path) -> bool:
+    temporary = any(part.startswith(files.TEMP) for part in path.parts)
+    return path.is_file() and path.name not in LOCAL_FILES and not temporary
 
 
 def _stamp(path: Path) -> tuple[int, int]:
+    """Return size and time of modification, which change when a file does."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns
 
 
-def _turn(name: str) -> tuple[int, bool, str]:
-    """When a file is copied."""
+def _order(name: str) -> tuple[int, bool, str]:
+    """Return the key by which files are sorted for copying."""
     top = name.partition("/")[0] if "/" in name else ""
-    return ORDER.index(top) if top in ORDER else ORDER.index(""), name.endswith(f"/{LAST}"), name
+    return ORDER.index(top) if top in ORDER else ORDER.index(""), name.endswith(f"/{DIGESTS}"), name

@@ -1,222 +1,303 @@
-"""What a run leaves on the disk: its experiment, manifest, tables, log, commits and summary."""
+"""The folder of a run while the run writes it: experiment, manifest, tables, log, checkpoints and summary."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+
+from torch import Tensor
 
 from simfl import files
 from simfl.client_state import FileClientStore
 from simfl.errors import RunError
 from simfl.experiment import Checkpoint
 from simfl.runs import checkpoint, tables
-from simfl.runs.manifest import refuse_another
+from simfl.runs.folder import (
+    CHECKPOINTS,
+    LOG,
+    MANIFEST,
+    PARTITION,
+    RUN,
+    SUMMARY,
+    TABLE_PARTS,
+    JsonObject,
+    check_run_format,
+    refuse_taken,
+)
+from simfl.runs.manifest import RunManifest, refuse_another
 from simfl.runs.mirror import Mirror
 from simfl.runs.snapshot import Snapshot
+from simfl.runs.tables import TableRow
 from simfl.timing import timed
-from simfl.tracking.run_folder import refuse_taken
+from simfl.training.cohort import CohortResult
+from simfl.training.context import PhaseContext
 from simfl.transport import ledger
 
 TABLES = ("rounds", "ledger", "clients", "evaluations", "samples", "scores")
-Rows = dict[str, list[dict[str, Any]]]
+Rows = dict[str, list[TableRow]]  # rows by table
 
 
 @dataclass
 class Record:
-    """The folder of one run. Rows wait in memory until the commit that covers their rounds."""
+    """The folder of a run that is being written. Rows wait in memory until the checkpoint that covers their rounds."""
 
     folder: Path
-    policy: Checkpoint
-    manifest: dict[str, Any] = field(default_factory=dict)
+    policy: Checkpoint  # how often checkpoints are written
+    manifest: RunManifest
     pending: Rows = field(default_factory=lambda: {name: [] for name in TABLES})
-    mirror: Mirror | None = None  # the folder's copy at a URL; null: there is none
-    seconds: float = 0.0  # spent in earlier sittings, up to their last commit
+    mirror: Mirror | None = None  # copies the folder to a URL
+    earlier_seconds: float = 0.0  # spent before this process, up to its last checkpoint
     state_sha256: str = ""
     _started: float = field(default_factory=time.monotonic)
-    _committed: tuple[int, float] = (0, 0.0)  # step and clock of the last commit
-    _held: dict[int, set[str]] = field(default_factory=dict)  # memory digests of each commit on the disk
+    _last_checkpoint: tuple[int, float] = (0, 0.0)  # step, and time of the clock
+    _digests: dict[int, set[str]] = field(default_factory=dict)  # step of a checkpoint -> its client states
 
     @staticmethod
     def open(
         folder: Path,
         experiment_yaml: str,
-        manifest: Mapping[str, Any],
+        manifest: RunManifest,
         partition: bytes,
         policy: Checkpoint,
         resume: bool,
         mirror: Mirror | None = None,
     ) -> Record:
-        """A fresh folder, or one to go on in. RunError where it holds another run, or lacks the one to resume."""
-        stored = folder / "experiment.yaml"
-        if not resume or not stored.exists():
+        """Create a run folder, or open the folder of the run to resume.
+
+        Args:
+            folder: The run folder.
+            experiment_yaml: The resolved experiment.
+            manifest: The manifest that a new run has.
+            partition: The manifest of the partition.
+            policy: How often checkpoints are written.
+            resume: Whether the folder holds a run to resume.
+            mirror: Copies the folder to a URL.
+
+        Raises:
+            RunError: The folder holds another run, or lacks the run to resume, or has another format.
+        """
+        if not resume or not (folder / RUN).exists():
             refuse_taken(folder)
-        if resume and not stored.exists():
-            raise RunError(f"{folder}: no run to resume here")
-        record = Record(folder, policy, {**manifest, "resumes": []}, mirror=mirror)
         if resume:
-            record._check(experiment_yaml)
-            return record
+            return Record(folder, policy, _resumed(folder, experiment_yaml, manifest), mirror=mirror)
+        record = Record(folder, policy, manifest, mirror=mirror)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            record._write("manifest.json", record.manifest)
-            files.write(folder / "partition.json", lambda file: file.write(partition))
-            files.write(stored, lambda file: file.write(experiment_yaml.encode()))
+            record._write_manifest()
+            files.write(folder / PARTITION, lambda file: file.write(partition))
+            files.write(folder / RUN, lambda file: file.write(experiment_yaml.encode()))
             files.sync_folder(folder)
         except OSError as error:
             raise files.disk_error(folder, error) from error
         return record
 
-    def _check(self, experiment_yaml: str) -> None:
-        refuse_another(self.folder, experiment_yaml)
-        stored = json.loads((self.folder / "manifest.json").read_text())
-        for key in ("data_sha256", "partition_sha256", "identity"):
-            if stored[key] != self.manifest[key]:
-                raise RunError(f"{self.folder}: {key} was {stored[key]!r} at the start, now {self.manifest[key]!r}")
-        sitting = {key: self.manifest[key] for key in ("simfl", "python", "libraries", "machine")}
-        self.manifest = {**stored, "resumes": [*stored["resumes"], sitting]}
-
     @property
-    def home(self) -> str:
-        """Where the run is to be found: its folder, or the URL of its copy, which outlives this machine."""
+    def location(self) -> str:
+        """The run folder, or the URL of its copy, which stays when this machine is gone."""
         return str(self.folder) if self.mirror is None else self.mirror.url
 
     def restore(self) -> tuple[Snapshot | None, str]:
-        """The newest whole commit, and a warning if newer ones were damaged; None where none was made."""
-        found = checkpoint.latest(self.folder / "checkpoints")
+        """Return the newest undamaged state, and a warning if newer ones are damaged; None without a checkpoint."""
+        folder = self.folder / CHECKPOINTS
+        found = checkpoint.latest(folder)
         last = found.step if found else -1
-        checkpoint.drop_after(self.folder / "checkpoints", last)
+        checkpoint.drop_after(folder, last)
         for name in TABLES:
-            tables.drop_after(self.folder / "tables", name, last)
-        if self.manifest["resumes"]:
-            self.manifest["resumes"][-1]["step"] = max(0, last)
-            self._write("manifest.json", self.manifest)
+            tables.drop_after(self.folder / TABLE_PARTS, name, last)
+        if self.manifest.resumes:
+            self.manifest = self.manifest.with_resume_step(max(0, last))
+            self._write_manifest()
         if found is None:
             return None, ""
-        snapshot = Snapshot.restore(found.tensors, found.facts)
-        self.seconds = float(str(found.notes.get("seconds", 0.0)))
+        snapshot = Snapshot.restore(found)
+        self.earlier_seconds = float(str(found.notes.get("seconds", 0.0)))
         self.state_sha256 = found.state_sha256
-        self._committed = (snapshot.step, time.monotonic())
-        self._held = {snapshot.step: set(snapshot.memory.values())}
-        for step in checkpoint.steps(self.folder / "checkpoints")[:-1]:
-            with suppress(RunError):  # an older commit that is damaged will not be gone back to
-                facts: dict[str, Any] = checkpoint.read(self.folder / "checkpoints", step).facts
-                self._held[step] = set(facts["memory"].values())
+        self._last_checkpoint = (snapshot.step, time.monotonic())
+        self._digests = {snapshot.step: set(snapshot.client_states.values())}
+        for step in checkpoint.steps(folder)[:-1]:
+            with suppress(RunError):  # a damaged older checkpoint is never restored
+                self._digests[step] = set(Snapshot.restore(checkpoint.read(folder, step)).client_states.values())
         return snapshot, found.warning
 
-    def add(self, rows: Mapping[str, list[dict[str, Any]]]) -> None:
-        """Rows of a finished round."""
+    def add(self, rows: Rows) -> None:
+        """Add the rows of a finished round."""
         for name, more in rows.items():
             self.pending[name] += more
 
-    def rows(self, name: str) -> list[dict[str, Any]]:
-        """All rows of a table so far, committed or not."""
-        parts = tables.parts(self.folder / "tables", name)
-        return [row for part in parts for row in tables.read(part).to_pylist()] + self.pending[name]
+    def rows(self, name: str) -> list[TableRow]:
+        """Return all rows of a table so far, written or not."""
+        parts = tables.parts(self.folder / TABLE_PARTS, name)
+        return [row for part in parts for row in tables.rows(part)] + self.pending[name]
 
-    def rows_at(self, name: str, step: int) -> list[dict[str, Any]]:
-        """The rows that a table has of this step, committed or not; of a long run, one part alone is read."""
-        parts = [part for part in tables.parts(self.folder / "tables", name) if int(part.stem) >= step]
-        committed = tables.where(tables.read(parts[0]), step=step).to_pylist() if parts else []
-        return committed + [row for row in self.pending[name] if row["step"] == step]
+    def rows_at(self, name: str, step: int) -> list[TableRow]:
+        """Return the rows that a table has of this step, written or not; only one part of the table is read."""
+        parts = [part for part in tables.parts(self.folder / TABLE_PARTS, name) if int(part.stem) >= step]
+        written: list[TableRow] = tables.where(tables.read(parts[0]), step=step).to_pylist() if parts else []
+        return written + [row for row in self.pending[name] if row["step"] == step]
 
     def last_step(self, name: str) -> int:
-        """The last step of which a table has rows; 0 for an empty one."""
-        newest = tables.parts(self.folder / "tables", name)[-1:]
-        rows: list[dict[str, Any]] = self.pending[name] or [r for part in newest for r in tables.read(part).to_pylist()]
+        """Return the last step of which a table has rows; 0 for an empty table."""
+        newest = tables.parts(self.folder / TABLE_PARTS, name)[-1:]
+        rows = self.pending[name] or [row for part in newest for row in tables.rows(part)]
         return max((row["step"] for row in rows), default=0)
 
-    def due(self, step: int) -> bool:
-        """Whether a commit is due: enough rounds and enough seconds since the last."""
-        last, when = self._committed
+    def checkpoint_due(self, step: int) -> bool:
+        """Return whether enough rounds and enough seconds have passed since the last checkpoint."""
+        last, when = self._last_checkpoint
         return step - last >= self.policy.rounds and time.monotonic() - when >= self.policy.seconds
 
     def clients_per_batch(self, step: int) -> int:
-        """Visits per cohort in the round after so many: the run's clients_per_batch, or what it was narrowed to since."""
-        changes = [
-            clients_per_batch
-            for since, clients_per_batch in self.manifest.get("clients_per_batch", [])
-            if since <= step
-        ]
-        return int(changes[-1] if changes else self.manifest["identity"]["clients_per_batch"])
+        """Return the clients per batch in the round after `step` finished rounds of the run."""
+        return self.manifest.clients_per_batch(step)
 
-    def choice(self, phase: int) -> dict[str, Any]:
-        """What was chosen at the start of a phase, and why; empty where the run's identity says it all."""
-        found: dict[str, Any] = self.manifest.get("choices", {}).get(str(phase), {})
-        return found
+    def choice(self, phase: int) -> JsonObject:
+        """Return the autotuned execution mode of a phase, with its reasons; empty where the identity decides."""
+        return self.manifest.choices.get(phase, {})
 
-    def choose(self, phase: int, step: int, facts: Mapping[str, Any]) -> None:
-        """How a phase's visits are trained from its first round on, which comes after so many; on the disk at once."""
-        self.manifest["choices"] = {**self.manifest.get("choices", {}), str(phase): dict(facts)}
-        self.narrow(step, facts["clients_per_batch"])
+    def set_choice(self, phase: int, step: int, choice: JsonObject) -> None:
+        """Store the autotuned execution mode of a phase on the disk, before its first round is trained.
 
-    def narrow(self, step: int, clients_per_batch: int) -> None:
-        """From the round after so many on, cohorts are this wide; on the disk before the first of them is trained."""
-        self.manifest["clients_per_batch"] = [*self.manifest.get("clients_per_batch", []), [step, clients_per_batch]]
-        self._write("manifest.json", self.manifest)
+        Args:
+            phase: The phase.
+            step: Finished rounds of the run.
+            choice: The mode (`mode`, `clients_per_batch`, `program`) and its reasons.
+        """
+        self.manifest = replace(self.manifest, choices={**self.manifest.choices, phase: dict(choice)})
+        self.set_clients_per_batch(step, choice["clients_per_batch"])
+
+    def set_clients_per_batch(self, step: int, clients_per_batch: int) -> None:
+        """Store the clients per batch of the rounds after `step` on the disk, before the first of them is trained."""
+        sizes = (*self.manifest.batch_sizes, (step, clients_per_batch))
+        self.manifest = replace(self.manifest, batch_sizes=sizes)
+        self._write_manifest()
         files.sync_folder(self.folder)
 
     @timed("commit")
-    def commit(self, snapshot: Snapshot, store: FileClientStore, newer: Snapshot | None = None) -> None:
-        """Tables first, then the commit that makes them count; what clients remember in a `newer` state is kept too."""
+    def write_checkpoint(self, snapshot: Snapshot, store: FileClientStore, newer: Snapshot | None = None) -> None:
+        """Write the pending rows, then the checkpoint that makes them count; delete client states no longer needed.
+
+        Args:
+            snapshot: The state to write.
+            store: The client states.
+            newer: A newer state whose client states are kept too.
+        """
         for name, rows in self.pending.items():
             if rows:
-                tables.write_part(self.folder / "tables", name, snapshot.step, rows)
+                tables.write_part(self.folder / TABLE_PARTS, name, snapshot.step, rows)
         notes = {"seconds": self.elapsed}
-        folder = self.folder / "checkpoints"
-        self.state_sha256 = checkpoint.commit(folder, snapshot.step, snapshot.tensors(), snapshot.facts(), notes)
+        folder = self.folder / CHECKPOINTS
+        self.state_sha256 = checkpoint.write(folder, snapshot.step, snapshot.tensors(), snapshot.values(), notes)
         self.pending = {name: [] for name in TABLES}
-        self._committed = (snapshot.step, time.monotonic())
-        self._held[snapshot.step] = set(snapshot.memory.values())
-        self._held = {step: self._held[step] for step in checkpoint.steps(folder) if step in self._held}
-        ahead = set() if newer is None else set(newer.memory.values())
-        store.collect(ahead.union(*self._held.values()))
+        self._last_checkpoint = (snapshot.step, time.monotonic())
+        self._digests[snapshot.step] = set(snapshot.client_states.values())
+        self._digests = {step: self._digests[step] for step in checkpoint.steps(folder) if step in self._digests}
+        needed = set() if newer is None else set(newer.client_states.values())
+        store.collect(needed.union(*self._digests.values()))
         if self.mirror is not None:
             self.mirror.push()
 
     @property
     def elapsed(self) -> float:
-        """Seconds of this and earlier sittings."""
-        return self.seconds + time.monotonic() - self._started
+        """Seconds spent on the run, by this process and before it."""
+        return self.earlier_seconds + time.monotonic() - self._started
 
-    def log(self, event: str, **facts: Any) -> None:
-        """One line in `log.jsonl`."""
-        path = self.folder / "log.jsonl"
+    def log(self, event: str, **values: object) -> None:
+        """Append a line to `log.jsonl`."""
+        path = self.folder / LOG
         try:
             with open(path, "a") as file:
-                file.write(json.dumps({"time": time.time(), "event": event, **facts}) + "\n")
+                file.write(json.dumps({"time": time.time(), "event": event, **values}) + "\n")
         except OSError as error:
             raise files.disk_error(path, error) from error
 
-    def finish(self, snapshot: Snapshot, status: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Join the tables, write `summary.json` and return it."""
+    def finish(self, snapshot: Snapshot, status: str, values: JsonObject) -> JsonObject:
+        """Join the parts of each table, write `summary.json` and return its content.
+
+        Args:
+            snapshot: The last state.
+            status: `completed`, `stopped`, `interrupted` or `failed`.
+            values: Further content of the summary.
+        """
         for name in TABLES:
-            tables.join(self.folder / "tables", name, self.folder / f"{name}.parquet")
-        rounds = tables.rows(self.folder / "rounds.parquet")  # far fewer than the ledger's rows, with their sums
+            tables.join(self.folder / TABLE_PARTS, name, self.folder / f"{name}.parquet")
+        rounds = tables.rows(self.folder / "rounds.parquet")  # far fewer rows than the ledger has, with their sums
         summary = {
             "status": status,
             "rounds": snapshot.step,
-            "resumed_at": [resume["step"] for resume in self.manifest["resumes"]],
-            **facts,
-            "bytes": _sums(rounds, ""),
-            "charged": _sums(rounds, "charged_"),
+            "resumed_at": [resume.step for resume in self.manifest.resumes],
+            **values,
+            "bytes": _sum_bytes(rounds, ""),
+            "charged": _sum_bytes(rounds, "charged_"),
             "weights_sha256": snapshot.weights_sha256,
             "state_sha256": self.state_sha256,
         }
-        self._write("summary.json", summary)
+        self._write(SUMMARY, summary)
         if self.mirror is not None:
             self.mirror.push()
         return summary
 
-    def _write(self, name: str, content: Mapping[str, Any]) -> None:
+    def _write_manifest(self) -> None:
+        self._write(MANIFEST, self.manifest.to_json())
+
+    def _write(self, name: str, content: JsonObject) -> None:
         data = json.dumps(content, indent=2).encode()
         files.write(self.folder / name, lambda file: file.write(data))
 
 
-def _sums(rounds: list[dict[str, Any]], count: str) -> dict[str, int]:
+def round_rows(
+    context: PhaseContext,
+    after: Snapshot,
+    clients: Sequence[int],
+    downloads: Sequence[ledger.Row],
+    results: Sequence[CohortResult],
+    metrics: Mapping[str, float | Tensor],
+) -> Rows:
+    """Return the table rows of a round. They hold no clock times, so equal runs have equal tables.
+
+    Args:
+        context: The phase.
+        after: The state after the round.
+        clients: The sampled clients.
+        downloads: The ledger rows of the downloads.
+        results: The results of the cohorts.
+        metrics: Values that the algorithm reports, by name; they become columns `metric:NAME`.
+    """
+    trained = [row for result in results for row in result.clients]
+    skipped = [client for result in results for client in result.skipped]
+    assert len(trained) + len(skipped) == len(clients), "a client update was lost"
+    ledger_rows = [*downloads, *(row for result in results for row in result.ledger)]
+    examples = sum(row["examples"] for row in trained)
+    totals = ledger.totals(ledger_rows)
+    loss = sum(row["loss"] * row["examples"] for row in trained) / examples if examples else None
+    values: TableRow = {
+        "phase": context.index,
+        "round": after.round,
+        "step": after.step,
+        "sampled": len(clients),
+        "skipped": len(skipped),
+        "examples": examples,
+        "local_steps": sum(row["steps"] for row in trained),
+        "loss": loss,
+    }
+    values |= {f"{direction}_bytes": int(count["B"]) for direction, count in totals["payload"].items()}
+    values |= {f"charged_{direction}_bytes": int(count["B"]) for direction, count in totals["charged"].items()}
+    values |= {f"metric:{name}": float(value) for name, value in metrics.items()}
+    return {"rounds": [values], "ledger": [*ledger_rows], "clients": trained, "evaluations": [], "samples": []}
+
+
+def _resumed(folder: Path, experiment_yaml: str, manifest: RunManifest) -> RunManifest:
+    """Check that an experiment may resume the run in a folder, and return the run's manifest with one more resume."""
+    if not (folder / RUN).exists():
+        raise RunError(f"{folder}: there is no run to resume")
+    check_run_format(folder)
+    refuse_another(folder, experiment_yaml)
+    return RunManifest.read(folder).resume(manifest, folder)
+
+
+def _sum_bytes(rounds: Sequence[TableRow], prefix: str) -> dict[str, int]:
     directions = (*ledger.DIRECTIONS, "total")
-    return {direction: sum(row[f"{count}{direction}_bytes"] for row in rounds) for direction in directions}
+    return {direction: sum(row[f"{prefix}{direction}_bytes"] for row in rounds) for direction in directions}

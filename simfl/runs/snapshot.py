@@ -1,18 +1,20 @@
-"""Everything a run's future depends on, after a whole number of rounds: what a commit holds."""
+"""The state of a run between two rounds: everything that its future depends on, and what a checkpoint stores."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
 from simfl.client_state import EMPTY, FileClientStore
+from simfl.errors import RunError
 from simfl.experiment import Phase
 from simfl.parameter_groups import pick
 from simfl.privacy.mechanism import CLIP
 from simfl.protocol import Parts, Server, Weights
+from simfl.runs.checkpoint import StoredCheckpoint
+from simfl.runs.folder import JsonObject
 from simfl.training.context import PhaseContext
 from simfl.transport.broadcast import Broadcast
 from simfl.transport.upload import BUFFERS
@@ -21,82 +23,94 @@ from simfl.weights import State, flatten, sha256, unflatten
 
 @dataclass(frozen=True)
 class Snapshot:
-    """State between two rounds. Client memory is held by its digests."""
+    """State of a run between two rounds. Client states are on the disk; the snapshot holds their digests."""
 
     phase: int = 0
     round: int = 0  # finished rounds of the phase
     step: int = 0  # finished rounds of the run
-    base: Weights = field(default_factory=dict)  # tensors as earlier phases left them
+    base_weights: Weights = field(default_factory=dict)  # tensors that earlier phases trained, as these left them
     server: Server = field(default_factory=lambda: Server({}))
     buffers: Weights = field(default_factory=dict)  # running statistics of the global model
-    memory: Mapping[int, str] = field(default_factory=dict)  # client -> digest
+    client_states: Mapping[int, str] = field(default_factory=dict)  # client -> digest of its state
     broadcast: Broadcast = field(default_factory=Broadcast)
-    clip: float | None = None  # to which the next round clips, where it adapts
-    charged: Mapping[int, int] = field(default_factory=dict)  # phase -> rounds that the privacy budget has paid for
+    clip: float | None = None  # clip norm of the next round; None unless it adapts
+    charged: Mapping[int, int] = field(default_factory=dict)  # phase -> rounds charged to the privacy budget
 
     def client_state(self, client: int) -> str:
-        """The digest of a client's memory."""
-        return self.memory.get(client, EMPTY)
+        """Return the digest of a client's state; of a client without one, that of the empty state."""
+        return self.client_states.get(client, EMPTY)
 
     @property
-    def companions(self) -> Parts:
-        """What the engine itself sends beside an algorithm's parts: running statistics, the clip that adapts."""
+    def extra_parts(self) -> Parts:
+        """The parts that are sent in addition to the algorithm's: running statistics and the adaptive clip norm."""
         clip = {} if self.clip is None else {CLIP: {"norm": torch.tensor([self.clip])}}
         return ({BUFFERS: self.buffers} if self.buffers else {}) | clip
 
     @property
     def model(self) -> Weights:
-        """The global model: every tensor that training has moved or will move."""
-        return {**self.base, **self.server.weights, **self.buffers}
+        """The global model: every tensor that has been trained, or is trained in this phase."""
+        return {**self.base_weights, **self.server.weights, **self.buffers}
 
     @property
     def weights_sha256(self) -> str:
+        """The hash of the global model."""
         return sha256(self.model)
 
-    def begin(self, stage: PhaseContext) -> Snapshot:
-        """Enter a phase: its own trained set, algorithm and optimizer, starting from the model so far."""
-        values = {**stage.binding.values(stage.roles.shared + stage.roles.buffers), **self.base}
-        weights = pick(values, stage.roles.shared)
+    def enter_phase(self, context: PhaseContext) -> Snapshot:
+        """Enter a phase: start its trained tensors from the model so far, and its algorithm and optimizer afresh."""
+        roles = context.roles
+        values = {**context.binding.values(roles.shared + roles.buffers), **self.base_weights}
+        weights = pick(values, roles.shared)
         server = Server({n: t.detach().clone() for n, t in weights.items()})
-        server = replace(server, state=stage.phase.algorithm.init_server(server.weights, stage.task))
-        averaged = stage.roles.buffers if stage.phase.buffers == "average" else ()
+        server = replace(server, state=context.phase.algorithm.init_server(server.weights, context.task))
+        averaged = roles.buffers if context.phase.buffers == "average" else ()
         buffers = {n: t.clone() for n, t in pick(values, averaged).items()}
-        privacy = None if stage.mechanism is None else stage.mechanism.privacy
+        privacy = None if context.mechanism is None else context.mechanism.privacy
         clip = privacy.clip if privacy is not None and privacy.adaptive is not None else None
         return replace(self, server=server, buffers=buffers, broadcast=Broadcast(), clip=clip)
 
-    def end(self, memory: Mapping[int, str]) -> Snapshot:
-        """Leave a phase: what it trained becomes the base of the next; `memory` is what clients keep."""
+    def leave_phase(self, client_states: Mapping[int, str]) -> Snapshot:
+        """Leave a phase: its model becomes the base of the next one.
+
+        Args:
+            client_states: The digests of the states that the clients carry over, see `carry_over_states`.
+        """
         return replace(
-            self, phase=self.phase + 1, round=0, base=self.model, server=Server({}), buffers={}, memory=memory
+            self,
+            phase=self.phase + 1,
+            round=0,
+            base_weights=self.model,
+            server=Server({}),
+            buffers={},
+            client_states=client_states,
         )
 
-    def on(self, device: torch.device) -> Snapshot:
-        """The same, with its tensors on the device where the server computes."""
+    def to(self, device: torch.device) -> Snapshot:
+        """Return the snapshot with its tensors on the device where the server computes."""
 
         def moved(groups: State) -> State:
             return {key: {name: t.to(device) for name, t in group.items()} for key, group in groups.items()}
 
-        lists = moved({"base": self.base, "weights": self.server.weights, "buffers": self.buffers})
+        lists = moved({"base": self.base_weights, "weights": self.server.weights, "buffers": self.buffers})
         server = Server(lists["weights"], moved(self.server.state), moved(self.server.optimizer))
         broadcast = replace(self.broadcast, public=moved(self.broadcast.public))
-        return replace(self, base=lists["base"], server=server, buffers=lists["buffers"], broadcast=broadcast)
+        return replace(self, base_weights=lists["base"], server=server, buffers=lists["buffers"], broadcast=broadcast)
 
     def tensors(self) -> Weights:
-        """All tensors under one level of names, for a commit."""
-        groups: State = {"base": self.base, "weights": self.server.weights, "buffers": self.buffers}
+        """Return all tensors under one level of names, for a checkpoint."""
+        groups: State = {"base": self.base_weights, "weights": self.server.weights, "buffers": self.buffers}
         groups |= {f"state:{key}": group for key, group in self.server.state.items()}
         groups |= {f"optimizer:{key}": group for key, group in self.server.optimizer.items()}
         groups |= {f"public:{part}": group for part, group in self.broadcast.public.items()}
         return flatten(groups)
 
-    def facts(self) -> dict[str, Any]:
-        """All that is not a tensor, as JSON."""
+    def values(self) -> JsonObject:
+        """Return everything that is not a tensor, as JSON, for a checkpoint."""
         return {
             "phase": self.phase,
             "round": self.round,
             "step": self.step,
-            "memory": {str(client): digest for client, digest in sorted(self.memory.items())},
+            "client_states": {str(client): digest for client, digest in sorted(self.client_states.items())},
             "packets": list(self.broadcast.packets),
             "missed": {str(client): count for client, count in sorted(self.broadcast.missed.items())},
             "clip": self.clip,
@@ -104,37 +118,46 @@ class Snapshot:
         }
 
     @staticmethod
-    def restore(tensors: Weights, facts: Mapping[str, Any]) -> Snapshot:
-        """The snapshot that a commit was made from, to the bit."""
-        groups = unflatten(tensors)
+    def restore(stored: StoredCheckpoint) -> Snapshot:
+        """Return the snapshot that a checkpoint was written from, bit-identical.
+
+        Raises:
+            RunError: The checkpoint lacks a value.
+        """
+        groups = unflatten(stored.tensors)
 
         def under(prefix: str) -> State:
             return {key.partition(":")[2]: group for key, group in groups.items() if key.startswith(f"{prefix}:")}
 
-        missed = {int(client): count for client, count in facts["missed"].items()}
-        return Snapshot(
-            facts["phase"],
-            facts["round"],
-            facts["step"],
-            groups.get("base", {}),
-            Server(groups.get("weights", {}), under("state"), under("optimizer")),
-            groups.get("buffers", {}),
-            {int(client): digest for client, digest in facts["memory"].items()},
-            Broadcast(under("public"), tuple(facts["packets"]), missed),
-            facts["clip"],
-            {int(phase): rounds for phase, rounds in facts["charged"].items()},
-        )
+        values: JsonObject = stored.values
+        try:
+            missed = {int(client): count for client, count in values["missed"].items()}
+            return Snapshot(
+                values["phase"],
+                values["round"],
+                values["step"],
+                groups.get("base", {}),
+                Server(groups.get("weights", {}), under("state"), under("optimizer")),
+                groups.get("buffers", {}),
+                {int(client): digest for client, digest in values["client_states"].items()},
+                Broadcast(under("public"), tuple(values["packets"]), missed),
+                values["clip"],
+                {int(phase): rounds for phase, rounds in values["charged"].items()},
+            )
+        except KeyError as error:
+            raise RunError(f"checkpoint after round {stored.step}: the value {error} is missing") from None
 
 
-def kept(memory: Mapping[int, str], phase: Phase, store: FileClientStore) -> dict[int, str]:
-    """The digests of what clients keep of their memory when they enter a phase."""
-    out = {}
-    for client, digest in sorted(memory.items()):
+def carry_over_states(client_states: Mapping[int, str], phase: Phase, store: FileClientStore) -> dict[int, str]:
+    """Write the part of each client's state that the phase to be entered carries over, and return the digests."""
+    carried = {}
+    for client, digest in sorted(client_states.items()):
         groups = store.get(digest)
-        names = _kept_names(phase, list(groups))
-        out[client] = store.put({name: groups[name] for name in names}) if names else EMPTY
-    return out
+        names = [name for name in groups if _kind(name) in phase.carry_over]
+        carried[client] = store.put({name: groups[name] for name in names}) if names else EMPTY
+    return carried
 
 
-def _kept_names(phase: Phase, names: list[str]) -> list[str]:
-    return [name for name in names if name.partition(":")[0].rstrip("0123456789") in phase.carry_over]
+def _kind(group: str) -> str:
+    """Return the kind of a group of a client's state: `optimizer` of `optimizer1:momentum`."""
+    return group.partition(":")[0].rstrip("0123456789")

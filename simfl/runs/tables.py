@@ -1,7 +1,7 @@
-"""Tables of rows, written as parts while a run goes on and joined at its end. No other file but data/ knows Arrow.
+"""Tables of rows, written in parts while a run is in progress and joined when it ends.
 
-A row is a dict of ints, floats, strings, booleans, bytes and lists of these. Rows need not have the same keys: what a
-row lacks is null.
+A row is a dict of ints, floats, strings, booleans, bytes and lists of these. Rows need not have the same keys: a value
+that a row lacks is null. Arrow is used here, in `data` and in `codecs` only.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,77 +19,77 @@ import pyarrow.parquet as pq
 from simfl import files
 from simfl.errors import RunError
 
-Row = Mapping[str, object]
+TableRow = dict[str, Any]  # column -> value
 
 
-def wake() -> None:
-    """Arrow imports pandas, a fifth of a second, before it makes its first array: to be called where there is time."""
+def warm_up() -> None:
+    """Make Arrow import pandas, which takes 0.2 s, at a moment when the process would wait anyway."""
     pa.array([])
 
 
-def table(rows: Iterable[Row]) -> pa.Table:
-    """The rows as an Arrow table; columns stand in the order of their first appearance."""
+def table(rows: Iterable[Mapping[str, object]]) -> pa.Table:
+    """Return the rows as an Arrow table; columns are in the order of their first appearance."""
     rows = list(rows)
     names = list(dict.fromkeys(name for row in rows for name in row))
     return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
 
 
-def write_part(folder: Path, name: str, index: int, rows: Iterable[Row]) -> None:
-    """Part `index` of the table `name`, whole and on the disk when this returns; an older one is replaced."""
+def write_part(folder: Path, name: str, index: int, rows: Iterable[Mapping[str, object]]) -> None:
+    """Write part `index` of the table `name` and sync it to the disk; an older one is replaced."""
     path = _part(folder, name, index)
     files.make_folder(path.parent)
     files.write(path, lambda file: pq.write_table(table(rows), file))
     files.sync_folder(path.parent)
 
 
-def write(path: Path, rows: Iterable[Row]) -> None:
-    """The rows as one Parquet file."""
+def write(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    """Write the rows as one Parquet file."""
     files.write(path, lambda file: pq.write_table(table(rows), file))
 
 
 def drop_after(folder: Path, name: str, index: int) -> None:
-    """Deletes the parts that come after `index`: those of rounds that no commit holds."""
+    """Delete the parts after `index`: those of rounds that no checkpoint covers."""
     for path in parts(folder, name):
         if int(path.stem) > index:
             path.unlink()
 
 
 def parts(folder: Path, name: str) -> list[Path]:
-    """The parts of a table in the order of their index."""
+    """Return the parts of a table in the order of their index."""
     found = [path for path in (folder / name).glob("*.parquet") if path.stem.isdigit()]
     return sorted(found, key=lambda path: int(path.stem))
 
 
 def join(folder: Path, name: str, target: Path) -> None:
-    """All parts as one Parquet file."""
+    """Write all parts of a table as one Parquet file."""
     whole = joined(folder, name)
     files.write(target, lambda file: pq.write_table(whole, file))
     files.sync_folder(target.parent)
 
 
 def joined(folder: Path, name: str) -> pa.Table:
-    """All parts as one table. A column that a part lacks is null there; one of ints and floats is of floats."""
+    """Return all parts as one table. Columns that a part lacks are null; a column of ints and floats has floats."""
     found = [read(path) for path in parts(folder, name)]
     return pa.concat_tables(found, promote_options="permissive") if found else pa.table({})
 
 
 def read(path: Path) -> pa.Table:
-    """The table in a Parquet file; `.to_pandas()` and `.to_pylist()` lead on. RunError if it is missing or broken."""
+    """Read the table in a Parquet file. RunError if the file is missing or damaged."""
     try:
         return pq.read_table(path, partitioning=None)
     except FileNotFoundError as error:
-        raise RunError(f"{path}: no such table") from error
+        raise RunError(f"{path}: there is no such table") from error
     except (pa.ArrowException, OSError) as error:
         raise RunError(f"{path}: not a readable table: {str(error).splitlines()[0]}") from error
 
 
-def rows(path: Path) -> list[dict[str, object]]:
-    """The rows of a Parquet file."""
+def rows(path: Path) -> list[TableRow]:
+    """Read the rows of a Parquet file."""
     return read(path).to_pylist()
 
 
 def where(content: pa.Table, **values: object) -> pa.Table:
-    """The rows that have these values in these columns; none of a table without such columns."""
+    """Return the rows with these values in these columns; no rows of a table without such columns."""
     for name, value in values.items():
         if name not in content.column_names:
             return content.slice(0, 0)
@@ -97,9 +98,11 @@ def where(content: pa.Table, **values: object) -> pa.Table:
 
 
 def sha256(content: pa.Table, exclude: Collection[str] = ()) -> str:
-    """A hash of the rows in their order, whatever the order of columns, the chunks or the compression.
+    """Hash the rows in their order, independently of column order, chunks and compression.
 
-    Null is the same as absent. `exclude` names columns left out, such as clock times.
+    Args:
+        content: The table. A null value counts as an absent one.
+        exclude: Columns that are left out, such as clock times.
     """
     names = sorted(set(content.column_names) - set(exclude))
     digest = hashlib.sha256()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from simfl.runs.folder import JsonObject
 from simfl.runs.record import Record, Rows
 from simfl.timing import Lap
 from simfl.tracking.events import TrackingEvent
@@ -15,19 +16,19 @@ from simfl.tracking.trackers import Tracker
 class NullDisplay:
     """A display that shows nothing, and the interface of all displays."""
 
-    def started(self, plan: dict[str, Any]) -> None:
+    def started(self, plan: JsonObject) -> None:
         """Show that the run starts or resumes."""
 
-    def round_done(self, row: dict[str, Any]) -> None:
+    def round_done(self, row: JsonObject) -> None:
         """Show a finished round: its row of `rounds.parquet`, and its seconds."""
 
-    def evaluated(self, row: dict[str, Any]) -> None:
+    def evaluated(self, row: JsonObject) -> None:
         """Show a headline score."""
 
     def message(self, text: str) -> None:
         """Show a message."""
 
-    def finished(self, summary: dict[str, Any]) -> None:
+    def finished(self, summary: JsonObject) -> None:
         """Show the summary."""
 
 
@@ -45,19 +46,19 @@ class Callbacks:
         self.display.message(text)
         self.record.log("message", text=text)
 
-    def chosen(self, phase: int, facts: Mapping[str, Any], text: str) -> None:
+    def chosen(self, phase: int, facts: JsonObject, text: str) -> None:
         """Report the execution mode of a phase and every trial; `text` is its summary in one line, or empty."""
         self.record.log("chosen", phase=phase, **facts)
         if text:
             self.message(text)
 
-    def started(self, plan: dict[str, Any], startup_seconds: float) -> None:
+    def started(self, plan: JsonObject, startup_seconds: float) -> None:
         """Report that the run starts or resumes."""
         self.total_bytes = sum(row["total_bytes"] for row in self.record.rows("rounds"))
         self.display.started(plan)
         self.record.log("started", **plan, startup_seconds=startup_seconds)
 
-    def evaluated(self, rows: Iterable[dict[str, Any]]) -> None:
+    def evaluated(self, rows: Iterable[JsonObject]) -> None:
         """Report headline scores."""
         for row in rows:
             self.display.evaluated(row)
@@ -67,7 +68,7 @@ class Callbacks:
         """Report the scores before the first round."""
         event = TrackingEvent(0, 0, evaluations=tuple(rows["evaluations"]), samples=tuple(rows["samples"]))
         for tracker in self.trackers:
-            tracker.tell(event)
+            tracker.log(event)
 
     def round_done(self, rows: Rows, lap: Lap) -> None:
         """Report a round: its rows, its time by activity, and each worker's memory and GPU utilization."""
@@ -88,13 +89,13 @@ class Callbacks:
             tuple(rows["samples"]),
         )
         for tracker in self.trackers:
-            tracker.tell(event)
+            tracker.log(event)
         self.display.round_done(row)
 
-    def finished(self, summary: dict[str, Any]) -> None:
+    def finished(self, summary: JsonObject) -> None:
         """Report the end of the run."""
         self.record.log("finished", status=summary["status"])
         self.display.finished(summary)
         evaluations = self.record.rows("evaluations") if self.trackers else []
         for tracker in self.trackers:
-            tracker.end(summary, evaluations)
+            tracker.finish(summary, evaluations)

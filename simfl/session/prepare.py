@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from simfl.experiment import Experiment, Phase
 from simfl.privacy.account import Account
 from simfl.privacy.budget import Budget
 from simfl.run_context import RunContext
-from simfl.runs.manifest import manifest
+from simfl.runs.folder import CLIENT_STATES
+from simfl.runs.manifest import RunIdentity, RunManifest
 from simfl.runs.mirror import Mirror
 from simfl.runs.record import Record
 from simfl.runtime.ray.worker_group import WorkerGroup
@@ -38,14 +39,15 @@ class PreparedRun:
     run_context: RunContext
     partition: Partition
     partition_manifest: bytes
-    identity: dict[str, Any]  # see `identity_of`
+    identity: RunIdentity
 
     def record(self, folder: Path, resume: bool, mirror: Mirror | None) -> Record:
         """Open the run folder, new or of the run to resume; `mirror` is the folder's copy at a URL."""
-        facts = manifest(self.identity, self.run_context.dataset.sha256, manifest_sha256(self.partition_manifest))
+        data, partition = self.run_context.dataset.sha256, manifest_sha256(self.partition_manifest)
+        manifest = RunManifest.create(self.identity, data, partition)
         experiment = config.dump(self.experiment)
         return Record.open(
-            folder, experiment, facts, self.partition_manifest, self.experiment.checkpoint, resume, mirror
+            folder, experiment, manifest, self.partition_manifest, self.experiment.checkpoint, resume, mirror
         )
 
     def worker_config(self, folder: Path, account: Account, profile: bool) -> WorkerConfig:
@@ -53,9 +55,9 @@ class PreparedRun:
         return WorkerConfig(
             self.experiment,
             self.run_context.cache,
-            folder / "memory",
+            folder / CLIENT_STATES,
             len(self.partition),
-            self.identity["device"],
+            self.identity.device,
             folder / "stacks",
             profile,
             account.noise_multiplier,
@@ -102,7 +104,7 @@ def account_of(experiment: Experiment, partition: Partition, folder: Path | None
     return Account(None if experiment.privacy is None else Budget.of(experiment, partition), folder)
 
 
-def identity_of(experiment: Experiment, context: RunContext, clients: int, device: str) -> dict[str, Any]:
+def identity_of(experiment: Experiment, context: RunContext, clients: int, device: str) -> RunIdentity:
     """Choose what results depend on besides the experiment: execution mode, clients per batch, threads and device.
 
     Raises:
@@ -115,8 +117,8 @@ def identity_of(experiment: Experiment, context: RunContext, clients: int, devic
     size = experiment.execution.clients_per_batch
     if not isinstance(size, int):
         size = auto_clients_per_batch(mode, expected, device)
-    found = {"mode": mode, "clients_per_batch": size, "threads": experiment.execution.threads, "device": device}
-    return found if device == "cpu" else found | _gpu_identity(experiment, mode)
+    identity = RunIdentity(mode, size, experiment.execution.threads, device)
+    return identity if device == "cpu" else _gpu_identity(experiment, identity)
 
 
 def _check_execution_mode(experiment: Experiment, context: RunContext) -> None:
@@ -155,12 +157,12 @@ def _expected_clients(experiment: Experiment, clients: int) -> float:
     return max(float(num_sampled(p, clients) or (p.poisson or 0) * clients) for p in experiment.phases)
 
 
-def _gpu_identity(experiment: Experiment, mode: str) -> dict[str, Any]:
-    """Return how local steps run on a GPU, and in which precision it multiplies float32."""
-    captured = mode == "vectorized" and all(steppable(phase.local) for phase in experiment.phases)
+def _gpu_identity(experiment: Experiment, identity: RunIdentity) -> RunIdentity:
+    """Add how local steps run on a GPU, and in which precision it multiplies float32."""
+    captured = identity.mode == "vectorized" and all(steppable(phase.local) for phase in experiment.phases)
     program = experiment.execution.program if captured else "eager"
     products = "float32" if experiment.deterministic else "tf32"
-    return {"program": "graph" if program == "auto" else program, "products": products}
+    return replace(identity, program="graph" if program == "auto" else program, products=products)
 
 
 def check(experiment: Experiment, context: RunContext, partition: Partition) -> None:
@@ -197,7 +199,7 @@ def _check_phase(experiment: Experiment, context: RunContext, partition: Partiti
 def remarks(prepared: PreparedRun, phase: Phase, mode: ExecutionMode, workers: int) -> list[str]:
     """Return messages about how a phase is executed that a user could not see otherwise."""
     found = [_idle_workers(prepared, phase, mode.clients_per_batch, workers)]
-    if prepared.identity["device"] != "cpu" and mode.mode == "vectorized" and not steppable(phase.local):
+    if prepared.identity.device != "cpu" and mode.mode == "vectorized" and not steppable(phase.local):
         name = phase.local.optimizer.name
         found.append(f"local steps run eagerly: {name} with its settings cannot be captured as a CUDA graph")
     return [text for text in found if text]

@@ -47,7 +47,7 @@ class RunProgress:
         """Score the initial model, and write the first checkpoint."""
         rows = self._wait_for_scores(self._start_scoring(self.state))
         with self.session.signals.held():
-            self.move(self.state, rows, commit=True)
+            self.move(self.state, rows, checkpoint=True)
             self.session.callbacks.initial(rows)
 
     def add(self, after: Snapshot, rows: Rows) -> None:
@@ -79,19 +79,19 @@ class RunProgress:
         rows = trained.rows if trained.scoring is None else {**trained.rows, **self._wait_for_scores(trained.scoring)}
         with self.session.signals.held():
             self.trained = None
-            self.move(self.state, rows, self.session.record.due(self.state.step), newer)
+            self.move(self.state, rows, self.session.record.checkpoint_due(self.state.step), newer)
             lap = trained.lap or self.session.stopwatch.lap()
             self.durations.append(lap.seconds)
             self.session.callbacks.round_done(rows, lap)
 
     def move(
-        self, after: Snapshot, rows: Rows | None = None, commit: bool = False, newer: Snapshot | None = None
+        self, after: Snapshot, rows: Rows | None = None, checkpoint: bool = False, newer: Snapshot | None = None
     ) -> None:
-        """Make `after` the state of the run, with these rows; `commit` writes a checkpoint."""
+        """Make `after` the state of the run, with these rows; `checkpoint` writes a checkpoint."""
         self.state = after
         self.session.record.add(rows or {})
-        if commit:
-            self.session.record.commit(after, self.session.client_store, newer)
+        if checkpoint:
+            self.session.record.write_checkpoint(after, self.session.client_store, newer)
 
     def finish(self, status: str) -> dict[str, Any]:
         """Write a checkpoint and the summary, report the end, and return the summary."""
@@ -99,8 +99,8 @@ class RunProgress:
             self.count()
         session, state = self.session, self.counted_state
         session.signals.close()
-        session.record.commit(state, session.client_store)
-        facts = self._summary(state, with_plan=status != "failed") | session.account.state(state.charged)
+        session.record.write_checkpoint(state, session.client_store)
+        facts = self._summary(state, with_plan=status != "failed") | session.account.summary(state.charged)
         summary = session.record.finish(state, status, facts)
         session.callbacks.finished(summary)
         return summary
@@ -125,12 +125,12 @@ class RunProgress:
             "baselines": _baselines(prepared),
             "seconds": seconds,
             "plan": self._compare_with_plan(state) if with_plan else None,
-            "folder": record.home,
+            "folder": record.location,
         }
 
     def _compare_with_plan(self, state: Snapshot) -> str:
         prepared, record = self.session.prepared, self.session.record
-        forked = record.manifest.get("forked", {}).get("step", 0)
+        forked = record.manifest.forked.step if record.manifest.forked is not None else 0
         tables = tables_of(record.folder, state.step, forked)
         return compare(prepared.experiment, prepared.run_context.dataset, len(prepared.partition), tables)
 

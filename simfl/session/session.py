@@ -15,6 +15,7 @@ from simfl.experiment import Experiment
 from simfl.privacy.account import Account
 from simfl.run_context import RunContext
 from simfl.runs import tables
+from simfl.runs.folder import RUN, check_run_format
 from simfl.runs.mirror import is_url, mirrored
 from simfl.runs.record import Record
 from simfl.runs.snapshot import Snapshot
@@ -54,6 +55,8 @@ def open_session(stack: ExitStack, experiment: Experiment, options: RunOptions) 
     Raises:
         ConfigError, DataError, RunError: A setting, the data or the run folder is wrong.
     """
+    if options.resume and not is_url(options.out) and (Path(options.out) / RUN).exists():
+        check_run_format(Path(options.out))  # before anything of the folder is read
     began, signals = time.monotonic(), Signals()
     workers = stack.enter_context(open_worker_group(options.backend, options.workers, options.address))
     prepared = prepare_run(experiment, options.backend, workers, options.shared)
@@ -62,13 +65,13 @@ def open_session(stack: ExitStack, experiment: Experiment, options: RunOptions) 
     stack.enter_context(files.locked(record.folder))
     restored, warning = record.restore()
     callbacks = Callbacks(options.display or NullDisplay(), record)
-    state = (restored or Snapshot()).on(prepared.run_context.device)
+    state = (restored or Snapshot()).to(prepared.run_context.device)
     if warning:
         callbacks.message(warning)
     stack.enter_context(signals.caught())
     config = prepared.worker_config(record.folder, account, options.profile)
     pool = stack.enter_context(open_pool(options.backend, config, prepared.run_context, workers, callbacks.message))
-    tables.wake()  # while workers start
+    tables.warm_up()  # while workers start
     stack.enter_context(signals.caught())  # again: a Ray that was started here has replaced the handler of SIGTERM
     callbacks.trackers = stack.enter_context(
         trackers.opened(experiment, prepared.run_context, record.folder, state.step, callbacks.message)
@@ -86,7 +89,11 @@ def open_session(stack: ExitStack, experiment: Experiment, options: RunOptions) 
 
 @contextmanager
 def open_pool(
-    backend: str, config: WorkerConfig, context: RunContext, workers: WorkerGroup | None, on_message: Callable[[str], None]
+    backend: str,
+    config: WorkerConfig,
+    context: RunContext,
+    workers: WorkerGroup | None,
+    on_message: Callable[[str], None],
 ) -> Iterator[WorkerPool]:
     """Open the worker pool of a backend for the block; `workers` are the Ray workers, None with `inline`."""
     pool: WorkerPool
@@ -118,7 +125,7 @@ def _report_start(session: RunSession, resumed_at: int | None) -> None:
     experiment = session.prepared.experiment
     plan = {
         "name": experiment.name,
-        "folder": session.record.home,
+        "folder": session.record.location,
         "rounds": sum(phase.rounds for phase in experiment.phases),
         "clients": len(session.prepared.partition),
         "workers": session.pool.num_workers,

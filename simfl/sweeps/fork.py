@@ -168,8 +168,8 @@ def _state(source: Run, step: int, scratch: Path, log: Log) -> ForkState:
     rerun = Rerun(source, scratch, log)
     rerun.go_to(phase, number)
     rerun.rerun_round()
-    if rerun.unlike:
-        raise RunError(f"{source.folder}: repeated rounds differ from the record: {rerun.unlike[0]}")
+    if rerun.differences:
+        raise RunError(f"{source.folder}: repeated rounds differ from the record: {rerun.differences[0]}")
     return ForkState(rerun.snapshot, scratch / CLIENT_STATES)
 
 

@@ -1,8 +1,9 @@
-"""What a tracker is told after each round, and the names of its numbers.
+"""The event that trackers receive after each round, and the names of its metrics.
 
 Metrics are named `rounds/<column>`, `timings/<name>`, `busy/<worker>`, `memory/<worker>`, `use/<worker>` and
-`evaluations/<split>/<model>/…/<metric>` over the axis `round`; headline scores stand a second time as `by_bytes/…` (and
-`by_epsilon/…`), over what was spent.
+`evaluations/<split>/<model>/…/<metric>`, over the axis `round`. Headline scores are logged again as `by_bytes/…` and
+`by_epsilon/…`, over the bytes and the privacy budget spent so far. A value that an algorithm reports is the column
+`metric:NAME` of the round, so its metric is `rounds/metric:NAME`.
 """
 
 from __future__ import annotations
@@ -10,49 +11,55 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from simfl import evaluation
+from simfl.runs.tables import TableRow
 
-MOST_GROUPS = 100  # of a kind, such as clients, with a chart each; tables hold all
-AXES = {"by_bytes": "bytes", "by_epsilon": "epsilon"}  # of headline scores: prefix -> metric
+MAX_GROUPS = 100  # of one kind, such as clients, that are logged; tables hold all
+AXES = {"by_bytes": "bytes", "by_epsilon": "epsilon"}  # prefix of a headline score -> the metric that is its axis
 
 
 @dataclass(frozen=True)
 class TrackingEvent:
-    """What is new after a round, or before the first: rows as in the tables, seconds as in the log."""
+    """The results of one round, or of the evaluation before the first: rows of the tables, seconds of the log."""
 
-    step: int
+    step: int  # finished rounds of the run
     bytes: int  # sent so far in both directions
-    row: Mapping[str, Any] = field(default_factory=dict)
-    timings: Mapping[str, float] = field(default_factory=dict)
+    row: TableRow = field(default_factory=dict)  # of `rounds.parquet`
+    timings: Mapping[str, float] = field(default_factory=dict)  # activity -> seconds
     busy: tuple[float, ...] = ()  # seconds of each worker
-    memory: tuple[int, ...] = ()  # bytes of each worker's GPU, or process, at their highest so far
-    use: tuple[float | None, ...] = ()  # share of the time in which each worker's GPU computed; none: not known
-    evaluations: tuple[dict[str, Any], ...] = ()
-    samples: tuple[dict[str, Any], ...] = ()
+    memory: tuple[int, ...] = ()  # peak so far, in bytes, of each worker's GPU or process
+    use: tuple[float | None, ...] = ()  # fraction of the time that each worker's GPU computed; None: unknown
+    evaluations: tuple[TableRow, ...] = ()
+    samples: tuple[TableRow, ...] = ()
 
 
-def metrics(news: TrackingEvent, first_split: str) -> dict[str, float]:
-    """All numbers of the news by name, with their axes."""
-    found = {f"rounds/{name}": value for name, value in news.row.items() if _is_number(value)}
-    found |= {f"timings/{name}": value for name, value in news.timings.items()}
-    found |= {f"busy/{worker}": value for worker, value in enumerate(news.busy)}
-    found |= {f"memory/{worker}": value for worker, value in enumerate(news.memory)}
-    found |= {f"use/{worker}": value for worker, value in enumerate(news.use) if value is not None}
-    groups = Counter((row["split"], row["model"], row["by"], row["metric"]) for row in news.evaluations)
-    for row in news.evaluations:
-        if groups[row["split"], row["model"], row["by"], row["metric"]] <= MOST_GROUPS:
-            found[name_of(row)] = row["value"]
-    axes = {"by_bytes": news.bytes} | ({"by_epsilon": news.row["epsilon"]} if "epsilon" in news.row else {})
+def metrics(event: TrackingEvent, first_split: str) -> dict[str, float]:
+    """Return all numbers of an event by name, with their axes.
+
+    Args:
+        event: The event.
+        first_split: The first evaluated split; its headline scores are named without the split.
+    """
+    found: dict[str, float] = {f"rounds/{name}": value for name, value in event.row.items() if _is_number(value)}
+    found |= {f"timings/{name}": value for name, value in event.timings.items()}
+    found |= {f"busy/{worker}": value for worker, value in enumerate(event.busy)}
+    found |= {f"memory/{worker}": value for worker, value in enumerate(event.memory)}
+    found |= {f"use/{worker}": value for worker, value in enumerate(event.use) if value is not None}
+    group_counts = Counter((row["split"], row["model"], row["by"], row["metric"]) for row in event.evaluations)
+    for row in event.evaluations:
+        if group_counts[row["split"], row["model"], row["by"], row["metric"]] <= MAX_GROUPS:
+            found[evaluation_name(row)] = row["value"]
+    axes = {"by_bytes": event.bytes} | ({"by_epsilon": event.row["epsilon"]} if "epsilon" in event.row else {})
+    headlines = evaluation.headlines(list(event.evaluations), first_split)
     for prefix, value in axes.items():
-        found |= {f"{prefix}/{k}": v for k, v in evaluation.headlines(list(news.evaluations), first_split).items()}
+        found |= {f"{prefix}/{name}": score for name, score in headlines.items()}
         found[AXES[prefix]] = value
-    return found | {"round": news.step}
+    return found | {"round": event.step}
 
 
-def name_of(row: Mapping[str, Any]) -> str:
-    """The metric's name for a row of `evaluations.parquet`."""
+def evaluation_name(row: TableRow) -> str:
+    """Return the metric's name for a row of `evaluations.parquet`."""
     by = [] if row["by"] == "all" else [row["by"], row["group"]]
     path = [row["split"], row["model"], *by, row["metric"]]
     return "/".join(["evaluations", *(str(part) for part in path if part != "")])

@@ -1,37 +1,41 @@
-"""What a person sees of a run: one live line in a terminal, sparse lines elsewhere, the result at the end."""
+"""Progress display of a run: a live line in a terminal, occasional lines elsewhere, the summary at the end."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 
-SPARSE = 10.0  # seconds between two plain lines about rounds
+from simfl.formatting import format_bytes, format_duration, format_rate
+from simfl.runs.folder import JsonObject
+from simfl.runs.summary import summary_lines
+from simfl.runs.tables import TableRow
+
+LINE_SECONDS = 10.0  # least time between two plain lines about rounds
 
 
 @dataclass
-class Status:
-    """The running numbers of the line. Bytes, clients and time count from this start of the run."""
+class ProgressStatus:
+    """Running numbers of the progress line. Bytes, clients and time count from the last start of the run."""
 
-    rounds: int = 0  # in all
-    first: int = 0  # rounds of earlier starts
-    began: float = 0.0
-    done: int = 0
+    rounds: int = 0  # of the whole run
+    first: int = 0  # rounds that were finished before this start
+    began: float = 0.0  # clock time of this start, in seconds
+    done: int = 0  # finished rounds
     loss: float | None = None
     score: str = ""
     clients: int = 0
-    download: int = 0
-    upload: int = 0
-    epsilon: float | None = None  # spent so far, where privacy is accounted
+    download: int = 0  # bytes
+    upload: int = 0  # bytes
+    epsilon: float | None = None  # spent so far; None without privacy
 
-    def add(self, row: Mapping[str, Any]) -> None:
-        """Count a finished round."""
+    def add(self, row: TableRow) -> None:
+        """Count a finished round; `row` is its row of `rounds.parquet`."""
         self.done = row["step"]
         self.loss = self.loss if row["loss"] is None else row["loss"]
         self.clients += row["sampled"]
@@ -40,24 +44,24 @@ class Status:
         self.epsilon = row.get("epsilon")
 
     def line(self, now: float) -> str:
-        """Loss, score, bytes, clients per second, time left."""
+        """Format loss, score, bytes, clients per second and the estimated time left."""
         seconds = max(now - self.began, 1e-9)
         left = seconds / max(self.done - self.first, 1) * (self.rounds - self.done)
         parts = (
             "" if self.loss is None else f"loss {self.loss:.4f}",
             self.score,
             "" if self.epsilon is None else f"epsilon {self.epsilon:.3g}",
-            f"down {size(self.download)}, up {size(self.upload)}",
-            pace(self.clients / seconds),
-            f"{duration(left)} left" if left else "",
+            f"down {format_bytes(self.download)}, up {format_bytes(self.upload)}",
+            format_rate(self.clients / seconds),
+            f"{format_duration(left)} left" if left else "",
         )
         return "  ".join(part for part in parts if part)
 
 
 class Progress:
-    """Told of everything by the engine; it shows what helps and changes nothing.
+    """A display of a run, with the methods of `simfl.session.callbacks.NullDisplay`.
 
-    Progress goes to standard error, the result to standard output. Used in a `with` block, it gives the terminal back
+    Progress goes to standard error, the summary to standard output. As a context manager it restores the terminal
     however the run ends.
     """
 
@@ -67,8 +71,9 @@ class Progress:
         result: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Take the consoles for progress and for the summary, and a clock in seconds."""
         self.progress, self.result, self.clock = progress or Console(stderr=True), result or Console(), clock
-        self.status, self.bar, self.task, self.printed = Status(), _bar(self.progress), TaskID(0), -SPARSE
+        self.status, self.bar, self.task, self.printed = ProgressStatus(), _bar(self.progress), TaskID(0), -LINE_SECONDS
 
     def __enter__(self) -> Progress:
         return self
@@ -78,29 +83,34 @@ class Progress:
     ) -> None:
         self._stop()
 
-    def started(self, plan: Mapping[str, Any]) -> None:
-        """`plan`: name, rounds (in all), clients, workers, resumed_at (rounds already done, or None)."""
+    def started(self, plan: JsonObject) -> None:
+        """Show that the run starts or resumes.
+
+        Args:
+            plan: `name`, `rounds` (of the whole run), `clients`, `workers`, and `resumed_at`: the number of finished
+                rounds of a resumed run, or None.
+        """
         first = plan["resumed_at"] or 0
-        self.status = Status(plan["rounds"], first, self.clock(), done=first)
-        resumed = f", going on after round {first}" if first else ""
+        self.status = ProgressStatus(plan["rounds"], first, self.clock(), done=first)
+        resumed = f", resumed after round {first}" if first else ""
         workers = f"{plan['workers']} worker{'s' if plan['workers'] > 1 else ''}"
         self.message(f"{plan['name']}: {plan['clients']} clients, {plan['rounds']} rounds{resumed}, {workers}")
         if self.progress.is_terminal:
             self.task = self.bar.add_task("", total=plan["rounds"], completed=first, line="")
             self.bar.start()
 
-    def round_done(self, row: Mapping[str, Any]) -> None:
-        """`row`: step (rounds done over all phases), loss (None if nobody trained), sampled (clients), *_bytes."""
+    def round_done(self, row: TableRow) -> None:
+        """Show a finished round; `row` is its row of `rounds.parquet`."""
         self.status.add(row)
         line = self.status.line(self.clock())
         if self.progress.is_terminal:
             self.bar.update(self.task, completed=row["step"], line=line)
-        elif self.clock() - self.printed >= SPARSE or row["step"] == self.status.rounds:
+        elif self.clock() - self.printed >= LINE_SECONDS or row["step"] == self.status.rounds:
             self.printed = self.clock()
             self.message(f"round {row['step']}/{self.status.rounds}  {line}")
 
-    def evaluated(self, row: Mapping[str, Any]) -> None:
-        """`row`: step, split, model, metric, value (None where nothing was scored)."""
+    def evaluated(self, row: TableRow) -> None:
+        """Show a headline score: `step`, `split`, `model`, `metric` and `value` (None: there was nothing to score)."""
         if row["value"] is None:
             return
         model = "" if row["model"] == "global" else f" ({row['model']})"
@@ -110,13 +120,13 @@ class Progress:
         self.message(f"after round {row['step']}: {self.status.score}")
 
     def message(self, text: str) -> None:
-        """One line, as it is."""
+        """Show a line of text without markup."""
         self.progress.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def finished(self, summary: Mapping[str, Any]) -> None:
-        """`summary`: the content of summary.json."""
+    def finished(self, summary: JsonObject) -> None:
+        """Show the summary."""
         self._stop()
-        for line in report(summary):
+        for line in summary_lines(summary):
             self.result.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _stop(self) -> None:
@@ -127,57 +137,3 @@ class Progress:
 def _bar(console: Console) -> Bar:
     columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(bar_width=20), TextColumn("{task.fields[line]}"))
     return Bar(*columns, console=console, refresh_per_second=4)
-
-
-def report(summary: Mapping[str, Any]) -> list[str]:
-    """The result in a few lines: status, scores beside baselines, bytes of each direction, where everything lies."""
-    rows = []
-    for metric, value in summary["final"].items():
-        before = summary["initial"].get(metric)
-        rows.append((metric, f"{value:.4f}" + ("" if before is None else f" (before the first round {before:.4f})")))
-    rows += [(f"baseline {name}", f"{value:.4f}") for name, value in summary["baselines"].items()]
-    rows += [(mode, _bytes(summary, mode)) for mode in ("download", "upload", "total")]
-    if summary.get("plan"):
-        rows.append(("plan", summary["plan"]))
-    if "privacy" in summary:
-        rows.append(("privacy", _privacy(summary["privacy"])))
-    rows.append(("everything is in", summary["folder"]))
-    if summary["status"] == "interrupted":
-        rows.append(("to go on", "the same command with --resume"))
-    width = max(len(name) for name, _ in rows)
-    seconds = duration(summary["seconds"]["total"])
-    title = f"{summary['name']}: {summary['status']} after {summary['rounds']} rounds in {seconds}"
-    return [title, *(f"  {name:<{width}}  {value}" for name, value in rows)]
-
-
-def _privacy(spent: Mapping[str, Any]) -> str:
-    of = "" if spent["limit"] is None else f" of {spent['limit']:g}"
-    return f"epsilon {spent['epsilon']:.4g}{of} at delta {spent['delta']:g}; what that means is in privacy.md"
-
-
-def _bytes(summary: Mapping[str, Any], mode: str) -> str:
-    sent, charged = summary["bytes"][mode], summary["charged"][mode]
-    return size(sent) + ("" if sent == charged else f" (charged {size(charged)})")
-
-
-def pace(clients_per_second: float) -> str:
-    """Clients in a second or, where they take longer, seconds for one."""
-    if 0 < clients_per_second < 0.1:
-        return f"{1 / clients_per_second:.1f} s/client"
-    return f"{clients_per_second:.1f} clients/s"
-
-
-def size(count: float) -> str:
-    """Bytes for people: kB and MB are powers of 1000, GiB and TiB of 1024."""
-    for unit, factor, digits in (("TiB", 2**40, 2), ("GiB", 2**30, 2), ("MB", 10**6, 1), ("kB", 10**3, 1)):
-        if count >= factor:
-            return f"{count / factor:.{digits}f} {unit}"
-    return f"{count:.0f} B"
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people: 4.2 s, 3 min 05 s, 2 h 07 min."""
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,67 +1,91 @@
-"""Weights & Biases and TensorBoard, from the driver alone: one run for the whole experiment, imported if asked for."""
+"""Weights & Biases and TensorBoard: one tracked run per experiment, opened by the driver, imported if requested."""
 
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from PIL import Image
 
 from simfl import config, files
+from simfl.data.base import Split
 from simfl.errors import ConfigError
 from simfl.experiment import Experiment, Wandb
 from simfl.run_context import RunContext
+from simfl.runs.folder import CHECKPOINTS, PARTITION, JsonObject
+from simfl.runs.tables import TableRow
 from simfl.tracking.events import AXES, TrackingEvent, metrics
-from simfl.tracking.pictures import picture
 
-NOTES = "tracking.json"  # in the run's folder: what a resumed run must know
-VARIED = "sweep"  # in W&B's config: what a run has of what its sweep varies
+if TYPE_CHECKING:
+    import wandb
+    from torch.utils.tensorboard import SummaryWriter
+
+STATE_FILE = "tracking.json"  # in the run folder: what a resumed run needs to continue the tracked run
+SWEEP_SETTINGS = "sweep"  # in W&B's config: the run's values of the settings that its sweep varies
+IMAGE_PIXELS = 512  # longest side of a logged image
 
 
 class Tracker(Protocol):
-    """Where numbers go."""
+    """A receiver of the metrics of a run."""
 
-    def tell(self, news: TrackingEvent) -> None:
-        """Once a round."""
+    def log(self, event: TrackingEvent) -> None:
+        """Log the results of a round."""
 
-    def end(self, summary: Mapping[str, Any], evaluations: list[dict[str, Any]]) -> None:
-        """`evaluations`: all rows of the run."""
+    def finish(self, summary: JsonObject, evaluations: list[TableRow]) -> None:
+        """Log the summary and all evaluation rows of the run."""
 
 
 def check(experiment: Experiment) -> None:
-    """ConfigError if what is asked for is not there."""
-    asked = experiment.tracking
-    for package, wanted in (("wandb", asked.wandb), ("tensorboard", asked.tensorboard)):
+    """Check that the requested trackers are installed and can log in.
+
+    Raises:
+        ConfigError: A package or an API key is missing.
+    """
+    requested = experiment.tracking
+    for package, wanted in (("wandb", requested.wandb), ("tensorboard", requested.tensorboard)):
         if wanted and importlib.util.find_spec(package) is None:
             raise ConfigError(f"tracking.{package}: the package is not installed; pip install {package}")
-    if asked.wandb is not None and asked.wandb.mode == "online" and not _has_key():
-        raise ConfigError("tracking.wandb.mode: online, but no API key is known; run `wandb login`, or give offline")
+    if requested.wandb is not None and requested.wandb.mode == "online" and not _has_key():
+        raise ConfigError("tracking.wandb.mode: online, but there is no API key; run `wandb login`, or set offline")
 
 
 @contextmanager
 def opened(
-    experiment: Experiment, setting: RunContext, folder: Path, step: int, say: Callable[[str], None]
+    experiment: Experiment, context: RunContext, folder: Path, step: int, on_message: Callable[[str], None]
 ) -> Iterator[list[Tracker]]:
-    """The trackers that the experiment asks for; `step` is the round a resumed run goes on after."""
+    """Open the trackers that the experiment requests for the block.
+
+    Args:
+        experiment: The experiment.
+        context: Its data.
+        folder: The run folder.
+        step: Finished rounds of a resumed run; what was logged after them is replaced.
+        on_message: Receives messages for the user.
+    """
     trackers: list[Tracker] = []
     with ExitStack() as stack:
         if experiment.tracking.wandb is not None:
-            trackers.append(stack.enter_context(_wandb(experiment, experiment.tracking.wandb, setting, folder, say)))
+            trackers.append(stack.enter_context(_wandb(experiment.tracking.wandb, context, folder, on_message)))
         if experiment.tracking.tensorboard:
-            trackers.append(stack.enter_context(_tensorboard(setting, folder, step)))
+            trackers.append(stack.enter_context(_tensorboard(context, folder, step)))
         yield trackers
 
 
 class WandbTracker:
-    """One run of Weights & Biases."""
+    """A run of Weights & Biases."""
 
-    def __init__(self, run: Any, experiment: Experiment, setting: RunContext, folder: Path) -> None:
-        self.run, self.experiment, self.setting, self.folder = run, experiment, setting, folder
-        self.artifacts = experiment.tracking.wandb is not None and experiment.tracking.wandb.artifacts
+    def __init__(self, run: wandb.Run, context: RunContext, folder: Path) -> None:
+        """Declare the axes of the metrics, and log the partition as an artifact."""
+        self.run, self.context, self.folder = run, context, folder
+        settings = context.experiment.tracking.wandb
+        self.artifacts = settings is not None and settings.artifacts
         run.define_metric("round", hidden=True)
         for name in ("rounds", "timings", "busy", "memory", "use", "evaluations", "samples"):
             run.define_metric(f"{name}/*", step_metric="round")
@@ -69,25 +93,25 @@ class WandbTracker:
             run.define_metric(axis, hidden=True)
             run.define_metric(f"{prefix}/*", step_metric=axis)
         if self.artifacts:
-            self._keep("partition", folder / "partition.json")
+            self._log_artifact("partition", folder / PARTITION)
 
-    def tell(self, news: TrackingEvent) -> None:
-        row: dict[str, Any] = dict(metrics(news, self.experiment.evaluate.splits[0]))
-        for split in dict.fromkeys(sample["split"] for sample in news.samples):
-            row[f"samples/{split}"] = self._samples([s for s in news.samples if s["split"] == split])
+    def log(self, event: TrackingEvent) -> None:
+        """Log metrics, and sample predictions as a table per split."""
+        row: dict[str, Any] = dict(metrics(event, self.context.experiment.evaluate.splits[0]))
+        for split, samples in _by_split(event.samples).items():
+            row[f"samples/{split}"] = self._sample_table(samples)
         self.run.log(row)
 
-    def _samples(self, samples: list[dict[str, Any]]) -> Any:
+    def _sample_table(self, samples: Sequence[TableRow]) -> wandb.Table:
         import wandb
 
-        pictures = [picture(self.setting.split(s["split"]), s["row"]) for s in samples]
-        shown = {} if pictures[0] is None else {"image": [wandb.Image(p) for p in pictures]}
-        names = list(dict.fromkeys(name for sample in samples for name in sample))
-        texts = {name: [_cell(sample.get(name)) for sample in samples] for name in names}
-        columns = shown | texts
+        images = [example_image(self.context.split(s["split"]), s["row"]) for s in samples]
+        image_column = {} if images[0] is None else {"image": [wandb.Image(image) for image in images]}
+        columns = image_column | {name: [_cell(sample.get(name)) for sample in samples] for name in _columns(samples)}
         return wandb.Table(columns=list(columns), data=[list(cells) for cells in zip(*columns.values(), strict=True)])
 
-    def end(self, summary: Mapping[str, Any], evaluations: list[dict[str, Any]]) -> None:
+    def finish(self, summary: JsonObject, evaluations: list[TableRow]) -> None:
+        """Log the evaluation table, the summary and, of a completed run, the last checkpoint."""
         import wandb
 
         if evaluations:
@@ -96,11 +120,11 @@ class WandbTracker:
             self.run.log({"evaluations_table": wandb.Table(columns=names, data=rows)})
         self.run.summary.update({name: value for name, value in summary.items() if name != "folder"})
         if self.artifacts and summary["status"] == "completed":
-            newest = max((self.folder / "checkpoints").iterdir())
-            self._keep("checkpoint", newest)
+            newest = max((self.folder / CHECKPOINTS).iterdir())
+            self._log_artifact("checkpoint", newest)
 
-    def _keep(self, kind: str, path: Path) -> None:
-        """An artifact; files are not copied, since they stay as they are."""
+    def _log_artifact(self, kind: str, path: Path) -> None:
+        """Log a file or a folder, without a copy: it does not change any more."""
         import wandb
 
         artifact = wandb.Artifact(f"{self.run.id}-{kind}", type=kind)
@@ -110,33 +134,34 @@ class WandbTracker:
 
 @contextmanager
 def _wandb(
-    experiment: Experiment, asked: Wandb, setting: RunContext, folder: Path, say: Callable[[str], None]
+    requested: Wandb, context: RunContext, folder: Path, on_message: Callable[[str], None]
 ) -> Iterator[WandbTracker]:
-    """The run of this experiment: a new one, or, in a folder that has one already, the same."""
+    """Open a W&B run, or continue the one that the run folder names."""
     import wandb
 
-    mode: Any = asked.mode or os.environ.get("WANDB_MODE") or ("online" if _has_key() else "offline")
-    start: dict[str, Any] = {
-        "entity": asked.entity,
-        "project": asked.project,
-        "group": asked.group,
-        "tags": list(asked.tags),
+    experiment = context.experiment
+    mode: Any = requested.mode or os.environ.get("WANDB_MODE") or ("online" if _has_key() else "offline")
+    arguments: dict[str, Any] = {
+        "entity": requested.entity,
+        "project": requested.project,
+        "group": requested.group,
+        "tags": list(requested.tags),
         "id": _run_id(folder),
         "name": experiment.name,
         "dir": str(folder),
         "resume": "allow",
-        "config": config.to_mapping(experiment) | {VARIED: dict(asked.varied)},
+        "config": config.to_mapping(experiment) | {SWEEP_SETTINGS: dict(requested.varied)},
         "settings": wandb.Settings(console="off", silent=True),
     }
     try:
-        run = wandb.init(mode=mode, **start)
+        run = wandb.init(mode=mode, **arguments)
     except wandb.errors.Error as error:
-        say(f"W&B cannot be reached ({str(error).splitlines()[0]}); going on offline")
-        mode, run = "offline", wandb.init(mode="offline", **start)
-    say(f"W&B: {run.url}" if mode == "online" else f"W&B {mode}: wandb sync {Path(run.dir).parent}")
+        on_message(f"W&B cannot be reached ({str(error).splitlines()[0]}); the run is tracked offline")
+        mode, run = "offline", wandb.init(mode="offline", **arguments)
+    on_message(f"W&B: {run.url}" if mode == "online" else f"W&B {mode}: wandb sync {Path(run.dir).parent}")
     code = 1
     try:
-        yield WandbTracker(run, experiment, setting, folder)
+        yield WandbTracker(run, context, folder)
         code = 0
     finally:
         run.finish(exit_code=code)
@@ -149,7 +174,7 @@ def _has_key() -> bool:
 
 
 def _run_id(folder: Path) -> str:
-    path = folder / NOTES
+    path = folder / STATE_FILE
     if not path.exists():
         text = json.dumps({"wandb": {"id": uuid.uuid4().hex[:12]}})
         files.write(path, lambda file: file.write(text.encode()))
@@ -157,47 +182,75 @@ def _run_id(folder: Path) -> str:
 
 
 class TensorBoardTracker:
-    """Event files for TensorBoard."""
+    """Event files for TensorBoard. Steps are rounds; of `by_bytes/…`, bytes."""
 
-    def __init__(self, writer: Any, setting: RunContext) -> None:
-        self.writer, self.setting = writer, setting
-        self.first_split = setting.experiment.evaluate.splits[0]
+    def __init__(self, writer: SummaryWriter, context: RunContext) -> None:
+        """Take an open writer."""
+        self.writer, self.context = writer, context
+        self.first_split = context.experiment.evaluate.splits[0]
 
-    def tell(self, news: TrackingEvent) -> None:
-        for name, value in metrics(news, self.first_split).items():
-            by = news.bytes if name.startswith("by_bytes/") else news.step
-            self.writer.add_scalar(name, value, by)
-        for split in dict.fromkeys(sample["split"] for sample in news.samples):
-            samples = [s for s in news.samples if s["split"] == split]
-            self.writer.add_text(f"samples/{split}", _markdown(samples), news.step)
-            if news.step == 0:
-                self._pictures(split, samples)
+    def log(self, event: TrackingEvent) -> None:
+        """Log metrics, sample predictions as text and, before the first round, the images of the samples."""
+        for name, value in metrics(event, self.first_split).items():
+            step = event.bytes if name.startswith("by_bytes/") else event.step
+            self.writer.add_scalar(name, value, step)
+        for split, samples in _by_split(event.samples).items():
+            self.writer.add_text(f"samples/{split}", _markdown(samples), event.step)
+            if event.step == 0:
+                self._log_images(split, samples)
 
-    def _pictures(self, split: str, samples: list[dict[str, Any]]) -> None:
+    def _log_images(self, split: str, samples: Sequence[TableRow]) -> None:
         import numpy as np
 
         for sample in samples:
-            found = picture(self.setting.split(split), sample["row"])
-            if found is not None:
-                self.writer.add_image(f"samples/{split}/{sample['row']}", np.asarray(found), 0, dataformats="HWC")
+            image = example_image(self.context.split(split), sample["row"])
+            if image is not None:
+                self.writer.add_image(f"samples/{split}/{sample['row']}", np.asarray(image), 0, dataformats="HWC")
 
-    def end(self, summary: Mapping[str, Any], evaluations: list[dict[str, Any]]) -> None:
+    def finish(self, summary: JsonObject, evaluations: list[TableRow]) -> None:
+        """Log the summary as text."""
         self.writer.add_text("summary", f"```json\n{json.dumps(dict(summary), indent=1)}\n```", summary["rounds"])
 
 
 @contextmanager
-def _tensorboard(setting: RunContext, folder: Path, step: int) -> Iterator[TensorBoardTracker]:
+def _tensorboard(context: RunContext, folder: Path, step: int) -> Iterator[TensorBoardTracker]:
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(folder / "tensorboard", purge_step=step + 1 if step else None) as writer:
-        yield TensorBoardTracker(writer, setting)
+        yield TensorBoardTracker(writer, context)
 
 
-def _markdown(samples: list[dict[str, Any]]) -> str:
-    names = list(dict.fromkeys(name for sample in samples for name in sample))
-    lines = [names, ["---"] * len(names), *([_cell(sample.get(name)) for name in names] for sample in samples)]
+def example_image(split: Split, row: int) -> Image.Image | None:
+    """Return an example's image, or the page that it asks about, scaled to at most 512 x 512 pixels; None without."""
+    table, index = split.examples, row
+    if split.documents is not None:
+        table, index = split.documents, split.examples["document"][row].as_py()
+    column = next((name for name in ("image", "image_path") if name in table.column_names), None)
+    found = None if column is None else table[column][index].as_py()
+    if found is None:
+        return None
+    image = Image.open(io.BytesIO(found) if isinstance(found, bytes) else found).convert("RGB")
+    image.thumbnail((IMAGE_PIXELS, IMAGE_PIXELS))
+    return image
+
+
+def _by_split(samples: Sequence[TableRow]) -> dict[str, list[TableRow]]:
+    groups: dict[str, list[TableRow]] = {}
+    for sample in samples:
+        groups.setdefault(sample["split"], []).append(sample)
+    return groups
+
+
+def _columns(samples: Sequence[TableRow]) -> list[str]:
+    return list(dict.fromkeys(name for sample in samples for name in sample))
+
+
+def _markdown(samples: Sequence[TableRow]) -> str:
+    names = _columns(samples)
+    rows = [[_cell(sample.get(name)) for name in names] for sample in samples]
+    lines: list[list[object]] = [[*names], ["---"] * len(names), *rows]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> object:
     return "; ".join(str(item) for item in value) if isinstance(value, list) else value

@@ -1,15 +1,14 @@
-"""A run seen from outside, while it goes on or afterwards: its `log.jsonl` read as it grows, shown in the terminal."""
+"""`simfl watch`: follow a run from another process by reading its `log.jsonl` as it grows."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -17,43 +16,46 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from simfl.tracking.progress import Status, duration, report, size
-from simfl.tracking.run_folder import require_run
+from simfl.errors import RunError
+from simfl.formatting import format_bytes, format_duration
+from simfl.runs.folder import LOG, JsonObject, require_run
+from simfl.runs.summary import read_summary, summary_lines
+from simfl.tracking.progress import ProgressStatus
 
-SILENT = 60.0  # seconds without a word after which a run may be dead
-EVERY = 0.5  # seconds between two looks at the log
-BARS = "▁▂▃▄▅▆▇█"
-SHORT = 0.05  # seconds of a round that are not worth a word
-SAID = 5  # messages shown
-NUMBERS = ("round", "started", "evaluated", "finished")  # events that are not messages
+SILENT_SECONDS = 60.0  # time without a log line after which a run may have died
+POLL_SECONDS = 0.5  # time between two reads of the log
+SPARK_BARS = "▁▂▃▄▅▆▇█"
+MIN_SECONDS = 0.05  # activities of a round that take less are not shown
+MAX_MESSAGES = 5
+PROGRESS_EVENTS = ("round", "started", "evaluated", "finished")  # all other events are shown as messages
 
 
 @dataclass
-class View:
-    """What the log has said so far."""
+class RunView:
+    """The state of a run according to its log."""
 
-    plan: dict[str, Any] = field(default_factory=dict)
-    status: Status = field(default_factory=Status)
+    plan: JsonObject = field(default_factory=dict)  # the event `started`
+    status: ProgressStatus = field(default_factory=ProgressStatus)
     phase: int = 0
-    ended: str = ""  # completed, interrupted, failed; empty while the run goes on
-    last: float = 0.0  # when the log last spoke
+    ended: str = ""  # completed, interrupted or failed; empty while the run is in progress
+    last: float = 0.0  # time of the newest log line
     losses: dict[int, float] = field(default_factory=dict)  # by round of the run
     scores: dict[str, dict[int, float]] = field(default_factory=dict)  # by name, by round of the run
-    times: dict[str, float] = field(default_factory=dict)  # seconds of the last round by what they went to
-    workers: str = ""  # what they made of their machines in the last round
-    said: list[str] = field(default_factory=list)
+    times: dict[str, float] = field(default_factory=dict)  # seconds of the last round by activity
+    workers: str = ""  # utilization of the workers in the last round
+    messages: list[str] = field(default_factory=list)
 
-    def hear(self, line: Mapping[str, Any]) -> None:
-        """One line of the log."""
+    def update(self, line: JsonObject) -> None:
+        """Apply one line of the log."""
         self.last = line["time"]
         match line["event"]:
             case "started":
-                self._started(line)
+                self._start(line)
             case "round":
                 self.status.add(line)
                 self.phase = line["phase"]
-                self.times = {name: s for name, s in line.get("timings", {}).items() if s >= SHORT}
-                self.workers = _workers(line)
+                self.times = {name: s for name, s in line.get("timings", {}).items() if s >= MIN_SECONDS}
+                self.workers = _utilization(line)
                 if line["loss"] is not None:
                     self.losses[line["step"]] = line["loss"]
             case "evaluated" if line["value"] is not None:
@@ -61,112 +63,124 @@ class View:
                 self.scores.setdefault(f"{line['split']} {name}", {})[line["step"]] = line["value"]
             case "finished":
                 self.ended = line["status"]
-        if line["event"] not in NUMBERS:
-            self.said = [*self.said, _message(line)][-SAID:]
+        if line["event"] not in PROGRESS_EVENTS:
+            self.messages = [*self.messages, _message(line)][-MAX_MESSAGES:]
 
-    def _started(self, line: Mapping[str, Any]) -> None:
-        """A sitting begins; what a killed one did after its last commit does not count."""
+    def _start(self, line: JsonObject) -> None:
+        """Start or resume; rounds that a killed process finished after its last checkpoint are dropped."""
         first = line["resumed_at"] or 0
         self.plan, self.ended = dict(line), ""
-        self.status = Status(line["rounds"], first, line["time"], done=first)
+        self.status = ProgressStatus(line["rounds"], first, line["time"], done=first)
         self.losses = {step: loss for step, loss in self.losses.items() if step <= first}
         self.scores = {name: {s: v for s, v in values.items() if s <= first} for name, values in self.scores.items()}
 
     def state(self, now: float) -> str:
-        """In a word: waiting, running, silent, or how it ended."""
+        """Describe the state: starting, running, silent for some time, or how the run ended."""
         if not self.plan:
             return "starting"
         if self.ended:
             return self.ended
         silent = now - self.last
-        return "running" if silent < SILENT else f"no word for {duration(silent)}; it may be dead"
+        return "running" if silent < SILENT_SECONDS else f"no log line for {format_duration(silent)}; it may have died"
 
 
-def _workers(line: Mapping[str, Any]) -> str:
-    """Means over the workers, but the largest of their memories, and their idle seconds together."""
+def _utilization(line: JsonObject) -> str:
+    """Format how busy the workers were: means over the workers, the largest memory, and the sum of idle seconds."""
     if not line.get("busy") or not line.get("seconds"):
         return ""
     known = [use for use in line.get("use", ()) if use is not None]
     gpus = [f"GPUs computed {mean(known):.0%} of the time"] if known else []
-    memory = [f"up to {size(max(line['memory']))} each"] if any(line.get("memory", ())) else []
+    memory = [f"up to {format_bytes(max(line['memory']))} each"] if any(line.get("memory", ())) else []
     shares = [min(1.0, busy / line["seconds"]) for busy in line["busy"]]
-    least = f", the least {min(shares):.0%}" if len(shares) > 1 else ""
+    least = f" (least {min(shares):.0%})" if len(shares) > 1 else ""
     idle = sum(max(0.0, line["seconds"] - busy) for busy in line["busy"])
-    return ", ".join([f"at work {mean(shares):.0%}{least}, {duration(idle)} idle in all", *gpus, *memory])
+    return ", ".join([f"busy {mean(shares):.0%}{least}, {format_duration(idle)} idle in total", *gpus, *memory])
 
 
-def _message(line: Mapping[str, Any]) -> str:
+def _message(line: JsonObject) -> str:
     rest = {key: value for key, value in line.items() if key not in ("time", "event")}
     return f"{line['event']}: " + (str(rest["text"]) if "text" in rest else json.dumps(rest))
 
 
-class Log:
-    """A `log.jsonl` that may still grow."""
+class LogReader:
+    """Reads a `log.jsonl` that may still grow."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.read, self.rest = path, 0, b""
+        """Start at the beginning of the log, which need not exist yet."""
+        self.path, self.position, self.rest = path, 0, b""
 
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """The whole lines written since the last look; a line that is not JSON, cut off by a crash, is passed over."""
+    def lines(self) -> Iterator[JsonObject]:
+        """Yield the complete lines written since the last call; a line that a crash cut off is skipped."""
         with open(self.path, "rb") as file:
-            file.seek(self.read)
+            file.seek(self.position)
             new = file.read()
-        self.read += len(new)
-        *whole, self.rest = (self.rest + new).split(b"\n")
-        for line in whole:
+        self.position += len(new)
+        *complete, self.rest = (self.rest + new).split(b"\n")
+        for line in complete:
             try:
                 yield json.loads(line)
             except ValueError:
                 continue
 
 
-def watch(folder: Path, once: bool, console: Console | None = None, every: float = EVERY) -> str:
-    """Show the run until it ends, or `once`; returns its state. RunError if no run lies there."""
+def watch(folder: Path, once: bool, console: Console | None = None, every: float = POLL_SECONDS) -> str:
+    """Show a run until it ends, and return its state.
+
+    Args:
+        folder: The run folder.
+        once: Show the current state and return; also outside of a terminal.
+        console: Where to show it.
+        every: Seconds between two reads of the log.
+
+    Raises:
+        RunError: The folder holds no run, or one whose files have another format.
+    """
     require_run(folder)
     console = console or Console()
-    view, log = View(), Log(folder / "log.jsonl")
+    view, log = RunView(), LogReader(folder / LOG)
     if once or not console.is_terminal:
-        _look(view, log)
-        console.print(picture(view, folder, time.time()))
+        _read(view, log)
+        console.print(render(view, folder, time.time()))
         return view.state(time.time())
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            _look(view, log)
-            live.update(picture(view, folder, time.time()), refresh=True)
+            _read(view, log)
+            live.update(render(view, folder, time.time()), refresh=True)
             if view.ended:
                 return view.ended
             time.sleep(every)
 
 
-def _look(view: View, log: Log) -> None:
+def _read(view: RunView, log: LogReader) -> None:
     if log.path.exists():
         for line in log.lines():
-            view.hear(line)
+            view.update(line)
 
 
-def picture(view: View, folder: Path, now: float) -> RenderableType:
-    """The whole view; of an ended run, its result too."""
+def render(view: RunView, folder: Path, now: float) -> RenderableType:
+    """Render the state of a run; of a run that has ended, its summary too."""
     title = Text(f"{view.plan.get('name', folder.name)}: {view.state(now)}", style="bold")
     if not view.plan:
         return title
     plan, status = view.plan, view.status
     began = datetime.fromtimestamp(status.began).strftime("%H:%M:%S")
-    resumed = f", going on after round {status.first}" if status.first else ""
+    resumed = f", resumed after round {status.first}" if status.first else ""
     title.append(f"   {plan['clients']} clients, {plan['workers']} workers, since {began}{resumed}", style="not bold")
     lines: list[RenderableType] = [title, _bar(view)]
     lines.append(Text(status.line(now if not view.ended else view.last)))
     lines.append(_curves(view))
     if view.times:
-        lines.append(Text("last round: " + ", ".join(f"{name} {duration(s)}" for name, s in view.times.items())))
+        times = ", ".join(f"{name} {format_duration(s)}" for name, s in view.times.items())
+        lines.append(Text(f"last round: {times}"))
     if view.workers:
         lines.append(Text(f"workers: {view.workers}"))
-    lines += [Text(text) for text in view.said]
+    lines += [Text(text) for text in view.messages]
     if view.ended:
-        lines += [Text(line) for line in _result(folder)]
+        lines += [Text(line) for line in _summary(folder)]
     return Group(*lines)
 
 
-def _bar(view: View) -> RenderableType:
+def _bar(view: RunView) -> RenderableType:
     row = Table.grid(padding=(0, 1))
     phase = f", phase {view.phase}" if view.phase else ""
     bar = ProgressBar(total=view.status.rounds, completed=view.status.done, width=40)
@@ -174,7 +188,7 @@ def _bar(view: View) -> RenderableType:
     return row
 
 
-def _curves(view: View) -> RenderableType:
+def _curves(view: RunView) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     for name, values in {"loss": view.losses, **view.scores}.items():
         if values:
@@ -183,17 +197,18 @@ def _curves(view: View) -> RenderableType:
     return table
 
 
-def _result(folder: Path) -> list[str]:
+def _summary(folder: Path) -> list[str]:
     try:
-        return report(json.loads((folder / "summary.json").read_bytes()))
-    except (OSError, ValueError):
-        return ["there is no readable summary.json"]
+        summary = read_summary(folder)
+    except (RunError, OSError):
+        summary = None
+    return summary_lines(summary) if summary is not None else ["there is no readable summary.json"]
 
 
 def sparkline(values: list[float], width: int = 40) -> str:
-    """The values as bars between their least and their greatest; of many, evenly chosen ones, the last among them."""
+    """Draw the values as bars between their minimum and maximum; of many, evenly spaced ones and the last."""
     if len(values) > width:
         values = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]
     low, high = min(values), max(values)
     steps = [(v - low) / (high - low) if high > low else 0.0 for v in values]
-    return "".join(BARS[min(int(s * len(BARS)), len(BARS) - 1)] if s == s else " " for s in steps)
+    return "".join(SPARK_BARS[min(int(s * len(SPARK_BARS)), len(SPARK_BARS) - 1)] if s == s else " " for s in steps)

@@ -1,4 +1,7 @@
-"""A workspace of Weights & Biases for a sweep: its charts laid out, its runs filtered and grouped by what varies."""
+"""A Weights & Biases workspace for a sweep: its charts laid out, its runs filtered and grouped by the settings varied.
+
+`wandb_workspaces` ships no types, so its objects are `Any` here.
+"""
 
 from __future__ import annotations
 
@@ -9,105 +12,117 @@ from dataclasses import dataclass
 from typing import Any
 
 from simfl.errors import ConfigError
-from simfl.tracking.trackers import VARIED
+from simfl.experiment import Experiment
+from simfl.runs.folder import JsonObject
+from simfl.tracking.trackers import SWEEP_SETTINGS
 
-HIGH, WIDE = 9, 8  # of a chart, in the site's grid of 24 columns
+HEIGHT, WIDTH = 9, 8  # of a chart, in W&B's grid of 24 columns
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A sweep, as its workspace shows it."""
+class WorkspaceSpec:
+    """The content of a sweep's workspace."""
 
-    name: str  # of the sweep: its runs' group
+    name: str  # of the sweep, and of the group of its runs
     project: str
-    entity: str | None  # null: the account's own
-    axes: tuple[str, ...]  # what varies, but the seed, in the order of the file
+    entity: str | None  # None: the account's default
+    axes: tuple[str, ...]  # settings that vary, except the seed, in the order of the file
     scores: tuple[str, ...]  # headline scores as `split/model/metric`
     private: bool = False  # whether epsilon is spent
 
 
-def shown(name: str, runs: Sequence[dict[str, Any]], experiments: Sequence[Any]) -> Shown:
-    """From `sweep.json`'s runs and their experiments; ConfigError where none is told to W&B."""
+def workspace_spec(name: str, runs: Sequence[JsonObject], experiments: Sequence[Experiment]) -> WorkspaceSpec:
+    """Return the spec of a sweep's workspace.
+
+    Args:
+        name: The name of the sweep.
+        runs: The runs in `sweep.json`.
+        experiments: The experiments of the runs.
+
+    Raises:
+        ConfigError: No experiment logs to W&B.
+    """
     first = next((one for one in experiments if one.tracking.wandb is not None), None)
-    if first is None:
-        raise ConfigError(f"{name}: no run of it is told to W&B; set tracking: {{wandb: {{}}}} in its file")
-    axes = dict.fromkeys(key for run in runs for key in run["shown"] if key != "seed")
-    varies = [key for key in axes if len({json.dumps(run["shown"].get(key)) for run in runs}) > 1]
-    metric, asked = first.phases[-1].objective.metric, first.evaluate
-    scores = [f"{split}/{model}/{metric}" for split in asked.splits for model in asked.models]
-    tracked = first.tracking.wandb
-    return Shown(
-        tracked.group or name, tracked.project, tracked.entity, tuple(varies), tuple(scores),
-        any(one.privacy is not None for one in experiments),
-    )  # fmt: skip
+    if first is None or first.tracking.wandb is None:
+        raise ConfigError(f"{name}: none of its runs logs to W&B; set tracking: {{wandb: {{}}}} in its file")
+    axes = dict.fromkeys(key for run in runs for key in run["varied"] if key != "seed")
+    varied = [key for key in axes if len({json.dumps(run["varied"].get(key)) for run in runs}) > 1]
+    metric, evaluate = first.phases[-1].objective.metric, first.evaluate
+    scores = [f"{split}/{model}/{metric}" for split in evaluate.splits for model in evaluate.models]
+    wandb, private = first.tracking.wandb, any(one.privacy is not None for one in experiments)
+    return WorkspaceSpec(wandb.group or name, wandb.project, wandb.entity, tuple(varied), tuple(scores), private)
 
 
-def workspace(sweep: Shown) -> Any:
-    """The workspace, which is sent by its `save`; ConfigError where the package for it is missing."""
+def build_workspace(spec: WorkspaceSpec) -> Any:
+    """Build the workspace; its `save` sends it to the site. ConfigError without the package `wandb-workspaces`."""
     if importlib.util.find_spec("wandb_workspaces") is None:
         raise ConfigError("simfl dashboard needs the package wandb-workspaces; pip install 'simfl[dashboard]'")
     import wandb_workspaces.workspaces as ws
 
-    varied: list[Any] = [ws.Config(f"{VARIED}.{axis}") for axis in sweep.axes]
+    varied: list[Any] = [ws.Config(f"{SWEEP_SETTINGS}.{axis}") for axis in spec.axes]
     return ws.Workspace(
-        entity=sweep.entity or _entity(),
-        project=sweep.project,
-        name=sweep.name,
-        sections=_sections(sweep),
-        runset_settings=ws.RunsetSettings(filters=[ws.Metric("Group") == sweep.name], groupby=varied),
+        entity=spec.entity or _default_entity(),
+        project=spec.project,
+        name=spec.name,
+        sections=_sections(spec),
+        runset_settings=ws.RunsetSettings(filters=[ws.Metric("Group") == spec.name], groupby=varied),
     )
 
 
-def _entity() -> str:
-    """The account's own user or team, which the site knows."""
+def workspace_json(workspace: Any) -> str:
+    """Return what `save` would send to the site, as JSON."""
+    content = workspace._to_model().model_dump(mode="json", by_alias=True, exclude_none=True)
+    return str(json.dumps(content, indent=1))
+
+
+def _default_entity() -> str:
+    """Return the account's own user or team."""
     import wandb
 
     if not wandb.login(prompt=False, verify=False):
-        raise ConfigError("--entity: not given, and no API key is known that would tell; run `wandb login`")
+        raise ConfigError("--entity: not given, and there is no API key to look it up; run `wandb login`")
     return str(wandb.Api().default_entity)
 
 
-def _sections(sweep: Shown) -> list[Any]:
+def _sections(spec: WorkspaceSpec) -> list[Any]:
     import wandb_workspaces.reports.v2 as wr
     import wandb_workspaces.workspaces as ws
 
-    lines = [_line(f"evaluations/{score}", "round") for score in sweep.scores]
-    losses = [_line("rounds/loss", "round")]
-    spent = [("by_bytes", "bytes"), *([("by_epsilon", "epsilon")] if sweep.private else [])]
-    headline = [sweep.scores[0].split("/")[-1]]
-    costs = [_line(f"{prefix}/{score}", axis) for prefix, axis in spent for score in headline]
-    ends = [wr.SummaryMetric(f"evaluations/{score}") for score in sweep.scores]
-    axes = [wr.ParallelCoordinatesPlotColumn(wr.Config(f"{VARIED}.{a}"), display_name=a) for a in sweep.axes]
+    scores = [_line_plot(f"evaluations/{score}", "round") for score in spec.scores]
+    losses = [_line_plot("rounds/loss", "round")]
+    budgets = [("by_bytes", "bytes"), *([("by_epsilon", "epsilon")] if spec.private else [])]
+    headline = spec.scores[0].split("/")[-1]
+    costs = [_line_plot(f"{prefix}/{headline}", axis) for prefix, axis in budgets]
+    final = [wr.SummaryMetric(f"evaluations/{score}") for score in spec.scores]
+    axes = [
+        wr.ParallelCoordinatesPlotColumn(wr.Config(f"{SWEEP_SETTINGS}.{axis}"), display_name=axis) for axis in spec.axes
+    ]
     all_axes = wr.ParallelCoordinatesPlot(
-        columns=[*axes, *map(wr.ParallelCoordinatesPlotColumn, ends)], layout=_place(0, 24), title="every run"
+        columns=[*axes, *map(wr.ParallelCoordinatesPlotColumn, final)], layout=_layout(0, 24), title="every run"
     )
     bars = [
         wr.BarPlot(
-            title=f"{sweep.scores[0]} by {axis}", metrics=[ends[0]], groupby=wr.Config(f"{VARIED}.{axis}"),
-            groupby_aggfunc="mean", groupby_rangefunc="stddev", orientation="v", layout=_place(i),
+            title=f"{spec.scores[0]} by {axis}", metrics=[final[0]], groupby=wr.Config(f"{SWEEP_SETTINGS}.{axis}"),
+            groupby_aggfunc="mean", groupby_rangefunc="stddev", orientation="v", layout=_layout(i),
         )
-        for i, axis in enumerate(sweep.axes)
+        for i, axis in enumerate(spec.axes)
     ]  # fmt: skip
+    timings = [_line_plot(f"timings/{name}", "round") for name in ("train", "queue", "transfer", "commit")]
     return [
-        ws.Section("What varies", [all_axes, *bars], is_open=True),
-        ws.Section("Learning", lines + losses, is_open=True),
+        ws.Section("Settings", [all_axes, *bars], is_open=True),
+        ws.Section("Learning", scores + losses, is_open=True),
         ws.Section("Cost", costs, is_open=True),
-        ws.Section("Time", [_line(f"timings/{name}", "round") for name in ("train", "queue", "transfer", "commit")]),
+        ws.Section("Time", timings),
     ]
 
 
-def _line(metric: str, axis: str) -> Any:
+def _line_plot(metric: str, axis: str) -> Any:
     import wandb_workspaces.reports.v2 as wr
 
     return wr.LinePlot(title=metric, x=axis, y=[metric], groupby_rangefunc="minmax", smoothing_factor=0.0)
 
 
-def _place(number: int, width: int = WIDE) -> Any:
+def _layout(number: int, width: int = WIDTH) -> Any:
     import wandb_workspaces.reports.v2 as wr
 
-    return wr.Layout(x=number * width % 24, y=HIGH * (number * width // 24), w=width, h=HIGH)
-
-
-def as_json(found: Any) -> str:
-    """What would be sent to the site, as JSON."""
-    return str(json.dumps(found._to_model().model_dump(mode="json", by_alias=True, exclude_none=True), indent=1))
+    return wr.Layout(x=number * width % 24, y=HEIGHT * (number * width // 24), w=width, h=HEIGHT)

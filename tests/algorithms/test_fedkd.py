@@ -88,6 +88,6 @@ def test_both_ways_agree_where_a_whole_mentor_stands_beside_adapters(tmp_path: P
     for mode in ("sequential", "vectorized"):
         run(experiment("fedkd", mode, participation=1.0, rounds=2, **adapted), tmp_path / mode)
         snapshot = Run(tmp_path / mode).snapshot()
-        memory = FileClientStore(tmp_path / mode / "memory").get(snapshot.client_state(4))
+        memory = FileClientStore(tmp_path / mode / "client_states").get(snapshot.client_state(4))
         found[mode] = (snapshot.server.weights, memory["algorithm:mentor"])
     assert_close(found["vectorized"], found["sequential"], rtol=1e-3, atol=1e-5)

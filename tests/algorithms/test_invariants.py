@@ -33,7 +33,7 @@ def test_the_server_and_its_clients_agree_under_a_lossy_codec(name: str, tmp_pat
     # uniform, since FedDyn's mean is of r_k·h_k
     given = experiment(algorithm, "vectorized", codec=LOSSY, clients_per_round=4, rounds=4, weighting="uniform")
     run(given, tmp_path)
-    snapshot, store = Run(tmp_path).snapshot(), FileClientStore(tmp_path / "memory")
+    snapshot, store = Run(tmp_path).snapshot(), FileClientStore(tmp_path / "client_states")
     memories = [store.get(snapshot.client_state(k)) for k in range(len(SIZES))]
     assert sum(bool(memory) for memory in memories) > 4  # not the same four each time
     for key in keys:

@@ -50,7 +50,7 @@ class Round:
 def first_round(case: Experiment, folder: Path) -> Round:
     setting = RunContext(case, folder)
     partition, _ = partition_of(setting)
-    worker = Worker(WorkerConfig(case, folder, folder / "memory", len(partition), noise_multiplier=0.5), setting)
+    worker = Worker(WorkerConfig(case, folder, folder / "client_states", len(partition), noise_multiplier=0.5), setting)
     worker.begin(0, {})
     stage, driver = worker.stages[0], SimpleNamespace(partition=partition)
     visits, (received, _, _) = simulation.outgoing(driver, stage, Snapshot().begin(stage))  # type: ignore[arg-type]
@@ -189,7 +189,7 @@ def test_a_probe_leaves_nothing_behind(tmp_path):
     assert before[1:] == (np.random.get_state()[1].tolist(), random.getstate())  # noqa: NPY002
     assert all(torch.equal(weights[name], tensor) for name, tensor in stage.module.named_parameters())
     assert all(torch.equal(sent[name], tensor) for name, tensor in one.received["weights"].items())
-    assert list((tmp_path / "memory").iterdir()) == []
+    assert list((tmp_path / "client_states").iterdir()) == []
     assert stage.drawn == stage.drafts == {}
 
 

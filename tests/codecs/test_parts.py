@@ -148,7 +148,7 @@ def test_runs_with_chance_in_their_messages_are_equal_to_the_bit_however_they_ar
     run(case, tmp_path / "b")
     assert traces(tmp_path / "a") == traces(tmp_path / "b")
     kept = Run(tmp_path / "a").snapshot()
-    store = FileClientStore(tmp_path / "a" / "memory")
+    store = FileClientStore(tmp_path / "a" / "client_states")
     assert any("codec:weights" in store.get(kept.client_state(k)) for k in range(10))
 
 

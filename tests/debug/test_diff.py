@@ -119,7 +119,7 @@ def test_commits_are_compared_by_tensor(tmp_path: Path) -> None:
     folder = tmp_path / "b" / "checkpoints"
     found = checkpoint.read(folder, 3)
     found.tensors["weights/head.bias"][3] += 0.5
-    checkpoint.commit(folder, 3, found.tensors, found.facts)
+    checkpoint.write(folder, 3, found.tensors, found.facts)
     compared = compare(Run(tmp_path / "a"), Run(tmp_path / "b"), again=False)
     assert compared.commits[0] == "after round 3:"
     assert compared.commits[1].startswith("  weights/head.bias: max |A − B| 0.5 at [3], 1 of 5 values differ")

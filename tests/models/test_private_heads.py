@@ -1,4 +1,4 @@
-"""FedDAT's setting on a tiny ViLT: heads and lists of each client's own, of different sizes, in both modes."""
+"""FedDAT's setup on a tiny ViLT: personal heads and answer lists of different sizes, in both execution modes."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def shared(given: Experiment, folder: Path) -> dict[str, torch.Tensor]:
     run(given, folder)
     found = checkpoint.latest(folder / "checkpoints")
     assert found is not None
-    return Snapshot.restore(found.tensors, found.facts).model
+    return Snapshot.restore(found).model
 
 
-def test_both_ways_take_the_same_path(tmp_path: Path) -> None:
+def test_both_modes_train_personal_heads_alike(tmp_path: Path) -> None:
     plain = given(tmp_path)
     modes = {
         mode: replace(plain, execution=replace(plain.execution, mode=mode, clients_per_batch=4))
@@ -62,14 +62,14 @@ def test_both_ways_take_the_same_path(tmp_path: Path) -> None:
     assert (gap / path).sqrt() < 1e-4
 
 
-def test_heads_and_client_adapters_never_travel(tmp_path: Path) -> None:
+def test_personal_heads_and_client_adapters_are_never_sent(tmp_path: Path) -> None:
     run(given(tmp_path), tmp_path / "r")
     rows = tables.read(tmp_path / "r" / "ledger.parquet").to_pylist()
     one = 2 * (64 * 4 + 4 + 4 * 64 + 64)  # two layers of width 64, reduction 16
     assert {row["floats"] for row in rows} == {one}
 
 
-def test_each_client_is_scored_with_its_own_head(tmp_path: Path) -> None:
+def test_each_client_is_evaluated_with_its_own_head(tmp_path: Path) -> None:
     run(given(tmp_path), tmp_path / "r")
     scores = tables.read(tmp_path / "r" / "evaluations.parquet").to_pylist()
     scored = [row["group"] for row in scores if row["model"] == "personal" and row["metric"] == "accuracy"]

@@ -143,7 +143,7 @@ def test_preconditioners_stay_with_the_client_and_never_travel(tmp_path: Path) -
     run(given, tmp_path)
     found = Run(tmp_path)
     memory = found.snapshot().client_state(1)
-    state = FileClientStore(tmp_path / "memory").get(memory)
+    state = FileClientStore(tmp_path / "client_states").get(memory)
     assert state["optimizer0:left"]["head.weight"].shape == (1, 1, 5, 5)
     assert state["optimizer0:step"]["head.weight"].item() == 15  # 3 visits of 40 examples in batches of 8
     sent = {(row["part"], row["floats"]) for row in found.ledger().to_pylist()}

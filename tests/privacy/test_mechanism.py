@@ -21,7 +21,7 @@ from simfl.privacy import clipped, noise
 from simfl.privacy.mechanism import CLIP, Mechanism, Release
 from simfl.privacy.units import norms
 from simfl.protocol import AggregatedUpdates, ClientUpdate, Parts, State, Weights
-from simfl.stacking import stack
+from simfl.stacking import stack_rows
 from simfl.training import client_updates as group
 from simfl.training.observer import Observer
 from simfl.weights import tree_sum
@@ -41,7 +41,7 @@ def along(k: int, length: float) -> Weights:
 
 
 def release(mechanism: Mechanism, units: list[Weights], received: Parts, name: tuple = (0, 0, 0)) -> Release:
-    clipped = mechanism.clipped(stack(units), received) if units else None
+    clipped = mechanism.clipped(stack_rows(units), received) if units else None
     return mechanism.release(clipped, received, name)
 
 
@@ -75,7 +75,7 @@ def test_central_noise_leaves_messages_bare_and_is_of_the_average() -> None:
     assert int((message["weights"]["w"] != 0).sum()) == 1
     means = mechanism.averaged(AggregatedUpdates(message, {}, 2, 2, 2.0), [1, 1], 2.0, received(), (0, 0, "server"))
     assert means is not None
-    rest = means.parts["weights"]["w"][1:]
+    rest = means.means["weights"]["w"][1:]
     assert float(rest.std()) == pytest.approx(1.2 * 0.5 / 8, rel=0.01)
 
 
@@ -85,7 +85,7 @@ def test_a_round_without_anybody_releases_noise(where: str) -> None:
     mechanism = Mechanism(Privacy(clip=0.5, groups_per_client=4, noise=where), 1.2)
     means = mechanism.averaged(None, [], 2.0, received(), (0, 0, "server"))
     assert means is not None
-    assert float(means.parts["weights"]["w"].std()) == pytest.approx(1.2 * 0.5 / 8, rel=0.01)
+    assert float(means.means["weights"]["w"].std()) == pytest.approx(1.2 * 0.5 / 8, rel=0.01)
 
 
 def test_a_fixed_denominator_is_the_expected_number_of_clients() -> None:
@@ -95,7 +95,7 @@ def test_a_fixed_denominator_is_the_expected_number_of_clients() -> None:
     )  # a mean over 3 where 2 are expected
     means = mechanism.averaged(one, [1, 1, 1], 2.0, received(), (0, 0, "server"))
     assert means is not None
-    assert_close(means.parts["weights"]["w"][:1], torch.tensor([6.0 * 3 / 2]))
+    assert_close(means.means["weights"]["w"][:1], torch.tensor([6.0 * 3 / 2]))
 
 
 def test_draws_differ_by_phase_round_client_tensor_and_by_what_they_are_added_to() -> None:

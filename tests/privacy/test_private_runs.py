@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from simfl import config, simulation
 from simfl.codecs.nf4 import Nf4
-from simfl.config.rules import complaints
+from simfl.config.rules import violations
 from simfl.debug.replay import replay
 from simfl.errors import ConfigError, PrivacyError, RunError
 from simfl.experiment import AdaptiveClip, Codecs, Experiment, Privacy
@@ -232,27 +232,27 @@ def test_a_run_that_hides_nothing_says_so(tmp_path: Path) -> None:
     ("changes", "line"),
     [
         ({"algorithm": "dp_sgd"}, "phases.0.algorithm: dp_sgd needs privacy: {unit: record, clip: …}"),
-        ({"weighting": "examples"}, "phases.0.weighting: 'examples' tells how many examples a client has"),
+        ({"weighting": "examples"}, "phases.0.weighting: 'examples' reveals how many examples a client has"),
         ({"privacy": replace(GROUPS, clip=None)}, "privacy.clip: missing"),
         ({"privacy": replace(GROUPS, groups_per_client=None)}, "privacy.groups_per_client: missing"),
-        ({"privacy": replace(GROUPS, denominator="realised")}, "privacy.denominator: realised tells how many groups"),
+        ({"privacy": replace(GROUPS, denominator="realised")}, "privacy.denominator: realised reveals the number of groups"),
         ({"privacy": replace(GROUPS, noise="central", view="messages")}, "privacy.view: messages"),
         (
             {"privacy": replace(GROUPS, noise="central"), "algorithm": "dp_clgecl"},
-            "phases.0.algorithm: DpClgecl remembers",
+            "phases.0.algorithm: DpClgecl stores its uploads",
         ),
         (
             {"privacy": replace(GROUPS, noise="central"), "codec": Codecs(upload=Nf4())},
-            "phases.0.codec.upload: it changes",
+            "phases.0.codec.upload: a lossy codec",
         ),
         (
             {"privacy": replace(GROUPS, adaptive=AdaptiveClip(count_noise=0.5))},
             "privacy.adaptive.count_noise: 0.5 leaves",
         ),
-        ({"personal_params": ("head.*",)}, "phases.0.personal_params: tensors that a client keeps would carry a group"),
-        ({"keep_optimizer": True, "optimizer": "adam"}, "phases.0.local.keep_optimizer: true would carry a group"),
+        ({"personal_params": ("head.*",)}, "phases.0.personal_params: they would carry data of one group"),
+        ({"keep_optimizer": True, "optimizer": "adam"}, "phases.0.local.keep_optimizer: true would carry data of one group"),
         ({"on_error": "skip"}, "on_error: skip"),
-        ({"algorithm": "fedavg", "communicate": False}, "phases.0.communicate: false, so that nothing is released"),
+        ({"algorithm": "fedavg", "communicate": False}, "phases.0.communicate: false, so nothing is uploaded"),
         ({"algorithm": "ditto"}, "phases.0.algorithm: "),
         (
             {"algorithm": "dp_fedavg", "privacy": Privacy(unit="client", clip=1.0, noise_multiplier=1.0)},
@@ -263,7 +263,7 @@ def test_a_run_that_hides_nothing_says_so(tmp_path: Path) -> None:
 )
 def test_what_would_break_the_promise_is_refused(changes: dict[str, Any], line: str) -> None:
     settings = {"algorithm": "group_dp"} | changes
-    found = list(complaints(private(**settings)))
+    found = list(violations(private(**settings)))
     assert any(one.startswith(line) for one in found), found
 
 

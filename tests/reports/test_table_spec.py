@@ -12,7 +12,7 @@ from test_comparison import GRID, result
 from simfl.errors import ConfigError
 from simfl.experiment import Evaluate
 from simfl.reports.results import results_of
-from simfl.reports.table_spec import Shown, met, scores_of
+from simfl.reports.table_spec import TableSpec, met, scores_of
 
 DONE = [one for one in GRID if one.status == "completed"]
 
@@ -21,15 +21,15 @@ def test_a_score_that_no_run_has_though_all_ended_well_is_one_line() -> None:
     with pytest.raises(
         ConfigError, match=r"^table.metrics: no run has a score 'anls:worst'; allowed: anls, exact, test.anls$"
     ):
-        met(Shown(("anls", "anls:worst")), [replace(one, told=one.told) for one in DONE])
+        met(TableSpec(("anls", "anls:worst")), [replace(one, told=one.told) for one in DONE])
     with pytest.raises(ConfigError, match=r"^table.against: no line has 'b_y'; did you mean 'b_x'.$"):
-        met(Shown((), "b_y"), DONE)
+        met(TableSpec((), "b_y"), DONE)
 
 
 def test_of_runs_that_have_not_ended_well_a_score_may_be_missing() -> None:
     """The third is only of the run that failed."""
-    assert met(Shown(("anls", "own.anls"), "a"), GRID) == Shown(("anls",), "a")
-    assert met(Shown(("own.anls",)), [result("c", None, variant="c")]) == Shown()
+    assert met(TableSpec(("anls", "own.anls"), "a"), GRID) == TableSpec(("anls",), "a")
+    assert met(TableSpec(("own.anls",)), [result("c", None, variant="c")]) == TableSpec()
 
 
 def test_the_scores_that_are_told_beforehand_are_those_of_the_summary(tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ def test_a_commit_comes_back_bit_for_bit(tmp_path):
     assert {t.dtype for t in found.tensors.values()} == {torch.float32, torch.bfloat16, torch.int64}
     assert (found.notes, found.warning, found.state_sha256) == ({"seconds": 1.5}, "", digest)
     assert sorted(p.name for p in (tmp_path / "checkpoints" / "000003").iterdir()) == [
-        "digest.json",
-        "facts.json",
+        "digests.json",
+        "state.json",
         "notes.json",
         "state.safetensors",
     ]
@@ -84,7 +84,7 @@ def test_another_state_at_the_same_step_replaces_it(tmp_path):
     assert whole(latest(tmp_path), 1)
 
 
-FILES = ["state.safetensors", "facts.json", "notes.json", "digest.json"]
+FILES = ["state.safetensors", "state.json", "notes.json", "digests.json"]
 
 
 def damage(path, at=-3):
@@ -101,7 +101,7 @@ def test_a_damaged_commit_is_passed_over_and_said_so_in_one_line(tmp_path, name,
     how(tmp_path / "000002" / name)
     found = latest(tmp_path)
     assert whole(found, 1)
-    assert re.fullmatch(r"[^\n]*000002: damaged commit: [^\n]*; falling back to the commit before", found.warning)
+    assert re.fullmatch(r"[^\n]*000002: damaged checkpoint: [^\n]*; using the previous checkpoint", found.warning)
 
 
 def test_a_flipped_bit_anywhere_is_noticed(tmp_path):
@@ -123,15 +123,15 @@ def test_a_flipped_bit_anywhere_is_noticed(tmp_path):
 def test_when_every_commit_is_damaged_the_run_is_refused(tmp_path):
     for step in (1, 2):
         put(tmp_path, step)
-        damage(tmp_path / f"{step:06d}" / "facts.json")
-    with pytest.raises(RunError, match=r"^[^\n]*: every commit is damaged: 1, 2$"):
+        damage(tmp_path / f"{step:06d}" / "state.json")
+    with pytest.raises(RunError, match=r"^[^\n]*: every checkpoint is damaged: 1, 2$"):
         latest(tmp_path)
 
 
 def test_a_run_resumed_before_a_damaged_commit_keeps_two_whole_ones(tmp_path):
     for step in (1, 2, 3):
         put(tmp_path, step)
-    damage(tmp_path / "000003" / "facts.json")
+    damage(tmp_path / "000003" / "state.json")
     drop_after(tmp_path, latest(tmp_path).step)
     put(tmp_path, 4)
     assert steps(tmp_path) == [2, 4]
@@ -139,7 +139,7 @@ def test_a_run_resumed_before_a_damaged_commit_keeps_two_whole_ones(tmp_path):
 
 
 def test_a_missing_step_is_one_line(tmp_path):
-    with pytest.raises(RunError, match=r"^[^\n]*000009: damaged commit: [^\n]*$"):
+    with pytest.raises(RunError, match=r"^[^\n]*000009: damaged checkpoint: [^\n]*$"):
         read(tmp_path, 9)
 
 
@@ -191,7 +191,7 @@ def test_killed_at_any_file_operation_the_commit_before_or_the_new_one_is_found(
         for step in before:
             put(folder, step)
         if 3 in before:
-            damage(folder / "000003" / "facts.json")
+            damage(folder / "000003" / "state.json")
         with monkeypatch.context() as patch:
             killed_at(patch, n, after)
             try:

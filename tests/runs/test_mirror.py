@@ -63,13 +63,13 @@ def test_what_a_commit_names_is_copied_before_it_and_its_hashes_last(
             mirror.folder, checkpoints__000002__digest_json="d", checkpoints__000002__state="s", memory__a="m",
             tables__rounds="t", log="l",
         )  # fmt: skip
-        (mirror.folder / "checkpoints/000002/digest_json").rename(mirror.folder / "checkpoints/000002/digest.json")
+        (mirror.folder / "checkpoints/000002/digest_json").rename(mirror.folder / "checkpoints/000002/digests.json")
         system, put, order = mirror._system()[0], [], []
         put = system.put_file
         monkeypatch.setattr(type(system), "put_file", lambda self, a, b: (order.append(b), put(a, b)))
         mirror.push()
     assert [name.partition(f"order{tmp_path}/")[2] for name in order] == [
-        "memory/a", "tables/rounds", "log", "checkpoints/000002/state", "checkpoints/000002/digest.json",
+        "memory/a", "tables/rounds", "log", "checkpoints/000002/state", "checkpoints/000002/digests.json",
     ]  # fmt: skip
 
 
@@ -109,6 +109,6 @@ def test_two_drivers_of_a_machine_do_not_share_a_mirror(tmp_path: Path) -> None:
     url = f"memory://two{tmp_path}"
     with mirrored(url, tmp_path) as first:
         lay(first.folder, log="l")
-        with pytest.raises(RunError, match="is at work on this run"), mirrored(url, tmp_path):
+        with pytest.raises(RunError, match="is using this run"), mirrored(url, tmp_path):
             pass
         assert (first.folder / "log").exists()

@@ -153,8 +153,8 @@ def test_a_row_never_waits_for_more_than_a_commit(tmp_path, monkeypatch):
     ("rounds", "seconds", "steps"), [(1, 0.0, [0, 1, 2, 3, 4]), (3, 0.0, [0, 3, 4]), (1, 3600.0, [0, 4])]
 )
 def test_commits_are_due_when_both_rounds_and_seconds_have_passed(rounds, seconds, steps, tmp_path, monkeypatch):
-    made, commit = [], checkpoint.commit
-    monkeypatch.setattr(checkpoint, "commit", lambda *args: (made.append(args[1]), commit(*args))[1])
+    made, commit = [], checkpoint.write
+    monkeypatch.setattr(checkpoint, "write", lambda *args: (made.append(args[1]), commit(*args))[1])
     run(experiment(rounds=4, checkpoint=Checkpoint(rounds, seconds)), tmp_path)
     assert sorted(set(made)) == steps
 

@@ -92,8 +92,8 @@ def test_no_state_is_left_behind_that_no_commit_needs(tmp_path):
     run(SMALL, tmp_path, resume=True)
     needed = set()
     for step in checkpoint.steps(tmp_path / "checkpoints"):
-        needed |= set(checkpoint.read(tmp_path / "checkpoints", step).facts["memory"].values())
-    assert {path.stem for path in (tmp_path / "memory").iterdir()} == needed
+        needed |= set(checkpoint.read(tmp_path / "checkpoints", step).values["client_states"].values())
+    assert {path.stem for path in (tmp_path / "client_states").iterdir()} == needed
     assert checkpoint.steps(tmp_path / "checkpoints") == [2, 3]
 
 
@@ -139,7 +139,7 @@ def test_every_resume_is_in_the_manifest_with_what_it_ran_on(tmp_path):
 
 
 def test_without_a_run_there_is_nothing_to_resume(tmp_path):
-    with pytest.raises(RunError, match=f"{LINE}: no run to resume here$"):
+    with pytest.raises(RunError, match=f"{LINE}: there is no run to resume$"):
         run(SMALL, tmp_path / "absent", resume=True)
     assert not (tmp_path / "absent").exists()
 
@@ -147,14 +147,14 @@ def test_without_a_run_there_is_nothing_to_resume(tmp_path):
 def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path):
     run(SMALL, tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    with pytest.raises(RunError, match=f"{LINE}: holds a run already; go on with --resume, or give another --out$"):
+    with pytest.raises(RunError, match=f"{LINE}: the folder holds a run already; resume it with --resume, or give another --out$"):
         run(SMALL, tmp_path)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
 def test_a_run_that_somebody_is_at_work_on_is_not_resumed_beside_it(tmp_path):
     run(SMALL, tmp_path)
-    with files.locked(tmp_path), pytest.raises(RunError, match=f"{LINE}: process {os.getpid()} is at work on this run"):
+    with files.locked(tmp_path), pytest.raises(RunError, match=f"{LINE}: process {os.getpid()} is using this run"):
         run(SMALL, tmp_path, resume=True)
     run(SMALL, tmp_path, resume=True)
 
@@ -216,7 +216,7 @@ def test_a_damaged_commit_falls_back_loudly_to_the_one_before(whole, tmp_path):
     damage(tmp_path / "checkpoints" / "000002" / "state.safetensors")
     display = Stopping()
     summary = run(SMALL, tmp_path, resume=True, display=display)
-    assert re.fullmatch(r".*000002: damaged commit: .*; falling back to the commit before", display.messages[0])
+    assert re.fullmatch(r".*000002: damaged checkpoint: .*; using the previous checkpoint", display.messages[0])
     assert summary["resumed_at"] == [1]
     assert traces(tmp_path) == whole
 
@@ -224,7 +224,7 @@ def test_a_damaged_commit_falls_back_loudly_to_the_one_before(whole, tmp_path):
 def test_a_damaged_last_commit_of_a_finished_run_falls_back_too(whole, tmp_path):
     """Two commits were made after the last round; the memory of the one before is still there."""
     run(SMALL, tmp_path)
-    damage(tmp_path / "checkpoints" / "000003" / "facts.json")
+    damage(tmp_path / "checkpoints" / "000003" / "state.json")
     assert run(SMALL, tmp_path, resume=True)["resumed_at"] == [2]
     assert traces(tmp_path) == whole
 
@@ -240,8 +240,8 @@ def test_after_a_fallback_the_commit_before_can_still_be_fallen_back_to(whole, t
 def test_when_every_commit_is_damaged_the_run_is_refused(tmp_path):
     run(SMALL, tmp_path, display=Stopping(2))
     for step in (1, 2):
-        damage(tmp_path / "checkpoints" / f"{step:06d}" / "facts.json")
-    with pytest.raises(RunError, match=f"{LINE}: every commit is damaged: 1, 2$"):
+        damage(tmp_path / "checkpoints" / f"{step:06d}" / "state.json")
+    with pytest.raises(RunError, match=f"{LINE}: every checkpoint is damaged: 1, 2$"):
         run(SMALL, tmp_path, resume=True)
 
 
@@ -250,8 +250,8 @@ def test_damaged_or_missing_client_memory_is_refused_by_its_file(tmp_path):
     for spoil in (damage, Path.unlink):
         folder = tmp_path / spoil.__name__
         run(case, folder, display=Stopping(2))
-        digests = checkpoint.latest(folder / "checkpoints").facts["memory"]
-        spoil(folder / "memory" / f"{digests['1']}.safetensors")
+        digests = checkpoint.latest(folder / "checkpoints").values["client_states"]
+        spoil(folder / "client_states" / f"{digests['1']}.safetensors")
         with pytest.raises(
             RunError, match=f"{LINE}{digests['1']}.safetensors: this client's memory is (damaged|missing)"
         ):

@@ -34,7 +34,7 @@ def spec(tmp_path: Path) -> WorkerSpec:
 
 @pytest.fixture
 def setup(tmp_path: Path) -> WorkerConfig:
-    return WorkerConfig(CASE, tmp_path / "cache", tmp_path / "run" / "memory", 10, sitting="today")
+    return WorkerConfig(CASE, tmp_path / "cache", tmp_path / "run" / "client_states", 10, sitting="today")
 
 
 def begin(spec: WorkerSpec, setup: WorkerConfig) -> WorkerLocation:

@@ -126,7 +126,7 @@ def test_an_impossible_fork_is_refused_in_one_line(tmp_path: Path) -> None:
         ("model={name: cnn, channels: [2, 2], hidden: 4}", "^model: "),
         (
             "data.shape=[3]",
-            r"^model: the model of the fork has .* with shape \[16, 3\]; .*source has trained one with shape \[16, 12\]$",
+            r"^model: the model of the fork has .* with shape \[16, 3\]; .* has trained one with shape \[16, 12\]$",
         ),
     ],
 )
@@ -146,13 +146,13 @@ def test_a_fork_to_an_occupied_folder_or_a_url_is_refused(tmp_path: Path, capsys
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "sweep.json").touch()
     for arguments, line in (
-        ([source, "--out", source], f"{source}: holds a run already; go on with --resume, or give another --out"),
+        ([source, "--out", source], f"{source}: the folder holds a run already; resume it with --resume, or give another --out"),
         ([source, "--out", f"{tmp_path}/s"], f"{tmp_path}/s: holds a sweep already; give another --out"),
         (
             [source, "--out", "s3://a/b"],
             "--out: 's3://a/b' is a URL; allowed: a folder on this machine",
         ),
-        ([f"{tmp_path}/s"], f"{tmp_path}/s: a sweep lies here"),
+        ([f"{tmp_path}/s"], f"{tmp_path}/s: the folder holds a sweep, not a run"),
     ):
         assert main(["fork", *arguments, "--at", "1"]) == 2
         said = capsys.readouterr().err

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from simfl.tracking.progress import Progress, Status, duration, pace, report, size
+from simfl.formatting import format_bytes, format_duration, format_rate
+from simfl.tracking.progress import Progress, Status, report
 
 PLAN = {"name": "quick", "rounds": 40, "clients": 10, "workers": 2, "resumed_at": None}
 SUMMARY = {
@@ -149,16 +150,16 @@ def test_charged_bytes_are_shown_where_they_differ() -> None:
     ],
 )
 def test_sizes_are_for_people(count: int, expected: str) -> None:
-    assert size(count) == expected
+    assert format_bytes(count) == expected
 
 
 @pytest.mark.parametrize(
     ("seconds", "expected"), [(4.25, "4.2 s"), (59.96, "1 min 00 s"), (185, "3 min 05 s"), (7620, "2 h 07 min")]
 )
 def test_durations_are_for_people(seconds: float, expected: str) -> None:
-    assert duration(seconds) == expected
+    assert format_duration(seconds) == expected
 
 
 def test_slow_clients_are_shown_in_seconds_for_one() -> None:
-    assert pace(0.04) == "25.0 s/client"
-    assert pace(0.5) == "0.5 clients/s"
+    assert format_rate(0.04) == "25.0 s/client"
+    assert format_rate(0.5) == "0.5 clients/s"

@@ -116,7 +116,7 @@ def test_partition_and_final_checkpoint_are_artifacts(tracked):
     kept = [record.artifact for record in records(tracked) if record.WhichOneof("record_type") == "artifact"]
     files = {artifact.type: {entry.path for entry in artifact.manifest.contents} for artifact in kept}
     assert files["partition"] == {"partition.json"}
-    assert files["checkpoint"] == {"state.safetensors", "facts.json", "notes.json", "digest.json"}
+    assert files["checkpoint"] == {"state.safetensors", "state.json", "notes.json", "digests.json"}
 
 
 def test_samples_and_scores_are_tables(tracked):
@@ -187,7 +187,7 @@ def test_a_package_that_is_not_installed_is_one_line(monkeypatch, tmp_path):
 class Nosy(FedAvg):
     """FedAvg whose clients refuse to be trained where a tracker's library is loaded."""
 
-    def prepare(self, received: Parts, state: State, visit: ClientUpdate) -> State:
+    def prepare_state(self, received: Parts, state: State, visit: ClientUpdate) -> State:
         found = {"wandb", "tensorboard"} & sys.modules.keys()
         if found:
             raise AssertionError(f"{found} is loaded here")

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from simfl.cli import main
 from simfl.errors import RunError
-from simfl.tracking.watch import Log, View, sparkline, watch
+from simfl.tracking.watch import LogReader, RunView, sparkline, watch
 
 STARTED = {"event": "started", "name": "toy", "rounds": 4, "clients": 10, "workers": 2, "resumed_at": None}
 SCORE = {"event": "evaluated", "split": "valid", "model": "global", "metric": "accuracy"}
@@ -26,8 +26,8 @@ def round_line(step: int, loss: float | None = 1.0, **more: Any) -> dict[str, An
     return {"event": "round", "time": 100.0 + step, **numbers, **more}
 
 
-def seen(*lines: dict[str, Any]) -> View:
-    view = View()
+def seen(*lines: dict[str, Any]) -> RunView:
+    view = RunView()
     for line in lines:
         view.hear({"time": 100.0, **line})
     return view
@@ -76,7 +76,7 @@ def test_the_workers_hours_are_shown() -> None:
 
 def test_half_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    log = Log(path)
+    log = LogReader(path)
     path.write_text('{"a": 1}\n{"a"')
     assert list(log.lines()) == [{"a": 1}]
     with open(path, "a") as file:
@@ -122,7 +122,7 @@ def test_watching_ends_when_the_run_does(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_run_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no run lies here"):
+    with pytest.raises(RunError, match="holds no run"):
         watch(tmp_path, once=True)
 
 

@@ -101,4 +101,4 @@ def test_a_sweep_that_nobody_tracks_is_one_line(tmp_path: Path, capsys: pytest.C
 
 def test_a_folder_without_a_sweep_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dashboard", str(tmp_path)]) == 2
-    assert "no sweep lies here" in capsys.readouterr().err
+    assert "holds no sweep" in capsys.readouterr().err

@@ -33,7 +33,7 @@ def model(given: Experiment, folder: Path) -> Snapshot:
     run(given, folder, backend="inline")
     found = checkpoint.latest(folder / "checkpoints")
     assert found is not None
-    return Snapshot.restore(found.tensors, found.facts)
+    return Snapshot.restore(found)
 
 
 def batched(given: Experiment, **cohort: object) -> Experiment:
@@ -128,7 +128,7 @@ def test_a_run_that_goes_on_with_captured_steps_ends_the_same(tmp_path: Path) ->
     run(given, tmp_path / "resumed", backend="inline", resume=True)
     found = checkpoint.latest(tmp_path / "resumed" / "checkpoints")
     assert found is not None
-    assert Snapshot.restore(found.tensors, found.facts).weights_sha256 == straight.weights_sha256
+    assert Snapshot.restore(found).weights_sha256 == straight.weights_sha256
     assert torch.cuda.is_available()
 
 

@@ -54,7 +54,7 @@ def in_pieces(pieces, **settings):
 def weights(folder):
     found = checkpoint.latest(folder / "checkpoints")
     assert found is not None
-    return Snapshot.restore(found.tensors, found.facts).model
+    return Snapshot.restore(found).model
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -112,7 +112,7 @@ def test_where_the_way_is_open_pieces_are_taken_one_client_at_a_time(pieces, mod
     """Forty small clients a round are trained side by side if batches are whole: pieces would have no effect."""
     case = experiment(rounds=1, data=Toy(sizes=(6,) * 40), participation=1.0)
     run(replace(case, execution=Execution(data_parallel=pieces)), tmp_path)
-    assert Run(tmp_path).manifest["identity"]["mode"] == mode
+    assert Run(tmp_path).manifest.identity.mode == mode
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -168,7 +168,7 @@ def test_every_algorithm_with_a_term_of_a_whole_batch_says_so(tmp_path):
     for name, kind in ALGORITHMS.items():
         algorithm = kind()
         given = in_pieces(2, algorithm=algorithm, rounds=1, clients_per_round=2)
-        if list(rules.complaints(given)) or algorithm.needs_targets or name == "fedkd":
+        if list(rules.violations(given)) or algorithm.needs_targets or name == "fedkd":
             continue
         run(given, tmp_path / name)
 

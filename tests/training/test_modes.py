@@ -63,7 +63,7 @@ def final(given: Experiment, folder: Path) -> Snapshot:
     run(given, folder)
     found = checkpoint.latest(folder / "checkpoints")
     assert found is not None
-    return Snapshot.restore(found.tensors, found.facts)
+    return Snapshot.restore(found)
 
 
 def apart(given: Experiment, folder: Path) -> float:
@@ -94,7 +94,7 @@ SETTINGS = {
     "clipped": {"clip_norm": 0.5, "clip_value": 0.05},
     "mixed entries": {"optimizer": LocalOptimizer("adafactor"), "learning_rate": 1e-2},
     "private head": {"personal_params": ("*head*",)},
-    "rates of their own": {"schedule": Cosine(unit="visit", warmup=0.2), "optimizer": LocalOptimizer("adamw")},
+    "rates of their own": {"schedule": Cosine(unit="client_update", warmup=0.2), "optimizer": LocalOptimizer("adamw")},
     "shampoo": {
         "optimizer": LocalOptimizer("shampoo", {"statistics_every": 1, "roots_every": 2}),
         "keep_optimizer": True,

@@ -119,7 +119,7 @@ class _Server:
         for name in ("ray", *EXTRA_IMPORTS):
             with suppress(ImportError):
                 import_module(name)
-        tables.wake()
+        tables.warm_up()
         with self.selector:
             for end in (self.listener, self.driver_closed, self.child_ended):
                 self.selector.register(end, selectors.EVENT_READ)

@@ -1,0 +1,55 @@
+"""Summary of a run that has ended: the content of `summary.json`, and the same as text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from simfl.errors import RunError
+from simfl.formatting import format_bytes, format_duration
+from simfl.runs.folder import SUMMARY, JsonObject
+
+ENDED = ("completed", "stopped")  # statuses of runs that are not repeated
+
+
+def read_summary(folder: Path) -> JsonObject | None:
+    """Read the summary of a run; None while there is none. RunError if the file is damaged."""
+    path = folder / SUMMARY
+    if not path.exists():
+        return None
+    try:
+        content: JsonObject = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise RunError(f"{path}: damaged: {error}") from None
+    return content
+
+
+def summary_lines(summary: JsonObject) -> list[str]:
+    """Format a summary in a few lines: status, scores with baselines, bytes of each direction, and the run folder."""
+    rows = []
+    for metric, value in summary["final"].items():
+        initial = summary["initial"].get(metric)
+        rows.append((metric, f"{value:.4f}" + ("" if initial is None else f" (before the first round {initial:.4f})")))
+    rows += [(f"baseline {name}", f"{value:.4f}") for name, value in summary["baselines"].items()]
+    rows += [(direction, _bytes(summary, direction)) for direction in ("download", "upload", "total")]
+    if summary.get("plan"):
+        rows.append(("plan", summary["plan"]))
+    if "privacy" in summary:
+        rows.append(("privacy", _privacy(summary["privacy"])))
+    rows.append(("results in", summary["folder"]))
+    if summary["status"] == "interrupted":
+        rows.append(("resume with", "the same command and --resume"))
+    width = max(len(name) for name, _ in rows)
+    seconds = format_duration(summary["seconds"]["total"])
+    title = f"{summary['name']}: {summary['status']} after {summary['rounds']} rounds in {seconds}"
+    return [title, *(f"  {name:<{width}}  {value}" for name, value in rows)]
+
+
+def _privacy(spent: JsonObject) -> str:
+    limit = "" if spent["limit"] is None else f" of {spent['limit']:g}"
+    return f"epsilon {spent['epsilon']:.4g}{limit} at delta {spent['delta']:g}; explained in privacy.md"
+
+
+def _bytes(summary: JsonObject, direction: str) -> str:
+    sent, charged = summary["bytes"][direction], summary["charged"][direction]
+    return format_bytes(sent) + ("" if sent == charged else f" (charged {format_bytes(charged)})")
