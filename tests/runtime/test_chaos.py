@@ -29,6 +29,7 @@ from simfl import config
 from simfl.errors import ClientError, OutOfMemory, RunError, SimflError
 from simfl.experiment import Evaluate, Experiment
 from simfl.runs import checkpoint, tables
+from simfl.runs.folder import CLIENT_STATES
 
 ROUNDS, SEED = int(os.environ.get("SIMFL_CHAOS_ROUNDS", 1)), int(os.environ.get("SIMFL_CHAOS_SEED", 1))
 
@@ -307,8 +308,8 @@ def folder_cannot_be_written(case: Disturbed) -> tuple[str, str]:
                 states.rename(case.folder / "away")
                 states.write_text("")
 
-    states, step = case.out / STATES, case.draws.randint(1, 4)
-    with pytest.raises(RunError, match=rf"^[^\n]*{STATES}[^\n]*: [^\n]+$") as failed:
+    states, step = case.out / CLIENT_STATES, case.draws.randint(1, 4)
+    with pytest.raises(RunError, match=rf"^[^\n]*{CLIENT_STATES}[^\n]*: [^\n]+$") as failed:
         run(case.case(), case.out, workers=2, display=Blocking())
     states.unlink()
     (case.folder / "away").rename(states)
@@ -316,8 +317,6 @@ def folder_cannot_be_written(case: Disturbed) -> tuple[str, str]:
     line = str(failed.value).replace(str(case.folder), "…")
     return f"a file in place of the folder of client states, after round {step}", f"`{line}`; resumed, bit-identical"
 
-
-STATES = "memory"  # name of the folder of client states
 
 FAULTS: dict[str, Callable[[Disturbed], tuple[str, str]]] = {
     "a worker dies during a client update": worker_dies_during_a_client_update,

@@ -144,7 +144,7 @@ def test_lost_client_update_is_detected(tmp_path, monkeypatch):
 
     scatter(monkeypatch)
     monkeypatch.setattr(Scattered, "train", lossy)
-    with pytest.raises(AssertionError, match="a visit was lost"):
+    with pytest.raises(AssertionError, match="a client update was lost"):
         run(experiment(), tmp_path)
 
 

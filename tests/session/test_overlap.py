@@ -17,6 +17,7 @@ from faults import FaultyScaffold, order
 from simfl.errors import ClientError, OutOfMemory, RunError
 from simfl.experiment import AdaptiveClip, Checkpoint, Evaluate, Execution, Experiment, Privacy
 from simfl.runs import checkpoint
+from simfl.runs.folder import CLIENT_STATES
 from simfl.runs.snapshot import Snapshot
 from simfl.session.signals import Interrupted
 
@@ -249,7 +250,7 @@ def test_client_states_of_newer_rounds_are_kept_and_old_ones_removed(
     run(scaffold(), tmp_path)
     newest = [Snapshot.restore(checkpoint.read(tmp_path / "checkpoints", step)) for step in (3, 4)]
     named = {digest for snapshot in newest for digest in snapshot.client_states.values()}
-    assert {path.stem for path in (tmp_path / "memory").glob("*.safetensors")} == named
+    assert {path.stem for path in (tmp_path / CLIENT_STATES).glob("*.safetensors")} == named
 
 
 def test_times_are_logged_with_the_round_in_which_they_were_spent(

@@ -229,7 +229,7 @@ def test_interrupted_command_shows_how_to_resume_and_exits_with_130(tmp_path):
     assert code == 130
     assert "Traceback" not in errors
     assert "interrupted" in out
-    assert "the same command with --resume" in out
+    assert "the same command and --resume" in out
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert summary["status"] == "interrupted"
     assert summary["rounds"] >= 2
@@ -254,5 +254,5 @@ def test_interrupted_command_on_ray_is_resumed(numbers, tmp_path):
 def test_command_that_is_interrupted_while_it_waits_for_ray_writes_a_checkpoint(tmp_path):
     code, out, errors = Command(tmp_path / "r", "--workers", "1", case=SLOW).interrupted(signal.SIGINT, after=2)
     assert (code, "Traceback" in errors) == (130, False), errors
-    assert "the same command with --resume" in out
+    assert "the same command and --resume" in out
     assert json.loads((tmp_path / "r" / "summary.json").read_text())["rounds"] >= 3
