@@ -6,24 +6,25 @@ from pathlib import Path
 
 from torch import nn
 
-from simfl.models import pretrained as start
-from simfl.models.weight_layouts import Rules, renamed
+from simfl.models import pretrained
+from simfl.models.pretrained import Rules, rename
 
-NAMES = Path(start.__file__).parent / "checkpoint_names"
+FOLDER = Path(pretrained.__file__).parent / "checkpoint_names"
+Shapes = dict[str, tuple[int, ...]]
 
 
-def listed(name: str) -> dict[str, tuple[int, ...]]:
-    """Tensors of a list, by name, with their shapes."""
-    lines = [line for line in (NAMES / f"{name}.txt").read_text().splitlines() if not line.startswith("#")]
+def official_shapes(checkpoint: str) -> Shapes:
+    """Tensors of an official checkpoint, by name."""
+    lines = [line for line in (FOLDER / f"{checkpoint}.txt").read_text().splitlines() if not line.startswith("#")]
     pairs = [line.split("\t") for line in lines]
     return {name: tuple(int(n) for n in shape.split("x") if n != "scalar") for name, shape in pairs}
 
 
-def shapes(module: nn.Module, *without: str) -> dict[str, tuple[int, ...]]:
-    """Parameters of a module, by name, with their shapes; those that begin with `without` are left out."""
-    return {name: tuple(p.shape) for name, p in module.named_parameters() if not name.startswith(tuple(without))}
+def parameter_shapes(module: nn.Module, *excluded: str) -> Shapes:
+    """Parameters of a module, by name, without those that start with `excluded`."""
+    return {name: tuple(p.shape) for name, p in module.named_parameters() if not name.startswith(tuple(excluded))}
 
 
-def placed(names: dict[str, tuple[int, ...]], rules: Rules) -> dict[str, tuple[int, ...]]:
-    """What the list becomes under our names."""
-    return {ours: names[theirs] for theirs, ours in renamed(names, rules).items()}
+def renamed_shapes(shapes: Shapes, rules: Rules) -> Shapes:
+    """Official tensors under our names."""
+    return {ours: shapes[theirs] for theirs, ours in rename(shapes, rules).items()}

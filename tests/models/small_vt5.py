@@ -17,12 +17,12 @@ def small_vt5(**settings: object) -> VT5:
 
 
 def near(found: Tensor, wanted: Tensor, relative: float = 1e-5) -> bool:
-    """Equal up to rounding: attention picks another kernel where its bias needs no gradient."""
+    """Equal up to rounding: attention uses another kernel if its bias needs no gradient."""
     return bool((found - wanted).norm() <= relative * wanted.norm() + 1e-7)
 
 
 def batch(rows: int, seed: int = 0) -> Batch:
-    """Random inputs; row 0 has 10 tokens and 3 pieces of answer, the others are full."""
+    """Random inputs; row 0 has 10 tokens and an answer of 3 tokens, the others are full."""
     draw = torch.Generator().manual_seed(seed)
 
     def whole(low: int, high: int, *shape: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Every kind of adapter on every backbone: beside each other in `vectorized` as one by one, or refused in one line."""
+"""Every adapter kind on every backbone: equal gradients in both execution modes, or a one-line error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_side_by_side import (
+from small_vt5 import near, small_vt5
+from test_vectorized_models import (
     ALBEF_BATCHES,
     ANSWERS,
     CLIENTS,
@@ -22,20 +23,19 @@ from test_side_by_side import (
     total,
 )  # fmt: skip
 from torch import nn
-from vt5_small import near, small_vt5
 
 from simfl.errors import ConfigError
-from simfl.models.adapters_base import Adapter
+from simfl.models.adapters import Adapter
 from simfl.models.albef import Albef
 from simfl.models.aster import Aster
 from simfl.models.bottleneck import Bottleneck
 from simfl.models.cnn import Cnn
-from simfl.models.grouped import grouped, owners, ungroupable
+from simfl.models.grouped_layers import grouped_forward, grouped_layers, ungrouped_params
 from simfl.models.layout_t5 import LayoutT5
 from simfl.models.lora import Lora
 from simfl.models.mlp import Mlp
-from simfl.models.parts import Bias, Head, LastLayers
-from simfl.models.peft_method import ONE_BY_ONE, PeftMethod
+from simfl.models.partial_tuning import BiasTuning, HeadTuning, LastLayersTuning
+from simfl.models.peft_method import SEQUENTIAL_ONLY, PeftMethod
 from simfl.models.prompt import Prompt
 from simfl.models.vault import Vault
 from simfl.models.vilt import Vilt
@@ -55,10 +55,10 @@ BACKBONES: dict[str, tuple[Any, Task, Batch]] = {
     "vt5": (small_vt5(dropout=0.0), Task(1), VT5_BATCHES),
 }
 KINDS: dict[str, Adapter] = {
-    "bias": Bias(),
+    "bias": BiasTuning(),
     "bottleneck": Bottleneck(),
-    "head": Head(),
-    "last_layers": LastLayers(2),
+    "head": HeadTuning(),
+    "last_layers": LastLayersTuning(2),
     "lora": Lora(rank=2, dropout=0.0),
     "peft": PeftMethod("ia3", {"feedforward_modules": []}),
     "prompt": Prompt(tokens=3),
@@ -67,7 +67,7 @@ PLAIN = {
     "lora": Lora(rank=2, dropout=0.0, targets=("head",)),
     "peft": PeftMethod("ia3", {"target_modules": ["head"], "feedforward_modules": []}),
 }
-REFUSED = {
+REJECTED = {
     ("aster", "prompt"): "AsterNetwork has no place for prompts",
     ("aster with shufflenet", "prompt"): "AsterNetwork has no place for prompts",
     ("cnn", "bottleneck"): "CnnNetwork has no place for a bottleneck",
@@ -77,7 +77,11 @@ REFUSED = {
     ("vt5", "head"): "VT5Network has no head",
 }
 PAIRS = [(name, kind) for name in BACKBONES for kind in KINDS]
-LOOSE = {"aster": 2e-3, "aster with shufflenet": 2e-3, "layout_t5": 1e-4}  # a hair moves the sampler; T5 amplifies
+TOLERANCES = {
+    "aster": 2e-3,
+    "aster with shufflenet": 2e-3,
+    "layout_t5": 1e-4,
+}  # rounding moves the sampler; T5 amplifies it
 
 
 def adapted(name: str, kind: str) -> Any:
@@ -86,15 +90,15 @@ def adapted(name: str, kind: str) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # fused attention has no vmap rule on the CPU
-@pytest.mark.parametrize(("name", "kind"), [pair for pair in PAIRS if pair not in REFUSED])
-def test_clients_beside_each_other_have_the_gradients_of_each_alone(name: str, kind: str) -> None:
-    """Over one frozen base, or, where a trained layer has no grouped form, with all weights stacked."""
+@pytest.mark.parametrize(("name", "kind"), [pair for pair in PAIRS if pair not in REJECTED])
+def test_gradients_of_an_adapter_kind_are_equal_in_both_modes(name: str, kind: str) -> None:
+    """Grouped over one frozen base, or with all weights stacked if a trained layer has no grouped form."""
     _, task, batches = BACKBONES[name]
     module = adapted(name, kind).build(task).train()
-    agree(module, batches, LOOSE.get(name, 2e-5))
+    assert_equal_gradients(module, batches, TOLERANCES.get(name, 2e-5))
 
 
-def agree(module: nn.Module, batches: Batch, within: float) -> None:
+def assert_equal_gradients(module: nn.Module, batches: Batch, within: float) -> None:
     draw = torch.Generator().manual_seed(9)
     trained = {
         n: p.detach() + 0.05 * torch.randn(CLIENTS, *p.shape, generator=draw)
@@ -103,24 +107,24 @@ def agree(module: nn.Module, batches: Batch, within: float) -> None:
     }
     assert trained
     expected = alone(module, trained, batches)
-    if ungroupable(module, tuple(trained)):
+    if ungrouped_params(module, tuple(trained)):
         each = torch.func.vmap(torch.func.grad(lambda w, given, key: total(module, w, given, key, stacked=True)))
         found = each(trained, batches, KEYS)
     else:
         leaves = {n: t.clone().requires_grad_() for n, t in trained.items()}
-        with grouped(owners(module, tuple(trained))):
+        with grouped_forward(grouped_layers(module, tuple(trained))):
             loss = total(module, leaves, {n: t.flatten(0, 1) for n, t in batches.items()}, KEYS, CLIENTS)
-        partial_gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-        found = dict(zip(leaves, partial_gradients, strict=True))
+        gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        found = dict(zip(leaves, gradients, strict=True))
     moved = [n for n, t in found.items() if t.any()]
-    assert len(moved) > len(found) / 2  # some biases of a tiny network meet no input
+    assert len(moved) > len(found) / 2  # some biases of a tiny network get no gradient
     for n in trained:
         assert near(found[n], torch.stack([e[n] for e in expected]), within), n
 
 
-@pytest.mark.parametrize(("name", "kind"), REFUSED)
-def test_a_kind_that_does_not_fit_is_refused_in_one_line(name: str, kind: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^adapters\.kind: {REFUSED[name, kind]}[^\n]*$"):
+@pytest.mark.parametrize(("name", "kind"), REJECTED)
+def test_an_unsupported_adapter_kind_is_a_one_line_error(name: str, kind: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^adapters\.kind: {REJECTED[name, kind]}[^\n]*$"):
         adapted(name, kind).build(BACKBONES[name][1])
 
 
@@ -131,9 +135,9 @@ def methods() -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # peft's own, of sparse tensors
+@pytest.mark.filterwarnings("ignore")  # peft's, about sparse tensors
 @pytest.mark.parametrize("method", methods())
-def test_a_method_of_peft_fits_or_is_refused_or_is_trained_one_by_one(method: str) -> None:
+def test_every_peft_method_is_vectorized_or_sequential_only_or_rejected(method: str) -> None:
     settings = {"adalora": {"total_step": 10}, "c3a": {"block_size": 8}, "ia3": {"feedforward_modules": []}}
     model = replace(Vilt(), adapters=PeftMethod(method, settings.get(method, {})))
     try:
@@ -141,6 +145,6 @@ def test_a_method_of_peft_fits_or_is_refused_or_is_trained_one_by_one(method: st
     except ConfigError as error:
         assert "\n" not in str(error)  # noqa: PT017
         return
-    assert hasattr(module, "one_by_one") == (method in ONE_BY_ONE)
-    if method not in ONE_BY_ONE:
-        agree(module, VILT_BATCHES, 2e-5)
+    assert hasattr(module, "sequential_only") == (method in SEQUENTIAL_ONLY)
+    if method not in SEQUENTIAL_ONLY:
+        assert_equal_gradients(module, VILT_BATCHES, 2e-5)

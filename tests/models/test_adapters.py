@@ -1,4 +1,4 @@
-"""LoRA and bottleneck adapters: what they add, what they name, and what they leave alone."""
+"""LoRA, bottlenecks, partial tuning and peft methods: their arithmetic, their names, and errors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from fakes import experiment, run
+from small_vt5 import batch, near, small_vt5
 from torch import nn
-from vt5_small import batch, near, small_vt5
 
 from simfl.errors import ConfigError
 from simfl.models.bottleneck import Bottleneck, BottleneckAdapter
@@ -18,7 +18,7 @@ from simfl.models.call_context import ModelCall, call_context
 from simfl.models.cnn import Cnn
 from simfl.models.lora import Lora, merge
 from simfl.models.mlp import Mlp
-from simfl.models.parts import Bias, Head, LastLayers
+from simfl.models.partial_tuning import BiasTuning, HeadTuning, LastLayersTuning
 from simfl.models.peft_method import PeftMethod
 from simfl.models.prompt import Prompt
 from simfl.protocol import Task
@@ -27,8 +27,8 @@ TASK = Task(seed=3)
 FEATURES = Task(seed=3, num_classes=3, shape=(6,))
 
 
-def shaken(module: nn.Module) -> nn.Module:
-    """The module with adapters that are not at their start, where LoRA is the identity."""
+def randomized(module: nn.Module) -> nn.Module:
+    """Draw the adapters' tensors: at its start LoRA is the identity."""
     draw = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, p in module.named_parameters():
@@ -42,7 +42,7 @@ def on_branch(module: nn.Module, branch: str, x: torch.Tensor) -> torch.Tensor:
         return module(x)
 
 
-def test_names_keep_no_prefix_and_other_tensors_keep_their_values() -> None:
+def test_lora_keeps_names_and_values_of_the_other_tensors() -> None:
     plain, adapted = small_vt5().build(TASK), small_vt5(adapters=Lora()).build(TASK)
     names = [name for name, _ in adapted.named_parameters()]
     assert "t5.encoder.block.0.layer.0.SelfAttention.q.lora_A.default.weight" in names
@@ -57,8 +57,8 @@ def test_lora_starts_as_the_identity() -> None:
     assert near(small_vt5(adapters=Lora()).build(TASK)(**given).logits, small_vt5().build(TASK)(**given).logits)
 
 
-def test_merged_lora_computes_what_unmerged_computes() -> None:
-    network, given = shaken(small_vt5(adapters=Lora(rank=2)).build(TASK)), batch(2)
+def test_merged_lora_equals_unmerged_lora() -> None:
+    network, given = randomized(small_vt5(adapters=Lora(rank=2)).build(TASK)), batch(2)
     before = network(**given).logits
     merge(network)
     after = network(**given).logits
@@ -66,8 +66,8 @@ def test_merged_lora_computes_what_unmerged_computes() -> None:
     assert not near(before, small_vt5().build(TASK)(**given).logits, 0.1)
 
 
-def test_lora_by_hand() -> None:
-    network = shaken(Mlp(hidden_sizes=(4,), adapters=Lora(rank=1, alpha=3, targets=("linear",))).build(FEATURES))
+def test_lora_equals_its_formula() -> None:
+    network = randomized(Mlp(hidden_sizes=(4,), adapters=Lora(rank=1, alpha=3, targets=("linear",))).build(FEATURES))
     layer, x = network.layers[0].linear, torch.arange(6.0)[None]
     a, b = layer.lora_A.default.weight, layer.lora_B.default.weight
     expected = x @ layer.base_layer.weight.T + layer.base_layer.bias + 3 / 1 * (x @ a.T) @ b.T
@@ -82,15 +82,15 @@ def test_only_adapters_are_trained_by_default(adapters: Lora | Bottleneck) -> No
     assert trained
 
 
-def test_a_target_that_names_no_layer_is_refused() -> None:
+def test_an_unknown_lora_target_is_rejected() -> None:
     with pytest.raises(ConfigError, match="no linear layer is named 'qq'; did you mean 'q'"):
         small_vt5(adapters=Lora(targets=("qq",))).build(TASK)
     with pytest.raises(ConfigError, match="'q_proj'"):  # inside the frozen page reader
         small_vt5(adapters=Lora(targets=("q_proj",))).build(TASK)
 
 
-def test_bottleneck_branches_by_hand() -> None:
-    network = shaken(Mlp(hidden_sizes=(32,), adapters=Bottleneck(reduction=16)).build(FEATURES))
+def test_bottleneck_branches_equal_their_formulas() -> None:
+    network = randomized(Mlp(hidden_sizes=(32,), adapters=Bottleneck(reduction=16)).build(FEATURES))
     x, place = torch.arange(6.0)[None] / 6, network.layers[0]
     h = nn.functional.gelu(place.linear(x))
     shared, client = place.adapter_shared(h), place.adapter_client(h)
@@ -113,7 +113,7 @@ def test_bottleneck_of_768_has_the_published_74_544_parameters() -> None:
     assert sum(p.numel() for p in adapter.parameters()) == 768 * 48 * 2 + 48 + 768 == 74_544
 
 
-def test_a_bottleneck_whose_upper_half_is_zero_changes_nothing() -> None:
+def test_a_bottleneck_with_zero_output_does_not_change_the_logits() -> None:
     network, given = small_vt5(adapters=Bottleneck()).build(TASK), batch(2)
     with torch.no_grad():
         for name, p in network.named_parameters():
@@ -125,8 +125,8 @@ def test_a_bottleneck_whose_upper_half_is_zero_changes_nothing() -> None:
             assert near(network(**given).logits, expected)
 
 
-def test_equal_adapters_make_dual_equal_shared() -> None:
-    network, given = shaken(small_vt5(adapters=Bottleneck()).build(TASK)), batch(2)
+def test_dual_equals_shared_for_equal_adapters() -> None:
+    network, given = randomized(small_vt5(adapters=Bottleneck()).build(TASK)), batch(2)
     with torch.no_grad():
         for name, p in network.named_parameters():
             if ".adapter_client." in name:
@@ -144,15 +144,15 @@ def test_every_block_of_t5_has_both_adapters() -> None:
     }
 
 
-def test_a_model_without_a_place_refuses_bottlenecks() -> None:
+def test_a_model_without_a_place_rejects_bottlenecks() -> None:
     with pytest.raises(ConfigError, match="no place for a bottleneck"):
         Cnn(adapters=Bottleneck()).build(Task(seed=0, num_classes=2, shape=(1, 12, 12)))
 
 
-def test_one_name_makes_one_adapter_and_several_have_their_own() -> None:
+def test_each_path_name_has_its_own_bottleneck() -> None:
     one = Mlp(hidden_sizes=(32,), adapters=Bottleneck(names=("shared",))).build(FEATURES)
     assert {n.split(".")[2] for n, _ in one.named_parameters() if "adapter" in n} == {"adapter_shared"}
-    three = shaken(Mlp(hidden_sizes=(32,), adapters=Bottleneck(names=("a", "b", "c"))).build(FEATURES))
+    three = randomized(Mlp(hidden_sizes=(32,), adapters=Bottleneck(names=("a", "b", "c"))).build(FEATURES))
     x, place = torch.arange(6.0)[None] / 6, three.layers[0]
     h = nn.functional.gelu(place.linear(x))
     assert torch.allclose(on_branch(three, "c", x).features, h + place.adapter_c(h), atol=1e-6)
@@ -162,48 +162,49 @@ def test_one_name_makes_one_adapter_and_several_have_their_own() -> None:
         Mlp(hidden_sizes=(32,), adapters=Bottleneck(names=("a", "a"))).build(FEATURES)
 
 
-def test_the_last_blocks_of_t5_are_the_decoders() -> None:
-    trained = LastLayers(3).trained(small_vt5().build(TASK))
+def test_last_layers_of_t5_start_at_the_decoders_end() -> None:
+    trained = LastLayersTuning(3).trainable_params(small_vt5().build(TASK))
     assert trained == ("t5.encoder.block.1.*", "t5.decoder.block.0.*", "t5.decoder.block.1.*")
     with pytest.raises(ConfigError, match=r"adapters\.layers: 9 given; VT5Network has 4 blocks"):
-        LastLayers(9).trained(small_vt5().build(TASK))
+        LastLayersTuning(9).trainable_params(small_vt5().build(TASK))
 
 
-def test_every_bias_and_nothing_else() -> None:
-    network = Mlp(hidden_sizes=(4,), layer_norm=True, adapters=Bias()).build(FEATURES)
+def test_bias_tuning_trains_every_bias_alone() -> None:
+    network = Mlp(hidden_sizes=(4,), layer_norm=True, adapters=BiasTuning()).build(FEATURES)
     trained = [name for name, p in network.named_parameters() if p.requires_grad]
     assert trained == ["layers.0.linear.bias", "layers.0.norm.bias", "head.bias"]
 
 
-def test_a_model_without_a_head_or_a_place_for_prompts_says_so() -> None:
+def test_a_model_without_a_head_or_a_place_for_prompts_rejects_them() -> None:
     with pytest.raises(ConfigError, match="VT5Network has no head"):
-        small_vt5(adapters=Head()).build(TASK)
+        small_vt5(adapters=HeadTuning()).build(TASK)
     with pytest.raises(ConfigError, match="MlpNetwork has no place for prompts"):
         Mlp(adapters=Prompt()).build(FEATURES)
 
 
 @pytest.mark.parametrize(("method", "settings"), [("ia3", {"feedforward_modules": []}), ("oft", {}), ("loha", {})])
-def test_methods_of_peft_by_name(method: str, settings: dict[str, object]) -> None:
+def test_peft_methods_are_added_by_name(method: str, settings: dict[str, object]) -> None:
     network = small_vt5(adapters=PeftMethod(method, settings)).build(TASK)
     trained = [name for name, p in network.named_parameters() if p.requires_grad]
     assert trained
     assert all(".default" in name for name in trained)
 
 
-def test_what_peft_does_not_know_is_one_line() -> None:
+def test_unknown_peft_methods_and_settings_are_one_line_errors() -> None:
     with pytest.raises(ConfigError, match=r"adapters\.method: peft has no 'ia4'; did you mean 'ia3'"):
         small_vt5(adapters=PeftMethod("ia4")).build(TASK)
     with pytest.raises(ConfigError, match=r"adapters\.settings: .*unexpected keyword argument 'rank'"):
         small_vt5(adapters=PeftMethod("loha", {"rank": 2})).build(TASK)
 
 
-def test_clients_of_a_method_that_cannot_stand_side_by_side_are_trained_one_by_one(tmp_path: Path) -> None:
+def test_a_sequential_only_peft_method_is_trained_in_sequential_mode(tmp_path: Path) -> None:
     given = experiment(
         mode="vectorized",
         model=Mlp(hidden_sizes=(8,), adapters=PeftMethod("oft", {"target_modules": ["linear"], "oft_block_size": 4})),
     )
     with pytest.raises(
-        ConfigError, match=r"^cohort\.mode: batch, but peft's oft trains clients one by one; allowed: loop$"
+        ConfigError,
+        match=r"^execution\.mode: vectorized, but peft's oft trains one client at a time; allowed: sequential$",
     ):
         run(given, tmp_path / "vectorized")
     run(replace(given, execution=replace(given.execution, mode="auto")), tmp_path / "auto")

@@ -1,4 +1,4 @@
-"""ALBEF: the published counts and names, its parts against transformers', and ranking against spelling all answers."""
+"""ALBEF: published counts and names, its parts against transformers', ranking against scoring every answer."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from listed import listed, shapes
+from checkpoint_lists import official_shapes, parameter_shapes
 from transformers import BertConfig, BertLMHeadModel, ViTConfig, ViTModel
 
 from simfl.errors import ConfigError
-from simfl.models.albef import Albef, arranged
+from simfl.models.albef import Albef, albef_tensors
 from simfl.models.albef_network import MEAN, STD, AlbefNetwork
-from simfl.models.base import aliases
+from simfl.models.base import tied_names
 from simfl.models.bottleneck import Bottleneck
 from simfl.models.lora import Lora
 from simfl.models.prompt import Prompt
@@ -32,7 +32,7 @@ def count(network: torch.nn.Module, *globs: str) -> int:
 
 
 def batch(rows: int = 3, answers: int = 2) -> Batch:
-    """Random questions, the first of five pieces, and answers of one to three pieces."""
+    """Random questions, the first of five tokens, and answers of one to three tokens."""
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(4, 200, (rows, 8), generator=draw)
     ids[0, 5:] = 0
@@ -49,10 +49,10 @@ def test_parameters_are_the_published_290_34_million() -> None:
     assert sum(parts.values()) == 290_336_058
 
 
-def test_what_feddat_trains() -> None:
+def test_trained_parameters_of_each_kind_are_those_of_feddat() -> None:
     network = on_meta()
     biases = count(network, "*.bias") - count(network, "head.*.bias")
-    assert biases + 622_650 == 302_592 + 622_650 == 925_242  # .93 M with the head, which stays at home
+    assert biases + 622_650 == 302_592 + 622_650 == 925_242  # .93 M with the head, which is not sent
     with torch.device("meta"):
         Bottleneck(names=("shared",)).attach(network)
         Prompt().attach(network)
@@ -66,16 +66,18 @@ def test_what_feddat_trains() -> None:
 
 
 @pytest.mark.parametrize("name", ["albef_pretrained", "albef_vqa"])
-def test_every_tensor_of_the_published_checkpoints_finds_its_place_and_shape(name: str) -> None:
+def test_every_tensor_of_the_published_checkpoints_has_a_counterpart_of_its_shape(name: str) -> None:
     network = on_meta()
-    stored = {name: torch.empty(shape, device="meta") for name, shape in listed(name).items()}
-    found = {name: tuple(t.shape) for name, t in arranged(stored, fusion=6).items() if name not in aliases(network)}
+    stored = {name: torch.empty(shape, device="meta") for name, shape in official_shapes(name).items()}
+    found = {
+        name: tuple(t.shape) for name, t in albef_tensors(stored, fusion=6).items() if name not in tied_names(network)
+    }
     places = "image.embeddings.position_embeddings"
     assert found.pop(places) in ((1, 257, 768), (1, 577, 768))
-    assert found == {n: shape for n, shape in shapes(network).items() if n != places}
+    assert found == {n: shape for n, shape in parameter_shapes(network).items() if n != places}
 
 
-IMAGE = (  # our names -> those of ALBEF's image encoder, written out apart from the rules under test
+IMAGE = (  # our names -> those of ALBEF's image encoder, independent of the rules under test
     ("embeddings.cls_token", "cls_token"), ("embeddings.position_embeddings", "pos_embed"),
     ("embeddings.patch_embeddings.projection.", "patch_embed.proj."), ("layernorm.", "norm."), ("layers.", "blocks."),
     ("layernorm_before", "norm1"), ("layernorm_after", "norm2"), ("attention.o_proj", "attn.proj"),
@@ -83,7 +85,7 @@ IMAGE = (  # our names -> those of ALBEF's image encoder, written out apart from
 
 
 def published(network: AlbefNetwork) -> dict[str, torch.Tensor]:
-    """A checkpoint for questions in ALBEF's names."""
+    """Build a question-answering checkpoint in ALBEF's names."""
     made = {}
     for name, tensor in network.named_parameters():
         part, _, rest = name.partition(".")
@@ -109,17 +111,17 @@ def folder(path: Path, tensors: dict[str, torch.Tensor], pieces: int) -> str:
     return str(path)
 
 
-def test_a_checkpoint_in_the_published_layout_is_loaded_whole(tmp_path: Path) -> None:
+def test_a_checkpoint_in_the_published_layout_is_loaded_completely(tmp_path: Path) -> None:
     network = Albef().build(TASK)
     tensors = published(network)
     tensors |= {f"visual_encoder_m.{name}": torch.zeros(1) for name in ("cls_token",)}
     pieces = network.decoder.embeddings.word_embeddings.num_embeddings
     again = Albef(weights=folder(tmp_path / "w", tensors, pieces)).build(Task(4))
     assert all(torch.equal(p, dict(again.named_parameters())[name]) for name, p in network.named_parameters())
-    assert again.start == 2  # [CLS]
+    assert again.start_id == 2  # [CLS]
 
 
-def test_of_pretraining_the_decoder_gets_the_upper_half(tmp_path: Path) -> None:
+def test_from_a_pretraining_checkpoint_the_decoder_gets_the_upper_half(tmp_path: Path) -> None:
     network = Albef().build(TASK)
     tensors = {}
     for name, tensor in published(network).items():
@@ -154,9 +156,9 @@ def test_the_decoder_is_transformers_bert_with_cross_attention() -> None:
     decoder = {n.removeprefix("text_decoder."): t for n, t in own.items() if "text_decoder" in n}
     plain.load_state_dict(decoder, strict=False)
     plain.cls.predictions.decoder.weight.data.copy_(network.head.out.weight)
-    states, _ = network.read(*(given[k] for k in ("input_ids", "attention_mask", "pixel_values")))
+    states, _ = network.encode(*(given[k] for k in ("input_ids", "attention_mask", "pixel_values")))
     one = given["labels"][:, 1:]
-    before = torch.cat([torch.full((3, 1), network.start), one[:, 0, :-1].clamp_min(0)], 1)
+    before = torch.cat([torch.full((3, 1), network.start_id), one[:, 0, :-1].clamp_min(0)], 1)
     mask = given["attention_mask"].long()
     expected = plain(input_ids=before, encoder_hidden_states=states, encoder_attention_mask=mask).logits
     logits = network(**{**given, "labels": one}).logits
@@ -176,7 +178,7 @@ def test_the_image_encoder_is_transformers_vit() -> None:
     assert torch.allclose(network.image.encode(given, torch.nn.ModuleDict()), plain(given).last_hidden_state, atol=1e-5)
 
 
-def test_the_question_looks_at_the_image_and_the_answer_at_both() -> None:
+def test_the_answer_depends_on_the_image_and_not_on_later_tokens() -> None:
     network, given = Albef().build(TASK), batch()
     before = network(**given).logits
     dark = {**given, "pixel_values": torch.zeros_like(given["pixel_values"])}
@@ -187,33 +189,33 @@ def test_the_question_looks_at_the_image_and_the_answer_at_both() -> None:
     assert network(**given).mask.tolist()[0] == [1, 0, 0, 0, 1, 1, 1, 0]
 
 
-def test_ranking_finds_what_spelling_every_answer_finds() -> None:
+def test_ranking_agrees_with_scoring_every_answer() -> None:
     network, given = Albef().build(TASK), batch()
     torch.manual_seed(1)
     network.head.out.weight.data *= 20.0
     answers = torch.randint(4, 200, (5, 4)).masked_fill(torch.arange(4) >= torch.tensor([1, 2, 3, 4, 2])[:, None], -100)
-    asked = {name: given[name] for name in ("input_ids", "attention_mask", "pixel_values")}
-    logits = network(**asked, labels=answers.expand(3, 5, 4)).logits.log_softmax(-1).unflatten(1, (5, 4))
+    question = {name: given[name] for name in ("input_ids", "attention_mask", "pixel_values")}
+    logits = network(**question, labels=answers.expand(3, 5, 4)).logits.log_softmax(-1).unflatten(1, (5, 4))
     each = (logits.gather(-1, answers.clamp_min(0).expand(3, 5, 4)[..., None])[..., 0] * (answers >= 0)).sum(-1)
     sizes = torch.tensor([5, 5, 2])
-    listed_ones = torch.arange(5) < sizes[:, None]
-    own = torch.where(listed_ones, each, -torch.inf)
-    best, chance = network.rank(**asked, answers=answers.expand(3, 5, 4), num_answers=sizes, most=5)
+    real = torch.arange(5) < sizes[:, None]
+    own = torch.where(real, each, -torch.inf)
+    best, probability = network.rank(question, answers.expand(3, 5, 4), sizes, num_ranked=5)
     assert best.tolist() == own.argmax(-1).tolist()
-    assert torch.allclose(chance, own.softmax(-1).amax(-1), atol=1e-4)
-    alone, _ = network.rank(**asked, answers=answers.expand(3, 5, 4), num_answers=sizes, most=1)
+    assert torch.allclose(probability, own.softmax(-1).amax(-1), atol=1e-4)
+    alone, _ = network.rank(question, answers.expand(3, 5, 4), sizes, num_ranked=1)
     first = logits[:, :, 0].gather(-1, answers[:, 0].expand(3, 5)[..., None])[..., 0]
-    assert alone.tolist() == torch.where(listed_ones, first, -torch.inf).argmax(-1).tolist()
+    assert alone.tolist() == torch.where(real, first, -torch.inf).argmax(-1).tolist()
 
 
-def test_prompts_are_seen_by_the_question() -> None:
+def test_prompts_change_the_logits() -> None:
     network, given = Albef(adapters=Prompt()).build(TASK), batch()
     before = network(**given).logits
     network.prompts["image"].up.bias.data += torch.arange(64) % 2
     assert not torch.allclose(network(**given).logits, before, atol=1e-6)
 
 
-def test_the_head_is_trained_beside_adapters_but_not_the_words_it_shares() -> None:
+def test_the_head_is_trained_with_adapters_but_not_its_tied_word_embeddings() -> None:
     network = Albef(adapters=Bottleneck()).build(TASK)
     trained = {name for name, p in network.named_parameters() if p.requires_grad and ".adapter_" not in name}
     assert trained == {

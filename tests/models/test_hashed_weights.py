@@ -1,4 +1,4 @@
-"""Hashed weights: what travels, how it expands, what its gradients are, and runs in both modes."""
+"""Hashed weights: parameter counts, expansion, gradients, and runs in both execution modes."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from simfl.errors import ConfigError
 from simfl.models.aster import Aster
 from simfl.models.base import Model
 from simfl.models.cnn import Cnn
-from simfl.models.hashed import Expansion, attach
+from simfl.models.hashed_weights import HashExpansion, hash_weights
 from simfl.models.lora import Lora
-from simfl.models.meta import sketch
+from simfl.models.meta_device import build_on_meta
 from simfl.models.mlp import Mlp
 from simfl.protocol import Task
 from simfl.runs import tables
 
 
-def expansion(*shape: int, share: int = 4) -> Expansion:
-    return Expansion(shape, share, (3, "layer"))
+def expansion(*shape: int, share: int = 4) -> HashExpansion:
+    return HashExpansion(shape, share, (3, "layer"))
 
 
-# 50,654 values of one axis and 6,632 of the smallest kernels; the rest in 71 tensors, rounded up in each
+# 50,654 values of one axis and 6,632 of the smallest kernels; the rest in 71 tensors, each of which is rounded up
 @pytest.mark.parametrize(("share", "published"), [(1, 13.34), (2, 6.70), (4, 3.38), (8, 1.72)])
-def test_the_totals_of_fedocr(share: int, published: float) -> None:
-    module = sketch(Aster(encoder="shufflenet", hash=f"1/{share}"), Task(0))
+def test_hashed_aster_has_the_sizes_of_fedocr(share: int, published: float) -> None:
+    module = build_on_meta(Aster(encoder="shufflenet", hash=f"1/{share}"), Task(0))
     total, plain = sum(parameter.numel() for parameter in module.parameters()), 50_654 + 6_632
     assert round(total / 1e6, 2) == published
     assert 0 <= total - (plain + (13_341_806 - plain) / share) < 71
@@ -39,17 +39,17 @@ def test_the_totals_of_fedocr(share: int, published: float) -> None:
 
 @pytest.mark.parametrize(("count", "share"), [(12, 4), (13, 4), (1, 4), (7, 1), (16, 2)])
 def test_each_real_weight_is_used_equally_often_but_for_the_last(count: int, share: int) -> None:
-    found = Expansion((count,), share, (0,))
-    uses = Counter(found(torch.arange(float(found.size))).tolist())
-    assert found.size == -(-count // share)
-    assert [uses[k] for k in range(found.size - 1)] == [share] * (found.size - 1)
-    assert uses[found.size - 1] == count - share * (found.size - 1)
+    found = HashExpansion((count,), share, (0,))
+    uses = Counter(found(torch.arange(float(found.num_real))).tolist())
+    assert found.num_real == -(-count // share)
+    assert [uses[k] for k in range(found.num_real - 1)] == [share] * (found.num_real - 1)
+    assert uses[found.num_real - 1] == count - share * (found.num_real - 1)
 
 
-def test_a_ratio_of_one_only_moves_weights() -> None:
+def test_a_ratio_of_one_permutes_weights() -> None:
     weights = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
     same = expansion(5, 7, share=1)
-    assert torch.equal(same(same.first(weights)), weights)
+    assert torch.equal(same(same.initial(weights)), weights)
 
 
 def test_the_gradient_of_a_real_weight_is_the_sum_of_its_uses() -> None:
@@ -63,7 +63,7 @@ def test_the_gradient_of_a_real_weight_is_the_sum_of_its_uses() -> None:
     assert torch.autograd.gradcheck(lambda real: found(real).tanh(), (double,))
 
 
-def test_clients_side_by_side_expand_as_one_by_one_under_both_kinds_of_stacking() -> None:
+def test_stacked_clients_expand_as_each_client_alone() -> None:
     found, real = expansion(3, 5), torch.randn(6, 4)
     alone = torch.stack([found(one) for one in real])
     assert torch.equal(found(real), alone)
@@ -84,15 +84,15 @@ def test_averaging_commutes_with_expansion() -> None:
     assert torch.equal(found(halves.mean(0)), found(halves).mean(0))
 
 
-def test_a_layer_starts_with_the_spread_it_would_have() -> None:
+def test_a_hashed_layer_starts_with_the_standard_deviation_of_a_plain_one() -> None:
     module = nn.Linear(300, 200)
     spread = float(module.weight.detach().std())
-    attach(module, "1/4", 0)
+    hash_weights(module, "1/4", 0)
     assert (module._parameters["weight"].shape, module.weight.shape) == ((15_000,), (200, 300))
     assert float(module.weight.detach().std()) == pytest.approx(spread, rel=0.02)
 
 
-def test_seeds_differ_by_layer_and_are_the_same_for_all_clients() -> None:
+def test_permutations_differ_by_layer_and_seed_alone() -> None:
     one, other, later = (Mlp(hidden_sizes=(9, 9), hash="1/3").build(Task(seed, 9, (9,))) for seed in (1, 1, 2))
     layer = [m.layers[0].linear.expansions["weight"](torch.arange(27.0)) for m in (one, other, later)]
     assert torch.equal(layer[0], layer[1])
@@ -100,7 +100,7 @@ def test_seeds_differ_by_layer_and_are_the_same_for_all_clients() -> None:
     assert not torch.equal(layer[0], one.layers[1].linear.expansions["weight"](torch.arange(27.0)))
 
 
-def test_what_is_tied_stays_tied() -> None:
+def test_tied_weights_stay_tied_when_hashed() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -108,13 +108,13 @@ def test_what_is_tied_stays_tied() -> None:
             self.head.weight = self.words.weight
 
     module = Tied()
-    attach(module, "1/2", 0)
+    hash_weights(module, "1/2", 0)
     assert [name for name, _ in module.named_parameters()] == ["words.weight"]
     assert torch.equal(module.words.weight, module.head.weight)
     assert module.words.weight.shape == (10, 4)
 
 
-def test_nothing_but_real_weights_is_in_the_state() -> None:
+def test_the_state_dict_holds_real_weights_alone() -> None:
     module = Cnn(channels=(4, 4), hidden=8, hash="1/4").build(Task(0, 10, (1, 8, 8)))
     sizes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     assert sizes == {
@@ -136,7 +136,7 @@ MODELS: dict[str, tuple[Model, tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_run_trains_real_weights_alike_in_both_ways(name: str, tmp_path: Path) -> None:
+def test_both_execution_modes_train_real_weights_alike(name: str, tmp_path: Path) -> None:
     network, shape = MODELS[name]
     given = {"data": toy(shape=shape), "model": network, "rounds": 2}
     for mode in ("sequential", "vectorized"):
@@ -148,19 +148,19 @@ def test_a_run_trains_real_weights_alike_in_both_ways(name: str, tmp_path: Path)
         assert not torch.equal(tensor, dict(start.named_parameters())[key])
     count = sum(parameter.numel() for parameter in start.parameters())
     floats = {row["floats"] for row in tables.read(tmp_path / "sequential" / "ledger.parquet").to_pylist()}
-    assert floats == {count}  # real weights and biases, and no index
+    assert floats == {count}  # real weights and biases, without indices
 
 
-def test_the_pictures_of_words_are_read_with_hashed_weights() -> None:
+def test_hashed_aster_trains_and_reads_words() -> None:
     module = Aster(size="tiny", encoder="shufflenet", hash="1/4").build(Task(0))
     pixels = torch.randint(0, 255, (2, 3, 64, 256), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     outputs = module.train()(pixels, torch.tensor([[1, 2, 94], [3, 94, -100]]))
     outputs.logits.sum().backward()
     assert all(parameter.grad is not None and parameter.dim() == 1 for parameter in module.parameters())
-    assert module.eval().read(pixels, 2, 4)[0].shape[0] == 2
+    assert module.eval().beam_search(pixels, 2, 4)[0].shape[0] == 2
 
 
-def test_weights_of_others_and_adapters_are_refused() -> None:
+def test_hashing_with_weights_or_adapters_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"^hash: 1/4 given with weights; a hashed model is drawn from the seed$"):
         Aster(hash="1/4", weights="somewhere")
     with pytest.raises(ConfigError, match=r"^hash: 1/4 given with adapters"):
@@ -168,7 +168,7 @@ def test_weights_of_others_and_adapters_are_refused() -> None:
 
 
 @pytest.mark.parametrize("given", ["1/0", "2/4", "0.25", "1/4x"])
-def test_a_ratio_is_one_over_a_whole_number(given: str) -> None:
+def test_a_hash_ratio_is_one_over_a_whole_number(given: str) -> None:
     with pytest.raises(ConfigError, match=r"^model.hash: '.*' is not 1/c with a whole number c"):
         read(Model, {"name": "mlp", "hash": given}, "model")
     assert read(Model, {"name": "mlp", "hash": "1/4"}, "model") == Mlp(hash="1/4")

@@ -1,4 +1,4 @@
-"""Kernels for a GPU compute what torch's operations do, and drop what keyed dropout drops."""
+"""GPU kernels against torch's operations and keyed dropout."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def exact_products() -> Iterator[None]:
     torch.set_float32_matmul_precision(before)
 
 
-def off(given: Tensor, right: Tensor) -> float:
-    """Distance over length."""
+def relative_error(given: Tensor, right: Tensor) -> float:
+    """Norm of the difference over the norm."""
     return float((given.double() - right).norm().detach() / right.norm().detach())
 
 
@@ -33,7 +33,7 @@ def off(given: Tensor, right: Tensor) -> float:
     ("channels", "out", "side", "kernel", "stride", "padding"),
     [(32, 64, 30, 3, 1, 0), (3, 32, 32, 3, 1, 0), (5, 20, 17, 5, 2, 2), (3, 40, 32, 4, 4, 0)],
 )
-def test_a_convolution_of_several_clients_is_each_clients_own(
+def test_a_fused_convolution_equals_each_clients_convolution(
     channels: int, out: int, side: int, kernel: int, stride: int, padding: int
 ) -> None:
     clients, batch = 3, 4
@@ -48,10 +48,10 @@ def test_a_convolution_of_several_clients_is_each_clients_own(
     slope = torch.randn(y.shape, generator=draw, device="cuda")
     given = (y, *torch.autograd.grad(y, (x, weight, bias), slope))
     wanted = (right, *torch.autograd.grad(right, (x, weight, bias), slope.double()))
-    assert max(off(a, b) for a, b in zip(given, wanted, strict=True)) < 1e-6
+    assert max(relative_error(a, b) for a, b in zip(given, wanted, strict=True)) < 1e-6
 
 
-def test_a_clients_convolution_has_the_same_bits_alone() -> None:
+def test_a_clients_fused_convolution_is_bit_identical_alone() -> None:
     x, weight = torch.randn(6, 8, 12, 12, device="cuda"), torch.randn(3, 16, 8, 3, 3, device="cuda")
     window = (1, 1), (0, 0), (1, 1)
     together = convolution.convolve(x, weight, None, *window)
@@ -59,7 +59,7 @@ def test_a_clients_convolution_has_the_same_bits_alone() -> None:
 
 
 @pytest.mark.parametrize(("groups", "count", "kind"), [(3, 100_001, torch.float32), (1, 4096, torch.bfloat16)])
-def test_the_kernel_drops_what_the_hash_says(groups: int, count: int, kind: torch.dtype) -> None:
+def test_the_dropout_kernel_drops_the_positions_of_the_hash(groups: int, count: int, kind: torch.dtype) -> None:
     x = torch.randn(groups, count, device="cuda", dtype=kind, requires_grad=True)
     keys = torch.tensor(KEYS[:groups], device="cuda")
     with call_context(ModelCall(keys, groups)):
@@ -67,7 +67,7 @@ def test_the_kernel_drops_what_the_hash_says(groups: int, count: int, kind: torc
         keep, share = dropout.keyed_keep(keys if groups > 1 else keys[0], 9, count, 0.3)
     right = x * (keep.reshape(x.shape).to(kind) / share)
     assert torch.equal(y == 0, right == 0)
-    assert off(y, right.double()) < (1e-6 if kind == torch.float32 else 1e-2)
+    assert relative_error(y, right.double()) < (1e-6 if kind == torch.float32 else 1e-2)
     slope = torch.randn_like(x)
     assert torch.equal(torch.autograd.grad(y, x, slope)[0] == 0, (keep.reshape(x.shape) == 0) | (slope == 0))
 
@@ -76,7 +76,7 @@ def test_the_kernel_drops_what_the_hash_says(groups: int, count: int, kind: torc
     ("kind", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["float32", "bf16"]
 )
 @pytest.mark.parametrize(("rows", "columns", "rate"), [(100, 200, 0.1), (16, 16, 0.2), (5, 80, 0.0)])
-def test_attention_in_one_kernel_is_attention(
+def test_fused_attention_equals_attention(
     kind: torch.dtype, tolerance: float, rows: int, columns: int, rate: float
 ) -> None:
     groups, batch, heads, depth = 2, 3, 4, 32
@@ -92,9 +92,9 @@ def test_attention_in_one_kernel_is_attention(
         out = fused_attention.attend(q, k, v, bias, mask, 0.125, rate, 7)
         keep, share = dropout.keyed_keep(keys, 7, batch * heads * rows * columns, rate)
     a, b, c = (t.detach().double().requires_grad_() for t in (q, k, v))
-    chances = (a @ b.transpose(2, 3) * 0.125 + bias + mask).softmax(-1)
-    right = (chances * keep.reshape(chances.shape).double() / share) @ c
+    weights = (a @ b.transpose(2, 3) * 0.125 + bias + mask).softmax(-1)
+    right = (weights * keep.reshape(weights.shape).double() / share) @ c
     slope = torch.randn_like(out)
     given = (out, *torch.autograd.grad(out, (q, k, v), slope))
     wanted = (right, *torch.autograd.grad(right, (a, b, c), slope.double()))
-    assert max(off(x, y) for x, y in zip(given, wanted, strict=True)) < tolerance
+    assert max(relative_error(x, y) for x, y in zip(given, wanted, strict=True)) < tolerance

@@ -1,4 +1,4 @@
-"""A model without memory: names, shapes and ties of the built one, whatever weights it is to have."""
+"""Models on the meta device: names, shapes and ties of the built model, without memory or downloads."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from simfl.models.aster import Aster
-from simfl.models.base import aliases
+from simfl.models.base import tied_names
 from simfl.models.lora import Lora
-from simfl.models.meta import sketch, without_distant
+from simfl.models.meta_device import build_on_meta, drop_remote_weights
 from simfl.models.mlp import Mlp
-from simfl.models.own import Own
+from simfl.models.own import OwnModel
 from simfl.models.vault import Vault
 from simfl.models.vilt import Vilt
 from simfl.models.vt5 import VT5
@@ -21,7 +21,7 @@ TASK = Task(1, 5, (12,))
 
 
 class Tied(nn.Module):
-    """Two layers of one weight, one of them frozen, made from a value."""
+    """Two layers with a tied weight, a frozen bias, and a buffer computed from values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,33 +38,33 @@ class Tied(nn.Module):
     "model",
     [
         Mlp((16,), adapters=Lora(rank=2, targets=("linear",))), VT5("tiny"), VT5("tiny", head="tied"), Aster("tiny"),
-        VT5(weights="vt5_tiny"), Vilt("tiny"), Own(Tied()), Own(Tied),
+        VT5(weights="vt5_tiny"), Vilt("tiny"), OwnModel(Tied()), OwnModel(Tied),
     ],
     ids=str,
 )  # fmt: skip
-def test_a_sketch_has_the_names_shapes_ties_and_gradients_of_the_model_and_no_memory(model):
-    built, bare = model.build(TASK), sketch(model, TASK)
+def test_a_model_on_meta_has_the_names_shapes_and_ties_of_the_built_model(model):
+    built, bare = model.build(TASK), build_on_meta(model, TASK)
     for kind in ("named_parameters", "named_buffers"):
         real, drawn = dict(getattr(built, kind)()), dict(getattr(bare, kind)())
         assert {n: (t.shape, t.dtype, t.requires_grad) for n, t in drawn.items()} == {
             n: (t.shape, t.dtype, t.requires_grad) for n, t in real.items()
         }
         assert all(tensor.is_meta for tensor in drawn.values())
-    assert aliases(bare) == aliases(built)
+    assert tied_names(bare) == tied_names(built)
 
 
-def test_a_module_of_ones_own_keeps_its_weights():
+def test_a_users_module_keeps_its_weights():
     module = Tied()
-    sketch(Own(module), TASK)
+    build_on_meta(OwnModel(module), TASK)
     assert not module.a.weight.is_meta
 
 
-def test_weights_that_are_not_here_are_left_out_where_the_size_is_known():
-    assert without_distant(Vilt(weights="dandelin/vilt-b32-mlm")) == Vilt("base")
-    assert without_distant(VT5("base", weights="somebody/vt5")) == VT5("base")
-    assert without_distant(Vault("tiny", weights="a/b", text="c/d")) == Vault("tiny")
+def test_remote_weights_are_dropped_if_the_size_is_known():
+    assert drop_remote_weights(Vilt(weights="dandelin/vilt-b32-mlm")) == Vilt("base")
+    assert drop_remote_weights(VT5("base", weights="someone/vt5")) == VT5("base")
+    assert drop_remote_weights(Vault("tiny", weights="a/b", text="c/d")) == Vault("tiny")
 
 
-def test_weights_that_are_here_or_of_unknown_size_are_looked_at(tmp_path):
-    for model in (VT5(weights="vt5_tiny"), VT5("base", weights=str(tmp_path)), VT5(weights="somebody/vt5")):
-        assert without_distant(model) is model
+def test_local_weights_and_weights_of_unknown_size_are_kept(tmp_path):
+    for model in (VT5(weights="vt5_tiny"), VT5("base", weights=str(tmp_path)), VT5(weights="someone/vt5")):
+        assert drop_remote_weights(model) is model

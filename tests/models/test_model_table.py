@@ -1,17 +1,26 @@
-"""docs/models.md is what `python -m simfl.models.table` prints."""
+"""docs/models.md is the output of `python -m simfl.models.table`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from simfl.models import MODELS
-from simfl.models.table import render, rows
+from simfl.models.table import PAGE, main, rows
 
 
-def test_the_page_is_current() -> None:
-    page = Path(__file__).parents[2] / "docs" / "models.md"
-    assert page.read_text() == render(), "run: python -m simfl.models.table > docs/models.md"
+def test_the_page_of_models_is_current() -> None:
+    assert main(["--check"]) == 0, "run: python -m simfl.models.table > docs/models.md"
 
 
-def test_every_published_backbone_has_a_line() -> None:
+def test_an_outdated_page_of_models_fails_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "models.md"
+    assert main(["--check", str(page)]) == 1
+    page.write_text(PAGE.read_text().replace("250,333,440", "1"))
+    assert main(["--check", str(page)]) == 1
+    assert "is out of date; run: python -m simfl.models.table" in capsys.readouterr().err
+
+
+def test_every_registered_backbone_has_a_line() -> None:
     assert {row.name.partition(",")[0] for row in rows()} >= set(MODELS) - {"mlp", "own"}

@@ -1,4 +1,4 @@
-"""The CNN and the MLP."""
+"""Sizes, inputs and errors of the CNN and the MLP."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def test_the_cnn_of_the_benchmark_has_1_206_590_parameters() -> None:
     assert count(Cnn(), FEMNIST) == by_hand == 1_206_590
 
 
-def test_on_cifar_the_dense_layer_reads_14_by_14() -> None:
+def test_the_cnns_dense_layer_reads_14_by_14_on_cifar() -> None:
     by_hand = (27 * 32 + 32) + (9 * 32 * 64 + 64) + (14 * 14 * 64 * 128 + 128) + (128 * 10 + 10)
     assert count(Cnn(), CIFAR) == by_hand
 
 
-def test_the_mlp_has_its_widths() -> None:
+def test_the_mlp_has_its_hidden_sizes() -> None:
     assert count(Mlp(hidden_sizes=(5, 4)), Task(0, 3, (2, 3))) == (6 * 5 + 5) + (5 * 4 + 4) + (4 * 3 + 3)
 
 
 @pytest.mark.parametrize(
     "model", [Cnn(), Cnn(pool="max", activation="relu", dropout=0.25), Mlp(), Mlp(hidden_sizes=(), layer_norm=True)]
 )
-def test_bytes_are_read_as_fractions_of_255(model: Model) -> None:
+def test_uint8_pixels_are_scaled_by_255(model: Model) -> None:
     module = model.build(FEMNIST)
     image = torch.arange(28 * 28, dtype=torch.int64).remainder(256).to(torch.uint8).reshape(1, 1, 28, 28)
     out = module(image)
@@ -45,17 +45,17 @@ def test_bytes_are_read_as_fractions_of_255(model: Model) -> None:
     assert out.logits.shape == (1, 62)
 
 
-def test_flat_images_are_given_their_shape() -> None:
+def test_flat_images_are_reshaped() -> None:
     module, image = Cnn().build(CIFAR), torch.rand(2, 3, 32, 32)
     assert torch.equal(module(image.flatten(1)).logits, module(image).logits)
 
 
-def test_the_same_seed_gives_the_same_bits() -> None:
+def test_the_cnn_is_bit_identical_for_the_same_seed() -> None:
     one, two = (Cnn(dropout=0.1).build(FEMNIST).state_dict() for _ in range(2))
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_documents_are_refused() -> None:
+def test_tasks_without_images_are_rejected() -> None:
     with pytest.raises(ConfigError, match="'mlp' reads images or features with a label"):
         Mlp().build(Task(seed=0))
     with pytest.raises(ConfigError, match="'cnn' reads images"):

@@ -1,4 +1,4 @@
-"""VAuLT against transformers' BERT and ViLT, and the published counts."""
+"""VAuLT against transformers' BERT and ViLT, and its published counts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from listed import listed, placed, shapes
+from checkpoint_lists import official_shapes, parameter_shapes, renamed_shapes
 from safetensors.torch import save_file
 from test_vilt import CONFIG, count, inputs, theirs
 from test_vilt import folder as vilt_folder
@@ -36,7 +36,7 @@ def on_meta(**settings: object) -> VaultNetwork:
 
 
 def bert_folder(path: Path, tensors: dict[str, torch.Tensor], **config: object) -> str:
-    """A BERT as Google's files name it."""
+    """Save a BERT under the names of Google's files."""
     path.mkdir(exist_ok=True)
     old = {
         n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): t
@@ -48,7 +48,7 @@ def bert_folder(path: Path, tensors: dict[str, torch.Tensor], **config: object) 
     return str(path)
 
 
-def test_logits_equal_those_of_transformers_bert_and_vilt(tmp_path: Path) -> None:
+def test_vaults_logits_equal_those_of_transformers(tmp_path: Path) -> None:
     torch.manual_seed(0)
     bert = BertModel(BertConfig(**BERT)).eval()
     vilt = ViltForQuestionAnswering(ViltConfig(**CONFIG, num_labels=5)).eval()
@@ -61,13 +61,13 @@ def test_logits_equal_those_of_transformers_bert_and_vilt(tmp_path: Path) -> Non
     assert Vault(text=text, weights=weights).tokenizer().encode(["What"]) == [[4]]
 
 
-def test_parameters_are_the_published_227_77_million() -> None:
+def test_vault_has_the_published_227_77_million_parameters() -> None:
     network = on_meta()
     assert count(network, "bert.*") == 109_482_240
     assert count(network, "*") == 227_767_028
 
 
-def test_adapters_are_the_published_1_79_million_and_half_of_it_with_a_frozen_bert() -> None:
+def test_adapters_have_1_79_million_parameters_and_half_of_that_with_a_frozen_bert() -> None:
     for frozen, expected in ((False, 24 * 74_544), (True, 12 * 74_544)):
         network = on_meta(frozen_text=frozen)
         with torch.device("meta"):
@@ -76,7 +76,7 @@ def test_adapters_are_the_published_1_79_million_and_half_of_it_with_a_frozen_be
     assert 24 * 74_544 == 1_789_056
 
 
-def test_lora_prompts_and_biases_are_those_of_feddat() -> None:
+def test_vaults_lora_prompts_and_biases_are_those_of_feddat() -> None:
     network = on_meta()
     biases = [p.numel() for name, p in network.named_parameters() if name.endswith(".bias")]
     heads, pooler = 5 * (1536 + 1536 + 100), 768
@@ -88,12 +88,12 @@ def test_lora_prompts_and_biases_are_those_of_feddat() -> None:
     assert count(network, "prompts.*") == 599_424
 
 
-def test_every_tensor_of_the_published_bert_finds_its_place_and_shape() -> None:
-    own = {name: shape for name, shape in shapes(on_meta()).items() if name.startswith("bert.")}
-    assert placed(listed("bert_base_uncased"), TEXT_RULES) == own
+def test_every_tensor_of_bert_has_a_counterpart_in_vault() -> None:
+    own = {name: shape for name, shape in parameter_shapes(on_meta()).items() if name.startswith("bert.")}
+    assert renamed_shapes(official_shapes("bert_base_uncased"), TEXT_RULES) == own
 
 
-def test_what_nothing_reads_is_never_trained() -> None:
+def test_tensors_without_use_are_never_trained() -> None:
     model = Vault()
     network = model.build(TASK)
     frozen = [name for name, p in network.named_parameters() if not p.requires_grad]
@@ -102,7 +102,7 @@ def test_what_nothing_reads_is_never_trained() -> None:
     ]  # fmt: skip
     loss = network(**{n: t % 100 if n == "input_ids" else t for n, t in inputs(2).items()}).logits.square().sum()
     trained = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
-    gradients = torch.autograd.grad(loss, [p for _, p in trained])  # raises if one is not reached
+    gradients = torch.autograd.grad(loss, [p for _, p in trained])  # raises if one is unused
     assert all(
         g.abs().sum() > 0
         for (name, _), g in zip(trained, gradients, strict=True)
@@ -110,14 +110,14 @@ def test_what_nothing_reads_is_never_trained() -> None:
     )
 
 
-def test_a_frozen_bert_stays_in_evaluation() -> None:
+def test_a_frozen_bert_stays_in_evaluation_mode() -> None:
     network = Vault(frozen_text=True, dropout=0.1).build(TASK).train()
     assert network.layers.training
     assert not network.bert.training
     assert not [name for name, p in network.named_parameters() if p.requires_grad and name.startswith("bert.")]
 
 
-def test_widths_that_differ_are_refused(tmp_path: Path) -> None:
+def test_different_widths_of_bert_and_vilt_are_rejected(tmp_path: Path) -> None:
     text = bert_folder(tmp_path / "b", {}, hidden_size=64 * 2)
     with pytest.raises(ConfigError, match=r"BERT's width is 128, ViLT's 64"):
         Vault(text=text).build(TASK)

@@ -1,4 +1,4 @@
-"""ViLT against transformers' own, the published counts, several pairs and heads, and answer lists."""
+"""ViLT against transformers', its published counts, several pairs and heads, and answer lists."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from listed import listed, placed, shapes
+from checkpoint_lists import official_shapes, parameter_shapes, renamed_shapes
 from safetensors.torch import save_file
 from toy_vqa import batch
 from transformers import ViltConfig, ViltForImagesAndTextClassification, ViltForQuestionAnswering
 
 from simfl.errors import ConfigError
-from simfl.models.adapters_base import Adapter
+from simfl.models.adapters import Adapter
 from simfl.models.bottleneck import Bottleneck
-from simfl.models.heads import HIDDEN, HeadSpec
+from simfl.models.heads import MASKED_LOGIT, HeadSpec
 from simfl.models.lora import Lora
-from simfl.models.parts import Bias, Head, LastLayers
+from simfl.models.partial_tuning import BiasTuning, HeadTuning, LastLayersTuning
 from simfl.models.prompt import Prompt
-from simfl.models.vilt import TEXT, Vilt, rules
+from simfl.models.vilt import TEXT_SIZES, Vilt, vilt_rules
 from simfl.models.vilt_network import ViltNetwork
 from simfl.protocol import Batch, Task
 
@@ -50,7 +50,7 @@ def folder(path: Path, tensors: dict[str, torch.Tensor], **config: object) -> st
 
 
 def inputs(rows: int, *pairs: int, length: int = 8) -> Batch:
-    """Random pairs; the first row's text ends early."""
+    """Random pairs; the text of the first is shorter."""
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(4, 200, (rows, *pairs, length), generator=draw)
     ids[0, ..., 5:] = 0
@@ -59,7 +59,7 @@ def inputs(rows: int, *pairs: int, length: int = 8) -> Batch:
 
 
 def theirs(given: Batch) -> Batch:
-    """The same for transformers."""
+    """The inputs in transformers' format."""
     return {
         "input_ids": given["input_ids"],
         "attention_mask": given["attention_mask"].long(),
@@ -67,7 +67,7 @@ def theirs(given: Batch) -> Batch:
     }
 
 
-def test_logits_equal_those_of_transformers_from_its_own_checkpoint(tmp_path: Path) -> None:
+def test_vilts_logits_equal_those_of_transformers(tmp_path: Path) -> None:
     torch.manual_seed(0)
     plain = ViltForQuestionAnswering(ViltConfig(**CONFIG, num_labels=5)).eval()
     network = Vilt(weights=folder(tmp_path / "w", plain.state_dict())).build(TASK)
@@ -75,7 +75,7 @@ def test_logits_equal_those_of_transformers_from_its_own_checkpoint(tmp_path: Pa
     assert torch.allclose(network(**given).logits, plain(**theirs(given)).logits, atol=1e-5)
 
 
-def test_two_images_equal_those_of_transformers(tmp_path: Path) -> None:
+def test_vilts_logits_of_two_images_equal_those_of_transformers(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = ViltConfig(**CONFIG, num_labels=2, num_images=2, modality_type_vocab_size=3)
     plain = ViltForImagesAndTextClassification(config).eval()
@@ -92,10 +92,10 @@ def test_two_images_equal_those_of_transformers(tmp_path: Path) -> None:
     assert torch.allclose(network(**given).logits, plain(**one).logits, atol=1e-5)
 
 
-def test_every_tensor_of_the_published_checkpoint_finds_its_place_and_shape() -> None:
-    names = listed("vilt_b32_mlm")
+def test_every_tensor_of_vilt_b32_mlm_has_a_counterpart_of_its_shape() -> None:
+    names = official_shapes("vilt_b32_mlm")
     assert len(names) == 214
-    assert placed(names, rules()) == shapes(on_meta(), "head.")
+    assert renamed_shapes(names, vilt_rules()) == parameter_shapes(on_meta(), "head.")
 
 
 def test_a_second_image_starts_as_the_first_and_a_larger_grid_is_interpolated(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_second_image_starts_as_the_first_and_a_larger_grid_is_interpolated(tm
     assert plain.embeddings.token_type_embeddings.weight.shape[0] == 2
 
 
-def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+def test_missing_and_unknown_tensors_of_a_vilt_are_named(tmp_path: Path) -> None:
     tensors = ViltForQuestionAnswering(ViltConfig(**CONFIG, num_labels=5)).state_dict()
     del tensors["vilt.layernorm.bias"]
     tensors["vilt.more.weight"] = torch.zeros(2)
@@ -120,39 +120,39 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
         Vilt(weights=folder(tmp_path / "w", tensors)).build(TASK)
 
 
-def test_the_tokenizer_is_berts(tmp_path: Path) -> None:
+def test_vilt_uses_berts_tokenizer(tmp_path: Path) -> None:
     text = Vilt(weights=folder(tmp_path / "w", {})).tokenizer()
     assert text.encode(["What paids"]) == [[4, 5, 8]]
-    assert (text.start, text.end, text.image_size) == (2, 3, 32)
+    assert (text.start_id, text.end_id, text.image_size) == (2, 3, 32)
 
 
-def test_parameters_of_base_are_those_of_the_papers() -> None:
+def test_vilt_base_has_the_papers_parameter_counts() -> None:
     fedvqa = on_meta(1642)
     assert count(fedvqa, "layers.0.*") == 7_087_872
-    assert count(fedvqa, *LastLayers(3).trained(fedvqa)) == 21_263_616
+    assert count(fedvqa, *LastLayersTuning(3).trainable_params(fedvqa)) == 21_263_616
     assert count(fedvqa, "head.*") == 768 * 1536 + 1536 + 2 * 1536 + 1536 * 1642 + 1642 == 3_708_010
     assert count(fedvqa, "*") - count(fedvqa, "head.*") == 111_595_008
-    assert TEXT["vocab_size"] * 768 == count(fedvqa, "*word_embeddings*")
+    assert TEXT_SIZES["vocab_size"] * 768 == count(fedvqa, "*word_embeddings*")
 
 
-TRAVELLING = {  # NOTES of FedDAT: adapter .89 M, prompt .60 M, LoRA .60 M, bias .10 M; heads stay at home
+TRAINED = {  # FedDAT, as printed: adapter .89 M, prompt .60 M, LoRA .60 M, bias .10 M; heads are not sent
     "adapter": (Bottleneck(names=("shared",)), 12 * 74_544, 894_528),
     "dual": (Bottleneck(), 24 * 74_544, 1_789_056),
     "prompt": (Prompt(), 2 * (5 * 768 + 768 * 192 + 192 + 192 * 768 + 768), 599_424),
     "lora": (Lora(rank=16), 24 * 2 * 16 * 768, 589_824),
     "lora with biases": (Lora(rank=16, biases=True), 589_824 + 24 * 768, 608_256),
-    "bias": (Bias(), 12 * 8_448 + 4 * 768, 104_448),
-    "head": (Head(), 0, 0),
+    "bias": (BiasTuning(), 12 * 8_448 + 4 * 768, 104_448),
+    "head": (HeadTuning(), 0, 0),
 }
 
 
-@pytest.mark.parametrize("kind", TRAVELLING)
-def test_what_each_kind_trains_beside_the_head(kind: str) -> None:
-    adapters, by_hand, published = TRAVELLING[kind]
+@pytest.mark.parametrize("kind", TRAINED)
+def test_each_adapter_kind_trains_the_published_number_of_parameters(kind: str) -> None:
+    adapters, by_hand, published = TRAINED[kind]
     network = on_meta()
     with torch.device("meta"):
         adapters.attach(network)
-    trained = set(globbed(network, adapters.trained(network)))
+    trained = set(globbed(network, adapters.trainable_params(network)))
     sizes = {name: p.numel() for name, p in network.named_parameters()}
     assert sum(sizes[name] for name in trained if not name.startswith("head.")) == by_hand == published
 
@@ -161,7 +161,7 @@ def globbed(network: torch.nn.Module, globs: tuple[str, ...]) -> list[str]:
     return [name for name, _ in network.named_parameters() if any(fnmatchcase(name, glob) for glob in globs)]
 
 
-def test_five_heads_and_adapters_make_feddats_119_2_million() -> None:
+def test_vilt_with_five_heads_and_adapters_has_feddats_119_2_million_parameters() -> None:
     network = on_meta(heads={f"task{n}": HeadSpec(classes=100) for n in range(5)})
     with torch.device("meta"):
         Bottleneck(names=("shared",)).attach(network)
@@ -169,8 +169,10 @@ def test_five_heads_and_adapters_make_feddats_119_2_million() -> None:
     assert count(network, "*") == 119_179_316
 
 
-@pytest.mark.parametrize("adapters", [Bottleneck(), Prompt(), Lora(rank=2), Bias(), LastLayers(1), Head()])
-def test_the_head_is_trained_beside_every_kind(adapters: Adapter) -> None:
+@pytest.mark.parametrize(
+    "adapters", [Bottleneck(), Prompt(), Lora(rank=2), BiasTuning(), LastLayersTuning(1), HeadTuning()]
+)
+def test_the_head_is_trained_with_every_adapter_kind(adapters: Adapter) -> None:
     network = Vilt(adapters=adapters).build(TASK)
     trained = {name for name, p in network.named_parameters() if p.requires_grad}
     assert {name for name in trained if name.startswith("head.")} == set(globbed(network, ("head.*",)))
@@ -178,11 +180,11 @@ def test_the_head_is_trained_beside_every_kind(adapters: Adapter) -> None:
     assert "layers.0.attention.q_proj.weight" in {name.replace("base_layer.", "") for name in frozen}
 
 
-def test_prompts_stand_behind_the_first_token_and_are_seen() -> None:
+def test_vilts_prompts_change_the_logits_and_can_be_limited_to_a_modality() -> None:
     network = Vilt(adapters=Prompt(tokens=2)).build(TASK)
     given = batch(Vilt().tokenizer(), 2)
     before = network(**given).logits
-    network.prompts["image"].up.bias.data += torch.arange(64) % 2  # not a shift of all, which the norm takes out
+    network.prompts["image"].up.bias.data += torch.arange(64) % 2  # a shift of all would be removed by the norm
     assert not torch.allclose(network(**given).logits, before, atol=1e-4)
     one = Vilt(adapters=Prompt(places=("text",))).build(TASK)
     assert list(one.prompts) == ["text"]
@@ -190,30 +192,30 @@ def test_prompts_stand_behind_the_first_token_and_are_seen() -> None:
         Vilt(adapters=Prompt(places=("txt",))).build(TASK)
 
 
-def test_heads_of_several_tasks_in_one_model() -> None:
+def test_examples_of_several_tasks_use_their_own_heads() -> None:
     heads = {"vqa": HeadSpec(classes=4), "pair": HeadSpec("two", 2), "choice": HeadSpec("each")}
     network, given = Vilt(heads=heads).build(TASK), inputs(3, 3)
     given["input_ids"] %= 100
     out = network(**given, head=torch.tensor([0, 1, 2])).logits
     assert out.shape == (3, 4)
-    assert (out == HIDDEN).tolist() == [[False] * 4, [False, False, True, True], [False, False, False, True]]
+    assert (out == MASKED_LOGIT).tolist() == [[False] * 4, [False, False, True, True], [False, False, False, True]]
     alone = network(**{name: t[:1] for name, t in given.items()}, head=torch.tensor([0])).logits
     assert torch.allclose(out[:1], alone, atol=1e-5)
     swapped = {name: t[:, [0, 2, 1]] for name, t in given.items()}  # VQA reads the first pair alone
     assert torch.allclose(network(**swapped, head=torch.tensor([0, 1, 2])).logits[0], out[0], atol=1e-5)
 
 
-def test_answers_beyond_a_clients_list_have_no_chance() -> None:
+def test_answers_beyond_a_clients_list_have_probability_zero() -> None:
     network, given = Vilt().build(TASK), batch(Vilt().tokenizer(), 2)
     out = network(**given, num_answers=torch.tensor([5, 2])).logits
-    chances = out.softmax(-1)
-    assert chances[1, 2:].tolist() == [0, 0, 0]
+    probabilities = out.softmax(-1)
+    assert probabilities[1, 2:].tolist() == [0, 0, 0]
     assert torch.equal(out[0], network(**given).logits[0])
-    divergence = (chances * (out.log_softmax(-1) - out.flip(0).log_softmax(-1)))[0]
+    divergence = (probabilities * (out.log_softmax(-1) - out.flip(0).log_softmax(-1)))[0]
     assert torch.isfinite(divergence).all()
 
 
-def test_padding_of_the_text_changes_nothing() -> None:
+def test_padding_of_vilts_text_does_not_change_the_logits() -> None:
     network, given = Vilt().build(TASK), batch(Vilt().tokenizer(), 2)
     before = network(**given).logits
     longer = {**given, "input_ids": torch.nn.functional.pad(given["input_ids"], (0, 4), value=0)}
@@ -221,18 +223,18 @@ def test_padding_of_the_text_changes_nothing() -> None:
     assert torch.allclose(network(**longer).logits, before, atol=1e-5)
 
 
-def test_bf16_is_near_float32() -> None:
+def test_vilt_in_bf16_is_close_to_float32() -> None:
     given = batch(Vilt().tokenizer(), 2)
     full, half = Vilt().build(TASK)(**given).logits, Vilt(precision="bf16").build(TASK)(**given).logits
     assert half.dtype == torch.float32
     assert 0 < (half - full).abs().max() < 0.1
 
 
-def test_the_same_seed_gives_the_same_bits() -> None:
+def test_vilt_is_bit_identical_for_the_same_seed() -> None:
     one, two = (Vilt(adapters=Bottleneck()).build(TASK).state_dict() for _ in range(2))
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_without_a_number_of_answers_the_head_cannot_be_made() -> None:
+def test_a_task_without_a_number_of_answers_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"model\.heads\.answers\.classes: missing"):
         Vilt().build(Task(0))

@@ -1,4 +1,4 @@
-"""ViT against transformers' own, in the names of transformers 4 and 5, and its counts."""
+"""ViT against transformers', in the names of transformers 4 and 5, and its counts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from listed import listed, placed, shapes
+from checkpoint_lists import official_shapes, parameter_shapes, renamed_shapes
 from safetensors.torch import save_file
 from transformers import ViTConfig, ViTForImageClassification
 
 from simfl.errors import ConfigError
 from simfl.models.bottleneck import Bottleneck
-from simfl.models.vit import ViT, rules
+from simfl.models.vit import ViT, vit_rules
 from simfl.models.vit_network import ViTNetwork
 from simfl.protocol import Task
 
@@ -23,7 +23,7 @@ CONFIG = {
     "patch_size": 8,
 }  # fmt: skip
 TASK = Task(seed=1, num_classes=4, shape=(3, 32, 32))
-OLD = (  # names of transformers 5 -> 4, written out apart from the rules under test
+OLD = (  # names of transformers 5 -> 4, independent of the rules under test
     ("vit.layers.", "vit.encoder.layer."), ("attention.q_proj.", "attention.attention.query."),
     ("attention.k_proj.", "attention.attention.key."), ("attention.v_proj.", "attention.attention.value."),
     ("attention.o_proj.", "attention.output.dense."), ("mlp.fc1.", "intermediate.dense."),
@@ -50,7 +50,7 @@ def base(classes: int = 345) -> ViTNetwork:
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_logits_equal_those_of_transformers_from_its_checkpoints(version: int, tmp_path: Path) -> None:
+def test_vits_logits_equal_those_of_transformers(version: int, tmp_path: Path) -> None:
     torch.manual_seed(0)
     plain = ViTForImageClassification(ViTConfig(**CONFIG, num_labels=4)).eval()
     tensors = {old(name) if version == 4 else name: t for name, t in plain.state_dict().items()}
@@ -69,34 +69,34 @@ def test_a_checkpoint_without_a_classifier_and_one_of_other_classes_leave_the_he
     assert drawn.shape == (4, 32)
 
 
-def test_every_tensor_of_the_published_checkpoint_finds_its_place_and_shape() -> None:
-    names = listed("vit_base_patch16_224")
+def test_every_tensor_of_vit_base_has_a_counterpart_of_its_shape() -> None:
+    names = official_shapes("vit_base_patch16_224")
     assert len(names) == 200
-    assert placed(names, rules()) == shapes(base(1000))
+    assert renamed_shapes(names, vit_rules()) == parameter_shapes(base(1000))
 
 
-def test_parameters_of_base() -> None:
+def test_vit_base_has_86_million_parameters() -> None:
     by_hand = 12 * 7_087_872 + (3 * 16 * 16 * 768 + 768) + 768 + 197 * 768 + 2 * 768
     assert sum(p.numel() for p in base().parameters()) == by_hand + 345 * 769 == 85_798_656 + 265_305
 
 
-def test_adapters_are_those_of_feddat() -> None:
+def test_vits_adapters_have_as_many_parameters_as_feddats() -> None:
     network = base()
     with torch.device("meta"):
         Bottleneck(names=("shared",)).attach(network)
     assert sum(p.numel() for name, p in network.named_parameters() if ".adapter_" in name) == 894_528
 
 
-def test_images_of_another_size_are_scaled_and_grey_ones_read_as_colour() -> None:
+def test_grey_images_of_another_size_are_scaled_and_expanded() -> None:
     module = ViT().build(Task(seed=1, num_classes=4, shape=(1, 28, 28)))
     assert module(torch.zeros(2, 1, 28, 28)).logits.shape == (2, 4)
 
 
-def test_data_that_name_no_shape_are_read_at_the_models_size() -> None:
+def test_data_without_a_shape_are_read_at_the_models_size() -> None:
     module = ViT().build(Task(seed=1, num_classes=4))
     assert module(torch.zeros(2, 3, 40, 30)).logits.shape == (2, 4)
 
 
-def test_what_is_no_image_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'vit' reads grey or colour images .* the data have \(12,\)"):
+def test_data_that_are_not_images_are_rejected() -> None:
+    with pytest.raises(ConfigError, match=r"'vit' reads grey or colour images .* the data have shape \(12,\)"):
         ViT().build(Task(0, 3, (12,)))

@@ -1,4 +1,4 @@
-"""Pictures of one bright corner, with questions about it, for tests of models that read text and image."""
+"""Images with one coloured half and questions about it, for tests of models that read text and image."""
 
 from __future__ import annotations
 

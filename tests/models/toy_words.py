@@ -1,4 +1,4 @@
-"""Pictures of words of a letter or two, each a thick bar high or low, for tests of recognisers."""
+"""Images of words of one or two letters, each a thick bar high or low, for tests of word recognizers."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""One client at a time, under vmap, and as groups over one frozen base: the same logits and gradients, dropout on."""
+"""Gradients of each client alone, under vmap, and grouped over one frozen base are equal, with dropout."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from small_vt5 import batch, near, small_vt5
 from test_albef import batch as albef_batch
 from test_layout_t5 import batch as page_batch
 from torch import nn
 from torch.func import functional_call
 from toy_vqa import batch as vqa_batch
-from vt5_small import batch, near, small_vt5
 
 from simfl.models.albef import Albef
 from simfl.models.aster import Aster
@@ -17,11 +17,11 @@ from simfl.models.base import Model
 from simfl.models.bottleneck import Bottleneck
 from simfl.models.call_context import ModelCall, call_context
 from simfl.models.cnn import Cnn
-from simfl.models.grouped import grouped, owners
+from simfl.models.grouped_layers import grouped_forward, grouped_layers
 from simfl.models.layout_t5 import LayoutT5
 from simfl.models.lora import Lora
 from simfl.models.mlp import Mlp
-from simfl.models.parts import Bias, Head, LastLayers
+from simfl.models.partial_tuning import BiasTuning, HeadTuning, LastLayersTuning
 from simfl.models.peft_method import PeftMethod
 from simfl.models.prompt import Prompt
 from simfl.models.vault import Vault
@@ -40,7 +40,7 @@ ANSWERS = Task(seed=1, num_classes=5)
 VILT_BATCHES = {n: t.unflatten(0, (CLIENTS, 2)) for n, t in vqa_batch(Vilt().tokenizer(), 2 * CLIENTS).items()}
 VILT_BATCHES["num_answers"] = torch.tensor([[5, 4], [3, 3], [2, 5]])
 RAMPS = torch.arange(64) * 2 + torch.arange(32)[:, None] + 7 * torch.arange(CLIENTS * 2)[:, None, None, None]
-WORD_BATCHES = {  # pictures without edges: where the sampler passes from a pixel to the next, its gradient jumps
+WORD_BATCHES = {  # images without edges: at the border of two pixels the sampler's gradient jumps
     "pixel_values": RAMPS.expand(-1, 3, -1, -1).unflatten(0, (CLIENTS, 2)).byte(),
     "labels": torch.tensor([[[1, 94, -100], [2, 3, 94]], [[4, 5, 94], [6, 94, -100]], [[94, -100, -100], [7, 8, 9]]]),
 }
@@ -60,23 +60,27 @@ CASES: dict[str, tuple[Model, Task, Batch]] = {
     "albef with prompts": (Albef(adapters=Prompt()), Task(1), ALBEF_BATCHES),
     "albef in full": (Albef(), Task(1), ALBEF_BATCHES),
     "vault with bottlenecks": (Vault(adapters=Bottleneck(), dropout=0.1), ANSWERS, VILT_BATCHES),
-    "vault's biases": (Vault(adapters=Bias()), ANSWERS, VILT_BATCHES),
+    "vault's biases": (Vault(adapters=BiasTuning()), ANSWERS, VILT_BATCHES),
     "vilt with bottlenecks": (Vilt(adapters=Bottleneck()), ANSWERS, VILT_BATCHES),
     "vilt with prompts": (Vilt(adapters=Prompt(), dropout=0.1), ANSWERS, VILT_BATCHES),
     "vilt with lora": (Vilt(adapters=Lora(rank=2, biases=True)), ANSWERS, VILT_BATCHES),
-    "vilt's biases": (Vilt(adapters=Bias()), ANSWERS, VILT_BATCHES),
-    "vilt's last layer": (Vilt(adapters=LastLayers(1), dropout=0.1), ANSWERS, VILT_BATCHES),
-    "vilt's heads": (Vilt(adapters=Head()), ANSWERS, VILT_BATCHES),
+    "vilt's biases": (Vilt(adapters=BiasTuning()), ANSWERS, VILT_BATCHES),
+    "vilt's last layer": (Vilt(adapters=LastLayersTuning(1), dropout=0.1), ANSWERS, VILT_BATCHES),
+    "vilt's heads": (Vilt(adapters=HeadTuning()), ANSWERS, VILT_BATCHES),
     "vilt by peft": (Vilt(adapters=PeftMethod("ia3", {"feedforward_modules": []})), ANSWERS, VILT_BATCHES),
     "vilt in full": (Vilt(), ANSWERS, VILT_BATCHES),
     "vit with bottlenecks": (ViT(image_size=16, adapters=Bottleneck(), dropout=0.1), IMAGES, IMAGE_BATCHES),
     "vt5 in full": (small_vt5(frozen_dropout=True), Task(1), VT5_BATCHES),
 }
-ROUNDING = {"aster": 1e-3, "aster with shufflenet": 1e-3, "layout_t5": 1e-4}  # a hair moves the sampler; T5 amplifies
+ROUNDING = {
+    "aster": 1e-3,
+    "aster with shufflenet": 1e-3,
+    "layout_t5": 1e-4,
+}  # rounding moves the sampler; T5 amplifies it
 
 
 def built(name: str) -> tuple[nn.Module, Weights, Batch]:
-    """The module in training mode, its trained tensors stacked and made different for each client, and the batches."""
+    """Return the module in training mode, the stacked trained tensors of different clients, and the batches."""
     model, task, batches = CASES[name]
     module = model.build(task).train()
     draw = torch.Generator().manual_seed(9)
@@ -111,7 +115,7 @@ def alone(module: nn.Module, trained: Weights, batches: Batch) -> list[Weights]:
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # fused attention has no vmap rule on the CPU
 @pytest.mark.parametrize("name", CASES)
-def test_stacked_gradients_are_those_of_each_client_alone(name: str) -> None:
+def test_stacked_gradients_equal_those_of_each_client_alone(name: str) -> None:
     module, trained, batches = built(name)
     expected = alone(module, trained, batches)
     stacked = torch.func.vmap(torch.func.grad(lambda w, given, key: total(module, w, given, key, stacked=True)))(
@@ -122,19 +126,48 @@ def test_stacked_gradients_are_those_of_each_client_alone(name: str) -> None:
         assert near(stacked[tensor], wanted, ROUNDING.get(name, 1e-5)), tensor
 
 
-WHOLE = ("albef in full", "aster", "aster with shufflenet", "cnn", "layout_t5", "mlp", "vilt by peft", "vilt in full")
-GROUPED = [name for name in CASES if name not in WHOLE]
+UNGROUPED = (
+    "albef in full",
+    "aster",
+    "aster with shufflenet",
+    "cnn",
+    "layout_t5",
+    "mlp",
+    "vilt by peft",
+    "vilt in full",
+)
+GROUPED = [name for name in CASES if name not in UNGROUPED]
 
 
 @pytest.mark.parametrize("name", GROUPED)
-def test_grouped_gradients_are_those_of_each_client_alone(name: str) -> None:
+def test_grouped_gradients_equal_those_of_each_client_alone(name: str) -> None:
     module, trained, batches = built(name)
     expected = alone(module, trained, batches)
     leaves = {n: t.clone().requires_grad_() for n, t in trained.items()}
     flat = {n: t.flatten(0, 1) for n, t in batches.items()}
-    with grouped(owners(module, tuple(trained))):
+    with grouped_forward(grouped_layers(module, tuple(trained))):
         loss = total(module, leaves, flat, KEYS, CLIENTS)
     found = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True), strict=True))
     for tensor in trained:
         wanted = torch.stack([e[tensor] for e in expected])
         assert near(found[tensor], wanted), tensor
+
+
+FEATURE_CASES = (  # MOON, SP and CRD compare features
+    "albef in full", "aster", "aster with shufflenet", "cnn", "layout_t5", "mlp", "vault with bottlenecks",
+    "vilt in full", "vit with bottlenecks", "vt5 in full",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FEATURE_CASES)
+def test_features_are_a_vector_for_each_example_with_a_gradient(name: str) -> None:
+    model, task, batches = CASES[name]
+    module = model.build(task)
+    features = functional_call(module, {}, kwargs={key: rows[0] for key, rows in batches.items()}).features
+    assert features is not None
+    assert features.shape == (len(next(iter(batches.values()))[0]), features.shape[-1])
+    assert torch.isfinite(features).all()
+    assert not torch.equal(features[0], features[1])  # of two examples
+    trained = [p for p in module.parameters() if p.requires_grad]
+    found = torch.autograd.grad(features.square().sum(), trained, allow_unused=True)
+    assert any(g is not None and g.abs().sum() > 0 for g in found)
