@@ -1,4 +1,4 @@
-"""The recipe of federated self-pretraining: what it trains, on whose pages, and the start it leaves."""
+"""The recipe of federated self-pretraining: its networks, its data, and the weights that it exports."""
 
 from __future__ import annotations
 
@@ -29,38 +29,41 @@ SMALL = (
 )
 
 
-def test_both_halves_have_one_network_of_10_to_20_million_and_other_providers() -> None:
-    before, after = (config.load(RECIPE / f"{name}.yaml") for name in ("federated", "questions"))
-    assert before.model == after.model
+def test_pretraining_and_fine_tuning_have_the_same_network_and_different_providers() -> None:
+    pretraining, fine_tuning = (config.load(RECIPE / f"{name}.yaml") for name in ("federated", "questions"))
+    assert pretraining.model == fine_tuning.model
     with torch.device("meta"):
-        count = sum(p.numel() for p in before.model.network().parameters())
+        count = sum(p.numel() for p in pretraining.model.network().parameters())
     assert 10_000_000 < count < 20_000_000
-    assert isinstance(before.data, ProviderInvoices)
-    assert isinstance(after.data, ProviderInvoices)
-    assert before.data.seed != after.data.seed
-    objective = before.phases[0].objective
+    assert isinstance(pretraining.data, ProviderInvoices)
+    assert isinstance(fine_tuning.data, ProviderInvoices)
+    assert pretraining.data.seed != fine_tuning.data.seed
+    objective = pretraining.phases[0].objective
     assert isinstance(objective, MixedModeling)
     assert {"text", "layout", "joint"} <= set(objective.tasks)
 
 
-def test_a_run_becomes_a_start_that_a_model_begins_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exported_run_loads_as_pretrained_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     given = config.read_yaml(RECIPE / "federated.yaml")
     for path, value in SMALL:
         given = config.override(given, path, value)
     recipe = tmp_path / "small.yaml"
     recipe.write_text(config.dump(config.parse(given)))
     runpy.run_path(str(RECIPE / "federated.py"))["main"](
-        *(str(tmp_path / name) for name in ("run", "start")), str(recipe)
+        *(str(tmp_path / name) for name in ("run", "weights")), str(recipe)
     )
-    assert "7,0" in capsys.readouterr().out  # of 7 million
+    assert "7,0" in capsys.readouterr().out  # 7 million parameters
     trained = dict(Run(tmp_path / "run").model().named_parameters())
-    model = LayoutT5(size="small", weights=str(tmp_path / "start"), marks=True)
-    begun = model.build(Task(5))
-    for name, tensor in begun.named_parameters():
+    model = LayoutT5(size="small", weights=str(tmp_path / "weights"), special_tokens=True)
+    loaded = model.build(Task(5))
+    for name, tensor in loaded.named_parameters():
         assert torch.equal(tensor, trained[name].half().float()), name
     assert (
-        begun.text.text.to_str() == LayoutT5(size="small", vocabulary="vt5_tiny", marks=True).tokenizer().text.to_str()
+        loaded.text.text.to_str()
+        == LayoutT5(size="small", vocabulary="vt5_tiny", special_tokens=True).tokenizer().text.to_str()
     )
-    (row,) = csv.DictReader((tmp_path / "start" / "curve.csv").open())
+    (row,) = csv.DictReader((tmp_path / "weights" / "curve.csv").open())
     assert row["round"] == "1"
-    assert 7.0 < float(row["loss"]) < 12.0  # the even chance of 4,273 pieces is 8.4
+    assert 7.0 < float(row["loss"]) < 12.0  # a uniform guess among 4,273 tokens is 8.4

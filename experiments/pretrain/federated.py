@@ -1,8 +1,8 @@
-"""A run of `layout_t5` as a start: weights in half precision, tokenizer, and the loss of every round.
+"""Export a run of `layout_t5` as pretrained weights: tensors in half precision, tokenizer, and the loss of every round.
 
 python experiments/pretrain/federated.py runs/self_pretraining build/self_pretrained
 
-The run is that of `federated.yaml`, and is made first if it is not there.
+If the run does not exist, `federated.yaml` is run first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from simfl.runs.results import Run
 
 
 def main(run: str, folder: str, recipe: str = str(Path(__file__).with_suffix(".yaml"))) -> None:
-    """Write the global model of `run`, made by `recipe` if it is not there, to `folder`, and say what was written."""
+    """Write the global model of `run` to `folder` and print the files; run `recipe` first if the run does not exist."""
     trained = Run(run) if Path(run).exists() else api.run(recipe, run)
     into = Path(folder)
     network = trained.model()

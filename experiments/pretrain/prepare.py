@@ -1,4 +1,4 @@
-"""Everything that training needs, made in two minutes of one core and carried to the GPU as one file of 32 MB.
+"""Prepare the data of the training: two minutes on one core, one file of 32 MB to copy to the GPU machine.
 
 python experiments/pretrain/prepare.py OUT.npz [COUNT]                         words and COUNT invoices (48,000)
 python experiments/pretrain/prepare.py experiments/pretrain/invoice_words.txt  before the tokenizer: see words.py
@@ -16,21 +16,21 @@ from corpus import COUNT, count_words, pack, texts
 from questions import prompt_words
 from tables import build, kinds
 
-from simfl.models.pretrained import BUNDLED
+from simfl.models.pretrained import weights_folder
 
-TOKENIZER = BUNDLED / "vt5_tiny" / "tokenizer.json"
+TOKENIZER = weights_folder("vt5_tiny") / "tokenizer.json"
 
 
 def prepare(count: int, scale: float = 1.0) -> dict[str, np.ndarray]:
-    """The arrays; `scale` shrinks the made words for tests."""
+    """Return the arrays; `scale` reduces the number of generated words, for tests."""
     packed = pack(count)
     table = build(tokenizers.Tokenizer.from_file(str(TOKENIZER)), kinds(scale), prompt_words(), texts(packed))
-    del packed["text"]  # the table holds it
+    del packed["text"]  # the table contains it
     return packed | table.save()
 
 
 def digest(arrays: dict[str, np.ndarray]) -> str:
-    """SHA-256 of names and contents, in the order of the names."""
+    """Return the SHA-256 of names and contents, in the order of the names."""
     found = hashlib.sha256()
     for name in sorted(arrays):
         found.update(name.encode() + np.ascontiguousarray(arrays[name]).tobytes())
@@ -43,6 +43,6 @@ if __name__ == "__main__":
     if out.suffix == ".txt":
         out.write_text(count_words(), encoding="utf8")
     else:
-        made = prepare(int(sys.argv[2]) if len(sys.argv) > 2 else COUNT)
-        np.savez_compressed(out, **made)
-        print(f"{out}: {digest(made)}")
+        arrays = prepare(int(sys.argv[2]) if len(sys.argv) > 2 else COUNT)
+        np.savez_compressed(out, **arrays)
+        print(f"{out}: {digest(arrays)}")

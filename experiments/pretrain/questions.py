@@ -1,4 +1,4 @@
-"""The drawer's questions: wordings in four languages with slots for a label and, in tables, for a row's first cell."""
+"""Question templates in four languages, with slots for a label and, in tables, for the first cell of a row."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ wat is {label} voor {key}?
 """
 
 
-def split(template: str) -> tuple[list[str], list[str], list[str], bool, str]:
-    """Words before, between and after the slots; whether the key comes first; the mark glued to the last slot."""
+def split_template(template: str) -> tuple[list[str], list[str], list[str], bool, str]:
+    """Return the words before, between and after the slots, whether the key comes first, and the marks of the slots."""
     swapped = "{key}" in template and template.index("{key}") < template.index("{label}")
     first, second = ("{key}", "{label}") if swapped else ("{label}", "{key}")
     before, _, rest = template.partition(first)
@@ -59,11 +59,11 @@ def split(template: str) -> tuple[list[str], list[str], list[str], bool, str]:
 
 
 def templates() -> tuple[list[str], list[str]]:
-    """The wordings of plain questions, and of those about a table's row."""
+    """Return the templates of questions about a label, and of questions about a row of a table."""
     return ASK.strip().split("\n"), ASK_ROW.strip().split("\n")
 
 
 def prompt_words() -> list[str]:
-    """Every word a prompt is made of, besides labels and keys."""
-    parts = [part for bank in templates() for text in bank for part in split(text)[:3]]
+    """Return every word of the prompts except labels and keys."""
+    parts = [part for bank in templates() for text in bank for part in split_template(text)[:3]]
     return ["question:", "context:", *(word for part in parts for word in part)]

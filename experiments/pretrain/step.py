@@ -1,6 +1,6 @@
-"""One training step in bfloat16 with float32 masters, captured once per shape as a CUDA graph.
+"""A training step in bfloat16 with float32 master weights, captured once per shape as a CUDA graph.
 
-The tiny model is bound by kernel launches and by memory traffic, not by arithmetic.
+The tiny model is limited by kernel launches and memory traffic, not by arithmetic.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 
-class Step:
-    """Forward and backward on the network's tensors, clipping and AdamW on their float32 masters."""
+class TrainingStep:
+    """Forward and backward pass on the tensors of the network; clipping and AdamW on their float32 masters."""
 
     def __init__(
         self, trained: list[nn.Parameter], loss: Callable[[dict[str, Tensor]], Tensor], decay: float, clip: float
     ) -> None:
-        """`trained` become bfloat16 on CUDA; `masters` hold what is learnt, in the same order."""
+        """Convert `trained` to bfloat16 on CUDA; `masters` are the float32 weights, in the same order."""
         self.trained, self.loss, self.clip = trained, loss, clip
         self.cuda = trained[0].is_cuda
         self.masters = [parameter.detach().clone().float() for parameter in trained]
@@ -33,14 +33,14 @@ class Step:
         self.value = self.rate
 
     def set_rate(self, rate: float) -> None:
-        """The learning rate of the steps to come."""
+        """Set the learning rate of the next steps."""
         if self.cuda:
             self.rate.fill_(rate)
         else:
             self.optimizer.param_groups[0]["lr"] = rate
 
-    def shape(self, inputs: dict[str, Tensor]) -> None:
-        """Make ready for inputs of these shapes; on CUDA this takes three steps on them."""
+    def prepare(self, inputs: dict[str, Tensor]) -> None:
+        """Prepare for inputs of these shapes. On CUDA this takes three steps on them and captures a graph."""
         self.graph, self.inputs = None, {name: tensor.clone() for name, tensor in inputs.items()}
         if not self.cuda:
             return
@@ -50,13 +50,13 @@ class Step:
             for _ in range(3):
                 self._take(self.inputs)
         torch.cuda.current_stream().wait_stream(side)
-        self._forget()
+        self._clear_gradients()
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.value = self._take(self.inputs)
 
     def __call__(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Take a step; the loss before it (overwritten by the next step)."""
+        """Take a step and return the loss before it; the next step overwrites the tensor."""
         if self.graph is None:
             return self._take(inputs)
         for name, tensor in inputs.items():
@@ -64,12 +64,12 @@ class Step:
         self.graph.replay()
         return self.value
 
-    def _forget(self) -> None:
+    def _clear_gradients(self) -> None:
         for parameter in self.trained:
             parameter.grad = None
 
     def _take(self, inputs: dict[str, Tensor]) -> Tensor:
-        self._forget()
+        self._clear_gradients()
         loss = self.loss(inputs)
         loss.backward()
         for parameter, master in zip(self.trained, self.masters, strict=True):

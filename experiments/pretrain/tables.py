@@ -1,7 +1,7 @@
-"""Word tables for the drawer: every OCR word it can print, with its pieces, as arrays that live on the device.
+"""Word tables for the drawer: every OCR word that can be printed, with its tokens, as arrays on the device.
 
-A word's pieces never depend on its neighbours (see tokenizer.py), so a drawn sequence of words is exactly what the
-`docvqa` objective would have encoded. Numbers, dates, codes and nonce words are made here from named seeds.
+The tokens of a word do not depend on its neighbours (see tokenizer.py), so a drawn sequence of words is encoded exactly
+as the `docvqa` objective would encode it. Numbers, dates, codes and nonce words are generated here from named seeds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from words import business, everyday
 
 from simfl.seeds import rng
 
-WIDTH = 16  # pieces a word may have
+MAX_TOKENS = 16  # per word
 CURRENCIES = ("eur", "usd", "gbp", "chf", "€", "$", "£")
 MONTHS = (
     *("january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november"),
@@ -41,44 +41,47 @@ MONTHS = (
     ),
     *("mai", "juni", "juli", "oktober", "dezember", "janvier", "février", "mars", "avril", "juin", "juillet", "août"),
     *("septembre", "octobre", "novembre", "décembre", "januari", "februari", "maart", "augustus"),
-)  # english and its short forms, then what german, french and dutch write differently
+)  # english and its short forms, then the different spellings of german, french and dutch
 
 
 @dataclass(frozen=True)
-class Table:
-    """`pieces` [N, WIDTH] (int16, 0 beyond `length`), `length`, `chars` [N] (int64); where each kind of word lies."""
+class WordTable:
+    """N words with `tokens` [N, MAX_TOKENS] (int16, 0 beyond `length`), and `length` and `chars` [N] (int64).
+
+    `kinds` gives the first index and the end of each kind of word.
+    """
 
     words: tuple[str, ...]
-    pieces: Tensor
+    tokens: Tensor
     length: Tensor
     chars: Tensor
     kinds: dict[str, tuple[int, int]]
 
     def save(self) -> dict[str, np.ndarray]:
-        """The table as arrays for a file."""
+        """Return the table as arrays for a file."""
         bounds = np.array([bound for pair in self.kinds.values() for bound in pair])
         return {
             "table_words": np.frombuffer("\n".join(self.words).encode(), np.uint8),
             "table_kinds": np.frombuffer("\n".join(self.kinds).encode(), np.uint8),
             "table_bounds": bounds.reshape(-1, 2),
-            "table_pieces": self.pieces.numpy(),
+            "table_pieces": self.tokens.numpy(),
         }
 
     @staticmethod
-    def load(saved: Mapping[str, np.ndarray]) -> Table:
-        """The table that `save` gave."""
+    def load(saved: Mapping[str, np.ndarray]) -> WordTable:
+        """Return the table from the arrays of `save`."""
         words, names = (tuple(saved[f"table_{part}"].tobytes().decode().split("\n")) for part in ("words", "kinds"))
-        where = {name: (int(low), int(high)) for name, (low, high) in zip(names, saved["table_bounds"], strict=True)}
-        return Table.of(words, torch.from_numpy(saved["table_pieces"]), where)
+        kinds = {name: (int(low), int(high)) for name, (low, high) in zip(names, saved["table_bounds"], strict=True)}
+        return WordTable.create(words, torch.from_numpy(saved["table_pieces"]), kinds)
 
     @staticmethod
-    def of(words: tuple[str, ...], pieces: Tensor, kinds: dict[str, tuple[int, int]]) -> Table:
-        """A table of these words."""
-        return Table(words, pieces, (pieces > 0).sum(1), torch.tensor([len(word) for word in words]), kinds)
+    def create(words: tuple[str, ...], tokens: Tensor, kinds: dict[str, tuple[int, int]]) -> WordTable:
+        """Create a table of these words."""
+        return WordTable(words, tokens, (tokens > 0).sum(1), torch.tensor([len(word) for word in words]), kinds)
 
-    def to(self, device: torch.device) -> Table:
-        """The same table on a device."""
-        return Table(self.words, self.pieces.to(device), self.length.to(device), self.chars.to(device), self.kinds)
+    def to(self, device: torch.device) -> WordTable:
+        """Return the table on a device."""
+        return WordTable(self.words, self.tokens.to(device), self.length.to(device), self.chars.to(device), self.kinds)
 
 
 def _amount(draw: np.random.Generator) -> str:
@@ -143,25 +146,25 @@ def _mail(draw: np.random.Generator) -> str:
     return f"{_nonce(draw)}@{_nonce(draw)}.{ending}" if draw.random() < 0.6 else f"www.{_nonce(draw)}.{ending}"
 
 
-def _make(name: str, count: int, form: Callable[[np.random.Generator], str]) -> list[str]:
+def _generate(name: str, count: int, form: Callable[[np.random.Generator], str]) -> list[str]:
     draw = rng("pretrain", "words", name)
     return sorted({form(draw) for _ in range(count)})
 
 
 def kinds(scale: float = 1.0) -> dict[str, list[str]]:
-    """The words of each kind; `scale` shrinks the made ones for tests."""
+    """Return the words of each kind; `scale` reduces the number of generated ones, for tests."""
     faker = everyday()
     common = [word for word in business() if word.isalpha()]
     return {
         "common": common,
         "word": sorted({word for table in ("lorem", "company", "job", "color") for word in faker[table]}),
         "name": sorted({word for table in ("person", "address") for word in faker[table]}),
-        "nonce": _make("nonce", int(20000 * scale), _nonce),
-        "amount": _make("amount", int(80000 * scale), _amount),
-        "date": _make("date", int(30000 * scale), _date),
-        "code": _make("code", int(80000 * scale), _code),
-        "group": _make("group", int(10000 * scale), lambda draw: _digits(draw, 2, 5)),
-        "mail": _make("mail", int(10000 * scale), _mail),
+        "nonce": _generate("nonce", int(20000 * scale), _nonce),
+        "amount": _generate("amount", int(80000 * scale), _amount),
+        "date": _generate("date", int(30000 * scale), _date),
+        "code": _generate("code", int(80000 * scale), _code),
+        "group": _generate("group", int(10000 * scale), lambda draw: _digits(draw, 2, 5)),
+        "mail": _generate("mail", int(10000 * scale), _mail),
         "count": [str(number) for number in range(1, 400)],
         "day": [f"{day}{mark}" for day in range(1, 32) for mark in ("", ".")],
         "year": [str(year) for year in range(1990, 2036)],
@@ -173,19 +176,22 @@ def kinds(scale: float = 1.0) -> dict[str, list[str]]:
 
 def build(
     tokenizer: Tokenizer, words: dict[str, list[str]], prompt: Iterable[str], documents: Sequence[str] = ()
-) -> Table:
-    """The table of all words of each kind, of "prompt" words, and of "document" words (all kept, cut to WIDTH)."""
-    tokenizer.enable_padding(length=WIDTH, pad_id=0)
+) -> WordTable:
+    """Build the table of the words of each kind, of `prompt` words, and of `documents` words.
+
+    Words with more than MAX_TOKENS tokens or with unknown characters are dropped, except document words, which are cut.
+    """
+    tokenizer.enable_padding(length=MAX_TOKENS, pad_id=0)
     rows: list[str] = []
     blocks: list[np.ndarray] = []
-    where: dict[str, tuple[int, int]] = {}
+    ranges: dict[str, tuple[int, int]] = {}
     for kind, members in (*words.items(), ("prompt", list(dict.fromkeys(prompt))), ("document", list(documents))):
         encoded = [found.ids for found in tokenizer.encode_batch_fast(members, add_special_tokens=False)]
-        keep = [kind == "document" or (len(ids) <= WIDTH and 2 not in ids) for ids in encoded]
+        keep = [kind == "document" or (len(ids) <= MAX_TOKENS and 2 not in ids) for ids in encoded]
         start = len(rows)
         rows += [word for word, kept in zip(members, keep, strict=True) if kept]
-        chosen = [ids[:WIDTH] for ids, kept in zip(encoded, keep, strict=True) if kept]
-        blocks.append(np.array(chosen, np.int16).reshape(-1, WIDTH))
-        where[kind] = (start, len(rows))
+        chosen = [ids[:MAX_TOKENS] for ids, kept in zip(encoded, keep, strict=True) if kept]
+        blocks.append(np.array(chosen, np.int16).reshape(-1, MAX_TOKENS))
+        ranges[kind] = (start, len(rows))
     tokenizer.no_padding()
-    return Table.of(tuple(rows), torch.from_numpy(np.concatenate(blocks)), where)
+    return WordTable.create(tuple(rows), torch.from_numpy(np.concatenate(blocks)), ranges)

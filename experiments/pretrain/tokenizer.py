@@ -1,9 +1,9 @@
-"""Train the start's tokenizer on public words and made numbers: one command, the same bytes each time.
+"""Train the tokenizer of `vt5_tiny` on public words and generated numbers, with identical bytes each time.
 
-    python experiments/pretrain/tokenizer.py [simfl/starts/vt5_tiny/tokenizer.json]
+    python experiments/pretrain/tokenizer.py [PATH of tokenizer.json]
 
-Byte pairs with T5's conventions. Text is lower-cased, digits come in pairs counted from the left, punctuation stands
-alone, and a piece never mixes letters with digits: so a value has the same pieces wherever it stands, and few of them.
+Byte pairs with the conventions of T5. Text is lower-cased, digits are grouped in pairs from the left, punctuation is
+separate, and no token mixes letters with digits. A value therefore has the same, few tokens at any position.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from words import business, everyday, invoice_words
 
 SIZE, SENTINELS = 3072, 100
-SPECIAL = ["<pad>", "</s>", "<unk>"]  # ids 0, 1, 2 as in T5; its sentinels close the vocabulary
+SPECIAL = ["<pad>", "</s>", "<unk>"]  # ids 0, 1, 2 as in T5; its sentinels are at the end of the vocabulary
 WEIGHTS = {"lorem": 8, "company": 4, "job": 4, "color": 4, "address": 2, "person": 2}
 SYMBOLS = "".join(chr(c) for c in (*range(33, 127), *range(161, 256)) if c != 173) + "€–—’“”„•…œ▁"
 PIECE = Regex(r"▁?\d{1,2}|▁?[^\W\d_]+|▁?.")
-DEFAULT = Path(__file__).resolve().parents[2] / "simfl/starts/vt5_tiny/tokenizer.json"
+ROOT = Path(__file__).resolve().parents[2]
+DEFAULT = ROOT / "packages/simfl-benchmarks/simfl_benchmarks/pretrained/vt5_tiny/tokenizer.json"
 
 
 def corpus() -> Iterator[str]:
-    """Every word as often as its table weighs, the pairs of digits, and the words of made invoices."""
+    """Yield every word as often as the weight of its table, pairs of digits, and the words of synthetic invoices."""
     for word in business():
         yield from [word] * 40
     for table, words in everyday().items():
@@ -37,7 +38,7 @@ def corpus() -> Iterator[str]:
 
 
 def train() -> Tokenizer:
-    """The tokenizer; encoding appends `</s>` unless told not to add special tokens."""
+    """Train the tokenizer; encoding appends `</s>` unless special tokens are turned off."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.NFKC(), normalizers.Lowercase(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]

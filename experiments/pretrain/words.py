@@ -1,10 +1,10 @@
-"""Public words for the tokenizer and the drawer: this folder's lists, and the word tables of the Faker package.
+"""Public words for the tokenizer and the drawer: the lists of this folder, and the word tables of the Faker package.
 
     words.txt           written by hand
-    invoice_words.txt   how often 4,000 made invoices hold a word; prepare.py makes it
+    invoice_words.txt   counts of words in 4,000 synthetic invoices, written by prepare.py
 
-Faker ships its tables as class attributes; we read the strings and never call its random functions, so the result
-depends on the pinned version alone.
+Faker has its tables as class attributes. Only the strings are read; its random functions are never called, so the
+result depends on the pinned version only.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
 
 
 def business() -> list[str]:
-    """The words of words.txt, in its order, each once."""
+    """Return the words of words.txt in order, without duplicates."""
     lines = Path(__file__).with_name("words.txt").read_text(encoding="utf8").splitlines()
     return list(dict.fromkeys(word for line in lines if not line.startswith("#") for word in line.split()))
 
 
 def invoice_words() -> list[tuple[str, int]]:
-    """The words of invoice_words.txt with their counts."""
+    """Return the words of invoice_words.txt with their counts."""
     lines = Path(__file__).with_name("invoice_words.txt").read_text(encoding="utf8").splitlines()
     return [(word, int(count)) for word, count in (line.split() for line in lines)]
 
@@ -41,7 +41,7 @@ def _strings(value: object) -> list[str]:
 
 
 def everyday() -> dict[str, list[str]]:
-    """Faker's words by table (lower case, two letters or more, Latin-1, sorted)."""
+    """Return the words of Faker by table: lower case, at least two letters, Latin-1, sorted."""
     found: dict[str, set[str]] = {table: set() for table in TABLES}
     for table in TABLES:
         for locale in LOCALES:

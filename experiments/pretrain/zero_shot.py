@@ -1,8 +1,8 @@
-"""What a start knows before any client took part: its scores on the quickstart's validation questions.
+"""Scores of pretrained weights on the validation questions of the quickstart, before any federated round.
 
     python experiments/pretrain/zero_shot.py [vt5_tiny] [COUNT]
 
-The start is a bundled one or a folder; COUNT questions are drawn as an evaluation with that limit draws them, else all.
+The weights are bundled ones or a folder. COUNT questions are sampled as in an evaluation with that limit; default: all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BATCH = 16
 
 
 def zero_shot(weights: str, split: Split, objective: DocVqa, rows: np.ndarray) -> dict[str, float]:
-    """Mean of each metric over these rows of `split`."""
+    """Return the mean of each metric over these rows of `split`."""
     model = VT5(weights=weights, dropout=0.0)
     network = model.build(Task(seed=0))
     examples = objective.encode(split, model.tokenizer())
@@ -39,7 +39,7 @@ def zero_shot(weights: str, split: Split, objective: DocVqa, rows: np.ndarray) -
 
 
 def main(weights: str = "vt5_tiny", count: str = "") -> None:
-    """Print the scores."""
+    """Print the scores of the weights."""
     experiment = config.load(QUICKSTART)
     split = experiment.data.load(CACHE).splits["valid"]
     rows = np.arange(len(split))
