@@ -31,20 +31,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "experiments/pretrain"
 BUNDLED = ROOT / "packages/simfl-benchmarks/simfl_benchmarks/pretrained/vt5_tiny"
 MODULES = (
-    *(
-        "words",
-        "tokenizer",
-        "tables",
-        "device_random",
-        "grid",
-        "questions",
-        "encoding",
-        "drawer",
-        "corpus",
-        "pages",
-        "step",
-    ),
-    *("stages", "prepare", "train", "rebuild", "zero_shot"),
+    *("words", "tokenizer", "tables", "device_random", "grid", "questions", "encoding", "drawer", "corpus", "pages"),
+    *("step", "stages", "prepare", "train", "rebuild", "zero_shot"),
 )
 FILES = ("model.safetensors", "config.json", "tokenizer.json", "curve.csv")
 LENGTH = 192

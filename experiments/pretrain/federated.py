@@ -28,7 +28,7 @@ def main(run: str, folder: str, recipe: str = str(Path(__file__).with_suffix(".y
     into.mkdir(parents=True, exist_ok=True)
     tensors = {name: p.detach().to("cpu", torch.float16).contiguous() for name, p in network.named_parameters()}
     save_file(tensors, into / "model.safetensors", metadata={"format": "pt"})
-    plain = replace(trained.experiment.model, marks=False)
+    plain = replace(trained.experiment.model, special_tokens=False)
     plain.tokenizer().backend.save(str(into / "tokenizer.json"))  # `special_tokens: true` adds the special tokens again
     with (into / "curve.csv").open("w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
