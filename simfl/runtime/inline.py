@@ -135,7 +135,7 @@ class InlinePool:
 
 def cohort_names(plans: Sequence[CohortPlan]) -> list[str]:
     """Return the name of each cohort in error messages."""
-    return [f"clients {', '.join(str(visit.client) for visit in plan.visits)}" for plan in plans]
+    return [f"clients {', '.join(str(client.client) for client in plan.visits)}" for plan in plans]
 
 
 def shard_names(plans: Sequence[EvaluationPlan]) -> list[str]:

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fake_ray import use_fake_ray
 from fakes import Stopping, experiment, run, scatter, then, traces
-from faults import Troubled, order
-from pretended import pretend
+from faults import FaultyScaffold, order
 
 from simfl import config, files
 from simfl.autotune import probe, trial
@@ -230,17 +230,17 @@ def test_each_phase_has_its_choice_and_a_rerun_uses_them(tmp_path, monkeypatch):
 def test_a_chosen_batch_that_does_not_fit_into_memory_is_halved(tmp_path, monkeypatch):
     answered(monkeypatch, of(SEQUENTIAL, 9.0), of(FOUR, 2.0))
     order(tmp_path / "faults", "no GPU memory", client=None, round=1, times=2)
-    run(experiment(Troubled(folder=str(tmp_path / "faults")), execution=Execution(autotune="always")), tmp_path / "run")
+    run(experiment(FaultyScaffold(folder=str(tmp_path / "faults")), execution=Execution(autotune="always")), tmp_path / "run")
     assert manifest(tmp_path / "run")["clients_per_batch"] == [[0, 4], [1, 2]]
 
 
 def test_rules_choose_where_the_measuring_worker_fails(tmp_path, monkeypatch):
     def lost(*_):
-        raise RunError("a worker died 4 times on modes of training: SIGSEGV\nand more")
+        raise RunError("a worker died 4 times on execution modes: SIGSEGV\nand more")
 
     monkeypatch.setattr(worker, "probe", lost)
     run(CASE, tmp_path / "run")
-    why = "by rules: autotuning failed (a worker died 4 times on modes of training: SIGSEGV)"
+    why = "by rules: autotuning failed (a worker died 4 times on execution modes: SIGSEGV)"
     assert manifest(tmp_path / "run")["choices"]["0"] == {
         "mode": "sequential",
         "clients_per_batch": 1,
@@ -252,11 +252,11 @@ def test_rules_choose_where_the_measuring_worker_fails(tmp_path, monkeypatch):
 def test_a_worker_that_hangs_while_measuring_is_replaced_and_the_run_continues(tmp_path, monkeypatch):
     answered(monkeypatch, of(SEQUENTIAL, 9.0), of(FOUR, 2.0))
     case = replace(CASE, execution=Execution(autotune="always", clients_per_batch=1), watchdog_seconds=8.0)
-    ray = pretend(monkeypatch, silent=frozenset({("probe", 0)}))
+    ray = use_fake_ray(monkeypatch, silent=frozenset({("probe", 0)}))
     display = Stopping()
     run(case, tmp_path / "run", display=display)
     why = manifest(tmp_path / "run")["choices"]["0"]["why"]
-    assert why == "by rules: autotuning failed (no result for 8 s from worker 0 on modes of training)"
+    assert why == "by rules: autotuning failed (no result for 8 s from worker 0 on execution modes)"
     assert display.messages == [f"execution mode: sequential ({why})"]
     assert ray.count["begin"] == 3
     assert {who for who, method, _ in ray.sent if method == "train"} == {0, 1}

@@ -63,10 +63,10 @@ def test_run_in_which_no_worker_hangs_leaves_no_stacks(tmp_path: Path) -> None:
 def test_hung_worker_ends_the_run_with_its_clients_and_stacks_and_the_run_can_be_resumed(
     tmp_path: Path, ray_session: None
 ) -> None:
-    case = experiment(FaultyScaffold(folder=str(tmp_path / "faults")), watchdog_seconds=6.0)
+    case = experiment(FaultyScaffold(folder=str(tmp_path / "faults")), watchdog_seconds=20.0)
     run(case, tmp_path / "whole")
     order(tmp_path / "faults", "hang", times=1)
-    line = r"^no result for 6 s from worker \d on clients [^\n]*\b3\b[^\n]*stacks[^\n]*--resume[^\n]*$"
+    line = r"^no result for 20 s from worker \d on clients [^\n]*\b3\b[^\n]*stacks[^\n]*--resume[^\n]*$"
     with pytest.raises(RunError, match=line):
         run(case, tmp_path / "hung", workers=2)
     assert num_met(tmp_path / "faults") == 1
@@ -100,7 +100,7 @@ def test_waiting_for_a_full_cluster_is_reported_and_ends(
             run(experiment(watchdog_seconds=1.0), tmp_path, workers=2, display=display)
     finally:
         ray.kill(holder)
-    assert sum(bool(re.match("2 of 2 workers are not ready", text)) for text in display.messages) >= 2
+    assert sum(bool(re.match("2 of 2 workers are not ready", text)) for text in display.messages) >= 1
 
 
 def test_server_step_is_not_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,6 +22,7 @@ from simfl.experiment import Experiment
 from simfl.protocol import Parts, Weights
 from simfl.run_context import RunContext
 from simfl.runtime.gpu_monitor import processor
+from simfl.runtime.ray.cluster import ObjectRef
 from simfl.runtime.ray.remote_store import RemoteClientStore, marker_file
 from simfl.runtime.worker import Worker, WorkerConfig
 from simfl.training.cohort import CohortResult
@@ -31,7 +31,7 @@ from simfl.training.plan import CohortPlan
 from simfl.weights import State, from_raw_bytes, to_raw_bytes
 
 VERSIONS = {"simfl": __version__, "torch": torch.__version__}  # must be equal on all machines of a run
-StateRefs = dict[str, Any]  # digest of a client state -> reference to it in the object store
+StateRefs = dict[str, ObjectRef]  # digest of a client state -> reference to it in the object store
 States = dict[str, State]  # by digest
 
 inherited: list[RunContext] = []  # in a worker that was forked: the context that its fork server has built

@@ -16,16 +16,15 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from simfl.autotune.probe import ProbeRequest, ProbeResult
 from simfl.errors import OutOfMemory, RunError
 from simfl.evaluation import EvaluationPlan, Scores
 from simfl.protocol import Parts, Weights
 from simfl.runtime.inline import cohort_names, shard_names
-from simfl.runtime.ray.cluster import ObjectRef, last_line
+from simfl.runtime.ray.cluster import ObjectRef, RayModule, last_line
 from simfl.runtime.ray.cost_model import CostModel
-from simfl.runtime.ray.task_queue import Result, RunningTask, Task, TaskBatch, TaskQueue
+from simfl.runtime.ray.task_queue import AnyBatch, Result, RunningTask, Task, TaskBatch, TaskQueue
 from simfl.runtime.ray.worker_group import WorkerGroup
 from simfl.runtime.worker import WorkerConfig, keep_memory
 from simfl.training.cohort import CohortResult
@@ -74,7 +73,7 @@ class RayPool:
     ) -> Iterator[CohortResult]:
         """Train cohorts; `ahead` is called when all workers are busy."""
         tasks = [
-            Task(plan, name, (1.0, float(len(plan.visits)), float(steps)), [visit.memory for visit in plan.visits])
+            Task(plan, name, (1.0, float(len(plan.visits)), float(steps)), [client.memory for client in plan.visits])
             for plan, name, steps in zip(plans, cohort_names(plans), costs, strict=True)
         ]
         batch: TaskBatch[CohortResult] = self._submit("train", tasks, [self._put(received)])
@@ -82,7 +81,7 @@ class RayPool:
 
     def probe(self, question: ProbeRequest, received: Parts) -> ProbeResult:
         """Try execution modes on one worker; if that fails, the run can continue with another probe."""
-        task = Task(question, "modes of training", (1.0,), [visit.memory for visit in question.visits])
+        task = Task(question, "execution modes", (1.0,), [client.memory for client in question.visits])
         batch: TaskBatch[ProbeResult] = self._submit("probe", [task], [self._put(received)])
         try:
             results = list(self._results(batch))
@@ -118,7 +117,7 @@ class RayPool:
         self._broadcast = ({}, None)
 
     @property
-    def ray(self) -> Any:
+    def ray(self) -> RayModule:
         """Return the module `ray`."""
         return self.group.ray
 
@@ -128,13 +127,13 @@ class RayPool:
             self._broadcast = received, self.ray.put(received)
         return self._broadcast[1]
 
-    def _submit(self, method: str, tasks: Sequence[Task], shared: Sequence[ObjectRef]) -> TaskBatch[Any]:
-        batch: TaskBatch[Any] = TaskBatch(method, tasks, shared, self.costs[method])
+    def _submit(self, method: str, tasks: Sequence[Task], shared: Sequence[ObjectRef]) -> AnyBatch:
+        batch: AnyBatch = TaskBatch(method, tasks, shared, self.costs[method])
         self.queue.batches.append(batch)
         return batch
 
     def _results(
-        self, batch: TaskBatch[Result], meanwhile: Callable[[], Any] | None = None, alone: bool = False
+        self, batch: TaskBatch[Result], meanwhile: Callable[[], object] | None = None, alone: bool = False
     ) -> Iterator[Result]:
         """Yield the results of a batch in the order of its tasks, as they come.
 
@@ -162,7 +161,7 @@ class RayPool:
 
     # Dispatch
 
-    def _dispatch(self, batches: Sequence[TaskBatch[Any]]) -> bool:
+    def _dispatch(self, batches: Sequence[AnyBatch]) -> bool:
         """Send tasks to idle workers, those of the first batch first; return whether tasks wait for a busy worker.
 
         An exclusive task is sent when no other task is running, to the newest worker, after the others freed memory.
@@ -180,18 +179,18 @@ class RayPool:
             self._assign(batch, batch.waiting, self.queue.idle(self.group.ready))
         return bool(first.waiting and self.queue.idle(self.group.ready))
 
-    def _dispatch_ahead(self, batch: TaskBatch[Any]) -> None:
+    def _dispatch_ahead(self, batch: AnyBatch) -> None:
         """Send a second task to busy workers, except for the last tasks, one per worker: those go to idle workers."""
         if batch.error is None and not self.queue.exclusive and not batch.exclusive_next:
             ready = set(self.group.ready)
             self._assign(batch, batch.waiting[: -len(ready)], ready & set(self.queue.with_room()))
 
-    def _assign(self, batch: TaskBatch[Any], waiting: Sequence[int], takers: Collection[int]) -> None:
+    def _assign(self, batch: AnyBatch, waiting: Sequence[int], takers: Collection[int]) -> None:
         for worker, index in self.queue.assign(batch, waiting, takers, self.group.ready).items():
             batch.start(index)
             self._send(batch, index, worker)
 
-    def _send(self, batch: TaskBatch[Any], index: int, worker: int, exclusive: bool = False) -> None:
+    def _send(self, batch: AnyBatch, index: int, worker: int, exclusive: bool = False) -> None:
         task = batch.tasks[index]
         states = self.group.transfer.send(worker, task.states)
         expected = batch.seconds(worker, index) if batch.costs.fitted else math.inf
@@ -233,7 +232,7 @@ class RayPool:
         if ref in self.queue.running:
             self.queue.finish(ref)
 
-    def _abandon(self, batch: TaskBatch[Any]) -> None:
+    def _abandon(self, batch: AnyBatch) -> None:
         """Replace the workers that are still running tasks of a batch, so that the run can continue without it."""
         for worker in {running.worker for running in self.queue.running.values() if running.batch is batch}:
             self._replace(worker)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from simfl import files
 from simfl.client_state import EMPTY, FileClientStore
 from simfl.errors import RunError
+from simfl.runtime.ray.cluster import ObjectRef
 from simfl.weights import State, flatten, sha256
 
 
@@ -57,7 +57,7 @@ class RemoteClientStore:
 class StateTransfer:
     """The driver's side: client states to and from workers that do not see the run's folder."""
 
-    def __init__(self, folder: Path, session: str, put: Callable[[State], Any]) -> None:
+    def __init__(self, folder: Path, session: str, put: Callable[[State], ObjectRef]) -> None:
         """Make the marker file in the folder of client states.
 
         `put` moves a state into Ray's object store and returns a reference.
@@ -68,7 +68,7 @@ class StateTransfer:
         self.marker = marker_file(folder, session)
         self.marker.touch()
 
-    def send(self, worker: int, digests: Sequence[str]) -> dict[str, Any]:
+    def send(self, worker: int, digests: Sequence[str]) -> dict[str, ObjectRef]:
         """Return references to the states that a task needs, by digest; none for a worker that sees the folder."""
         needed = set(digests) - {EMPTY, ""} if worker in self.remote else set()
         return {digest: self.put(self.store.get(digest)) for digest in sorted(needed)}

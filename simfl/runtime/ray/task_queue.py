@@ -142,11 +142,14 @@ class TaskBatch(Generic[Result]):
         return self.costs.seconds(worker, self.tasks[index].shape)
 
 
+AnyBatch = TaskBatch[Any]
+
+
 @dataclass(frozen=True)
 class RunningTask:
     """A task that was sent to a worker."""
 
-    batch: TaskBatch[Any]
+    batch: AnyBatch
     index: int  # of the task in its batch
     worker: int
     expected: float  # seconds; inf if not known
@@ -173,7 +176,7 @@ class TaskQueue:
     """The unfinished batches of a run, the oldest first, and the running tasks in the order of dispatch."""
 
     def __init__(self) -> None:
-        self.batches: list[TaskBatch[Any]] = []
+        self.batches: list[AnyBatch] = []
         self.running: dict[ObjectRef, RunningTask] = {}  # those of failed batches too, until they return
 
     @property
@@ -205,7 +208,7 @@ class TaskQueue:
         return [worker for worker in workers if worker not in busy]
 
     def assign(
-        self, batch: TaskBatch[Any], waiting: Sequence[int], takers: Collection[int], workers: Sequence[int]
+        self, batch: AnyBatch, waiting: Sequence[int], takers: Collection[int], workers: Sequence[int]
     ) -> dict[int, int]:
         """Return the task of a batch that each taker gets now; all `workers` are considered as alternatives."""
         if not waiting or not takers:

@@ -211,8 +211,8 @@ def _run_worker(server: _Server, connection: socket.socket, request: _Request) -
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         os.setpgid(0, 0)  # Ray ends a worker with its process group
         server.close_in_worker(connection)
-        for number, file in enumerate(request.files):
-            os.dup2(file, number)
+        for descriptor, file in enumerate(request.files):
+            os.dup2(file, descriptor)
             os.close(file)
         os.environ.clear()
         os.environ.update(request.environment)
