@@ -1,8 +1,12 @@
-"""Scores of generic and personal models: per split, client, provider; sharded over the workers, summed in row order."""
+"""Evaluation of models on workers: scores per example of a shard, and their means by split, client and group.
+
+Splits are cut into shards of a fixed size and scores are summed in row order, so results do not depend on the number of
+workers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,194 +20,225 @@ from simfl.models.call_context import ModelCall, call_context
 from simfl.protocol import Forward, Parts, State, Weights
 from simfl.run_context import RunContext
 from simfl.seeds import rng
-from simfl.stacking import namespace
+from simfl.stacking import select_namespace
 from simfl.timing import Clock, measured
 from simfl.training.context import LOCAL, PhaseContext
 
-TRUTH = ("id", "question", "answers", "label", "text")  # columns shown beside a prediction, where the data has them
-# columns by which scores are also averaged, where the data has them, beside those that the partition goes by
+TRUTH = ("id", "question", "answers", "label", "text")  # columns shown next to a prediction, where the data have them
+# columns by which scores are averaged too, where the data have them, in addition to those of the partition
 GROUPS = ("dataset", "provider", "scene", "task", "domain", "stage", "field", "group")
+
+Row = dict[str, Any]  # a row of a table: column -> value
 
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """A shard: these rows of a split under one model. `client` and `memory` belong to personal models."""
+    """A shard: rows of a split to evaluate with one model.
+
+    Attributes:
+        index: Number of the shard within the evaluation.
+        split: Name of the split.
+        model: Name of the model, such as `global` or `personal`.
+        rows: Rows of the split, int64.
+        client: The client whose model it is; None for the global model.
+        state_digest: Digest of the client's stored state; empty for the global model.
+        samples: Those of the rows whose predictions are kept.
+    """
 
     index: int
     split: str
     model: str
     rows: np.ndarray
     client: int | None = None
-    memory: str = ""
-    samples: tuple[int, ...] = ()  # of the rows, those whose predictions are kept
+    state_digest: str = ""
+    samples: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Scores:
-    """One value per example and metric, in the order of `rows`."""
+    """The scores of a shard.
+
+    Attributes:
+        plan: The shard.
+        columns: Metric -> one value per example, in the order of the plan's rows.
+        samples: Predictions of the plan's sample rows.
+        clock: Time spent.
+    """
 
     plan: EvaluationPlan
     columns: dict[str, np.ndarray]
-    samples: tuple[dict[str, Any], ...] = ()  # predictions of the plan's sample rows
+    samples: tuple[Row, ...] = ()
     clock: Clock = field(default_factory=Clock)
 
 
 def shards(
-    split: str, model: str, rows: np.ndarray, size: int, client: int | None = None, memory: str = ""
+    split: str, model: str, rows: np.ndarray, size: int, client: int | None = None, state_digest: str = ""
 ) -> list[EvaluationPlan]:
-    """Cut rows into shards of a fixed size, so that results do not depend on the number of workers."""
-    return [EvaluationPlan(0, split, model, rows[i : i + size], client, memory) for i in range(0, len(rows), size)]
+    """Cut rows into shards of a fixed size."""
+    return [
+        EvaluationPlan(0, split, model, rows[i : i + size], client, state_digest) for i in range(0, len(rows), size)
+    ]
 
 
 def evaluate(
-    setting: RunContext, stage: PhaseContext, store: ClientStore, plan: EvaluationPlan, received: Parts, batch_size: int
+    run_context: RunContext,
+    context: PhaseContext,
+    store: ClientStore,
+    plan: EvaluationPlan,
+    received: Parts,
+    batch_size: int,
 ) -> Scores:
-    """Score one shard."""
-    objective, algorithm = stage.phase.objective, stage.phase.algorithm
+    """Evaluate one shard. `received`: the weights and buffers of the global model."""
+    objective = context.phase.objective
     with measured("load"):
-        memory = store.get(plan.memory) if plan.memory else {}
-    view = algorithm.offered_models.get(plan.model, Forward())
-    network, weights = stage.runs_on(view), weights_of(stage, plan, received, memory)
-    examples, split = setting.examples(objective, plan.split), setting.split(plan.split)
+        client_state = store.get(plan.state_digest) if plan.state_digest else {}
+    forward = context.phase.algorithm.eval_models.get(plan.model, Forward())
+    network, weights = context.network_of(forward), evaluated_weights(context, plan, received, client_state)
+    examples, split = run_context.examples(objective, plan.split), run_context.split(plan.split)
     network.module.eval()
-    pieces, samples = [], []
-    own = {name: tensor.to(stage.device) for name, tensor in weights.items()}
-    with torch.no_grad(), call_context(ModelCall(branch=view.branch)), network.binding.swapped(own):
+    scores: list[dict[str, np.ndarray]] = []
+    samples: list[Row] = []
+    tensors = {name: tensor.to(context.device) for name, tensor in weights.items()}
+    with torch.no_grad(), call_context(ModelCall(branch=forward.branch)), network.swapped(tensors):
         for first in range(0, len(plan.rows), batch_size):
             rows = plan.rows[first : first + batch_size]
-            batch = examples.take(torch.from_numpy(rows).to(stage.device))
+            batch = examples.take(torch.from_numpy(rows).to(context.device))
             predictions = objective.predict(network.module, batch)
-            pieces.append(objective.score(predictions, split, rows))
+            scores.append(objective.score(predictions, split, rows))
             samples += [_sample(predictions, row, i) for i, row in enumerate(rows.tolist()) if row in plan.samples]
-    return Scores(plan, {name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]}, tuple(samples))
+    return Scores(plan, {name: np.concatenate([s[name] for s in scores]) for name in scores[0]}, tuple(samples))
 
 
-def weights_of(stage: PhaseContext, plan: EvaluationPlan, received: Parts, memory: State) -> Weights:
-    """The tensors of the evaluated model: the algorithm's offer, and what else a client has of its own."""
-    algorithm, state = stage.phase.algorithm, namespace(memory, "algorithm")
-    if stage.runs_on(algorithm.offered_models.get(plan.model, Forward())) is not stage.network:
-        return algorithm.models({}, state)[plan.model]  # a second network shares no tensor with the global model
-    offered = algorithm.models(received["weights"], state)
-    offered |= {LOCAL: {**received["weights"], **namespace(memory, "local").get("weights", {})}}
-    private = namespace(memory, "personal_params").get("weights", {}) if plan.client is not None else {}
-    buffers = {**received.get("buffers", {}), **namespace(memory, "buffers").get("weights", {})}
-    return {**offered[plan.model], **buffers, **private}
+def evaluated_weights(context: PhaseContext, plan: EvaluationPlan, received: Parts, client_state: State) -> Weights:
+    """Return the tensors of the evaluated model: what the algorithm offers, with the client's own tensors."""
+    algorithm, state = context.phase.algorithm, select_namespace(client_state, "algorithm")
+    if context.network_of(algorithm.eval_models.get(plan.model, Forward())) is not context.network:
+        return algorithm.eval_weights({}, state)[plan.model]  # a second network shares no tensor with the global model
+    models = algorithm.eval_weights(received["weights"], state)
+    models |= {LOCAL: {**received["weights"], **select_namespace(client_state, "local").get("weights", {})}}
+    stored = select_namespace(client_state, "personal_params").get("weights", {})
+    buffers = {**received.get("buffers", {}), **select_namespace(client_state, "buffers").get("weights", {})}
+    return {**models[plan.model], **buffers, **(stored if plan.client is not None else {})}
 
 
-def _sample(predictions: dict[str, Any], row: int, place: int) -> dict[str, Any]:
-    return {"row": row} | {f"predicted_{name}": plain(values[place]) for name, values in predictions.items()}
+def _sample(predictions: Row, row: int, index: int) -> Row:
+    return {"row": row} | {f"predicted_{name}": table_value(values[index]) for name, values in predictions.items()}
 
 
-def plain(value: Any) -> Any:
-    """A prediction as a table holds it: a number, a text, or the text of anything else."""
+def table_value(value: object) -> bool | int | float | str:
+    """Return a prediction as a table stores it: a number, a text, or the text of anything else."""
     value = value.tolist() if isinstance(value, (torch.Tensor, np.ndarray, np.generic)) else value
     return value if isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def sample_rows(setting: RunContext, split: str, rows: np.ndarray, count: int) -> tuple[int, ...]:
-    """The rows whose predictions are kept: drawn once for each split, in file order."""
+def sample_rows(run_context: RunContext, split: str, rows: np.ndarray, count: int) -> tuple[int, ...]:
+    """Return the rows whose predictions are kept, in file order: sampled once per split."""
     if count >= len(rows):
         return tuple(rows.tolist())
-    drawn = rng(setting.experiment.seed, "samples", split).choice(rows, size=count, replace=False)
-    return tuple(sorted(drawn.tolist()))
+    sampled = rng(run_context.experiment.seed, "samples", split).choice(rows, size=count, replace=False)
+    return tuple(sorted(sampled.tolist()))
 
 
-def samples(setting: RunContext, scores: Iterable[Scores], facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows for `samples.parquet`: what was asked, what is true, what was predicted."""
+def samples(run_context: RunContext, scores: Iterable[Scores], position: Row) -> list[Row]:
+    """Return rows for `samples.parquet`: input, truth and prediction. `position`: columns that all rows share."""
     out = []
-    for part in scores:
-        split = setting.split(part.plan.split)
+    for shard in scores:
+        split = run_context.split(shard.plan.split)
         known = [name for name in TRUTH if name in split.examples.column_names]
-        for sample in part.samples:
+        for sample in shard.samples:
             example = split.examples.select(known).slice(sample["row"], 1).to_pylist()[0]
-            out.append({**facts, "split": part.plan.split, "model": part.plan.model, **example, **sample})
+            out.append({**position, "split": shard.plan.split, "model": shard.plan.model, **example, **sample})
     return out
 
 
-def by_example(setting: RunContext, scores: Iterable[Scores], facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows for `scores.parquet`: each example's own scores, and the groups it is of as `by_<column>`.
+def by_example(run_context: RunContext, scores: Iterable[Scores], position: Row) -> list[Row]:
+    """Return rows for `scores.parquet`: the scores of each example, and its groups as `by_<column>`.
 
-    What two runs are compared on in pairs, and what tells how unlike clients fare.
+    Paired comparisons of two runs and measures of fairness between clients are computed from this table.
     """
     out, known = [], dict[str, list[tuple[str, np.ndarray]]]()
-    for part in scores:
-        plan = part.plan
+    for shard in scores:
+        plan = shard.plan
         if plan.split not in known:
-            known[plan.split] = _groups(setting, plan.split, np.arange(len(setting.split(plan.split))))
-        base = {**facts, "split": plan.split, "model": plan.model, "client": plan.client}
+            known[plan.split] = _groups(run_context, plan.split, np.arange(len(run_context.split(plan.split))))
+        base = {**position, "split": plan.split, "model": plan.model, "client": plan.client}
         groups = {f"by_{kind}": names[plan.rows].tolist() for kind, names in known[plan.split]}
-        columns = groups | {name: values.astype(float).tolist() for name, values in part.columns.items()}
+        columns = groups | {name: values.astype(float).tolist() for name, values in shard.columns.items()}
         for row, *cells in zip(plan.rows.tolist(), *columns.values(), strict=True):
             out.append({**base, "row": row, **dict(zip(columns, cells, strict=True))})
     return out
 
 
-def summarise(setting: RunContext, scores: Iterable[Scores], facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows for `evaluations.parquet`: each metric's mean by split and model, and by every group column and client.
+def summarise(run_context: RunContext, scores: Iterable[Scores], position: Row) -> list[Row]:
+    """Return rows for `evaluations.parquet`: the mean of each metric by split and model, and by group and client.
 
     `two_step` is the mean of the group means, as paper 000 averages over data sets.
     """
     joined: dict[tuple[str, str, int | None], list[Scores]] = {}
-    for part in scores:
-        joined.setdefault((part.plan.split, part.plan.model, part.plan.client), []).append(part)
-    out: list[dict[str, Any]] = []
-    for (split, model, client), parts in joined.items():
-        rows = np.concatenate([p.plan.rows for p in parts])
-        columns = {name: np.concatenate([p.columns[name] for p in parts]) for name in parts[0].columns}
-        base = {**facts, "split": split, "model": model}
-        by = "all" if client is None else "client"
+    for shard in scores:
+        joined.setdefault((shard.plan.split, shard.plan.model, shard.plan.client), []).append(shard)
+    out: list[Row] = []
+    for (split, model, client), shards_ in joined.items():
+        rows = np.concatenate([shard.plan.rows for shard in shards_])
+        columns = {name: np.concatenate([shard.columns[name] for shard in shards_]) for name in shards_[0].columns}
+        groups = _groups(run_context, split, rows) if client is None else []
+        base = {**position, "split": split, "model": model}
+        own = {**base, "by": "all", "group": ""} if client is None else {**base, "by": "client", "group": str(client)}
         for metric, values in columns.items():
-            out.append(
-                {**base, "by": by, "group": "" if client is None else str(client), "metric": metric, **_mean(values)}
-            )
-            for kind, names in _groups(setting, split, rows) if client is None else ():
-                means = {g: _mean(values[names == g]) for g in sorted(set(names))}
-                out += [{**base, "by": kind, "group": g, "metric": metric, **mean} for g, mean in means.items()]
-                two_step = {"value": float(np.mean([mean["value"] for mean in means.values()])), "count": len(means)}
-                out.append({**base, "by": f"{kind}:two_step", "group": "", "metric": metric, **two_step})
+            out.append({**own, "metric": metric, **_mean(values)})
+            out += [row for kind, names in groups for row in _group_rows(base, metric, values, kind, names)]
     return out
 
 
-def _mean(values: np.ndarray) -> dict[str, Any]:
+def _group_rows(base: Row, metric: str, values: np.ndarray, kind: str, names: np.ndarray) -> list[Row]:
+    """Return the mean of each group, and the mean of these means."""
+    means = {group: _mean(values[names == group]) for group in sorted(set(names))}
+    out = [{**base, "by": kind, "group": group, "metric": metric, **mean} for group, mean in means.items()]
+    two_step = {"value": float(np.mean([mean["value"] for mean in means.values()])), "count": len(means)}
+    return [*out, {**base, "by": f"{kind}:two_step", "group": "", "metric": metric, **two_step}]
+
+
+def _mean(values: np.ndarray) -> Row:
     return {"value": float(np.mean(values, dtype=np.float64)), "count": len(values)}
 
 
-def _groups(setting: RunContext, split: str, rows: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    found = setting.split(split)
+def _groups(run_context: RunContext, split: str, rows: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """Return each group column of these rows of a split."""
+    found = run_context.split(split)
     tables = [found.examples] + ([found.documents] if found.documents is not None else [])
-    wanted = dict.fromkeys([*columns_of(setting.experiment.partition), *GROUPS])
+    wanted = dict.fromkeys([*columns_of(run_context.experiment.partition), *GROUPS])
     present = [name for name in wanted if any(name in table.column_names for table in tables)]
     coded = {name: column(found, name) for name in present}
     return [(name, np.asarray(names.to_pylist(), dtype=object)[codes][rows]) for name, (codes, names) in coded.items()]
 
 
-def headline(rows: list[dict[str, Any]], metric: str, split: str, model: str) -> float | None:
-    """The overall value of a metric, of personal models the mean over clients; None where it was not evaluated."""
+def headline(rows: Sequence[Row], metric: str, split: str, model: str) -> float | None:
+    """Return the overall value of a metric, of personal models the mean over clients; None if it was not evaluated."""
     wanted = {"metric": metric, "split": split, "model": model}
     found = [r for r in rows if r["by"] in ("all", "client") and all(r[key] == value for key, value in wanted.items())]
     return headlines(found, split)[metric if model == "global" else f"{model}.{metric}"] if found else None
 
 
-def headlines(rows: list[dict[str, Any]], first: str) -> dict[str, float]:
-    """Overall values by name: `anls` of the generic model on the first split, else `split.anls`, `personal.anls`, …
+def headlines(rows: Iterable[Row], first_split: str) -> dict[str, float]:
+    """Return overall values by name: `anls` of the global model on the first split, else `split.anls`, `personal.anls`.
 
-    Of personal models, which are scored client by client, the mean over clients.
+    Personal models are scored client by client; their value is the mean over clients.
     """
     found: dict[str, list[float]] = {}
-    for r in rows:
-        if r["by"] in ("all", "client"):
-            path = [r["split"]] if r["split"] != first else []
-            path += [r["model"]] if r["model"] != "global" else []
-            found.setdefault(".".join([*path, r["metric"]]), []).append(r["value"])
+    for row in rows:
+        if row["by"] in ("all", "client"):
+            path = [row["split"]] if row["split"] != first_split else []
+            path += [row["model"]] if row["model"] != "global" else []
+            found.setdefault(".".join([*path, row["metric"]]), []).append(row["value"])
     return {name: float(np.mean(values)) for name, values in found.items()}
 
 
-def rows_of_clients(setting: RunContext, partition: Partition, split: str, rows: np.ndarray) -> list[np.ndarray]:
-    """Which of these rows each client is scored on: those of its groups; all, where no row is of anybody's group."""
+def rows_of_clients(run_context: RunContext, partition: Partition, split: str, rows: np.ndarray) -> list[np.ndarray]:
+    """Return the rows that each client is evaluated on: those of its groups, or all if no row has a client's group."""
     if split == "train":
         return [np.intersect1d(rows, partition.rows(k)) for k in range(len(partition))]
     groups = [{name for name, _ in partition.groups(k)} for k in range(len(partition))]
-    for _, values in _groups(setting, split, rows) if any(groups) else ():
+    for _, values in _groups(run_context, split, rows) if any(groups) else ():
         own = [rows[[value in names for value in values]] for names in groups]
         if any(map(len, own)):
             return own

@@ -1,7 +1,7 @@
-"""What each tensor of a model is in a phase: trained or not, travelling or private.
+"""The groups of a model's tensors in a phase: trained or frozen, shared or personal.
 
 trained = (adapters + `train:` globs, by default everything) − what the model freezes − `frozen:` globs
-private ⊆ trained: never travels, lives in client memory          shared = trained − private
+personal ⊆ trained: never sent, stored by the client          shared = trained − personal
 """
 
 from __future__ import annotations
@@ -9,70 +9,80 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from simfl.errors import ConfigError
+from simfl.experiment import Phase
+from simfl.models.base import Model
 from simfl.objectives.base import Objective
 from simfl.protocol import Weights
-from simfl.weights import select
+from simfl.weights import select_names
 
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
-if TYPE_CHECKING:
-    from simfl.experiment import Phase
-    from simfl.models.base import Model
 
 
 @dataclass(frozen=True)
 class ParameterGroups:
-    """Names of the model's tensors by role, each in the model's own order."""
+    """Names of the model's tensors by group, each in the model's own order.
+
+    Attributes:
+        trained: Parameters that local training changes.
+        shared: Trained parameters that are sent.
+        personal_params: Trained parameters that stay on the client.
+        buffers: Running statistics, in floating point.
+    """
 
     trained: tuple[str, ...]
     shared: tuple[str, ...]
     personal_params: tuple[str, ...]
-    buffers: tuple[str, ...]  # running statistics, in floating point
+    buffers: tuple[str, ...]
 
 
-def roles(model: Model, module: nn.Module, phase: Phase, where: str) -> ParameterGroups:
-    """Sort the tensors of `module` for `phase`; errors name the glob at fault under the path `where`."""
-    _refuse_unread(module, phase, where)
+def group_parameters(model: Model, module: nn.Module, phase: Phase, where: str) -> ParameterGroups:
+    """Group the tensors of `module` for `phase`.
+
+    Raises:
+        ConfigError: A glob matches nothing or contradicts another, or nothing is trained; `where` is the phase's path.
+    """
+    _check_inputs(module, phase, where)
     names = [name for name, _ in module.named_parameters()]
-    asked = select(names, phase.train, where=f"{where}.train")
-    frozen = select(names, phase.frozen, where=f"{where}.frozen")
-    both = sorted(set(asked) & set(frozen))
+    requested = select_names(names, phase.train, where=f"{where}.train")
+    frozen = select_names(names, phase.frozen, where=f"{where}.frozen")
+    both = sorted(set(requested) & set(frozen))
     if both:
-        raise ConfigError(f"{where}: {both[0]!r} is both in train and in frozen")
-    base = select(names, model.trains(module), where="model")
-    if phase.train and tuple(model.trains(module)) == ("*",):
-        base = []  # without adapters, `train:` names all that is trained
-    never = set(frozen) | set(select(names, model.frozen(module), where="model"))
-    trained = [name for name in names if (name in set(base) | set(asked)) and name not in never]
+        raise ConfigError(f"{where}: {both[0]!r} is both in train and in frozen; allowed: one of them")
+    by_default = select_names(names, model.trainable_params(module), where="model")
+    if phase.train and tuple(model.trainable_params(module)) == ("*",):
+        by_default = []  # without adapters, `train:` names all that is trained
+    never = set(frozen) | set(select_names(names, model.frozen_params(module), where="model"))
+    trained = [name for name in names if (name in set(by_default) | set(requested)) and name not in never]
     if not trained:
-        raise ConfigError(f"{where}: nothing is trained")
-    private_globs = ("*",) if not phase.communicate else phase.personal_params + phase.algorithm.personal_params
-    private = select(trained, private_globs, where=f"{where}.personal_params")
-    shared = tuple(name for name in trained if name not in set(private))
-    return ParameterGroups(tuple(trained), shared, tuple(private), running_statistics(module))
+        raise ConfigError(f"{where}: no tensor is trained; allowed: at least one outside of frozen")
+    globs = ("*",) if not phase.communicate else phase.personal_params + phase.algorithm.personal_params
+    personal = select_names(trained, globs, where=f"{where}.personal_params")
+    shared = tuple(name for name in trained if name not in set(personal))
+    return ParameterGroups(tuple(trained), shared, tuple(personal), running_statistics(module))
 
 
-def _refuse_unread(module: nn.Module, phase: Phase, where: str) -> None:
-    """ConfigError where the model cannot do without something that the phase's objective does not give."""
+def _check_inputs(module: nn.Module, phase: Phase, where: str) -> None:
+    """Raise ConfigError if the model requires an input that the phase's objective does not provide."""
     if type(phase.objective).run is not Objective.run:
-        return  # it calls the model in a way of its own
-    asked = inspect.signature(module.forward).parameters.values()
-    needed = [one.name for one in asked if one.default is one.empty and one.kind in NAMED]
-    lacking = [name for name in needed if name not in phase.objective.inputs]
-    if lacking:
-        name, gives = type(phase.objective).__name__, ", ".join(phase.objective.inputs)
-        raise ConfigError(f"{where}.objective: {name} gives the model {gives}; this one reads {', '.join(lacking)} too")
+        return  # it calls the model in its own way
+    parameters = inspect.signature(module.forward).parameters.values()
+    required = [one.name for one in parameters if one.default is one.empty and one.kind in NAMED]
+    missing = [name for name in required if name not in phase.objective.inputs]
+    if missing:
+        name, provided = type(phase.objective).__name__, ", ".join(phase.objective.inputs)
+        raise ConfigError(
+            f"{where}.objective: {name} provides the inputs {provided}; the model also requires {', '.join(missing)}"
+        )
 
 
 def running_statistics(module: nn.Module) -> tuple[str, ...]:
-    """Buffers that normalisation layers change while they train, without counters, which mean nothing averaged."""
+    """Return the buffers that normalisation layers update in training, without counters, whose mean has no meaning."""
     layers = ((path, layer) for path, layer in module.named_modules() if isinstance(layer, _NormBase))
     return tuple(
         f"{path}.{name}" if path else name
@@ -83,5 +93,5 @@ def running_statistics(module: nn.Module) -> tuple[str, ...]:
 
 
 def pick(weights: Weights, names: Iterable[str]) -> Weights:
-    """These tensors, in this order."""
+    """Return these tensors, in this order."""
     return {name: weights[name] for name in names}

@@ -66,14 +66,16 @@ def plan_round(
     sampled, client_plans = draft or draft_round(context, partition, state.round)
     parts = context.phase.algorithm.download(state.server) | state.extra_parts
     receivers = [] if context.phase.centralized else sampled
-    received, rows, broadcast = state.broadcast.send(context, state.round, parts, receivers)
+    received, rows, broadcast = state.broadcast.send(context.messages, state.round, parts, receivers)
     client_plans = [_with_client_state(plan, state) for plan in client_plans]
     return RoundPlan(state, sampled, client_plans, received, rows, broadcast)
 
 
 def draft_round(context: PhaseContext, partition: Partition, number: int) -> RoundDraft:
     """Sample the clients of a round and list their training rows; uses nothing that earlier rounds have computed."""
-    sampled = sample_clients(context.phase, context.num_clients, context.seed, context.index, number, context.secure)
+    sampled = sample_clients(
+        context.phase, context.num_clients, context.seed, context.index, number, context.has_secure_randomness
+    )
     plans = [_client_plan(context, partition, number, client) for client in sampled]
     if context.phase.centralized and plans:
         plans = [centralized(plans, context.phase.local)]
@@ -101,7 +103,7 @@ def apply_round(context: PhaseContext, plan: RoundPlan, results: RoundAggregator
         updates = mechanism.averaged(updates, _num_units(results), expected, plan.received, name)
     client_states = dict(before.client_states)
     for result in results.results:
-        client_states |= result.memory
+        client_states |= result.client_states
     after = replace(
         _step_server(context, before, updates),
         client_states=client_states,
@@ -136,7 +138,7 @@ def _client_plan(context: PhaseContext, partition: Partition, number: int, clien
         groups = partition.groups(client)
         names = sample_groups(len(groups), mechanism.privacy, context.seed, context.index, number, client)
         units = tuple(groups[j][1] for j in names)
-        return ClientPlan(client, 1.0, units, EMPTY, names=tuple(names))
+        return ClientPlan(client, 1.0, units, EMPTY, unit_names=tuple(names))
     if context.phase.weighting == "uniform":
         return ClientPlan(client, 1.0, (rows,), EMPTY)
     return ClientPlan(client, float(len(rows)), (rows,), EMPTY, len(rows) / partition.mean_size)
@@ -144,7 +146,7 @@ def _client_plan(context: PhaseContext, partition: Partition, number: int, clien
 
 def _with_client_state(plan: ClientPlan, state: Snapshot) -> ClientPlan:
     digest = state.client_state(plan.client)
-    return plan if plan.memory == digest else replace(plan, memory=digest)
+    return plan if plan.state_digest == digest else replace(plan, state_digest=digest)
 
 
 def _num_units(results: RoundAggregator) -> Sequence[int]:

@@ -1,4 +1,4 @@
-"""What an experiment is made of, as one process holds it: data, partition, model, encoded examples."""
+"""The data, partition, model and encoded examples of an experiment, as one process holds them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,93 +20,115 @@ from simfl.experiment import Experiment
 from simfl.models.base import Model, tied_names
 from simfl.models.meta_device import build_on_meta
 from simfl.objectives.base import Objective
-from simfl.parameter_groups import ParameterGroups, roles, running_statistics
+from simfl.parameter_groups import ParameterGroups, group_parameters, running_statistics
 from simfl.privacy.mechanism import Mechanism
 from simfl.protocol import Examples, Task, Weights
 from simfl.seeds import rng
 from simfl.training.context import LOCAL, Network, PhaseContext
+from simfl.transport.ledger import TiedWeights
+from simfl.transport.upload import MessageSpec
 from simfl.weights import select_names
+
+Value = TypeVar("Value")
 
 
 @dataclass
 class RunContext:
-    """Built from the experiment alone, so that every process builds the same.
+    """The parts of a run that follow from the experiment alone, so that every process builds the same.
 
-    On the device `meta` networks are names and shapes without memory, and weights that are not here are not fetched.
+    On the device `meta`, networks are names and shapes without memory, and missing weights are not downloaded.
+
+    Attributes:
+        experiment: The experiment.
+        cache: Folder of built data sets.
+        device: Device of model and examples.
+        shared: Data and model that consecutive runs of one process share; None: nothing is shared.
     """
 
     experiment: Experiment
     cache: Path
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    shared: dict[str, Any] | None = None  # what runs of one process, one after the other, have in common; null: nothing
+    shared: dict[str, Any] | None = None
 
-    def _common(self, kind: str, key: object, make: Callable[[], Any]) -> Any:
-        """What `make` returns, or what an earlier run made from an equal key; of each kind the newest is kept."""
+    def _share(self, kind: str, key: object, make: Callable[[], Value]) -> Value:
+        """Return what `make` returns, or what an earlier run made for an equal key; the newest of each kind is kept."""
         if self.shared is None:
             return make()
         if self.shared.get(kind, (None,))[0] != key:
             self.shared.pop(kind, None)  # freed before the next is made
             self.shared[kind] = (key, make())
-        return self.shared[kind][1]
+        value: Value = self.shared[kind][1]
+        return value
 
     @cached_property
     def dataset(self) -> Dataset:
-        return self._common("dataset", repr(self.experiment.data), lambda: self.experiment.data.load(self.cache))
+        """The data set, read or built on first use."""
+        return self._share("dataset", repr(self.experiment.data), lambda: self.experiment.data.load(self.cache))
 
     @cached_property
     def module(self) -> nn.Module:
+        """The model, with its initial weights until `overwrite`."""
         model, task = self.experiment.model, self.task
         key = (repr(model), task, str(self.device))
-        module, originals = self._common("module", key, lambda: (self._built(model), {}))
-        _put(module, originals)
-        self._originals: dict[str, torch.Tensor] = originals
+        module, originals = self._share("module", key, lambda: (self._build(model), dict[str, torch.Tensor]()))
+        _set_tensors(module, originals)
+        self._originals = originals
         return module
 
-    def overwrite(self, base: Weights) -> None:
-        """Put what earlier phases made of the model into it. What was there first is kept if another run may follow."""
+    def overwrite(self, weights: Weights) -> None:
+        """Write what earlier phases trained into the model; originals are kept if another run may follow."""
         if self.shared is not None:
             own = _tensors(self.module)
-            for name in base.keys() - self._originals.keys():
+            for name in weights.keys() - self._originals.keys():
                 self._originals[name] = own[name].detach().clone()
-        _put(self.module, base)
+        _set_tensors(self.module, weights)
 
     @cached_property
     def mentor(self) -> Network | None:
-        """The second network, if the experiment names one."""
+        """The second network; None if the experiment has none.
+
+        Raises:
+            ConfigError: It keeps running statistics.
+        """
         model = self.experiment.mentor
         if model is None:
             return None
-        module = self._built(model)
+        module = self._build(model)
         if running_statistics(module):
             raise ConfigError("mentor: it keeps running statistics, which clients would share; allowed: layers without")
         names = [name for name, _ in module.named_parameters()]
         frozen = set(select_names(names, model.frozen_params(module), where="mentor"))
-        trained = [name for name in select_names(names, model.trainable_params(module), where="mentor") if name not in frozen]
-        return Network(module, tuple(trained))
+        trained = select_names(names, model.trainable_params(module), where="mentor")
+        return Network(module, tuple(name for name in trained if name not in frozen))
 
-    def _built(self, model: Model) -> nn.Module:
+    def _build(self, model: Model) -> nn.Module:
         return build_on_meta(model, self.task) if self.device.type == "meta" else model.build(self.task).to(self.device)
 
     @cached_property
     def task(self) -> Task:
+        """Facts about the data that models are built from."""
         card: Mapping[str, Any] = self.dataset.card
         shape = card.get("shape")
         return Task(self.experiment.seed, card.get("num_classes"), tuple(shape) if shape else None)
 
     @cached_property
-    def aliases(self) -> dict[str, str]:
+    def tied_names(self) -> dict[str, str]:
+        """The further names of tied tensors, each with the tensor's own name."""
         return tied_names(self.module)
 
     def split(self, name: str) -> Split:
-        """A split by name; ConfigError if the data set has none of that name."""
-        if name not in self.dataset.splits:
-            raise ConfigError(
-                f"evaluate.splits: {self.dataset.name} has no split {name!r}; {nearest(name, self.dataset.splits)}"
-            )
-        return self.dataset.splits[name]
+        """Return a split by name.
+
+        Raises:
+            ConfigError: The data set has no such split.
+        """
+        splits = self.dataset.splits
+        if name not in splits:
+            raise ConfigError(f"evaluate.splits: {self.dataset.name} has no split {name!r}; {nearest(name, splits)}")
+        return splits[name]
 
     def examples(self, objective: Objective, split: str) -> Examples:
-        """The split as the objective encodes it, on the device; encoded once."""
+        """Return a split as the objective encodes it, on the device; encoded once."""
         key = (repr(objective), split)
         if key not in self._encoded:
             encoded = objective.encode(self.split(split), self.experiment.model.tokenizer())
@@ -116,48 +138,58 @@ class RunContext:
     @cached_property
     def _encoded(self) -> dict[tuple[str, str], Examples]:
         key = (repr(self.experiment.data), repr(self.experiment.model), str(self.device))
-        found: dict[tuple[str, str], Examples] = self._common("examples", key, dict)
-        return found
+        return self._share("examples", key, dict[tuple[str, str], Examples])
 
-    def roles(self, phase: int) -> ParameterGroups:
-        """The role of each tensor in a phase."""
-        found = roles(self.experiment.model, self.module, self.experiment.phases[phase], f"phases.{phase}")
-        if found.buffers and self.experiment.phases[phase].buffers == "refuse":
+    def parameter_groups(self, phase: int) -> ParameterGroups:
+        """Return the groups of the model's tensors in a phase.
+
+        Raises:
+            ConfigError: A glob matches nothing, or the model keeps running statistics that the phase refuses.
+        """
+        settings, where = self.experiment.phases[phase], f"phases.{phase}"
+        groups = group_parameters(self.experiment.model, self.module, settings, where)
+        if groups.buffers and settings.buffers == "refuse":
             raise ConfigError(
-                f"phases.{phase}.buffers: refuse, but the model keeps running statistics ({found.buffers[0]}, …)"
+                f"{where}.buffers: refuse, but the model keeps running statistics ({groups.buffers[0]}, …)"
             )
-        return found
+        return groups
 
-    def stage(self, phase: int, num_clients: int, noise_multiplier: float = math.nan) -> PhaseContext:
-        """All that training in a phase needs."""
-        experiment = self.experiment
+    def phase_context(self, phase: int, num_clients: int, noise_multiplier: float = math.nan) -> PhaseContext:
+        """Return the context of training in a phase. Without a noise multiplier, private updates cannot be released."""
+        experiment, settings = self.experiment, self.experiment.phases[phase]
+        groups = self.parameter_groups(phase)
         return PhaseContext(
-            phase=experiment.phases[phase],
+            phase=settings,
             index=phase,
             seed=experiment.seed,
             task=self.task,
-            module=self.module,
-            roles=self.roles(phase),
-            mentor=self.mentor,
-            keep_local=LOCAL in experiment.evaluate.models,
-            load=partial(self.examples, experiment.phases[phase].objective, "train"),
+            network=Network(self.module, groups.trained),
+            parameter_groups=groups,
+            load_examples=partial(self.examples, settings.objective, "train"),
             device=self.device,
             num_clients=num_clients,
+            messages=self._message_spec(phase, groups),
             mechanism=self._mechanism(noise_multiplier),
-            aliases=self.aliases,
-            alias_rule=experiment.ledger.tied_weights,
-            pieces=experiment.execution.data_parallel,
+            mentor=self.mentor,
+            keeps_local_model=LOCAL in experiment.evaluate.models,
+            data_parallel=experiment.execution.data_parallel,
         )
+
+    def _message_spec(self, phase: int, groups: ParameterGroups) -> MessageSpec:
+        experiment, settings, owners = self.experiment, self.experiment.phases[phase], self.tied_names
+        sizes = {name: parameter.numel() for name, parameter in self.module.named_parameters()} if owners else {}
+        tied_weights = TiedWeights(experiment.ledger.tied_weights, owners, sizes, frozenset(groups.trained))
+        return MessageSpec(settings.codec, experiment.seed, phase, settings.rounds, tied_weights)
 
     def _mechanism(self, noise_multiplier: float) -> Mechanism | None:
         privacy = self.experiment.privacy
         if privacy is None:
             return None
-        copies = Counter(self.aliases.values()) if privacy.tied_weights == "always" else {}
+        copies = Counter(self.tied_names.values()) if privacy.tied_weights == "always" else {}
         return Mechanism(privacy, noise_multiplier, self.experiment.seed, copies)
 
     def choose_rows(self, split: str, limit: int | None) -> np.ndarray:
-        """The evaluated rows of a split: all, or `limit` of them drawn once, in file order."""
+        """Return the evaluated rows of a split in file order: all, or `limit` of them, sampled once."""
         count = len(self.split(split))
         if limit is None or limit >= count:
             return np.arange(count)
@@ -168,7 +200,7 @@ def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     return dict(module.named_parameters()) | dict(module.named_buffers())
 
 
-def _put(module: nn.Module, values: Weights) -> None:
+def _set_tensors(module: nn.Module, values: Weights) -> None:
     own = _tensors(module)
     with torch.no_grad():
         for name, tensor in values.items():

@@ -1,6 +1,6 @@
-"""Who takes part in a round, and with which of its groups.
+"""Sampling of a round's clients, and of each client's groups.
 
-The algorithm's name is not part of any seed, so methods are compared on equal cohorts.
+The algorithm's name is not part of any seed, so methods are compared on equal samples of clients.
 """
 
 from __future__ import annotations
@@ -11,64 +11,66 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_UP, Decimal
 import numpy as np
 
 from simfl.experiment import Phase, Privacy
-from simfl.seeds import rng, unrepeatable
+from simfl.seeds import rng, system_rng
 
 ROUNDING = {"floor": ROUND_FLOOR, "round": ROUND_HALF_UP, "ceil": ROUND_CEILING}
 
 
-def num_sampled(phase: Phase, clients: int) -> int | None:
-    """How many clients each round samples; None under Poisson sampling, where it is drawn.
+def num_sampled(phase: Phase, num_clients: int) -> int | None:
+    """Return how many clients each round samples; None under Poisson sampling, where the number is random.
 
-    C·K is computed in decimals (0.7 · 10 is 7, never 6.999…), rounded as the phase says, and at least 1.
+    C·K is computed in decimals (0.7 · 10 is 7, never 6.999…), rounded by the phase's `rounding`, and at least 1.
     """
     if phase.poisson is not None:
         return None
     if phase.clients_per_round is not None:
         return phase.clients_per_round
-    product = Decimal(str(1.0 if phase.participation is None else phase.participation)) * clients
-    return min(clients, max(1, int(product.to_integral_value(ROUNDING[phase.rounding]))))
+    product = Decimal(str(1.0 if phase.participation is None else phase.participation)) * num_clients
+    return min(num_clients, max(1, int(product.to_integral_value(ROUNDING[phase.rounding]))))
 
 
-def expected_clients(phase: Phase, clients: int) -> float:
-    """How many clients a round samples on average."""
-    count = num_sampled(phase, clients)
-    return float((phase.poisson or 0.0) * clients) if count is None else float(count)
+def expected_clients(phase: Phase, num_clients: int) -> float:
+    """Return how many clients a round samples on average."""
+    count = num_sampled(phase, num_clients)
+    return float((phase.poisson or 0.0) * num_clients) if count is None else float(count)
 
 
 def sample_clients(
-    phase: Phase, clients: int, seed: int, phase_index: int, round_number: int, secure: bool = False
+    phase: Phase, num_clients: int, seed: int, phase_index: int, round_number: int, secure: bool = False
 ) -> list[int]:
-    """The clients of a round in ascending order: without replacement, or each on its own (which may be nobody).
+    """Return the clients of a round in ascending order.
 
-    `secure`: as nobody can draw them again.
+    They are sampled without replacement; or each independently, and the list may then be empty. `secure`: from the
+    operating system's random numbers, which cannot be repeated.
     """
-    generator = unrepeatable() if secure else rng(seed, "clients", phase_index, round_number)
-    count = num_sampled(phase, clients)
+    generator = system_rng() if secure else rng(seed, "clients", phase_index, round_number)
+    count = num_sampled(phase, num_clients)
     if count is None:
         assert phase.poisson is not None
-        return [int(k) for k in np.flatnonzero(generator.random(clients) < phase.poisson)]
-    return sorted(int(k) for k in generator.choice(clients, size=count, replace=False))
+        return [int(k) for k in np.flatnonzero(generator.random(num_clients) < phase.poisson)]
+    return sorted(int(k) for k in generator.choice(num_clients, size=count, replace=False))
 
 
 def sample_groups(
-    groups: int, privacy: Privacy, seed: int, phase_index: int, round_number: int, client: int
+    num_groups: int, privacy: Privacy, seed: int, phase_index: int, round_number: int, client: int
 ) -> list[int]:
-    """Which of a client's groups take part, ascending: each on its own, so many of them, or all."""
+    """Return which of a client's groups take part, ascending: each independently, a fixed number, or all."""
     name = (seed, "groups", phase_index, round_number, client)
-    generator = unrepeatable() if privacy.secure else rng(*name)
+    generator = system_rng() if privacy.secure else rng(*name)
     if privacy.group_rate is not None:
-        return [int(j) for j in np.flatnonzero(generator.random(groups) < privacy.group_rate)]
+        return [int(j) for j in np.flatnonzero(generator.random(num_groups) < privacy.group_rate)]
     count = privacy.groups_per_client
-    if count is None or count >= groups:
-        return list(range(groups))
-    return sorted(int(j) for j in generator.choice(groups, size=count, replace=False))
+    if count is None or count >= num_groups:
+        return list(range(num_groups))
+    return sorted(int(j) for j in generator.choice(num_groups, size=count, replace=False))
 
 
 def auto_clients_per_batch(mode: str, expected: float, device: str = "cpu") -> int:
-    """Visits per cohort, a power of two, when the experiment leaves it open.
+    """Return the clients per batch where the experiment leaves it open, a power of two.
 
-    One at a time the width does not touch the result: wide enough that a round is at most some thirty calls. As one
-    program: 16 on a CPU, whose cache holds no more, and 64 on a GPU, which is halved where it does not fit.
+    For `sequential` the number does not affect the result: it is so large that a round takes at most about thirty
+    calls. For `vectorized` it is 16 on a CPU, whose cache holds no more, and 64 on a GPU, which is halved where it does
+    not fit.
     """
     if mode == "vectorized":
         most = 64 if device == "cuda" else 16

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from simfl.aggregation.round import RoundAggregator
+from simfl.aggregation.round import CohortResult, RoundAggregator
 from simfl.autotune.tuner import Tuner, describe_choice, execution_mode_of
 from simfl.errors import OutOfMemory, SimflError
 from simfl.experiment import Experiment
@@ -24,9 +24,10 @@ from simfl.session.prepare import remarks
 from simfl.session.progress import RunProgress
 from simfl.session.session import RunSession, open_session
 from simfl.timing import Clock, clocked
-from simfl.training.cohort import CohortResult, train_cohort
+from simfl.training.cohort import train_cohort
 from simfl.training.context import PhaseContext
 from simfl.training.data_parallel import MicroBatch, PartialGradient, SharedStepInputs
+from simfl.training.executor import Executor
 from simfl.training.plan import CohortPlan, ExecutionMode
 
 
@@ -111,7 +112,7 @@ class Simulation:
         """Bring the workers into the next phase, score its initial model, and choose the execution mode."""
         session, index = self.session, self.state.phase
         session.pool.begin(index, self.state.base_weights)
-        context = session.prepared.run_context.stage(
+        context = session.prepared.run_context.phase_context(
             index, len(session.prepared.partition), session.account.noise_multiplier
         )
         self.context, self.drafts = context, {}
@@ -140,7 +141,7 @@ class Simulation:
         session, state = self.session, self.state
         charged = session.account.charge(state.charged, context.index, state.round)
         plan = self._plan_round(context, replace(state, charged=charged))
-        results = RoundAggregator(context)
+        results = RoundAggregator(context.phase.algorithm.reduce, context.num_clients)
         for result in self._train(context, plan):
             results.take(result)
         after, rows = apply_round(context, plan, results)
@@ -158,14 +159,14 @@ class Simulation:
         def next_round() -> Sequence[CohortPlan]:
             return self._draft_ahead(context, plan.before.round + 1)
 
-        if context.pieces == 1 or len(cohorts) >= workers:
+        if context.data_parallel == 1 or len(cohorts) >= workers:
             costs = [cohort.cost(context.phase.local) for cohort in cohorts]
             results = session.pool.train(cohorts, plan.received, costs, next_round)
         else:
             results = (self._train_data_parallel(context, cohort, plan) for cohort in cohorts)
         for result in results:
             session.stopwatch.count([result.clock], training=True)
-            for text in result.said:
+            for text in result.messages:
                 session.callbacks.message(text)
             yield result
 
@@ -186,11 +187,9 @@ class Simulation:
             session.stopwatch.count((one.clock for one in gradients), training=True)
             return gradients
 
-        leading = replace(context, taker=take_gradients)
+        executor = Executor(context, gradient_taker=take_gradients)
         with clocked(Clock()) as clock:
-            result = train_cohort(
-                leading, session.client_store, cohort, plan.received, "sequential", self.experiment.on_error
-            )
+            result = train_cohort(executor, session.client_store, cohort, plan.received, self.experiment.on_error)
         clock.seconds.pop("train", None)  # mostly waiting for the workers, which have counted their own time
         result.clock = clock
         return result

@@ -148,7 +148,7 @@ class FakeActor:
 
     def _seconds(self, method: str, given: Sequence[Any]) -> float:
         if method == "train":
-            return float(sum(client.num_steps(self.ray.local) for client in given[0].visits))
+            return float(sum(client.num_steps(self.ray.local) for client in given[0].clients))
         return len(given[0].rows) * self.ray.row_seconds if method == "evaluate" else 0.0
 
     def _begin(self, seconds: float, setup: bytes, phase: int, base: Any) -> WorkerLocation:

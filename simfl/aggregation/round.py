@@ -1,57 +1,106 @@
-"""A round's cohorts taken in one after the other, as they are trained: one mean per part at the end."""
+"""The aggregation of a round: what workers return for cohorts, reduced to one mean per part."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypedDict
 
 import torch
 
 from simfl.aggregation.tree import TreeReducer
-from simfl.protocol import AggregatedUpdates, Weights
-from simfl.timing import timed
-from simfl.training.cohort import CohortResult
-from simfl.training.context import PhaseContext
+from simfl.protocol import AggregatedUpdates, Parts, Weights
+from simfl.timing import Clock, timed
+
+
+class ClientRow(TypedDict):
+    """A row of the `clients` table."""
+
+    phase: int
+    round: int
+    client: int
+    examples: int
+    units: int
+    steps: int
+    weight: float
+    loss: float
+
+
+@dataclass
+class CohortResult:
+    """The result of a cohort: sums and table rows, but no single uploads other than those of gathered parts.
+
+    Attributes:
+        index: Number of the cohort within the round.
+        num_positions: Positions of the round's tree of sums.
+        sums: Weighted sum of each part.
+        gathered: All uploads of each gathered part.
+        client_states: Client -> digest of its new stored state.
+        ledger: Rows of the ledger for the uploads.
+        clients: Rows of the `clients` table.
+        skipped: Clients whose update failed and was left out.
+        messages: Messages for the user, about updates that failed and were retried or left out.
+        clock: Time spent.
+    """
+
+    index: int
+    num_positions: int
+    sums: Parts = field(default_factory=dict)
+    gathered: dict[str, list[Weights]] = field(default_factory=dict)
+    client_states: dict[int, str] = field(default_factory=dict)
+    ledger: list[dict[str, int | str]] = field(default_factory=list)
+    clients: list[ClientRow] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+    clock: Clock = field(default_factory=Clock)
 
 
 class RoundAggregator:
-    """What the cohorts returned so far.
+    """The results of a round's cohorts so far.
 
-    The cohorts' sums are nodes of one binary tree over the round's positions, so their total does not depend on who
-    trained what. They are added while other cohorts are still trained, and not kept.
+    The cohorts' sums are nodes of one binary tree over the round's positions, so their total does not depend on which
+    worker trained which cohort. Sums are added while other cohorts are being trained, and not kept.
     """
 
-    def __init__(self, stage: PhaseContext) -> None:
-        self.stage = stage
+    def __init__(self, reduce: Mapping[str, str], num_clients: int) -> None:
+        """Start without results.
+
+        Args:
+            reduce: The algorithm's rule for each part; see `Algorithm.reduce`.
+            num_clients: K, all clients.
+        """
+        self.reduce, self.num_clients = reduce, num_clients
         self.results: list[CohortResult] = []  # without their sums
-        self._folds: dict[str, TreeReducer] = {}
+        self._reducers: dict[str, TreeReducer] = {}
         self._gathered: dict[str, list[Weights]] = {}
-        self._positions = 0
+        self._num_positions = 0
 
     @timed("sum")
     def take(self, result: CohortResult) -> None:
-        """The next cohort, in the order of the round."""
-        for part in result.sums:  # in their order, which that of a set is not
-            if part not in self._folds:
-                self._folds[part] = TreeReducer(empty=self._positions)
-        for part, fold in self._folds.items():
-            fold.push(result.sums.pop(part, None), result.size)
+        """Add the next cohort, in the order of the round."""
+        for part in result.sums:  # in their own order; that of a set would differ between processes
+            if part not in self._reducers:
+                self._reducers[part] = TreeReducer(self._num_positions)
+        for part, reducer in self._reducers.items():
+            reducer.push(result.sums.pop(part, None), result.num_positions)
         for part, uploads in result.gathered.items():
             self._gathered.setdefault(part, []).extend(uploads)
-        self._positions += result.size
+        self._num_positions += result.num_positions
         self.results.append(result)
 
     @timed("sum")
     def mean(self) -> AggregatedUpdates | None:
-        """One mean per part; None if nobody came back or nobody has weight."""
+        """Return one mean per part; None if no client came back or the weights are all zero."""
         rows = [row for result in self.results for row in result.clients]
         weight = math.fsum(row["weight"] for row in rows)
         if weight == 0.0:
             return None
         parts: dict[str, Weights] = {}
-        for part, fold in self._folds.items():
-            total = fold.total()
+        for part, reducer in self._reducers.items():
+            total = reducer.total()
             assert total is not None
-            divisor = float(len(rows)) if self.stage.phase.algorithm.reduce.get(part) == "clients" else weight
+            divisor = float(len(rows)) if self.reduce.get(part) == "clients" else weight
             means = torch._foreach_div(list(total.values()), divisor) if total else []
             parts[part] = dict(zip(total, means, strict=True))
-        return AggregatedUpdates(parts, self._gathered, self.stage.num_clients, len(rows), weight)
+        return AggregatedUpdates(parts, self._gathered, self.num_clients, len(rows), weight)

@@ -1,4 +1,4 @@
-"""The kernel of `cohort.row_sums`: a program is a block of columns, whose rows it reads once."""
+"""The kernel of `aggregation.row_sums`: each program sums a block of columns, whose rows it reads once."""
 
 # mypy: ignore-errors
 import triton
@@ -7,9 +7,9 @@ import triton.language as tl
 
 @triton.jit
 def tree(rows, factors, out, n, width, WEIGHTED: tl.constexpr, PLACES: tl.constexpr, LEVELS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip # noqa: E501
-    """out[j] = the sum of rows[k, j] (times factors[k]) over k, pairs of neighbours first.
+    """Compute out[j] = the sum of rows[k, j] (times factors[k]) over k, pairs of neighbours first.
 
-    There are PLACES = 2^LEVELS places, of which those past n hold −0, which changes no sum.
+    There are PLACES = 2^LEVELS rows; those past n hold −0, which changes no sum.
     """
     column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     row = tl.arange(0, PLACES)

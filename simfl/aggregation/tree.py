@@ -1,4 +1,4 @@
-"""Sums that come out the same however the work is split: one binary tree over the canonical positions of a round."""
+"""Sums that are bit-identical however the work is divided: one binary tree over the canonical positions of a round."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from torch import Tensor
 
 from simfl.aggregation.row_sums import row_sums
 from simfl.protocol import Parts, Weights
-from simfl.stacking import row, sent_to
+from simfl.stacking import take_row, to_device
 from simfl.timing import timed
 from simfl.weights import add, add_into, stack_sum
 
 
-class Block(NamedTuple):
-    """The sum of `size` neighbouring positions; None if they are empty. Tensors that are `own` may be written to."""
+class _Block(NamedTuple):
+    """The sum of `size` neighbouring positions; None if they are empty. `owned`: its tensors may be written to."""
 
     size: int
     value: Weights | None
-    own: bool
+    owned: bool
 
 
 class TreeReducer:
-    """A running `weights.tree_sum` that keeps at most one partial sum per level, each in the memory of the first.
+    """A running `weights.tree_sum` that keeps at most one partial sum per level.
 
-    Blocks are pushed in order; a block of 2^k positions starts at a multiple of 2^k, and only the last may be
+    Blocks are pushed in order; a block of 2^k positions starts at a multiple of 2^k, and only the last one may be
     smaller. None is a block of empty positions.
     """
 
-    def __init__(self, empty: int = 0) -> None:
-        """`empty`: positions without a value before the first block."""
-        self.blocks: list[Block] = []
-        for _ in range(empty):
+    def __init__(self, num_empty: int = 0) -> None:
+        """Start with `num_empty` positions without a value."""
+        self.blocks: list[_Block] = []
+        for _ in range(num_empty):
             self.push(None)
 
-    def push(self, value: Weights | None, size: int = 1, own: bool = False) -> None:
-        """Add the sum of the next `size` positions; `own`: nobody else reads these tensors, they may be written to."""
-        block = Block(size, value, own)
+    def push(self, value: Weights | None, size: int = 1, owned: bool = False) -> None:
+        """Add the sum of the next `size` positions; `owned`: its tensors have no other reader and may be written to."""
+        block = _Block(size, value, owned)
         while self.blocks and self.blocks[-1].size == block.size:
-            block = _sum(self.blocks.pop(), block)
+            block = _merge(self.blocks.pop(), block)
         self.blocks.append(block)
 
     def total(self) -> Weights | None:
-        """The sum of all positions so far, or None."""
+        """Return the sum of all positions so far; None if all are empty."""
         total: Weights | None = None
         for _, value, _ in reversed(self.blocks):
             total = value if total is None else total if value is None else add(value, total)
@@ -53,73 +53,73 @@ class TreeReducer:
 
 
 class PartSums:
-    """What visits send, part by part: the weighted sum over a round's positions, or each upload where it is gathered.
+    """Sums of uploads, part by part: the weighted sum over a round's positions, or all uploads of a gathered part.
 
     Positions come in order, as in `TreeReducer`.
     """
 
     def __init__(self, reduce: Mapping[str, str]) -> None:
-        """`reduce`: how each part becomes a mean, as the algorithm has it."""
+        """Start without uploads. `reduce`: the algorithm's rule for each part; parts without a rule are weighted."""
         self.reduce, self.position = reduce, 0
-        self.folds: dict[str, TreeReducer] = {}
+        self.reducers: dict[str, TreeReducer] = {}
         self.gathered: dict[str, list[Weights]] = {}
 
     def skip(self) -> None:
-        """Nothing comes from the next position."""
-        for fold in self.folds.values():
-            fold.push(None)
+        """Leave the next position empty."""
+        for reducer in self.reducers.values():
+            reducer.push(None)
         self.position += 1
 
     @timed("sum")
-    def add(self, sent: Parts, weights: Sequence[float], width: int, spare: bool) -> None:
-        """Uploads [n, …] of the next n positions; several fill an aligned block of `width`.
+    def add(self, sent: Parts, weights: Sequence[float], block_size: int, owned: bool) -> None:
+        """Add the uploads [n, …] of the next n positions; several of them fill an aligned block of `block_size`.
 
-        `spare`: nobody else reads them, they may be written to.
+        `owned`: the tensors have no other reader and may be written to.
         """
         n = len(weights)
         for part, tensors in sent.items():
             rule = self.reduce.get(part, "weighting")
             if rule == "gather":
-                self.gathered.setdefault(part, []).extend(row(tensors, k) for k in range(n))
+                self.gathered.setdefault(part, []).extend(take_row(tensors, k) for k in range(n))
                 continue
-            plain = rule != "weighting" or all(weight == 1.0 for weight in weights)
-            total = _weighted_sum(tensors, [] if plain else weights, spare)
-            if part not in self.folds:
-                self.folds[part] = TreeReducer(empty=self.position)
-            self.folds[part].push(total, 1 if n == 1 else width, own=spare or n > 1 or not plain)
+            unweighted = rule != "weighting" or all(weight == 1.0 for weight in weights)
+            total = _weighted_sum(tensors, [] if unweighted else weights, owned)
+            if part not in self.reducers:
+                self.reducers[part] = TreeReducer(self.position)
+            self.reducers[part].push(total, 1 if n == 1 else block_size, owned or n > 1 or not unweighted)
         self.position += n
 
     def totals(self) -> Parts:
-        """The sum of each part."""
-        totals = {part: fold.total() for part, fold in self.folds.items()}
+        """Return the sum of each part."""
+        totals = {part: reducer.total() for part, reducer in self.reducers.items()}
         return {part: total for part, total in totals.items() if total is not None}
 
 
-def _weighted_sum(tensors: Weights, weights: Sequence[float], spare: bool) -> Weights:
-    """Of rows times weights, if any: multiplied in place, two thirds of the time on a CPU, where they are `spare`."""
+def _weighted_sum(tensors: Weights, weights: Sequence[float], owned: bool) -> Weights:
+    """Sum rows times weights, if any. `owned` rows are scaled in place: two thirds of the time on a CPU."""
     device = next((t.device for t in tensors.values()), torch.device("cpu"))
     if len(weights) == 1:
-        return stack_sum({name: _times(t, weights[0], spare) for name, t in tensors.items()})
-    factors = sent_to(device, np.array(weights, dtype=np.float32)) if weights else None
+        return stack_sum({name: _scale(t, weights[0], owned) for name, t in tensors.items()})
+    factors = to_device(device, np.array(weights, dtype=np.float32)) if weights else None
     if device.type == "cuda":
         return row_sums(tensors, factors)
     if factors is None:
         return stack_sum(tensors)
-    return stack_sum({n: _times(t, factors.reshape(-1, *[1] * (t.dim() - 1)), spare) for n, t in tensors.items()})
+    return stack_sum({n: _scale(t, factors.reshape(-1, *[1] * (t.dim() - 1)), owned) for n, t in tensors.items()})
 
 
-def _times(tensor: Tensor, factor: float | Tensor, spare: bool) -> Tensor:
-    fits = torch.result_type(tensor, factor) == tensor.dtype  # counts times a weight are no counts
-    return tensor.mul_(factor) if spare and fits else tensor * factor
+def _scale(tensor: Tensor, factor: float | Tensor, owned: bool) -> Tensor:
+    keeps_dtype = torch.result_type(tensor, factor) == tensor.dtype  # an integer count times a weight is a float
+    return tensor.mul_(factor) if owned and keeps_dtype else tensor * factor
 
 
-def _sum(left: Block, right: Block) -> Block:
+def _merge(left: _Block, right: _Block) -> _Block:
     size = left.size + right.size
     if left.value is None or right.value is None:
-        _, value, own = right if left.value is None else left
-        return Block(size, value, own)
-    if left.own:
-        return Block(size, add_into(left.value, right.value), True)
-    if right.own:
-        return Block(size, add_into(right.value, left.value), True)
-    return Block(size, add(left.value, right.value), True)
+        _, value, owned = right if left.value is None else left
+        return _Block(size, value, owned)
+    if left.owned:
+        return _Block(size, add_into(left.value, right.value), True)
+    if right.owned:
+        return _Block(size, add_into(right.value, left.value), True)
+    return _Block(size, add(left.value, right.value), True)

@@ -1,6 +1,6 @@
-"""One execution_mode of training, tried: is it what `sequential` does, how long does it take, how much memory does it want.
+"""One execution mode, tried: its results compared with `sequential`, its time, and its memory.
 
-What is tried leaves nothing behind: no memory of clients, no state of a generator, no peak of memory.
+A trial leaves nothing behind: no client state, no state of a generator, no peak of memory.
 """
 
 from __future__ import annotations
@@ -20,152 +20,156 @@ from torch import Tensor
 from simfl.client_state import EMPTY, ClientStore
 from simfl.experiment import Local
 from simfl.protocol import Parts
-from simfl.stacking import row
-from simfl.training import client_updates as group
+from simfl.stacking import take_row
+from simfl.training.client_updates import train_clients
 from simfl.training.cohort import train_cohort
-from simfl.training.compiled import with_programs
 from simfl.training.context import PhaseContext
-from simfl.training.observer import NullObserver
+from simfl.training.executor import Executor, compiled_steps
 from simfl.training.plan import ClientPlan, CohortPlan, ExecutionMode
 from simfl.weights import State, Weights
 
-PASSES = 3  # of each execution_mode at least: as written, captured, replayed
-ENOUGH = 0.3  # seconds after which further passes tell no more
-COMPARED = 2  # clients that are held to `sequential`
+PASSES = 3  # at least, of each mode: eager, captured, replayed
+ENOUGH_SECONDS = 0.3  # measured time after which further passes add no precision
+COMPARED = 2  # clients whose results are compared with `sequential`
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One execution_mode, and what was measured of it; nothing where it could not be measured."""
+    """An execution mode and its measurements; None where they could not be taken.
+
+    Attributes:
+        execution_mode: The mode.
+        step: Seconds of one local step of one client.
+        round: Estimated seconds of a round.
+        gap: Distance of a client's final weights from those of `sequential`, relative to the length of its path.
+        memory: Peak memory in bytes, model included; only known on a GPU.
+        why: The reason why it cannot be used; empty if it can.
+        out_of_memory: Whether the reason is memory.
+    """
 
     execution_mode: ExecutionMode
-    step: float | None = None  # seconds of one local step of one client
-    round: float | None = None  # seconds that a round would take
-    gap: float | None = None  # how far from `sequential` a client ended, over how far it moved
-    memory: int | None = None  # bytes at their highest, the model included; without a GPU not known
-    why: str = ""  # it is left out
-    starving: bool = False  # for want of memory
+    step: float | None = None
+    round: float | None = None
+    gap: float | None = None
+    memory: int | None = None
+    why: str = ""
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True)
 class TrialBench:
-    """Visits of a round that is not meant."""
+    """The client updates of a round, used as a workload for trials.
 
-    stage: PhaseContext
+    Attributes:
+        executor: The executor, without observer.
+        store: The client states, read-only.
+        received: The decoded download.
+        clients: All clients of the round, by local steps.
+        round: Round of the phase, from 0.
+        num_workers: Workers that share a round.
+    """
+
+    executor: Executor
     store: ClientStore
     received: Parts
-    visits: tuple[ClientPlan, ...]  # of a whole round
+    clients: tuple[ClientPlan, ...]
     round: int
-    workers: int  # that share it
+    num_workers: int
 
-    @staticmethod
-    def of(
-        stage: PhaseContext,
-        store: ClientStore,
-        received: Parts,
-        visits: tuple[ClientPlan, ...],
-        round: int,
-        workers: int,
-    ) -> TrialBench:
-        """With nobody to listen, and nowhere to write to."""
-        quiet = replace(stage, programs=None, observer=NullObserver(), drafts={}, drawn={})
-        return TrialBench(quiet, ReadOnly(store), received, visits, round, workers)
+    @property
+    def context(self) -> PhaseContext:
+        """The phase."""
+        return self.executor.context
 
-    def under(self, program: str) -> TrialBench:
-        """With local steps run so."""
-        return replace(self, stage=with_programs(replace(self.stage, programs=None), program))
+    def with_program(self, program: str) -> TrialBench:
+        """Return the bench with local steps compiled, captured or eager."""
+        return replace(self, executor=Executor(self.context, compiled=compiled_steps(self.context, program)))
 
-    def cut(self, count: int, steps: int) -> list[ClientPlan]:
-        """The longest visits, with so many local steps each."""
-        return [cut(visit, self.stage.phase.local, steps) for visit in self.visits[-count:]]
+    def longest_clients(self, count: int, steps: int) -> list[ClientPlan]:
+        """Return the clients with the most local steps, cut to so many steps each."""
+        return [cut(client, self.context.phase.local, steps) for client in self.clients[-count:]]
 
-    def seconds(self, execution_mode: ExecutionMode, visits: Sequence[ClientPlan]) -> float:
-        """Of these visits, from their memory to the sum of what they send."""
+    def seconds(self, execution_mode: ExecutionMode, clients: Sequence[ClientPlan]) -> float:
+        """Return the seconds of a cohort of these clients."""
         began = time.perf_counter()
-        train_cohort(
-            self.stage, self.store, self._plan(execution_mode, visits), self.received, execution_mode.mode, "stop"
-        )
-        if self.stage.device.type == "cuda":
-            torch.cuda.synchronize(self.stage.device)
+        train_cohort(self.executor, self.store, self._plan(execution_mode, clients), self.received, "stop")
+        if self.context.device.type == "cuda":
+            torch.cuda.synchronize(self.context.device)
         return time.perf_counter() - began
 
-    def measured(self, execution_mode: ExecutionMode, visits: Sequence[ClientPlan], until: float) -> Trial:
-        """The shortest of some passes, and what a round of such would come to."""
+    def measure(self, execution_mode: ExecutionMode, clients: Sequence[ClientPlan], until: float) -> Trial:
+        """Return the time of the fastest of several passes, and the estimated time of a round."""
         passes: list[float] = []
-        while len(passes) < PASSES or (sum(passes) < ENOUGH and time.perf_counter() < until):
-            passes.append(self.seconds(execution_mode, visits))
-        step, n = (
-            min(passes) / max(1, self.num_steps(visits)),
-            len(visits) if execution_mode.mode == "vectorized" else 1,
-        )
-        whole = step * n * turns(len(self.visits), n, self.workers) * self.num_steps(self.visits) / len(self.visits)
-        gpu = self.stage.device.type == "cuda"
-        return Trial(
-            execution_mode, step, whole, memory=torch.cuda.max_memory_allocated(self.stage.device) if gpu else None
-        )
+        while len(passes) < PASSES or (sum(passes) < ENOUGH_SECONDS and time.perf_counter() < until):
+            passes.append(self.seconds(execution_mode, clients))
+        step = min(passes) / max(1, self.num_steps(clients))
+        n = len(clients) if execution_mode.mode == "vectorized" else 1
+        batches = batches_per_worker(len(self.clients), n, self.num_workers)
+        whole = step * n * batches * self.num_steps(self.clients) / len(self.clients)
+        gpu = self.context.device.type == "cuda"
+        memory = torch.cuda.max_memory_allocated(self.context.device) if gpu else None
+        return Trial(execution_mode, step, whole, memory=memory)
 
-    def ends(self, execution_mode: ExecutionMode, visits: Sequence[ClientPlan]) -> list[Weights]:
-        """Where the compared clients are after their last step, nothing of it clipped or noised as a whole."""
-        bare = replace(self.stage, mechanism=None)
-        memories = {visit.client: self.store.get(visit.memory) for visit in visits}
-        groups = group.train(
-            bare, self._plan(execution_mode, visits), visits, memories, self.received, execution_mode.mode
-        )
-        ends = [row(one.trained, k) for one in groups for k in range(len(one))][-COMPARED:]
-        return [{name: t.detach().clone() for name, t in weights.items()} for weights in ends]
+    def final_weights(self, execution_mode: ExecutionMode, clients: Sequence[ClientPlan]) -> list[Weights]:
+        """Return the weights of the compared clients after their last step, without clipping or noise of updates."""
+        bare = replace(self.executor, context=replace(self.context, mechanism=None))
+        states = {client.client: self.store.get(client.state_digest) for client in clients}
+        groups = train_clients(bare, self._plan(execution_mode, clients), clients, states, self.received)
+        found = [take_row(group.trained, k) for group in groups for k in range(len(group))][-COMPARED:]
+        return [{name: t.detach().clone() for name, t in weights.items()} for weights in found]
 
-    def num_steps(self, visits: Sequence[ClientPlan]) -> int:
-        """Local steps in all."""
-        return sum(visit.num_steps(self.stage.phase.local) for visit in visits)
+    def num_steps(self, clients: Sequence[ClientPlan]) -> int:
+        """Return the number of local steps of all these clients."""
+        return sum(client.num_steps(self.context.phase.local) for client in clients)
 
-    def _plan(self, execution_mode: ExecutionMode, visits: Sequence[ClientPlan]) -> CohortPlan:
-        size = (
-            execution_mode.clients_per_batch
-            << max(0, -(-len(visits) // execution_mode.clients_per_batch) - 1).bit_length()
-        )
-        return CohortPlan(self.stage.index, self.round, 0, len(self.visits), tuple(visits), execution_mode, size)
+    def _plan(self, mode: ExecutionMode, clients: Sequence[ClientPlan]) -> CohortPlan:
+        size = mode.clients_per_batch << max(0, -(-len(clients) // mode.clients_per_batch) - 1).bit_length()
+        return CohortPlan(self.context.index, self.round, 0, len(self.clients), tuple(clients), mode, size)
 
 
-class ReadOnly:
-    """Client memory that is read, and forgets what it is told."""
+class ReadOnlyStore:
+    """Client states that can be read, and are never written."""
 
     def __init__(self, store: ClientStore) -> None:
-        """What is there is read from there."""
+        """Read from this store."""
         self.get = store.get
 
     def write(self, state: State) -> str:
+        """Drop a state."""
         return EMPTY
 
     def sync(self, digests: Iterable[str]) -> None:
-        """Nothing was written."""
+        """Do nothing, as nothing was written."""
 
 
-def cut(visit: ClientPlan, local: Local, steps: int) -> ClientPlan:
-    """The visit with so many local steps of each unit at most; units that have none are left out."""
-    kept = [k for k, rows in enumerate(visit.units) if len(rows)]
-    names = tuple(visit.names[k] for k in kept) if visit.names else ()
-    visit = replace(visit, units=tuple(visit.units[k] for k in kept), names=names)
-    return replace(visit, steps=steps) if longest(visit, local) > steps else visit
+def cut(client: ClientPlan, local: Local, steps: int) -> ClientPlan:
+    """Return the client with at most so many local steps of each unit, and without units that have none."""
+    kept = [k for k, rows in enumerate(client.units) if len(rows)]
+    names = tuple(client.unit_names[k] for k in kept) if client.unit_names else ()
+    client = replace(client, units=tuple(client.units[k] for k in kept), unit_names=names)
+    return replace(client, steps_per_unit=steps) if longest_unit(client, local) > steps else client
 
 
-def longest(visit: ClientPlan, local: Local) -> int:
-    """Local steps of a visit's longest unit."""
-    return max((replace(visit, units=(rows,)).num_steps(local) for rows in visit.units), default=0)
+def longest_unit(client: ClientPlan, local: Local) -> int:
+    """Return the number of local steps of a client's longest unit."""
+    return max((replace(client, units=(rows,)).num_steps(local) for rows in client.units), default=0)
 
 
-def turns(count: int, n: int, workers: int) -> float:
-    """How often each worker trains n clients in a round of so many; one alone takes what is left over as a part."""
-    return max(1.0, count / n) if workers == 1 else float(math.ceil(math.ceil(count / n) / workers))
+def batches_per_worker(num_clients: int, n: int, num_workers: int) -> float:
+    """Return how many batches of n clients a worker trains per round; a fraction if it works alone."""
+    if num_workers == 1:
+        return max(1.0, num_clients / n)
+    return max(1.0, float(math.ceil(math.ceil(num_clients / n) / num_workers)))
 
 
-def gap(end: Weights, reference: Weights, start: Weights) -> float:
-    """‖end − reference‖ / (‖reference − start‖ + 2e-5 ‖reference‖) over all tensors.
+def gap(final: Weights, reference: Weights, start: Weights) -> float:
+    """Return ‖final − reference‖ / (‖reference − start‖ + 2e-5 ‖reference‖) over all tensors.
 
-    Where nothing moves to speak of, what rounds the weights themselves is then below any tolerance.
+    Where hardly anything moves, the rounding of the weights themselves is then below any tolerance.
     """
-    apart = _length(end[name] - there for name, there in reference.items())
-    path = _length(there - start[name] for name, there in reference.items())
-    return apart / max(1e-30, path + 2e-5 * _length(reference.values()))
+    distance = _length(final[name] - t for name, t in reference.items())
+    path = _length(t - start[name] for name, t in reference.items())
+    return distance / max(1e-30, path + 2e-5 * _length(reference.values()))
 
 
 def _length(tensors: Iterable[Tensor]) -> float:
@@ -173,21 +177,21 @@ def _length(tensors: Iterable[Tensor]) -> float:
 
 
 @contextmanager
-def untouched(device: torch.device) -> Iterator[None]:
-    """Inside the block the generators of torch, numpy and Python are lent, and peaks of memory are its own."""
-    plain, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002  (whatever others do with it)
-    freed(device)
+def isolated(device: torch.device) -> Iterator[None]:
+    """Restore the generators of torch, numpy and Python after the block, and separate its memory peak from others."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002  (user code may read it)
+    free_memory(device)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
             yield
         finally:
-            random.setstate(plain)
-            np.random.set_state(arrays)  # noqa: NPY002
-            freed(device)
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)  # noqa: NPY002
+            free_memory(device)
 
 
-def freed(device: torch.device) -> None:
-    """Give back what is not in use, and forget how much it was."""
+def free_memory(device: torch.device) -> None:
+    """Free unused memory and reset the peak."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

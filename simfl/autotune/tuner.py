@@ -26,7 +26,7 @@ from simfl.runs.snapshot import Snapshot
 from simfl.sampling import auto_clients_per_batch, expected_clients
 from simfl.training.context import PhaseContext
 from simfl.training.plan import ClientPlan, ExecutionMode
-from simfl.training.tensor_optimizer import steppable
+from simfl.training.tensor_optimizer import has_tensor_form
 
 MARGIN = 0.9  # a mode replaces that of the rules only if it takes less than this share of its time (noise is below)
 TOLERANCE = 0.02  # distance of a client's weights from those of `sequential`, over how far it moved, in float32
@@ -154,16 +154,16 @@ class Tuner:
     def reason_for_rules(self) -> str:
         """Return why the rules choose without a measurement; empty where a measurement is made."""
         execution, context, privacy = self.experiment.execution, self.context, self.experiment.privacy
-        sequential_only: str = getattr(context.module, "sequential_only", "")
+        sequential_only: str = getattr(context.network.module, "sequential_only", "")
         reasons = {
             "execution.mode is given": execution.mode == "sequential",
             "execution.mode and execution.clients_per_batch are given": execution.mode == "vectorized"
             and execution.clients_per_batch != "auto",
-            "with privacy.secure no random draw of a round can be repeated": context.secure,
-            "running statistics depend on the batches of a single client": bool(context.roles.buffers),
+            "with privacy.secure no random draw of a round can be repeated": context.has_secure_randomness,
+            "running statistics depend on the batches of a single client": bool(context.parameter_groups.buffers),
             sequential_only: bool(sequential_only),
             "with privacy.unit: record clients train one at a time": privacy is not None and privacy.unit == "record",
-            "micro-batches belong to a single client": context.pieces > 1,
+            "micro-batches belong to a single client": context.data_parallel > 1,
             "compiling takes longer than autotuning may": execution.program == "compiled"
             and execution.autotune == "auto",
         }
@@ -172,7 +172,7 @@ class Tuner:
     @property
     def rule(self) -> ExecutionMode:
         """Return the mode that the rules choose for this phase."""
-        if self.identity.mode == "sequential" or self.context.roles.buffers:
+        if self.identity.mode == "sequential" or self.context.parameter_groups.buffers:
             return self._sequential
         return ExecutionMode("vectorized", self._clients_per_batch, self.programs[0])
 
@@ -182,7 +182,7 @@ class Tuner:
         given = self.experiment.execution.program
         if self.identity.device == "cpu":
             return ("compiled",) if given == "compiled" else ("eager",)
-        if not steppable(self.context.phase.local):
+        if not has_tensor_form(self.context.phase.local):
             return ("eager",)
         return ("graph", "eager") if given == "auto" else (given,)
 

@@ -16,8 +16,7 @@ from simfl.errors import ClientError
 from simfl.protocol import Parts, Weights
 from simfl.runs.results import Run
 from simfl.runs.snapshot import Snapshot
-from simfl.training.context import TrainingUnit
-from simfl.training.observer import Observer
+from simfl.training.executor import Observer, OptimizerStep
 from simfl.training.plan import ClientPlan
 from simfl.weights import sha256, to_raw_bytes
 
@@ -55,27 +54,19 @@ class StepRecorder(Observer):
         self.steps: dict[int, list[StepTrace]] = {}
         self.uploads: dict[int, dict[str, Parts]] = {}
 
-    def stepped(
-        self,
-        items: list[TrainingUnit],
-        step: int,
-        micro: int,
-        sums: Tensor,
-        counts: Tensor,
-        gradients: Weights,
-        weights: Weights,
-    ) -> None:
-        """Record an optimizer step."""
-        for k, item in enumerate(items):
-            if step >= item.steps:
+    def stepped(self, step: OptimizerStep) -> None:
+        """Keep the hashes of every unit's step."""
+        for k, unit in enumerate(step.units):
+            if step.step >= unit.num_steps:
                 continue
-            index = StepIndex(item.unit, step, micro)
-            own = {kind: _row(t, k) for kind, t in (("gradient", gradients), ("weights after the step", weights))}
+            index = StepIndex(unit.unit, step.step, step.micro_step)
+            tensors_of = {"gradient": step.gradients, "weights after the step": step.weights}
+            own = {kind: _row(tensors, k) for kind, tensors in tensors_of.items()}
             hashes = [{name: sha256({name: t}) for name, t in tensors.items()} for tensors in own.values()]
-            loss = float((sums[k] / counts[k].clamp_min(1e-12)).detach())
-            rows = tuple(int(row) for row in item.batches[step] if row >= 0)
-            self.steps.setdefault(item.client, []).append(StepTrace(index, rows, loss, *hashes))
-            if self.selected == (item.client, index):
+            loss = float((step.loss_sums[k] / step.loss_weights[k].clamp_min(1e-12)).detach())
+            rows = tuple(int(row) for row in unit.batches[step.step] if row >= 0)
+            self.steps.setdefault(unit.client, []).append(StepTrace(index, rows, loss, *hashes))
+            if self.selected == (unit.client, index):
                 self.tensors = {kind: {name: t.clone() for name, t in tensors.items()} for kind, tensors in own.items()}
 
     def sent(self, client: int, upload: Parts, arrived: Parts) -> None:

@@ -64,8 +64,8 @@ def check_lines(measurements: Sequence[Measurement]) -> list[str]:
 
 def check_sampling(rounds: PrivacyTestRounds) -> Iterator[Measurement]:
     """Check that no unit is sampled twice, and that exactly the trained tensors are uploaded."""
-    base, names = rounds.round(0.0), set(rounds.run_context.roles(0).shared)
-    twice = sum(len(plan.names) - len(set(plan.names)) for plan in base.plans)
+    base, names = rounds.round(0.0), set(rounds.run_context.parameter_groups(0).shared)
+    twice = sum(len(plan.unit_names) - len(set(plan.unit_names)) for plan in base.plans)
     yield Measurement("units sampled more than once by a client", twice, "0", twice == 0)
     mismatched = len({name for message in base.messages.values() for name in message} ^ names)
     yield Measurement("tensors uploaded but not trained, or the reverse", mismatched, "0", mismatched == 0)
@@ -130,7 +130,7 @@ def _units_to_leave_out(rounds: PrivacyTestRounds, base: ReleasedRound) -> list[
             for plan in plans
             for position in range(2)
         ]
-    groups = [(plan.client, name) for plan in plans for name in dict.fromkeys(plan.names)]
+    groups = [(plan.client, name) for plan in plans for name in dict.fromkeys(plan.unit_names)]
     chosen = groups[:: max(1, len(groups) // MAX_LEFT_OUT)][:MAX_LEFT_OUT]
     return [(f"group {name} of client {client}", without_group(client, name)) for client, name in chosen]
 

@@ -21,7 +21,7 @@ from simfl.runs.snapshot import Snapshot
 from simfl.runtime.worker import Worker, WorkerConfig
 from simfl.sampling import expected_clients
 from simfl.session.prepare import account_of, check, partition_of
-from simfl.training.observer import Observer
+from simfl.training.executor import Observer
 from simfl.training.plan import ClientPlan, CohortPlan, ExecutionMode
 from simfl.weights import subtract
 
@@ -78,15 +78,16 @@ class PrivacyTestRounds:
         )
         worker = Worker(config, context, home=context.device)
         worker.begin(phase, {})
-        phase_context = worker.stages[phase] = replace(worker.stages[phase], observer=messages)
+        executor = worker.executors[phase] = replace(worker.executors[phase], observer=messages)
+        phase_context = executor.context
         before = replace(Snapshot(phase=phase).enter_phase(phase_context), round=number)
         plan = plan_round(phase_context, self.partition, before)
-        results, trained = RoundAggregator(phase_context), list[ClientPlan]()
+        results, trained = RoundAggregator(phase_context.phase.algorithm.reduce, self.num_clients), list[ClientPlan]()
         for cohort in plan.cohorts(phase_context, self.execution_mode):
             changed = _changed(cohort, without)
-            trained += changed.visits
+            trained += changed.clients
             result = worker.train(changed, plan.received)
-            result.skipped = [0] * (len(cohort.visits) - len(result.clients))  # clients that were dropped on purpose
+            result.skipped = [0] * (len(cohort.clients) - len(result.clients))  # clients that were dropped on purpose
             results.take(result)
         after, _ = apply_round(phase_context, plan, results)
         average = subtract(after.server.weights, before.server.weights)
@@ -134,8 +135,10 @@ def without_group(client: int, group: int) -> PlanChange:
     def change(plan: ClientPlan) -> ClientPlan:
         if plan.client != client:
             return plan
-        kept = [k for k, name in enumerate(plan.names) if name != group]
-        return replace(plan, units=tuple(plan.units[k] for k in kept), names=tuple(plan.names[k] for k in kept))
+        kept = [k for k, name in enumerate(plan.unit_names) if name != group]
+        return replace(
+            plan, units=tuple(plan.units[k] for k in kept), unit_names=tuple(plan.unit_names[k] for k in kept)
+        )
 
     return change
 
@@ -161,5 +164,5 @@ def with_another_example(client: int, position: int) -> PlanChange:
 def _changed(cohort: CohortPlan, change: PlanChange | None) -> CohortPlan:
     if change is None:
         return cohort
-    changed = (change(plan) for plan in cohort.visits)
-    return replace(cohort, visits=tuple(plan for plan in changed if plan is not None))
+    changed = (change(plan) for plan in cohort.clients)
+    return replace(cohort, clients=tuple(plan for plan in changed if plan is not None))

@@ -17,15 +17,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from simfl.aggregation.round import CohortResult
 from simfl.client_state import EMPTY
 from simfl.debug.rerun import Rerun, row_differences
 from simfl.errors import ClientError, RunError
-from simfl.protocol import Parts, Weights
+from simfl.protocol import Parts
 from simfl.runs.results import Run
 from simfl.runs.tables import TableRow
-from simfl.training.cohort import CohortResult
-from simfl.training.context import TrainingUnit
-from simfl.training.observer import Observer
+from simfl.training.executor import Observer, OptimizerStep
 
 MAX_STEPS = 40  # steps shown of a long client update, half of them its last ones
 Result = TypeVar("Result")
@@ -84,22 +83,14 @@ class ReplayObserver(Observer):
         self.steps: list[ReplayedStep] = []
         self.upload: list[UploadedTensor] = []
 
-    def stepped(
-        self,
-        items: list[TrainingUnit],
-        step: int,
-        micro: int,
-        sums: Tensor,
-        counts: Tensor,
-        gradients: Weights,
-        weights: Weights,
-    ) -> None:
-        """Collect an optimizer step."""
-        for k, item in enumerate(items):
-            if item.client == self.client and step < item.steps:
-                loss = float((sums[k] / counts[k].clamp_min(1e-12)).detach())
-                squares = torch.stack([g[k].double().square().sum() for g in gradients.values()])
-                self.steps.append(ReplayedStep(item.unit, step, micro, loss, float(squares.sum().sqrt())))
+    def stepped(self, step: OptimizerStep) -> None:
+        """Keep the loss and the gradient norm of the client's units."""
+        for k, unit in enumerate(step.units):
+            if unit.client == self.client and step.step < unit.num_steps:
+                loss = float((step.loss_sums[k] / step.loss_weights[k].clamp_min(1e-12)).detach())
+                squares = torch.stack([g[k].double().square().sum() for g in step.gradients.values()])
+                norm = float(squares.sum().sqrt())
+                self.steps.append(ReplayedStep(unit.unit, step.step, step.micro_step, loss, norm))
 
     def sent(self, client: int, upload: Parts, arrived: Parts) -> None:
         """Collect the upload."""
@@ -142,7 +133,7 @@ def replay(
         rerun = Rerun(run, Path(scratch), on_message)
         planned = rerun.go_to(phase, round)
         cohort, observer = rerun.smallest_cohort(planned, client), ReplayObserver(client)
-        batched_with = tuple(plan.client for plan in cohort.visits if plan.client != client)
+        batched_with = tuple(plan.client for plan in cohort.clients if plan.client != client)
         if batched_with:
             names = ", ".join(str(other) for other in batched_with)
             on_message(f"vectorized training depends on the whole cohort: clients {names} are trained too")
@@ -152,9 +143,9 @@ def replay(
 
         algorithm, objective = rerun.experiment.phases[phase].algorithm, rerun.experiment.phases[phase].objective
         result = _debugged(train, (type(algorithm).loss, type(objective).loss)) if debug else train()
-        (row,) = (row for row in result.clients if row["client"] == client)
+        (row,) = ({**row} for row in result.clients if row["client"] == client)
         ledger: list[TableRow] = [dict(row) for row in result.ledger if row["client"] == client]
-        state = result.memory[client]
+        state = result.client_states[client]
         done = Replay(phase, round, client, batched_with, row, ledger, observer.steps, observer.upload, state)
         return _compared(rerun, done)
 

@@ -12,12 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from simfl import cache
-from simfl.aggregation.round import RoundAggregator
+from simfl.aggregation.round import CohortResult, RoundAggregator
 from simfl.autotune.tuner import execution_mode_of
 from simfl.client_state import EMPTY, FileClientStore
 from simfl.data.partition.manifest import Partition
@@ -33,13 +32,9 @@ from simfl.runs.snapshot import Snapshot, carry_over_states
 from simfl.runs.tables import TableRow
 from simfl.runtime.worker import Worker, WorkerConfig
 from simfl.session.prepare import account_of
-from simfl.training.cohort import CohortResult
 from simfl.training.context import PhaseContext
-from simfl.training.observer import Observer
+from simfl.training.executor import Observer
 from simfl.training.plan import ClientPlan, CohortPlan
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 MESSAGE_SECONDS = 5.0  # between two progress messages
 KEYS = {"clients": ("phase", "round", "client"), "ledger": ("phase", "round", "client", "direction", "part")}
@@ -65,7 +60,7 @@ class PlannedRound:
     @property
     def client_plans(self) -> list[ClientPlan]:
         """The plans of the sampled clients in canonical order."""
-        return [plan for cohort in self.cohorts for plan in cohort.visits]
+        return [plan for cohort in self.cohorts for plan in cohort.clients]
 
     @property
     def clients(self) -> list[int]:
@@ -79,7 +74,7 @@ class PlannedRound:
             RunError: The client was not sampled.
         """
         for cohort in self.cohorts:
-            if any(plan.client == client for plan in cohort.visits):
+            if any(plan.client == client for plan in cohort.clients):
                 return cohort
         sampled = ", ".join(str(k) for k in sorted(self.clients)) or "no client"
         where = f"round {self.before.round + 1} of phase {self.before.phase}"
@@ -128,7 +123,7 @@ class Rerun:
         self.worker = Worker(self.config, self.run_context, home=self.run_context.device)
         self._set_state(Snapshot())
         self.differences: list[str] = []  # lines about what differs from the record
-        self._tables: dict[str, pa.Table] = {}
+        self._tables: dict[str, tables.Table] = {}
         self._last_message = -MESSAGE_SECONDS
 
     def _device(self, recorded: str) -> torch.device:
@@ -208,7 +203,7 @@ class Rerun:
     def _enter_phase(self) -> PhaseContext:
         if self._context is None:
             self.worker.begin(self.snapshot.phase, self.snapshot.base_weights)
-            self._context = self.worker.stages[self.snapshot.phase]
+            self._context = self.worker.executors[self.snapshot.phase].context
             if self.snapshot.round == 0:
                 self.snapshot = self.snapshot.enter_phase(self._context)
         return self._context
@@ -217,7 +212,7 @@ class Rerun:
         """Repeat the next round of the phase and compare it with the rows that the run recorded."""
         context, before = self._enter_phase(), self.snapshot
         planned = self._plan(context)
-        results = RoundAggregator(context)
+        results = RoundAggregator(context.phase.algorithm.reduce, context.num_clients)
         for cohort in planned.cohorts:
             results.take(self.worker.train(cohort, planned.received))
         self.snapshot, rows = apply_round(context, planned.plan, results)
@@ -250,7 +245,7 @@ class Rerun:
         strict = replace(self.config, experiment=replace(self.experiment, on_error="stop"))
         worker = Worker(strict, self.run_context, home=self.run_context.device)
         worker.begin(cohort.phase, self.snapshot.base_weights)
-        worker.stages[cohort.phase] = replace(worker.stages[cohort.phase], observer=observer)
+        worker.executors[cohort.phase] = replace(worker.executors[cohort.phase], observer=observer)
         return worker.train(cohort, received)
 
     def smallest_cohort(self, planned: PlannedRound, client: int) -> CohortPlan:
@@ -258,7 +253,7 @@ class Rerun:
         cohort = planned.cohort_of(client)
         if cohort.execution_mode.mode == "vectorized":
             return cohort
-        return replace(cohort, visits=tuple(plan for plan in cohort.visits if plan.client == client))
+        return replace(cohort, clients=tuple(plan for plan in cohort.clients if plan.client == client))
 
 
 def row_differences(name: str, recorded: Sequence[TableRow], repeated: Sequence[TableRow]) -> list[str]:

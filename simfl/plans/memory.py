@@ -19,9 +19,9 @@ from simfl.parameter_groups import pick
 from simfl.plans.messages import PhaseMessages
 from simfl.protocol import EXTRA, Batch, ModelInfo, State, Weights
 from simfl.run_context import RunContext
-from simfl.training.context import call, inputs_of, tensors_for, with_task
+from simfl.training.executor import Executor
+from simfl.training.forward import model_inputs, run_forward, tensors_from, with_task_loss
 from simfl.training.optimizer_step import StackedOptimizer
-from simfl.transport.upload import codec_of
 from simfl.weights import select_names
 
 UNITS = {"": 1, "MB": 10**6, "GB": 10**9, "MIB": 2**20, "GIB": 2**30}
@@ -83,7 +83,7 @@ def _fitting(resident: int, each: int, card: int) -> int:
 def _server(messages: PhaseMessages, context: RunContext, index: int) -> int:
     phase, server = messages.stage.phase, messages.server
     _, moments = phase.server.step(server.weights, server.weights, {})
-    earlier = {name for i in range(index) for name in context.roles(i).shared}
+    earlier = {name for i in range(index) for name in context.parameter_groups(i).shared}
     base = pick(dict(context.module.named_parameters()), sorted(earlier))
     public = {part: messages.received[part] for part in messages.changing}
     held = [base, server.weights, messages.buffers, *server.state.values(), *moments.values(), *public.values()]
@@ -101,10 +101,11 @@ class _LocalTraining:
     def start(self) -> Weights:
         """Trained parameters, with the extra parameters of the algorithm."""
         stage, messages = self.messages.stage, self.messages
-        mentor = messages.trained if stage.mentor is None else stage.mentor.binding.values(stage.mentor.trained)
+        mentor = messages.trained if stage.mentor is None else stage.mentor.tensors(stage.mentor.trained)
         facts = ModelInfo(None, dict(mentor))
         if stage.phase.algorithm.needs_features:
-            facts = ModelInfo(stage.samples[0], dict(mentor), stage.samples[1])
+            outputs, mentor_outputs = Executor(stage).sample_outputs
+            facts = ModelInfo(outputs, dict(mentor), mentor_outputs)
         extras = stage.phase.algorithm.extra_params(facts, messages.received, messages.state, messages.update)
         extra = {f"{EXTRA}/{group}/{name}": t for group, tensors in extras.items() for name, t in tensors.items()}
         return messages.trained | extra
@@ -127,13 +128,16 @@ class _LocalTraining:
         """Return the bytes of the client state after an update."""
         stage, messages, start = self.messages.stage, self.messages, self.start
         args = (messages.sent, start, messages.received, messages.state, messages.update)
-        kept = [*stage.phase.algorithm.update_state(*args).values(), pick(start, stage.roles.personal_params)]
-        corrected = [part for part in messages.sent if codec_of(stage, "upload", part).error_feedback]
+        kept = [
+            *stage.phase.algorithm.update_state(*args).values(),
+            pick(start, stage.parameter_groups.personal_params),
+        ]
+        corrected = [part for part in messages.sent if stage.messages.codec("upload", part).error_feedback]
         kept += [messages.sent[part] for part in corrected]
-        if stage.keep_local:
-            kept.append(pick(start, stage.roles.shared))
+        if stage.keeps_local_model:
+            kept.append(pick(start, stage.parameter_groups.shared))
         if stage.phase.buffers == "local":
-            kept.append(stage.binding.values(stage.roles.buffers))
+            kept.append(stage.network.tensors(stage.parameter_groups.buffers))
         if stage.phase.local.keep_optimizer:
             kept += [group for state in self.optimizer for group in state.values()]
         return sum(_bytes(tensors) for tensors in kept)
@@ -146,7 +150,9 @@ class _LocalTraining:
         stage = self.messages.stage
         leaves = {name: t.detach().to("meta").requires_grad_() for name, t in self.start.items()}
         try:
-            batch = stage.examples.take(torch.zeros(stage.phase.local.batch_size, dtype=torch.int64, device="meta"))
+            batch = stage.load_examples().take(
+                torch.zeros(stage.phase.local.batch_size, dtype=torch.int64, device="meta")
+            )
             most = max(
                 self._saved_bytes(micro.forwards, leaves, batch) for micro in stage.phase.algorithm.micro_steps()
             )
@@ -157,13 +163,16 @@ class _LocalTraining:
 
     def _saved_bytes(self, runs: Iterable[str], leaves: Weights, batch: Batch) -> int:
         stage, messages = self.messages.stage, self.messages
-        saved = _SavedTensors([*leaves.values(), *stage.module.parameters()])
+        saved = _SavedTensors([*leaves.values(), *stage.network.module.parameters()])
         with saved.hooks():
             for name in runs:
                 forward = stage.phase.algorithm.forwards()[name]
-                weights = tensors_for(stage.sources[name], leaves, messages.received, messages.state)
-                out = call(stage, forward, weights, inputs_of(stage, batch), messages.update.key.to("meta"))
-                with_task(stage, out, batch)
+                sources = stage.network_of(forward).sources(forward)
+                sources = stage.network_of(forward).sources(forward)
+                sources = stage.network_of(forward).sources(forward)
+                weights = tensors_from(sources, leaves, messages.received, messages.state)
+                out = run_forward(stage, forward, weights, model_inputs(stage, batch), messages.update.key.to("meta"))
+                with_task_loss(stage, out, batch)
         return saved.bytes
 
 

@@ -20,7 +20,7 @@ from simfl.sampling import sample_clients
 from simfl.training.context import PhaseContext
 from simfl.transport.broadcast import Broadcast, Sizes
 from simfl.transport.ledger import Row
-from simfl.transport.upload import BUFFERS, PLAIN, LedgerEntry, codec_of
+from simfl.transport.upload import BUFFERS, PLAIN
 
 Message = tuple[Row, ...]  # one ledger row per part; client and round are not filled in
 
@@ -53,14 +53,18 @@ class PhaseMessages:
     @cached_property
     def server(self) -> Server:
         """Server state at the start of the phase."""
-        weights = self.stage.binding.values(self.stage.roles.shared)
+        weights = self.stage.network.tensors(self.stage.parameter_groups.shared)
         return Server(weights, self.stage.phase.algorithm.init_server(weights, self.stage.task))
 
     @cached_property
     def buffers(self) -> Weights:
         """Running statistics that are averaged."""
         averaged = self.stage.phase.buffers == "average"
-        return pick(self.stage.binding.values(self.stage.roles.buffers), self.stage.roles.buffers) if averaged else {}
+        return (
+            pick(self.stage.network.tensors(self.stage.parameter_groups.buffers), self.stage.parameter_groups.buffers)
+            if averaged
+            else {}
+        )
 
     @cached_property
     def received(self) -> Parts:
@@ -77,8 +81,8 @@ class PhaseMessages:
     @cached_property
     def trained(self) -> Weights:
         """Trained parameters of a client's model, without extra parameters of the algorithm."""
-        known = {**self.stage.binding.values(self.stage.roles.personal_params), **self.received["weights"]}
-        return pick(known, self.stage.roles.trained)
+        known = {**self.stage.network.tensors(self.stage.parameter_groups.personal_params), **self.received["weights"]}
+        return pick(known, self.stage.parameter_groups.trained)
 
     @cached_property
     def sent(self) -> Parts:
@@ -98,7 +102,7 @@ class PhaseMessages:
 
     def varies(self, direction: str, part: str) -> bool:
         """Return whether the bytes of a part depend on its values; the plan then has an upper bound."""
-        return not codec_of(self.stage, direction, part).fixed_size
+        return not self.stage.messages.codec(direction, part).fixed_size
 
     def rounds(self) -> Iterator[RoundMessages]:
         """Yield the messages of all rounds, with the clients sampled by the seed of the run."""
@@ -108,14 +112,14 @@ class PhaseMessages:
             served = [] if stage.phase.centralized else clients
             download = dict.fromkeys(served, self.down)
             if self.changing:  # the first message is the full weights
-                charged, broadcast = broadcast.book(sizes if number else full, full, served)
+                charged, broadcast = broadcast.charge(sizes if number else full, full, served)
                 download = {client: self._message("download", own) for client, own in charged.items()}
             yield RoundMessages(number + 1, clients, download, dict.fromkeys(served, self.up))
 
     @cached_property
     def changing(self) -> set[str]:
         """Parts of which the server sends the change since the last round."""
-        return {part for part in self.received if codec_of(self.stage, "download", part).broadcasts_deltas}
+        return {part for part in self.received if self.stage.messages.codec("download", part).broadcasts_deltas}
 
     def _full_sizes(self) -> Sizes:
         """Return the sizes for a client that receives full weights instead of changes."""
@@ -124,13 +128,14 @@ class PhaseMessages:
 
     def _sizes(self, direction: str) -> Sizes:
         parts = self.received if direction == "download" else self.sent
-        return {part: _tensor_sizes(codec_of(self.stage, direction, part), tensors) for part, tensors in parts.items()}
+        return {
+            part: _tensor_sizes(self.stage.messages.codec(direction, part), tensors) for part, tensors in parts.items()
+        }
 
     def _message(self, direction: str, payload: Sizes) -> Message:
         parts = self.received if direction == "download" else self.sent
-        return tuple(
-            LedgerEntry(self.stage, p, parts[p]).row(self.stage.index, 0, 0, direction, payload[p]) for p in parts
-        )
+        spec = self.stage.messages
+        return tuple(spec.entry(p, parts[p]).row(0, 0, direction, payload[p]) for p in parts)
 
 
 def _tensor_sizes(codec: Codec, tensors: Weights) -> dict[str, int]:

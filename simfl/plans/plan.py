@@ -158,7 +158,7 @@ def meta_context(experiment: Experiment, data: Dataset) -> RunContext:
 
 def messages_of(context: RunContext, index: int, clients: int, examples: int = 1) -> PhaseMessages:
     """Return the messages of a phase; `examples` is the number of examples of a typical client."""
-    return phase_messages(context.stage(index, clients), examples)
+    return phase_messages(context.phase_context(index, clients), examples)
 
 
 def _phase(context: RunContext, index: int, sizes: ClientSizes, budget: Budget | None, card: int | None) -> PhasePlan:
@@ -177,7 +177,7 @@ def _phase(context: RunContext, index: int, sizes: ClientSizes, budget: Budget |
     return PhasePlan(
         name=phase.name or str(index),
         rounds=phase.rounds,
-        model=_counts(context.module, [context.roles(index)]),
+        model=_counts(context.module, [context.parameter_groups(index)]),
         download=messages.down,
         upload=messages.up,
         messages=per_update * totals.updates,
@@ -245,7 +245,7 @@ def summed(counts: Iterable[Counts]) -> Counts:
 
 
 def _all_counts(context: RunContext) -> Counts:
-    return _counts(context.module, [context.roles(index) for index in range(len(context.experiment.phases))])
+    return _counts(context.module, [context.parameter_groups(index) for index in range(len(context.experiment.phases))])
 
 
 def _counts(module: nn.Module, groups: Sequence[ParameterGroups]) -> Counts:

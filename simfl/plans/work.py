@@ -56,8 +56,12 @@ def client_sizes(experiment: Experiment, cache: Path) -> tuple[Dataset, ClientSi
     except DataError as error:
         if clients is None:
             raise
-        return placeholder_dataset(Published(0)), ClientSizes(np.full(clients, np.nan), np.zeros(clients, int), False, str(error))
-    return placeholder_dataset(context.dataset), ClientSizes(partition.sizes, partition.num_groups, True, "the data", partition)
+        return placeholder_dataset(Published(0)), ClientSizes(
+            np.full(clients, np.nan), np.zeros(clients, int), False, str(error)
+        )
+    return placeholder_dataset(context.dataset), ClientSizes(
+        partition.sizes, partition.num_groups, True, "the data", partition
+    )
 
 
 @dataclass(frozen=True)

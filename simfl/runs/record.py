@@ -12,6 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from simfl import files
+from simfl.aggregation.round import CohortResult
 from simfl.client_state import FileClientStore
 from simfl.errors import RunError
 from simfl.experiment import Checkpoint
@@ -33,7 +34,6 @@ from simfl.runs.mirror import Mirror
 from simfl.runs.snapshot import Snapshot
 from simfl.runs.tables import TableRow
 from simfl.timing import timed
-from simfl.training.cohort import CohortResult
 from simfl.training.context import PhaseContext
 from simfl.transport import ledger
 
@@ -286,7 +286,13 @@ def round_rows(
     values |= {f"{direction}_bytes": int(count["B"]) for direction, count in totals["payload"].items()}
     values |= {f"charged_{direction}_bytes": int(count["B"]) for direction, count in totals["charged"].items()}
     values |= {f"metric:{name}": float(value) for name, value in metrics.items()}
-    return {"rounds": [values], "ledger": [*ledger_rows], "clients": trained, "evaluations": [], "samples": []}
+    return {
+        "rounds": [values],
+        "ledger": [*ledger_rows],
+        "clients": [{**row} for row in trained],
+        "evaluations": [],
+        "samples": [],
+    }
 
 
 def _resumed(folder: Path, experiment_yaml: str, manifest: RunManifest) -> RunManifest:

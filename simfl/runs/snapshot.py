@@ -58,12 +58,12 @@ class Snapshot:
 
     def enter_phase(self, context: PhaseContext) -> Snapshot:
         """Enter a phase: start its trained tensors from the model so far, and its algorithm and optimizer afresh."""
-        roles = context.roles
-        values = {**context.binding.values(roles.shared + roles.buffers), **self.base_weights}
-        weights = pick(values, roles.shared)
+        groups = context.parameter_groups
+        values = {**context.network.tensors(groups.shared + groups.buffers), **self.base_weights}
+        weights = pick(values, groups.shared)
         server = Server({n: t.detach().clone() for n, t in weights.items()})
         server = replace(server, state=context.phase.algorithm.init_server(server.weights, context.task))
-        averaged = roles.buffers if context.phase.buffers == "average" else ()
+        averaged = groups.buffers if context.phase.buffers == "average" else ()
         buffers = {n: t.clone() for n, t in pick(values, averaged).items()}
         privacy = None if context.mechanism is None else context.mechanism.privacy
         clip = privacy.clip if privacy is not None and privacy.adaptive is not None else None

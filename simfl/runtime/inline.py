@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
+from simfl.aggregation.round import CohortResult
 from simfl.autotune.probe import ProbeRequest, ProbeResult
 from simfl.errors import OutOfMemory
 from simfl.evaluation import EvaluationPlan, Scores
@@ -13,7 +14,6 @@ from simfl.protocol import Parts, Weights
 from simfl.run_context import RunContext
 from simfl.runtime.gpu_monitor import processor
 from simfl.runtime.worker import Worker, WorkerConfig
-from simfl.training.cohort import CohortResult
 from simfl.training.data_parallel import MicroBatch, PartialGradient, SharedStepInputs
 from simfl.training.plan import CohortPlan, NextRound, no_next_round
 
@@ -76,9 +76,9 @@ class InlinePool:
 
     overlaps = False
 
-    def __init__(self, setup: WorkerConfig, setting: RunContext) -> None:
-        self.worker, self.num_workers = Worker(setup, setting, home=setting.device), 1
-        self.kind = processor(setting.device)
+    def __init__(self, config: WorkerConfig, context: RunContext) -> None:
+        self.worker, self.num_workers = Worker(config, context, home=context.device), 1
+        self.kind = processor(context.device)
 
     def begin(self, phase: int, base: Weights) -> None:
         """Start a phase."""
@@ -122,7 +122,7 @@ class InlinePool:
             return run(plan, received)
         except OutOfMemory as error:
             cause = str(error)  # the exception itself would keep the tensors alive that did not fit
-        self.worker.spare()
+        self.worker.free_memory()
         try:
             return run(plan, received)
         except OutOfMemory:
@@ -130,12 +130,12 @@ class InlinePool:
 
     def close(self) -> None:
         """Close the worker's watchdog."""
-        self.worker.watch.close()
+        self.worker.watchdog.close()
 
 
 def cohort_names(plans: Sequence[CohortPlan]) -> list[str]:
     """Return the name of each cohort in error messages."""
-    return [f"clients {', '.join(str(client.client) for client in plan.visits)}" for plan in plans]
+    return [f"clients {', '.join(str(client.client) for client in plan.clients)}" for plan in plans]
 
 
 def shard_names(plans: Sequence[EvaluationPlan]) -> list[str]:

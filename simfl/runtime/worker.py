@@ -1,4 +1,4 @@
-"""What runs on a worker, in this process or in an actor: a resident model and data, given cohorts and shards."""
+"""A worker: a resident model and data. It trains cohorts and evaluates shards, in this process or in an actor."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from simfl.aggregation.round import CohortResult
 from simfl.autotune.probe import ProbeRequest, ProbeResult, probe
 from simfl.client_state import ClientStore, FileClientStore
 from simfl.errors import OutOfMemory
@@ -20,154 +21,171 @@ from simfl.evaluation import EvaluationPlan, Scores, evaluate
 from simfl.experiment import Experiment
 from simfl.protocol import Examples, Parts, Weights
 from simfl.run_context import RunContext
-from simfl.runtime.gpu_monitor import GpuMonitor, most_memory, processor
+from simfl.runtime.gpu_monitor import GpuMonitor, peak_memory, processor
 from simfl.runtime.watchdog import Watchdog
 from simfl.timing import Clock, clocked, timed
-from simfl.training.cohort import CohortResult, train_cohort
-from simfl.training.compiled import with_programs
+from simfl.training.cohort import train_cohort
 from simfl.training.context import PhaseContext
-from simfl.training.data_parallel import MicroBatch, PartialGradient, SharedStepInputs, all_here, partial_gradient
+from simfl.training.data_parallel import MicroBatch, PartialGradient, SharedStepInputs
+from simfl.training.executor import Executor, compiled_steps
 from simfl.training.plan import CohortPlan, NextRound, no_next_round
-from simfl.training.retry import brief, starved
+from simfl.training.retry import brief, is_out_of_memory
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """All that a worker is made from."""
+    """The configuration of a worker.
+
+    Attributes:
+        experiment: The experiment.
+        cache: Folder of built data sets.
+        client_states: Folder of client states.
+        num_clients: K, all clients.
+        device: `cpu` or `cuda`.
+        stacks: Folder for the stack traces of workers that hang; None: they are not written.
+        traced: Whether spans are kept for a trace.
+        noise_multiplier: Noise multiplier of private updates.
+        session_name: Unique name of the session. A file of that name tells which workers see the run's folder.
+    """
 
     experiment: Experiment
     cache: Path
-    memory: Path
+    client_states: Path
     num_clients: int
     device: str = "cpu"
-    stacks: Path | None = None  # folder for the stacks of workers that hang
-    traced: bool = False  # keep spans for a trace
-    noise_multiplier: float = math.nan  # of private updates
-    sitting: str = ""  # a name that no other sitting has; a file of that name tells who shares the driver's disk
+    stacks: Path | None = None
+    traced: bool = False
+    noise_multiplier: float = math.nan
+    session_name: str = ""
 
 
 class Worker:
-    """One process's share of the work. Its threads are fixed, since sums on the CPU depend on their number."""
+    """A worker. Its number of threads is fixed, since sums on a CPU depend on it."""
 
     def __init__(
         self,
-        setup: WorkerConfig,
-        setting: RunContext | None = None,
+        config: WorkerConfig,
+        run_context: RunContext | None = None,
         home: torch.device | None = None,
         store: ClientStore | None = None,
     ) -> None:
-        """`home`: where results are left, by default in the host's memory, through which they travel.
+        """Set up threads, rounding, memory and client states.
 
-        `store`: client memory of a worker that does not see the run's folder.
+        Args:
+            config: The configuration.
+            run_context: Data and model; None: they are built.
+            home: Device on which results are returned; None: the CPU, through which they travel.
+            store: Client states of a worker that does not see the run's folder; None: the run's folder is used.
         """
-        torch.set_num_threads(setup.experiment.execution.threads)
-        keep_memory()
-        if setup.device == "cuda":
-            _round(strict=setup.experiment.deterministic)
-        self.setup = setup
-        self.setting = setting or RunContext(setup.experiment, setup.cache, torch.device(setup.device))
+        torch.set_num_threads(config.experiment.execution.threads)
+        keep_freed_memory()
+        if config.device == "cuda":
+            _set_gpu_precision(config.experiment.deterministic)
+        self.config = config
+        self.run_context = run_context or RunContext(config.experiment, config.cache, torch.device(config.device))
         self.home = home or torch.device("cpu")
-        self.store: ClientStore = store or FileClientStore(setup.memory)
-        self.stages: dict[int, PhaseContext] = {}
-        own, limit = store is None, setup.experiment.watchdog_seconds  # else this process's log, which Ray collects
-        self.watch = Watchdog(setup.stacks if own else None, limit, None if own else sys.__stderr__)
-        self.phase, self.gauge = -1, GpuMonitor(self.setting.device)
-        self.peak = 0  # bytes at their highest before a probe, which begins to count anew
-        self.ready = False  # whether the phase's local steps are programs, where they can be
+        self.store: ClientStore = store or FileClientStore(config.client_states)
+        self.executors: dict[int, Executor] = {}  # by phase
+        local, limit = store is None, config.experiment.watchdog_seconds
+        # stack traces go to the run's folder, or to this process's log, which Ray collects
+        self.watchdog = Watchdog(config.stacks if local else None, limit, None if local else sys.__stderr__)
+        self.phase, self.monitor = -1, GpuMonitor(self.run_context.device)
+        self.peak = 0  # bytes at the peak before a probe, which resets the peak
+        self.steps_chosen = False  # whether the phase's first cohort has chosen compiled or eager steps
 
     def begin(self, phase: int, base: Weights) -> None:
-        """Enter a phase: `base` is what earlier phases made of the model."""
-        self.setting.overwrite(base)
-        self.phase = phase
-        stage = self.setting.stage(phase, self.setup.num_clients, self.setup.noise_multiplier)
-        self.stages[phase], self.ready = all_here(_timed_reads(stage)), False
+        """Enter a phase. `base`: the model tensors that earlier phases have changed."""
+        self.run_context.overwrite(base)
+        self.phase, self.steps_chosen = phase, False
+        context = self.run_context.phase_context(phase, self.config.num_clients, self.config.noise_multiplier)
+        self.executors[phase] = Executor(_time_reads(context))
 
-    def train(self, plan: CohortPlan, received: Parts, ahead: NextRound = no_next_round) -> CohortResult:
-        """Train a cohort; what is `ahead` is drawn while a GPU is at work."""
-        stage = self._ready(plan)
-        with self._at_work("train", f"clients {', '.join(str(v.client) for v in plan.visits)}") as clock:
-            parts = self._here(received)
-            result = train_cohort(
-                stage, self.store, plan, parts, plan.execution_mode.mode, self.setup.experiment.on_error, ahead
-            )
-            result.sums = {part: self._home(tensors) for part, tensors in result.sums.items()}
-            result.gathered = {part: [self._home(t) for t in uploads] for part, uploads in result.gathered.items()}
+    def train(self, plan: CohortPlan, received: Parts, next_round: NextRound = no_next_round) -> CohortResult:
+        """Train a cohort. The batches of the next round are drawn while a GPU is busy."""
+        executor = self._executor(plan)
+        with self._task("train", f"clients {', '.join(str(client.client) for client in plan.clients)}") as clock:
+            parts, on_error = self._to_device(received), self.config.experiment.on_error
+            result = train_cohort(executor, self.store, plan, parts, on_error, next_round)
+            result.sums = {part: self._to_home(tensors) for part, tensors in result.sums.items()}
+            result.gathered = {part: [self._to_home(t) for t in uploads] for part, uploads in result.gathered.items()}
         result.clock = clock
         return result
 
-    def _ready(self, plan: CohortPlan) -> PhaseContext:
-        """The stage of a plan, its local steps as the programs that it asks for."""
-        if not self.ready:
-            self.stages[plan.phase] = with_programs(self.stages[plan.phase], plan.execution_mode.program)
-            self.ready = True
-        return self.stages[plan.phase]
+    def _executor(self, plan: CohortPlan) -> Executor:
+        """Return the executor of a plan's phase, whose first plan decides whether local steps are compiled."""
+        executor = self.executors[plan.phase]
+        if not self.steps_chosen:
+            executor.compiled = compiled_steps(executor.context, plan.execution_mode.program)
+            self.steps_chosen = True
+        return executor
 
-    def probe(self, question: ProbeRequest, received: Parts) -> ProbeResult:
-        """Try execution_modes of training, of which the phase's first round will take one."""
-        stage, self.peak = self.stages[self.phase], max(self.peak, most_memory(self.setting.device))
-        others = self.gauge.others()
-        with self._at_work("probe", f"{len(question.visits)} clients") as clock:
-            found = probe(stage, self.store, question, self._here(received))
-        found.clock, found.kind, found.others = clock, processor(self.setting.device), others
-        return found
+    def probe(self, request: ProbeRequest, received: Parts) -> ProbeResult:
+        """Try execution modes of training, of which the phase's first round will use one."""
+        self.peak = max(self.peak, peak_memory(self.run_context.device))
+        others = self.monitor.others()
+        with self._task("probe", f"{len(request.clients)} clients") as clock:
+            result = probe(self.executors[self.phase], self.store, request, self._to_device(received))
+        result.clock, result.kind, result.others = clock, processor(self.run_context.device), others
+        return result
 
-    def partial_gradient(self, piece: MicroBatch, shared: SharedStepInputs, received: Parts) -> PartialGradient:
-        """What a piece of a local batch adds to the gradient; `received` stands in for what `shared` lacks of it."""
-        with self._at_work("train", f"a piece of client {piece.client}") as clock:
-            here = {"trained": shared.trained, **{f"state:{key}": group for key, group in shared.state.items()}}
-            here = self._here(here)
-            trained, state = here.pop("trained"), {key.removeprefix("state:"): group for key, group in here.items()}
-            own = replace(shared, trained=trained, state=state, received=self._here(received))
-            found = partial_gradient(self.stages[self.phase], piece, own)
-            rest = None if found.rest is None else _on_cpu(found.rest)
-            found = PartialGradient(_on_cpu(found.task), rest, found.sums.cpu(), found.weights.cpu())
-        found.clock = clock
-        return found
+    def partial_gradient(self, micro_batch: MicroBatch, shared: SharedStepInputs, received: Parts) -> PartialGradient:
+        """Return the contribution of a micro-batch to a gradient. `received` replaces what `shared` lacks of it."""
+        with self._task("train", f"a micro-batch of client {micro_batch.client}") as clock:
+            groups = {"trained": shared.trained, **{f"state:{key}": group for key, group in shared.state.items()}}
+            groups = self._to_device(groups)
+            trained = groups.pop("trained")
+            state = {key.removeprefix("state:"): group for key, group in groups.items()}
+            own = replace(shared, trained=trained, state=state, received=self._to_device(received))
+            found = self.executors[self.phase].partial_gradient(micro_batch, own)
+            rest = None if found.rest is None else _to_cpu(found.rest)
+            result = PartialGradient(_to_cpu(found.task), rest, found.loss_sum.cpu(), found.loss_weight.cpu())
+        result.clock = clock
+        return result
 
     def evaluate(self, plan: EvaluationPlan, received: Parts) -> Scores:
-        """Score a shard."""
-        size, stage = self.setup.experiment.evaluate.batch_size, self.stages[self.phase]
-        with self._at_work("evaluate", f"{len(plan.rows)} examples of {plan.split}") as clock:
-            scores = evaluate(self.setting, stage, self.store, plan, self._here(received), size)
+        """Evaluate a shard."""
+        size, context = self.config.experiment.evaluate.batch_size, self.executors[self.phase].context
+        with self._task("evaluate", f"{len(plan.rows)} examples of {plan.split}") as clock:
+            scores = evaluate(self.run_context, context, self.store, plan, self._to_device(received), size)
         return replace(scores, clock=clock)
 
-    def spare(self) -> None:
-        """Give back the memory that torch keeps for later, and that of captured steps."""
-        for stage in self.stages.values():
-            if stage.programs is not None:
-                stage.programs.known.clear()
+    def free_memory(self) -> None:
+        """Free the memory that torch caches, and that of captured steps."""
+        for executor in self.executors.values():
+            if executor.compiled is not None:
+                executor.compiled.clear()
         gc.collect()
-        if self.setting.device.type == "cuda":
+        if self.run_context.device.type == "cuda":
             torch.cuda.empty_cache()
 
     @contextmanager
-    def _at_work(self, name: str, about: str) -> Iterator[Clock]:
-        """A piece of work: watched, timed, and if it wants memory, OutOfMemory."""
-        clock = Clock(traced=self.setup.traced)
+    def _task(self, name: str, about: str) -> Iterator[Clock]:
+        """Watch and time a task; raise OutOfMemory if its memory runs out."""
+        clock = Clock(traced=self.config.traced)
         try:
-            with self.watch.over(), clocked(clock), clock.measure(name, about):
+            with self.watchdog.over(), clocked(clock), clock.measure(name, about):
                 yield clock
-            clock.memory, clock.use = max(self.peak, self.gauge.memory()), self.gauge.use()
+            clock.memory, clock.use = max(self.peak, self.monitor.memory()), self.monitor.use()
         except Exception as error:
-            if starved(error):
+            if is_out_of_memory(error):
                 raise OutOfMemory(str(error) if isinstance(error, OutOfMemory) else brief(error)) from None
             raise
 
-    def _home(self, weights: Weights) -> Weights:
+    def _to_home(self, weights: Weights) -> Weights:
         return {name: tensor.to(self.home) for name, tensor in weights.items()}
 
     @timed("decode")
-    def _here(self, received: Parts) -> Parts:
-        device = self.setting.device
+    def _to_device(self, received: Parts) -> Parts:
+        device = self.run_context.device
         return {part: {name: t.to(device) for name, t in tensors.items()} for part, tensors in received.items()}
 
 
-def keep_memory() -> None:
-    """Have glibc keep freed blocks up to 32 MiB: every local step asks for the same again.
+def keep_freed_memory() -> None:
+    """Make glibc keep freed blocks of up to 32 MiB, since every local step allocates the same ones.
 
-    Page faults took 6 % of a small CNN's time, and more of a stacked MLP's. Other C libraries lack the switch.
+    Page faults took 6 % of a small CNN's time, and more of a stacked MLP's. Other C libraries lack the setting.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -175,29 +193,29 @@ def keep_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, 256 << 20)
 
 
-def _round(strict: bool) -> None:
-    """How a GPU multiplies: float32 and algorithms that give the same bits each time, or TF32 and the fastest ones."""
-    torch.set_float32_matmul_precision("highest" if strict else "high")
-    torch.backends.cudnn.allow_tf32 = not strict
-    torch.backends.cudnn.deterministic = strict
+def _set_gpu_precision(deterministic: bool) -> None:
+    """Make a GPU multiply in float32 with deterministic algorithms, or in TF32 with the fastest ones."""
+    torch.set_float32_matmul_precision("highest" if deterministic else "high")
+    torch.backends.cudnn.allow_tf32 = not deterministic
+    torch.backends.cudnn.deterministic = deterministic
 
 
-def _timed_reads(stage: PhaseContext) -> PhaseContext:
-    """The stage with the reading of its examples timed."""
-    load = timed("load")(stage.load)
+def _time_reads(context: PhaseContext) -> PhaseContext:
+    """Return the context with the reading of its examples timed."""
+    load = timed("load")(context.load_examples)
 
-    def timed_examples() -> Examples:
+    def load_timed() -> Examples:
         examples = load()
         return TimedExamples(examples.rows, examples.shared)
 
-    return replace(stage, load=timed_examples)
+    return replace(context, load_examples=load_timed)
 
 
 class TimedExamples(Examples):
-    """Examples whose batches are timed."""
+    """Examples that time the reading of batches."""
 
     take = timed("load")(Examples.take)
 
 
-def _on_cpu(weights: Weights) -> Weights:
+def _to_cpu(weights: Weights) -> Weights:
     return {name: tensor.cpu() for name, tensor in weights.items()}

@@ -25,7 +25,7 @@ from simfl.sampling import auto_clients_per_batch, num_sampled
 from simfl.tracking import trackers
 from simfl.training.context import LOCAL
 from simfl.training.plan import ExecutionMode
-from simfl.training.tensor_optimizer import steppable
+from simfl.training.tensor_optimizer import has_tensor_form
 from simfl.training.vectorized import pays_on_cpu
 
 MANY_CLIENTS = 32  # clients per round from which batches of 16 clients leave no worker idle
@@ -122,7 +122,7 @@ def identity_of(experiment: Experiment, context: RunContext, clients: int, devic
 
 
 def _check_execution_mode(experiment: Experiment, context: RunContext) -> None:
-    mode, buffers = experiment.execution.mode, context.roles(0).buffers
+    mode, buffers = experiment.execution.mode, context.parameter_groups(0).buffers
     if mode == "vectorized" and buffers:
         raise ConfigError(
             f"execution.mode: vectorized, but padding would enter the running statistics ({buffers[0]});"
@@ -143,9 +143,15 @@ def _check_execution_mode(experiment: Experiment, context: RunContext) -> None:
 
 def _vectorizes(experiment: Experiment, context: RunContext, expected: float, device: str) -> bool:
     """Return whether vectorized training is possible, and faster by rule."""
-    faster = device == "cuda" or (expected >= MANY_CLIENTS and pays_on_cpu(context.module, context.roles(0).trained))
+    faster = device == "cuda" or (
+        expected >= MANY_CLIENTS and pays_on_cpu(context.module, context.parameter_groups(0).trained)
+    )
     sequential_only = bool(getattr(context.module, "sequential_only", "")) or _unit_is_record(experiment)
-    return faster and experiment.execution.data_parallel == 1 and not (context.roles(0).buffers or sequential_only)
+    return (
+        faster
+        and experiment.execution.data_parallel == 1
+        and not (context.parameter_groups(0).buffers or sequential_only)
+    )
 
 
 def _unit_is_record(experiment: Experiment) -> bool:
@@ -159,7 +165,7 @@ def _expected_clients(experiment: Experiment, clients: int) -> float:
 
 def _gpu_identity(experiment: Experiment, identity: RunIdentity) -> RunIdentity:
     """Add how local steps run on a GPU, and in which precision it multiplies float32."""
-    captured = identity.mode == "vectorized" and all(steppable(phase.local) for phase in experiment.phases)
+    captured = identity.mode == "vectorized" and all(has_tensor_form(phase.local) for phase in experiment.phases)
     program = experiment.execution.program if captured else "eager"
     products = "float32" if experiment.deterministic else "tf32"
     return replace(identity, program="graph" if program == "auto" else program, products=products)
@@ -183,7 +189,7 @@ def check(experiment: Experiment, context: RunContext, partition: Partition) -> 
 
 
 def _check_phase(experiment: Experiment, context: RunContext, partition: Partition, index: int, phase: Phase) -> None:
-    buffers, sampled = context.roles(index).buffers, num_sampled(phase, len(partition))
+    buffers, sampled = context.parameter_groups(index).buffers, num_sampled(phase, len(partition))
     if sampled is not None and sampled > len(partition):
         raise ConfigError(
             f"phases.{index}.clients_per_round: {sampled} requested, but the partition has {len(partition)} clients"
@@ -199,7 +205,7 @@ def _check_phase(experiment: Experiment, context: RunContext, partition: Partiti
 def remarks(prepared: PreparedRun, phase: Phase, mode: ExecutionMode, workers: int) -> list[str]:
     """Return messages about how a phase is executed that a user could not see otherwise."""
     found = [_idle_workers(prepared, phase, mode.clients_per_batch, workers)]
-    if prepared.identity.device != "cpu" and mode.mode == "vectorized" and not steppable(phase.local):
+    if prepared.identity.device != "cpu" and mode.mode == "vectorized" and not has_tensor_form(phase.local):
         name = phase.local.optimizer.name
         found.append(f"local steps run eagerly: {name} with its settings cannot be captured as a CUDA graph")
     return [text for text in found if text]

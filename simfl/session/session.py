@@ -77,7 +77,7 @@ def open_session(stack: ExitStack, experiment: Experiment, options: RunOptions) 
         trackers.opened(experiment, prepared.run_context, record.folder, state.step, callbacks.message)
     )
     trace = stack.enter_context(closing(Trace(record.folder / "trace.json"))) if options.profile else None
-    stopwatch, store = Stopwatch(pool.num_workers, trace), FileClientStore(config.memory)
+    stopwatch, store = Stopwatch(pool.num_workers, trace), FileClientStore(config.client_states)
     stack.enter_context(clocked(stopwatch.own))
     session = RunSession(
         prepared, record, store, pool, signals, callbacks, stopwatch, account, time.monotonic() - began

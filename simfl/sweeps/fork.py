@@ -82,7 +82,7 @@ def fork(
     with tempfile.TemporaryDirectory(prefix="simfl-fork-") as scratch:
         state = _state(source, step, Path(scratch), log)
         identity = prepare.identity_of(experiment, context, len(partition), device)
-        phase = context.stage(state.snapshot.phase, len(partition))
+        phase = context.phase_context(state.snapshot.phase, len(partition))
         _check_weights(source, state.snapshot, phase)
         moved = manifest_sha256(source.partition_manifest) != manifest_sha256(manifest_text)
         state = replace(state, snapshot=_adapted(source, state.snapshot, phase, moved, log))
@@ -138,7 +138,7 @@ def _check(source: Run, experiment: Experiment, step: int) -> None:
 
 def _check_weights(source: Run, found: Snapshot, phase: PhaseContext) -> None:
     """Check that the new model has all tensors that the source has trained; others keep their initial values."""
-    own = {**dict(phase.module.named_parameters()), **dict(phase.module.named_buffers())}
+    own = {**dict(phase.network.module.named_parameters()), **dict(phase.network.module.named_buffers())}
     for name, tensor in found.model.items():
         shape, own_shape = list(tensor.shape), list(own[name].shape) if name in own else None
         if own_shape != shape:
@@ -179,10 +179,10 @@ def _adapted(source: Run, found: Snapshot, phase: PhaseContext, moved: bool, log
     changed = [name for name in RESETTING if getattr(before, name) != getattr(phase.phase, name)]
     if changed == ["server"] and type(before.server) is type(phase.phase.server):
         changed = []
-    if changed or set(phase.roles.shared) != set(found.server.weights):
+    if changed or set(phase.parameter_groups.shared) != set(found.server.weights):
         log(f"{', '.join(changed) or 'the model'} changed: the server starts from the weights, clients without state")
         entered = replace(found, base_weights=found.model, client_states={}).enter_phase(phase)
-        kept = pick(found.model, [name for name in phase.roles.shared if name in found.model])
+        kept = pick(found.model, [name for name in phase.parameter_groups.shared if name in found.model])
         return replace(entered, server=replace(entered.server, weights={**entered.server.weights, **kept}))
     if moved and set(found.client_states.values()) - {EMPTY}:
         log("the partition changed: clients start without state")

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Local training of sampled clients on a worker."""

@@ -1,12 +1,12 @@
-"""Visits that are trained together, from what their clients update_state to their last local step. Tensors are [n, …].
+"""Client updates of the clients that are trained together, from their stored state to their uploads.
 
-Nothing here is done once for each client that can be done once for all: a round of a small model has more clients than
-milliseconds.
+Tensors are stacked [n, …]. Work that can be done once for all clients is not done for each: a round of a small model
+has more clients than milliseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,49 +18,65 @@ from simfl.algorithms.base import Algorithm
 from simfl.errors import ConfigError
 from simfl.privacy.mechanism import Mechanism, Release
 from simfl.privacy.units import Clipped
-from simfl.protocol import ClientUpdate, Parts, State, Weights
-from simfl.seeds import seed_for
-from simfl.stacking import map_rows, stack_rows, take_row_like
-from simfl.timing import timed
-from simfl.training import sequential as loop
-from simfl.training import vectorized as batch
-from simfl.training.context import PhaseContext, TrainingResult, TrainingUnit, visits
-from simfl.training.initial_state import InitialState, on_device
-from simfl.training.plan import ClientPlan, CohortPlan, batches, places, poisson_batches, rates
+from simfl.protocol import EXTRA, ClientUpdate, ModelInfo, Parts, State, Weights
+from simfl.stacking import map_rows, select_namespace, stack_rows, take_row, take_row_like, to_device
+from simfl.training import sequential, vectorized
+from simfl.training.batches import TrainingUnit, draw_unit, units_of
+from simfl.training.context import PhaseContext
+from simfl.training.executor import Executor, TrainingInputs, TrainingResult
+from simfl.training.plan import ClientPlan, CohortPlan
 
-EMPTY_UNIT = np.empty(0, np.int64)  # of a client that was visited and had no unit sampled
-MODES: dict[str, Callable[..., TrainingResult]] = {"sequential": loop.train, "vectorized": batch.train}
+MODES: dict[str, Callable[[Executor, TrainingInputs], TrainingResult]] = {
+    "sequential": sequential.train,
+    "vectorized": vectorized.train,
+}
 
 
 @dataclass(frozen=True)
 class UpdateGroup:
-    """After the last local step."""
+    """The results of n clients that were trained together, before their uploads are encoded.
+
+    Attributes:
+        plans: The clients.
+        units: The batches that each was trained on.
+        update: Facts of the client updates after the last local step, [n].
+        upload: Parts to send, [n, …].
+        trained: Trained tensors and extra parameters, [n, …].
+        buffers: Running statistics, [n, …].
+        state: The algorithm's state as `after_step` left it, [n, …]; without the groups that some clients lack.
+        prepared: The algorithm's state of each client at the start of the update. Whatever exceeds its shapes in
+            `state` is padding.
+        optimizer_states: Optimizer states of each client, one per micro-step; empty if they are not kept.
+        losses: Mean task loss, [n].
+        release: The privacy mechanism's release, where the units of a client are released as one message.
+        num_noised_steps: Local steps whose gradients were clipped and noised example by example.
+    """
 
     plans: tuple[ClientPlan, ...]
-    items: tuple[TrainingUnit, ...]
-    visit: ClientUpdate
+    units: tuple[TrainingUnit, ...]
+    update: ClientUpdate
     upload: Parts
     trained: Weights
     buffers: Weights
-    state: State  # as the algorithm's `observe` left it; what not all clients have is in `before` alone
-    before: tuple[State, ...]  # of each client as the visit began: what is beyond its shapes in `state` is padding
-    optimizer: tuple[tuple[State, ...], ...]  # of each client, one a micro-step; empty if it is not kept
-    losses: Tensor  # [n]
-    release: Release | None = None  # of a visit whose units are hidden
-    private_steps: int = 0  # local steps with a gradient that was clipped and noised example by example
+    state: State
+    prepared: tuple[State, ...]
+    optimizer_states: tuple[tuple[State, ...], ...]
+    losses: Tensor
+    release: Release | None = None
+    num_noised_steps: int = 0
 
     def __len__(self) -> int:
         return len(self.plans)
 
     def state_of(self, k: int) -> State:
-        """Of one client."""
+        """Return the algorithm's state of client k, without padding."""
         return {
             key: take_row_like(self.state[key], k, group) if key in self.state else group
-            for key, group in self.before[k].items()
+            for key, group in self.prepared[k].items()
         }
 
     def only(self, k: int) -> UpdateGroup:
-        """One client as a group of its own."""
+        """Return client k as a group of its own."""
         if len(self) == 1:
             return self
         here = slice(k, k + 1)
@@ -72,184 +88,266 @@ class UpdateGroup:
         return replace(
             self,
             plans=self.plans[here],
-            items=self.items[here],
-            visit=ClientUpdate(*(t[here] for t in self.visit)),
+            units=self.units[here],
+            update=ClientUpdate(*(t[here] for t in self.update)),
             upload={part: rows(tensors) for part, tensors in self.upload.items()},
             trained=rows(self.trained),
             buffers=rows(self.buffers),
             state=state,
-            before=self.before[here],
-            optimizer=self.optimizer[here],
+            prepared=self.prepared[here],
+            optimizer_states=self.optimizer_states[here],
             losses=self.losses[here],
         )
 
 
-@timed("train")
-def train(
-    stage: PhaseContext,
+def train_clients(
+    executor: Executor,
     plan: CohortPlan,
-    plans: Sequence[ClientPlan],
-    memories: dict[int, State],
+    clients: Sequence[ClientPlan],
+    client_states: Mapping[int, State],
     received: Parts,
-    mode: str,
 ) -> list[UpdateGroup]:
-    """All these visits: one group, or where each client releases its units as one message, a group for each client."""
-    if stage.mechanism is None or stage.mechanism.unit == "record":
-        items = [_item(stage, plan, visit, *_units(visit)[0]) for visit in plans]
-        return list(_in_chunks(stage, plan, items, list(plans), memories, received, mode))
-    return [_hidden(stage, plan, visit, memories, received, mode) for visit in plans]
+    """Train these clients of a cohort.
 
-
-def _hidden(
-    stage: PhaseContext, plan: CohortPlan, visit: ClientPlan, memories: dict[int, State], received: Parts, mode: str
-) -> UpdateGroup:
-    """One client's units, trained apart: each one's whole update clipped, then summed, noised and divided.
-
-    What the client remembers may follow from the release alone, so `trained` is what the server could know of it.
+    Returns one group; or, where each client releases its privacy units as one message, a group for each client.
     """
-    mechanism = stage.mechanism
+    mechanism = executor.context.mechanism
+    if mechanism is not None and mechanism.unit != "record":
+        return [_train_units(executor, plan, client, client_states, received) for client in clients]
+    units = [_unit(executor, plan, client, *units_of(client)[0]) for client in clients]
+    return list(_train_batches(executor, plan, units, list(clients), client_states, received))
+
+
+def _train_units(
+    executor: Executor, plan: CohortPlan, client: ClientPlan, client_states: Mapping[int, State], received: Parts
+) -> UpdateGroup:
+    """Train one client's units separately; clip the update of each, then sum, add noise and divide.
+
+    The client's new state may depend on the release alone, so `trained` is what the server could know of it.
+    """
+    mechanism = executor.context.mechanism
     assert mechanism is not None
-    items = [_item(stage, plan, visit, unit, rows) for unit, rows in _units(visit)]
-    groups = _in_chunks(stage, plan, items, [visit] * len(items), memories, received, mode)
-    units, first, losses = _summed(mechanism, groups, received)
-    name = (plan.phase, plan.round, visit.client)
-    release = mechanism.release(units if visit.units else None, received, name)
+    units = [_unit(executor, plan, client, unit, rows) for unit, rows in units_of(client)]
+    groups = _train_batches(executor, plan, units, [client] * len(units), client_states, received)
+    clipped, first, losses = _clip_and_sum(mechanism, groups, received)
+    name = (plan.phase, plan.round, client.client)
+    release = mechanism.release(clipped if client.units else None, received, name)
     parts = {part: {name: t[None] for name, t in tensors.items()} for part, tensors in release.parts.items()}
     known = {name: received["weights"][name] + t for name, t in parts["weights"].items()}
     return replace(
         first,
         upload=parts,
         trained={**first.trained, **known},
-        optimizer=((),),
+        optimizer_states=((),),
         losses=losses.double().mean()[None],
         release=replace(release, parts=parts),
     )
 
 
-def _summed(
+def _clip_and_sum(
     mechanism: Mechanism, groups: Iterator[UpdateGroup], received: Parts
 ) -> tuple[Clipped, UpdateGroup, Tensor]:
-    """Units clipped and added up as they come, the first one as a group of its own, and all losses."""
-    fold, norms, losses, first = TreeReducer(), list[Tensor](), list[Tensor](), None
+    """Clip units and sum them as they are trained; return also the first one as a group of its own, and all losses."""
+    reducer, norms, losses, first = TreeReducer(), list[Tensor](), list[Tensor](), None
     for group in groups:
         units = mechanism.clipped(group.upload["weights"], received)
-        fold.push(units.total, len(group))
+        reducer.push(units.total, len(group))
         norms.append(units.norms)
         losses.append(group.losses)
         first = first or group.only(0)
-    total = fold.total()
+    total = reducer.total()
     assert first is not None
     assert total is not None
     return Clipped(total, torch.cat(norms)), first, torch.cat(losses)
 
 
-def _units(visit: ClientPlan) -> list[tuple[int, np.ndarray]]:
-    """The name and the rows of each unit; of a visit without any, one that has no examples."""
-    return list(zip(visit.names or range(len(visit.units)), visit.units, strict=True)) or [(-1, EMPTY_UNIT)]
+def _unit(executor: Executor, plan: CohortPlan, client: ClientPlan, unit: int, rows: np.ndarray) -> TrainingUnit:
+    """Return a unit, drawn now or ahead."""
+    drawn = executor.drawn_units.pop((plan.round, client.client, unit), None)
+    return draw_unit(executor.context, plan, client, unit, rows) if drawn is None else drawn
 
 
-def _in_chunks(
-    stage: PhaseContext,
+def _train_batches(
+    executor: Executor,
     plan: CohortPlan,
-    items: list[TrainingUnit],
+    units: list[TrainingUnit],
     owners: list[ClientPlan],
-    memories: dict[int, State],
+    client_states: Mapping[int, State],
     received: Parts,
-    mode: str,
 ) -> Iterator[UpdateGroup]:
-    """As many items at a time as the mode takes, trained when they are asked for."""
-    size = len(items) if mode == "vectorized" else 1
-    for first in range(0, len(items), size):
-        yield _trained(stage, plan, items[first : first + size], owners[first : first + size], memories, received, mode)
+    """Train as many units at a time as the execution mode takes, when the next group is asked for."""
+    size = len(units) if plan.execution_mode.mode == "vectorized" else 1
+    for first in range(0, len(units), size):
+        here = slice(first, first + size)
+        yield _train_group(executor, plan, units[here], owners[here], client_states, received)
 
 
-def draw(stage: PhaseContext, plans: Sequence[CohortPlan]) -> None:
-    """The batches of these cohorts, kept until they are trained; those that were kept before are dropped."""
-    if plans:
-        stage.drawn.clear()
-    for plan in plans:
-        for visit in plan.visits:
-            for unit, rows in _units(visit):
-                stage.drawn[plan.round, visit.client, unit] = _drawn(stage, plan, visit, unit, rows)
-
-
-def _item(stage: PhaseContext, plan: CohortPlan, visit: ClientPlan, unit: int, rows: np.ndarray) -> TrainingUnit:
-    ahead = stage.drawn.pop((plan.round, visit.client, unit), None)
-    return _drawn(stage, plan, visit, unit, rows) if ahead is None else ahead
-
-
-def _drawn(stage: PhaseContext, plan: CohortPlan, visit: ClientPlan, unit: int, rows: np.ndarray) -> TrainingUnit:
-    phase, name = stage.phase, (stage.seed, "visit", plan.phase, plan.round, visit.client, unit)
-    draw = poisson_batches if stage.mechanism is not None and stage.mechanism.unit == "record" else batches
-    table = draw(rows, phase.local, *name, steps=visit.steps)
-    speed = rates(phase.local, phase.rounds, plan.round, len(table))
-    place = places(rows, table) if phase.algorithm.needs_positions else None
-    return TrainingUnit(visit.client, unit, table, speed, seed_for(*name) >> 1, visit.examples, place)
-
-
-def _trained(
-    stage: PhaseContext,
+def _train_group(
+    executor: Executor,
     plan: CohortPlan,
-    items: list[TrainingUnit],
+    units: list[TrainingUnit],
     owners: list[ClientPlan],
-    memories: dict[int, State],
+    client_states: Mapping[int, State],
     received: Parts,
-    mode: str,
 ) -> UpdateGroup:
-    algorithm, n = stage.phase.algorithm, len(items)
-    visit = visits(stage, items, plan.round, [o.relative for o in owners], plan.num_sampled)
-    beginning = InitialState(stage, received, visit, [on_device(memories[item.client], stage.device) for item in items])
-    states, start = beginning.states, beginning.weights()
-    state = {key: stack_rows([s[key] for s in states]) for key in states[0] if all(key in s for s in states)}
-    trained = MODES[mode](stage, items, start, beginning.buffers(), received, state, visit, beginning.kept)
-    visit = visit._replace(step=visit.num_steps.to(torch.int64))  # all local steps are taken
-    uploads = _uploads(algorithm, n)(trained.weights, received, trained.state, visit)
-    _check_parts(stage, uploads)
-    if stage.programs is not None:
-        uploads = _apart(uploads, [trained.weights, *trained.state.values()])
-    losses = trained.sums / trained.counts.clamp_min(1e-12)
-    kept = trained.optimizer
+    context, n = executor.context, len(units)
+    update = client_update(context, plan, units, [owner.relative_weight for owner in owners])
+    initial = _InitialState(executor, received, update, [_on_device(context, client_states[u.client]) for u in units])
+    inputs = initial.training_inputs(units)
+    result = MODES[plan.execution_mode.mode](executor, inputs)
+    update = update._replace(step=update.num_steps.to(torch.int64))  # all local steps are taken
+    uploads = _uploads(context, n)(result.weights, received, result.state, update)
+    _check_parts(context, uploads)
+    if executor.compiled is not None:
+        uploads = _copy_shared(uploads, [result.weights, *result.state.values()])
     return UpdateGroup(
-        tuple(owners),
-        tuple(items),
-        visit,
-        uploads,
-        trained.weights,
-        trained.buffers,
-        trained.state,
-        tuple(states),
-        tuple(tuple(kept[k::n]) for k in range(n)),
-        losses,
-        private_steps=trained.private_steps,
+        plans=tuple(owners),
+        units=tuple(units),
+        update=update,
+        upload=uploads,
+        trained=result.weights,
+        buffers=result.buffers,
+        state=result.state,
+        prepared=tuple(initial.prepared),
+        optimizer_states=tuple(tuple(result.optimizer_states[k::n]) for k in range(n)),
+        losses=result.loss_sums / result.loss_weights.clamp_min(1e-12),
+        num_noised_steps=result.num_noised_steps,
     )
 
 
-def _uploads(algorithm: Algorithm, n: int) -> Callable[..., Parts]:
-    """What n clients send. The default is a difference of tensors, whether or not they are stacked."""
-    if type(algorithm).upload is Algorithm.upload:
+def client_update(
+    context: PhaseContext, plan: CohortPlan, units: list[TrainingUnit], relative_weights: list[float]
+) -> ClientUpdate:
+    """Return the facts of these client updates at local step 0, as stacked tensors [n]."""
+    n, local = len(units), context.phase.local
+    whole = [[u.client for u in units], [u.key for u in units], [plan.round] * n, [0] * n]
+    rates = {id(u.learning_rates): u.learning_rates for u in units}  # few differ
+    total_rates = {key: local.optimizer.total_rate(one) for key, one in rates.items()}
+    parts = [
+        [u.num_steps for u in units],
+        [u.num_examples for u in units],
+        relative_weights,
+        [context.num_clients] * n,
+        [plan.num_sampled] * n,
+        [local.learning_rate] * n,
+        [total_rates[id(u.learning_rates)] for u in units],
+    ]
+    device = context.device
+    return ClientUpdate(
+        *to_device(device, np.array(whole, dtype=np.int64)), *to_device(device, np.array(parts, dtype=np.float32))
+    )
+
+
+class _InitialState:
+    """The tensors that n client updates start from: from what they received and what each client has stored."""
+
+    def __init__(self, executor: Executor, received: Parts, update: ClientUpdate, client_states: list[State]) -> None:
+        self.executor, self.context, self.received = executor, executor.context, received
+        self.update, self.client_states = update, client_states
+        self.updates = [ClientUpdate(*facts) for facts in zip(*(t.unbind() for t in update), strict=True)]
+        self.prepared = self._prepare()
+
+    def training_inputs(self, units: list[TrainingUnit]) -> TrainingInputs:
+        """Return the inputs of training. Groups of state that some clients lack are not stacked."""
+        states = self.prepared
+        state = {key: stack_rows([s[key] for s in states]) for key in states[0] if all(key in s for s in states)}
+        return TrainingInputs(
+            units, self._weights(), self._buffers(), self.received, state, self.update, self.client_states
+        )
+
+    def _prepare(self) -> list[State]:
+        """Return the algorithm's state of each client for this update."""
+        algorithm = self.context.phase.algorithm
+        states = [select_namespace(state, "algorithm") for state in self.client_states]
+        pairs = list(zip(states, self.updates, strict=True))
+        if _overrides(algorithm, "init_client"):
+            pairs = [(state or algorithm.init_client(self.received, update), update) for state, update in pairs]
+        if _overrides(algorithm, "prepare_state"):
+            pairs = [(algorithm.prepare_state(self.received, state, update), update) for state, update in pairs]
+        return [state for state, _ in pairs]
+
+    def _weights(self) -> Weights:
+        """Return every trained tensor and every extra parameter, to be stepped in place."""
+        groups, n = self.context.parameter_groups, len(self.client_states)
+        personal = self._personal_params() if groups.personal_params else []
+        weights: Weights = {}
+        for name in groups.trained:
+            shared = self.received["weights"].get(name)
+            weights[name] = torch.stack([own[name] for own in personal]) if shared is None else _copies(shared, n)
+        if _overrides(self.context.phase.algorithm, "extra_params"):
+            weights |= stack_rows([self._extra_params(k, take_row(weights, k)) for k in range(n)])
+        return weights
+
+    def _personal_params(self) -> list[Weights]:
+        """Return the personal tensors of each client: stored ones, else the model's own."""
+        initial = self.context.network.tensors(self.context.parameter_groups.personal_params)
+        stored = [select_namespace(state, "personal_params").get("weights", {}) for state in self.client_states]
+        return [{**initial, **own} for own in stored]
+
+    def _extra_params(self, k: int, weights: Weights) -> Weights:
+        context, mentor = self.context, self.context.mentor
+        mentor_weights = weights if mentor is None else mentor.tensors(mentor.trained)
+        outputs, mentor_outputs = self.executor.sample_outputs
+        model = ModelInfo(outputs, dict(mentor_weights), mentor_outputs)
+        extras = context.phase.algorithm.extra_params(model, self.received, self.prepared[k], self.updates[k])
+        return {f"{EXTRA}/{group}/{name}": t for group, tensors in extras.items() for name, t in tensors.items()}
+
+    def _buffers(self) -> Weights:
+        """Return the running statistics: stored ones, else received ones, else the model's own."""
+        names = self.context.parameter_groups.buffers
+        if not names:
+            return {}
+        initial = self.received.get("buffers") or self.context.network.tensors(names)
+        return stack_rows(
+            [select_namespace(state, "buffers").get("weights") or initial for state in self.client_states]
+        )
+
+
+def _copies(tensor: Tensor, n: int) -> Tensor:
+    """Return n equal rows [n, …]."""
+    return tensor.expand(n, *tensor.shape).clone(memory_format=torch.contiguous_format)
+
+
+def _overrides(algorithm: Algorithm, method: str) -> bool:
+    """Return whether the algorithm overrides a method whose default does nothing."""
+    return getattr(type(algorithm), method) is not getattr(Algorithm, method)
+
+
+def _on_device(context: PhaseContext, state: State) -> State:
+    return {group: {name: t.to(context.device) for name, t in tensors.items()} for group, tensors in state.items()}
+
+
+def _uploads(context: PhaseContext, n: int) -> Callable[[Weights, Parts, State, ClientUpdate], Parts]:
+    """Return the algorithm's upload for n stacked clients. The default works on stacked tensors as it stands."""
+    algorithm = context.phase.algorithm
+    if not _overrides(algorithm, "upload"):
         return algorithm.upload
-    return lambda trained, received, state, visit: map_rows(lambda t, s, v: algorithm.upload(t, received, s, v), n)(
-        trained, state, visit
-    )
+
+    def uploads(trained: Weights, received: Parts, state: State, update: ClientUpdate) -> Parts:
+        one = map_rows(lambda t, s, u: algorithm.upload(t, received, s, u), n)
+        parts: Parts = one(trained, state, update)
+        return parts
+
+    return uploads
 
 
-def _check_parts(stage: PhaseContext, uploads: Parts) -> None:
+def _check_parts(context: PhaseContext, uploads: Parts) -> None:
     """Raise ConfigError for an uploaded part that the algorithm's `reduce` does not name."""
-    algorithm = stage.phase.algorithm
+    algorithm = context.phase.algorithm
     for part in uploads:
         if part not in algorithm.reduce:
             name, allowed = type(algorithm).__name__, ", ".join(algorithm.reduce)
             raise ConfigError(
-                f"phases.{stage.index}.algorithm: {name} uploads the part {part!r}, which its `reduce` does not name;"
-                f" it names {allowed}"
+                f"phases.{context.index}.algorithm: {name} uploads the part {part!r}, which its `reduce` does not name;"
+                f" allowed: {allowed}"
             )
 
 
-def _apart(uploads: Parts, lent: list[Weights]) -> Parts:
-    """The uploads, copied where they lie in tensors that the next visits of a program will be trained in."""
-    places = {t.untyped_storage().data_ptr() for tensors in lent for t in tensors.values()}
+def _copy_shared(uploads: Parts, lent: list[Weights]) -> Parts:
+    """Copy uploads that share memory with `lent` tensors, in which a compiled program trains the next clients."""
+    lent_storage = {t.untyped_storage().data_ptr() for tensors in lent for t in tensors.values()}
 
     def own(tensor: Tensor) -> Tensor:
-        return tensor.clone() if tensor.untyped_storage().data_ptr() in places else tensor
+        return tensor.clone() if tensor.untyped_storage().data_ptr() in lent_storage else tensor
 
     return {part: {name: own(t) for name, t in tensors.items()} for part, tensors in uploads.items()}

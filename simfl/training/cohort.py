@@ -1,188 +1,262 @@
-"""A cohort from start to end on a worker: update_state, train, clip, encode, decode, update_state, and one sum per part.
+"""A cohort on a worker: load client states, train, privatise, encode, decode, store client states, sum each part.
 
-The modes of training differ in how many visits they take at once, and in nothing else of what follows.
+Execution modes differ in how many clients they train at once, and in nothing that follows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from simfl.aggregation.round import ClientRow, CohortResult
 from simfl.aggregation.tree import PartSums
+from simfl.algorithms.base import Algorithm
 from simfl.client_state import EMPTY, ClientStore
-from simfl.protocol import Parts, Weights
-from simfl.timing import Clock, measured
-from simfl.training import client_updates as group
-from simfl.training.client_updates import UpdateGroup
+from simfl.protocol import ClientUpdate, Parts, State, Weights
+from simfl.stacking import take_row
+from simfl.timing import measured
+from simfl.training.client_updates import UpdateGroup, train_clients
 from simfl.training.context import PhaseContext
+from simfl.training.executor import Executor
 from simfl.training.plan import ClientPlan, CohortPlan, NextRound, no_next_round
-from simfl.training.release import ReleasedUpdates, release
-from simfl.training.retry import attempt
+from simfl.training.retry import FailureHandler, SkippedClient
 from simfl.transport import ledger
-from simfl.transport.upload import finite
-
-
-class Outcome(NamedTuple):
-    """A visit as one of the group that it was trained and released in."""
-
-    group: UpdateGroup
-    released: ReleasedUpdates
-    place: int
-
-
-@dataclass
-class CohortResult:
-    """What a worker returns for a cohort: sums and rows, never single uploads (but for gathered parts)."""
-
-    index: int
-    size: int  # positions of the round's tree
-    sums: Parts = field(default_factory=dict)
-    gathered: dict[str, list[Weights]] = field(default_factory=dict)
-    memory: dict[int, str] = field(default_factory=dict)  # client -> digest of what it now remembers
-    ledger: list[ledger.Row] = field(default_factory=list)
-    clients: list[dict[str, Any]] = field(default_factory=list)
-    skipped: list[int] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)  # about visits that failed and were tried again or left out
-    clock: Clock = field(default_factory=Clock)
+from simfl.transport.upload import BUFFERS, rows_are_finite, send_uploads
 
 
 def train_cohort(
-    stage: PhaseContext,
+    executor: Executor,
     store: ClientStore,
     plan: CohortPlan,
     received: Parts,
-    mode: str,
     on_error: str,
-    ahead: NextRound = no_next_round,
+    next_round: NextRound = no_next_round,
 ) -> CohortResult:
-    """Every visit of the cohort; ClientError names the client that failed, unless failures are skipped.
+    """Run every client update of a cohort.
 
-    Nobody looks at single uploads, but at their sums: a GPU is not asked what came out before all of its work is on
-    its mode, and while it is at work the batches of the round after are drawn. If something is not finite, the visits
-    are made once more, as they are pure functions, and looked at one group after the other.
+    Sums are checked to be finite, single uploads only where a codec cannot encode other values: a GPU is not asked for
+    results before all of its work is queued, and meanwhile the batches of the next round are drawn. If a sum is not
+    finite, the updates are computed once more, being pure functions, with every upload checked.
+
+    Raises:
+        ClientError: An update failed, unless failures are skipped. The message names the client.
+        OutOfMemory: The cohort does not fit into memory.
     """
-    cohort = _Cohort(stage, store, plan, received, mode, on_error, look=_coded(stage))
-    result = cohort.trained(ahead if stage.device.type == "cuda" else no_next_round)
+    cohort = _Cohort(executor, store, plan, received, on_error, checks_uploads=_has_lossy_codec(executor.context))
+    result = cohort.run(next_round if executor.context.device.type == "cuda" else no_next_round)
     if result is None:
-        result = replace(cohort, look=True).trained()
+        result = replace(cohort, checks_uploads=True).run()
     assert result is not None
     return result
 
 
 @dataclass(frozen=True)
-class _Cohort:
-    """A cohort, and all that its training takes."""
+class ReleasedUpdates:
+    """The updates of n clients after they left the clients.
 
-    stage: PhaseContext
+    Attributes:
+        group: The updates.
+        sent: Decoded uploads, [n, …].
+        client_states: New stored state of each client, on the CPU.
+        rows: Ledger rows of each client.
+        owned: Whether `sent` has no other reader and may be written to.
+    """
+
+    group: UpdateGroup
+    sent: Parts
+    client_states: list[State]
+    rows: list[list[ledger.Row]]
+    owned: bool
+
+
+@dataclass(frozen=True)
+class _Cohort:
+    """A cohort and what its training needs. `checks_uploads`: whether each upload is checked to be finite."""
+
+    executor: Executor
     store: ClientStore
     plan: CohortPlan
     received: Parts
-    mode: str
     on_error: str
-    look: bool  # whether each upload is, before anything is made of it
+    checks_uploads: bool
 
-    def trained(self, ahead: NextRound = no_next_round) -> CohortResult | None:
-        """Every visit made once; None if nobody looked and something was not finite."""
-        result, sums = CohortResult(self.plan.index, self.plan.size), PartSums(self.stage.phase.algorithm.reduce)
+    def run(self, next_round: NextRound = no_next_round) -> CohortResult | None:
+        """Run every update once; None if uploads were not checked and a sum is not finite."""
+        context, plan = self.executor.context, self.plan
+        result, sums = CohortResult(plan.index, plan.num_positions), PartSums(context.phase.algorithm.reduce)
         losses: list[Tensor] = []
-        size = (
-            self.plan.clients_per_batch if self.mode == "vectorized" and self.stage.mechanism is None else 1
-        )  # units fill the program
-        for first in range(0, len(self.plan.visits), size):
-            losses += self._add(self.plan.visits[first : first + size], result, sums)
+        # the units of one client fill a vectorized program
+        size = plan.clients_per_batch if plan.execution_mode.mode == "vectorized" and context.mechanism is None else 1
+        for first in range(0, len(plan.clients), size):
+            losses += self._add(plan.clients[first : first + size], result, sums)
         result.sums, result.gathered = sums.totals(), sums.gathered
         with measured("commit"):
-            self.store.sync(result.memory.values())
-        group.draw(self.stage, ahead())
-        with measured("train"):  # waits for all that a GPU has to do
-            if not self.look and not _is_finite(result):
+            self.store.sync(result.client_states.values())
+        self.executor.draw_ahead(next_round())
+        with measured("train"):  # waits for all work of a GPU
+            if not self.checks_uploads and not _is_finite(result):
                 return None
             for row, loss in zip(result.clients, torch.cat(losses).tolist() if losses else [], strict=True):
                 row["loss"] = loss
-        programs = self.stage.programs
-        result.said += [] if programs is None else programs.news()  # said once: not by a pass that is repeated
+        compiled = self.executor.compiled
+        result.messages += [] if compiled is None else compiled.new_messages()  # not those of a run that is repeated
         return result
 
-    def _add(self, visits: Sequence[ClientPlan], result: CohortResult, sums: PartSums) -> list[Tensor]:
-        """Visits that are trained together, from their memory to the cohort's sums; their losses.
+    def _add(self, clients: Sequence[ClientPlan], result: CohortResult, sums: PartSums) -> list[Tensor]:
+        """Train clients together and add their uploads to the cohort's sums; return their losses.
 
-        A function of its own, so that nothing of them is held while the next are trained.
+        A method of its own, so that nothing of these clients is held while the next ones are trained.
         """
+        handler = FailureHandler(self.executor.context.seed, self.plan, self.on_error, result.messages)
+        with measured("load"):
+            client_states = {client.client: self.store.get(client.state_digest) for client in clients}
+
+        def train(some: Sequence[ClientPlan]) -> list[UpdateGroup]:
+            with measured("train"):
+                return train_clients(self.executor, self.plan, some, client_states, self.received)
+
+        try:
+            groups: Sequence[UpdateGroup | SkippedClient] = train(clients)
+        except Exception as error:
+            groups = handler.handle(error, clients, train)
         losses: list[Tensor] = []
-        for visit, outcome in zip(visits, self._outcomes(visits, result.said), strict=True):
-            if outcome is None:
-                result.skipped.append(visit.client)
-                sums.skip()
-            elif outcome.place == 0:
-                trained, released = outcome.group, outcome.released
-                weights = [own.weight for own in trained.plans]
-                sums.add(released.sent, weights, self.plan.clients_per_batch, released.spare)
-                with measured("commit"):
-                    _keep(self.store, result, trained, released)
-                result.ledger += [line for lines in released.rows for line in lines]
-                result.clients += [_client_row(self.plan, trained, k) for k in range(len(trained))]
-                losses.append(trained.losses)
+        for group in groups:
+            if isinstance(group, SkippedClient):
+                self._skip(group, result, sums)
+                continue
+            try:
+                released: Sequence[ReleasedUpdates | SkippedClient] = [self._release(group, client_states)]
+            except Exception as error:
+                released = handler.handle(error, group.plans, partial(self._release_again, group, client_states))
+            for part in released:
+                if isinstance(part, SkippedClient):
+                    self._skip(part, result, sums)
+                else:
+                    self._store(part, result, sums)
+                    losses.append(part.group.losses)
         return losses
 
-    def _outcomes(self, visits: Sequence[ClientPlan], said: list[str]) -> list[Outcome | None]:
-        """Of each of these visits, which are trained together if none of them fails; None for one that is left out."""
-        with measured("load"):
-            memories = {visit.client: self.store.get(visit.memory) for visit in visits}
+    def _release_again(
+        self, group: UpdateGroup, client_states: Mapping[int, State], some: Sequence[ClientPlan]
+    ) -> list[ReleasedUpdates]:
+        """Release a whole group, or one client of it."""
+        part = group if len(some) == len(group) else group.only(group.plans.index(some[0]))
+        return [self._release(part, client_states)]
 
-        def train(some: Sequence[ClientPlan]) -> list[tuple[UpdateGroup, int]]:
-            groups = group.train(self.stage, self.plan, some, memories, self.received, self.mode)
-            return [(one, k) for one in groups for k in range(len(one))]
+    def _release(self, group: UpdateGroup, client_states: Mapping[int, State]) -> ReleasedUpdates:
+        """Encode, count and decode the uploads of a group, and compute the new client states.
 
-        def let_go(whole: UpdateGroup, some: Sequence[ClientPlan]) -> list[Outcome]:
-            part = whole if len(some) == len(whole) else whole.only(whole.plans.index(some[0]))
-            released = release(self.stage, self.plan, part, self.received, memories, self.look)
-            return [Outcome(part, released, k) for k in range(len(part))]
+        Raises:
+            ClientError: An upload is not finite, if uploads are checked.
+            PrivacyError: An upload did not go through the privacy mechanism.
+        """
+        context, clients = self.executor.context, [client.client for client in group.plans]
+        with measured("encode"):
+            upload, stored = _upload(context, group, self.received), [client_states[client] for client in clients]
+            sent, residuals, rows = send_uploads(
+                context.messages, self.plan.round, clients, upload, self.received, stored, self.checks_uploads
+            )
+            if self.executor.observer.is_active:
+                for k, client in enumerate(clients):
+                    self.executor.observer.sent(client, _rows_of(upload, k), _rows_of(sent, k))
+            if context.phase.centralized:  # nothing is sent, and no client keeps state
+                return ReleasedUpdates(group, sent, [{} for _ in clients], [[] for _ in clients], _is_owned(context))
+            states = [_new_state(context, group, k, sent, self.received, own) for k, own in enumerate(residuals)]
+        return ReleasedUpdates(group, sent, states, rows, _is_owned(context))
 
-        outcomes: list[Outcome | None] = []
-        for found in attempt(self.stage, self.plan, visits, train, self.on_error, said):
-            if found is None:
-                outcomes.append(None)
-            elif found[1] == 0:  # the first of its group
-                release_some: Callable[[Sequence[ClientPlan]], list[Outcome]] = partial(let_go, found[0])
-                released = attempt(self.stage, self.plan, found[0].plans, release_some, self.on_error, said)
-                outcomes.extend(released)
-        return outcomes
+    def _store(self, released: ReleasedUpdates, result: CohortResult, sums: PartSums) -> None:
+        """Add uploads to the sums, write client states, and add the rows of the tables."""
+        group = released.group
+        weights = [client.weight for client in group.plans]
+        sums.add(released.sent, weights, self.plan.clients_per_batch, released.owned)
+        with measured("commit"):
+            for client, state in zip(group.plans, released.client_states, strict=True):
+                result.client_states[client.client] = self.store.write(state) if state else EMPTY
+        result.ledger += [row for rows in released.rows for row in rows]
+        result.clients += [_client_row(self.plan, group, k) for k in range(len(group))]
+
+    def _skip(self, skipped: SkippedClient, result: CohortResult, sums: PartSums) -> None:
+        result.skipped.append(skipped.client)
+        sums.skip()
 
 
-def _coded(stage: PhaseContext) -> bool:
-    """Whether a format is used that cannot hold what is not finite, and so must not meet it."""
-    codec = stage.phase.codec
-    modes = [codec.upload, *(own.upload for own in codec.parts.values())]
-    return not all(mode.lossless for mode in modes if mode is not None)
+def _has_lossy_codec(context: PhaseContext) -> bool:
+    """Return whether uploads use a lossy codec, which cannot encode values that are not finite."""
+    codecs = context.phase.codec
+    used = [codecs.upload, *(own.upload for own in codecs.parts.values())]
+    return not all(codec.lossless for codec in used if codec is not None)
 
 
 def _is_finite(result: CohortResult) -> bool:
-    """Whether all that is returned is: a sum is not if what was added is not. A sum that overflows counts as well."""
+    """Return whether all sums and gathered uploads are finite; a sum of finite values may overflow and then is not."""
     uploads = [*result.sums.values(), *(one for part in result.gathered.values() for one in part)]
-    found = [finite({name: t[None] for name, t in upload.items()}) for upload in uploads if upload]
+    found = [rows_are_finite({name: t[None] for name, t in upload.items()}) for upload in uploads if upload]
     return not found or bool(torch.cat(found).all())
 
 
-def _keep(store: ClientStore, result: CohortResult, trained: UpdateGroup, released: ReleasedUpdates) -> None:
-    """What the clients update_state, on the disk."""
-    for visit, memory in zip(trained.plans, released.memory, strict=True):
-        result.memory[visit.client] = store.write(memory) if memory else EMPTY
+def _upload(context: PhaseContext, group: UpdateGroup, received: Parts) -> Parts:
+    """Return the algorithm's upload and the change of running statistics; PrivacyError if it was not made private."""
+    upload = group.upload
+    if BUFFERS in received:
+        change = {name: group.buffers[name] - t for name, t in received[BUFFERS].items()}
+        upload = {**upload, BUFFERS: change}
+    if context.mechanism is not None:
+        for unit in group.units:
+            bare_steps = unit.num_steps - group.num_noised_steps
+            context.mechanism.admit(upload, group.release, bare_steps, unit.client)
+    return upload
 
 
-def _client_row(plan: CohortPlan, trained: UpdateGroup, k: int) -> dict[str, Any]:
-    visit = trained.plans[k]
+def _is_owned(context: PhaseContext) -> bool:
+    """Return whether uploads have no other reader: fresh tensors as the default's deltas, which no client stores."""
+    algorithm = type(context.phase.algorithm)
+    default = algorithm.upload is Algorithm.upload and algorithm.update_state is Algorithm.update_state
+    return default and context.mechanism is None
+
+
+def _new_state(
+    context: PhaseContext, group: UpdateGroup, k: int, sent: Parts, received: Parts, residuals: State
+) -> State:
+    """Return what client k stores for its next update, by namespace, on the CPU."""
+    algorithm, groups = context.phase.algorithm, context.parameter_groups
+    stored = {f"codec:{part}": tensors for part, tensors in residuals.items()}
+    state = group.state_of(k)
+    if type(algorithm).update_state is not Algorithm.update_state:
+        update = ClientUpdate(*(t[k] for t in group.update))
+        state = algorithm.update_state(_rows_of(sent, k), take_row(group.trained, k), received, state, update)
+    stored |= {f"algorithm:{key}": tensors for key, tensors in state.items()}
+    if groups.personal_params:
+        stored["personal_params:weights"] = _pick_row(group.trained, groups.personal_params, k)
+    if context.keeps_local_model:
+        stored["local:weights"] = _pick_row(group.trained, groups.shared, k)
+    if groups.buffers and context.phase.buffers == "local":
+        stored["buffers:weights"] = take_row(group.buffers, k)
+    for number, moments in enumerate(group.optimizer_states[k]):
+        stored |= {f"optimizer{number}:{key}": tensors for key, tensors in moments.items()}
+    return {key: {n: t.detach().cpu().contiguous() for n, t in tensors.items()} for key, tensors in stored.items()}
+
+
+def _rows_of(parts: Parts, k: int) -> Parts:
+    return {part: take_row(tensors, k) for part, tensors in parts.items()}
+
+
+def _pick_row(tensors: Weights, names: tuple[str, ...], k: int) -> Weights:
+    return {name: tensors[name][k] for name in names}
+
+
+def _client_row(plan: CohortPlan, group: UpdateGroup, k: int) -> ClientRow:
+    client = group.plans[k]
     return {
         "phase": plan.phase,
         "round": plan.round + 1,
-        "client": visit.client,
-        "examples": visit.examples,
-        "units": len(visit.units),
-        "steps": trained.items[k].steps,
-        "weight": visit.weight,
+        "client": client.client,
+        "examples": client.num_examples,
+        "units": len(client.units),
+        "steps": group.units[k].num_steps,
+        "weight": client.weight,
         "loss": float("nan"),  # not known yet
     }

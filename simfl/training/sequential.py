@@ -1,4 +1,4 @@
-"""One client at a time, eager: the reference that the other modes are held to."""
+"""The `sequential` execution mode: one client at a time, eagerly. It is the reference for the other modes."""
 
 from __future__ import annotations
 
@@ -8,132 +8,148 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from simfl.protocol import Batch, ClientUpdate, MicroStep, Outputs, Parts, State, Weights
-from simfl.training import data_parallel as pieces
-from simfl.training import dp_records as records
-from simfl.training.context import PhaseContext, TrainingResult, TrainingUnit, step_key
-from simfl.training.data_parallel import SharedStepInputs
-from simfl.training.optimizer_step import StackedOptimizer, steppers_of
-from simfl.training.step import evaluation_point, keeps
-from simfl.training.step_inputs import StepInputs, loss_of
+from simfl.protocol import Batch, ClientUpdate, MicroStep, Outputs, State, Weights
+from simfl.training.batches import TrainingUnit
+from simfl.training.data_parallel import SharedStepInputs, combine, micro_batches
+from simfl.training.dp_records import noised_gradient
+from simfl.training.executor import Executor, OptimizerStep, TrainingInputs, TrainingResult
+from simfl.training.forward import StepInputs, evaluation_point, keeps_gradients, micro_step_loss, step_key
+from simfl.training.optimizer_step import StackedOptimizer, stacked_optimizers
+
+Gradient = tuple[Weights, Tensor, Tensor]  # by tensor; sum and weight of the task loss
 
 
 @dataclass(frozen=True)
-class Move:
-    """A micro-step of this client."""
+class ClientMicroStep:
+    """A micro-step of one client.
+
+    Attributes:
+        micro: The declared step.
+        optimizer: Its optimizer, over tensors [1, …].
+        trained: All trained tensors of the client, those of `leaves` included.
+        leaves: The tensors to differentiate: views of what the optimizer steps, so they follow it.
+    """
 
     micro: MicroStep
-    stepper: StackedOptimizer
-    trained: Weights  # all tensors of the client, those of `leaves` among them
-    leaves: Weights  # those that are differentiated: views of what is stepped, so they follow it
+    optimizer: StackedOptimizer
+    trained: Weights
+    leaves: Weights
 
 
-def train(
-    stage: PhaseContext,
-    items: list[TrainingUnit],
-    start: Weights,
-    buffers: Weights,
-    received: Parts,
-    state: State,
-    visit: ClientUpdate,
-    kept: list[State],
-) -> TrainingResult:
-    """Train one item, n = 1 in all arguments; `start` is stepped in place. `kept`: what the client remembers."""
-    (item,), steppers = items, steppers_of(stage, start, kept)
-    moves = [_move(micro, stepper, start) for micro, stepper in steppers]
-    own, model = _alone(buffers), _alone(start)
-    mine = {key: _alone(group) for key, group in state.items()}
-    first, key = ClientUpdate(*(t[0] for t in visit)), torch.tensor(item.key, device=stage.device)
-    sums = counts = torch.zeros((), device=stage.device)
-    with stage.binding.swapped(own):
-        for step, batch in enumerate(_batches(stage, item)):
-            now = StepInputs(batch, model, received, mine, first._replace(step=first.step + step), step_key(key, step))
-            task, mine = _local_step(stage, item, step, moves, now)
-            sums, counts = sums + task[0], counts + task[1]
+def train(executor: Executor, inputs: TrainingInputs) -> TrainingResult:
+    """Train one client or privacy unit: n = 1 in all inputs."""
+    context, (unit,) = executor.context, inputs.units
+    optimizers = stacked_optimizers(context, inputs.weights, inputs.client_states)
+    micro_steps = [_micro_step(micro, optimizer, inputs.weights) for micro, optimizer in optimizers]
+    buffers, trained = _only_row(inputs.buffers), _only_row(inputs.weights)
+    state = {key: _only_row(group) for key, group in inputs.state.items()}
+    update, key = ClientUpdate(*(t[0] for t in inputs.update)), torch.tensor(unit.key, device=context.device)
+    loss_sum = loss_weight = torch.zeros((), device=context.device)
+    with context.network.swapped(buffers):
+        for step, batch in enumerate(_batches(executor, unit)):
+            update_now = update._replace(step=update.step + step)
+            step_inputs = StepInputs(batch, trained, inputs.received, state, update_now, step_key(key, step))
+            (sums, weights), state = _local_step(executor, unit, step, micro_steps, step_inputs)
+            loss_sum, loss_weight = loss_sum + sums, loss_weight + weights
+    keep = context.phase.local.keep_optimizer
     return TrainingResult(
-        weights=start,
-        buffers=_stacked(own),
-        sums=sums[None],
-        counts=counts[None],
-        state={key: _stacked(group) for key, group in mine.items()},
-        optimizer=[s for _, stepper in steppers for s in stepper.states()] if stage.phase.local.keep_optimizer else [],
-        private_steps=item.steps if records.hidden(stage) else 0,
+        weights=inputs.weights,
+        buffers=_as_row(buffers),
+        loss_sums=loss_sum[None],
+        loss_weights=loss_weight[None],
+        state={key: _as_row(group) for key, group in state.items()},
+        optimizer_states=[s for _, optimizer in optimizers for s in optimizer.states()] if keep else [],
+        num_noised_steps=unit.num_steps if context.has_record_privacy else 0,
     )
 
 
-def _alone(tensors: Weights) -> Weights:
-    """Of [1, …] the one row, as views."""
+def _only_row(tensors: Weights) -> Weights:
+    """Return the only row of tensors [1, …], as views."""
     return {name: t[0] for name, t in tensors.items()}
 
 
-def _stacked(tensors: Weights) -> Weights:
+def _as_row(tensors: Weights) -> Weights:
     return {name: t[None] for name, t in tensors.items()}
 
 
-def _move(micro: MicroStep, stepper: StackedOptimizer, start: Weights) -> Move:
-    leaves = {name: t[0].detach().requires_grad_() for name, t in stepper.weights.items()}
-    return Move(micro, stepper, {name: leaves.get(name, t[0]) for name, t in start.items()}, leaves)
+def _micro_step(micro: MicroStep, optimizer: StackedOptimizer, weights: Weights) -> ClientMicroStep:
+    leaves = {name: t[0].detach().requires_grad_() for name, t in optimizer.weights.items()}
+    return ClientMicroStep(micro, optimizer, {name: leaves.get(name, t[0]) for name, t in weights.items()}, leaves)
 
 
-def _batches(stage: PhaseContext, item: TrainingUnit) -> Iterator[Batch]:
-    """Of every local step, without padding; nothing where pieces of it are taken apart."""
-    rows = torch.from_numpy(item.batches).to(stage.device)
-    places = None if item.places is None else torch.from_numpy(item.places).to(stage.device)
-    for step, count in enumerate((item.batches >= 0).sum(1).tolist()):
-        here = None if places is None else places[step, :count]
-        yield {} if stage.pieces > 1 else stage.batch(rows[step, :count], here)
+def _batches(executor: Executor, unit: TrainingUnit) -> Iterator[Batch]:
+    """Yield the batch of every local step, without padding; empty ones where micro-batches are taken instead."""
+    device = executor.context.device
+    rows = torch.from_numpy(unit.batches).to(device)
+    positions = None if unit.positions is None else torch.from_numpy(unit.positions).to(device)
+    for step, count in enumerate((unit.batches >= 0).sum(1).tolist()):
+        if executor.context.data_parallel > 1:
+            yield {}
+        else:
+            yield executor.batch(rows[step, :count], None if positions is None else positions[step, :count])
 
 
 def _local_step(
-    stage: PhaseContext, item: TrainingUnit, step: int, moves: list[Move], now: StepInputs
+    executor: Executor, unit: TrainingUnit, step: int, micro_steps: list[ClientMicroStep], inputs: StepInputs
 ) -> tuple[tuple[Tensor, Tensor], State]:
-    """Every micro-step: sum and weight of the task loss in the first, and the algorithm's state afterwards."""
-    algorithm = stage.phase.algorithm
-    tasks: list[tuple[Tensor, Tensor]] = []
-    carried: dict[str, Outputs] = {}
-    seen: list[Weights] = []
-    keeps_gradients = keeps(algorithm, [move.micro for move in moves])
-    for number, move in enumerate(moves):
-        move = _at_point(move, tuple(seen), now)
-        task, gradients = _gradients(stage, item, step, move, replace(now, trained=move.trained), carried)
-        stacked = {n: g[None] for n, g in zip(move.leaves, gradients, strict=True)}
-        if move.micro.steps and (move.micro.active is None or bool(move.micro.active(now.visit))):
-            move.stepper.step(stacked, [True], [item.rates[step]])
-        stage.observer.stepped([item], step, number, task[0][None], task[1][None], stacked, move.stepper.weights)
-        if keeps_gradients:
-            seen.append(dict(zip(move.leaves, gradients, strict=True)))
-        del gradients, stacked  # the next ones take their place in memory, and in the cache
-        carried = {name: outputs.detach() for name, outputs in carried.items()}
-        tasks.append(task)
+    """Run every micro-step; return sum and weight of the task loss in the first, and the algorithm's new state."""
+    context, algorithm = executor.context, executor.context.phase.algorithm
+    keeps = keeps_gradients(context, tuple(own.micro for own in micro_steps))
+    losses: list[tuple[Tensor, Tensor]] = []
+    outputs: dict[str, Outputs] = {}
+    gradients: list[Weights] = []
+    for number, own in enumerate(micro_steps):
+        own = _at_point(own, tuple(gradients), inputs)
+        gradient, *loss = _gradient(executor, unit, step, own, replace(inputs, trained=own.trained), outputs)
+        stacked = _as_row(gradient)
+        if own.micro.steps and (own.micro.active is None or bool(own.micro.active(inputs.update))):
+            own.optimizer.step(stacked, [True], [unit.learning_rates[step]])
+        if executor.observer.is_active:
+            sums, weights = (t[None] for t in loss)
+            executor.observer.stepped(
+                OptimizerStep([unit], step, number, sums, weights, stacked, own.optimizer.weights)
+            )
+        if keeps:
+            gradients.append(gradient)
+        del gradient, stacked  # the next gradients reuse their memory, and their place in the cache
+        outputs = {name: one.detach() for name, one in outputs.items()}
+        losses.append((loss[0], loss[1]))
     if not algorithm.needs_after_step():
-        return tasks[0], now.state
-    return tasks[0], algorithm.after_step(
-        carried, tuple(seen), now.batch, now.trained, now.received, now.state, now.visit
+        return losses[0], inputs.state
+    return losses[0], algorithm.after_step(
+        outputs, tuple(gradients), inputs.batch, inputs.trained, inputs.received, inputs.state, inputs.update
     )
 
 
-def _at_point(move: Move, gradients: tuple[Weights, ...], now: StepInputs) -> Move:
-    """Return the micro-step with the tensors at which its passes run."""
-    if move.micro.at is None:
-        return move
-    current = {name: t.detach() for name, t in now.trained.items()}
-    moved = evaluation_point(move.micro, current, gradients, now.state, now.visit)
+def _at_point(own: ClientMicroStep, gradients: tuple[Weights, ...], inputs: StepInputs) -> ClientMicroStep:
+    """Return the micro-step at the weights of `MicroStep.at`."""
+    if own.micro.at is None:
+        return own
+    current = {name: t.detach() for name, t in inputs.trained.items()}
+    moved = evaluation_point(own.micro, current, gradients, inputs.state, inputs.update)
     point = {name: t.detach() for name, t in {**current, **moved}.items()}
-    leaves = {name: point[name].requires_grad_() for name in move.leaves}
-    return replace(move, trained={**point, **leaves}, leaves=leaves)
+    leaves = {name: point[name].requires_grad_() for name in own.leaves}
+    return replace(own, trained={**point, **leaves}, leaves=leaves)
 
 
-def _gradients(
-    stage: PhaseContext, item: TrainingUnit, step: int, move: Move, now: StepInputs, carried: dict[str, Outputs]
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
-    """Sum and weight of the task loss, and the gradient of each of the leaves; outputs stay in `carried`."""
-    if stage.pieces > 1:
-        trained = {name: t.detach() for name, t in now.trained.items()}
-        shared = SharedStepInputs(trained, tuple(move.leaves), now.received, now.state, now.visit, now.key)
-        return pieces.gradients(stage, item, step, shared)
-    if records.hidden(stage):
-        return records.gradients(stage, move.micro, now, move.leaves, item)
-    loss = loss_of(stage, move.micro, now, carried)
-    (sums, weights), total = loss.task_totals(), loss.total(now.batch["mask"])
-    gradients = torch.autograd.grad(total, list(move.leaves.values()), materialize_grads=True)
-    return (sums.detach(), weights.detach()), gradients
+def _gradient(
+    executor: Executor,
+    unit: TrainingUnit,
+    step: int,
+    own: ClientMicroStep,
+    inputs: StepInputs,
+    outputs: dict[str, Outputs],
+) -> Gradient:
+    """Return the gradient by each of the leaves; adds the results of passes to `outputs`."""
+    context = executor.context
+    if context.data_parallel > 1:
+        trained = {name: t.detach() for name, t in inputs.trained.items()}
+        shared = SharedStepInputs(trained, tuple(own.leaves), inputs.received, inputs.state, inputs.update, inputs.key)
+        parts = executor.partial_gradients(micro_batches(unit, step, context.data_parallel), shared)
+        return combine(parts, shared.names)
+    if context.has_record_privacy:
+        return noised_gradient(context, own.micro, inputs, own.leaves, unit)
+    loss = micro_step_loss(context, own.micro, inputs, outputs)
+    (sums, weights), total = loss.task_totals(), loss.total(inputs.batch["mask"])
+    found = torch.autograd.grad(total, list(own.leaves.values()), materialize_grads=True)
+    return dict(zip(own.leaves, found, strict=True)), sums.detach(), weights.detach()

@@ -1,119 +1,159 @@
-"""One local step of n clients side by side, as a function of tensors."""
+"""One local step of n clients together, as a function of stacked tensors, with the gradient in one of two forms.
+
+`grouped_gradients`: one pass of the model over all clients' examples, with a frozen base shared by all and stacked
+weights in the trained layers (see `simfl.models.grouped_layers`), and plain autograd. Every client's loss reads its own
+rows alone, so the gradient of the sum of losses is each client's own gradient. `stacked_gradients`: the whole step
+under `torch.func.vmap` over stacked weights, where a trained layer has no grouped form.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from simfl.algorithms.base import Algorithm
-from simfl.errors import ConfigError, nearest
 from simfl.protocol import Batch, ClientUpdate, MicroStep, Outputs, Parts, State, Weights
-from simfl.training.context import PhaseContext, step_key, with_task
-from simfl.training.gradients import Carried, Gradients
+from simfl.training.context import PhaseContext
+from simfl.training.forward import (
+    StepInputs,
+    evaluation_point,
+    keeps_gradients,
+    micro_step_loss,
+    model_inputs,
+    pass_weights,
+    run_forward,
+    step_key,
+    with_task_loss,
+)
+
+OutputFields = dict[str, dict[str, Tensor]]  # outputs of passes by pass and field, [n, …]
 
 
-class Steps(Protocol):
+class StepResult(NamedTuple):
+    """Gradients of a micro-step: by each stepped tensor [n, …], with sum and weight of the task loss [n]."""
+
+    gradients: Weights
+    loss_sums: Tensor
+    loss_weights: Tensor
+    outputs: OutputFields  # of this and the earlier micro-steps, detached
+
+
+# gradients by the given tensors [n, …]; the outputs are those of the earlier micro-steps
+GradientFunction = Callable[[PhaseContext, MicroStep, Weights, StepInputs, OutputFields], StepResult]
+
+
+class StepOptimizer(Protocol):
     """An optimizer over `weights`, stepped in place."""
 
     @property
     def weights(self) -> Weights:
-        """What it steps."""
+        """The tensors to step, [n, …]."""
 
     def step(self, gradients: Weights, active: Any, rates: Any) -> None:
-        """Clip and step: `active` and `rates` say of each client whether it is still at work, and how fast."""
-
-
-@dataclass
-class Work:
-    """What n clients read and change while they train; tensors [n, …]."""
-
-    weights: Weights  # stepped in place
-    state: State
-    sums: Tensor  # task loss so far
-    counts: Tensor  # and its weights
-    received: Parts  # the same for all
-    visit: ClientUpdate
-    keys: Tensor  # of dropout
+        """Clip and step the `active` clients at their `rates`."""
 
 
 class StepCallback(Protocol):
-    """Who is told of every optimizer step."""
+    """A function that is called after every optimizer step."""
 
-    def __call__(self, micro: int, task: tuple[Tensor, Tensor], gradients: Weights, weights: Weights) -> None: ...
+    def __call__(self, micro_step: int, result: StepResult, weights: Weights) -> None:
+        """Receive the number of the micro-step, its gradients, and the stepped tensors."""
+
+
+@dataclass
+class TrainingState:
+    """The tensors that n clients read and change while they train, [n, …].
+
+    Attributes:
+        weights: Trained tensors and extra parameters, stepped in place.
+        state: The algorithm's state.
+        loss_sums: Task loss summed so far, [n].
+        loss_weights: Weight of the task loss so far, [n].
+        received: The decoded download, the same for all.
+        update: Facts of the client updates at local step 0.
+        keys: Dropout keys, [n].
+    """
+
+    weights: Weights
+    state: State
+    loss_sums: Tensor
+    loss_weights: Tensor
+    received: Parts
+    update: ClientUpdate
+    keys: Tensor
+
+
+@dataclass(frozen=True)
+class LocalStep:
+    """The inputs of one local step.
+
+    Attributes:
+        step: Number of the step, from 0.
+        batch: Examples, [n, B, …].
+        active: Whether each client has not finished: n bools, or a tensor [n] for captured steps.
+        rates: Learning rate of each client, [n].
+        callback: Called after every optimizer step; None: nothing is.
+    """
+
+    step: int | Tensor
+    batch: Batch
+    active: list[bool] | Tensor
+    rates: np.ndarray | Tensor
+    callback: StepCallback | None = None
 
 
 def local_step(
-    stage: PhaseContext,
-    gradients_of: Gradients,
-    steppers: Sequence[tuple[MicroStep, Steps]],
-    work: Work,
-    batch: Batch,
-    step: int | Tensor,
-    active: Any,
-    rates: Any,
-    hearing: StepCallback | None = None,
+    context: PhaseContext,
+    gradients_of: GradientFunction,
+    optimizers: Sequence[tuple[MicroStep, StepOptimizer]],
+    training: TrainingState,
+    step: LocalStep,
 ) -> None:
-    """Every micro-step of a local step. `active` and `rates` are what the optimizers take."""
-    algorithm = stage.phase.algorithm
-    now = work.visit._replace(step=work.visit.step + step)
-    carried: Carried = {}
-    seen: list[Weights] = []
-    keeps_gradients = keeps(algorithm, [micro for micro, _ in steppers])
-    for number, (micro, stepper) in enumerate(steppers):
-        point = work.weights
-        if micro.at is not None:
-            moved = torch.func.vmap(partial(evaluation_point, micro))(work.weights, tuple(seen), work.state, now)
-            point = {**work.weights, **{name: t.detach() for name, t in moved.items()}}
-        gradients, task, carried = gradients_of(
-            stage,
-            micro,
-            {name: point[name] for name in stepper.weights},
-            point,
-            work.received,
-            work.state,
-            batch,
-            now,
-            step_key(work.keys, step),
-            carried,
-        )
+    """Run every micro-step of a local step; changes `training`."""
+    update = training.update._replace(step=training.update.step + step.step)
+    key = step_key(training.keys, step.step)
+    inputs = StepInputs(step.batch, training.weights, training.received, training.state, update, key)
+    keeps = keeps_gradients(context, tuple(micro for micro, _ in optimizers))
+    outputs: OutputFields = {}
+    gradients: list[Weights] = []
+    for number, (micro, optimizer) in enumerate(optimizers):
+        here = _at_point(micro, inputs, gradients)
+        stepped = {name: here.trained[name] for name in optimizer.weights}
+        result = gradients_of(context, micro, stepped, here, outputs)
+        del here, stepped
         if micro.steps:
-            stepper.step(gradients, _stepping(micro, now, active), rates)
-        if hearing is not None:
-            hearing(number, task, gradients, stepper.weights)
-        if keeps_gradients:
-            seen.append(gradients)
-        del gradients  # the next ones take their place in memory, and in the cache
+            optimizer.step(result.gradients, _stepping(micro, update, step.active), step.rates)
+        if step.callback is not None:
+            step.callback(number, result, optimizer.weights)
+        if keeps:
+            gradients.append(result.gradients)
+        outputs = result.outputs
         if number == 0:
-            work.sums, work.counts = work.sums + task[0], work.counts + task[1]
-    if algorithm.needs_after_step():
-        work.state = _observed(stage, carried, tuple(seen), batch, work, now, active)
+            training.loss_sums = training.loss_sums + result.loss_sums
+            training.loss_weights = training.loss_weights + result.loss_weights
+        del result  # the next gradients reuse its memory
+    if context.phase.algorithm.needs_after_step():
+        training.state = _after_step(context, outputs, tuple(gradients), inputs, step.active)
 
 
-def keeps(algorithm: Algorithm, micro_steps: Sequence[MicroStep]) -> bool:
-    """Return whether the gradients of a local step are kept until its end."""
-    return algorithm.needs_after_step() or any(micro.at is not None for micro in micro_steps)
+def _at_point(micro: MicroStep, inputs: StepInputs, gradients: list[Weights]) -> StepInputs:
+    """Return the inputs at the weights of `MicroStep.at`."""
+    if micro.at is None:
+        return inputs
+    moved = torch.func.vmap(partial(evaluation_point, micro))(
+        inputs.trained, tuple(gradients), inputs.state, inputs.update
+    )
+    return replace(inputs, trained={**inputs.trained, **{name: t.detach() for name, t in moved.items()}})
 
 
-def evaluation_point(
-    micro: MicroStep, trained: Weights, gradients: tuple[Weights, ...], state: State, update: ClientUpdate
-) -> Weights:
-    """Return the weights that `MicroStep.at` moves for one client; ConfigError if it names an unknown tensor."""
-    assert micro.at is not None
-    moved = micro.at(trained, gradients, state, update)
-    for name in moved.keys() - trained.keys():
-        raise ConfigError(
-            f"algorithm: MicroStep.at returned {name!r}, which is no trained tensor; {nearest(name, trained)}"
-        )
-    return moved
-
-
-def _stepping(micro: MicroStep, update: ClientUpdate, active: Any) -> Any:
-    """Return which clients the optimizer steps, in the form of `active`."""
+def _stepping(micro: MicroStep, update: ClientUpdate, active: list[bool] | Tensor) -> list[bool] | Tensor:
+    """Return which clients the optimizer steps: the active ones, where `MicroStep.active` lets them."""
     if micro.active is None:
         return active
     gates = torch.func.vmap(micro.active)(update) != 0
@@ -122,33 +162,118 @@ def _stepping(micro: MicroStep, update: ClientUpdate, active: Any) -> Any:
     return [on and gate for on, gate in zip(active, gates.tolist(), strict=True)]
 
 
-def _observed(
-    stage: PhaseContext,
-    carried: Carried,
+def _after_step(
+    context: PhaseContext,
+    outputs: OutputFields,
     gradients: tuple[Weights, ...],
-    batch: Batch,
-    work: Work,
-    visit: ClientUpdate,
+    inputs: StepInputs,
     active: list[bool] | Tensor,
 ) -> State:
-    """The algorithm's state after a step of each client that is still at work."""
-    received = work.received
+    """Return the algorithm's state after a local step; it stays as it was for clients that have finished."""
 
     def client(
-        fields: Carried,
+        fields: OutputFields,
         gradients: tuple[Weights, ...],
         batch: Batch,
         trained: Weights,
         state: State,
-        visit: ClientUpdate,
+        update: ClientUpdate,
     ) -> State:
-        outputs = {name: with_task(stage, Outputs(**tensors), batch) for name, tensors in fields.items()}
-        return stage.phase.algorithm.after_step(outputs, gradients, batch, trained, received, state, visit)
+        found = {name: with_task_loss(context, Outputs(**tensors), batch) for name, tensors in fields.items()}
+        return context.phase.algorithm.after_step(found, gradients, batch, trained, inputs.received, state, update)
 
-    after = torch.func.vmap(client)(carried, gradients, batch, work.weights, work.state, visit)
-    working = active if isinstance(active, Tensor) else torch.tensor(active, device=stage.device)
+    after = torch.func.vmap(client)(outputs, gradients, inputs.batch, inputs.trained, inputs.state, inputs.update)
+    mask = active if isinstance(active, Tensor) else torch.tensor(active, device=context.device)
 
-    def kept(new: Tensor, old: Tensor) -> Tensor:
-        return torch.where(working.reshape(-1, *[1] * (old.dim() - 1)), new, old)
+    def where_active(new: Tensor, old: Tensor) -> Tensor:
+        return torch.where(mask.reshape(-1, *[1] * (old.dim() - 1)), new, old)
 
-    return {key: {name: kept(after[key][name], t) for name, t in group.items()} for key, group in work.state.items()}
+    return {
+        key: {name: where_active(after[key][name], t) for name, t in group.items()}
+        for key, group in inputs.state.items()
+    }
+
+
+def can_group(context: PhaseContext) -> bool:
+    """Return whether every trained layer has a grouped form."""
+    networks = [context.network] + ([context.mentor] if context.mentor is not None else [])
+    return all(network.has_grouped_form for network in networks)
+
+
+def stacked_gradients(
+    context: PhaseContext, micro: MicroStep, stepped: Weights, inputs: StepInputs, outputs: OutputFields
+) -> StepResult:
+    """Return the gradients under `vmap`. `stepped`: the tensors to differentiate."""
+    received = inputs.received
+
+    def client(
+        leaves: Weights,
+        rest: Weights,
+        state: State,
+        batch: Batch,
+        update: ClientUpdate,
+        key: Tensor,
+        fields: OutputFields,
+    ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], OutputFields]]:
+        found = {name: Outputs(**tensors) for name, tensors in fields.items()}
+        single = StepInputs(batch, {**rest, **leaves}, received, state, update, key)
+        loss = micro_step_loss(context, micro, single, found, under_vmap=True)
+        detached = {name: out.detach().tensors() for name, out in found.items()}
+        return loss.total(batch["mask"]), (loss.task_totals(), detached)
+
+    rest = {name: t for name, t in inputs.trained.items() if name not in stepped}
+    gradient = torch.func.vmap(torch.func.grad(client, has_aux=True), randomness="error")
+    gradients, ((sums, weights), outputs) = gradient(
+        stepped, rest, inputs.state, inputs.batch, inputs.update, inputs.key, outputs
+    )
+    return StepResult(gradients, sums.detach(), weights.detach(), outputs)
+
+
+def grouped_gradients(
+    context: PhaseContext, micro: MicroStep, stepped: Weights, inputs: StepInputs, outputs: OutputFields
+) -> StepResult:
+    """Return the gradients of one pass over all clients, inside of `grouped_forward`."""
+    leaves = {name: t.detach().requires_grad_() for name, t in stepped.items()}
+    inputs = replace(inputs, trained={name: leaves.get(name, t) for name, t in inputs.trained.items()})
+    fields = {**outputs, **_grouped_outputs(context, micro, inputs)}
+
+    def client(
+        fields: OutputFields, batch: Batch, trained: Weights, state: State, update: ClientUpdate
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        found = {name: Outputs(**tensors) for name, tensors in fields.items()}
+        loss = micro.loss(found, batch, trained, inputs.received, state, update)
+        return loss.total(batch["mask"]), *loss.task_totals()
+
+    if _is_task_loss(micro):
+        totals, sums, weights = _task_loss(fields["student"])
+    else:
+        totals, sums, weights = torch.func.vmap(client)(
+            fields, inputs.batch, inputs.trained, inputs.state, inputs.update
+        )
+    found = torch.autograd.grad(totals.sum(), list(leaves.values()), materialize_grads=True)
+    detached = {name: {key: t.detach() for key, t in tensors.items()} for name, tensors in fields.items()}
+    return StepResult(dict(zip(leaves, found, strict=True)), sums.detach(), weights.detach(), detached)
+
+
+def _grouped_outputs(context: PhaseContext, micro: MicroStep, inputs: StepInputs) -> OutputFields:
+    """Run the passes of a micro-step over the examples of all clients, concatenated."""
+    forwards, n = context.phase.algorithm.forwards(), len(inputs.key)
+    flat = {name: t.flatten(0, 1) for name, t in inputs.batch.items()}
+    fields: OutputFields = {}
+    for name in micro.forwards:
+        weights = pass_weights(context, forwards[name], inputs)
+        out = run_forward(context, forwards[name], weights, model_inputs(context, flat), inputs.key, num_groups=n)
+        tensors = with_task_loss(context, out, flat).tensors()
+        fields[name] = {key: t.unflatten(0, (n, -1)) for key, t in tensors.items()}
+    return fields
+
+
+def _is_task_loss(micro: MicroStep) -> bool:
+    """Return whether the algorithm adds nothing to the task loss."""
+    return getattr(micro.loss, "__func__", None) is Algorithm.loss
+
+
+def _task_loss(student: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return loss, sums and weights of the task loss alone, [n] each; `vmap` costs more than a small pass."""
+    sums, weights = student["loss_sums"].sum(1), student["loss_weights"].sum(1)
+    return sums / weights.clamp_min(1e-12), sums, weights

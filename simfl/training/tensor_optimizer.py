@@ -1,6 +1,6 @@
 """SGD and Adam over stacked tensors by tensor operations alone, so that a step can be captured once and replayed.
 
-Learning rates and who is still at work are tensors, [n] each. The steps are those of `torch.optim` up to rounding.
+Learning rates and the active clients are tensors, [n] each. The steps equal those of `torch.optim` up to rounding.
 
     w   weights        g   gradient        eta   learning rate        t   steps taken
 """
@@ -16,25 +16,26 @@ from torch import Tensor
 
 from simfl.experiment import Local
 from simfl.protocol import State, Weights
-from simfl.training.clipping import clip
+from simfl.training.optimizer_step import clip
 from simfl.weights import pack_small, unpack_small
 
-SGD = {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}
-ADAM = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
-SETTINGS: dict[str, dict[str, Any]] = {"sgd": SGD, "adam": ADAM, "adamw": ADAM | {"weight_decay": 0.01}}
-COUNT = "step"  # of the moments: steps taken, as torch's optimizers name it
+Settings = Mapping[str, Any]
+SGD: Settings = {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}
+ADAM: Settings = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
+SETTINGS: dict[str, Settings] = {"sgd": SGD, "adam": ADAM, "adamw": {**ADAM, "weight_decay": 0.01}}
+COUNT = "step"  # the moment that counts the steps taken; torch's optimizers use the same name
 
 
-def steppable(local: Local) -> bool:
-    """Whether the optimizer has this form with its settings."""
+def has_tensor_form(local: Local) -> bool:
+    """Return whether the optimizer with its settings is implemented here."""
     optimizer = local.optimizer
     return optimizer.name in SETTINGS and not any(
         value for key, value in optimizer.settings.items() if key not in SETTINGS[optimizer.name]
     )
 
 
-def fresh(local: Local, weights: Weights, n: int) -> State:
-    """The moments before the first step: named groups of [n, …], and the count of steps, [n]."""
+def init_moments(local: Local, weights: Weights, n: int) -> State:
+    """Return the moments before the first step: named groups of [n, …], and the step count, [n]."""
     settings = _settings(local)
     if local.optimizer.name == "sgd":
         names: tuple[str, ...] = ("momentum_buffer",) if settings["momentum"] else ()
@@ -48,85 +49,95 @@ def fresh(local: Local, weights: Weights, n: int) -> State:
 
 @dataclass(frozen=True)
 class TensorOptimizer:
-    """One optimizer for `weights` and its `moments`, both stepped in place. `ragged`: some finish before others."""
+    """One optimizer for `weights` and its `moments`, both stepped in place.
+
+    Attributes:
+        local: Settings of local training.
+        weights: The tensors to step, [n, …].
+        moments: See `init_moments`.
+        ragged: Whether some clients finish before others.
+        skips_steps: Whether clients skip steps and continue later.
+    """
 
     local: Local
     weights: Weights
     moments: State
     ragged: bool
-    gated: bool = False  # clients skip steps
+    skips_steps: bool = False
 
     @torch.no_grad()
     def step(self, gradients: Weights, active: Tensor, rates: Tensor) -> None:
-        """Clip each client's gradient ([n, …]) and step the clients still at work, each at its own learning rate."""
+        """Clip each client's gradient ([n, …]) and step the active clients, each at its own learning rate."""
         settings, clipped = _settings(self.local), clip(gradients, self.local)
         weights, gradients = pack_small(self.weights), pack_small({name: clipped[name] for name in self.weights})
-        if self.ragged or self.gated:  # a gradient of nothing need not be a number
+        if self.ragged or self.skips_steps:  # the gradient of an empty batch may be NaN
             gradients = {name: torch.where(_along(active, g), g, 0.0) for name, g in gradients.items()}
             rates = rates * active
         if self.moments:
             self.moments[COUNT][COUNT].add_(active.to(torch.float32))
         if self.local.optimizer.name == "sgd":
-            first = self.moments[COUNT][COUNT] <= 1.0 if self.moments else active
-            share = torch.where(first, 1.0, 1.0 - settings["dampening"])
-            for name, w in weights.items():
-                w.addcmul_(
-                    self._of_sgd(name, w, gradients[name], active, share, settings), _along(rates, w), value=-1.0
-                )
-            self._unpack(weights)
-            return
-        beta1, beta2 = settings["betas"]
-        t = self.moments[COUNT][COUNT].clamp_min(1.0)  # of clients that had no step yet, and have none now
-        sizes, roots = rates / (1.0 - beta1**t), (1.0 - beta2**t).sqrt()
-        for name, w in weights.items():
-            g = self._decayed(w, gradients[name], rates, settings["weight_decay"])
-            w.addcmul_(self._of_adam(name, w, g, active, roots, settings), _along(sizes, w), value=-1.0)
-        self._unpack(weights)
-
-    def _unpack(self, weights: Weights) -> None:
-        """Write what was stepped as one where it belongs."""
+            self._step_sgd(weights, gradients, active, rates, settings)
+        else:
+            self._step_adam(weights, gradients, active, rates, settings)
         for name, new in unpack_small(weights, self.weights).items():
             if new is not self.weights[name]:
                 self.weights[name].copy_(new)
 
-    def _of_sgd(
-        self, name: str, w: Tensor, g: Tensor, active: Tensor, share: Tensor, settings: Mapping[str, Any]
-    ) -> Tensor:
-        """What goes down along: g, or under momentum its running sum, to which `share` of g is added."""
+    def _step_sgd(
+        self, weights: Weights, gradients: Weights, active: Tensor, rates: Tensor, settings: Settings
+    ) -> None:
+        first = self.moments[COUNT][COUNT] <= 1.0 if self.moments else active
+        share = torch.where(first, 1.0, 1.0 - settings["dampening"])
+        for name, w in weights.items():
+            direction = self._sgd_direction(name, w, gradients[name], active, share)
+            w.addcmul_(direction, _along(rates, w), value=-1.0)
+
+    def _step_adam(
+        self, weights: Weights, gradients: Weights, active: Tensor, rates: Tensor, settings: Settings
+    ) -> None:
+        beta1, beta2 = settings["betas"]
+        t = self.moments[COUNT][COUNT].clamp_min(1.0)  # 0 for clients that have not stepped and do not step now
+        sizes, roots = rates / (1.0 - beta1**t), (1.0 - beta2**t).sqrt()
+        for name, w in weights.items():
+            g = self._decay(w, gradients[name], rates, settings["weight_decay"])
+            w.addcmul_(self._adam_direction(name, w, g, active, roots), _along(sizes, w), value=-1.0)
+
+    def _sgd_direction(self, name: str, w: Tensor, g: Tensor, active: Tensor, share: Tensor) -> Tensor:
+        """Return g, or with momentum its running sum, to which `share` of g is added."""
+        settings = _settings(self.local)
         if settings["weight_decay"]:
             g = g + settings["weight_decay"] * w
         if not settings["momentum"]:
             return g
         buffer = self.moments["momentum_buffer"][name]
-        self._keep(buffer, settings["momentum"] * buffer + _along(share, g) * g, active)
+        self._set_moment(buffer, settings["momentum"] * buffer + _along(share, g) * g, active)
         return g + settings["momentum"] * buffer if settings["nesterov"] else buffer
 
-    def _decayed(self, w: Tensor, g: Tensor, rates: Tensor, decay: float) -> Tensor:
-        """The gradient with the decay of Adam in it; AdamW's (Loshchilov and Hutter 2019) is taken from w at once."""
+    def _decay(self, w: Tensor, g: Tensor, rates: Tensor, decay: float) -> Tensor:
+        """Add Adam's weight decay to the gradient; AdamW's (Loshchilov and Hutter 2019) shrinks w directly."""
         if decay and self.local.optimizer.name == "adamw":
             w.mul_(1.0 - _along(rates, w) * decay)
             return g
         return g + decay * w if decay else g
 
-    def _of_adam(
-        self, name: str, w: Tensor, g: Tensor, active: Tensor, roots: Tensor, settings: Mapping[str, Any]
-    ) -> Tensor:
-        """m / (√v + eps) of Kingma and Ba 2015, with v corrected for its bias by `roots`."""
+    def _adam_direction(self, name: str, w: Tensor, g: Tensor, active: Tensor, roots: Tensor) -> Tensor:
+        """Return m / (√v + eps) of Kingma and Ba 2015, with the bias of v corrected by `roots`."""
+        settings = _settings(self.local)
         beta1, beta2 = settings["betas"]
         mean, square = self.moments["exp_avg"][name], self.moments["exp_avg_sq"][name]
-        self._keep(mean, torch.lerp(mean, g, 1.0 - beta1), active)
-        self._keep(square, (beta2 * square).addcmul(g, g, value=1.0 - beta2), active)
+        self._set_moment(mean, torch.lerp(mean, g, 1.0 - beta1), active)
+        self._set_moment(square, (beta2 * square).addcmul(g, g, value=1.0 - beta2), active)
         return mean / (square.sqrt() / _along(roots, w) + settings["eps"])
 
-    def _keep(self, moment: Tensor, new: Tensor, active: Tensor) -> None:
-        """Replace a moment, but of clients that have finished if it is to be kept."""
-        if self.gated or (self.ragged and self.local.keep_optimizer):
+    def _set_moment(self, moment: Tensor, new: Tensor, active: Tensor) -> None:
+        """Replace a moment, except of inactive clients whose moments are still needed."""
+        if self.skips_steps or (self.ragged and self.local.keep_optimizer):
             new = torch.where(_along(active, new), new, moment)
         moment.copy_(new)
 
 
-def states(moments: State, weights: Weights, n: int) -> list[State]:
-    """Each client's moments for these weights, to be kept: {moment: {tensor: value}}."""
+def save_moments(moments: State, weights: Weights, n: int) -> list[State]:
+    """Return each client's moments for these weights, to be kept: {moment: {tensor: value}}."""
     moments = {key: group if key == COUNT else unpack_small(group, weights) for key, group in moments.items()}
     out: list[State] = []
     for k in range(n):
@@ -138,24 +149,24 @@ def states(moments: State, weights: Weights, n: int) -> list[State]:
     return out
 
 
-def loaded(local: Local, weights: Weights, kept: list[State]) -> State:
-    """The moments of these clients as they kept them; fresh for those that kept none."""
-    moments = fresh(local, weights, len(kept))
-    if not any(kept):
+def load_moments(local: Local, weights: Weights, saved: list[State]) -> State:
+    """Return the moments that these clients kept; initial ones for clients that kept none."""
+    moments = init_moments(local, weights, len(saved))
+    if not any(saved):
         return moments
-    apart = {key: group if key == COUNT else unpack_small(group, weights) for key, group in moments.items()}
-    for k, state in enumerate(kept):
+    unpacked = {key: group if key == COUNT else unpack_small(group, weights) for key, group in moments.items()}
+    for k, state in enumerate(saved):
         for key, group in state.items():
             for name, value in group.items():
-                target = apart[COUNT][COUNT] if key == COUNT else apart[key][name]
+                target = unpacked[COUNT][COUNT] if key == COUNT else unpacked[key][name]
                 target[k] = value.to(target.device)
-    return {key: group if key == COUNT else pack_small(apart[key]) for key, group in moments.items()}
+    return {key: group if key == COUNT else pack_small(unpacked[key]) for key, group in moments.items()}
 
 
-def _settings(local: Local) -> dict[str, Any]:
-    return SETTINGS[local.optimizer.name] | dict(local.optimizer.settings)
+def _settings(local: Local) -> Settings:
+    return {**SETTINGS[local.optimizer.name], **local.optimizer.settings}
 
 
 def _along(values: Tensor, like: Tensor) -> Tensor:
-    """[n] laid out to multiply [n, …]."""
+    """Reshape [n] so that it multiplies [n, …]."""
     return values.reshape(-1, *[1] * (like.dim() - 1))

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Messages between server and clients: encoding, decoding and byte accounting."""

@@ -1,15 +1,17 @@
-"""What crossed the border, in bytes: one row for each phase, round, client, direction and part.
+"""Byte accounting of messages: one row for each phase, round, client, direction and part.
 
-Three counts of the same message. `logical_bytes`: its values in float32. `payload_bytes`: what was really encoded.
-`charged_bytes`: under a rule for tied weights, since the PFL-DocVQA 2024 kit, whose figures are the published ones,
-sends a tied tensor once more for each of its names and so charges T5's word embedding three times.
+Three counts of the same message. `logical_bytes`: its values in float32. `payload_bytes`: the encoded length.
+`charged_bytes`: the payload under a rule for tied weights. The PFL-DocVQA 2024 kit, whose figures are the published
+ones, sends a tied tensor once more for each of its names and so charges T5's word embedding three times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from simfl.errors import ConfigError, nearest
+from simfl.protocol import Weights
 
 RULES = ("once", "of_trained", "always")
 DIRECTIONS = ("download", "upload")
@@ -18,51 +20,78 @@ FLOAT_BYTES = 4
 Row = dict[str, int | str]
 
 
-def charge(
-    payload: Mapping[str, int],
-    aliases: Mapping[str, str],
-    floats: Mapping[str, int],
-    trained: Collection[str],
-    rule: str,
-) -> int:
-    """The bytes charged for one part of one message.
+@dataclass(frozen=True)
+class TiedWeights:
+    """The rule by which tied tensors are charged.
 
-    `payload`: tensor sent -> encoded bytes. `aliases`: further name -> the tensor it is tied to, its owner; empty for a
-    part that is not the model's weights. `floats`: owner -> number of values. `trained`: names of the trained tensors.
+    A tied tensor has an owner, the first of its names, and further names. With `once` it is charged once; with
+    `of_trained` once more for each further name of a trained owner; with `always` for each further name even if its
+    owner is frozen, as in the kit (whose filter knows only the names of parameters). A further name costs the payload
+    of its owner, or raw float32 if the owner is not sent.
 
-    once: a tied tensor travels once. of_trained: once more for each alias of a trained owner. always: for each alias,
-    though its owner be frozen, as the kit does (its filter knows only names that are parameters). An alias costs what
-    its owner's payload costs, or raw float32 if the owner is not sent.
+    Attributes:
+        rule: `once`, `of_trained` or `always`.
+        owners: Further name -> owner.
+        num_values: Owner -> number of values.
+        trained: Names of the trained tensors.
+
+    Raises:
+        ConfigError: The rule is unknown.
     """
-    if rule not in RULES:
-        raise ConfigError(f"ledger.tied_weights: unknown {rule!r}; {nearest(rule, RULES)}")
-    charged = sum(payload.values())
-    for owner in aliases.values():
-        if rule == "always" or (rule == "of_trained" and owner in trained):
-            charged += payload[owner] if owner in payload else FLOAT_BYTES * floats[owner]
-    return charged
+
+    rule: str = "once"
+    owners: Mapping[str, str] = field(default_factory=dict)
+    num_values: Mapping[str, int] = field(default_factory=dict)
+    trained: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.rule not in RULES:
+            raise ConfigError(f"ledger.tied_weights: unknown rule {self.rule!r}; {nearest(self.rule, RULES)}")
+
+    def charge(self, payload: Mapping[str, int]) -> int:
+        """Return the bytes charged for the weights of one message. `payload`: encoded bytes by tensor."""
+        charged = sum(payload.values())
+        for owner in self.owners.values():
+            if self.rule == "always" or (self.rule == "of_trained" and owner in self.trained):
+                charged += payload[owner] if owner in payload else FLOAT_BYTES * self.num_values[owner]
+        return charged
 
 
-def row(
-    phase: int, round: int, client: int, direction: str, part: str, floats: int, payload_bytes: int, charged_bytes: int
-) -> Row:
-    """One row. `floats`: values sent, aliases left out; `client` counts from 0, `round` from 1."""
-    assert direction in DIRECTIONS, direction
-    return {
-        "phase": phase,
-        "round": round,
-        "client": client,
-        "direction": direction,
-        "part": part,
-        "floats": floats,
-        "logical_bytes": FLOAT_BYTES * floats,
-        "payload_bytes": payload_bytes,
-        "charged_bytes": charged_bytes,
-    }
+NOTHING_TIED = TiedWeights()
+
+
+class LedgerEntry:
+    """The rows of one part of a phase's messages in one direction."""
+
+    def __init__(self, phase: int, part: str, tensors: Weights, tied_weights: TiedWeights) -> None:
+        """Count the values of `tensors`, the part of any of the messages."""
+        self.phase, self.part = phase, part
+        self.tied_weights = tied_weights if part == "weights" else NOTHING_TIED
+        self.num_values = sum(t.numel() for t in tensors.values())
+        # many messages share a payload; by identity, with the payload itself so that it stays alive
+        self._known: dict[int, tuple[Mapping[str, int], int, int]] = {}
+
+    def row(self, round_number: int, client: int, direction: str, payload: Mapping[str, int]) -> Row:
+        """Return the row of one message. `payload`: encoded bytes by tensor; `round_number` counts from 0."""
+        if id(payload) not in self._known:
+            self._known[id(payload)] = payload, sum(payload.values()), self.tied_weights.charge(payload)
+        _, total, charged = self._known[id(payload)]
+        assert direction in DIRECTIONS, direction
+        return {
+            "phase": self.phase,
+            "round": round_number + 1,
+            "client": client,
+            "direction": direction,
+            "part": self.part,
+            "floats": self.num_values,
+            "logical_bytes": FLOAT_BYTES * self.num_values,
+            "payload_bytes": total,
+            "charged_bytes": charged,
+        }
 
 
 def totals(rows: Iterable[Mapping[str, int | str]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Sums of rows: logical | payload | charged -> download | upload | total -> B (int), MB, GB."""
+    """Return sums of rows: logical | payload | charged -> download | upload | total -> B (int), MB, GB."""
     sums = {count: dict.fromkeys(DIRECTIONS, 0) for count in ("logical", "payload", "charged")}
     rows = list(rows)
     for direction in DIRECTIONS:

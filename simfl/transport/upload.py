@@ -1,153 +1,178 @@
-"""The border: every upload is encoded, counted and decoded, and the server gets what was decoded.
+"""Encoding of messages, and uploads: each is encoded and counted, and the server gets the decoded values.
 
-A cohort's tensors of one name are encoded in one call, with the bytes of one by one. A codec that loses nothing, and
-whose payload has a known length, needs only be counted; tests hold that length to be that of its encoding.
+The tensors of one name are encoded for all clients in one call, with the same bytes as one by one. A lossless codec
+with a payload of known length only needs to be counted; tests check that this length is that of its encoding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from simfl.codecs.base import Codec, Context
-from simfl.codecs.identity import Float32
+from simfl.codecs.base import Codec, MessageContext
+from simfl.codecs.casts import Float32
 from simfl.errors import ClientError
+from simfl.experiment import Codecs
 from simfl.privacy.mechanism import CLIP
 from simfl.protocol import Parts, State, Weights
-from simfl.stacking import namespace
-from simfl.training.context import PhaseContext
+from simfl.stacking import select_namespace
 from simfl.transport import ledger
+from simfl.transport.ledger import LedgerEntry, TiedWeights
 
 PLAIN = Float32()
-STATISTICS = "buffers"  # the engine's own part: running statistics, always in float32
+BUFFERS = "buffers"  # a part besides the algorithm's own: running statistics, always sent in float32
 
-Arrived = tuple[Weights, dict[str, int]]  # what the other side gets of a part, and the length of each payload
+
+class Transmitted(NamedTuple):
+    """One part of a message as the receiver gets it, and the length of each tensor's payload in bytes."""
+
+    tensors: Weights
+    payload: dict[str, int]
+
+
+@dataclass(frozen=True)
+class MessageSpec:
+    """The formats of the messages of a phase and the accounting of their bytes.
+
+    Attributes:
+        codecs: Codecs of the algorithm's parts.
+        seed: Seed of the experiment.
+        phase: Number of the phase, from 0.
+        num_rounds: Rounds of the phase.
+        tied_weights: The rule by which tied tensors are charged.
+    """
+
+    codecs: Codecs
+    seed: int
+    phase: int
+    num_rounds: int
+    tied_weights: TiedWeights = field(default_factory=TiedWeights)
+
+    def codec(self, direction: str, part: str) -> Codec:
+        """Return the codec of a part; buffers and the clipping norm are sent in float32."""
+        return PLAIN if part in (BUFFERS, CLIP) else self.codecs.of_part(direction, part)
+
+    def context(self, round_number: int, direction: str, client: int, part: str) -> MessageContext:
+        """Return the identity of a message for its codec; `client` is −1 for what all clients receive."""
+        progress = round_number / (self.num_rounds - 1) if self.num_rounds > 1 else 0.0
+        return MessageContext((self.seed, self.phase, round_number, direction, client, part), progress)
+
+    def entry(self, part: str, tensors: Weights) -> LedgerEntry:
+        """Return the ledger entry of a part. `tensors`: the part of any of the messages."""
+        return LedgerEntry(self.phase, part, tensors, self.tied_weights)
 
 
 class ReceivedUploads(NamedTuple):
-    """The uploads of n clients, as the server gets them."""
+    """The uploads of n clients as the server gets them.
 
-    sent: Parts  # [n, …]
-    lost: list[State]  # of each client what encoding lost, by part: to be remembered, with error feedback
-    rows: list[list[ledger.Row]]  # of each client
+    Attributes:
+        sent: Decoded parts, [n, …].
+        residuals: Encoding error of each client by part, to be stored by the client; only with error feedback.
+        rows: Ledger rows of each client.
+    """
 
-
-class UploadChannel:
-    """Uploads of one round of a phase, as seen from a worker."""
-
-    def __init__(self, stage: PhaseContext, phase: int, round_number: int) -> None:
-        self.stage, self.phase, self.round = stage, phase, round_number
-
-    def send(
-        self, clients: Sequence[int], upload: Parts, received: Parts, memories: Sequence[State], look: bool = True
-    ) -> ReceivedUploads:
-        """The uploads of these clients, stacked, encoded and decoded.
-
-        ClientError for an upload that is not finite, unless nobody is to `look` yet: see `finite`.
-        """
-        sent: Parts = {}
-        lost: list[State] = [{} for _ in clients]
-        rows: list[list[ledger.Row]] = [[] for _ in clients]
-        for part, given in upload.items():
-            if look:
-                check_finite(given, [f"client {client}: upload {part!r}" for client in clients])
-            codec = codec_of(self.stage, "upload", part)
-            if codec.error_feedback:
-                given = _with_lost(given, [namespace(memory, "codec").get(part, {}) for memory in memories])
-            base = received["weights"] if part == "weights" and codec.encode == "weights" else {}
-            contexts = [context_of(self.stage, self.round, "upload", client, part) for client in clients]
-            sent[part], sizes = transmit_all(codec, given, base, contexts)
-            if codec.error_feedback:
-                for k, own in enumerate(lost):
-                    own[part] = {name: t[k] - sent[part][name][k] for name, t in given.items()}
-            bill = LedgerEntry(self.stage, part, {name: t[0] for name, t in given.items()})
-            for client, payload, lines in zip(clients, sizes, rows, strict=True):
-                lines.append(bill.row(self.phase, self.round, client, "upload", payload))
-        return ReceivedUploads(sent, lost, rows)
+    sent: Parts
+    residuals: list[State]
+    rows: list[list[ledger.Row]]
 
 
-def _with_lost(given: Weights, lost: Sequence[Weights]) -> Weights:
-    """What each client is to send, and what earlier encodings lost of it."""
-    nothing = {name: torch.zeros_like(t[0]) for name, t in given.items()}
+def send_uploads(
+    spec: MessageSpec,
+    round_number: int,
+    clients: Sequence[int],
+    upload: Parts,
+    received: Parts,
+    client_states: Sequence[State],
+    checked: bool = True,
+) -> ReceivedUploads:
+    """Encode, count and decode the stacked uploads of these clients.
+
+    Args:
+        spec: Message formats of the phase.
+        round_number: Round of the phase, from 0.
+        clients: Numbers of the n clients.
+        upload: Parts to send, [n, …].
+        received: The decoded download.
+        client_states: Stored state of each client, with residuals of earlier encodings.
+        checked: Whether uploads are checked to be finite before they are encoded.
+
+    Raises:
+        ClientError: An upload is not finite, if `checked`.
+    """
+    sent: Parts = {}
+    residuals: list[State] = [{} for _ in clients]
+    rows: list[list[ledger.Row]] = [[] for _ in clients]
+    for part, tensors in upload.items():
+        if checked:
+            check_finite(tensors, [f"client {client}: upload {part!r}" for client in clients])
+        codec = spec.codec("upload", part)
+        if codec.error_feedback:
+            stored = [select_namespace(state, "codec").get(part, {}) for state in client_states]
+            tensors = _with_residuals(tensors, stored)
+        base = received["weights"] if part == "weights" and codec.encode == "weights" else {}
+        contexts = [spec.context(round_number, "upload", client, part) for client in clients]
+        sent[part], payloads = transmit_stacked(codec, tensors, base, contexts)
+        if codec.error_feedback:
+            for k, own in enumerate(residuals):
+                own[part] = {name: t[k] - sent[part][name][k] for name, t in tensors.items()}
+        entry = spec.entry(part, {name: t[0] for name, t in tensors.items()})
+        for client, payload, client_rows in zip(clients, payloads, rows, strict=True):
+            client_rows.append(entry.row(round_number, client, "upload", payload))
+    return ReceivedUploads(sent, residuals, rows)
+
+
+def _with_residuals(tensors: Weights, residuals: Sequence[Weights]) -> Weights:
+    """Add to each client's tensors [n, …] the error of its earlier encodings."""
+    zeros = {name: torch.zeros_like(t[0]) for name, t in tensors.items()}
     return {
-        name: t + torch.stack([own.get(name, nothing[name]).to(t.device) for own in lost]) for name, t in given.items()
+        name: t + torch.stack([own.get(name, zeros[name]).to(t.device) for own in residuals])
+        for name, t in tensors.items()
     }
 
 
-def codec_of(stage: PhaseContext, direction: str, part: str) -> Codec:
-    """The wire format of a part; the engine's own travel as they are."""
-    return PLAIN if part in (STATISTICS, CLIP) else stage.phase.codec.of_part(direction, part)
+def transmit(codec: Codec, tensors: Weights, context: MessageContext) -> Transmitted:
+    """Encode and decode one part of one message."""
+    arrived, (payload,) = transmit_stacked(codec, {name: t[None] for name, t in tensors.items()}, {}, [context])
+    return Transmitted({name: t[0] for name, t in arrived.items()}, payload)
 
 
-def context_of(stage: PhaseContext, round_number: int, direction: str, client: int, part: str) -> Context:
-    """Where in the run a part is sent; `client` is −1 for what all of them get."""
-    progress = round_number / (stage.phase.rounds - 1) if stage.phase.rounds > 1 else 0.0
-    return Context((stage.seed, stage.index, round_number, direction, client, part), progress)
-
-
-def transmit(codec: Codec, tensors: Weights, base: Weights, context: Context) -> Arrived:
-    """Encode and decode one part of one message: what arrives, and the length of each payload.
+def transmit_stacked(
+    codec: Codec, tensors: Weights, base: Weights, contexts: Sequence[MessageContext]
+) -> tuple[Weights, list[dict[str, int]]]:
+    """Encode and decode one part of n messages ([n, …]); return it decoded, and the payload lengths of each message.
 
     With a `base`, base + tensor is what is encoded.
     """
-    arrived, (sizes,) = transmit_all(codec, {name: t[None] for name, t in tensors.items()}, base, [context])
-    return {name: t[0] for name, t in arrived.items()}, sizes
-
-
-def transmit_all(
-    codec: Codec, given: Weights, base: Weights, contexts: Sequence[Context]
-) -> tuple[Weights, list[dict[str, int]]]:
-    """The same part of several messages ([n, …]): what arrives ([n, …]), and of each the length of each payload."""
-    if codec.lossless and codec.fixed and not base:
-        sizes = {name: codec.size(tuple(t.shape[1:])) for name, t in given.items()}
-        return given, [sizes] * len(contexts)
+    if codec.lossless and codec.fixed_size and not base:
+        lengths = {name: codec.size(tuple(t.shape[1:])) for name, t in tensors.items()}
+        return tensors, [lengths] * len(contexts)
     arrived: Weights = {}
-    lengths: list[dict[str, int]] = [{} for _ in contexts]
-    for name, tensor in given.items():
-        here = [context.of(name) for context in contexts]
-        payloads = codec.encode_all(tensor + base[name] if base else tensor, here)
-        decoded = codec.decode_all(payloads, tuple(tensor.shape[1:]), here).to(tensor.device)
+    payload_lengths: list[dict[str, int]] = [{} for _ in contexts]
+    for name, tensor in tensors.items():
+        own_contexts = [context.child(name) for context in contexts]
+        payloads = codec.encode_stacked(tensor + base[name] if base else tensor, own_contexts)
+        decoded = codec.decode_stacked(payloads, tuple(tensor.shape[1:]), own_contexts).to(tensor.device)
         arrived[name] = decoded - base[name] if base else decoded
-        for own, payload in zip(lengths, payloads, strict=True):
+        for own, payload in zip(payload_lengths, payloads, strict=True):
             own[name] = len(payload)
-    return arrived, lengths
+    return arrived, payload_lengths
 
 
-class LedgerEntry:
-    """What a part of one message costs, under the rule for tied weights."""
-
-    def __init__(self, stage: PhaseContext, part: str, tensors: Weights) -> None:
-        """`tensors`: the part of any of the messages."""
-        self.stage, self.part = stage, part
-        self.aliases = dict(stage.aliases) if part == "weights" else {}
-        self.floats = stage.network.floats if self.aliases else dict[str, int]()
-        self.values = sum(t.numel() for t in tensors.values())
-        self._known: dict[int, tuple[dict[str, int], int, int]] = {}  # payloads, which many messages share, by identity
-
-    def row(self, phase: int, round_number: int, client: int, direction: str, payload: dict[str, int]) -> ledger.Row:
-        """The ledger's row. `payload`: bytes of each tensor."""
-        if id(payload) not in self._known:
-            trained = set(self.stage.roles.trained) if self.aliases else set[str]()
-            charged = ledger.charge(payload, self.aliases, self.floats, trained, self.stage.alias_rule)
-            self._known[id(payload)] = payload, sum(payload.values()), charged
-        _, total, charged = self._known[id(payload)]
-        return ledger.row(phase, round_number + 1, client, direction, self.part, self.values, total, charged)
-
-
-def check_finite(tensors: Weights, where: Sequence[str]) -> None:
-    """ClientError naming the first client and tensor ([n, …]) with NaN or infinity; `where`: what each is called."""
-    if bool(finite(tensors).all()):
+def check_finite(tensors: Weights, names: Sequence[str]) -> None:
+    """Raise ClientError for the first row and tensor ([n, …]) with NaN or infinity. `names`: the name of each row."""
+    if bool(rows_are_finite(tensors).all()):
         return
-    for k, name_of_client in enumerate(where):
-        for name, tensor in tensors.items():  # a finite sum may still overflow: look closely before refusing
+    for k, row_name in enumerate(names):
+        for name, tensor in tensors.items():  # the sum of finite values may overflow: check each value
             if not bool(torch.isfinite(tensor[k]).all()):
-                raise ClientError(f"{name_of_client}: {name} is not finite")
+                raise ClientError(f"{row_name}: {name} is not finite")
 
 
-def finite(tensors: Weights) -> Tensor:
-    """Whether each row of tensors [n, …] is finite; false too where a sum of its values overflows. [n], [0] of none."""
-    totals = [t.reshape(len(t), -1).sum(1, dtype=torch.float32) for t in tensors.values()]
-    return torch.isfinite(torch.stack(totals).sum(0)) if totals else torch.ones(0, dtype=torch.bool)
+def rows_are_finite(tensors: Weights) -> Tensor:
+    """Return whether each row of tensors [n, …] is finite, [n]; false also where the sum of its values overflows."""
+    sums = [t.reshape(len(t), -1).sum(1, dtype=torch.float32) for t in tensors.values()]
+    return torch.isfinite(torch.stack(sums).sum(0)) if sums else torch.ones(0, dtype=torch.bool)

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from simfl import __version__
+from simfl.aggregation.round import CohortResult
 from simfl.autotune.probe import ProbeRequest, ProbeResult
 from simfl.cache import folder as local_cache
 from simfl.errors import DataError, RunError
@@ -25,7 +26,6 @@ from simfl.runtime.gpu_monitor import processor
 from simfl.runtime.ray.cluster import ObjectRef
 from simfl.runtime.ray.remote_store import RemoteClientStore, marker_file
 from simfl.runtime.worker import Worker, WorkerConfig
-from simfl.training.cohort import CohortResult
 from simfl.training.data_parallel import MicroBatch, PartialGradient, SharedStepInputs
 from simfl.training.plan import CohortPlan
 from simfl.weights import State, from_raw_bytes, to_raw_bytes
@@ -101,20 +101,20 @@ class WorkerActor:
         except Exception as error:  # kept, since the driver reads the result of `begin` only
             self._error = error
 
-    def begin(self, setup: bytes, phase: int, base: Weights) -> WorkerLocation:
+    def begin(self, config: bytes, phase: int, base: Weights) -> WorkerLocation:
         """Start a phase with a pickled `WorkerConfig` and return the location of this worker."""
         if self._error is not None:
             raise self._error
         if self._worker is None:
-            self._worker = self._make_worker(pickle.loads(setup))
+            self._worker = self._make_worker(pickle.loads(config))
         self._worker.begin(phase, base)
         return WorkerLocation(self._remote_store is not None, processor(self.context.device))
 
-    def _make_worker(self, setup: WorkerConfig) -> Worker:
-        if marker_file(setup.memory, setup.sitting).exists():
-            return Worker(setup, self.context)
+    def _make_worker(self, config: WorkerConfig) -> Worker:
+        if marker_file(config.client_states, config.session_name).exists():
+            return Worker(config, self.context)
         self._remote_store = RemoteClientStore()
-        return Worker(setup, self.context, store=self._remote_store)
+        return Worker(config, self.context, store=self._remote_store)
 
     @property
     def worker(self) -> Worker:
@@ -156,7 +156,7 @@ class WorkerActor:
 
     def free_memory(self) -> None:
         """Free the memory that torch caches."""
-        self.worker.spare()
+        self.worker.free_memory()
 
 
 def _build_context(spec: WorkerSpec) -> RunContext:

@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
+from simfl.aggregation.round import CohortResult
 from simfl.autotune.probe import ProbeRequest, ProbeResult
 from simfl.errors import OutOfMemory, RunError
 from simfl.evaluation import EvaluationPlan, Scores
@@ -26,8 +27,7 @@ from simfl.runtime.ray.cluster import ObjectRef, RayModule, last_line
 from simfl.runtime.ray.cost_model import CostModel
 from simfl.runtime.ray.task_queue import AnyBatch, Result, RunningTask, Task, TaskBatch, TaskQueue
 from simfl.runtime.ray.worker_group import WorkerGroup
-from simfl.runtime.worker import WorkerConfig, keep_memory
-from simfl.training.cohort import CohortResult
+from simfl.runtime.worker import WorkerConfig, keep_freed_memory
 from simfl.training.data_parallel import MicroBatch, PartialGradient, SharedStepInputs
 from simfl.training.plan import CohortPlan, NextRound
 
@@ -41,9 +41,9 @@ class RayPool:
 
     overlaps = True
 
-    def __init__(self, group: WorkerGroup, setup: WorkerConfig, on_message: Callable[[str], None]) -> None:
-        keep_memory()  # uploads are summed in this process
-        group.open(setup, on_message)
+    def __init__(self, group: WorkerGroup, config: WorkerConfig, on_message: Callable[[str], None]) -> None:
+        keep_freed_memory()  # uploads are summed in this process
+        group.open(config, on_message)
         self.group, self.queue, self.on_message = group, TaskQueue(), on_message
         self.costs: defaultdict[str, CostModel] = defaultdict(CostModel)  # by method
         self._broadcast: tuple[Parts, ObjectRef] = ({}, None)  # what was put last, and the reference to it
@@ -73,7 +73,12 @@ class RayPool:
     ) -> Iterator[CohortResult]:
         """Train cohorts; `ahead` is called when all workers are busy."""
         tasks = [
-            Task(plan, name, (1.0, float(len(plan.visits)), float(steps)), [client.memory for client in plan.visits])
+            Task(
+                plan,
+                name,
+                (1.0, float(len(plan.clients)), float(steps)),
+                [client.state_digest for client in plan.clients],
+            )
             for plan, name, steps in zip(plans, cohort_names(plans), costs, strict=True)
         ]
         batch: TaskBatch[CohortResult] = self._submit("train", tasks, [self._put(received)])
@@ -81,7 +86,7 @@ class RayPool:
 
     def probe(self, question: ProbeRequest, received: Parts) -> ProbeResult:
         """Try execution modes on one worker; if that fails, the run can continue with another probe."""
-        task = Task(question, "execution modes", (1.0,), [client.memory for client in question.visits])
+        task = Task(question, "execution modes", (1.0,), [client.state_digest for client in question.clients])
         batch: TaskBatch[ProbeResult] = self._submit("probe", [task], [self._put(received)])
         try:
             results = list(self._results(batch))
@@ -103,7 +108,7 @@ class RayPool:
     def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> Callable[[], list[Scores]]:
         """Send shards to idle workers, and return a function that waits for all scores."""
         tasks = [
-            Task(plan, name, (1.0, float(len(plan.rows))), [plan.memory])
+            Task(plan, name, (1.0, float(len(plan.rows))), [plan.state_digest])
             for plan, name in zip(plans, shard_names(plans), strict=True)
         ]
         batch: TaskBatch[Scores] = self._submit("evaluate", tasks, [self._put(received)])
@@ -113,7 +118,7 @@ class RayPool:
     def close(self) -> None:
         """Stop the workers."""
         self.group.close()
-        self.queue = TaskQueue()
+        self.queue.running.clear()
         self._broadcast = ({}, None)
 
     @property
@@ -271,7 +276,7 @@ def wait_any(group: WorkerGroup, queue: TaskQueue, last_event: float, held_back:
         last_event: When the last call finished, as `time.monotonic` counts.
         held_back: Whether tasks wait although there are idle workers.
     """
-    watchdog = group.setup.experiment.watchdog_seconds or math.inf
+    watchdog = group.config.experiment.watchdog_seconds or math.inf
     limit = watchdog if queue.running else max(watchdog, START_TIMEOUT)
     while (left := last_event + limit - time.monotonic()) > 0:
         refs = [*queue.running, *group.starting]
@@ -288,6 +293,6 @@ def wait_any(group: WorkerGroup, queue: TaskQueue, last_event: float, held_back:
         raise RunError(f"no worker was ready after {limit:g} s; Ray has free: {group.describe_free()}")
     silent = "; ".join(f"worker {running.worker} on {running.task.name}" for running in queue.current())
     raise RunError(
-        f"no result for {watchdog:g} s from {silent}; their stacks are in {group.setup.stacks}; resume the run with"
+        f"no result for {watchdog:g} s from {silent}; their stacks are in {group.config.stacks}; resume the run with"
         " --resume; if a cohort may take this long, increase watchdog_seconds"
     )

@@ -44,7 +44,7 @@ class _Start:
 class WorkerGroup:
     """Long-lived actors, one per CPU or GPU, numbered from 0."""
 
-    setup: WorkerConfig
+    config: WorkerConfig
     transfer: StateTransfer
     lost: tuple[type[Exception], ...]  # Ray's errors after which a task can be done again
 
@@ -127,14 +127,14 @@ class WorkerGroup:
         if self._error is not None:
             raise self._error
 
-    def open(self, setup: WorkerConfig, on_message: Callable[[str], None]) -> None:
+    def open(self, config: WorkerConfig, on_message: Callable[[str], None]) -> None:
         """Take the settings of the run, before the first phase."""
         self.wait()
-        self.on_message, self.setup = on_message, replace(setup, sitting=uuid.uuid4().hex)
+        self.on_message, self.config = on_message, replace(config, session_name=uuid.uuid4().hex)
         errors = self.ray.exceptions
         self.lost = (errors.RayActorError, errors.ObjectLostError, errors.OutOfMemoryError)
-        self._pickled_setup: bytes = self.ray.cloudpickle.dumps(self.setup)
-        self.transfer = StateTransfer(setup.memory, self.setup.sitting, self.ray.put)
+        self._pickled_config: bytes = self.ray.cloudpickle.dumps(self.config)
+        self.transfer = StateTransfer(config.client_states, self.config.session_name, self.ray.put)
         self._cleanup.callback(self.transfer.close)
 
     # Phases
@@ -158,7 +158,7 @@ class WorkerGroup:
             self._begin(worker)
 
     def _begin(self, worker: int, retries: int = 0) -> None:
-        self.starting[self.actors[worker].begin.remote(self._pickled_setup, *self._phase)] = _Start(worker, retries)
+        self.starting[self.actors[worker].begin.remote(self._pickled_config, *self._phase)] = _Start(worker, retries)
 
     def grow(self) -> None:
         """Add workers for machines that have joined or become free since the last look."""
@@ -205,7 +205,7 @@ class WorkerGroup:
     def _note_location(self, worker: int, location: WorkerLocation) -> None:
         """Note where a worker runs, and report each fact about a run on several machines once."""
         if location.remote and not self.transfer.remote:
-            folder = self.setup.memory.parent
+            folder = self.config.client_states.parent
             self.on_message(f"a worker does not see {folder}: client states are sent through Ray")
         if self.kinds and location.kind not in self.kinds:
             kinds = ", ".join(sorted({*self.kinds, location.kind}))

@@ -1,0 +1,201 @@
+"""The execution of a phase on a worker: observer, compiled steps, gradients on other workers, batches drawn ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from simfl.errors import ConfigError
+from simfl.protocol import Batch, ClientUpdate, Examples, Forward, Outputs, Parts, State, Weights
+from simfl.training.batches import TrainingUnit, draw_unit, units_of
+from simfl.training.compiled import CompiledSteps
+from simfl.training.context import PhaseContext
+from simfl.training.data_parallel import GradientTaker, MicroBatch, PartialGradient, SharedStepInputs, partial_gradient
+from simfl.training.forward import model_inputs, run_forward
+from simfl.training.plan import CohortPlan
+from simfl.training.tensor_optimizer import has_tensor_form
+
+
+@dataclass(frozen=True)
+class OptimizerStep:
+    """One optimizer step of the clients that are trained together, as an observer sees it.
+
+    Attributes:
+        units: The clients or privacy units, n of them.
+        step: Number of the local step, from 0.
+        micro_step: Number of the micro-step within the local step, from 0.
+        loss_sums: Sum of the task loss over the batch, [n].
+        loss_weights: Weight of the task loss over the batch, [n].
+        gradients: Gradients of the stepped tensors before clipping, [n, …].
+        weights: These tensors after the step, [n, …].
+    """
+
+    units: Sequence[TrainingUnit]
+    step: int
+    micro_step: int
+    loss_sums: Tensor
+    loss_weights: Tensor
+    gradients: Weights
+    weights: Weights
+
+
+class Observer:
+    """A listener that is called during client updates and changes nothing. It must copy the tensors that it keeps."""
+
+    is_active: ClassVar[bool] = True  # false: it is not called, and steps may be replayed without Python
+
+    def stepped(self, step: OptimizerStep) -> None:
+        """Receive an optimizer step."""
+
+    def sent(self, client: int, upload: Parts, arrived: Parts) -> None:
+        """Receive a client's upload as it left the client, and as the server got it."""
+
+
+class NullObserver(Observer):
+    """The observer of ordinary training, which is never called."""
+
+    is_active = False
+
+
+@dataclass(frozen=True)
+class TrainingInputs:
+    """The inputs of n clients (or privacy units) that are trained together.
+
+    Attributes:
+        units: The batches of each.
+        weights: Trained tensors and extra parameters, [n, …]; they are stepped in place.
+        buffers: Running statistics, [n, …].
+        received: The decoded download.
+        state: The algorithm's state, [n, …].
+        update: Facts of the client updates at local step 0, [n].
+        client_states: Stored state of each client, on the device.
+    """
+
+    units: list[TrainingUnit]
+    weights: Weights
+    buffers: Weights
+    received: Parts
+    state: State
+    update: ClientUpdate
+    client_states: list[State]
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """The results of n clients (or privacy units) after their last local step.
+
+    Attributes:
+        weights: Trained tensors and extra parameters, [n, …].
+        buffers: Running statistics, [n, …].
+        loss_sums: Task loss summed over the update, [n].
+        loss_weights: Weight of the task loss over the update, [n].
+        state: The algorithm's state as `after_step` left it, [n, …].
+        optimizer_states: State of each optimizer, by micro-step, then client; empty if it is not kept.
+        num_noised_steps: Steps whose gradients were clipped and noised example by example.
+    """
+
+    weights: Weights
+    buffers: Weights
+    loss_sums: Tensor
+    loss_weights: Tensor
+    state: State
+    optimizer_states: list[State]
+    num_noised_steps: int = 0
+
+
+@dataclass
+class Executor:
+    """A phase and the means to train in it.
+
+    Attributes:
+        context: The phase.
+        observer: Listener to local steps and uploads.
+        compiled: Compiled local steps of `vectorized`; None: they run eagerly.
+        gradient_taker: Takes the gradients of micro-batches on several workers; None: they are taken in this process.
+        drawn_units: Units whose batches were drawn ahead, by round, client and unit.
+    """
+
+    context: PhaseContext
+    observer: Observer = field(default_factory=NullObserver)
+    compiled: CompiledSteps | None = None
+    gradient_taker: GradientTaker | None = None
+    drawn_units: dict[tuple[int, int, int], TrainingUnit] = field(default_factory=dict)
+
+    @cached_property
+    def examples(self) -> Examples:
+        """The encoded training split."""
+        return self.context.load_examples()
+
+    def batch(self, rows: Tensor, positions: Tensor | None = None) -> Batch:
+        """Return the examples at these rows of the training split (any shape; −1 is padding)."""
+        batch = self.examples.take(rows)
+        return batch if positions is None else batch | {"position": positions}
+
+    def batch_on_device(self, micro_batch: MicroBatch) -> Batch:
+        """Return the examples of a micro-batch."""
+        device, positions = self.context.device, micro_batch.positions
+        rows = torch.from_numpy(micro_batch.rows).to(device)
+        return self.batch(rows, None if positions is None else torch.from_numpy(positions).to(device))
+
+    def partial_gradient(self, micro_batch: MicroBatch, shared: SharedStepInputs) -> PartialGradient:
+        """Return the contribution of a micro-batch to the gradient of its batch."""
+        return partial_gradient(self.context, self.batch_on_device(micro_batch), micro_batch, shared)
+
+    def partial_gradients(self, parts: Sequence[MicroBatch], shared: SharedStepInputs) -> list[PartialGradient]:
+        """Return the contributions of micro-batches, in their order, from `gradient_taker` if there is one."""
+        if self.gradient_taker is not None:
+            return self.gradient_taker(parts, shared)
+        return [self.partial_gradient(part, shared) for part in parts]
+
+    @cached_property
+    def sample_outputs(self) -> tuple[Outputs | None, Outputs | None]:
+        """Outputs of model and mentor for the first training example, if the algorithm needs features.
+
+        Raises:
+            ConfigError: The model has no features.
+        """
+        context, algorithm = self.context, self.context.phase.algorithm
+        if not algorithm.needs_features:
+            return None, None
+        inputs = model_inputs(context, self.examples.take(torch.zeros(1, dtype=torch.int64, device=context.device)))
+        passes = Forward(train=False), Forward(train=False, mentor=True)
+        with torch.no_grad():
+            model, mentor = (run_forward(context, one, {}, inputs, torch.tensor(0)) for one in passes)
+        if model.features is None or mentor.features is None:
+            name = type(algorithm).__name__
+            raise ConfigError(
+                f"phases.{context.index}.algorithm: {name} needs features, which the model does not return"
+            )
+        return model, mentor
+
+    def draw_ahead(self, plans: Sequence[CohortPlan]) -> None:
+        """Draw the batches of cohorts and keep them until these are trained; drops those kept before."""
+        if plans:
+            self.drawn_units.clear()
+        for plan in plans:
+            for client in plan.clients:
+                for unit, rows in units_of(client):
+                    drawn = draw_unit(self.context, plan, client, unit, rows)
+                    self.drawn_units[plan.round, client.client, unit] = drawn
+
+
+def compiled_steps(context: PhaseContext, program: str) -> CompiledSteps | None:
+    """Return the compiled local steps of a phase, or None if they run eagerly; `auto` is `graph`."""
+    if reason_not_compiled(context, program):
+        return None
+    return CompiledSteps("graph" if program == "auto" else program)
+
+
+def reason_not_compiled(context: PhaseContext, program: str) -> str:
+    """Return why local steps run eagerly; empty if they do not. On a CPU only `compiled` steps are programs."""
+    if context.device.type != "cuda" and program != "compiled":
+        return "the device is not a GPU"
+    if not has_tensor_form(context.phase.local):
+        name = context.phase.local.optimizer.name
+        return f"the optimizer {name} cannot be captured with its settings"
+    return ""

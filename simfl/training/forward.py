@@ -1,0 +1,131 @@
+"""Passes of the model within a local step, and the loss of a micro-step; shared by both execution modes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from simfl.errors import ConfigError, nearest
+from simfl.keyed_random import STEP_MULTIPLIER
+from simfl.models.call_context import ModelCall, call_context
+from simfl.protocol import EXTRA, Batch, ClientUpdate, Forward, Loss, MicroStep, Outputs, Parts, State, Weights
+from simfl.training.context import PhaseContext
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """The tensors that passes and losses read in a local step: of one client, or stacked [n, …].
+
+    Attributes:
+        batch: Examples of the batch, [B, …] or [n, B, …].
+        trained: Model tensors and extra parameters.
+        received: The decoded download; never stacked, since all clients receive the same.
+        state: The algorithm's state.
+        update: Facts of the client update; `step` counts the local steps taken so far.
+        key: Dropout key of this local step.
+    """
+
+    batch: Batch
+    trained: Weights
+    received: Parts
+    state: State
+    update: ClientUpdate
+    key: Tensor
+
+
+def micro_step_loss(
+    context: PhaseContext, micro: MicroStep, inputs: StepInputs, outputs: dict[str, Outputs], under_vmap: bool = False
+) -> Loss:
+    """Run the passes of a micro-step for one client and return its loss; adds the results to `outputs`."""
+    forwards = context.phase.algorithm.forwards()
+    for name in micro.forwards:
+        weights = pass_weights(context, forwards[name], inputs)
+        arguments = model_inputs(context, inputs.batch)
+        found = run_forward(context, forwards[name], weights, arguments, inputs.key, under_vmap=under_vmap)
+        outputs[name] = with_task_loss(context, found, inputs.batch)
+    return micro.loss(outputs, inputs.batch, inputs.trained, inputs.received, inputs.state, inputs.update)
+
+
+def pass_weights(context: PhaseContext, forward: Forward, inputs: StepInputs) -> Weights:
+    """Return the model tensors of a pass; a tensor that its source lacks is the client's own, detached."""
+    return tensors_from(context.network_of(forward).sources(forward), inputs.trained, inputs.received, inputs.state)
+
+
+def tensors_from(sources: Mapping[str, str], trained: Weights, received: Parts, state: State) -> Weights:
+    """Return each named tensor from its source; see `Forward.sources`."""
+    found = {}
+    for name, source in sources.items():
+        kind, _, key = source.partition(":")
+        if kind == "trained":
+            found[name] = trained[name]
+            continue
+        if kind == "received":
+            tensor = received["weights"].get(name)
+        elif kind == "state":
+            tensor = state[key].get(name)
+        else:
+            tensor = trained.get(f"{EXTRA}/{key}/{name}")
+        found[name] = trained[name].detach() if tensor is None else tensor
+    return found
+
+
+def run_forward(
+    context: PhaseContext,
+    forward: Forward,
+    weights: Weights,
+    inputs: Batch,
+    key: Tensor,
+    num_groups: int = 1,
+    under_vmap: bool = False,
+) -> Outputs:
+    """Run a network with `weights` in place of its own tensors.
+
+    `key` is the dropout key: a scalar, or [num_groups] where the examples of several clients are concatenated.
+    """
+    network = context.network_of(forward)
+    if network.module.training != forward.train:
+        network.module.train(forward.train)
+    with (
+        call_context(ModelCall(key if forward.train else None, num_groups, forward.branch, under_vmap)),
+        network.swapped(weights),
+        torch.set_grad_enabled(forward.grad and torch.is_grad_enabled()),
+    ):
+        out = context.phase.objective.run(network.module, inputs)
+    return out if isinstance(out, Outputs) else Outputs(out)
+
+
+def with_task_loss(context: PhaseContext, outputs: Outputs, batch: Batch) -> Outputs:
+    """Return `outputs` with the objective's loss of each example, and the targets."""
+    objective = context.phase.objective
+    sums, weights = objective.loss(outputs, batch)
+    return replace(outputs, loss_sums=sums, loss_weights=weights, targets=batch.get(objective.target))
+
+
+def model_inputs(context: PhaseContext, batch: Batch) -> Batch:
+    """Return the tensors of a batch that the model takes as inputs."""
+    return {name: batch[name] for name in context.phase.objective.inputs if name in batch}
+
+
+def step_key(keys: Tensor, step: int | Tensor) -> Tensor:
+    """Return the dropout key of a local step: the update's key plus an odd multiple for each step, in 62 bits."""
+    return keys + ((2 * step + 1) * STEP_MULTIPLIER & ((1 << 62) - 1))
+
+
+def keeps_gradients(context: PhaseContext, micro_steps: tuple[MicroStep, ...]) -> bool:
+    """Return whether gradients are kept until the end of a local step, for `after_step` or `MicroStep.at`."""
+    return context.phase.algorithm.needs_after_step() or any(micro.at is not None for micro in micro_steps)
+
+
+def evaluation_point(
+    micro: MicroStep, trained: Weights, gradients: tuple[Weights, ...], state: State, update: ClientUpdate
+) -> Weights:
+    """Return the tensors that `MicroStep.at` moves, for one client; ConfigError if it returns an unknown name."""
+    assert micro.at is not None
+    moved = micro.at(trained, gradients, state, update)
+    for name in moved.keys() - trained.keys():
+        hint = nearest(name, trained)
+        raise ConfigError(f"algorithm: MicroStep.at returned {name!r}, which is not a trained tensor; {hint}")
+    return moved
