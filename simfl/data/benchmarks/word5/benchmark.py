@@ -119,8 +119,8 @@ def build_pictures(task: Mapping[str, Any]) -> Split:
         font = random.choice(FONTS[client][split == "test_font"])
         picture = draw(client, text, font.path("word5"), random)
         columns.add(
-            id=f"{client}-{split}-{number}", image=encode_jpeg(picture), width=WIDTH, height=HEIGHT, text=text, source=client,
-            font=font.file.removeprefix("files/").removesuffix(".ttf"),
+            id=f"{client}-{split}-{number}", image=encode_jpeg(picture), width=WIDTH, height=HEIGHT, text=text,
+            source=client, font=font.file.removeprefix("files/").removesuffix(".ttf"),
         )  # fmt: skip
     return Split(columns.table())
 
