@@ -21,11 +21,11 @@ from simfl.runtime import machine as limits
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 SLURM = "SLURM_(JOB_ID|JOB_NUM_NODES|NNODES|CPUS_ON_NODE|CPUS_PER_TASK|MEM_PER_NODE|MEM_PER_CPU|GPUS_ON_NODE|NTASKS)"
-MEMORY_PER_WORKER = 1 << 30  # bytes; torch and Ray use about half of it before a model is loaded
-MIN_SHARED_MEMORY = 256 << 20  # bytes; with less, Ray keeps objects in ordinary files
+MEMORY_PER_WORKER = 10**9  # bytes; torch and Ray use about half of it before a model is loaded
+MIN_SHARED_MEMORY = 256 * 10**6  # bytes; with less, Ray keeps objects in ordinary files
 GOOD_OPEN_FILES = 4096  # each process of Ray uses some hundred, and more with more workers
 MIN_OPEN_FILES = 512  # with fewer, Ray does not start
-MIN_DISK = 1 << 30  # bytes of free disk for a run
+MIN_DISK = 10**9  # bytes of free disk for a run
 FULL = 0.95  # used fraction of a disk above which Ray stores no objects
 MAX_SESSION_PATH = 60  # characters of Ray's folder; paths of sockets below it are limited to 107
 SLOW_SYNC, SLOW_WRITE = 0.2, 20e6  # seconds of a small synced write, bytes per second of a large one

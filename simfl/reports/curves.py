@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import mean
 
 from simfl import evaluation
@@ -13,6 +13,7 @@ from simfl.reports.results import RunResult
 from simfl.reports.table import Comparison, ComparisonRow
 from simfl.runs.tables import TableRow
 
+METRIC = "metric:"  # prefix of the columns of `rounds.parquet` that an algorithm reports
 MAX_LINES = 8  # in one chart; more could not be told apart
 
 
@@ -24,6 +25,7 @@ class RunCurves:
     epsilon: dict[int, float]  # step -> spent so far; empty without privacy
     scores: dict[str, dict[int, float]]  # by name, as in summaries
     loss: dict[int, float]
+    metrics: dict[str, dict[int, float]] = field(default_factory=dict)  # values that the algorithm reports, by name
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,13 @@ def run_curves(result: RunResult) -> RunCurves:
     for step, found in by_step.items():
         for name, value in evaluation.headlines(found, first).items():
             scores.setdefault(name, {})[step] = value
-    return RunCurves(sent, epsilon, scores, {r["step"]: r["loss"] for r in rows if r["loss"] is not None})
+    loss = {row["step"]: row["loss"] for row in rows if row["loss"] is not None}
+    metrics: dict[str, dict[int, float]] = {}
+    for row in rows:
+        for column, value in row.items():
+            if column.startswith(METRIC) and value is not None:
+                metrics.setdefault(column.removeprefix(METRIC), {})[row["step"]] = value
+    return RunCurves(sent, epsilon, scores, loss, metrics)
 
 
 def by_round(curves: RunCurves, metric: str) -> dict[float, float]:
@@ -86,10 +94,14 @@ def score_charts(
 def learning_charts(
     comparison: Comparison, rows: Sequence[ComparisonRow], curves: Mapping[str, RunCurves], axis: Axis
 ) -> str:
-    """Draw the charts of `score_charts`, followed by the training loss by round."""
+    """Draw the charts of `score_charts`, followed by the training loss and the algorithm's own metrics by round."""
     charts = [chart for metric in comparison.metrics for chart in _charts(comparison, rows, curves, metric, axis)]
     losses = replace(axis, points=lambda one, _: {float(step): value for step, value in one.loss.items()})
-    return figures([*charts, *_charts(comparison, rows, curves, "loss", losses, "training loss")])
+    charts += _charts(comparison, rows, curves, "loss", losses, "training loss")
+    reported = replace(axis, points=lambda one, name: {float(s): v for s, v in one.metrics.get(name, {}).items()})
+    for name in dict.fromkeys(name for one in curves.values() for name in one.metrics):
+        charts += _charts(comparison, rows, curves, name, reported)
+    return figures(charts)
 
 
 def _charts(

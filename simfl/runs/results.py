@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -25,9 +24,6 @@ from simfl.runs.record import TABLES
 from simfl.runs.snapshot import Snapshot
 from simfl.runs.summary import read_summary, summary_lines
 from simfl.stacking import select_namespace
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 class Run:
@@ -79,31 +75,31 @@ class Run:
         """The manifest: versions, hashes, hardware, and the choices that results depend on."""
         return RunManifest.read(self.folder)
 
-    def rounds(self) -> pa.Table:
+    def rounds(self) -> tables.Table:
         """Return one row per round: loss, number of clients, bytes."""
         return self.table("rounds")
 
-    def ledger(self) -> pa.Table:
+    def ledger(self) -> tables.Table:
         """Return one row per message part that was sent: client, direction, part, bytes."""
         return self.table("ledger")
 
-    def clients(self) -> pa.Table:
+    def clients(self) -> tables.Table:
         """Return one row per client update: examples, local steps, weight, loss."""
         return self.table("clients")
 
-    def evaluations(self) -> pa.Table:
+    def evaluations(self) -> tables.Table:
         """Return one row per score: split, model, group, metric, value."""
         return self.table("evaluations")
 
-    def samples(self) -> pa.Table:
+    def samples(self) -> tables.Table:
         """Return one row per stored prediction: the example's question, its true answer, the model's answer."""
         return self.table("samples")
 
-    def scores(self) -> pa.Table:
+    def scores(self) -> tables.Table:
         """Return one row per example that was scored at the end of the run: its scores and its groups."""
         return self.table("scores")
 
-    def table(self, name: str) -> pa.Table:
+    def table(self, name: str) -> tables.Table:
         """Return a table by name, with the rows that the newest checkpoint covers."""
         assert name in TABLES, name
         return tables.joined(self.folder / TABLE_PARTS, name)

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from simfl import files
 from simfl.errors import RunError
 
+Table = pa.Table
 TableRow = dict[str, Any]  # column -> value
 
 

@@ -23,7 +23,7 @@ from simfl.privacy.units import norms
 from simfl.protocol import AggregatedUpdates, ClientUpdate, Parts, State, Weights
 from simfl.stacking import stack_rows
 from simfl.training import client_updates as group
-from simfl.training.observer import Observer
+from simfl.training.executor import NullObserver, Observer
 from simfl.weights import tree_sum
 
 D = 200_000  # values: a standard deviation is known to 1/√(2 D) = 0.16 %
@@ -290,13 +290,13 @@ def test_the_engine_sends_only_what_was_released_whatever_the_algorithm_says(tmp
 
 
 def test_an_upload_that_went_around_the_mechanism_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = group._hidden
+    real = group._train_units
 
-    def around(*args: Any) -> group.Group:
+    def around(*args: Any) -> group.UpdateGroup:
         done = real(*args)
         return replace(done, upload={"weights": {n: t.clone() for n, t in done.upload["weights"].items()}})
 
-    monkeypatch.setattr(group, "_hidden", around)
+    monkeypatch.setattr(group, "_train_units", around)
     given = experiment(
         "fedavg", weighting="uniform", rounds=1, privacy=Privacy(clip=0.1, groups_per_client=2, noise_multiplier=1.0)
     )
@@ -319,8 +319,6 @@ def test_with_every_codec_what_is_encoded_was_clipped_and_noised_before(
     codec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message that goes into the codec is the mechanism's own, and what arrives is that codec's of it alone."""
-    from simfl.training import context as stages
-
     seen, listener, real = [], Order(), Mechanism.release
 
     def noted(self: Mechanism, units: Any, received: Parts, name: Any) -> Release:
@@ -329,8 +327,8 @@ def test_with_every_codec_what_is_encoded_was_clipped_and_noised_before(
         return out
 
     monkeypatch.setattr(Mechanism, "release", noted)
-    monkeypatch.setattr(stages.NullObserver, "listens", True)
-    monkeypatch.setattr(stages.NullObserver, "sent", lambda self, client, up, there: listener.sent(client, up, there))
+    monkeypatch.setattr(NullObserver, "is_active", True)
+    monkeypatch.setattr(NullObserver, "sent", lambda self, client, up, there: listener.sent(client, up, there))
     given = experiment(
         "fedavg",
         weighting="uniform",

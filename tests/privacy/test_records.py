@@ -18,9 +18,11 @@ from simfl.models.mlp import Mlp
 from simfl.optimizers.local import LocalOptimizer
 from simfl.protocol import Outputs
 from simfl.run_context import RunContext
-from simfl.training import dp_records as records
-from simfl.training.plan import num_steps, poisson_batches
-from simfl.training.step_inputs import StepInputs
+from simfl.training.batches import poisson_batches
+from simfl.training.dp_records import clipped_sum, example_gradients
+from simfl.training.executor import Executor
+from simfl.training.forward import StepInputs
+from simfl.training.plan import num_steps
 
 
 def private(sigma: float = 1.0, clip: float = 0.5, **settings: Any) -> Any:
@@ -33,18 +35,18 @@ def test_the_engines_clipped_gradients_are_opacuss(tmp_path: Path) -> None:
     from opacus import GradSampleModule
 
     given = replace(private(), model=Mlp(hidden_sizes=(16,), dropout=0.0))
-    stage = RunContext(given, tmp_path).stage(0, 3)
-    batch = stage.batch(torch.arange(12))
-    own = {name: p.detach() for name, p in stage.module.named_parameters()}
-    (micro,) = stage.phase.algorithm.micro_steps()
-    visit: Any = None
-    now = StepInputs(batch, own, {"weights": own}, {}, visit, torch.tensor(0))
-    each, (sums, _) = records.of_each(stage, micro, now, own)
+    context = RunContext(given, tmp_path).phase_context(0, 3)
+    module, batch = context.network.module, Executor(context).batch(torch.arange(12))
+    own = {name: p.detach() for name, p in module.named_parameters()}
+    (micro,) = context.phase.algorithm.micro_steps()
+    update: Any = None
+    inputs = StepInputs(batch, own, {"weights": own}, {}, update, torch.tensor(0))
+    each, sums, _ = example_gradients(context, micro, inputs, own)
 
     class Logits(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = stage.module
+            self.inner = module
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             out = self.inner(x)
@@ -59,7 +61,7 @@ def test_the_engines_clipped_gradients_are_opacuss(tmp_path: Path) -> None:
     norms = torch.stack([g.flatten(1).square().sum(1) for g in found.values()]).sum(0).sqrt()
     factors = (0.5 / norms).clamp_max(1.0)
     by_hand = {name: torch.einsum("b,b...->...", factors, found[name]) for name in each}
-    assert_close(records.clipped_sum(each, 0.5), by_hand, rtol=1e-4, atol=1e-6)
+    assert_close(clipped_sum(each, 0.5), by_hand, rtol=1e-4, atol=1e-6)
 
 
 def test_a_step_samples_each_example_on_its_own() -> None:

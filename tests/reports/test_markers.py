@@ -1,4 +1,4 @@
-"""Tables between markers in a file."""
+"""Tables between markers in a text file."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from simfl.errors import ConfigError
-from simfl.reports.markers import write_between
+from simfl.reports.formats import write_between
 
 TEXT = "before\n<!-- simfl: a -->\nold\n<!-- simfl: end -->\nbetween\n<!-- simfl: b -->\n<!-- simfl: end -->\nafter\n"
 
 
-def test_what_stands_between_the_markers_is_replaced_and_nothing_else(tmp_path: Path) -> None:
+def test_only_the_text_between_the_markers_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "README.md"
     path.write_text(TEXT)
     write_between(path, "a", "new\n")

@@ -1,4 +1,4 @@
-"""Reports: one file, nothing fetched, with everything that the runs left."""
+"""The HTML report: one file without downloads, with the results of the runs."""
 
 from __future__ import annotations
 
@@ -6,32 +6,35 @@ import json
 import re
 import shutil
 import subprocess
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes import experiment
+from fakes import experiment, run
 
+from simfl.algorithms.fedavg import FedAvg
 from simfl.cli import main
 from simfl.experiment import Evaluate, Experiment
-from simfl.reports.chart import Bar, Scale, Series, bars, heat, lines, number, strips
-from simfl.reports.curves import course, facets
+from simfl.protocol import AggregatedUpdates, Server
+from simfl.reports.chart import Bar, Scale, Series, bar_chart, dot_strips, format_number, heat_map, line_chart
+from simfl.reports.curves import run_curves, split_into_charts
 from simfl.reports.page import DARK, LIGHT
-from simfl.reports.results import Result
-from simfl.reports.table import Line
-from simfl.reports.time import timeline
+from simfl.reports.results import RunResult
+from simfl.reports.table import ComparisonRow
+from simfl.reports.time import time_section
 from simfl.runs.results import Run
 from simfl.sweeps import sweep
 from simfl.sweeps.file import Point, Sweep
+from simfl.sweeps.pool import SweepPlacement
 
 VOID = {"meta", "br", "hr"}
 
 
-class Balance(HTMLParser):
-    """Every element that opens closes; keeps text and what would be fetched."""
+class PageParser(HTMLParser):
+    """A parser that checks that every element is closed; it collects the text and all links to other files."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +47,7 @@ class Balance(HTMLParser):
         self.fetched += [value for key, value in attributes if key == "href" and value and not value.startswith("#")]
 
     def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        """It closes itself."""
+        """Ignore an element that closes itself."""
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -66,7 +69,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for rate, name in ((0.1, "<fast>"), (0.01, "slow"))
         for seed in (1, 2)
     ]
-    sweep.run(Sweep("s", tuple(points)), folder, "inline")
+    sweep.run(Sweep("s", tuple(points)), folder, SweepPlacement("inline"))
     return folder
 
 
@@ -76,11 +79,11 @@ def _named(base: Experiment, rate: float, seed: int) -> Experiment:
     return replace(base, name=f"{rate}-{seed}", seed=seed, phases=phases)
 
 
-def test_it_is_one_file_that_fetches_nothing(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_is_one_file_without_downloads(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(swept), "--title", "Rates & co"]) == 0
-    assert capsys.readouterr().out == f"{swept / 'report.html'} is written\n"
+    assert capsys.readouterr().out == f"{swept / 'report.html'} written\n"
     text = (swept / "report.html").read_text()
-    page = Balance()
+    page = PageParser()
     page.feed(text)
     assert page.open == []
     assert page.fetched == []
@@ -89,56 +92,56 @@ def test_it_is_one_file_that_fetches_nothing(swept: Path, capsys: pytest.Capture
     assert "Rates & co" in page.text
     for title in ("Comparison", "Learning", "Bytes", "Clients", "Partition", "Time", "Predictions", "Commands"):
         assert f"<h2>{title}</h2>" in text
-    assert "<h2>Privacy</h2>" not in text  # nothing was spent
+    assert "<h2>Privacy</h2>" not in text  # no epsilon was spent
     assert "<fast>" in page.text  # escaped in the source
     assert f"simfl run {swept}/runs/0.1-1/experiment.yaml" in page.text
 
 
-def test_a_single_run_has_a_report(swept: Path, tmp_path: Path) -> None:
+def test_a_single_run_can_be_reported(swept: Path, tmp_path: Path) -> None:
     assert main(["report", str(swept / "runs" / "0.1-1"), "--out", str(tmp_path / "one.html")]) == 0
     text = (tmp_path / "one.html").read_text()
     assert "<h2>Learning</h2>" in text
-    assert "Share of each round at work" in text
+    assert "Busy share of each round" in text
     assert "GB over rounds" in text  # each worker's memory
 
 
-def test_a_report_says_how_long_each_worker_was_at_work_and_idle(tmp_path: Path) -> None:
-    """Two rounds of 10 s; worker 0 was at work for 9 and 7, worker 1 came for the second and was for 4."""
+def test_the_report_shows_busy_and_idle_time_of_each_worker(tmp_path: Path) -> None:
+    """Two rounds of 10 s: worker 0 is busy for 9 s and 7 s, worker 1 joins in the second and is busy for 4 s."""
     began = {"time": 100.0, "event": "started"}
     rounds = [
         {"time": 110.0, "event": "round", "step": 1, "seconds": 10.0, "busy": [9.0], "memory": [1]},
         {"time": 125.0, "event": "round", "step": 2, "seconds": 10.0, "busy": [7.0, 4.0], "memory": [1, 1]},
     ]
-    rounds[1]["ended"] = 120.0  # its scores were waited for longer
+    rounds[1]["ended"] = 120.0  # its scores were awaited longer
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [began, *rounds]))
-    text = timeline([Result("one", {}, tmp_path, "completed")])
+    text = time_section([RunResult("one", {}, tmp_path, "completed")])
     rows = re.findall(r"<tr><td>(\d)</td>(.*?)</tr>", text)
     cells = {name: re.findall(r">([^<]+)</td>", row) for name, row in rows}
     assert cells == {"0": ["2", "16.0 s", "4.0 s", "80%"], "1": ["1", "4.0 s", "6.0 s", "40%"]}
-    assert "round 2: 4.0 s at work" in text
+    assert "round 2: 4.0 s busy" in text
     assert "<figcaption>Workers in all rounds</figcaption>" in text
-    both = timeline([Result(name, {}, tmp_path, "completed") for name in ("one", "two")])
-    assert "<figcaption>Workers in all rounds: two</figcaption>" in both  # whose they are is said where it can be asked
+    both = time_section([RunResult(name, {}, tmp_path, "completed") for name in ("one", "two")])
+    assert "<figcaption>Workers in all rounds: two</figcaption>" in both  # with several runs, charts name theirs
 
 
 @pytest.mark.parametrize(("seconds", "ticks"), [
-    (170.0, ["0", "1 min", "2 min"]),  # and not every 50 or 100 seconds
+    (170.0, ["0", "1 min", "2 min"]),  # not every 50 or 100 seconds
     (50.0, ["0", "15 s", "30 s", "45 s"]),
     (0.4, ["0", "0.1 s", "0.2 s", "0.3 s", "0.4 s"]),
     (9000.0, ["0", "30 min", "1 h", "1 h 30 min", "2 h", "2 h 30 min"]),
 ])  # fmt: skip
-def test_a_scale_of_time_is_cut_as_clocks_are(seconds: float, ticks: list[str]) -> None:
-    text = bars([Bar("worker 0", 0.0, seconds, "all of it")], "time")
+def test_a_time_axis_has_ticks_at_round_durations(seconds: float, ticks: list[str]) -> None:
+    text = bar_chart([Bar("worker 0", 0.0, seconds, "all of it")], "time")
     shown = [tick for tick in re.findall(r">([^<>]+)</text>", text) if tick not in ("worker 0", "time")]
-    if max(map(len, ticks)) > 7:  # which find room at a longer distance
+    if max(map(len, ticks)) > 7:  # long labels need more distance
         assert set(shown) < set(ticks)
     else:
         assert shown == ticks
 
 
-def test_the_curves_are_those_of_the_tables(swept: Path) -> None:
-    run = Result("0.1-1", {}, swept / "runs" / "0.1-1", "completed")
-    found, there = course(run), Run(run.folder)
+def test_the_curves_match_the_tables(swept: Path) -> None:
+    result = RunResult("0.1-1", {}, swept / "runs" / "0.1-1", "completed")
+    found, there = run_curves(result), Run(result.folder)
     assert found.bytes == {
         0: 0,
         1: there.rounds()["total_bytes"][0].as_py(),
@@ -148,10 +151,26 @@ def test_the_curves_are_those_of_the_tables(swept: Path) -> None:
     assert found.scores["local.accuracy"][0] == there.summary["initial"]["local.accuracy"]
 
 
+@dataclass(frozen=True)
+class Reporting(FedAvg):
+    """FedAvg that reports the number of client updates of each round."""
+
+    def metrics(self, server: Server, aggregated: AggregatedUpdates) -> dict[str, float]:
+        return {"updates": float(aggregated.num_sampled)}
+
+
+def test_metrics_that_an_algorithm_reports_are_drawn_by_round(tmp_path: Path) -> None:
+    run(experiment(Reporting(), rounds=2), tmp_path / "r")
+    found = run_curves(RunResult("r", {}, tmp_path / "r", "completed"))
+    assert found.metrics == {"updates": {1: 7.0, 2: 7.0}}
+    assert main(["report", str(tmp_path / "r")]) == 0
+    assert "<figcaption>updates</figcaption>" in (tmp_path / "r" / "report.html").read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1200])
 @pytest.mark.parametrize("dark", [False, True])
-def test_in_a_browser_nothing_sticks_out_and_the_ground_follows_the_system(
+def test_in_a_browser_nothing_overflows_and_the_background_follows_the_system(
     swept: Path, tmp_path: Path, width: int, dark: bool
 ) -> None:
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -172,28 +191,28 @@ def test_in_a_browser_nothing_sticks_out_and_the_ground_follows_the_system(
     assert found[3] == ("rgb(18, 21, 26)" if dark else "rgb(255, 255, 255)")
 
 
-def test_ticks_are_round_and_inside() -> None:
+def test_ticks_are_round_and_inside_the_scale() -> None:
     assert Scale(0.0, 1.0, 0, 100).ticks() == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
     assert Scale(0.03, 0.37, 0, 100).ticks() == pytest.approx([0.1, 0.2, 0.3])
     assert Scale.over([5.0, 5.0], 0, 100)(5.0) == pytest.approx(50.0)
-    assert number(0.0) == "0"
+    assert format_number(0.0) == "0"
 
 
-def test_series_differ_in_more_than_colour() -> None:
-    text = lines([Series(str(i), [(0.0, i), (1.0, i + 1.0)]) for i in range(8)], "x", "y")
+def test_series_differ_in_colour_dash_and_marker() -> None:
+    text = line_chart([Series(str(i), [(0.0, i), (1.0, i + 1.0)]) for i in range(8)], "x", "y")
     drawn = re.findall(r'<path d="M[\d. L-]+" class="line (c\d)" (.*?)/>', text)
     assert len({colour for colour, _ in drawn}) == 8
-    assert len({dash for _, dash in drawn}) == 2  # and four markers to each
+    assert len({dash for _, dash in drawn}) == 2  # with four markers each
 
 
-def test_charts_of_nothing_and_of_names_with_signs_in_them() -> None:
-    assert lines([], "x", "y") == ""
-    assert "a&lt;b" in strips([("a<b", [0.1, 0.2])], "score")
-    assert "&lt;i&gt;" in heat(["<i>"], ["v"], np.array([[3]]), "examples")
+def test_charts_without_data_are_empty_and_names_are_escaped() -> None:
+    assert line_chart([], "x", "y") == ""
+    assert "a&lt;b" in dot_strips([("a<b", [0.1, 0.2])], "score")
+    assert "&lt;i&gt;" in heat_map(["<i>"], ["v"], np.array([[3]]), "examples")
 
 
 def contrast(a: str, b: str) -> float:
-    """Of two colours as WCAG 2 counts it."""
+    """Return the contrast of two colours as WCAG 2 defines it."""
 
     def light(colour: str) -> float:
         parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
@@ -204,21 +223,21 @@ def contrast(a: str, b: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def test_every_colour_stands_out_from_its_ground() -> None:
-    """3 to 1 is what WCAG 2 asks of graphics."""
+def test_every_colour_has_enough_contrast_with_the_background() -> None:
+    """WCAG 2 requires 3 to 1 for graphics."""
     assert min(contrast(colour, "#ffffff") for colour in LIGHT) >= 3
     assert min(contrast(colour, "#12151a") for colour in DARK) >= 3
 
 
-def test_many_lines_are_divided_among_charts() -> None:
-    made = [Line({"k": k, "c": c, "t": t}, (), {}) for k in range(3) for c in range(3) for t in range(3)]
-    found = list(facets(("k", "c", "t"), made))
+def test_many_rows_are_divided_among_charts() -> None:
+    made = [ComparisonRow({"k": k, "c": c, "t": t}, (), {}) for k in range(3) for c in range(3) for t in range(3)]
+    found = list(split_into_charts(("k", "c", "t"), made))
     assert [len(group) for _, group, _ in found] == [3] * 9
     assert found[0][0] == ["k 0", "c 0"]
     assert found[0][2] == ("t",)
 
 
-def test_lines_are_held_against_the_one_that_the_sweeps_file_names(swept: Path, tmp_path: Path) -> None:
+def test_rows_are_tested_against_the_reference_of_the_sweep_file(swept: Path, tmp_path: Path) -> None:
     folder = tmp_path / "s"
     shutil.copytree(swept, folder)
     said = json.loads((folder / "sweep.json").read_text())

@@ -1,4 +1,4 @@
-"""What a run leaves: tables without clock times, a log with them, a manifest, a summary; and no memory that grows."""
+"""The files of a run: tables without clock times, a log with them, a manifest and a summary."""
 
 import gc
 import json
@@ -16,6 +16,8 @@ from simfl.data.partition.manifest import Partition
 from simfl.experiment import Checkpoint, Codecs, Evaluate
 from simfl.models.mlp import Mlp
 from simfl.runs import checkpoint, tables
+from simfl.runs.folder import FORMAT
+from simfl.runs.manifest import RunManifest
 from simfl.runs.record import TABLES, Record
 from simfl.session.options import RunOptions
 from simfl.weights import sha256
@@ -41,7 +43,7 @@ def finished(tmp_path_factory):
     return folder, run(CASE, folder)
 
 
-def test_the_folder_holds_what_the_design_says(finished):
+def test_the_run_folder_has_all_files(finished):
     folder, _ = finished
     names = {path.name for path in folder.iterdir()}
     tables_of_it = {f"{name}.parquet" for name in TABLES}
@@ -55,12 +57,12 @@ def test_the_folder_holds_what_the_design_says(finished):
     }
 
 
-def test_the_experiment_is_stored_resolved_and_can_be_read_back(finished):
+def test_the_resolved_experiment_is_stored_and_can_be_read(finished):
     folder, _ = finished
     assert config.load(folder / "experiment.yaml") == CASE
 
 
-def test_the_manifest_says_what_the_run_was_made_of(finished):
+def test_the_manifest_has_identity_versions_and_hashes(finished):
     folder, _ = finished
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["identity"]["mode"] == "sequential"
@@ -70,9 +72,11 @@ def test_the_manifest_says_what_the_run_was_made_of(finished):
     assert manifest["partition_sha256"] == json.loads(partition)["sha256"]
     assert Partition.read(partition, manifest["data_sha256"]).sizes.tolist() == list(Toy().sizes)
     assert manifest["resumes"] == []
+    assert manifest["format"] == FORMAT
+    assert RunManifest.read(folder).to_json() == manifest
 
 
-def test_the_summary_has_the_keys_of_the_design(finished):
+def test_the_summary_has_all_keys(finished):
     folder, summary = finished
     assert summary == json.loads((folder / "summary.json").read_text())
     keys = "name status rounds resumed_at clients final baselines bytes seconds weights_sha256 state_sha256 charged"
@@ -83,21 +87,21 @@ def test_the_summary_has_the_keys_of_the_design(finished):
     assert set(summary["bytes"]) == {"download", "upload", "total"}
 
 
-def test_the_hashes_are_of_the_model_and_of_all_that_a_commit_holds(finished):
+def test_the_summary_has_the_hashes_of_the_model_and_of_the_last_checkpoint(finished):
     folder, summary = finished
     assert summary["weights_sha256"] == sha256(model(folder))
     assert summary["state_sha256"] == checkpoint.latest(folder / "checkpoints").state_sha256
 
 
 @pytest.mark.parametrize("name", TABLE_COLUMNS)
-def test_tables_have_these_columns_and_no_clock_times(name, finished):
+def test_tables_have_all_columns_and_no_clock_times(name, finished):
     folder, _ = finished
     found = set(tables.read(folder / f"{name}.parquet").column_names)
     assert found >= TABLE_COLUMNS[name]
     assert not [column for column in found if "second" in column or "time" in column]
 
 
-def test_the_tables_count_every_round_visit_and_message(finished):
+def test_the_tables_have_every_round_client_update_and_message(finished):
     folder, _ = finished
     rounds, clients, ledger = (tables.rows(folder / f"{name}.parquet") for name in ("rounds", "clients", "ledger"))
     assert [(row["round"], row["step"], row["sampled"]) for row in rounds] == [(1, 1, 7), (2, 2, 7), (3, 3, 7)]
@@ -109,13 +113,13 @@ def test_the_tables_count_every_round_visit_and_message(finished):
         assert row["steps"] == -(-row["examples"] // 8)
         assert row["weight"] == row["examples"]
     for row in rounds:
-        mine = [visit for visit in clients if visit["round"] == row["round"]]
-        assert row["examples"] == sum(visit["examples"] for visit in mine)
-        assert row["local_steps"] == sum(visit["steps"] for visit in mine)
-        assert row["loss"] == pytest.approx(sum(v["loss"] * v["examples"] for v in mine) / row["examples"])
+        updates = [update for update in clients if update["round"] == row["round"]]
+        assert row["examples"] == sum(update["examples"] for update in updates)
+        assert row["local_steps"] == sum(update["steps"] for update in updates)
+        assert row["loss"] == pytest.approx(sum(u["loss"] * u["examples"] for u in updates) / row["examples"])
 
 
-def test_the_log_has_a_line_for_each_event_with_its_time(finished):
+def test_the_log_has_a_line_with_a_time_for_each_event(finished):
     folder, _ = finished
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     events = [line["event"] for line in lines]
@@ -127,7 +131,7 @@ def test_the_log_has_a_line_for_each_event_with_its_time(finished):
     assert all(line["seconds"] > 0 for line in lines if line["event"] == "round")
 
 
-def test_equal_runs_leave_equal_tables_and_another_seed_others(finished, tmp_path):
+def test_equal_runs_have_equal_tables_and_another_seed_different_ones(finished, tmp_path):
     folder, _ = finished
     run(CASE, tmp_path / "again")
     run(replace(CASE, seed=43), tmp_path / "other")
@@ -136,8 +140,8 @@ def test_equal_runs_leave_equal_tables_and_another_seed_others(finished, tmp_pat
     assert same == []
 
 
-def test_a_row_never_waits_for_more_than_a_commit(tmp_path, monkeypatch):
-    """With a commit every second round, rows of at most two rounds wait in memory."""
+def test_rows_wait_in_memory_until_the_next_checkpoint(tmp_path, monkeypatch):
+    """With a checkpoint every second round, rows of at most two rounds wait in memory."""
     waiting, add = [], Record.add
 
     def watched(self, rows):
@@ -152,31 +156,31 @@ def test_a_row_never_waits_for_more_than_a_commit(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("rounds", "seconds", "steps"), [(1, 0.0, [0, 1, 2, 3, 4]), (3, 0.0, [0, 3, 4]), (1, 3600.0, [0, 4])]
 )
-def test_commits_are_due_when_both_rounds_and_seconds_have_passed(rounds, seconds, steps, tmp_path, monkeypatch):
-    made, commit = [], checkpoint.write
-    monkeypatch.setattr(checkpoint, "write", lambda *args: (made.append(args[1]), commit(*args))[1])
+def test_a_checkpoint_is_due_when_both_rounds_and_seconds_have_passed(rounds, seconds, steps, tmp_path, monkeypatch):
+    written, write = [], checkpoint.write
+    monkeypatch.setattr(checkpoint, "write", lambda *args: (written.append(args[1]), write(*args))[1])
     run(experiment(rounds=4, checkpoint=Checkpoint(rounds, seconds)), tmp_path)
-    assert sorted(set(made)) == steps
+    assert sorted(set(written)) == steps
 
 
-def test_the_display_is_told_of_everything_in_order(tmp_path):
-    told = []
+def test_the_display_receives_all_events_in_order(tmp_path):
+    events = []
 
     class Display(Stopping):
         def started(self, plan):
-            told.append(("started", plan["rounds"], plan["clients"], plan["workers"], plan["resumed_at"]))
+            events.append(("started", plan["rounds"], plan["clients"], plan["workers"], plan["resumed_at"]))
 
         def round_done(self, row):
-            told.append(("round", row["step"], row["seconds"] > 0))
+            events.append(("round", row["step"], row["seconds"] > 0))
 
         def evaluated(self, row):
-            told.append(("evaluated", row["step"], row["metric"]))
+            events.append(("evaluated", row["step"], row["metric"]))
 
         def finished(self, summary):
-            told.append(("finished", summary["status"]))
+            events.append(("finished", summary["status"]))
 
     run(experiment(rounds=2), tmp_path, display=Display())
-    assert told == [
+    assert events == [
         ("started", 2, 10, 1, None),
         ("evaluated", 0, "accuracy"),
         ("evaluated", 1, "accuracy"),
@@ -187,13 +191,13 @@ def test_the_display_is_told_of_everything_in_order(tmp_path):
     ]
 
 
-def test_the_python_call_returns_what_the_summary_holds(tmp_path):
+def test_simulation_run_returns_the_summary(tmp_path):
     summary = simulation.run(experiment(rounds=1), RunOptions(tmp_path, backend="inline"))
     assert summary == json.loads((tmp_path / "summary.json").read_text())
 
 
-class Weighing(Stopping):
-    """A display that weighs the process after some rounds."""
+class MemoryMeter(Stopping):
+    """A display that measures the memory of the process after some rounds."""
 
     def __init__(self, *steps):
         super().__init__()
@@ -206,8 +210,8 @@ class Weighing(Stopping):
 
 
 @pytest.mark.slow
-def test_the_drivers_memory_does_not_grow_with_the_rounds(tmp_path):
-    """A model of 4.6 kB and changes of it sent down: kept once a round by mistake, it would be 370 kB in 80 rounds."""
+def test_the_memory_of_the_driver_does_not_grow_with_the_rounds(tmp_path):
+    """Broadcast updates of a 4.6 kB model; if each round kept a copy, 80 rounds would need 370 kB."""
     case = experiment(
         data=Toy(sizes=(3, 9, 2, 4), valid=8),
         model=Mlp((64,)),
@@ -217,7 +221,7 @@ def test_the_drivers_memory_does_not_grow_with_the_rounds(tmp_path):
         evaluate=Evaluate(every=20),
         checkpoint=Checkpoint(rounds=10, seconds=0.0),
     )
-    display = Weighing(40, 120, 200)
+    display = MemoryMeter(40, 120, 200)
     tracemalloc.start()
     try:
         run(case, tmp_path, display=display)

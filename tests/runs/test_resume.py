@@ -1,4 +1,4 @@
-"""Going on from the last commit: whatever was being written when the process died, and never from what does not fit."""
+"""Resuming from the last checkpoint, after a kill at any file operation; runs that do not match are refused."""
 
 import errno
 import itertools
@@ -32,7 +32,7 @@ OPERATIONS = [(os, "fsync"), (os, "replace"), (os, "mkdir"), (shutil, "rmtree"),
 
 
 def killed_at(monkeypatch, number, after):
-    """The process dies before or after this file operation; without a number, nothing happens. Counts."""
+    """Kill the process before or after this file operation; return the counted operations."""
     counter = itertools.count()
     counted = []
 
@@ -53,8 +53,8 @@ def killed_at(monkeypatch, number, after):
     return counted
 
 
-def kill_and_go_on(folder, monkeypatch, number, after):
-    """Start a run, die at a file operation, go on; whether it was alive so long."""
+def kill_and_resume(folder, monkeypatch, number, after):
+    """Kill a run at a file operation and resume it; return whether the run got that far."""
     with monkeypatch.context() as patch:
         killed_at(patch, number, after)
         try:
@@ -67,9 +67,9 @@ def kill_and_go_on(folder, monkeypatch, number, after):
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
-def test_killed_at_a_file_operation_the_run_goes_on_to_the_same_end(after, whole, tmp_path, monkeypatch):
-    """Every 23rd of some 120; all of them in the slow test."""
-    alive = [kill_and_go_on(tmp_path / str(n), monkeypatch, n, after) for n in range(11 * after, 120, 23)]
+def test_a_run_killed_at_a_file_operation_resumes_to_the_same_result(after, whole, tmp_path, monkeypatch):
+    """Test every 23rd of about 120 operations; the slow test covers all."""
+    alive = [kill_and_resume(tmp_path / str(n), monkeypatch, n, after) for n in range(11 * after, 120, 23)]
     assert all(alive)
     for folder in tmp_path.iterdir():
         assert traces(folder) == whole, folder
@@ -77,17 +77,17 @@ def test_killed_at_a_file_operation_the_run_goes_on_to_the_same_end(after, whole
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
-def test_killed_at_every_file_operation_the_run_goes_on_to_the_same_end(after, whole, tmp_path, monkeypatch):
+def test_a_run_killed_at_every_file_operation_resumes_to_the_same_result(after, whole, tmp_path, monkeypatch):
     for number in itertools.count():
         folder = tmp_path / str(number)
-        if not kill_and_go_on(folder, monkeypatch, number, after):
+        if not kill_and_resume(folder, monkeypatch, number, after):
             break
         assert traces(folder) == whole, number
         shutil.rmtree(folder)
     assert number > 120
 
 
-def test_no_state_is_left_behind_that_no_commit_needs(tmp_path):
+def test_client_states_that_no_checkpoint_needs_are_deleted(tmp_path):
     run(SMALL, tmp_path, display=Stopping(2))
     run(SMALL, tmp_path, resume=True)
     needed = set()
@@ -97,7 +97,7 @@ def test_no_state_is_left_behind_that_no_commit_needs(tmp_path):
     assert checkpoint.steps(tmp_path / "checkpoints") == [2, 3]
 
 
-def test_a_finished_run_can_be_resumed_and_stays_as_it_is(whole, tmp_path):
+def test_resuming_a_finished_run_changes_nothing(whole, tmp_path):
     first = run(SMALL, tmp_path)
     again = run(SMALL, tmp_path, resume=True)
     assert traces(tmp_path) == whole
@@ -105,7 +105,7 @@ def test_a_finished_run_can_be_resumed_and_stays_as_it_is(whole, tmp_path):
     assert again["final"] == {"accuracy": first["final"]["accuracy"]}
 
 
-def test_killed_before_the_summary_the_scores_are_not_lost(tmp_path, monkeypatch):
+def test_a_run_killed_before_the_summary_keeps_its_scores(tmp_path, monkeypatch):
     expected = run(SMALL, tmp_path / "whole")
     monkeypatch.setattr(tables, "join", killed)
     with pytest.raises(Killed):
@@ -119,13 +119,13 @@ def killed(*_):
     raise Killed
 
 
-def test_seconds_of_all_sittings_are_added(tmp_path):
+def test_seconds_of_all_sessions_are_added(tmp_path):
     first = run(SMALL, tmp_path, display=Stopping(1))
     second = run(SMALL, tmp_path, resume=True)
     assert second["seconds"]["total"] > first["seconds"]["total"]
 
 
-def test_every_resume_is_in_the_manifest_with_what_it_ran_on(tmp_path):
+def test_the_manifest_has_the_environment_of_every_resume(tmp_path):
     run(SMALL, tmp_path, display=Stopping(1))
     with pytest.raises(Killed):
         run(SMALL, tmp_path, resume=True, display=Stopping(2, scoring=True, error=Killed))
@@ -135,24 +135,26 @@ def test_every_resume_is_in_the_manifest_with_what_it_ran_on(tmp_path):
     assert {"torch", "ray"} <= resumes[0]["libraries"].keys()
 
 
-# what does not fit is refused
+# runs that do not match are refused
 
 
-def test_without_a_run_there_is_nothing_to_resume(tmp_path):
+def test_a_folder_without_a_run_cannot_be_resumed(tmp_path):
     with pytest.raises(RunError, match=f"{LINE}: there is no run to resume$"):
         run(SMALL, tmp_path / "absent", resume=True)
     assert not (tmp_path / "absent").exists()
 
 
-def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path):
+def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
     run(SMALL, tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    with pytest.raises(RunError, match=f"{LINE}: the folder holds a run already; resume it with --resume, or give another --out$"):
+    with pytest.raises(
+        RunError, match=f"{LINE}: the folder holds a run already; resume it with --resume, or give another --out$"
+    ):
         run(SMALL, tmp_path)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-def test_a_run_that_somebody_is_at_work_on_is_not_resumed_beside_it(tmp_path):
+def test_a_run_that_another_process_uses_is_not_resumed(tmp_path):
     run(SMALL, tmp_path)
     with files.locked(tmp_path), pytest.raises(RunError, match=f"{LINE}: process {os.getpid()} is using this run"):
         run(SMALL, tmp_path, resume=True)
@@ -168,19 +170,19 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("line", CHANGES)
-def test_a_changed_experiment_is_refused_by_the_line_that_differs(line, tmp_path):
+def test_a_changed_experiment_is_refused_with_the_line_that_differs(line, tmp_path):
     run(SMALL, tmp_path, display=Stopping(1))
     before = json.loads((tmp_path / "manifest.json").read_text())
     with pytest.raises(RunError) as refused:
         run(CHANGES[line], tmp_path, resume=True)
     assert "\n" not in str(refused.value)
-    old, new = re.search(r"the run there has '(.*)' where this experiment has '(.*)'$", str(refused.value)).groups()
+    old, new = re.search(r"the stored run has '(.*)', this experiment has '(.*)'$", str(refused.value)).groups()
     assert old != new
     assert line == "phases" or line in old
-    assert json.loads((tmp_path / "manifest.json").read_text()) == before  # a refused resume is none
+    assert json.loads((tmp_path / "manifest.json").read_text()) == before  # a refused resume is not recorded
 
 
-def test_other_data_under_the_same_settings_are_refused(tmp_path, monkeypatch):
+def test_different_data_with_the_same_settings_are_refused(tmp_path, monkeypatch):
     run(SMALL, tmp_path, display=Stopping(1))
     split = Toy._split
     monkeypatch.setattr(Toy, "_split", lambda self, stream, sizes: split(self, stream + 10, sizes))
@@ -188,20 +190,20 @@ def test_other_data_under_the_same_settings_are_refused(tmp_path, monkeypatch):
         run(SMALL, tmp_path, resume=True)
 
 
-def test_another_partition_under_the_same_settings_is_refused(tmp_path, monkeypatch):
+def test_a_different_partition_with_the_same_settings_is_refused(tmp_path, monkeypatch):
     run(SMALL, tmp_path, display=Stopping(1))
     monkeypatch.setattr(Official, "split", lambda self, split, seed: Iid(clients=3).split(split, seed))
     with pytest.raises(RunError, match=f"{LINE}: partition_sha256 was '[0-9a-f]+' at the start, now '[0-9a-f]+'$"):
         run(SMALL, tmp_path, resume=True)
 
 
-def test_another_identity_is_refused(tmp_path):
+def test_a_different_device_is_refused(tmp_path):
     run(SMALL, tmp_path, display=Stopping(1))
     path = tmp_path / "manifest.json"
     stored = json.loads(path.read_text())
     stored["identity"]["device"] = "cuda"
     path.write_text(json.dumps(stored))
-    with pytest.raises(RunError, match=f"{LINE}: identity was .*'device': 'cuda'.* now .*'device': 'cpu'"):
+    with pytest.raises(RunError, match=f"{LINE}: device was 'cuda' at the start, now 'cpu'$"):
         run(SMALL, tmp_path, resume=True)
 
 
@@ -211,7 +213,7 @@ def damage(path):
     path.write_bytes(content)
 
 
-def test_a_damaged_commit_falls_back_loudly_to_the_one_before(whole, tmp_path):
+def test_after_a_damaged_checkpoint_the_run_resumes_from_the_previous_one_with_a_warning(whole, tmp_path):
     run(SMALL, tmp_path, display=Stopping(2))
     damage(tmp_path / "checkpoints" / "000002" / "state.safetensors")
     display = Stopping()
@@ -221,15 +223,15 @@ def test_a_damaged_commit_falls_back_loudly_to_the_one_before(whole, tmp_path):
     assert traces(tmp_path) == whole
 
 
-def test_a_damaged_last_commit_of_a_finished_run_falls_back_too(whole, tmp_path):
-    """Two commits were made after the last round; the memory of the one before is still there."""
+def test_a_finished_run_with_a_damaged_last_checkpoint_resumes_from_the_previous_one(whole, tmp_path):
+    """The client states of the previous checkpoint still exist."""
     run(SMALL, tmp_path)
     damage(tmp_path / "checkpoints" / "000003" / "state.json")
     assert run(SMALL, tmp_path, resume=True)["resumed_at"] == [2]
     assert traces(tmp_path) == whole
 
 
-def test_after_a_fallback_the_commit_before_can_still_be_fallen_back_to(whole, tmp_path):
+def test_after_a_resume_the_previous_checkpoint_can_still_be_used(whole, tmp_path):
     run(SMALL, tmp_path, display=Stopping(2))
     run(SMALL, tmp_path, resume=True, display=Stopping(3))
     damage(tmp_path / "checkpoints" / "000003" / "state.safetensors")
@@ -237,7 +239,7 @@ def test_after_a_fallback_the_commit_before_can_still_be_fallen_back_to(whole, t
     assert traces(tmp_path) == whole
 
 
-def test_when_every_commit_is_damaged_the_run_is_refused(tmp_path):
+def test_a_run_with_only_damaged_checkpoints_is_refused(tmp_path):
     run(SMALL, tmp_path, display=Stopping(2))
     for step in (1, 2):
         damage(tmp_path / "checkpoints" / f"{step:06d}" / "state.json")
@@ -245,7 +247,7 @@ def test_when_every_commit_is_damaged_the_run_is_refused(tmp_path):
         run(SMALL, tmp_path, resume=True)
 
 
-def test_damaged_or_missing_client_memory_is_refused_by_its_file(tmp_path):
+def test_a_damaged_or_missing_client_state_is_refused_with_its_file(tmp_path):
     case = replace(SMALL, phases=(replace(SMALL.phases[0], clients_per_round=3),))
     for spoil in (damage, Path.unlink):
         folder = tmp_path / spoil.__name__
@@ -258,11 +260,11 @@ def test_damaged_or_missing_client_memory_is_refused_by_its_file(tmp_path):
             run(case, folder, resume=True)
 
 
-# what the disk refuses
+# errors of the disk
 
 
 def refusing(monkeypatch, number, when):
-    """From now on the disk refuses with this error number what `when(path)` says."""
+    """Make the disk fail with this error number for paths that satisfy `when`."""
     opened = open
 
     def refused(path, mode="r", *args, **kwargs):
@@ -273,8 +275,8 @@ def refusing(monkeypatch, number, when):
     monkeypatch.setattr("builtins.open", refused)
 
 
-@pytest.mark.parametrize("name", ["state.safetensors", "rounds", "memory", "log.jsonl", "manifest.json"])
-def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(name, whole, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["state.safetensors", "rounds", "client_states", "log.jsonl", "manifest.json"])
+def test_a_full_disk_raises_one_line_and_the_run_resumes_once_there_is_room(name, whole, tmp_path, monkeypatch):
     run(SMALL, tmp_path, display=Stopping(1))
     with monkeypatch.context() as patch:
         refusing(patch, errno.ENOSPC, lambda path: name in str(path.relative_to(tmp_path)))
@@ -285,20 +287,22 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(name, wh
     assert not list(tmp_path.rglob(f"{files.TEMP}*"))
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_written_raises_one_line(tmp_path, monkeypatch):
     refusing(monkeypatch, errno.EACCES, lambda path: tmp_path in path.parents)
     with pytest.raises(RunError, match=f"{LINE}: Permission denied$"):
         run(SMALL, tmp_path / "r")
 
 
-def test_a_file_in_the_place_of_the_folder_is_one_line(tmp_path):
+def test_a_file_in_the_place_of_the_folder_raises_one_line(tmp_path):
     (tmp_path / "r").write_text("")
-    with pytest.raises(RunError, match=f"{LINE}r: a file lies where a folder is needed$"):
+    with pytest.raises(RunError, match=f"{LINE}r: a file is in the place of a folder$"):
         run(SMALL, tmp_path / "r")
 
 
-def test_nothing_is_written_for_an_experiment_that_cannot_run(tmp_path):
+def test_no_folder_is_written_for_an_experiment_that_cannot_run(tmp_path):
     case = replace(SMALL, phases=(replace(SMALL.phases[0], clients_per_round=4),))
-    with pytest.raises(ConfigError, match=r"^phases\.0\.clients_per_round: 4 asked, there are 3 clients$"):
+    with pytest.raises(
+        ConfigError, match=r"^phases\.0\.clients_per_round: 4 requested, but the partition has 3 clients$"
+    ):
         run(case, tmp_path / "r")
     assert not (tmp_path / "r").exists()

@@ -1,4 +1,4 @@
-"""What a person sees of a run."""
+"""The progress display of a run, and its summary as text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from simfl.formatting import format_bytes, format_duration, format_rate
-from simfl.tracking.progress import Progress, Status, report
+from simfl.runs.summary import summary_lines
+from simfl.tracking.progress import Progress, ProgressStatus
 
 PLAN = {"name": "quick", "rounds": 40, "clients": 10, "workers": 2, "resumed_at": None}
 SUMMARY = {
@@ -48,7 +49,7 @@ def plain(clock: Clock) -> Progress:
     return Progress(Console(file=io.StringIO(), width=200), Console(file=io.StringIO(), width=200), clock)
 
 
-def test_elsewhere_than_in_a_terminal_lines_are_sparse(clock: Clock) -> None:
+def test_outside_of_a_terminal_rounds_are_printed_every_ten_seconds(clock: Clock) -> None:
     with plain(clock) as progress:
         progress.started(PLAN)
         for step in range(1, 41):
@@ -59,8 +60,8 @@ def test_elsewhere_than_in_a_terminal_lines_are_sparse(clock: Clock) -> None:
     assert [line.split()[1] for line in lines[1:]] == ["1/40", "11/40", "21/40", "31/40", "40/40"]
 
 
-def test_the_line_shows_loss_score_bytes_speed_and_time_left() -> None:
-    status = Status(rounds=40, began=100.0, score="valid anls 0.5000")
+def test_the_progress_line_shows_loss_score_bytes_rate_and_time_left() -> None:
+    status = ProgressStatus(rounds=40, began=100.0, score="valid anls 0.5000")
     status.add(row(1))
     # 2 clients and 1 round in 4 seconds: 0.5 clients/s, 39 rounds of 4 s left
     assert (
@@ -68,24 +69,24 @@ def test_the_line_shows_loss_score_bytes_speed_and_time_left() -> None:
     )
 
 
-def test_time_left_of_a_resumed_run_counts_its_own_rounds_only(clock: Clock) -> None:
+def test_the_time_left_of_a_resumed_run_uses_its_own_rounds_only(clock: Clock) -> None:
     progress = plain(clock)
     progress.started({**PLAN, "resumed_at": 30})
     clock.now = 4.0
     progress.round_done(row(32))  # 2 rounds in 4 seconds, 8 rounds left
-    assert "going on after round 30" in shown(progress.progress)
+    assert "resumed after round 30" in shown(progress.progress)
     assert shown(progress.progress).rstrip().endswith("16.0 s left")
 
 
-def test_a_round_with_nobody_keeps_the_last_loss() -> None:
-    status = Status(rounds=3)
+def test_a_round_without_clients_keeps_the_last_loss() -> None:
+    status = ProgressStatus(rounds=3)
     status.add(row(1))
     status.add(row(2, loss=None, sampled=0))
     assert status.loss == 1.5
     assert status.clients == 2
 
 
-def test_a_terminal_gets_a_live_line(clock: Clock) -> None:
+def test_a_terminal_shows_a_live_line(clock: Clock) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=200)
     with Progress(console, Console(file=io.StringIO()), clock) as progress:
         progress.started(PLAN)
@@ -98,39 +99,39 @@ def test_a_terminal_gets_a_live_line(clock: Clock) -> None:
     assert not progress.bar.live.is_started
 
 
-def test_scores_are_said_with_their_model(clock: Clock) -> None:
+def test_scores_are_shown_with_their_model(clock: Clock) -> None:
     progress = plain(clock)
     progress.evaluated({"step": 3, "split": "valid", "model": "personal", "metric": "anls", "value": 0.5})
     progress.evaluated({"step": 3, "split": "valid", "model": "global", "metric": "anls", "value": None})
     assert shown(progress.progress) == "after round 3: valid anls 0.5000 (personal)\n"
 
 
-def test_the_result_goes_to_its_own_stream(clock: Clock) -> None:
+def test_the_summary_goes_to_the_result_console(clock: Clock) -> None:
     progress = plain(clock)
     progress.finished(SUMMARY)
     assert shown(progress.progress) == ""
-    assert shown(progress.result).splitlines() == report(SUMMARY)
+    assert shown(progress.result).splitlines() == summary_lines(SUMMARY)
 
 
-def test_the_result_says_scores_bytes_and_where_everything_is() -> None:
-    assert report(SUMMARY) == [
+def test_the_summary_shows_scores_bytes_and_folder() -> None:
+    assert summary_lines(SUMMARY) == [
         "quick: completed after 40 rounds in 1 min 05 s",
         "  anls                    0.5000 (before the first round 0.2500)",
         "  baseline question_only  0.1250",
         "  download                2.0 MB",
         "  upload                  500.0 kB",
         "  total                   2.5 MB",
-        "  everything is in        runs/quick",
+        "  results in              runs/quick",
     ]
 
 
-def test_an_interrupted_run_says_how_to_go_on() -> None:
-    assert report({**SUMMARY, "status": "interrupted"})[-1].split(None, 3)[-1] == "the same command with --resume"
+def test_the_summary_of_an_interrupted_run_shows_how_to_resume() -> None:
+    assert summary_lines({**SUMMARY, "status": "interrupted"})[-1].split(None, 2)[-1] == "the same command and --resume"
 
 
-def test_charged_bytes_are_shown_where_they_differ() -> None:
+def test_charged_bytes_are_shown_if_they_differ() -> None:
     charged = {"download": 3_000_000, "upload": 500_000, "total": 3_500_000}
-    lines = report({**SUMMARY, "charged": charged})
+    lines = summary_lines({**SUMMARY, "charged": charged})
     assert [line.split(None, 1)[1] for line in lines[3:6]] == [
         "2.0 MB (charged 3.0 MB)",
         "500.0 kB",
@@ -145,21 +146,21 @@ def test_charged_bytes_are_shown_where_they_differ() -> None:
         (999, "999 B"),
         (1500, "1.5 kB"),
         (12_345_678, "12.3 MB"),
-        (2**30, "1.00 GiB"),
-        (3 * 2**40, "3.00 TiB"),
+        (2_500_000_000, "2.50 GB"),
+        (3 * 10**12, "3.00 TB"),
     ],
 )
-def test_sizes_are_for_people(count: int, expected: str) -> None:
+def test_bytes_are_formatted_with_units(count: int, expected: str) -> None:
     assert format_bytes(count) == expected
 
 
 @pytest.mark.parametrize(
     ("seconds", "expected"), [(4.25, "4.2 s"), (59.96, "1 min 00 s"), (185, "3 min 05 s"), (7620, "2 h 07 min")]
 )
-def test_durations_are_for_people(seconds: float, expected: str) -> None:
+def test_durations_are_formatted_with_units(seconds: float, expected: str) -> None:
     assert format_duration(seconds) == expected
 
 
-def test_slow_clients_are_shown_in_seconds_for_one() -> None:
+def test_slow_rates_are_formatted_as_seconds_per_client() -> None:
     assert format_rate(0.04) == "25.0 s/client"
     assert format_rate(0.5) == "0.5 clients/s"

@@ -1,4 +1,4 @@
-"""One tracked run for the whole experiment, from the driver alone; what is tracked is what the tables hold."""
+"""Tracking with W&B and TensorBoard: one tracked run per experiment, with the numbers of the tables."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ from fakes_documents import Pages
 from simfl.algorithms.fedavg import FedAvg
 from simfl.errors import ConfigError
 from simfl.experiment import Evaluate, Tracking, Wandb
-from simfl.protocol import ClientUpdate, Parts, State
+from simfl.protocol import AggregatedUpdates, ClientUpdate, Parts, Server, State
 from simfl.runs import tables
 from simfl.timing import NAMES
 from simfl.tracking import trackers as tracking
-from simfl.tracking.events import MOST_GROUPS, TrackingEvent, metrics, name_of
-from simfl.tracking.pictures import picture
+from simfl.tracking.events import MAX_GROUPS, TrackingEvent, evaluation_name, metrics
 
 WANDB = Tracking(wandb=Wandb(project="toys", group="fakes", tags=("a", "b")))
 BOTH_MODELS = Evaluate(models=("global", "personal"), samples=4)
 
 
 def records(folder: Path) -> Iterator[Any]:
-    """Every record of the .wandb files in a run's folder, in order.
+    """Yield every record of the .wandb files in a run folder, in order.
 
     A file is 7 bytes of header, then blocks of 32 KiB as LevelDB's logs have: a checksum (4 bytes), length (2), a kind
     (1: whole; 2, 3, 4: first, middle and last piece) and the data, a protocol buffer once put together.
@@ -54,14 +53,14 @@ def records(folder: Path) -> Iterator[Any]:
 
 
 def history(folder: Path) -> list[dict[str, Any]]:
-    """What was logged, one mapping a round."""
+    """Return the logged values, one mapping per log call."""
     found = [record.history for record in records(folder) if record.WhichOneof("record_type") == "history"]
     return [{i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in entry.item} for entry in found]
 
 
 @pytest.fixture(scope="module")
 def tracked(tmp_path_factory):
-    """A finished run with Weights & Biases offline."""
+    """Return the folder of a finished run that was tracked by W&B offline."""
     folder = tmp_path_factory.mktemp("tracked")
     case = experiment("ditto", evaluate=BOTH_MODELS, rounds=3, tracking=WANDB)
     with pytest.MonkeyPatch.context() as patch:
@@ -70,23 +69,23 @@ def tracked(tmp_path_factory):
     return folder
 
 
-def test_every_number_of_every_round_is_in_the_offline_file(tracked):
+def test_every_value_of_every_round_is_logged(tracked):
     logged = {row["round"]: row for row in history(tracked) if "round" in row}
     for row in tables.rows(tracked / "rounds.parquet"):
         for name, value in row.items():
             assert logged[row["step"]][f"rounds/{name}"] == value, name
 
 
-def test_every_score_of_every_evaluation_is_in_the_offline_file(tracked):
+def test_every_score_of_every_evaluation_is_logged(tracked):
     logged = {row["round"]: row for row in history(tracked) if "round" in row}
     rows = tables.rows(tracked / "evaluations.parquet")
     assert {row["step"] for row in rows} == {0, 1, 2, 3}
     assert {row["by"] for row in rows} >= {"all", "client"}
     for row in rows:
-        assert logged[row["step"]][name_of(row)] == row["value"]
+        assert logged[row["step"]][evaluation_name(row)] == row["value"]
 
 
-def test_timings_and_bytes_are_there_and_scores_stand_over_bytes_too(tracked):
+def test_timings_bytes_and_scores_over_bytes_are_logged(tracked):
     logged = [row for row in history(tracked) if "rounds/loss" in row]
     sent = np.cumsum([row["total_bytes"] for row in tables.rows(tracked / "rounds.parquet")])
     assert [row["bytes"] for row in logged] == sent.tolist()
@@ -97,14 +96,14 @@ def test_timings_and_bytes_are_there_and_scores_stand_over_bytes_too(tracked):
         assert "by_bytes/personal.accuracy" in row
 
 
-def test_axes_are_declared(tracked):
+def test_the_axes_of_metrics_are_declared(tracked):
     metrics = [record.metric for record in records(tracked) if record.WhichOneof("record_type") == "metric"]
     axes = {metric.glob_name: metric.step_metric for metric in metrics if metric.glob_name}
     assert axes["rounds/*"] == axes["evaluations/*"] == axes["timings/*"] == "round"
     assert (axes["by_bytes/*"], axes["by_epsilon/*"]) == ("bytes", "epsilon")
 
 
-def test_the_run_has_the_experiments_name_settings_and_group(tracked):
+def test_the_tracked_run_has_the_name_settings_and_group_of_the_experiment(tracked):
     (start,) = [record.run for record in records(tracked) if record.WhichOneof("record_type") == "run"]
     assert (start.project, start.run_group, start.display_name) == ("toys", "fakes", "toy")
     assert list(start.tags) == ["a", "b"]
@@ -112,14 +111,14 @@ def test_the_run_has_the_experiments_name_settings_and_group(tracked):
     assert settings["phases"][0]["rounds"] == 3
 
 
-def test_partition_and_final_checkpoint_are_artifacts(tracked):
+def test_partition_and_last_checkpoint_are_artifacts(tracked):
     kept = [record.artifact for record in records(tracked) if record.WhichOneof("record_type") == "artifact"]
     files = {artifact.type: {entry.path for entry in artifact.manifest.contents} for artifact in kept}
     assert files["partition"] == {"partition.json"}
     assert files["checkpoint"] == {"state.safetensors", "state.json", "notes.json", "digests.json"}
 
 
-def test_samples_and_scores_are_tables(tracked):
+def test_samples_and_scores_are_logged_as_tables(tracked):
     shown = [row for row in history(tracked) if "samples/valid/_type" in row]
     assert [row["round"] for row in shown] == [0, 1, 2, 3]
     assert {(row["samples/valid/_type"], row["samples/valid/nrows"]) for row in shown} == {("table-file", 4)}
@@ -127,7 +126,7 @@ def test_samples_and_scores_are_tables(tracked):
     assert scores["evaluations_table/nrows"] == len(tables.rows(tracked / "evaluations.parquet"))
 
 
-def test_a_run_in_three_sittings_is_one_run_with_every_round(tmp_path):
+def test_a_run_that_is_resumed_twice_is_one_tracked_run_with_every_round(tmp_path):
     case = experiment(rounds=4, tracking=WANDB)
     run(case, tmp_path, display=Stopping(1))
     run(case, tmp_path, display=Stopping(3), resume=True)
@@ -141,21 +140,21 @@ def test_a_run_in_three_sittings_is_one_run_with_every_round(tmp_path):
     assert [row["bytes"] for row in last] == [sent[-1]]
 
 
-def test_tracking_changes_no_result_and_may_be_changed_when_a_run_goes_on(tmp_path):
+def test_tracking_changes_no_result_and_may_change_when_a_run_is_resumed(tmp_path):
     run(experiment(), tmp_path / "plain")
     run(experiment(tracking=WANDB), tmp_path / "tracked", display=Stopping(1))
     run(experiment(watchdog_seconds=5.0), tmp_path / "tracked", resume=True)
     assert traces(tmp_path / "tracked") == traces(tmp_path / "plain")
 
 
-def test_a_key_that_is_asked_for_and_unknown_is_one_line(monkeypatch, tmp_path):
+def test_online_tracking_without_an_api_key_raises_one_line(monkeypatch, tmp_path):
     monkeypatch.setattr(tracking, "_has_key", lambda: False)
-    with pytest.raises(ConfigError, match=r"^tracking.wandb.mode: online, but no API key [^\n]*$"):
+    with pytest.raises(ConfigError, match=r"^tracking.wandb.mode: online, but there is no API key[^\n]*$"):
         run(experiment(tracking=Tracking(wandb=Wandb(mode="online"))), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_site_out_of_reach_is_said_and_the_run_goes_on_offline(monkeypatch, tmp_path):
+def test_a_run_is_tracked_offline_if_the_site_cannot_be_reached(monkeypatch, tmp_path):
     import wandb
 
     init = wandb.init
@@ -174,27 +173,47 @@ def test_a_site_out_of_reach_is_said_and_the_run_goes_on_offline(monkeypatch, tm
     assert {row["round"] for row in history(tmp_path) if "round" in row} == {0, 1}
 
 
-def test_a_package_that_is_not_installed_is_one_line(monkeypatch, tmp_path):
+def test_a_package_that_is_not_installed_raises_one_line(monkeypatch, tmp_path):
     monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"^tracking.tensorboard: the package is not installed; pip install [^\n]*$"):
         run(experiment(tracking=Tracking(tensorboard=True)), tmp_path / "run")
 
 
-# nobody imports what nobody asked for
+# metrics of an algorithm
 
 
 @dataclass(frozen=True)
-class Nosy(FedAvg):
-    """FedAvg whose clients refuse to be trained where a tracker's library is loaded."""
+class Reporting(FedAvg):
+    """FedAvg that reports the number of client updates of each round."""
 
-    def prepare_state(self, received: Parts, state: State, visit: ClientUpdate) -> State:
+    def metrics(self, server: Server, aggregated: AggregatedUpdates) -> dict[str, float]:
+        return {"updates": float(aggregated.num_sampled)}
+
+
+def test_metrics_of_an_algorithm_reach_table_log_and_tracker(tmp_path):
+    run(experiment(Reporting(), rounds=2, tracking=WANDB), tmp_path)
+    assert [row["metric:updates"] for row in tables.rows(tmp_path / "rounds.parquet")] == [7.0, 7.0]
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [line["metric:updates"] for line in lines if line["event"] == "round"] == [7.0, 7.0]
+    logged = {row["round"]: row for row in history(tmp_path) if "rounds/loss" in row}
+    assert {step: row["rounds/metric:updates"] for step, row in logged.items()} == {1: 7.0, 2: 7.0}
+
+
+# imports
+
+
+@dataclass(frozen=True)
+class ImportChecking(FedAvg):
+    """FedAvg whose clients fail if the library of a tracker is loaded."""
+
+    def prepare_state(self, received: Parts, state: State, update: ClientUpdate) -> State:
         found = {"wandb", "tensorboard"} & sys.modules.keys()
         if found:
             raise AssertionError(f"{found} is loaded here")
         return state
 
 
-def test_nothing_is_imported_unless_it_is_asked_for(tmp_path):
+def test_no_tracker_is_imported_unless_requested(tmp_path):
     code = (
         "import sys; from pathlib import Path; from fakes import experiment, run\n"
         "run(experiment(rounds=1), Path(sys.argv[1]))\n"
@@ -207,16 +226,16 @@ def test_nothing_is_imported_unless_it_is_asked_for(tmp_path):
 
 
 @pytest.mark.slow
-def test_workers_never_load_it(tmp_path, ray_session):
+def test_workers_import_no_tracker(tmp_path, ray_session):
     both = Tracking(wandb=Wandb(), tensorboard=True)
-    run(experiment(Nosy(), rounds=2, tracking=both), tmp_path, workers=2)
+    run(experiment(ImportChecking(), rounds=2, tracking=both), tmp_path, workers=2)
     assert {row["round"] for row in history(tmp_path) if "round" in row} == {0, 1, 2}
 
 
 # TensorBoard
 
 
-def test_tensorboard_has_every_number_too_and_a_resumed_run_replaces_what_was_lost(tmp_path):
+def test_tensorboard_has_every_value_and_a_resumed_run_replaces_lost_rounds(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     case = experiment(rounds=3, tracking=Tracking(tensorboard=True))
@@ -228,7 +247,7 @@ def test_tensorboard_has_every_number_too_and_a_resumed_run_replaces_what_was_lo
             found = {event.step: event.value for event in events.Scalars(f"rounds/{name}")}
             assert found[row["step"]] == np.float32(value)
     for row in tables.rows(tmp_path / "evaluations.parquet"):
-        found = {event.step: event.value for event in events.Scalars(name_of(row))}
+        found = {event.step: event.value for event in events.Scalars(evaluation_name(row))}
         assert found[row["step"]] == np.float32(row["value"])
     assert "samples/valid/text_summary" in events.Tags()["tensors"]
 
@@ -236,7 +255,7 @@ def test_tensorboard_has_every_number_too_and_a_resumed_run_replaces_what_was_lo
 # samples of predictions
 
 
-def test_samples_are_the_same_rows_at_every_evaluation_with_truth_and_prediction(tracked):
+def test_samples_are_the_same_rows_at_every_evaluation_with_label_and_prediction(tracked):
     rows = tables.rows(tracked / "samples.parquet")
     kept = {step: [row["row"] for row in rows if row["step"] == step] for step in range(4)}
     assert len(set(map(tuple, kept.values()))) == 1
@@ -249,33 +268,33 @@ def test_samples_are_the_same_rows_at_every_evaluation_with_truth_and_prediction
         assert (row["split"], row["model"]) == ("valid", "global")
 
 
-def test_no_samples_are_kept_if_none_are_asked_for(tmp_path):
+def test_no_samples_are_stored_if_none_are_requested(tmp_path):
     run(experiment(rounds=1, evaluate=Evaluate(samples=0)), tmp_path)
     assert tables.rows(tmp_path / "samples.parquet") == []
 
 
-def test_a_picture_is_the_page_that_is_asked_about():
-    page = picture(Pages().load(Path()).splits["valid"], 0)
+def test_the_image_of_a_question_is_the_page_that_it_asks_about():
+    page = tracking.example_image(Pages().load(Path()).splits["valid"], 0)
     assert page is not None
     assert max(page.size) <= 512
-    assert picture(Toy().load(Path()).splits["valid"], 0) is None
+    assert tracking.example_image(Toy().load(Path()).splits["valid"], 0) is None
 
 
 # names
 
 
-def test_a_kind_of_group_has_charts_up_to_a_limit():
+def test_scores_of_groups_are_logged_up_to_a_limit():
     def scores(count: int) -> tuple[dict[str, Any], ...]:
         row = {"split": "valid", "model": "global", "by": "provider", "metric": "anls", "value": 0.5}
         return tuple({**row, "group": str(number)} for number in range(count))
 
     assert "evaluations/valid/global/provider/7/anls" in metrics(
-        TrackingEvent(1, 0, evaluations=scores(MOST_GROUPS)), "valid"
+        TrackingEvent(1, 0, evaluations=scores(MAX_GROUPS)), "valid"
     )
-    assert set(metrics(TrackingEvent(1, 0, evaluations=scores(MOST_GROUPS + 1)), "valid")) == {"round", "bytes"}
+    assert set(metrics(TrackingEvent(1, 0, evaluations=scores(MAX_GROUPS + 1)), "valid")) == {"round", "bytes"}
 
 
-def test_epsilon_is_an_axis_once_it_is_known():
+def test_epsilon_is_an_axis_if_the_round_has_it():
     row = {"split": "valid", "model": "global", "by": "all", "group": "", "metric": "anls", "value": 0.5}
     found = metrics(TrackingEvent(1, 8, {"epsilon": 0.25}, evaluations=(row,)), "valid")
     assert (found["epsilon"], found["by_epsilon/anls"]) == (0.25, 0.5)

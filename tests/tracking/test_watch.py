@@ -1,4 +1,4 @@
-"""A run seen from outside: while it goes on, after it ended, after it was killed and resumed."""
+"""`simfl watch`: a run in progress, finished, killed, resumed."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.console import Console
 
 from simfl.cli import main
 from simfl.errors import RunError
+from simfl.runs.folder import FORMAT
 from simfl.tracking.watch import LogReader, RunView, sparkline, watch
 
 STARTED = {"event": "started", "name": "toy", "rounds": 4, "clients": 10, "workers": 2, "resumed_at": None}
@@ -26,55 +27,55 @@ def round_line(step: int, loss: float | None = 1.0, **more: Any) -> dict[str, An
     return {"event": "round", "time": 100.0 + step, **numbers, **more}
 
 
-def seen(*lines: dict[str, Any]) -> RunView:
+def view_of(*lines: dict[str, Any]) -> RunView:
     view = RunView()
     for line in lines:
-        view.hear({"time": 100.0, **line})
+        view.update({"time": 100.0, **line})
     return view
 
 
-def test_a_run_that_goes_on_is_running_until_it_falls_silent() -> None:
-    view = seen(STARTED, round_line(1), round_line(2))
+def test_a_run_is_running_until_its_log_stops() -> None:
+    view = view_of(STARTED, round_line(1), round_line(2))
     assert view.state(103.0) == "running"
-    assert view.state(262.0) == "no word for 2 min 40 s; it may be dead"
+    assert view.state(262.0) == "no log line for 2 min 40 s; it may have died"
     assert view.status.line(102.0) == "loss 1.0000  down 2.0 kB, up 1.0 kB  7.0 clients/s  2.0 s left"
 
 
-def test_a_resumed_run_forgets_what_was_lost() -> None:
+def test_a_resumed_run_drops_lost_rounds() -> None:
     lost = [round_line(step, loss=float(step)) for step in (1, 2, 3)]
     scores = [{**SCORE, "step": step, "value": step / 10} for step in (0, 1, 2, 3)]
-    view = seen(STARTED, *lost, *scores, {**STARTED, "resumed_at": 1}, round_line(2, loss=7.0))
+    view = view_of(STARTED, *lost, *scores, {**STARTED, "resumed_at": 1}, round_line(2, loss=7.0))
     assert view.losses == {1: 1.0, 2: 7.0}
     assert view.scores == {"valid accuracy": {0: 0.0, 1: 0.1}}
     assert view.status.first == 1
 
 
-def test_an_old_summary_does_not_end_a_run_that_was_resumed() -> None:
-    view = seen(STARTED, round_line(1), {"event": "finished", "status": "interrupted"})
+def test_an_interrupted_run_is_running_again_once_it_is_resumed() -> None:
+    view = view_of(STARTED, round_line(1), {"event": "finished", "status": "interrupted"})
     assert view.state(101.0) == "interrupted"
-    view.hear({**STARTED, "time": 110.0, "resumed_at": 1})
+    view.update({**STARTED, "time": 110.0, "resumed_at": 1})
     assert view.state(111.0) == "running"
 
 
-def test_rounds_without_a_loss_and_personal_scores_are_shown_for_what_they_are() -> None:
-    view = seen(STARTED, round_line(1, loss=None), {**SCORE, "model": "personal", "step": 1, "value": 0.5})
-    view.hear({**SCORE, "time": 103.0, "step": 2, "value": None})
+def test_rounds_without_a_loss_are_skipped_and_personal_scores_are_labelled() -> None:
+    view = view_of(STARTED, round_line(1, loss=None), {**SCORE, "model": "personal", "step": 1, "value": 0.5})
+    view.update({**SCORE, "time": 103.0, "step": 2, "value": None})
     assert (view.losses, view.scores) == ({}, {"valid accuracy (personal)": {1: 0.5}})
 
 
-def test_other_events_are_messages_and_the_last_few_stay() -> None:
-    view = seen(STARTED, *({"event": "message", "text": f"worker {n} died"} for n in range(9)))
-    assert view.said == [f"message: worker {n} died" for n in (4, 5, 6, 7, 8)]
+def test_other_events_are_messages_and_the_last_five_are_shown() -> None:
+    view = view_of(STARTED, *({"event": "message", "text": f"worker {n} died"} for n in range(9)))
+    assert view.messages == [f"message: worker {n} died" for n in (4, 5, 6, 7, 8)]
 
 
-def test_the_workers_hours_are_shown() -> None:
-    """Of 10 s, one was at work for 9 and one for 6: 75 % in the mean, 1 and 4 s idle."""
-    view = seen(STARTED, round_line(1, seconds=10.0, busy=[9.0, 6.0]))
-    assert view.workers == "at work 75%, the least 60%, 5.0 s idle in all"
-    assert seen(STARTED, round_line(1, seconds=10.0, busy=[9.0])).workers == "at work 90%, 1.0 s idle in all"
+def test_the_utilization_of_workers_is_shown() -> None:
+    """Of 10 s, one worker was busy for 9 s and one for 6 s: 75 % on average, 1 s and 4 s idle."""
+    view = view_of(STARTED, round_line(1, seconds=10.0, busy=[9.0, 6.0]))
+    assert view.workers == "busy 75% (least 60%), 5.0 s idle in total"
+    assert view_of(STARTED, round_line(1, seconds=10.0, busy=[9.0])).workers == "busy 90%, 1.0 s idle in total"
 
 
-def test_half_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_partial_line_is_read_once_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     log = LogReader(path)
     path.write_text('{"a": 1}\n{"a"')
@@ -85,7 +86,7 @@ def test_half_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
     assert list(log.lines()) == []
 
 
-def test_a_finished_run_is_shown_with_its_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_is_shown_with_its_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary = run(experiment("fedavg"), tmp_path)
     assert main(["watch", "--once", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
@@ -95,7 +96,7 @@ def test_a_finished_run_is_shown_with_its_result(tmp_path: Path, capsys: pytest.
     assert "toy: completed after 3 rounds" in shown
 
 
-def test_a_killed_run_is_shown_as_far_as_it_came(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_run_is_shown_up_to_its_last_log_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(Killed):
         run(experiment("fedavg"), tmp_path, display=Stopping(2, error=Killed))
     assert main(["watch", "--once", str(tmp_path)]) == 0
@@ -104,8 +105,9 @@ def test_a_killed_run_is_shown_as_far_as_it_came(tmp_path: Path, capsys: pytest.
     assert "toy: completed" not in shown
 
 
-def test_watching_ends_when_the_run_does(tmp_path: Path) -> None:
+def test_watching_ends_when_the_run_ends(tmp_path: Path) -> None:
     (tmp_path / "experiment.yaml").touch()
+    (tmp_path / "manifest.json").write_text(json.dumps({"format": FORMAT}))
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
     answers: list[str] = []
     thread = threading.Thread(target=lambda: answers.append(watch(tmp_path, False, console, every=0.01)))
@@ -121,12 +123,12 @@ def test_watching_ends_when_the_run_does(tmp_path: Path) -> None:
     assert "there is no readable summary.json" in console.file.getvalue()
 
 
-def test_a_folder_without_a_run_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_raises_one_line(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="holds no run"):
         watch(tmp_path, once=True)
 
 
-def test_sparklines_span_the_values_and_keep_the_last() -> None:
+def test_sparklines_span_the_values_and_include_the_last() -> None:
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
     assert sparkline([2.0, 2.0]) == "▁▁"
     assert sparkline([float(n) for n in range(1000)])[::39] == "▁█"

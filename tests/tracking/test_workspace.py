@@ -1,4 +1,4 @@
-"""The workspace of a sweep: its runs found, grouped and charted by what varies, without the site."""
+"""The W&B workspace of a sweep: runs filtered and grouped, charts of the settings that vary, without network."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from simfl import config
 from simfl.cli import main
+from simfl.runs.folder import FORMAT
 from simfl.sweeps.file import load
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # wandb-workspaces, when it is imported
@@ -34,22 +35,22 @@ seeds: [1, 2]
 """
 
 
-def lay(folder: Path, text: str) -> Path:
-    """A sweep's folder as it is before its runs are done."""
+def write_sweep(folder: Path, text: str) -> Path:
+    """Write the folder of a sweep whose runs have not started, and return it."""
     (folder / "grid.yaml").write_text(text)
     sweep = load(folder / "grid.yaml")
-    runs = [{"label": point.label, "shown": dict(point.shown)} for point in sweep.points]
+    runs = [{"label": point.label, "varied": dict(point.varied)} for point in sweep.points]
     for point in sweep.points:
         own = folder / "out" / "runs" / point.label
         own.mkdir(parents=True)
         (own / "experiment.yaml").write_text(config.dump(point.experiment))
-    (folder / "out" / "sweep.json").write_text(json.dumps({"name": sweep.name, "runs": runs}))
+    (folder / "out" / "sweep.json").write_text(json.dumps({"format": FORMAT, "name": sweep.name, "runs": runs}))
     return folder / "out"
 
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lay(tmp_path_factory.mktemp("swept"), SWEEP)
+    return write_sweep(tmp_path_factory.mktemp("swept"), SWEEP)
 
 
 @pytest.fixture
@@ -59,46 +60,46 @@ def view(swept: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
-def test_it_belongs_where_the_runs_are(view: dict[str, Any]) -> None:
+def test_the_workspace_belongs_to_the_project_of_the_runs(view: dict[str, Any]) -> None:
     assert (view["entity"], view["project"], view["displayName"]) == ("us", "papers", "grid")
 
 
-def test_it_shows_the_runs_of_the_sweep_alone_grouped_by_what_varies(view: dict[str, Any]) -> None:
+def test_the_workspace_shows_only_the_runs_of_the_sweep_grouped_by_the_varied_settings(view: dict[str, Any]) -> None:
     (runs,) = view["spec"]["section"]["runSets"]
     (only,) = runs["filters"]["filters"]
     assert (only["key"]["name"], only["value"]) == ("group", "grid")
-    # `value` is where the site keeps what a config holds; seeds are what means are taken over
+    # the site stores config entries under `value`; runs are not grouped by seed, since means are over seeds
     assert [by["name"] for by in runs["grouping"]] == ["sweep.value.clients", "sweep.value.participation"]
 
 
-def test_its_charts_stand_over_rounds_and_over_bytes(view: dict[str, Any]) -> None:
+def test_the_charts_are_over_rounds_and_over_bytes(view: dict[str, Any]) -> None:
     text = json.dumps(view["spec"])
     for name in ("evaluations/test/global/accuracy", "by_bytes/accuracy", "rounds/loss", "timings/train"):
         assert name in text
     assert "by_epsilon" not in text
 
 
-def test_each_run_tells_what_it_has_of_what_varies(swept: Path) -> None:
+def test_each_run_logs_its_varied_settings(swept: Path) -> None:
     experiment = config.load(swept / "runs" / "clients-3_participation-0.5_seed-1" / "experiment.yaml")
     assert experiment.tracking.wandb is not None
     assert experiment.tracking.wandb.group == "grid"
     assert experiment.tracking.wandb.varied == {"clients": 3, "participation": 0.5, "seed": 1}
 
 
-def test_another_project_may_be_named(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_override_entity_and_project(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["dashboard", str(swept), "--json", "--entity", "them", "--project", "other"])
     found = json.loads(capsys.readouterr().out)
     assert (found["entity"], found["project"]) == ("them", "other")
 
 
-def test_a_sweep_that_nobody_tracks_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lay(tmp_path, SWEEP.replace("tracking: {wandb", "# tracking: {wandb"))
+def test_a_sweep_without_tracking_raises_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_sweep(tmp_path, SWEEP.replace("tracking: {wandb", "# tracking: {wandb"))
     assert main(["dashboard", str(tmp_path / "out"), "--json"]) == 2
     assert capsys.readouterr().err == (
-        "simfl: grid: no run of it is told to W&B; set tracking: {wandb: {}} in its file\n"
+        "simfl: grid: none of its runs logs to W&B; set tracking: {wandb: {}} in its file\n"
     )
 
 
-def test_a_folder_without_a_sweep_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_sweep_raises_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dashboard", str(tmp_path)]) == 2
     assert "holds no sweep" in capsys.readouterr().err
