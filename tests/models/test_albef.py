@@ -103,10 +103,10 @@ def published(network: AlbefNetwork) -> dict[str, torch.Tensor]:
     return {name: t.detach().clone() for name, t in made.items()}
 
 
-def folder(path: Path, tensors: dict[str, torch.Tensor], pieces: int) -> str:
+def folder(path: Path, tensors: dict[str, torch.Tensor], num_tokens: int) -> str:
     path.mkdir(exist_ok=True)
     torch.save({"model": tensors}, path / "ALBEF.pth")
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"w{n}" for n in range(pieces - 4))]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"w{n}" for n in range(num_tokens - 4))]
     (path / "vocab.txt").write_text("\n".join(words) + "\n")
     return str(path)
 
@@ -115,8 +115,8 @@ def test_a_checkpoint_in_the_published_layout_is_loaded_completely(tmp_path: Pat
     network = Albef().build(TASK)
     tensors = published(network)
     tensors |= {f"visual_encoder_m.{name}": torch.zeros(1) for name in ("cls_token",)}
-    pieces = network.decoder.embeddings.word_embeddings.num_embeddings
-    again = Albef(weights=folder(tmp_path / "w", tensors, pieces)).build(Task(4))
+    num_tokens = network.decoder.embeddings.word_embeddings.num_embeddings
+    again = Albef(weights=folder(tmp_path / "w", tensors, num_tokens)).build(Task(4))
     assert all(torch.equal(p, dict(again.named_parameters())[name]) for name, p in network.named_parameters())
     assert again.start_id == 2  # [CLS]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from simfl import config
 from simfl.config.fields import read, written
 from simfl.errors import ConfigError
-from simfl.models.base import Model
+from simfl.models.base import Model, tied_names
 from simfl.models.call_context import ModelCall, call_context
 from simfl.models.dropout import KeyedDropout
 from simfl.models.own import OwnModel
@@ -226,3 +226,17 @@ def test_a_class_or_a_module_replaces_a_name() -> None:
     assert read(Model, {"of": "a.b:c", "settings": {"d": 1}}, "model") == OwnModel("a.b:c", {"d": 1})
     with pytest.raises(ConfigError, match=r"^model: 3 is not a mapping"):
         read(Model, 3, "model")
+
+
+def test_a_causal_language_model_keeps_its_logits_and_its_tied_weights() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    small = GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    plain = GPT2LMHeadModel(small).eval()
+    built, ids = OwnModel(plain).build(Task(seed=1)), torch.arange(16).reshape(2, 8)
+    assert torch.allclose(built(input_ids=ids).logits, plain(input_ids=ids).logits, atol=1e-5)
+    assert tied_names(built) == {"lm_head.weight": "transformer.wte.weight"}
+    later = ids.clone()
+    later[:, 5:] = 3
+    assert torch.allclose(built(input_ids=later).logits[:, :5], built(input_ids=ids).logits[:, :5], atol=1e-6)

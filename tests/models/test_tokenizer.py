@@ -26,16 +26,16 @@ from simfl.models.tokenizer import (
 
 def test_special_tokens_have_the_ids_of_t5() -> None:
     assert (
-        [public_tokenizer().token_to_id(piece) for piece in ("<pad>", "</s>", "<unk>")]
+        [public_tokenizer().token_to_id(token) for token in ("<pad>", "</s>", "<unk>")]
         == [PAD, END, UNKNOWN]
         == [0, 1, 2]
     )
 
 
 def test_decoded_text_is_lower_case_and_stops_at_the_end_token() -> None:
-    text = Tokenizer(public_tokenizer())
-    pieces = text.encode(["Total due: 12.50 EUR", "a  b"])
-    assert text.decode([[*pieces[0], END, 7, 8], [*pieces[1], PAD]]) == ["total due: 12.50 eur", "a b"]
+    tokenizer = Tokenizer(public_tokenizer())
+    ids = tokenizer.encode(["Total due: 12.50 EUR", "a  b"])
+    assert tokenizer.decode([[*ids[0], END, 7, 8], [*ids[1], PAD]]) == ["total due: 12.50 eur", "a b"]
 
 
 def test_the_same_lines_give_the_same_vocabulary_in_another_process() -> None:

@@ -41,7 +41,7 @@ class Corners(Data):
         pages = [
             {
                 "id": f"{stream}.{i}",
-                "image": picture(COLOURS[colour[i]], corner[i], self.size),
+                "image": draw_image(COLOURS[colour[i]], corner[i], self.size),
                 "words": [ANSWERS[colour[i]], CORNERS[corner[i]]],  # for models of documents
                 "boxes": [0.1, 0.1, 0.4, 0.2, 0.6, 0.7, 0.9, 0.8],
             }
@@ -59,7 +59,7 @@ class Corners(Data):
         return Split(pa.table(asked), pa.Table.from_pylist(pages))
 
 
-def picture(colour: tuple[int, int, int], corner: int, size: int) -> bytes:
+def draw_image(colour: tuple[int, int, int], corner: int, size: int) -> bytes:
     """A grey square whose upper or lower half has the colour."""
     array, out = np.full((size, size, 3), 90, np.uint8), io.BytesIO()
     array[: size // 2] = colour if corner == 0 else 90

@@ -33,14 +33,14 @@ class Bars(Data):
         texts = [WORDS[k] for k in rng.integers(0, 3, count)]
         columns = {
             "id": [f"w{stream}.{i}" for i in range(count)],
-            "image": [picture(text, rng) for text in texts],
+            "image": [draw_image(text, rng) for text in texts],
             "text": [text.upper() if i % 2 else text for i, text in enumerate(texts)],
             "client": pa.array(np.arange(count) % self.clients, pa.int32()),
         }
         return Split(pa.table(columns))
 
 
-def picture(text: str, rng: np.random.Generator) -> bytes:
+def draw_image(text: str, rng: np.random.Generator) -> bytes:
     """32 × 64 pixels of grey noise with a bright bar for each letter."""
     array, out = rng.integers(60, 100, (32, 64)).astype(np.uint8), io.BytesIO()
     for place, letter in enumerate(text):
