@@ -1,4 +1,4 @@
-"""Where data sets are kept once they are built or read."""
+"""The cache folder, which holds built and read data sets."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from pathlib import Path
 
 
 def folder() -> Path:
-    """`SIMFL_CACHE`, or `~/.cache/simfl`."""
+    """Return `SIMFL_CACHE`, or `~/.cache/simfl` without it."""
     return Path(os.environ.get("SIMFL_CACHE") or Path.home() / ".cache" / "simfl")

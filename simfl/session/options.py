@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Where an experiment runs, where its results go, and how it is watched."""
+    """Settings of a run besides its experiment: backend, run folder and display."""
 
     out: Path | str  # the run folder, or a URL that fsspec knows, to which the folder is copied
     backend: str = "ray"  # `ray` or `inline`
