@@ -140,7 +140,7 @@ BACKBONES = {
     "vt5": Backbone(VT5("base"), 10, page(512, 20)),
     "layout_t5": Backbone(LayoutT5("base"), 16, page(1024, 256)),
     "layout_t5, self-pretraining": Backbone(
-        LayoutT5("base", marks=True), 4, hidden(1024, 256), run=MixedModeling().run
+        LayoutT5("base", special_tokens=True), 4, hidden(1024, 256), run=MixedModeling().run
     ),
     "vilt": Backbone(Vilt("base", heads=HEADS), 32, question(40), classes=100),
     "vault": Backbone(Vault("base", heads=HEADS), 32, question(40), classes=100),

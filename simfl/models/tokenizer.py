@@ -37,7 +37,7 @@ PUBLIC_LINES = (  # words of forms, enough for a model without pretrained weight
 
 
 @dataclass(frozen=True)
-class SpecialTokens:
+class SpecialTokenIds:
     """Ids of UDOP's special tokens for self-pretraining: sentinels that replace a masked word, and page positions.
 
     Each field is an int64 array indexed by the number of the token.
@@ -60,7 +60,7 @@ class Tokenizer:
     box_scale: int = 1000  # box coordinates in [0, 1] times this, truncated to integers, index the box tables
     start_id: int = END  # the token before a text, for models that read one
     end_id: int = END  # the token after a text
-    special_tokens: SpecialTokens | None = None  # of self-pretraining, if the vocabulary has them
+    special_tokens: SpecialTokenIds | None = None  # of self-pretraining, if the vocabulary has them
 
     def __len__(self) -> int:
         return self.backend.get_vocab_size(with_added_tokens=True)
@@ -139,14 +139,14 @@ def add_special_tokens(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     return extended
 
 
-def special_token_ids(backend: tokenizers.Tokenizer) -> SpecialTokens:
+def special_token_ids(backend: tokenizers.Tokenizer) -> SpecialTokenIds:
     """Return the ids of the special tokens of a tokenizer made by `add_special_tokens`."""
 
     def ids(kind: str) -> np.ndarray:
         names = _special_token_names(kind, SPECIAL_TOKEN_COUNTS[kind])
         return np.array([backend.token_to_id(name) for name in names], np.int64)
 
-    return SpecialTokens(*(ids(kind) for kind in SPECIAL_TOKEN_COUNTS if kind != "other"))
+    return SpecialTokenIds(*(ids(kind) for kind in SPECIAL_TOKEN_COUNTS if kind != "other"))
 
 
 def _special_token_names(kind: str, count: int) -> list[str]:

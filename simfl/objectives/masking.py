@@ -38,7 +38,7 @@ PROMPTS = {
 
 
 class SpecialTokens(Protocol):
-    """Ids of the special tokens, int64 arrays (`simfl.models.tokenizer.SpecialTokens`)."""
+    """Ids of the special tokens, int64 arrays (`simfl.models.tokenizer.SpecialTokenIds`)."""
 
     @property
     def both(self) -> np.ndarray:

@@ -21,7 +21,7 @@ from simfl.experiment import Evaluate
 from simfl.models.layout_t5 import LayoutT5
 from simfl.models.tokenizer import (
     NUM_SPECIAL_TOKENS,
-    SpecialTokens,
+    SpecialTokenIds,
     add_special_tokens,
     public_tokenizer,
     special_token_ids,
@@ -40,14 +40,14 @@ from simfl.protocol import Outputs
 from simfl.runs import tables
 
 BOTH, LAYOUT, LAYOUT_END, TEXT, TEXT_END, PLACE = 1000, 2000, 3000, 4000, 5000, 6000
-SPECIAL = SpecialTokens(*(np.arange(first, first + 501) for first in (BOTH, LAYOUT, LAYOUT_END, TEXT, TEXT_END, PLACE)))
+SPECIAL = SpecialTokenIds(*(np.arange(first, first + 501) for first in (BOTH, LAYOUT, LAYOUT_END, TEXT, TEXT_END, PLACE)))
 
 
 @dataclass(frozen=True)
 class SpecialLetters(Letters):
     """Letters with special tokens from 1000 on."""
 
-    special_tokens: SpecialTokens = SPECIAL
+    special_tokens: SpecialTokenIds = SPECIAL
 
 
 def rules(**settings: object) -> MaskingRules:
