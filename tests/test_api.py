@@ -56,7 +56,7 @@ class ScaledLoss(Algorithm):
 
     def loss(self, outputs, batch, trained, received, state, visit):
         student = outputs["student"]
-        return Loss(student.sums * self.factor, student.weights)
+        return Loss(student.loss_sums * self.factor, student.loss_weights)
 
 
 def given(**settings: Any) -> dict[str, Any]:
@@ -159,14 +159,12 @@ def test_a_run_with_python_objects_resumes_only_with_equal_objects(tmp_path: Pat
     assert stopped.summary["status"] == "interrupted"
     other = module()
     other[0].bias.data[0] += 1e-6
-    with pytest.raises(RunError, match=r"the run there has 'sha256: \w+' where this experiment has 'sha256: \w+'"):
+    with pytest.raises(RunError, match=r"the stored run has 'sha256: \w+', this experiment has 'sha256: \w+'"):
         run_inline(given(model=other), tmp_path / "run", resume=True)
     with pytest.raises(RunError, match="sha256"):
         run_inline(given(data={"train": data(120, 3), "valid": data(60, 2)}), tmp_path / "run", resume=True)
     phase = {**given()["phases"][0], "algorithm": ScaledLoss(0.8)}
-    with pytest.raises(
-        RunError, match=r":ScaledLoss, factor: 0.9}' where this experiment has .*:ScaledLoss, factor: 0.8}'"
-    ):
+    with pytest.raises(RunError, match=r":ScaledLoss, factor: 0.9}', this experiment has .*:ScaledLoss, factor: 0.8}'"):
         run_inline(given(phases=[phase]), tmp_path / "run", resume=True)
     assert run_inline(given(), tmp_path / "run", resume=True).summary["weights_sha256"] == whole["weights_sha256"]
 
@@ -194,7 +192,7 @@ def test_a_personal_model_contains_the_personal_parameters_of_its_client(tmp_pat
     rows = run.evaluations().to_pylist()
     (score,) = [r for r in rows if (r["step"], r["model"], r["group"]) == (3, "personal", "1")]
     assert (guess == valid.examples["label"].to_numpy()[own]).mean() == pytest.approx(score["value"])
-    with pytest.raises(RunError, match="no client 10; there are 0 to 9"):
+    with pytest.raises(RunError, match="there is no client 10; clients are 0 to 9"):
         run.client_model(10)
 
 
@@ -264,7 +262,7 @@ def test_a_run_in_progress_can_be_loaded(tmp_path: Path) -> None:
             self.seen.append((len(run.rounds()), repr(run)))
 
     run_inline(experiment("fedavg"), tmp_path / "run", display=Looking())
-    assert Looking.seen[1] == (2, f"{tmp_path / 'run'}: a run of 2 rounds so far")
+    assert Looking.seen[1] == (2, f"{tmp_path / 'run'}: a run with 2 rounds so far")
     with pytest.raises(RunError, match="holds no run"):
         simfl.load(tmp_path)
 

@@ -124,7 +124,7 @@ def test_run_prints_the_backend_that_auto_chose(
     monkeypatch.setattr(machine, "cpus", lambda: 2)
     assert main(["run", file]) == 0
     assert fake.called[1].backend == "inline"
-    assert capsys.readouterr().err.startswith("backend inline: 2 CPUs, no GPU (auto uses Ray with ")
+    assert capsys.readouterr().err.startswith("backend inline: 2 CPUs, no GPU (auto uses Ray from 2 GPUs")
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_failed_client_has_exit_code_1_and_its_traceback_is_printed_last(
     fake.result = ClientError(
         "client 3, phase 0, round 1, seed 7 failed:\nTraceback …\nZeroDivisionError: division by zero"
     )
-    assert main(["run", file]) == 1
+    assert main(["run", file, "--backend", "inline"]) == 1
     said = capsys.readouterr().err
     assert said.startswith("simfl: client 3, phase 0, round 1, seed 7 failed:\n")
     assert said.endswith("\nZeroDivisionError: division by zero\n")

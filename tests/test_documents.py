@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fakes import experiment, run
 
 from simfl.algorithms import ALGORITHMS
+from simfl.algorithms.fedprox import FedProx
 from simfl.optimizers import LOCAL_OPTIMIZERS
 
 NAME = (
     r"\b(test_[a-z0-9]+_[a-z0-9_]+|test_\w+(?=\.py))"  # name of a test or its file; splits of data have shorter names
 )
 DOCS = Path(__file__).parent.parent / "docs"
+README = DOCS.parent / "README.md"
 
 
 def test_the_table_of_algorithms_is_up_to_date() -> None:
@@ -61,3 +65,18 @@ def test_tests_named_in_documents_exist() -> None:
     named = {name for path in DOCS.rglob("*.md") for name in re.findall(NAME, path.read_text())}
     assert named - known == set()
     assert len(named) > 20
+
+
+def test_the_fedprox_of_the_readme_runs_as_pasted_and_equals_the_built_in_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    (code,) = [block for block in blocks if "class FedProx" in block]
+    (tmp_path / "pasted_fedprox.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    pasted = importlib.import_module("pasted_fedprox").FedProx
+    hashes = [
+        run(experiment(algorithm(mu=0.5), rounds=2), tmp_path / algorithm.__module__)["weights_sha256"]
+        for algorithm in (pasted, FedProx)
+    ]
+    assert hashes[0] == hashes[1]

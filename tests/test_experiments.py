@@ -41,7 +41,7 @@ def test_every_included_experiment_is_read_back_equal(name: str) -> None:
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_every_included_sweep_is_valid_and_compares_with_one_of_its_rows(path: Path) -> None:
     found = file.load(path)
-    values = {str(value) for point in found.points for value in point.shown.values()}
+    values = {str(value) for point in found.points for value in point.varied.values()}
     assert found.table.against is None or found.table.against in values
 
 
@@ -56,15 +56,15 @@ def test_an_experiment_of_published_size_is_planned_without_data(name: str, tmp_
 def test_every_row_of_a_benchmark_has_the_same_three_seeds(folder: str) -> None:
     lines: dict[object, set[int]] = {}
     for point in file.load(ROOT / folder / "bench.yaml").points:
-        lines.setdefault(point.shown["variant"], set()).add(point.experiment.seed)
+        lines.setdefault(point.varied["variant"], set()).add(point.experiment.seed)
     assert set(map(frozenset, lines.values())) == {frozenset({1, 2, 3})}
 
 
 @pytest.mark.parametrize("folder", BENCHES)
 def test_every_row_of_a_benchmark_equals_its_own_experiment_file(folder: str) -> None:
     for point in file.load(ROOT / folder / "bench.yaml", ["seeds=[1]"]).points:
-        own = config.load(ROOT / folder / f"{point.shown['variant']}.yaml")
-        assert own.name == f"{folder}_small_{point.shown['variant']}"
+        own = config.load(ROOT / folder / f"{point.varied['variant']}.yaml")
+        assert own.name == f"{folder}_small_{point.varied['variant']}"
         assert replace(own, name=point.label) == point.experiment
 
 

@@ -15,7 +15,7 @@ from simfl.errors import ConfigError, nearest
 from simfl.runtime import machine
 
 BACKENDS = ("auto", "inline", "ray")
-RULE = "auto uses Ray with 2 or more GPUs, or without a GPU with 4 or more CPUs"
+RULE = "auto uses Ray from 2 GPUs, or from 4 CPUs without a GPU"
 MIN_GPUS, MIN_CPUS = 2, 4
 
 

@@ -8,7 +8,8 @@ from fakes import experiment
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simfl.training.plan import ClientPlan, ExecutionMode, batches, cohorts, num_steps
+from simfl.training.batches import batches
+from simfl.training.plan import ClientPlan, ExecutionMode, cohorts, num_steps
 
 LOCAL = replace(experiment().phases[0].local, batch_size=4)
 ROWS = np.array([50, 7, 31, 90, 12, 3, 44, 8, 61, 27])  # any rows of the split, in the order of the client
@@ -79,7 +80,7 @@ VISITS = [visit(4, 9), visit(0, 20), visit(9, 3), visit(2, 9), visit(7, 1), visi
 
 
 def clients(plans):
-    return [[v.client for v in plan.visits] for plan in plans]
+    return [[v.client for v in plan.clients] for plan in plans]
 
 
 def test_cohorts_are_sorted_by_steps_then_client_and_cut_by_the_width():
@@ -97,7 +98,7 @@ def test_the_order_of_arrival_does_not_matter_and_a_width_only_cuts(visits, clie
     ordered = clients(cohorts(VISITS, LOCAL, ExecutionMode("sequential", 8), 0, 0))[0]
     plans = cohorts(visits, LOCAL, ExecutionMode("sequential", clients_per_batch), 0, 0)
     assert [client for cohort in clients(plans) for client in cohort] == ordered
-    assert [len(plan.visits) for plan in plans[:-1]] == [clients_per_batch] * (len(plans) - 1)
+    assert [len(plan.clients) for plan in plans[:-1]] == [clients_per_batch] * (len(plans) - 1)
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=70), st.sampled_from([1, 2, 8]), st.integers(1, 5))
@@ -107,20 +108,20 @@ def test_for_workers_cohorts_are_aligned_subtrees_of_the_same_order(sizes, clien
     assert [c for cohort in clients(plans) for c in cohort] == [
         c for p in cohorts(visits, LOCAL, ExecutionMode("sequential", 1), 0, 0) for c in clients([p])[0]
     ]
-    ends = np.cumsum([plan.size for plan in plans])
+    ends = np.cumsum([plan.num_positions for plan in plans])
     for plan, end in zip(plans, ends, strict=True):
-        assert plan.size in [clients_per_batch << k for k in range(8)]
-        assert (end - plan.size) % plan.size == 0
+        assert plan.num_positions in [clients_per_batch << k for k in range(8)]
+        assert (end - plan.num_positions) % plan.num_positions == 0
         assert plan.clients_per_batch == clients_per_batch
-    assert all(len(plan.visits) == plan.size for plan in plans[:-1])
+    assert all(len(plan.clients) == plan.num_positions for plan in plans[:-1])
 
 
 def test_for_workers_the_long_visits_go_out_in_large_cohorts_and_the_last_even_out():
     """32 visits of 3 steps on 2 workers: at most a quarter, 24 steps, and at most half of what is left at each."""
     plans = cohorts([visit(client, 12) for client in range(32)], LOCAL, ExecutionMode("sequential", 1), 0, 0, workers=2)
-    assert [plan.size for plan in plans] == [1, 1, 2, 4, 8, 8, 8]
+    assert [plan.num_positions for plan in plans] == [1, 1, 2, 4, 8, 8, 8]
     assert [
-        plan.size
+        plan.num_positions
         for plan in cohorts([visit(client, 12) for client in range(32)], LOCAL, ExecutionMode("sequential", 8), 0, 0, 2)
     ] == [8] * 4
 

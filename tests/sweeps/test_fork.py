@@ -146,8 +146,11 @@ def test_a_fork_to_an_occupied_folder_or_a_url_is_refused(tmp_path: Path, capsys
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "sweep.json").touch()
     for arguments, line in (
-        ([source, "--out", source], f"{source}: the folder holds a run already; resume it with --resume, or give another --out"),
-        ([source, "--out", f"{tmp_path}/s"], f"{tmp_path}/s: holds a sweep already; give another --out"),
+        (
+            [source, "--out", source],
+            f"{source}: the folder holds a run already; resume it with --resume, or give another --out",
+        ),
+        ([source, "--out", f"{tmp_path}/s"], f"{tmp_path}/s: the folder holds a sweep already; give another --out"),
         (
             [source, "--out", "s3://a/b"],
             "--out: 's3://a/b' is a URL; allowed: a folder on this machine",
@@ -163,7 +166,7 @@ def test_a_fork_to_an_occupied_folder_or_a_url_is_refused(tmp_path: Path, capsys
 def test_a_source_without_its_partition_is_refused(tmp_path: Path) -> None:
     run(experiment(rounds=2), tmp_path / "source")
     (tmp_path / "source" / "partition.json").unlink()
-    with pytest.raises(RunError, match=r"source: there is no partition.json; the run is not whole$"):
+    with pytest.raises(RunError, match=r"source: partition.json is missing; the folder is incomplete$"):
         fork(Run(tmp_path / "source"), tmp_path / "fork", experiment(rounds=3), 1)
 
 

@@ -19,6 +19,7 @@ from simfl.errors import RunError
 from simfl.experiment import Evaluate, Experiment
 from simfl.optimizers.schedules import Cosine
 from simfl.runs import tables
+from simfl.session.options import RunOptions
 from simfl.sweeps import sweep
 from simfl.sweeps.file import Median, Point, Stop, Sweep
 from simfl.sweeps.folder import RunLocation
@@ -107,11 +108,11 @@ def test_a_resumed_sweep_is_bit_identical_to_an_uninterrupted_one(
 ) -> None:
     labelled, whole = sweep_of(BASE, replace(BASE, seed=3), replace(BASE, seed=4)), simulation.run
 
-    def cut(one: Experiment, folder: Path, *rest: Any, **settings: Any) -> Any:
+    def interrupted(one: Experiment, options: RunOptions) -> Any:
         calls = iter(["", "interrupted"])
-        return whole(one, folder, *rest, **settings | ({"until": lambda: next(calls)} if one.name == "b" else {}))
+        return whole(one, replace(options, until=lambda: next(calls)) if one.name == "b" else options)
 
-    monkeypatch.setattr(simulation, "run", cut)
+    monkeypatch.setattr(simulation, "run", interrupted)
     outcomes = sweep.run(labelled, tmp_path / "s", INLINE)
     assert statuses(outcomes) == ["completed", "interrupted", "interrupted"]
     assert not (tmp_path / "s" / "runs" / "c").exists()
@@ -143,8 +144,8 @@ def test_a_grid_over_rounds_costs_only_its_longest_run(tmp_path: Path, monkeypat
     """With evaluation every 2 rounds, the run of 3 rounds evaluates round 3, which the run of 5 rounds must not."""
     base = replace(then(experiment(rounds=1), experiment("scaffold")), evaluate=Evaluate(every=2, samples=2))
     labelled = sweep_of(*(with_rounds(rounds, base) for rounds in (5, 3, 4)))
-    count, one_round = [], simulation.one_round
-    monkeypatch.setattr(simulation, "one_round", lambda *a: (count.append(1), one_round(*a))[1])
+    count, train_round = [], simulation.Simulation.train_round
+    monkeypatch.setattr(simulation.Simulation, "train_round", lambda *a: (count.append(1), train_round(*a))[1])
     assert statuses(sweep.run(labelled, tmp_path / "s", INLINE)) == ["completed"] * 3
     assert len(count) == 1 + 5
     monkeypatch.undo()
@@ -170,7 +171,7 @@ def test_a_resumed_sweep_accepts_new_runs_and_refuses_changed_ones(tmp_path: Pat
         "completed",
         "completed",
     ]
-    with pytest.raises(RunError, match="the run there has 'seed: 42' where this experiment has 'seed: 5'"):
+    with pytest.raises(RunError, match="the stored run has 'seed: 42', this experiment has 'seed: 5'"):
         sweep.run(sweep_of(replace(BASE, seed=5)), tmp_path / "s", INLINE, resume=True)
     with pytest.raises(RunError, match="holds a sweep; resume it with --resume, or give another --out"):
         sweep.run(sweep_of(BASE), tmp_path / "s", INLINE)
@@ -320,7 +321,7 @@ def test_a_folder_cannot_hold_both_a_sweep_and_a_run(tmp_path: Path) -> None:
         sweep.run(sweep_of(BASE), tmp_path / "run", INLINE)
     sweep.run(sweep_of(BASE), tmp_path / "sweep", INLINE)
     for resume in (False, True):
-        with pytest.raises(RunError, match=r"sweep: holds a sweep already; give another --out$"):
+        with pytest.raises(RunError, match=r"sweep: the folder holds a sweep already; give another --out$"):
             run(BASE, tmp_path / "sweep", resume=resume)
     (tmp_path / "file").touch()
     for start in (lambda out: run(BASE, out), lambda out: sweep.run(sweep_of(BASE), out, INLINE)):

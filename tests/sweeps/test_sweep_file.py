@@ -12,7 +12,7 @@ from fakes import experiment, then
 from simfl import config
 from simfl.errors import ConfigError
 from simfl.objectives.classification import Classification
-from simfl.reports.table_spec import Shown
+from simfl.reports.table_spec import TableSpec
 from simfl.sweeps.file import Median, Stop, Sweep, load
 
 ONE = config.to_mapping(experiment())
@@ -33,7 +33,7 @@ def test_every_combination_is_a_run_and_the_last_axis_varies_fastest(tmp_path: P
     sweep = swept(tmp_path, {"grid": {"phases.0.rounds": [1, 2], "local.learning_rate": [0.1]}, "seeds": [7, 8]})
     assert labels(sweep) == [f"rounds-{t}_learning_rate-0.1_seed-{s}" for t in (1, 2) for s in (7, 8)]
     last = sweep.points[-1]
-    assert last.shown == {"rounds": 2, "learning_rate": 0.1, "seed": 8}
+    assert last.varied == {"rounds": 2, "learning_rate": 0.1, "seed": 8}
     assert (last.experiment.phases[0].rounds, last.experiment.seed, last.experiment.name) == (2, 8, last.label)
     assert sweep.name == "kinds"
 
@@ -51,7 +51,7 @@ def test_variants_are_settings_files_or_empty(tmp_path: Path) -> None:
     assert labels(sweep) == ["plain", "prox", "moon"]
     phase = sweep.points[1].experiment.phases[0]
     assert (phase.algorithm.mu, phase.local.epochs) == (0.5, 2)
-    assert [point.shown for point in sweep.points] == [{"variant": "plain"}, {"variant": "prox"}, {"variant": "moon"}]
+    assert [point.varied for point in sweep.points] == [{"variant": "plain"}, {"variant": "prox"}, {"variant": "moon"}]
 
 
 def test_a_variant_file_that_extends_an_experiment_adds_only_its_changes(tmp_path: Path) -> None:
@@ -71,14 +71,14 @@ def test_zipped_paths_vary_together(tmp_path: Path) -> None:
     sweep = swept(tmp_path, {"grid": {"local.epochs, local.batch_size": [[1, 8], [2, 4]]}})
     found = [(p.experiment.phases[0].local.epochs, p.experiment.phases[0].local.batch_size) for p in sweep.points]
     assert found == [(1, 8), (2, 4)]
-    assert sweep.points[0].shown == {"epochs": 1, "batch_size": 8}
+    assert sweep.points[0].varied == {"epochs": 1, "batch_size": 8}
 
 
 def test_a_grid_axis_may_have_named_settings(tmp_path: Path) -> None:
     sweep = swept(
         tmp_path, {"grid": {"size": {"small": {"model.hidden_sizes": [4]}, "large": {"model.hidden_sizes": [8, 8]}}}}
     )
-    assert [(p.shown["size"], p.experiment.model.hidden_sizes) for p in sweep.points] == [
+    assert [(p.varied["size"], p.experiment.model.hidden_sizes) for p in sweep.points] == [
         ("small", (4,)),
         ("large", (8, 8)),
     ]
@@ -101,7 +101,7 @@ def test_a_run_name_contains_the_name_and_settings_of_a_component(tmp_path: Path
 
 def test_paths_with_equal_ends_have_distinct_columns(tmp_path: Path) -> None:
     sweep = swept(tmp_path, {"grid": {"local.learning_rate": [0.1], "server.learning_rate": [1.0, 0.5]}})
-    assert sweep.points[0].shown == {"local.learning_rate": 0.1, "server.learning_rate": 1.0}
+    assert sweep.points[0].varied == {"local.learning_rate": 0.1, "server.learning_rate": 1.0}
 
 
 def test_a_wildcard_path_sets_all_phases(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_overrides_change_sections_of_the_sweep_file(tmp_path: Path) -> None:
     reached = ["stop.median.least=7", "table.against=b", "set.seed=9", "set.local.epochs=3", "variants.c={rounds: 5}"]
     sweep = swept(tmp_path, given, *reached)
     assert sweep.stop == Stop(Median(least=7))
-    assert sweep.table == Shown((), "b")
+    assert sweep.table == TableSpec((), "b")
     assert labels(sweep) == ["a", "b", "c"]
     last = sweep.points[-1].experiment
     assert (last.seed, last.phases[0].local.epochs, last.phases[0].rounds) == (9, 3, 5)
@@ -162,7 +162,7 @@ def test_the_table_drops_metrics_that_the_selected_runs_lack(tmp_path: Path) -> 
         (("own*",), ("local.accuracy:worst", "accuracy"), "own"),
         (("plain*",), ("accuracy",), None),
     ):
-        assert swept(tmp_path, given, only=only).table == Shown(metrics, against)
+        assert swept(tmp_path, given, only=only).table == TableSpec(metrics, against)
 
 
 def test_metrics_of_an_objective_without_declared_metrics_are_accepted(
@@ -220,7 +220,7 @@ def test_runs_of_a_sweep_share_a_group_in_weights_and_biases(tmp_path: Path) -> 
         ),
         (
             {"seeds": [1], "table": {"metrics": ["local.accuracy"]}},  # the model `local` is not evaluated
-            "kinds.yaml: table.metrics: no run will have a score 'local.accuracy'; allowed: accuracy$",
+            "kinds.yaml: table.metrics: no run will have a score 'local.accuracy'; did you mean 'accuracy'",
         ),
         (
             {"seeds": [1], "table": {"metrics": ["accuracy:wurst"]}},
@@ -232,9 +232,9 @@ def test_runs_of_a_sweep_share_a_group_in_weights_and_biases(tmp_path: Path) -> 
                 "variants": {"plain": None, "prox": {"algorithm": "fedprox"}},
                 "table": {"against": "plane"},
             },
-            "kinds.yaml: table.against: no line has 'plane'; did you mean 'plain'",
+            "kinds.yaml: table.against: no row has 'plane'; did you mean 'plain'",
         ),
-        ({"seeds": [1, 2], "table": {"against": "2"}}, "table.against: no line has '2'; allowed: seed-1, seed-2"),
+        ({"seeds": [1, 2], "table": {"against": "2"}}, "table.against: no row has '2'; allowed: seed-1, seed-2"),
         ({"seeds": [1], "experiment": "bse.yaml"}, "experiment: .*bse.yaml does not exist; did you mean 'base.yaml'"),
         ({"variants": {"a b": None, "a-b": None}}, "two runs have the name a-b; name them with variants"),
     ],
