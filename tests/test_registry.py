@@ -17,7 +17,7 @@ def test_every_name_leads_to_where_its_component_is_written_and_back(shelf):
     assert len(table) == len(list(table)) > 2
     for name, component in table.items():
         assert issubclass(component, REGISTRIES[shelf].kind)
-        assert table.where[name] == f"{component.__module__}:{component.__qualname__}"
+        assert table.locations[name] == f"{component.__module__}:{component.__qualname__}"
         assert table.name_of(component) == name
 
 
@@ -33,7 +33,7 @@ def test_a_component_is_imported_when_it_is_asked_for_and_no_other():
     code = """
 import sys
 from simfl.data import DATA
-def known(): return [name for name in ("digits", "vcr", "zugferd") if f"simfl.data.{name}" in sys.modules]
+def known(): return [name for name in ("digits", "vcr", "zugferd") if f"simfl.data.readers.{name}" in sys.modules]
 before = known()
 "vcr" in DATA, list(DATA), DATA["digits"]
 print(before, known())

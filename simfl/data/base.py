@@ -109,6 +109,7 @@ class Data(ABC):
     """A data set as a component: its fields are its settings."""
 
     QUESTIONS: ClassVar[Mapping[str, object]] = {}  # published number of questions of each split
+    example: ClassVar[Mapping[str, object]] = {}  # settings for `simfl.contract.check`
 
     @abstractmethod
     def load(self, cache: Path) -> Dataset:

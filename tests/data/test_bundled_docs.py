@@ -62,3 +62,8 @@ def test_make_data_imports_simfl_from_its_own_tree(tmp_path: Path) -> None:
     (tmp_path / "simfl" / "data" / "__init__.py").write_text("raise SystemExit('imported from the copy')")
     done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
     assert (done.returncode, done.stderr.strip()) == (1, "imported from the copy")
+
+
+def test_every_registered_data_set_is_described_in_the_documentation() -> None:
+    text = (DOCS / "data.md").read_text(encoding="utf-8")
+    assert [name for name in DATA if f"`{name}`" not in text] == []

@@ -34,7 +34,7 @@ def built() -> dict[str, Dataset]:
 
 @pytest.mark.parametrize("kind", ["emoji", "digits"])
 def test_domains_content_has_the_golden_hash(kind: str, built: dict[str, Dataset]) -> None:
-    assert built[kind].sha256 == GOLDEN[kind], "the pictures changed: increase EDITION, then update this hash"
+    assert built[kind].sha256 == GOLDEN[kind], "the pictures changed: increase VERSION, then update this hash"
 
 
 @pytest.mark.parametrize("kind", ["emoji", "digits"])

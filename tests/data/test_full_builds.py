@@ -30,7 +30,7 @@ def test_a_default_build_has_the_golden_hash(name: str, tmp_path: Path) -> None:
             raise
         pytest.skip(str(error))
     assert built.sha256 == GOLDEN[name], (
-        "the content changed: increase EDITION in its benchmark.py, then update this hash and docs/data.md"
+        "the content changed: increase VERSION in its benchmark.py, then update this hash and docs/data.md"
     )
     assert (built.folder / "contact.png").exists()
 

@@ -87,7 +87,7 @@ def rows(dataset: Dataset, part: str) -> Iterator[tuple[str, dict, dict]]:
 
 
 def test_multi_docqa_content_has_the_golden_hash(small: Dataset) -> None:
-    assert small.sha256 == GOLDEN, "the pages changed: increase EDITION, then update this hash"
+    assert small.sha256 == GOLDEN, "the pages changed: increase VERSION, then update this hash"
 
 
 def test_multi_docqa_splits_have_the_requested_columns_and_pages(small: Dataset) -> None:

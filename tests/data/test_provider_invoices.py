@@ -48,7 +48,7 @@ def occurs(answer: str, words: list[str]) -> bool:
 
 
 def test_provider_invoices_content_has_the_golden_hash(small: Dataset) -> None:
-    assert small.sha256 == GOLDEN, "the documents changed: increase EDITION, then update this hash"
+    assert small.sha256 == GOLDEN, "the documents changed: increase VERSION, then update this hash"
 
 
 def test_invoices_do_not_depend_on_the_number_of_processes(small: Dataset) -> None:

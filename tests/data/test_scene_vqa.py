@@ -35,7 +35,7 @@ def small() -> Dataset:
 
 
 def test_scene_vqa_content_has_the_golden_hash(small: Dataset) -> None:
-    assert small.sha256 == GOLDEN, "the pictures or questions changed: increase EDITION, then update this hash"
+    assert small.sha256 == GOLDEN, "the pictures or questions changed: increase VERSION, then update this hash"
 
 
 def test_scenes_are_loaded_from_the_cache_without_rebuilding(small: Dataset, tmp_path: Path) -> None:

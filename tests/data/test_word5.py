@@ -32,7 +32,7 @@ def small() -> Dataset:
 
 
 def test_word5_content_has_the_golden_hash(small: Dataset) -> None:
-    assert small.sha256 == GOLDEN, "the words changed: increase EDITION, then update this hash"
+    assert small.sha256 == GOLDEN, "the words changed: increase VERSION, then update this hash"
 
 
 def test_word_pictures_do_not_depend_on_the_number_of_processes(small: Dataset) -> None:

@@ -1,4 +1,4 @@
-"""A simple page reader, as a baseline: the answer stands next to or below the words that the question names.
+"""A simple page reader, as a baseline: the answer is next to or below the words that the question names.
 
 Each word of the page gets the weight of the rarest word of the question on its line, plus the weight of the rarest one
 above it in its column, plus a term for its distance to the mean position of answers of this kind in training. Kinds

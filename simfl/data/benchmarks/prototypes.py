@@ -6,8 +6,10 @@ It serves benchmarks and tests of the simulator, which need data that can be lea
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +21,7 @@ from simfl.data.io.classification import feature_split
 from simfl.errors import ConfigError
 from simfl.seeds import rng
 
-EDITION = 1
+VERSION = 1
 BLOCK = 4096  # examples drawn from one random stream; bounds memory and makes examples independent of the size
 
 
@@ -35,6 +37,7 @@ class Prototypes(Data):
     groups: PositiveInt = 100  # number of values of the column `group`: consecutive parts of equal size
     margin: PositiveFloat = 4.0  # norm of a prototype; the noise has standard deviation 1 in every entry
     seed: int = 0  # of prototypes, labels and noise
+    example: ClassVar[Mapping[str, object]] = {"examples": 40, "classes": 4, "shape": [4], "groups": 4}
 
     def load(self, cache: Path) -> Dataset:
         """Load the data set from the cache, or build and store it."""
@@ -43,7 +46,7 @@ class Prototypes(Data):
                 raise ConfigError(f"data.{name}: {getattr(self, name)} given, it must be above 0")
         if not self.shape or min(self.shape) < 1:
             raise ConfigError(f"data.shape: {list(self.shape)} given, sizes must be above 0")
-        return load_or_build(cache, "prototypes", EDITION, self, (), self._build)
+        return load_or_build(cache, "prototypes", VERSION, self, (), self._build)
 
     def _build(self) -> Dataset:
         few = max(self.classes, self.examples // 10)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -23,6 +23,7 @@ class Partitioner(ABC):
 
     clients: PositiveInt | None = None  # K; null: the data define the number
     group_columns: ClassVar[tuple[str, ...]] = ()  # fields that name a column whose values are the groups
+    example: ClassVar[Mapping[str, object]] = {"clients": 5}  # settings for `simfl.contract.check`
 
     @abstractmethod
     def split(self, split: Split, seed: int) -> Partition:

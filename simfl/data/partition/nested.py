@@ -7,7 +7,7 @@ frequent answers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -32,6 +32,7 @@ class Nested(Partitioner):
     inner: Partitioner = field(default_factory=lambda: Iid(clients=5))  # the partition of each value
     shared_documents: bool = False  # true: questions about one document may belong to several clients
     group_columns: ClassVar[tuple[str, ...]] = ("column",)
+    example: ClassVar[Mapping[str, object]] = {}
 
     def split(self, split: Split, seed: int) -> Partition:
         """Partition the examples of each value by `inner`, with a seed of its own."""
@@ -82,6 +83,7 @@ class Subsample(Partitioner):
     of: Partitioner = field(default_factory=Iid)  # the partition
     examples: PositiveInt | None = None  # maximum per client
     fraction: Fraction | None = None  # or share of each client's examples, at least one
+    example: ClassVar[Mapping[str, object]] = {"of": {"by": "iid", "clients": 5}, "fraction": 0.5}
 
     def split(self, split: Split, seed: int) -> Partition:
         """Sample rows of each client of `of`."""
@@ -115,6 +117,7 @@ class AnswerLists(Partitioner):
     of: Partitioner = field(default_factory=Iid)  # the partition
     answers: PositiveInt = 100  # maximum length of a list
     only: bool = False  # true: drop examples whose first answer is not in their client's list
+    example: ClassVar[Mapping[str, object]] = {"of": {"by": "iid", "clients": 5}}
 
     def split(self, split: Split, seed: int) -> Partition:
         """Add the list of most frequent answers to the metadata of each client of `of`."""

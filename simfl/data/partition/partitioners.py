@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -136,6 +137,7 @@ class Natural(Partitioner):
     values: tuple[str, ...] = ()  # values to use, in this order; other examples are dropped; empty: all
     shared_documents: bool = False  # true: questions about one document may belong to several clients
     group_columns: ClassVar[tuple[str, ...]] = ("column",)
+    example: ClassVar[Mapping[str, object]] = {}
 
     def split(self, split: Split, seed: int) -> Partition:
         """Assign each example to the client of its value."""
@@ -163,6 +165,7 @@ class FromManifest(Partitioner):
     """A partition saved by `simfl partition build`; a manifest made from other data is rejected."""
 
     path: str = ""  # the manifest; ~ and $VARIABLES are expanded
+    example: ClassVar[Mapping[str, object]] = {"path": "manifest"}
 
     def split(self, split: Split, seed: int) -> Partition:
         """Read the manifest. Raise DataError if it cannot be read or was made from other data or another split."""

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,7 @@ class Joined(Data):
 
     parts: Mapping[str, Data]  # name -> data set
     splits: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # part -> its split -> name of the split here
+    example: ClassVar[Mapping[str, object]] = {"parts": {"a": {"name": "prototypes", "examples": 40, "shape": [4]}}}
 
     def load(self, cache: Path) -> Dataset:
         """Load all parts and concatenate their splits. Nothing is cached; ids are prefixed with the part's name."""

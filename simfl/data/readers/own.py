@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +32,7 @@ class Own(Data):
     of: object  # package.module:function, which returns {split: items} or the items of train
     settings: Mapping[str, object] = field(default_factory=dict)  # keyword arguments of the function
     sha256: str | None = None  # written by simfl for data given from Python: hash of their content
+    example: ClassVar[Mapping[str, object]] = {"of": "simfl.data.readers.own:example_rows"}
 
     def load(self, cache: Path) -> Dataset:
         """Read the items and store them in the cache; data given from Python are found there again by their hash."""
@@ -185,3 +186,8 @@ def _encode_image(image: Any) -> bytes:
     out = io.BytesIO()
     image.save(out, "PNG")
     return out.getvalue()
+
+
+def example_rows() -> dict[str, list[dict[str, object]]]:
+    """Return a small data set as rows, for `simfl.contract.check`."""
+    return {"train": [{"features": [float(k), 1.0], "label": k % 2} for k in range(8)]}

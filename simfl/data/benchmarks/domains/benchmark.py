@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import io
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
@@ -26,7 +26,7 @@ from simfl.data.io.arrow_store import content_sha256, load_or_build
 from simfl.data.io.tables import TableBuilder
 from simfl.errors import ConfigError, nearest
 
-EDITION = 1  # increased whenever the same settings give other pictures
+VERSION = 1  # increased whenever the same settings give other pictures
 EXAMPLES = IMAGES.append(pa.field("key", pa.string()))  # the emoji's code, or the digit's number in its source
 CHECKED_FROM = 1000  # training pictures; the ranges are not checked for smaller builds
 RANGES: dict[str, Range] = {"majority": (0, 0.35), "home": (0.1, 1), "shift": (0.03, 1)}
@@ -46,12 +46,13 @@ class Domains(Data):
     test: PositiveInt = 290  # digits: number of pictures per domain
     image_size: PositiveInt = 32  # pixels, square, in colour
     seed: int = 1  # of concepts, splits and drawings
+    example: ClassVar[Mapping[str, object]] = {"kind": "digits", "train": 60, "valid": 20, "test": 40, "image_size": 24}
 
     def load(self, cache: Path) -> Dataset:
         """Load the benchmark from the cache, or build and store it."""
         self._check()
         return load_or_build(
-            cache, "domains", EDITION, self, self._files(), self.build, partial(report, group="domain")
+            cache, "domains", VERSION, self, self._files(), self.build, partial(report, group="domain")
         )
 
     def build(self) -> Dataset:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +34,7 @@ from simfl.data.io.subprocesses import default_num_processes, run_tasks
 from simfl.data.io.tables import TableBuilder
 from simfl.errors import ConfigError, nearest
 
-EDITION = 1  # increased whenever the same settings give other pages or questions
+VERSION = 1  # increased whenever the same settings give other pages or questions
 PARTS = {"manuals": 1.0, "tables_lookup": 1.0, "tables_facts": 1.0, "charts": 0.5, "invoices": 0.5}  # share of a size
 SPLITS = ("train", "valid", "test", "unseen")
 PARALLEL_FROM = 300  # pages; larger builds use several processes
@@ -66,12 +66,20 @@ class MultiDocqa(Data):
     parts: tuple[str, ...] = tuple(PARTS)  # tasks to use
     image_size: PositiveInt = 224  # pages are drawn in grey and resized to a square of this many pixels
     seed: int = 1  # of pages and questions
+    example: ClassVar[Mapping[str, object]] = {
+        "parts": ["chart"],
+        "train": 8,
+        "valid": 2,
+        "test": 4,
+        "unseen": 2,
+        "image_size": 64,
+    }
 
     def load(self, cache: Path) -> Dataset:
         """Load the benchmark from the cache, or build and store it."""
         self._check()
         files = [ARCHIVE.path("multi_docqa"), *faces()]
-        return load_or_build(cache, "multi_docqa", EDITION, self, files, self.build, partial(report, group="part"))
+        return load_or_build(cache, "multi_docqa", VERSION, self, files, self.build, partial(report, group="part"))
 
     def build(self, processes: int | None = None) -> Dataset:
         """Build the benchmark. The result does not depend on `processes` (None: one a core for large builds).

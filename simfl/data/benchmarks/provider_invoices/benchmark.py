@@ -7,10 +7,12 @@ providers, and some providers are never seen in training. Page contents are inve
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import ClassVar
 
 from simfl.constraints import NonNegativeFloat, PositiveInt
 from simfl.data.base import Data, Dataset, Split
@@ -25,7 +27,7 @@ from simfl.data.io.subprocesses import default_num_processes, run_tasks
 from simfl.data.io.tables import concatenate, divide, documents_of
 from simfl.errors import ConfigError
 
-EDITION = 1  # increased whenever the same settings give other documents
+VERSION = 1  # increased whenever the same settings give other documents
 PARALLEL_FROM = 400  # documents; larger builds use several processes
 SPLITS = ("train", "valid", "test", "unseen")
 
@@ -46,12 +48,20 @@ class ProviderInvoices(Data):
     noise: NonNegativeFloat = 0.06  # share of characters misread by the last client's scanner; the first has none
     image_width: PositiveInt = 224  # pixels
     seed: int = 1  # of providers, documents and questions
+    example: ClassVar[Mapping[str, object]] = {
+        "providers": 10,
+        "unseen": 1,
+        "train": 10,
+        "valid": 1,
+        "test": 1,
+        "unseen_documents": 1,
+    }
 
     def load(self, cache: Path) -> Dataset:
         """Load the benchmark from the cache, or build and store it: 10 s for the default size on two cores."""
         self._check()
         return load_or_build(
-            cache, "provider_invoices", EDITION, self, faces(), self.build, partial(report, group="client")
+            cache, "provider_invoices", VERSION, self, faces(), self.build, partial(report, group="client")
         )
 
     def build(self, processes: int | None = None) -> Dataset:

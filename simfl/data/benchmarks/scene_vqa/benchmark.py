@@ -7,11 +7,11 @@ as in FedVQA (Zhu et al. 2024) and FedDAT (Chen et al. 2024).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
@@ -31,7 +31,7 @@ from simfl.data.io.arrow_store import content_sha256, load_or_build
 from simfl.data.io.tables import TableBuilder
 from simfl.errors import ConfigError, nearest
 
-EDITION = 1  # increased whenever the same settings give other pictures or questions
+VERSION = 1  # increased whenever the same settings give other pictures or questions
 CHECKED_FROM = 200  # pictures of a scene; the ranges are not checked for smaller builds
 CONTENTS: dict[str, Content] = {"emoji": EMOJI, "stamps": STAMPS}
 RANGES: dict[str, Range] = {"question only": (0, 0.45), "majority": (0, 0.45), "informed beyond": (0.02, 1)}
@@ -74,12 +74,13 @@ class SceneVqa(Data):
     image_size: PositiveInt = 96  # pixels, square
     simple: bool = False  # true: one drawing per kind, of one size, in the centre of its cell, on white
     seed: int = 1  # of pictures and questions
+    example: ClassVar[Mapping[str, object]] = {"train": 6, "valid": 2, "test": 3, "test_novel": 2, "image_size": 16}
 
     def load(self, cache: Path) -> Dataset:
         """Load the benchmark from the cache, or build and store it."""
         self._check()
         files = self._files()
-        return load_or_build(cache, "scene_vqa", EDITION, self, files, self.build, partial(report, group="scene"))
+        return load_or_build(cache, "scene_vqa", VERSION, self, files, self.build, partial(report, group="scene"))
 
     def build(self) -> Dataset:
         """Build the benchmark. Raise DataError if its baselines are outside their ranges."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +32,7 @@ from simfl.data.io.subprocesses import default_num_processes, run_tasks
 from simfl.data.io.tables import TableBuilder, concatenate, divide
 from simfl.metrics import anls
 
-EDITION = 1  # increased whenever the same settings give other pictures or words
+VERSION = 1  # increased whenever the same settings give other pictures or words
 SPLITS = ("train", "valid", "test", "test_font")
 PARALLEL_FROM = 1500  # pictures; larger builds use several processes
 CHECKED_FROM = 1000  # training pictures of a client; the ranges below are meaningless for smaller builds
@@ -59,11 +59,12 @@ class Word5(Data):
     longest: Longest | None = None  # maximum characters of a word; null: no limit
     words: Literal["zxcvbn", "wamerican"] = "zxcvbn"  # wamerican: Debian's dictionary, which you install
     seed: int = 1  # of words and pictures
+    example: ClassVar[Mapping[str, object]] = {"train": 20, "valid": 1, "test": 1, "test_font": 1, "longest": 4}
 
     def load(self, cache: Path) -> Dataset:
         """Load the benchmark from the cache, or build and store it."""
         files = source_files(self.words)
-        return load_or_build(cache, "word5", EDITION, self, files, self.build, partial(report, group="source"))
+        return load_or_build(cache, "word5", VERSION, self, files, self.build, partial(report, group="source"))
 
     def build(self, processes: int | None = None) -> Dataset:
         """Build the benchmark. The result does not depend on `processes` (None: one a core for large builds).
