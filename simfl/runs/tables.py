@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from simfl import files
 from simfl.errors import RunError
 
-Table = pa.Table
+Table: TypeAlias = pa.Table
 TableRow = dict[str, Any]  # column -> value
 
 

@@ -1,4 +1,4 @@
-"""What releases cost, against published vectors, closed forms and an accountant written by others."""
+"""Privacy accounting, against published values, closed forms and an independent implementation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cost(sigma: float, q: float, times: int, accountant: str = "rdp") -> float:
         (1.0, 1.145, 5.0, 5.0 / (2 * 1.145**2)),
     ],
 )
-def test_divergences_of_the_sampled_gaussian(q: float, sigma: float, alpha: float, expected: float) -> None:
+def test_divergences_match_published_values(q: float, sigma: float, alpha: float, expected: float) -> None:
     assert divergences(Event(sigma, q), (alpha,))[0] == pytest.approx(expected, abs=1e-9)
 
 
@@ -40,7 +40,7 @@ def test_the_default_orders_are_those_of_the_competition() -> None:
 
 
 @pytest.mark.parametrize(("target", "sigma"), [(1, 1.1477), (4, 0.6367), (8, 0.4681)])
-def test_noise_for_the_budgets_of_the_competition(target: float, sigma: float) -> None:
+def test_the_noise_for_the_budgets_of_the_competition_matches(target: float, sigma: float) -> None:
     found = noise_multiplier(target, DELTA, lambda s: [[(Event(s, 0.025), 5)]])
     assert found == pytest.approx(sigma, abs=5e-5)
     assert target * (1 - 1e-5) < cost(found, 0.025, 5) <= target
@@ -49,7 +49,7 @@ def test_noise_for_the_budgets_of_the_competition(target: float, sigma: float) -
 @pytest.mark.parametrize(
     ("sigma", "q", "times", "expected"),
     [
-        (1.145, 0.025, 5, 1.0057),  # the shipped noise of epsilon 1 is over its budget
+        (1.145, 0.025, 5, 1.0057),  # the noise in the starter kit for epsilon 1 exceeds the budget
         (0.637, 0.025, 5, 3.9959),
         (0.468, 0.025, 5, 8.0039),
         (1.182, 0.025, 5, 0.9326),
@@ -58,39 +58,39 @@ def test_noise_for_the_budgets_of_the_competition(target: float, sigma: float) -
         (0.553, 0.0225, 30, 7.130),
     ],
 )
-def test_what_published_noise_costs(sigma: float, q: float, times: int, expected: float) -> None:
+def test_the_cost_of_published_noise_matches(sigma: float, q: float, times: int, expected: float) -> None:
     assert cost(sigma, q, times) == pytest.approx(expected, abs=6e-4)
 
 
-def test_a_visit_that_may_show_makes_a_loss_rarer_and_not_smaller() -> None:
-    # one release: delta at epsilon is `visited` times that of the release, so epsilon is that at delta / visited
+def test_a_client_rate_makes_a_loss_less_likely_and_not_smaller() -> None:
+    # one release: delta at epsilon is multiplied by the client rate, so epsilon is that at delta / client_rate
     sampled = pld.epsilon([(1.1, 0.125, 0.2, 1, 1)], DELTA)
     assert sampled == pytest.approx(pld.epsilon([(1.1, 0.125, 1.0, 1, 1)], DELTA / 0.2), rel=1e-3)
     assert cost(1.1, 0.025, 1, "pld") < sampled < pld.epsilon([(1.1, 0.125, 1.0, 1, 1)], DELTA)
 
 
-def test_a_visit_in_renyi_divergence_by_hand() -> None:
-    # alpha 2, sigma 1, q 1: exp(D) = e; visited 1/2: log((1 + e) / 2)
+def test_a_client_rate_in_renyi_divergence_by_hand() -> None:
+    # alpha 2, sigma 1, q 1: exp(D) = e; client rate 1/2: log((1 + e) / 2)
     assert divergences(Event(1.0, 1.0, 0.5), (2.0,))[0] == pytest.approx(math.log((1 + math.e) / 2), abs=1e-12)
 
 
-slowly = [pytest.param(name, marks=pytest.mark.slow) for name in ("rdp_fine", "prv")]
+slow = [pytest.param(name, marks=pytest.mark.slow) for name in ("rdp_fine", "prv")]
 
 
-@pytest.mark.parametrize("accountant", ["rdp", "pld", *slowly])
-def test_more_noise_costs_less_and_more_rounds_more(accountant: str) -> None:
+@pytest.mark.parametrize("accountant", ["rdp", "pld", *slow])
+def test_cost_decreases_with_noise_and_increases_with_rounds(accountant: str) -> None:
     base = cost(1.0, 0.1, 3, accountant)
     assert cost(1.2, 0.1, 3, accountant) < base < cost(1.0, 0.1, 6, accountant)
     assert base < cost(1.0, 0.2, 3, accountant)
 
 
-def test_the_numerical_accountants_agree_and_are_tighter() -> None:
+def test_numerical_accountants_agree_and_are_tighter() -> None:
     rdp, fine, prv, loss = (cost(1.1477, 0.025, 5, name) for name in ("rdp", "rdp_fine", "prv", "pld"))
     assert loss == pytest.approx(prv, abs=0.011)  # the upper end of prv is 0.01 above what it estimates
     assert loss < prv < fine <= rdp
 
 
-def test_without_noise_nothing_is_hidden_and_without_rounds_nothing_is_spent() -> None:
+def test_cost_is_infinite_without_noise_and_zero_without_rounds() -> None:
     assert cost(0.0, 0.1, 1) == math.inf
     assert epsilon([], DELTA) == epsilon([(Event(0.0, 1.0), 0)], DELTA) == 0.0
 
@@ -102,7 +102,7 @@ def test_phases_with_different_noise_compose() -> None:
         assert epsilon(both, DELTA, accountant) == pytest.approx(cost(math.sqrt(0.8), 1.0, 1, accountant), rel=2e-3)
 
 
-def test_fractional_orders_against_an_integral() -> None:
+def test_fractional_orders_match_an_integral() -> None:
     # D = log E over N(0, sigma²) of ((1 − q) + q·exp((2z − 1) / 2 sigma²))^alpha / (alpha − 1)
     sigma, q = 1.145, 0.025
     z = np.linspace(-15 * sigma, 15 * sigma + 30, 400_001)
@@ -128,7 +128,7 @@ def test_an_independent_accountant_agrees(sigma: float, q: float, times: int) ->
 
 @pytest.mark.parametrize(("sigma", "q"), [(1.145, 0.025), (0.6, 0.1), (3.0, 1.0)])
 def test_divergences_agree_with_the_independent_accountant(sigma: float, q: float) -> None:
-    dp = pytest.importorskip("dp_accounting")  # at whole orders; at fractional ones its series stops earlier
+    dp = pytest.importorskip("dp_accounting")  # at integer orders; at fractional ones its series is truncated earlier
     orders = (2.0, 3.0, 8.0, 32.0)
     accountant = dp.rdp.RdpAccountant(list(orders))
     accountant.compose(dp.PoissonSampledDpEvent(q, dp.GaussianDpEvent(sigma)))

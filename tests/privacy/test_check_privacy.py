@@ -1,4 +1,4 @@
-"""The white-box check: the right mechanism passes on every seed, and each planted bug is caught."""
+"""`simfl check-privacy`: the correct mechanism passes on every seed, and each planted bug is found."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 import torch
 from fakes import Toy, experiment
 
-from simfl import simulation
-from simfl.debug.privacy_check import check, lines
+from simfl import rounds
+from simfl.debug.noise_statistics import Measurement
+from simfl.debug.privacy_check import check, check_lines
 from simfl.experiment import AdaptiveClip, Experiment, Privacy
 from simfl.models.mlp import Mlp
 from simfl.privacy import mechanism, noise
-from simfl.privacy.measured import Measured
 from simfl.privacy.mechanism import Mechanism, Release
 from simfl.privacy.units import Clipped, factors, norms
 from simfl.protocol import Parts, Weights
@@ -31,16 +31,16 @@ def given(algorithm: str = "group_dp", privacy: Privacy = GROUPS, **settings: An
     return experiment(algorithm, privacy=privacy, weighting="uniform", participation=0.6, data=toy, **settings)
 
 
-def broken(tmp_path: Path, **settings: Any) -> list[str]:
+def failures(tmp_path: Path, **settings: Any) -> list[str]:
     return [one.what for one in check(given(**settings), tmp_path) if not one.holds]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_right_mechanism_passes(seed: int, tmp_path: Path) -> None:
+def test_the_correct_mechanism_passes(seed: int, tmp_path: Path) -> None:
     found = check(given(), tmp_path, seed)
     assert [one for one in found if not one.holds] == []
     assert len(found) == 12
-    assert lines(found)[-1] == "the mechanism does what its accounts assume"
+    assert check_lines(found)[-1] == "the mechanism matches its accounting"
 
 
 OTHERS = {
@@ -52,7 +52,10 @@ OTHERS = {
     ),
     "adaptive": ("group_dp", Privacy(clip=0.05, groups_per_client=2, noise_multiplier=1.0, adaptive=AdaptiveClip())),
     "clients": ("dp_fedavg", Privacy(unit="client", clip=0.05, noise_multiplier=1.0, noise="central")),
-    "clients alone": ("dp_fedavg", Privacy(unit="client", clip=0.05, noise_multiplier=1.0, adjacency="zero_out")),
+    "clients, noise by clients": (
+        "dp_fedavg",
+        Privacy(unit="client", clip=0.05, noise_multiplier=1.0, adjacency="zero_out"),
+    ),
     "records": ("dp_sgd", Privacy(unit="record", clip=0.5, noise_multiplier=1.0)),
 }
 
@@ -60,19 +63,19 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_mechanisms_pass(name: str, tmp_path: Path) -> None:
     algorithm, privacy = OTHERS[name]
-    assert broken(tmp_path, algorithm=algorithm, privacy=privacy) == []
+    assert failures(tmp_path, algorithm=algorithm, privacy=privacy) == []
 
 
 REAL_NOISED, REAL_RELEASE, REAL_CLIP = noise.noised, Mechanism.release, mechanism.clipped
 
 
 def off_by_k(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noise of the sum is added as if it were of the mean."""
+    """Add noise for the sum as if it were for the mean."""
     monkeypatch.setattr(mechanism, "noised", lambda t, deviation, *rest: REAL_NOISED(t, deviation / 3, *rest))
 
 
 def clip_on_the_wrong_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The norm of one tensor decides for all."""
+    """Clip all tensors by the norm of one."""
 
     def clip(updates: Weights, limit: float, copies: Any = None) -> Clipped:
         lengths = norms({"head.bias": updates["head.bias"]})
@@ -84,7 +87,7 @@ def clip_on_the_wrong_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def noise_before_clip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Units are noised, then clipped: what is released is no Gaussian around the clipped sum."""
+    """Add noise to units, then clip: the release is not a Gaussian around the clipped sum."""
 
     def clip(updates: Weights, limit: float, copies: Any = None) -> Clipped:
         return REAL_CLIP(REAL_NOISED(updates, SIGMA * limit, ("noise",)), limit)
@@ -94,9 +97,9 @@ def noise_before_clip(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sampled_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups are drawn with replacement, and the first comes again."""
-    real = simulation.sample_groups
-    monkeypatch.setattr(simulation, "sample_groups", lambda *args: [real(*args)[0]] * 2)
+    """Sample the first group twice."""
+    real = rounds.sample_groups
+    monkeypatch.setattr(rounds, "sample_groups", lambda *args: [real(*args)[0]] * 2)
 
 
 def _drawn(draw: noise.Draw, tensor: str, like: torch.Tensor) -> torch.Tensor:
@@ -106,17 +109,17 @@ def _drawn(draw: noise.Draw, tensor: str, like: torch.Tensor) -> torch.Tensor:
 
 
 def seed_reused_over_phases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A seed of round and client alone."""
+    """Seed the noise by round and client only."""
 
     def noised(tensors: Weights, deviation: float, name: tuple, secure: bool = False) -> Weights:
-        draw = noise.seeded(*(n for k, n in enumerate(name) if k != 2))  # without the phase, or what it is added to
+        draw = noise.seeded(*(n for k, n in enumerate(name) if k != 2))  # without the phase and the hash of the values
         return {k: t + deviation * _drawn(draw, k, t) for k, t in tensors.items()}
 
     monkeypatch.setattr(mechanism, "noised", noised)
 
 
 def seed_reused_over_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every tensor of a message has the same noise, as far as it goes."""
+    """Give every tensor of a message the same noise."""
 
     def noised(tensors: Weights, deviation: float, name: tuple, secure: bool = False) -> Weights:
         draw = noise.seeded(*name)
@@ -125,14 +128,14 @@ def seed_reused_over_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mechanism, "noised", noised)
 
 
-def seed_reused_over_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every piece of a large tensor has the noise of the first."""
+def seed_reused_over_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give every block of a large tensor the noise of the first."""
     real = noise.seeded
-    monkeypatch.setattr(noise, "seeded", lambda *name: lambda tensor, place, out: real(*name)(tensor, 0, out))
+    monkeypatch.setattr(noise, "seeded", lambda *name: lambda tensor, index, out: real(*name)(tensor, 0, out))
 
 
 def frozen_tensors_noised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tensor that is not trained travels, with noise."""
+    """Upload a tensor that is not trained, with noise."""
 
     def release(self: Mechanism, units: Any, received: Parts, name: Any) -> Release:
         out = REAL_RELEASE(self, units, received, name)
@@ -149,37 +152,37 @@ BUGS = {
     sampled_twice: "sampled more than once",
     seed_reused_over_phases: "correlation of two draws",
     seed_reused_over_tensors: "correlation of two tensors",
-    seed_reused_over_pieces: "correlation of two pieces",
+    seed_reused_over_blocks: "correlation of two blocks",
     frozen_tensors_noised: "not trained",
 }
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
-def test_a_planted_bug_is_caught(
+def test_a_planted_bug_is_found(
     bug: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bug(monkeypatch)
-    sizes = (200, 200) if bug is seed_reused_over_pieces else (12, 12)
-    found = broken(tmp_path, model=Mlp(hidden_sizes=sizes, dropout=0.0))
+    sizes = (200, 200) if bug is seed_reused_over_blocks else (12, 12)
+    found = failures(tmp_path, model=Mlp(hidden_sizes=sizes, dropout=0.0))
     assert any(BUGS[bug] in what for what in found), found
 
 
-def test_the_right_mechanism_passes_with_tensors_of_several_pieces(tmp_path: Path) -> None:
+def test_the_correct_mechanism_passes_with_tensors_of_several_blocks(tmp_path: Path) -> None:
     found = check(given(model=Mlp(hidden_sizes=(200, 200), dropout=0.0)), tmp_path)
     assert [one for one in found if not one.holds] == []
-    assert sum("pieces of a tensor" in one.what for one in found) == 1
+    assert sum("blocks of a tensor" in one.what for one in found) == 1
 
 
 def test_a_group_that_is_sampled_twice_changes_the_average_by_twice_the_clip(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampled_twice(monkeypatch)
-    found: list[Measured] = [one for one in check(given(), tmp_path) if one.what.startswith("change")]
+    found: list[Measurement] = [one for one in check(given(), tmp_path) if one.what.startswith("change")]
     assert all(one.value == pytest.approx(2 * 0.05 / (2 * 3), rel=1e-3) for one in found)
     assert not any(one.holds for one in found)
 
 
-def test_without_noise_there_is_nothing_to_check(tmp_path: Path) -> None:
+def test_an_experiment_without_noise_is_refused(tmp_path: Path) -> None:
     from simfl.errors import ConfigError
 
     with pytest.raises(ConfigError, match="there is no noise to check"):

@@ -1,4 +1,4 @@
-"""What is released: clipped, then noised, then encoded; divided by what the accounts assume; refused if it is not."""
+"""The privacy mechanism: clip, sum, divide, add noise, encode; all other uploads are refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from simfl.training import client_updates as group
 from simfl.training.executor import NullObserver, Observer
 from simfl.weights import tree_sum
 
-D = 200_000  # values: a standard deviation is known to 1/√(2 D) = 0.16 %
+D = 200_000  # values: the standard error of a standard deviation is 1/√(2 D) = 0.16 %
 
 
 def received(**more: float) -> Parts:
@@ -34,7 +34,7 @@ def received(**more: float) -> Parts:
 
 
 def along(k: int, length: float) -> Weights:
-    """A unit's update of this length, at right angles to all others."""
+    """Return the update of a unit with this norm, orthogonal to those of other units."""
     update = torch.zeros(D)
     update[k] = length
     return {"w": update}
@@ -49,26 +49,26 @@ def released(units: list[Weights], name: tuple = (0, 0, 0), sigma: float = 0.0, 
     return release(Mechanism(Privacy(**privacy), sigma), units, received(), name).parts["weights"]
 
 
-def test_each_unit_is_clipped_before_they_are_summed_and_divided() -> None:
+def test_units_are_clipped_then_summed_then_divided() -> None:
     # lengths 3 and 0.25 clipped to 0.5: 0.5 and 0.25; over M = 4
     sent = released([along(0, 3.0), along(1, 0.25)], clip=0.5, groups_per_client=4)["w"]
     assert_close(sent[:3], torch.tensor([0.5, 0.25, 0.0]) / 4)
 
 
-def test_with_realised_denominators_the_units_at_hand_divide() -> None:
+def test_a_realised_denominator_is_the_actual_number_of_units() -> None:
     sent = released([along(0, 3.0), along(1, 0.25)], clip=0.5, groups_per_client=4, denominator="realised")["w"]
     assert_close(sent[:3], torch.tensor([0.5, 0.25, 0.0]) / 2)
 
 
 @pytest.mark.parametrize("units", [0, 1, 2])
-def test_a_message_carries_sigma_times_clip_over_m_however_many_units_there_were(units: int) -> None:
+def test_the_noise_of_a_message_is_sigma_times_clip_over_m_for_any_number_of_units(units: int) -> None:
     given = [along(k, 3.0) for k in range(units)]
     bare = released(given, clip=0.5, groups_per_client=4)["w"]
     noisy = released(given, clip=0.5, groups_per_client=4, sigma=1.2)["w"]
     assert float((noisy - bare).std()) == pytest.approx(1.2 * 0.5 / 4, rel=0.01)
 
 
-def test_central_noise_leaves_messages_bare_and_is_of_the_average() -> None:
+def test_central_noise_is_added_to_the_average_only() -> None:
     # K = 2 clients, M = 4 groups: sigma·S / (K M)
     mechanism = Mechanism(Privacy(clip=0.5, groups_per_client=4, noise="central"), 1.2)
     message = release(mechanism, [along(0, 3.0)], received()).parts
@@ -80,8 +80,8 @@ def test_central_noise_leaves_messages_bare_and_is_of_the_average() -> None:
 
 
 @pytest.mark.parametrize("where", ["client", "central"])
-def test_a_round_without_anybody_releases_noise(where: str) -> None:
-    # expected clients 2, M = 4: as one message of nobody's, sigma·S / (2·4)
+def test_a_round_without_clients_releases_noise(where: str) -> None:
+    # 2 expected clients, M = 4: sigma·S / (2·4)
     mechanism = Mechanism(Privacy(clip=0.5, groups_per_client=4, noise=where), 1.2)
     means = mechanism.averaged(None, [], 2.0, received(), (0, 0, "server"))
     assert means is not None
@@ -98,7 +98,7 @@ def test_a_fixed_denominator_is_the_expected_number_of_clients() -> None:
     assert_close(means.means["weights"]["w"][:1], torch.tensor([6.0 * 3 / 2]))
 
 
-def test_draws_differ_by_phase_round_client_tensor_and_by_what_they_are_added_to() -> None:
+def test_draws_differ_by_phase_round_client_tensor_and_values() -> None:
     def draw(*name: int, base: float = 0.0, tensor: str = "w", seed: int = 1) -> tuple[float, ...]:
         tensors = {tensor: torch.full((3,), base, dtype=torch.float64)}
         out = noise.noised(tensors, 1.0, ("noise", seed, *name))[tensor] - base
@@ -108,10 +108,10 @@ def test_draws_differ_by_phase_round_client_tensor_and_by_what_they_are_added_to
     draws += [draw(0, 0, 0, base=1.0), draw(0, 0, 0, tensor="v"), draw(0, 0, 0, seed=2)]
     values = [value for one in draws for value in one]
     assert len(set(values)) == len(values)
-    assert draw(0, 1, 2) == draw(0, 1, 2)  # the same release made again is the same to the bit
+    assert draw(0, 1, 2) == draw(0, 1, 2)  # a repeated release is bit-identical
 
 
-def test_a_retry_that_comes_out_otherwise_has_noise_of_its_own() -> None:
+def test_a_retry_with_another_result_has_different_noise() -> None:
     first = released([along(0, 3.0)], clip=0.5, groups_per_client=1, sigma=1.0)["w"]
     again = released([along(0, 3.0)], clip=0.5, groups_per_client=1, sigma=1.0)["w"]
     other = released([along(1, 3.0)], clip=0.5, groups_per_client=1, sigma=1.0)["w"]
@@ -121,15 +121,15 @@ def test_a_retry_that_comes_out_otherwise_has_noise_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_pieces_of_a_tensor_have_noise_of_their_own(secure: bool) -> None:
-    drawn = noise.noised({"w": torch.zeros(3 * noise.PIECE + 5)}, 1.0, ("noise",), secure)["w"]
-    assert len(drawn.unique()) > 0.95 * len(drawn)  # float32 has fewer values than that near zero
-    a, b, c = (drawn[k * noise.PIECE : (k + 1) * noise.PIECE] for k in range(3))
+def test_blocks_of_a_tensor_have_different_noise(secure: bool) -> None:
+    drawn = noise.noised({"w": torch.zeros(3 * noise.BLOCK + 5)}, 1.0, ("noise",), secure)["w"]
+    assert len(drawn.unique()) > 0.95 * len(drawn)  # float32 has too few values near zero
+    a, b, c = (drawn[k * noise.BLOCK : (k + 1) * noise.BLOCK] for k in range(3))
     for x, y in ((a, b), (b, c), (a, c)):
-        assert abs(float((x * y).mean())) < 6 / math.sqrt(noise.PIECE)
+        assert abs(float((x * y).mean())) < 6 / math.sqrt(noise.BLOCK)
 
 
-def test_noise_keeps_shapes_types_and_what_it_is_added_to() -> None:
+def test_noise_keeps_shapes_dtypes_and_its_input() -> None:
     given = {"a": torch.full((3, 4), 2.0).T, "b": torch.full((5,), 3.0, dtype=torch.float64), "c": torch.tensor(1.0)}
     out = noise.noised(given, 1e-9, ("noise",))
     assert {name: (t.dtype, t.shape) for name, t in out.items()} == {n: (t.dtype, t.shape) for n, t in given.items()}
@@ -138,7 +138,7 @@ def test_noise_keeps_shapes_types_and_what_it_is_added_to() -> None:
     assert given["b"].tolist() == [3.0] * 5
 
 
-def test_secure_noise_is_gaussian_and_never_the_same() -> None:
+def test_secure_noise_is_gaussian_and_not_repeatable() -> None:
     zero = {"w": torch.zeros(D)}
     a, b = (noise.noised(zero, 1.0, ("noise",), secure=True)["w"].double().numpy() for _ in range(2))
     assert np.std(a) == pytest.approx(1.0, abs=0.01)
@@ -156,22 +156,22 @@ def test_tied_weights_count_in_the_norm_once_or_for_each_name() -> None:
 
 
 @pytest.mark.parametrize("length", [0.4999999, 0.5, 0.5000001, 7.0, 1e6])
-def test_what_was_clipped_is_never_longer_than_the_clip(length: float) -> None:
-    updates = side_by_side(1)
+def test_the_norm_of_a_clipped_update_is_never_above_the_clip_norm(length: float) -> None:
+    updates = stacked_units(1)
     updates = {name: (t.double() * (length / norms(updates))).float() for name, t in updates.items()}
     assert float(norms({name: t[None] for name, t in clipped(updates, 0.5).total.items()})) <= 0.5
 
 
-SHAPES = {"scalar": (), "bias": (7,), "kernel": (16, 3, 5, 5), "wide": (300, 401)}  # the last is more than a piece
+SHAPES = {"scalar": (), "bias": (7,), "kernel": (16, 3, 5, 5), "wide": (300, 401)}  # the last is larger than a block
 
 
-def side_by_side(n: int) -> Weights:
+def stacked_units(n: int) -> Weights:
     generator = torch.Generator().manual_seed(3)
     return {name: torch.randn(n, *shape, generator=generator) for name, shape in SHAPES.items()}
 
 
-def plainly_clipped(update: Weights, limit: float) -> Weights:
-    """One unit, as written in every paper: Δ / max(1, ‖Δ‖ / S), S less 2^-22 of itself."""
+def clipped_by_formula(update: Weights, limit: float) -> Weights:
+    """Clip one unit as in the papers: Δ / max(1, ‖Δ‖ / S), with S reduced by a factor of 2^-22."""
     squares = sum(float(t.double().square().sum()) for t in update.values())
     factor = np.float32(limit * (1 - 2.0**-22) / math.sqrt(squares)) if squares > limit**2 else np.float32(1.0)
     return {name: t * torch.tensor(factor) for name, t in update.items()}
@@ -179,16 +179,18 @@ def plainly_clipped(update: Weights, limit: float) -> Weights:
 
 @pytest.mark.parametrize("clip", [None, 1.0, 350.0, 1e6])
 @pytest.mark.parametrize("n", [1, 2, 7, 50])
-def test_units_side_by_side_are_released_as_one_by_one(n: int, clip: float | None) -> None:
-    """To the bit: products and sums are element by element, and a norm in float64 is known far better than the float32
-    of its factor. (With several threads the float64 itself may differ in its last bit, its float32 all but never.)"""
-    updates, mechanism = side_by_side(n), Mechanism(Privacy(clip=clip), 0.0)
+def test_stacked_units_are_clipped_as_single_units_bit_identical(n: int, clip: float | None) -> None:
+    """Products and sums are elementwise, and a float64 norm is far more precise than its float32 factor.
+
+    With several threads the norm may differ in its last bit, but its float32 factor almost never.
+    """
+    updates, mechanism = stacked_units(n), Mechanism(Privacy(clip=clip), 0.0)
     together = mechanism.clipped(updates, received())
     alone = [mechanism.clipped({name: t[k : k + 1] for name, t in updates.items()}, received()) for k in range(n)]
     assert torch.equal(together.norms, torch.cat([one.norms for one in alone]))
     summed = tree_sum([one.total for one in alone])
     units = [{name: t[k] for name, t in updates.items()} for k in range(n)]
-    plainly = tree_sum(units if clip is None else [plainly_clipped(unit, clip) for unit in units])
+    plainly = tree_sum(units if clip is None else [clipped_by_formula(unit, clip) for unit in units])
     assert summed is not None
     assert plainly is not None
     for name, t in together.total.items():
@@ -198,8 +200,8 @@ def test_units_side_by_side_are_released_as_one_by_one(n: int, clip: float | Non
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-def test_a_gpu_clips_without_a_word_to_its_host_and_to_rounding_as_a_cpu() -> None:
-    updates, mechanism = side_by_side(50), Mechanism(Privacy(clip=350.0), 0.0)
+def test_a_gpu_clips_without_synchronization_and_as_a_cpu_up_to_rounding() -> None:
+    updates, mechanism = stacked_units(50), Mechanism(Privacy(clip=350.0), 0.0)
     there = {name: t.cuda() for name, t in updates.items()}
     torch.cuda.set_sync_debug_mode("error")  # whatever waits for the GPU raises
     try:
@@ -212,28 +214,28 @@ def test_a_gpu_clips_without_a_word_to_its_host_and_to_rounding_as_a_cpu() -> No
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_what_lies_on_a_gpu_gets_the_noise_that_it_would_get_on_a_cpu() -> None:
-    given = {name: t[0] for name, t in side_by_side(1).items()} | {"d": torch.zeros(3, dtype=torch.float64)}
+def test_tensors_on_a_gpu_get_the_noise_of_a_cpu() -> None:
+    given = {name: t[0] for name, t in stacked_units(1).items()} | {"d": torch.zeros(3, dtype=torch.float64)}
     there = noise.noised({name: t.cuda() for name, t in given.items()}, 1.3, ("noise", 1))
     here = noise.noised(given, 1.3, ("noise", 1))
     assert all(t.is_cuda and torch.equal(t.cpu(), here[name]) for name, t in there.items())
 
 
-def test_a_unit_that_is_not_finite_is_not_hidden_by_the_clip() -> None:
-    updates = side_by_side(3)
+def test_clipping_does_not_hide_values_that_are_not_finite() -> None:
+    updates = stacked_units(3)
     updates["bias"][1, 2] = math.inf
     found = clipped(updates, 1.0)
     alone = clipped({name: t[2:] for name, t in updates.items()}, 1.0)
     assert torch.equal(found.norms[2:], alone.norms)
     assert not math.isfinite(float(found.norms[1]))
-    assert bool(found.total["bias"].isnan().any())  # so that the visit fails, and nothing of it is released
+    assert bool(found.total["bias"].isnan().any())  # so the client update fails, and nothing is released
 
 
 # adaptive clipping
 
 
-def test_the_clip_moves_towards_the_quantile() -> None:
-    # three of four units were left alone: share 0.75, gamma 0.5, eta 0.2: times exp(−0.2·0.25)
+def test_the_clip_norm_moves_towards_the_quantile() -> None:
+    # three of four units are within the clip norm: fraction 0.75, gamma 0.5, eta 0.2: times exp(−0.2·0.25)
     mechanism = Mechanism(Privacy(clip=1.0, groups_per_client=4, adaptive=AdaptiveClip()), 0.0)
     units = [along(k, length) for k, length in enumerate((0.1, 0.9, 1.0, 1.1))]
     parts = release(mechanism, units, received(clip=1.0)).parts
@@ -242,7 +244,7 @@ def test_the_clip_moves_towards_the_quantile() -> None:
     assert mechanism.next_clip(1.0, means) == pytest.approx(math.exp(-0.2 * 0.25))
 
 
-def test_the_count_is_paid_for_by_more_noise_on_the_updates() -> None:
+def test_releasing_the_count_requires_more_noise_on_the_updates() -> None:
     # sigma 1, count 5: z = 1/√(1 − 1/100) = 1.00504; together 1/z² + 1/(2·5)² = 0.99 + 0.01 = 1
     mechanism = Mechanism(Privacy(clip=1.0, adaptive=AdaptiveClip()), 1.0)
     z = mechanism.update_multiplier
@@ -250,7 +252,7 @@ def test_the_count_is_paid_for_by_more_noise_on_the_updates() -> None:
     assert z == pytest.approx(1.0050378)
 
 
-def test_the_clip_received_is_the_clip_used() -> None:
+def test_the_received_clip_norm_is_used() -> None:
     mechanism = Mechanism(Privacy(clip=1.0, groups_per_client=1, adaptive=AdaptiveClip()), 0.0)
     sent = release(mechanism, [along(0, 3.0)], received(clip=0.25)).parts["weights"]["w"]
     assert float(sent[0]) == pytest.approx(0.25)
@@ -259,27 +261,27 @@ def test_the_clip_received_is_the_clip_used() -> None:
 # refusal
 
 
-def test_a_tensor_that_did_not_come_from_the_mechanism_may_not_leave() -> None:
-    receipt = release(Mechanism(Privacy(clip=0.5, groups_per_client=1), 1.0), [along(0, 1.0)], received())
-    receipt.admit(receipt.parts, "client 3")
-    copied = {"weights": {"w": receipt.parts["weights"]["w"].clone()}}
+def test_a_tensor_that_the_mechanism_did_not_release_is_refused() -> None:
+    released_parts = release(Mechanism(Privacy(clip=0.5, groups_per_client=1), 1.0), [along(0, 1.0)], received())
+    released_parts.admit(released_parts.parts, "client 3")
+    copied = {"weights": {"w": released_parts.parts["weights"]["w"].clone()}}
     with pytest.raises(PrivacyError, match="client 3: weights w was not clipped and noised"):
-        receipt.admit(copied, "client 3")
+        released_parts.admit(copied, "client 3")
     with pytest.raises(PrivacyError, match="control w"):
-        receipt.admit({**receipt.parts, "control": along(0, 1.0)}, "client 3")
+        released_parts.admit({**released_parts.parts, "control": along(0, 1.0)}, "client 3")
     with pytest.raises(PrivacyError):
-        Release({}).admit(receipt.parts, "client 3")
+        Release({}).admit(released_parts.parts, "client 3")
 
 
 class Leaky(FedAvg):
-    """Sends what it learnt in a part that it does not declare."""
+    """FedAvg that uploads weights in a part that it does not declare."""
 
-    def upload(self, trained: Weights, received: Parts, state: State, visit: ClientUpdate) -> Parts:
-        parts = super().upload(trained, received, state, visit)
+    def upload(self, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> Parts:
+        parts = super().upload(trained, received, state, update)
         return {**parts, "notes": dict(parts["weights"])}
 
 
-def test_the_engine_sends_only_what_was_released_whatever_the_algorithm_says(tmp_path: Path) -> None:
+def test_only_released_parts_are_uploaded(tmp_path: Path) -> None:
     given = experiment(
         Leaky(), weighting="uniform", rounds=1, privacy=Privacy(clip=0.1, groups_per_client=2, noise_multiplier=1.0)
     )
@@ -289,7 +291,7 @@ def test_the_engine_sends_only_what_was_released_whatever_the_algorithm_says(tmp
     assert set(parquet.read_table(tmp_path / "run" / "ledger.parquet")["part"].to_pylist()) == {"weights"}
 
 
-def test_an_upload_that_went_around_the_mechanism_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_that_bypasses_the_mechanism_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = group._train_units
 
     def around(*args: Any) -> group.UpdateGroup:
@@ -304,8 +306,8 @@ def test_an_upload_that_went_around_the_mechanism_ends_the_run(tmp_path: Path, m
         run(given, tmp_path / "run")
 
 
-class Order(Observer):
-    """Keeps every message as it left and as it arrived."""
+class MessageRecorder(Observer):
+    """An observer that keeps every message before encoding and after decoding."""
 
     def __init__(self) -> None:
         self.pairs: list[tuple[Weights, Weights]] = []
@@ -315,11 +317,11 @@ class Order(Observer):
 
 
 @pytest.mark.parametrize("codec", sorted(CODECS))
-def test_with_every_codec_what_is_encoded_was_clipped_and_noised_before(
+def test_every_codec_encodes_what_the_mechanism_released(
     codec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message that goes into the codec is the mechanism's own, and what arrives is that codec's of it alone."""
-    seen, listener, real = [], Order(), Mechanism.release
+    """The codec encodes the released tensors themselves, and the server decodes nothing else."""
+    seen, listener, real = [], MessageRecorder(), Mechanism.release
 
     def noted(self: Mechanism, units: Any, received: Parts, name: Any) -> Release:
         out = real(self, units, received, name)

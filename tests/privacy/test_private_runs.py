@@ -1,4 +1,4 @@
-"""Whole runs under privacy: exact wherever they are made, paid for before they release, stated in words."""
+"""Runs with privacy: reproducible on every backend, charged before each release, with a statement."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ RUNS = {
 }
 
 
-SLOW = ("central", "poisson", "clients", "adam and a codec")  # the others cover each place where noise is drawn
+SLOW = ("central", "poisson", "clients", "adam and a codec")  # the others cover every place where noise is drawn
 CASES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in RUNS]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_run_is_the_same_scattered_over_workers_and_resumed(
+def test_a_run_is_bit_identical_scattered_over_workers_and_resumed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = RUNS[name]
@@ -67,32 +67,32 @@ def test_a_run_is_the_same_scattered_over_workers_and_resumed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["groups", "duals", "records"])
-def test_a_run_is_the_same_on_ray(name: str, tmp_path: Path, ray_session: None) -> None:
+def test_a_run_is_bit_identical_on_ray(name: str, tmp_path: Path, ray_session: None) -> None:
     run(RUNS[name], tmp_path / "inline")
     run(RUNS[name], tmp_path / "ray", workers=2)
     assert traces(tmp_path / "inline") == traces(tmp_path / "ray")
 
 
 @pytest.mark.parametrize("name", ["duals", "adaptive"])
-def test_a_visit_can_be_replayed(name: str, tmp_path: Path) -> None:
+def test_a_client_update_can_be_replayed(name: str, tmp_path: Path) -> None:
     run(RUNS[name], tmp_path / "run")
     made = Run(tmp_path / "run")
     client = made.clients().to_pylist()[0]
     assert replay(made, client["round"], client["client"]).equal
 
 
-def test_both_ways_release_alike(tmp_path: Path) -> None:
-    loop, batch = (
+def test_both_execution_modes_release_equal_updates_up_to_rounding(tmp_path: Path) -> None:
+    sequential, vectorized = (
         private(mode=mode, rounds=1, privacy=replace(GROUPS, noise_multiplier=0.0))
         for mode in ("sequential", "vectorized")
     )
-    for name, given in (("sequential", loop), ("vectorized", batch)):
+    for name, given in (("sequential", sequential), ("vectorized", vectorized)):
         run(replace(given, model=Mlp(hidden_sizes=(8,))), tmp_path / name)
     assert_close(model(tmp_path / "sequential"), model(tmp_path / "vectorized"), rtol=1e-4, atol=1e-6)
 
 
-def test_without_noise_and_clip_it_is_fedavg_over_groups(tmp_path: Path) -> None:
-    # every group once and nothing clipped: the mean over clients of the mean over their groups
+def test_without_noise_and_clip_group_dp_is_fedavg_over_groups(tmp_path: Path) -> None:
+    # every group once, nothing clipped: the mean over clients of the mean over their groups
     free = Privacy(clip=1e9, noise_multiplier=0.0)
     run(private("group_dp", free, rounds=1), tmp_path / "group_dp")
     run(private("fedavg", Privacy(), rounds=1), tmp_path / "fedavg")
@@ -100,7 +100,7 @@ def test_without_noise_and_clip_it_is_fedavg_over_groups(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("where", "over"), [("client", 2 * math.sqrt(3)), ("central", 2 * 3)])
-def test_noise_of_the_average_is_sigma_s_over_m_root_k_or_over_m_k(where: str, over: float, tmp_path: Path) -> None:
+def test_the_noise_of_the_average_is_sigma_s_over_m_root_k_or_over_m_k(where: str, over: float, tmp_path: Path) -> None:
     # K = 3, M = 2, S = 1e-3, sigma 50
     wide = Mlp(hidden_sizes=(400,), dropout=0.0)
     loud = replace(GROUPS, clip=1e-3, noise_multiplier=50.0, noise=where)
@@ -112,7 +112,7 @@ def test_noise_of_the_average_is_sigma_s_over_m_root_k_or_over_m_k(where: str, o
     assert float(noise.std()) == pytest.approx(50 * 1e-3 / over, rel=0.04)
 
 
-def test_rounds_with_nobody_still_move_the_model(tmp_path: Path) -> None:
+def test_rounds_without_clients_change_the_model_by_noise(tmp_path: Path) -> None:
     given = private(privacy=GROUPS, poisson=0.05, participation=None, rounds=4, data=Toy(sizes=(6, 6)))
     run(given, tmp_path / "run")
     rows = tables.rows(tmp_path / "run" / "rounds.parquet")
@@ -127,8 +127,8 @@ def test_rounds_with_nobody_still_move_the_model(tmp_path: Path) -> None:
     assert len(hashes) == 4
 
 
-def test_the_dual_follows_what_was_released(tmp_path: Path) -> None:
-    """With everybody in every round and no noise, duals leave the average alone until the clip bites."""
+def test_the_dual_follows_the_released_update(tmp_path: Path) -> None:
+    """With all clients in every round, no noise and no clipping, duals do not change the average."""
     free = Privacy(clip=1e9, noise_multiplier=0.0)
     run(private("dp_clgecl", free, participation=1.0), tmp_path / "duals")
     run(private("group_dp", free, participation=1.0), tmp_path / "plain")
@@ -141,10 +141,10 @@ def test_the_dual_follows_what_was_released(tmp_path: Path) -> None:
     )
 
 
-# accounts
+# accounting
 
 
-def test_what_was_spent_is_in_every_row_the_summary_and_the_state(tmp_path: Path) -> None:
+def test_the_spent_epsilon_is_in_every_row_the_summary_and_the_state(tmp_path: Path) -> None:
     summary = run(private(privacy=Privacy(clip=0.05, groups_per_client=2, epsilon=4.0)), tmp_path / "run")
     rows = tables.rows(tmp_path / "run" / "rounds.parquet")
     spent = [row["epsilon"] for row in rows]
@@ -163,8 +163,8 @@ def test_what_was_spent_is_in_every_row_the_summary_and_the_state(tmp_path: Path
     assert charges[-1]["epsilon"] == spent[-1]
 
 
-def test_a_round_is_paid_for_before_it_releases_and_refused_beyond_the_budget(tmp_path: Path) -> None:
-    with pytest.raises(PrivacyError, match=r"privacy: round \d would bring epsilon to"):
+def test_a_round_is_charged_before_its_release_and_refused_beyond_the_budget(tmp_path: Path) -> None:
+    with pytest.raises(PrivacyError, match=r"privacy: round \d would raise epsilon to"):
         run(private(privacy=replace(GROUPS, noise_multiplier=3.0, epsilon=1.6), rounds=9), tmp_path / "run")
     rows = Run(tmp_path / "run").rounds().to_pylist()
     assert 0 < len(rows) < 9
@@ -172,7 +172,7 @@ def test_a_round_is_paid_for_before_it_releases_and_refused_beyond_the_budget(tm
     assert len((tmp_path / "run" / "privacy.jsonl").read_text().splitlines()) == len(rows)
 
 
-def test_phases_and_resumes_add_up(tmp_path: Path) -> None:
+def test_the_costs_of_phases_and_resumes_add_up(tmp_path: Path) -> None:
     one = private(rounds=2)
     given = replace(one, phases=one.phases * 2)
     run(given, tmp_path / "run", display=Stopping(3))
@@ -183,13 +183,13 @@ def test_phases_and_resumes_add_up(tmp_path: Path) -> None:
     assert last[0] == pytest.approx(last[1])
 
 
-def test_secure_runs_cannot_be_repeated_and_pay_for_every_attempt(tmp_path: Path) -> None:
+def test_secure_runs_cannot_be_repeated_and_every_attempt_is_charged(tmp_path: Path) -> None:
     given = private(privacy=replace(GROUPS, secure=True))
     a, b = (run(given, tmp_path / name) for name in "ab")
     assert a["weights_sha256"] != b["weights_sha256"]
-    with pytest.raises(RunError, match="no round can be made again"):
+    with pytest.raises(RunError, match="no round can be repeated"):
         replay(Run(tmp_path / "a"), 1, 0)
-    with pytest.raises(RuntimeError):  # the run dies in its third round, after that was paid for
+    with pytest.raises(RuntimeError):  # the run fails in its third round, after that was charged
         run(given, tmp_path / "c", display=Stopping(2, scoring=True, error=RuntimeError))
     paid = len((tmp_path / "c" / "privacy.jsonl").read_text().splitlines())
     run(given, tmp_path / "c", resume=True)
@@ -197,35 +197,35 @@ def test_secure_runs_cannot_be_repeated_and_pay_for_every_attempt(tmp_path: Path
     snapshot = Run(tmp_path / "c").snapshot()
     assert snapshot.charged == {0: again}
     assert again >= paid + 1
-    assert again > snapshot.step  # an attempt that was lost is paid for too
+    assert again > snapshot.step  # a lost attempt is charged too
 
 
-def test_the_statement_says_who_how_well_against_whom_and_what_is_not_covered(tmp_path: Path) -> None:
+def test_the_statement_names_units_budget_observers_and_what_is_not_covered(tmp_path: Path) -> None:
     summary = run(private(privacy=Privacy(clip=0.05, groups_per_client=2, epsilon=4.0)), tmp_path / "run")
     text = (tmp_path / "run" / "privacy.md").read_text()
     assert text == summary["privacy"]["statement"]
     flat = " ".join(text.split())
     for words in (
-        "Every group of a client's data (such as all documents of one provider), whole,",
+        "Every group of a client's data (such as all documents of one provider), as a whole,",
         "by (4, 1e-05)-differential privacy",
         "for the 3 rounds so far, of a budget of 4.",
-        "The unit's data are in the training data or they are not",
-        "The server, which sees single messages and knows whom it visits, is trusted.",
+        "one contains the unit's data and the other does not",
+        "The server, which sees single messages and knows which clients it samples, is trusted.",
         "tuned on them",
         "other runs on the same data",
         "sizes of messages",
-        "a tokenizer or vocabulary, if private text went into them",
-        "void against whoever knows the seed",
+        "a tokenizer or vocabulary, if private text was used to make them",
+        "void against anyone who knows the seed",
     ):
         assert words in flat
 
 
-def test_a_run_that_hides_nothing_says_so(tmp_path: Path) -> None:
+def test_the_statement_of_a_run_without_noise_guarantees_nothing(tmp_path: Path) -> None:
     run(private("fedavg", Privacy(clip=0.05)), tmp_path / "run")
     assert "**None.**" in (tmp_path / "run" / "privacy.md").read_text()
 
 
-# what is refused
+# refused settings
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,10 @@ def test_a_run_that_hides_nothing_says_so(tmp_path: Path) -> None:
         ({"weighting": "examples"}, "phases.0.weighting: 'examples' reveals how many examples a client has"),
         ({"privacy": replace(GROUPS, clip=None)}, "privacy.clip: missing"),
         ({"privacy": replace(GROUPS, groups_per_client=None)}, "privacy.groups_per_client: missing"),
-        ({"privacy": replace(GROUPS, denominator="realised")}, "privacy.denominator: realised reveals the number of groups"),
+        (
+            {"privacy": replace(GROUPS, denominator="realised")},
+            "privacy.denominator: realised reveals the number of groups",
+        ),
         ({"privacy": replace(GROUPS, noise="central", view="messages")}, "privacy.view: messages"),
         (
             {"privacy": replace(GROUPS, noise="central"), "algorithm": "dp_clgecl"},
@@ -250,7 +253,10 @@ def test_a_run_that_hides_nothing_says_so(tmp_path: Path) -> None:
             "privacy.adaptive.count_noise: 0.5 leaves",
         ),
         ({"personal_params": ("head.*",)}, "phases.0.personal_params: they would carry data of one group"),
-        ({"keep_optimizer": True, "optimizer": "adam"}, "phases.0.local.keep_optimizer: true would carry data of one group"),
+        (
+            {"keep_optimizer": True, "optimizer": "adam"},
+            "phases.0.local.keep_optimizer: true would carry data of one group",
+        ),
         ({"on_error": "skip"}, "on_error: skip"),
         ({"algorithm": "fedavg", "communicate": False}, "phases.0.communicate: false, so nothing is uploaded"),
         ({"algorithm": "ditto"}, "phases.0.algorithm: "),
@@ -261,28 +267,27 @@ def test_a_run_that_hides_nothing_says_so(tmp_path: Path) -> None:
         ({"privacy": Privacy(unit="client", clip=1.0, group_rate=0.5)}, "privacy.group_rate: 0.5 has no effect"),
     ],
 )
-def test_what_would_break_the_promise_is_refused(changes: dict[str, Any], line: str) -> None:
+def test_settings_that_would_break_the_guarantee_are_refused(changes: dict[str, Any], line: str) -> None:
     settings = {"algorithm": "group_dp"} | changes
     found = list(violations(private(**settings)))
     assert any(one.startswith(line) for one in found), found
 
 
-def test_running_statistics_would_leave_bare(tmp_path: Path) -> None:
+def test_running_statistics_are_refused(tmp_path: Path) -> None:
     from fakes import Normalised
 
     with pytest.raises(ConfigError, match="privacy: running statistics"):
         run(replace(private(), model=Normalised()), tmp_path)
 
 
-def test_an_unsafe_override_is_one_line() -> None:
+def test_an_unknown_unit_raises_one_line() -> None:
     mapping = config.to_mapping(private())
     mapping["privacy"]["unit"] = "provider"
     with pytest.raises(ConfigError, match="'provider' is not one of record, group, client"):
         config.parse(mapping)
 
 
-def test_a_round_reads_as_one_sentence() -> None:
-    """The engine's reading order is kept: privacy is a few lines of the round."""
+def test_privacy_takes_few_lines_of_the_round() -> None:
     source = Path(simulation.__file__).read_text().splitlines()
     about = [line for line in source if any(word in line for word in ("account", "mechanism", "charge", "privacy"))]
     assert 0 < len(about) < 12

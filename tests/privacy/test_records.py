@@ -1,4 +1,4 @@
-"""Examples as the unit: the engine's gradients against opacus's, and what a step releases."""
+"""Examples as the unit of privacy: per-example gradients against those of opacus, and the release of a step."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def private(sigma: float = 1.0, clip: float = 0.5, **settings: Any) -> Any:
     return experiment("dp_sgd", privacy=privacy, weighting="uniform", data=Toy(sizes=(20, 16, 12)), **settings)
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook")  # of opacus, whose hooks sit on layers fed by data
-def test_the_engines_clipped_gradients_are_opacuss(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:Full backward hook")  # opacus hooks layers whose inputs need no gradient
+def test_clipped_example_gradients_match_opacus(tmp_path: Path) -> None:
     from opacus import GradSampleModule
 
     given = replace(private(), model=Mlp(hidden_sizes=(16,), dropout=0.0))
@@ -64,7 +64,7 @@ def test_the_engines_clipped_gradients_are_opacuss(tmp_path: Path) -> None:
     assert_close(clipped_sum(each, 0.5), by_hand, rtol=1e-4, atol=1e-6)
 
 
-def test_a_step_samples_each_example_on_its_own() -> None:
+def test_a_step_samples_each_example_independently() -> None:
     rows, local = np.arange(100, 140), Local(LocalOptimizer("sgd"), 0.1, batch_size=10, epochs=50)
     table = poisson_batches(rows, local, 1, "visit")
     assert len(table) == num_steps(40, local) == 200
@@ -75,8 +75,8 @@ def test_a_step_samples_each_example_on_its_own() -> None:
     assert set(table[table >= 0]) == set(rows)
 
 
-def test_without_noise_and_clip_a_step_is_a_sum_over_the_expected_batch(tmp_path: Path) -> None:
-    # one client, one step at rate 1: every example takes part, so the sum over B = n is the mean gradient
+def test_without_noise_and_clip_a_step_divides_the_sum_by_the_expected_batch(tmp_path: Path) -> None:
+    # one client, one step at rate 1: every example is sampled, so the sum over B = n is the mean gradient
     given = replace(private(sigma=0.0, clip=1e6), model=Mlp(hidden_sizes=(16,), dropout=0.0), data=Toy(sizes=(8,)))
     plain = replace(given, privacy=None, phases=(replace(given.phases[0], algorithm=_fedavg()),))
     one = replace(given.phases[0], participation=1.0, rounds=1)
@@ -92,7 +92,7 @@ def _fedavg() -> Any:
     return FedAvg()
 
 
-def test_equal_runs_leave_equal_traces_and_noise_moves_them(tmp_path: Path) -> None:
+def test_equal_runs_are_bit_identical_and_other_noise_changes_the_weights(tmp_path: Path) -> None:
     run(private(), tmp_path / "a")
     run(private(), tmp_path / "b")
     run(private(sigma=2.0), tmp_path / "c")
@@ -100,7 +100,7 @@ def test_equal_runs_leave_equal_traces_and_noise_moves_them(tmp_path: Path) -> N
     assert traces(tmp_path / "a")["weights_sha256"] != traces(tmp_path / "c")["weights_sha256"]
 
 
-def test_adam_and_kept_optimizers_step_with_noised_gradients(tmp_path: Path) -> None:
+def test_adam_with_kept_state_steps_with_noisy_gradients(tmp_path: Path) -> None:
     given = private(optimizer="adam", keep_optimizer=True, learning_rate=1e-3)
     run(given, tmp_path / "a")
     run(given, tmp_path / "b")
