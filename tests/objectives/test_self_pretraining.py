@@ -40,7 +40,9 @@ from simfl.protocol import Outputs
 from simfl.runs import tables
 
 BOTH, LAYOUT, LAYOUT_END, TEXT, TEXT_END, PLACE = 1000, 2000, 3000, 4000, 5000, 6000
-SPECIAL = SpecialTokenIds(*(np.arange(first, first + 501) for first in (BOTH, LAYOUT, LAYOUT_END, TEXT, TEXT_END, PLACE)))
+SPECIAL = SpecialTokenIds(
+    *(np.arange(first, first + 501) for first in (BOTH, LAYOUT, LAYOUT_END, TEXT, TEXT_END, PLACE))
+)
 
 
 @dataclass(frozen=True)
