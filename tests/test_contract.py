@@ -1,140 +1,189 @@
-"""What every algorithm of the table keeps, in both modes of training, straight and resumed."""
+"""The contract of every registered component, and of components that are written outside of simfl.
+
+To register a component is enough to have it tested here. What it forgets fails with its name and what to do.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import pytest
 import torch
-from fakes import Stopping, Toy, experiment, run, traces
+from torch import Tensor
 
-from simfl.algorithms import ALGORITHMS
-from simfl.algorithms.crd import Crd
-from simfl.algorithms.feddyn import FedDyn
-from simfl.algorithms.similarity_preserving import SimilarityPreserving
-from simfl.experiment import Evaluate
-from simfl.models.bottleneck import Bottleneck
-from simfl.models.mlp import Mlp
-from simfl.optimizers.local import LocalOptimizer
-from simfl.optimizers.schedules import Cosine
-from simfl.runs.results import Run
-from simfl.transport.upload import UploadChannel
+from simfl import contract
+from simfl.algorithms.base import Algorithm
+from simfl.codecs.base import Codec, MessageContext
+from simfl.codecs.casts import Cast
+from simfl.config.registries import REGISTRIES
+from simfl.objectives.base import Objective
+from simfl.optimizers.server import ServerOptimizer, apply_step, filled_like
+from simfl.protocol import AggregatedUpdates, ClientUpdate, Parts, Server, State, Weights
+from simfl.weights import squared_norm
 
-every_algorithm = pytest.mark.parametrize(  # those made for privacy need it, and have tests of their own
-    "name", [name for name, algorithm in ALGORITHMS.items() if algorithm.hides is None]
-)
-every_way = pytest.mark.parametrize("mode", ["sequential", "vectorized"])
-
-DATA = Toy(sizes=(1, 20, 5, 33, 9), valid=10)
-PRIVATE = ("head.bias",)  # of the model, whatever the algorithm keeps private beside
-SETTINGS: dict[str, dict[str, Any]] = {  # where the defaults are meant for larger models and more rounds
-    "crd": {"algorithm": Crd(clients_per_batch=8, negatives=16)},
-    "feddat": {
-        "model": Mlp(hidden_sizes=(16,), dropout=0.2, adapters=Bottleneck()),
-        "train": ("head.*",),
-        "personal_params": ("head.*",),
-    },
-    "feddyn": {"algorithm": FedDyn(alpha=0.1)},
-    "similarity_preserving": {"algorithm": SimilarityPreserving(weight=10.0)},
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = {  # by registry: the page that lists its components, how a component's line begins, how the page is written
+    "algorithms": ("algorithms.md", "| [{name}](#{name}) |", "run `python docs/make_algorithms.py`"),
+    "codecs": ("codecs.md", "### {name}\n", "run `python docs/make_codecs.py`"),
+    "schedules": ("algorithms.md", "### {name}\n", "run `python docs/make_algorithms.py`"),
+    "server_optimizers": ("algorithms.md", "### {name}\n", "run `python docs/make_algorithms.py`"),
+    "adapters": ("models.md", "`{name}`", "describe it there"),
+    "data": ("data.md", "`{name}`", "describe it there"),
+    "models": ("models.md", "`{name}`", "describe it there"),
+    "objectives": ("data.md", "`{name}`", "describe it there"),
+    "partitioners": ("data.md", "`{name}`", "describe it there"),
 }
-SHARED = 12 * 16 + 16 + 16 * 5  # values of the model but for PRIVATE
-ADAPTERS = 2 * 16 + 1 + 16  # of FedDAT's shared one
+REGISTERED = [(registry, name) for registry, spec in REGISTRIES.items() for name in spec.components]
+every_component = pytest.mark.parametrize(("registry", "name"), REGISTERED, ids=[f"{r}-{n}" for r, n in REGISTERED])
 
 
-def of(name: str, mode: str, **settings: Any) -> Any:
-    """A run of an algorithm on a handful of uneven clients, four of five a round."""
-    given = {"algorithm": ALGORITHMS[name](), "data": DATA, "participation": 0.8, "personal_params": PRIVATE}
-    given |= {"rounds": 3, "learning_rate": 0.2, "evaluate": Evaluate(every=0)} | SETTINGS.get(name, {}) | settings
-    return experiment(mode=mode, clients_per_batch=4, **given)
+@every_component
+def test_a_registered_component_keeps_its_contract(registry: str, name: str) -> None:
+    contract.check(REGISTRIES[registry].components[name])
 
 
-class Straight:
-    """Runs without a stop, each made once for all tests, with the names of all tensors that crossed the border."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.seen = folder, dict[tuple[str, str], set[str]]()
-
-    def of(self, name: str, mode: str) -> tuple[Run, set[str]]:
-        key, folder = (name, mode), self.folder / f"{name}-{mode}"
-        if key not in self.seen:
-            with pytest.MonkeyPatch.context() as patch:
-                self.seen[key] = _spied(patch)
-                run(of(name, mode), folder)
-        return Run(folder), self.seen[key]
+@every_component
+def test_a_registered_component_is_documented(registry: str, name: str) -> None:
+    page, start, advice = PAGES[registry]
+    text = (DOCS / page).read_text(encoding="utf-8")
+    assert start.format(name=name) in text, f"{registry}: {name} has no entry in docs/{page}; {advice}"
 
 
-def _spied(patch: pytest.MonkeyPatch) -> set[str]:
-    seen: set[str] = set()
-    send = UploadChannel.send
-
-    def spy(wire: UploadChannel, clients: Any, uploads: Any, received: Any, *rest: Any) -> Any:
-        seen.update(tensor for parts in (uploads, received) for tensors in parts.values() for tensor in tensors)
-        return send(wire, clients, uploads, received, *rest)
-
-    patch.setattr(UploadChannel, "send", spy)
-    return seen
+# Components as a user writes them, outside of simfl
 
 
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Straight:
-    return Straight(tmp_path_factory.mktemp("straight"))
+@dataclass(frozen=True)
+class DeltaNorms(Algorithm):
+    """FedAvg that also uploads the squared norm of each delta and keeps the last one on the client."""
+
+    scale: float = 1.0  # factor of the pseudo-gradient
+
+    reduce: ClassVar[Mapping[str, str]] = {"weights": "weighting", "norm": "clients"}
+    fedavg_limit: ClassVar[str] = "scale = 1"
+    fedavg_settings: ClassVar[Mapping[str, object] | None] = {"algorithm.scale": 1.0}
+
+    def init_client(self, received: Parts, update: ClientUpdate) -> State:
+        return {"norm": {"squared": torch.zeros(())}}
+
+    def upload(self, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> Parts:
+        delta = {name: trained[name] - w for name, w in received["weights"].items()}
+        return {"weights": delta, "norm": {"squared": squared_norm(delta)}}
+
+    def update_state(self, sent: Parts, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> State:
+        return {"norm": sent["norm"]}
+
+    def aggregate(self, server: Server, aggregated: AggregatedUpdates) -> tuple[Weights, State]:
+        return {name: self.scale * d for name, d in aggregated.means["weights"].items()}, server.state
 
 
-@every_way
-@every_algorithm
-def test_a_stopped_and_resumed_run_is_the_straight_one_to_the_bit(
-    name: str, mode: str, tmp_path: Path, straight: Straight
-) -> None:
-    given = of(name, mode)
-    run(given, tmp_path, display=Stopping(2))
-    run(given, tmp_path, resume=True)
-    assert traces(tmp_path) == traces(straight.of(name, mode)[0].folder)
+@dataclass(frozen=True)
+class WideFloat8(Cast):
+    """8-bit float E5M2: relative error 2^-3, range of float16."""
+
+    dtype: ClassVar[torch.dtype] = torch.float8_e5m2
 
 
-@every_way
-@every_algorithm
-def test_it_stays_finite_and_learns(name: str, mode: str, straight: Straight) -> None:
-    found, _ = straight.of(name, mode)
-    assert all(torch.isfinite(t).all() for t in found.snapshot().tensors().values() if t.is_floating_point())
-    losses = [row["loss"] for row in found.rounds().to_pylist()]
-    assert losses[-1] < losses[0]
+@dataclass(frozen=True)
+class Lion(ServerOptimizer):
+    """w + eta·sign(beta1·m + (1 − beta1)·d), m ← beta2·m + (1 − beta2)·d (Chen et al. 2023)."""
+
+    learning_rate: float = 0.001  # eta
+    beta1: float = 0.9  # weight of the old m in the step
+    beta2: float = 0.99  # weight of the old m in the new one
+    num_moments: ClassVar[int] = 1
+
+    def step(self, weights: Weights, delta: Weights, state: State) -> tuple[Weights, State]:
+        old = state["momentum"] if state else filled_like(delta, 0.0)
+        mixed = {name: self.beta1 * old[name] + (1 - self.beta1) * d for name, d in delta.items()}
+        step = {name: self.learning_rate * torch.sign(m) for name, m in mixed.items()}
+        momentum = {name: self.beta2 * old[name] + (1 - self.beta2) * d for name, d in delta.items()}
+        return apply_step(weights, step), {"momentum": momentum}
 
 
-@every_way
-@every_algorithm
-def test_it_pays_for_the_parts_it_declares(name: str, mode: str, straight: Straight) -> None:
-    found, _ = straight.of(name, mode)
-    ledger, algorithm = found.ledger().to_pylist(), found.experiment.phases[0].algorithm
-    sent = {mode: {row["part"] for row in ledger if row["direction"] == mode} for mode in ("download", "upload")}
-    assert sent["upload"] == set(algorithm.reduce)
-    assert sent["download"] == set(algorithm.download(found.snapshot().server))
-    expected = ADAPTERS if name == "feddat" else SHARED
-    assert {row["floats"] for row in ledger if row["part"] in ("weights", "control")} == {expected}
+@pytest.mark.parametrize("component", [DeltaNorms, WideFloat8, Lion], ids=lambda component: component.__name__)
+def test_a_component_outside_of_simfl_can_be_checked(component: type) -> None:
+    contract.check(component)
 
 
-@every_way
-@every_algorithm
-def test_private_tensors_are_in_no_packet(name: str, mode: str, straight: Straight) -> None:
-    found, seen = straight.of(name, mode)
-    assert seen
-    assert seen <= set(found.snapshot().server.weights) | {"steps"}  # FedNova's number of steps is no tensor
-    assert not any(tensor.startswith("extra/") or "adapter_client" in tensor for tensor in seen)
-    assert "head.bias" not in seen
+# Components with mistakes
 
 
-@every_algorithm
-def test_every_offered_model_can_be_scored(name: str, tmp_path: Path) -> None:
-    models = (*ALGORITHMS[name].offered_models, "local")
-    given = of(name, "vectorized", evaluate=Evaluate(models=models, every=0), rounds=1)
-    scores = run(given, tmp_path)["final"]
-    assert {f"{model}.accuracy".removeprefix("generic.") for model in models} <= set(scores)
+@dataclass(frozen=True)
+class WithoutBound(Codec):
+    """Raw values without an error bound."""
+
+    def pack(self, values: Tensor, shape: tuple[int, ...], contexts: Sequence[MessageContext]) -> Sequence[Tensor]:
+        return Cast32().pack(values, shape, contexts)
+
+    def unpack(self, packed: Sequence[Tensor], shape: tuple[int, ...], contexts: Sequence[MessageContext]) -> Tensor:
+        return Cast32().unpack(packed, shape, contexts)
+
+    def packed_size(self, shape: tuple[int, ...]) -> int:
+        return Cast32().packed_size(shape)
 
 
-@pytest.mark.parametrize("name", ["fedprox", "ditto", "moon", "fedp3", "fedkd", "crd", "clgecl", "fednova", "feddat"])
-def test_those_that_bear_any_optimizer_learn_with_adam_and_a_schedule(name: str, tmp_path: Path) -> None:
-    assert ALGORITHMS[name]().sgd_with() is None
-    adam = {"optimizer": LocalOptimizer("adamw"), "learning_rate": 0.02, "schedule": Cosine(unit="visit", floor=0.1)}
-    run(of(name, "vectorized", **adam), tmp_path)
-    losses = [row["loss"] for row in Run(tmp_path).rounds().to_pylist()]
-    assert losses[-1] < losses[0]
+@dataclass(frozen=True)
+class Cast32(Cast):
+    """Raw float32 that is not declared lossless."""
+
+    dtype: ClassVar[torch.dtype] = torch.float32
+
+
+@dataclass(frozen=True)
+class Undescribed(Algorithm):
+    """An algorithm with a setting without a comment."""
+
+    mu: float = 0.1
+
+
+@dataclass(frozen=True)
+class WrongLimit(Algorithm):
+    """An algorithm that is not FedAvg at its declared limit."""
+
+    factor: float = 0.5  # of the deltas
+
+    fedavg_limit: ClassVar[str] = "always"
+    fedavg_settings: ClassVar[Mapping[str, object] | None] = {}
+
+    def aggregate(self, server: Server, aggregated: AggregatedUpdates) -> tuple[Weights, State]:
+        return {name: self.factor * d for name, d in aggregated.means["weights"].items()}, server.state
+
+
+@dataclass(frozen=True)
+class InPlace(ServerOptimizer):
+    """A server optimizer that changes the weights in place."""
+
+    def step(self, weights: Weights, delta: Weights, state: State) -> tuple[Weights, State]:
+        for name, d in delta.items():
+            weights[name] += d
+        return dict(weights), state
+
+
+@dataclass(frozen=True)
+class NoMetric(Objective):
+    """An objective without declarations."""
+
+    def encode(self, split, tokenizer): ...  # type: ignore[no-untyped-def]
+    def loss(self, outputs, batch): ...  # type: ignore[no-untyped-def]
+    def predict(self, module, batch): ...  # type: ignore[no-untyped-def]
+    def score(self, predictions, split, rows): ...  # type: ignore[no-untyped-def]
+
+
+@pytest.mark.parametrize(
+    ("component", "line"),
+    [
+        (WithoutBound, "declares no error bound; override error_bound(values, shape, contexts)"),
+        (Undescribed, "mu: has no description; write a comment behind the field"),
+        (WrongLimit, "sequential: at fedavg_settings: the global weights are not bit-identical to FedAvg's"),
+        (InPlace, "step 0: changes weights or delta in place"),
+        (NoMetric, "metric: must name the main metric"),
+        (int, "is no component: it needs one of these base classes"),
+    ],
+)
+def test_a_broken_component_fails_with_its_name_and_what_to_do(component: type, line: str) -> None:
+    with pytest.raises(contract.ContractError, match=f"^{component.__name__}: ") as error:
+        contract.check(component)
+    assert line in str(error.value)

@@ -1,4 +1,4 @@
-"""Rows times factors are summed on a GPU as they are anywhere, bit for bit."""
+"""Sums of rows times factors on a GPU are bit-identical to those on a CPU."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from simfl.aggregation import row_sums
-from simfl.weights import Weights, raw_bytes, stack_sum
+from simfl.weights import Weights, stack_sum, to_raw_bytes
 
 
 def bits(weights: Weights) -> dict[str, bytes]:
-    return {name: raw_bytes(t.cpu()).tobytes() for name, t in weights.items()}
+    return {name: to_raw_bytes(t.cpu()).tobytes() for name, t in weights.items()}
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_without_a_kernel_it_is_the_product_and_the_sum(weighted: bool) -> None:
+def test_without_the_kernel_rows_are_multiplied_and_summed(weighted: bool) -> None:
     rows = {"a": torch.randn(5, 3, 2), "count": torch.arange(5)[:, None]}
     factors = torch.rand(5) if weighted else None
     right = (
@@ -29,8 +29,8 @@ def test_without_a_kernel_it_is_the_product_and_the_sum(weighted: bool) -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("n", [2, 3, 50, 64, 100, 250])
 @pytest.mark.parametrize("clients_per_batch", [1, 37, 5000])
-def test_the_kernel_has_the_bits_of_products_and_sums(n: int, clients_per_batch: int, weighted: bool) -> None:
-    """Values of many sizes, so that any other order, and a product that is not rounded, shows."""
+def test_the_kernel_is_bit_identical_to_products_and_sums(n: int, clients_per_batch: int, weighted: bool) -> None:
+    """Values differ in size, so that another order, or a product that is not rounded, changes the result."""
     assert row_sums._kernel() is not None
     draw = torch.Generator("cuda").manual_seed(n)
     sizes = 10.0 ** torch.randint(-4, 4, (n, 1), generator=draw, device="cuda")

@@ -22,7 +22,7 @@ from simfl.models.mlp import Mlp
 from simfl.run_context import RunContext
 from simfl.runs import tables
 from simfl.runs.results import Run
-from simfl.transport.upload import UploadChannel
+from simfl.transport.upload import send_uploads
 
 VALUES = 12 * 16 + 16 + 16 * 5 + 5  # of the model
 
@@ -105,7 +105,8 @@ LOSSY = sorted(name for name, kind in CODECS.items() if not kind.lossless)
 @pytest.mark.parametrize("name", LOSSY)
 def test_error_feedback_remembers_what_any_lossy_codec_lost(name: str, tmp_path: Path) -> None:
     """What a client sent in all is what it meant to send, but for what it still remembers."""
-    stage = RunContext(experiment(codec=Codecs(upload=CODECS[name](error_feedback=True))), cache.folder()).stage(0, 10)
+    given = experiment(codec=Codecs(upload=CODECS[name](error_feedback=True)))
+    spec = RunContext(given, cache.folder()).phase_context(0, 10).messages
     generator = torch.Generator().manual_seed(0)
     meant = [
         {"a": torch.randn(20, 9, generator=generator), "b": torch.randn((), generator=generator)} for _ in range(6)
@@ -113,7 +114,7 @@ def test_error_feedback_remembers_what_any_lossy_codec_lost(name: str, tmp_path:
     total, memory = {"a": torch.zeros(20, 9), "b": torch.zeros(())}, {}
     for number, upload in enumerate(meant):
         stacked = {"weights": {key: t[None] for key, t in upload.items()}}
-        sent, (lost,), _ = UploadChannel(stage, 0, number).send([3], stacked, {"weights": {}}, [memory])
+        sent, (lost,), _ = send_uploads(spec, number, [3], stacked, {"weights": {}}, [memory])
         memory = {"codec:weights": lost["weights"]}
         total = {key: total[key] + sent["weights"][key][0] for key in total}
     for key, value in total.items():
@@ -124,15 +125,16 @@ def test_error_feedback_remembers_what_any_lossy_codec_lost(name: str, tmp_path:
 @pytest.mark.parametrize("codec", [RandomK(error_feedback=True), Int8(rounding="stochastic"), Svd(compress="zstd")])
 def test_a_cohort_sends_what_its_clients_send_one_by_one(codec: object, tmp_path: Path) -> None:
     """In the way `vectorized` the uploads of a cohort are encoded together."""
-    stage = RunContext(experiment(codec=Codecs(upload=codec)), cache.folder()).stage(0, 10)
+    spec = RunContext(experiment(codec=Codecs(upload=codec)), cache.folder()).phase_context(0, 10).messages
     generator = torch.Generator().manual_seed(0)
     uploads = torch.randn(5, 20, 9, generator=generator)
-    wire, memories = UploadChannel(stage, 0, 1), [{"codec:weights": {"a": torch.ones(20, 9) * k}} for k in range(5)]
-    together, lost_together, rows_together = wire.send(
-        list(range(5)), {"weights": {"a": uploads}}, {"weights": {}}, memories
+    memories = [{"codec:weights": {"a": torch.ones(20, 9) * k}} for k in range(5)]
+    together, lost_together, rows_together = send_uploads(
+        spec, 1, list(range(5)), {"weights": {"a": uploads}}, {"weights": {}}, memories
     )
     for k in range(5):
-        sent, (lost,), (rows,) = wire.send([k], {"weights": {"a": uploads[k : k + 1]}}, {"weights": {}}, [memories[k]])
+        own = {"weights": {"a": uploads[k : k + 1]}}
+        sent, (lost,), (rows,) = send_uploads(spec, 1, [k], own, {"weights": {}}, [memories[k]])
         assert torch.equal(sent["weights"]["a"][0], together["weights"]["a"][k])
         assert rows == rows_together[k]
         assert lost.keys() == lost_together[k].keys()

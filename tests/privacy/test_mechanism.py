@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -274,7 +274,9 @@ def test_a_tensor_that_the_mechanism_did_not_release_is_refused() -> None:
 
 
 class Leaky(FedAvg):
-    """FedAvg that uploads weights in a part that it does not declare."""
+    """FedAvg that uploads the weights a second time, in a part of its own."""
+
+    reduce: ClassVar = {"weights": "weighting", "notes": "clients"}
 
     def upload(self, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> Parts:
         parts = super().upload(trained, received, state, update)

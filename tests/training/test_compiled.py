@@ -1,4 +1,4 @@
-"""Local steps as programs: as tensors alone, traced, captured and compiled, they are the steps that are written."""
+"""Compiled local steps: as tensor operations, traced, captured and compiled, they equal the eager steps."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from fakes import run
 from training.test_modes import small
 
 from simfl.experiment import Experiment
 from simfl.optimizers.local import LocalOptimizer
 from simfl.runs import checkpoint
 from simfl.runs.snapshot import Snapshot
-from simfl.simulation import run
-from simfl.training import compiled as program
-from simfl.training.client_updates import _apart
+from simfl.training import compiled
+from simfl.training.client_updates import _copy_shared
 from simfl.training.context import PhaseContext
 
 ON_CPU = [("mlp", "fedavg"), ("mlp", "scaffold"), ("mlp", "ditto"), ("cnn", "moon"), ("vt5", "feddat")]
@@ -30,7 +30,7 @@ OPTIMIZERS = [
 
 
 def model(given: Experiment, folder: Path) -> Snapshot:
-    run(given, folder, backend="inline")
+    run(given, folder)
     found = checkpoint.latest(folder / "checkpoints")
     assert found is not None
     return Snapshot.restore(found)
@@ -47,52 +47,52 @@ def gap(one: Snapshot, other: Snapshot) -> float:
     return max(float((one.model[n] - t).abs().max() / t.abs().max().clamp_min(1e-6)) for n, t in other.model.items())
 
 
-def everywhere(mode: str) -> Callable[[PhaseContext, str], PhaseContext]:
-    """Programs on the CPU too."""
-    return lambda stage, asked: replace(stage, programs=program.CompiledSteps(mode))
+def everywhere(mode: str) -> Callable[[PhaseContext, str], compiled.CompiledSteps]:
+    """Compile local steps on the CPU too."""
+    return lambda context, requested: compiled.CompiledSteps(mode)
 
 
 @pytest.fixture
 def traced_for_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the compiler is given is run as it is, since not every machine has a compiler."""
-    monkeypatch.setattr(program, "compile_step", program.traced)
+    """Run the traced step instead of compiling it, since not every machine has a compiler."""
+    monkeypatch.setattr(compiled, "compile_step", compiled.trace_step)
 
 
 @pytest.mark.parametrize(("kind", "name"), ON_CPU)
-def test_a_program_is_the_step_as_written(
+def test_a_step_of_tensor_operations_equals_the_eager_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
 ) -> None:
     given = batched(small(kind, name))
     written = model(given, tmp_path / "written")
-    monkeypatch.setattr("simfl.runtime.worker.with_programs", everywhere("eager"))
+    monkeypatch.setattr("simfl.runtime.worker.compiled_steps", everywhere("eager"))
     assert gap(model(given, tmp_path / "program"), written) < 2e-5
 
 
 @pytest.mark.parametrize(("kind", "name"), [("mlp", "scaffold"), ("cnn", "moon"), ("vt5", "feddat")])
-def test_what_is_traced_is_the_program_up_to_rounding(
+def test_a_traced_step_equals_the_eager_step_up_to_rounding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traced_for_compiled: None, kind: str, name: str
 ) -> None:
     given = batched(small(kind, name))
-    monkeypatch.setattr("simfl.runtime.worker.with_programs", everywhere("eager"))
+    monkeypatch.setattr("simfl.runtime.worker.compiled_steps", everywhere("eager"))
     eager = model(given, tmp_path / "eager")
-    monkeypatch.setattr("simfl.runtime.worker.with_programs", everywhere("compiled"))
+    monkeypatch.setattr("simfl.runtime.worker.compiled_steps", everywhere("compiled"))
     assert gap(model(given, tmp_path / "traced"), eager) < 2e-5
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: f"{o.name} {dict(o.settings)}")
 @pytest.mark.parametrize("keep", [False, True])
-def test_optimizers_of_tensors_alone_step_as_torchs(
+def test_tensor_optimizers_step_like_those_of_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: LocalOptimizer, keep: bool
 ) -> None:
     given = batched(small("mlp", "fedavg", optimizer=optimizer, keep_optimizer=keep, rounds=3, learning_rate=0.01))
     written = model(given, tmp_path / "written")
-    monkeypatch.setattr("simfl.runtime.worker.with_programs", everywhere("eager"))
+    monkeypatch.setattr("simfl.runtime.worker.compiled_steps", everywhere("eager"))
     assert gap(model(given, tmp_path / "program"), written) < 2e-5
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("kind", "name"), ON_GPU)
-def test_a_captured_step_is_the_program_to_the_bit(tmp_path: Path, kind: str, name: str) -> None:
+def test_a_captured_step_is_bit_identical_to_the_eager_step(tmp_path: Path, kind: str, name: str) -> None:
     given = small(kind, name, rounds=3)
     eager = model(batched(given, program="eager"), tmp_path / "eager")
     assert model(batched(given, program="graph"), tmp_path / "graph").weights_sha256 == eager.weights_sha256
@@ -100,9 +100,11 @@ def test_a_captured_step_is_the_program_to_the_bit(tmp_path: Path, kind: str, na
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("kind", "name"), ON_GPU)
-def test_on_a_gpu_both_ways_take_the_same_path(tmp_path: Path, kind: str, name: str) -> None:
+def test_on_a_gpu_both_execution_modes_agree(tmp_path: Path, kind: str, name: str) -> None:
     given = small(kind, name)
-    loop = replace(given, deterministic=True, execution=replace(given.execution, mode="sequential", clients_per_batch=4))
+    loop = replace(
+        given, deterministic=True, execution=replace(given.execution, mode="sequential", clients_per_batch=4)
+    )
     assert (
         gap(model(batched(given, program="graph"), tmp_path / "vectorized"), model(loop, tmp_path / "sequential"))
         < 1e-3
@@ -113,32 +115,32 @@ def test_on_a_gpu_both_ways_take_the_same_path(tmp_path: Path, kind: str, name: 
 @pytest.mark.slow
 @pytest.mark.filterwarnings(r"ignore::UserWarning:torch\._inductor")  # the compiler's advice
 @pytest.mark.parametrize(("kind", "name"), ON_CPU)
-def test_a_compiled_step_is_the_program_up_to_rounding(tmp_path: Path, kind: str, name: str) -> None:
+def test_a_compiled_step_equals_the_eager_step_up_to_rounding(tmp_path: Path, kind: str, name: str) -> None:
     given = replace(small(kind, name), deterministic=True)  # `fast` may multiply in TF32 here and not there
     eager = model(batched(given, program="eager"), tmp_path / "eager")
     assert gap(model(batched(given, program="compiled"), tmp_path / "compiled"), eager) < 1e-3
 
 
 @pytest.mark.gpu
-def test_a_run_that_goes_on_with_captured_steps_ends_the_same(tmp_path: Path) -> None:
+def test_a_resumed_run_with_captured_steps_is_bit_identical(tmp_path: Path) -> None:
     given = batched(small("mlp", "scaffold", rounds=4), program="graph")
     straight = model(given, tmp_path / "straight")
     rounds = iter(["", "", "stopped"])
-    run(given, tmp_path / "resumed", backend="inline", until=lambda: next(rounds))
-    run(given, tmp_path / "resumed", backend="inline", resume=True)
+    run(given, tmp_path / "resumed", until=lambda: next(rounds))
+    run(given, tmp_path / "resumed", resume=True)
     found = checkpoint.latest(tmp_path / "resumed" / "checkpoints")
     assert found is not None
     assert Snapshot.restore(found).weights_sha256 == straight.weights_sha256
     assert torch.cuda.is_available()
 
 
-def test_what_is_uploaded_does_not_lie_where_the_next_visit_trains() -> None:
+def test_uploads_share_no_memory_with_the_tensors_of_the_next_update() -> None:
     trained, state = torch.randn(3, 4), torch.randn(3, 2)
     upload = {"weights": {"w": trained, "delta": trained - 1.0}, "notes": {"s": state[:, :1]}}
-    apart = _apart(upload, [{"w": trained}, {"s": state}])
-    assert apart["weights"]["delta"] is upload["weights"]["delta"]
-    kept = {name: t.clone() for name, t in (("w", apart["weights"]["w"]), ("s", apart["notes"]["s"]))}
+    copied = _copy_shared(upload, [{"w": trained}, {"s": state}])
+    assert copied["weights"]["delta"] is upload["weights"]["delta"]
+    kept = {name: t.clone() for name, t in (("w", copied["weights"]["w"]), ("s", copied["notes"]["s"]))}
     trained.zero_()
     state.zero_()
-    assert torch.equal(apart["weights"]["w"], kept["w"])
-    assert torch.equal(apart["notes"]["s"], kept["s"])
+    assert torch.equal(copied["weights"]["w"], kept["w"])
+    assert torch.equal(copied["notes"]["s"], kept["s"])

@@ -1,4 +1,4 @@
-"""A local batch in pieces: the gradient of the whole, to rounding; and the same bits, whoever takes which piece."""
+"""Micro-batches: their gradients add up to that of the batch, bit-identical whichever worker takes which."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from simfl.run_context import RunContext
 from simfl.runs import checkpoint
 from simfl.runs.results import Run
 from simfl.runs.snapshot import Snapshot
-from simfl.training.context import TrainingUnit
-from simfl.training.data_parallel import cut
+from simfl.training.batches import TrainingUnit
+from simfl.training.data_parallel import micro_batches
 
 TINY = {"size": "tiny", "d_model": 32, "d_ff": 48, "num_layers": 2, "num_heads": 2, "vocab_size": 4000, "dropout": 0.1}
 PAGES = {
@@ -34,20 +34,20 @@ PAGES = {
 CASES = {
     "fedavg": {"algorithm": "fedavg"},
     "prox and momentum": {"algorithm": "fedprox", "optimizer": "adam", "learning_rate": 0.01, "keep_optimizer": True},
-    "moon": {"algorithm": "moon"},  # a term for each example, and a second pass with the received model
+    "moon": {"algorithm": "moon"},  # a term per example, and a second pass with the received model
     "scaffold": {"algorithm": "scaffold"},
     "convolutions": {
         "algorithm": "fedavg", "data": toy(shape=(1, 12, 12)), "model": Cnn(channels=(4, 4), hidden=8, dropout=0.2),
     },
-    "documents": PAGES,  # a loss over tokens, so pieces have unequal weights; dropout in attention
+    "documents": PAGES,  # a loss over tokens, so micro-batches have unequal weights; dropout in attention
 }  # fmt: skip
 FEW = {"clients_per_round": 2, "rounds": 3}  # fewer than three workers
 
 
-def in_pieces(pieces, **settings):
-    """An experiment in the loop, with batches cut into this many pieces."""
+def in_micro_batches(count, **settings):
+    """Return a sequential experiment whose batches are cut into this many micro-batches."""
     return replace(
-        experiment(**settings), execution=Execution(mode="sequential", clients_per_batch=2, data_parallel=pieces)
+        experiment(**settings), execution=Execution(mode="sequential", clients_per_batch=2, data_parallel=count)
     )
 
 
@@ -58,10 +58,10 @@ def weights(folder):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_pieces_take_the_path_of_whole_batches_with_the_same_dropout(name, tmp_path):
+def test_micro_batches_give_the_update_of_whole_batches_with_the_same_dropout(name, tmp_path):
     settings = {"rounds": 2} | CASES[name]
-    for pieces in (1, 3):
-        run(in_pieces(pieces, **settings), tmp_path / str(pieces))
+    for count in (1, 3):
+        run(in_micro_batches(count, **settings), tmp_path / str(count))
     setting = RunContext(experiment(**settings), tmp_path / "cache")
     start = dict(setting.module.named_parameters()) | dict(setting.module.named_buffers())
     one, three = weights(tmp_path / "1"), weights(tmp_path / "3")
@@ -72,9 +72,9 @@ def test_pieces_take_the_path_of_whole_batches_with_the_same_dropout(name, tmp_p
 
 
 @pytest.mark.parametrize("name", ["prox and momentum", "scaffold"])
-def test_a_led_visit_has_the_bits_of_one_that_is_trained_alone(name, tmp_path, monkeypatch):
-    """Three workers take pieces in random order; a run that stops and goes on has them too."""
-    case = in_pieces(4, **CASES[name] | FEW)
+def test_gradients_from_several_workers_are_bit_identical(name, tmp_path, monkeypatch):
+    """Three workers take micro-batches in random order; a resumed run is bit-identical too."""
+    case = in_micro_batches(4, **CASES[name] | FEW)
     run(case, tmp_path / "alone")
     scatter(monkeypatch)
     run(case, tmp_path / "led")
@@ -84,8 +84,8 @@ def test_a_led_visit_has_the_bits_of_one_that_is_trained_alone(name, tmp_path, m
     assert traces(tmp_path / "stopped") == traces(tmp_path / "alone")
 
 
-def heard(monkeypatch, method):
-    """The numbers of rows in each piece of work, call by call, that three workers are given from now on."""
+def recorded_calls(monkeypatch, method):
+    """Record the number of rows of each task that three workers are given, call by call."""
     calls, done = [], getattr(Scattered, method)
 
     def counted(self, plans, *rest):
@@ -97,21 +97,21 @@ def heard(monkeypatch, method):
     return calls
 
 
-def test_every_worker_takes_pieces_where_clients_are_fewer(tmp_path, monkeypatch):
-    """4 pieces of each local batch of 8 go to 3 workers; of 8 clients each is trained whole."""
-    calls = heard(monkeypatch, "slopes")
-    run(in_pieces(4, rounds=1, clients_per_round=2), tmp_path / "few")
+def test_every_worker_takes_micro_batches_if_there_are_fewer_cohorts(tmp_path, monkeypatch):
+    """4 micro-batches of each batch of 8 go to 3 workers; 8 clients are trained with whole batches."""
+    calls = recorded_calls(monkeypatch, "partial_gradients")
+    run(in_micro_batches(4, rounds=1, clients_per_round=2), tmp_path / "few")
     assert [2, 2, 2, 2] in calls
     calls.clear()
-    run(in_pieces(4, rounds=1, clients_per_round=8), tmp_path / "many")
+    run(in_micro_batches(4, rounds=1, clients_per_round=8), tmp_path / "many")
     assert calls == []
 
 
-@pytest.mark.parametrize(("pieces", "mode"), [(1, "vectorized"), (2, "sequential")])
-def test_where_the_way_is_open_pieces_are_taken_one_client_at_a_time(pieces, mode, tmp_path):
-    """Forty small clients a round are trained side by side if batches are whole: pieces would have no effect."""
+@pytest.mark.parametrize(("count", "mode"), [(1, "vectorized"), (2, "sequential")])
+def test_data_parallel_chooses_the_sequential_mode(count, mode, tmp_path):
+    """Forty small clients a round are vectorized if batches stay whole."""
     case = experiment(rounds=1, data=Toy(sizes=(6,) * 40), participation=1.0)
-    run(replace(case, execution=Execution(data_parallel=pieces)), tmp_path)
+    run(replace(case, execution=Execution(data_parallel=count)), tmp_path)
     assert Run(tmp_path).manifest.identity.mode == mode
 
 
@@ -119,24 +119,24 @@ def test_where_the_way_is_open_pieces_are_taken_one_client_at_a_time(pieces, mod
 @pytest.mark.parametrize(
     "workers", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3]
 )
-def test_workers_on_ray_leave_the_bits_of_this_process(workers, tmp_path):
-    case = in_pieces(4, algorithm="fedprox", **FEW)
+def test_ray_workers_are_bit_identical_to_this_process(workers, tmp_path):
+    case = in_micro_batches(4, algorithm="fedprox", **FEW)
     run(case, tmp_path / "here")
     run(case, tmp_path / "ray", workers=workers)
     assert traces(tmp_path / "ray") == traces(tmp_path / "here")
 
 
-def test_a_batch_is_cut_evenly_and_empty_pieces_are_left_out():
-    """7 examples in 3 pieces: 2, 2 and 3; 2 examples in 3 pieces: one each, in two."""
+def test_a_batch_is_cut_evenly_without_empty_micro_batches():
+    """7 examples in 3 micro-batches: 2, 2 and 3; 2 examples: one each, in two."""
     batches = np.array([[4, 9, 2, 7, 1, 8, 5, -1], [3, 6, -1, -1, -1, -1, -1, -1]])
-    item = TrainingUnit(client=5, unit=0, batches=batches, rates=np.ones(2), key=1, examples=9)
-    first, second = cut(item, 0, 3), cut(item, 1, 3)
-    assert [piece.rows.tolist() for piece in first] == [[4, 9], [2, 7], [1, 8, 5]]
-    assert [(piece.first, piece.whole) for piece in first] == [(0, 7), (2, 7), (4, 7)]
-    assert [piece.rows.tolist() for piece in second] == [[3], [6]]
+    item = TrainingUnit(client=5, unit=0, batches=batches, learning_rates=np.ones(2), key=1, num_examples=9)
+    first, second = micro_batches(item, 0, 3), micro_batches(item, 1, 3)
+    assert [part.rows.tolist() for part in first] == [[4, 9], [2, 7], [1, 8, 5]]
+    assert [(part.first, part.batch_size) for part in first] == [(0, 7), (2, 7), (4, 7)]
+    assert [part.rows.tolist() for part in second] == [[3], [6]]
 
 
-def test_dropout_bits_of_a_part_are_those_of_the_whole_from_there_on():
+def test_dropout_bits_of_a_part_are_those_of_the_whole_batch():
     key = torch.tensor(123456789)
     whole = keyed_bits(key, 3, 21)
     for first, count in ((0, 21), (4, 6), (5, 7), (20, 1)):
@@ -149,35 +149,43 @@ def test_dropout_bits_of_a_part_are_those_of_the_whole_from_there_on():
         (
             {"batch_size": 4},
             {},
-            "phases.0.local.batch_size: 4 examples are fewer than execution.data_parallel, which is 8",
+            "phases.0.local.batch_size: 4 given, but execution.data_parallel is 8; allowed: at least 8",
         ),
-        ({}, {"mode": "vectorized"}, "phases.0.algorithm: execution.mode is batch"),
-        ({"algorithm": "ditto"}, {}, "phases.0.algorithm: Ditto looks at every step on its own"),
-        ({"algorithm": "similarity_preserving"}, {}, "phases.0.algorithm: SimilarityPreserving has a loss over"),
+        (
+            {},
+            {"mode": "vectorized"},
+            "phases.0.algorithm: execution.mode is vectorized, but execution.data_parallel is 8",
+        ),
+        ({"algorithm": "ditto"}, {}, "phases.0.algorithm: Ditto observes single local steps"),
+        (
+            {"algorithm": "similarity_preserving"},
+            {},
+            "phases.0.algorithm: the loss of SimilarityPreserving is not a sum",
+        ),
     ],
 )
-def test_what_cannot_be_cut_is_refused(settings, cohort, message):
-    given = replace(experiment(**settings), execution=Execution(**{"mode": "sequential", "pieces": 8} | cohort))
+def test_unsupported_settings_are_refused(settings, cohort, message):
+    given = replace(experiment(**settings), execution=Execution(**{"mode": "sequential", "data_parallel": 8} | cohort))
     with pytest.raises(ConfigError) as refused:
         rules.check(given)
     assert str(refused.value).startswith(message)
 
 
-def test_every_algorithm_with_a_term_of_a_whole_batch_says_so(tmp_path):
-    """Those that do not are cut without complaint: the engine looks whether a client's term reads the passes."""
+def test_every_algorithm_with_a_term_over_the_whole_batch_declares_it(tmp_path):
+    """All others run without error: the engine checks whether a client's term depends on the passes."""
     for name, kind in ALGORITHMS.items():
         algorithm = kind()
-        given = in_pieces(2, algorithm=algorithm, rounds=1, clients_per_round=2)
+        given = in_micro_batches(2, algorithm=algorithm, rounds=1, clients_per_round=2)
         if list(rules.violations(given)) or algorithm.needs_targets or name == "fedkd":
             continue
         run(given, tmp_path / name)
 
 
-def test_scoring_a_few_batches_is_work_for_several_workers(tmp_path, monkeypatch):
-    """60 examples in batches of 16 are 4 pieces of work, which leave the scores of one worker."""
+def test_an_evaluation_of_few_batches_is_divided_among_workers(tmp_path, monkeypatch):
+    """60 examples in batches of 16 are 4 tasks, with the scores of one worker."""
     case = replace(experiment(rounds=1), evaluate=Evaluate(batch_size=16))
     run(case, tmp_path / "alone")
-    calls = heard(monkeypatch, "evaluate")
+    calls = recorded_calls(monkeypatch, "evaluate")
     run(case, tmp_path / "spread")
     assert calls[0] == [16, 16, 16, 12]
     assert traces(tmp_path / "spread") == traces(tmp_path / "alone")

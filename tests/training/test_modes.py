@@ -1,4 +1,4 @@
-"""`sequential` and `vectorized` are one algorithm: the same update to 1e-5 of its length, in float32, with dropout on."""
+"""`sequential` and `vectorized` give the same update to 1e-5 of its length, in float32, with dropout."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from simfl.optimizers.schedules import Cosine
 from simfl.run_context import RunContext
 from simfl.runs import checkpoint
 from simfl.runs.snapshot import Snapshot
-from simfl.training import client_updates as group
+from simfl.training import cohort
+from simfl.training.client_updates import UpdateGroup
 
 TINY = {"size": "tiny", "d_model": 32, "d_ff": 48, "num_layers": 2, "num_heads": 2, "vocab_size": 4000, "dropout": 0.1}
 MODEL = {
@@ -83,7 +84,7 @@ def apart(given: Experiment, folder: Path) -> float:
 
 
 @pytest.mark.parametrize(("model", "name"), sorted(PAIRS))
-def test_both_ways_take_the_same_path(model: str, name: str, tmp_path: Path) -> None:
+def test_both_execution_modes_agree_for_every_algorithm(model: str, name: str, tmp_path: Path) -> None:
     assert apart(small(model, name), tmp_path) < 1e-5
 
 
@@ -102,34 +103,34 @@ SETTINGS = {
 }
 
 
-def test_a_gradient_at_the_received_model_is_the_same_in_both_ways(tmp_path: Path) -> None:
+def test_both_execution_modes_agree_on_gradients_at_the_received_model(tmp_path: Path) -> None:
     given = small("mlp", "scaffold", algorithm=Scaffold(option="i"), rounds=3)
     assert apart(given, tmp_path) < 1e-5
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_both_ways_agree_on_what_a_client_does(name: str, tmp_path: Path) -> None:
+def test_both_execution_modes_agree_for_local_settings(name: str, tmp_path: Path) -> None:
     given = small("mlp", "fedavg", **{"participation": 0.8, "rounds": 3} | SETTINGS[name])
     assert apart(given, tmp_path) < 1e-5
 
 
-def test_a_whole_vt5_is_stacked(tmp_path: Path) -> None:
+def test_both_execution_modes_agree_on_a_fully_trained_vt5(tmp_path: Path) -> None:
     given = small("vt5", "fedavg", model=VT5(**TINY), train=())
     assert apart(given, tmp_path) < 1e-5
 
 
-def test_running_statistics_are_refused_side_by_side(tmp_path: Path) -> None:
+def test_vectorized_training_refuses_running_statistics(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="running statistics"):
         run(small("mlp", "fedavg", model=Normalised(), mode="vectorized"), tmp_path)
 
 
-def test_one_by_one_no_two_visits_are_held_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However wide a cohort is: a visit of a large model is gigabytes."""
-    born: list[weakref.ref[group.Group]] = []
+def test_sequential_training_holds_one_client_update_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The update of a large model takes gigabytes."""
+    born: list[weakref.ref[UpdateGroup]] = []
     alive: list[int] = []
-    train, add = group.train, PartSums.add
+    train, add = cohort.train_clients, PartSums.add
 
-    def trained(*args: object) -> list[group.Group]:
+    def trained(*args: object) -> list[UpdateGroup]:
         alive.append(1 + sum(one() is not None for one in born))
         groups = train(*args)
         born.extend(weakref.ref(one) for one in groups)
@@ -139,7 +140,7 @@ def test_one_by_one_no_two_visits_are_held_at_once(tmp_path: Path, monkeypatch: 
         alive.append(sum(one() is not None for one in born))
         add(*args)
 
-    monkeypatch.setattr(group, "train", trained)
+    monkeypatch.setattr(cohort, "train_clients", trained)
     monkeypatch.setattr(PartSums, "add", added)
     given = small("mlp", "fedavg")
     run(replace(given, execution=replace(given.execution, mode="sequential", clients_per_batch=8)), tmp_path / "run")

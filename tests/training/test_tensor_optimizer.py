@@ -9,8 +9,7 @@ from simfl import weights as W
 from simfl.experiment import Local
 from simfl.optimizers.local import LocalOptimizer
 from simfl.protocol import State, Weights
-from simfl.training import tensor_optimizer as tensor_stepper
-from simfl.training.tensor_optimizer import TensorOptimizer
+from simfl.training.tensor_optimizer import TensorOptimizer, load_moments, save_moments
 
 CLIENTS, STEPS = 3, 4
 SHAPES: list[tuple[int, ...]] = [(k % 4 + 1, 3) for k in range(W.MANY)] + [(), (7,), (300, 300)]
@@ -28,12 +27,12 @@ def drawn(seed: int) -> Weights:
 
 def trained(local: Local, kept: list[State], ragged: bool) -> tuple[Weights, list[State]]:
     weights = drawn(0)
-    moments = tensor_stepper.loaded(local, weights, kept)
+    moments = load_moments(local, weights, kept)
     stepper = TensorOptimizer(local, weights, moments, ragged)
     for step in range(STEPS):
         active = torch.tensor([True, not ragged or step < 2, True])
         stepper.step(drawn(step + 1), active, torch.tensor([0.1, 0.2, 0.3]))
-    return weights, tensor_stepper.states(moments, weights, CLIENTS)
+    return weights, save_moments(moments, weights, CLIENTS)
 
 
 @pytest.mark.parametrize("ragged", [False, True])
@@ -45,9 +44,9 @@ def test_small_tensors_stepped_as_one_are_each_stepped(
     nobody: list[State] = [{}] * CLIENTS
     packed = trained(local, nobody, ragged)
     again = trained(local, packed[1], ragged)
-    assert W.PACK in W.packed(drawn(0))
+    assert W.PACK in W.pack_small(drawn(0))
     monkeypatch.setattr(W, "MANY", 1000)
-    assert W.PACK not in W.packed(drawn(0))
+    assert W.PACK not in W.pack_small(drawn(0))
     for given, apart in ((packed, trained(local, nobody, ragged)), (again, trained(local, packed[1], ragged))):
         assert all(torch.equal(given[0][name], t) for name, t in apart[0].items())
         for mine, own in zip(given[1], apart[1], strict=True):
@@ -58,6 +57,6 @@ def test_small_tensors_stepped_as_one_are_each_stepped(
 
 def test_what_was_packed_comes_back_in_its_order_and_shapes() -> None:
     tensors = drawn(5)
-    back = W.unpacked(W.packed(tensors), tensors)
+    back = W.unpack_small(W.pack_small(tensors), tensors)
     assert list(back) == list(tensors)
     assert all(torch.equal(back[name], t) and back[name].shape == t.shape for name, t in tensors.items())
