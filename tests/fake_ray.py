@@ -175,7 +175,7 @@ class FakeActor:
         return self.worker.partial_gradient(piece, shared, received), {}
 
     def _free_memory(self, seconds: float) -> None:
-        self.worker.spare()
+        self.worker.free_memory()
 
 
 def use_fake_ray(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> FakeRay:

@@ -38,7 +38,7 @@ class WorkerPool(Protocol):
         """Start a phase on every worker; `base` holds the model tensors that earlier phases have changed."""
 
     def train(
-        self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float], ahead: NextRound
+        self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float], next_round: NextRound
     ) -> Iterator[CohortResult]:
         """Train cohorts and yield their results in the order of the plans, as soon as each is available.
 
@@ -48,13 +48,13 @@ class WorkerPool(Protocol):
             plans: One cohort each.
             received: What the clients download.
             costs: Local steps of each cohort.
-            ahead: Prepares the next round; called once, while the workers are busy.
+            next_round: Prepares the next round; called once, while the workers are busy.
         """
 
-    def probe(self, question: ProbeRequest, received: Parts) -> ProbeResult:
+    def probe(self, request: ProbeRequest, received: Parts) -> ProbeResult:
         """Try execution modes of training on one worker."""
 
-    def partial_gradients(self, pieces: Sequence[MicroBatch], shared: SharedStepInputs) -> list[PartialGradient]:
+    def partial_gradients(self, micro_batches: Sequence[MicroBatch], shared: SharedStepInputs) -> list[PartialGradient]:
         """Return the gradients of the micro-batches of one local batch, in their order.
 
         Raises OutOfMemory if one does not fit.
@@ -85,22 +85,22 @@ class InlinePool:
         self.worker.begin(phase, base)
 
     def train(
-        self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float], ahead: NextRound
+        self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float], next_round: NextRound
     ) -> Iterator[CohortResult]:
         """Train cohorts one after the other; the last one prepares the next round."""
 
         def train(plan: CohortPlan, received: Parts) -> CohortResult:
-            return self.worker.train(plan, received, ahead if plan is plans[-1] else no_next_round)
+            return self.worker.train(plan, received, next_round if plan is plans[-1] else no_next_round)
 
         return self._run_all(train, plans, received, cohort_names(plans))
 
-    def probe(self, question: ProbeRequest, received: Parts) -> ProbeResult:
+    def probe(self, request: ProbeRequest, received: Parts) -> ProbeResult:
         """Try execution modes of training."""
-        return self.worker.probe(question, received)
+        return self.worker.probe(request, received)
 
-    def partial_gradients(self, pieces: Sequence[MicroBatch], shared: SharedStepInputs) -> list[PartialGradient]:
+    def partial_gradients(self, micro_batches: Sequence[MicroBatch], shared: SharedStepInputs) -> list[PartialGradient]:
         """Return the gradients of the micro-batches, in their order."""
-        return [self.worker.partial_gradient(piece, shared, shared.received) for piece in pieces]
+        return [self.worker.partial_gradient(micro_batch, shared, shared.received) for micro_batch in micro_batches]
 
     def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> Callable[[], list[Scores]]:
         """Return a function that evaluates the shards, since nothing can run in the background."""

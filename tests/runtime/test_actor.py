@@ -33,42 +33,42 @@ def spec(tmp_path: Path) -> WorkerSpec:
 
 
 @pytest.fixture
-def setup(tmp_path: Path) -> WorkerConfig:
-    return WorkerConfig(CASE, tmp_path / "cache", tmp_path / "run" / "client_states", 10, sitting="today")
+def config(tmp_path: Path) -> WorkerConfig:
+    return WorkerConfig(CASE, tmp_path / "cache", tmp_path / "run" / "client_states", 10, session_name="today")
 
 
-def begin(spec: WorkerSpec, setup: WorkerConfig) -> WorkerLocation:
+def begin(spec: WorkerSpec, config: WorkerConfig) -> WorkerLocation:
     """Start an actor and bring it into the first phase."""
-    return WorkerActor(DriverLocation.here(), pickle.dumps(spec)).begin(pickle.dumps(setup), 0, {})
+    return WorkerActor(DriverLocation.here(), pickle.dumps(spec)).begin(pickle.dumps(config), 0, {})
 
 
-def test_other_versions_are_refused_with_the_name_of_the_machine(spec: WorkerSpec, setup: WorkerConfig) -> None:
+def test_other_versions_are_refused_with_the_name_of_the_machine(spec: WorkerSpec, config: WorkerConfig) -> None:
     with pytest.raises(RunError, match=rf"^{os.uname().nodename} has .*, but the driver has .*9\.9"):
-        begin(replace(spec, versions={**VERSIONS, "torch": "9.9"}), setup)
+        begin(replace(spec, versions={**VERSIONS, "torch": "9.9"}), config)
 
 
-def test_other_data_are_refused(spec: WorkerSpec, setup: WorkerConfig) -> None:
+def test_other_data_are_refused(spec: WorkerSpec, config: WorkerConfig) -> None:
     with pytest.raises(DataError, match=r"the data differ from the driver's"):
-        begin(replace(spec, data_sha256="0" * 64), setup)
+        begin(replace(spec, data_sha256="0" * 64), config)
 
 
-def test_worker_that_sees_the_marker_shares_the_drivers_disk(spec: WorkerSpec, setup: WorkerConfig) -> None:
-    setup.memory.mkdir(parents=True)
-    marker_file(setup.memory, "today").touch()
-    location = begin(spec, setup)
+def test_worker_that_sees_the_marker_shares_the_drivers_disk(spec: WorkerSpec, config: WorkerConfig) -> None:
+    config.client_states.mkdir(parents=True)
+    marker_file(config.client_states, "today").touch()
+    location = begin(spec, config)
     assert not location.remote
     assert torch.backends.cpu.get_cpu_capability() in location.kind
 
 
-def test_worker_without_the_marker_is_remote_and_writes_nothing(spec: WorkerSpec, setup: WorkerConfig) -> None:
-    assert begin(spec, setup).remote
-    assert not setup.memory.parent.exists()
+def test_worker_without_the_marker_is_remote_and_writes_nothing(spec: WorkerSpec, config: WorkerConfig) -> None:
+    assert begin(spec, config).remote
+    assert not config.client_states.parent.exists()
 
 
-def test_marker_of_another_session_does_not_count(spec: WorkerSpec, setup: WorkerConfig) -> None:
-    setup.memory.mkdir(parents=True)
-    marker_file(setup.memory, "yesterday").touch()
-    assert begin(spec, setup).remote
+def test_marker_of_another_session_does_not_count(spec: WorkerSpec, config: WorkerConfig) -> None:
+    config.client_states.mkdir(parents=True)
+    marker_file(config.client_states, "yesterday").touch()
+    assert begin(spec, config).remote
 
 
 def test_driver_location_is_applied_where_its_folder_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

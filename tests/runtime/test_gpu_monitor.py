@@ -101,7 +101,7 @@ def test_use_is_shown_in_the_log_the_report_and_simfl_watch(
     assert [row["use"] for row in seen] == [[pytest.approx(0.43)]] * 2
     for folder, shown in zip(FOLDERS, (False, True), strict=True):
         assert main(["report", str(tmp_path / folder)]) == 0
-        assert ("Use of each worker&#x27;s GPU" in (tmp_path / folder / "report.html").read_text()) == shown
+        assert ("Utilization of each worker&#x27;s GPU" in (tmp_path / folder / "report.html").read_text()) == shown
         assert main(["watch", "--once", str(tmp_path / folder)]) == 0
         assert ("GPUs computed 43% of the time" in capsys.readouterr().out) == shown
 

@@ -138,10 +138,10 @@ class WorkerActor:
         with self._states(states) as new:
             return self.worker.train(plan, received), new
 
-    def probe(self, question: ProbeRequest, received: Parts, states: StateRefs) -> tuple[ProbeResult, States]:
+    def probe(self, request: ProbeRequest, received: Parts, states: StateRefs) -> tuple[ProbeResult, States]:
         """Try execution modes of training."""
         with self._states(states):
-            return self.worker.probe(question, received), {}
+            return self.worker.probe(request, received), {}
 
     def evaluate(self, plan: EvaluationPlan, received: Parts, states: StateRefs) -> tuple[Scores, States]:
         """Evaluate a shard."""
@@ -149,10 +149,10 @@ class WorkerActor:
             return self.worker.evaluate(plan, received), new
 
     def partial_gradient(
-        self, piece: MicroBatch, shared: SharedStepInputs, received: Parts, states: StateRefs
+        self, micro_batch: MicroBatch, shared: SharedStepInputs, received: Parts, states: StateRefs
     ) -> tuple[PartialGradient, States]:
         """Return the gradient of a micro-batch."""
-        return self.worker.partial_gradient(piece, shared, received), {}
+        return self.worker.partial_gradient(micro_batch, shared, received), {}
 
     def free_memory(self) -> None:
         """Free the memory that torch caches."""

@@ -69,9 +69,9 @@ class RayPool:
             self._handle_event(held_back=False)
 
     def train(
-        self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float], ahead: NextRound
+        self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float], next_round: NextRound
     ) -> Iterator[CohortResult]:
-        """Train cohorts; `ahead` is called when all workers are busy."""
+        """Train cohorts; `next_round` is called when all workers are busy."""
         tasks = [
             Task(
                 plan,
@@ -82,11 +82,11 @@ class RayPool:
             for plan, name, steps in zip(plans, cohort_names(plans), costs, strict=True)
         ]
         batch: TaskBatch[CohortResult] = self._submit("train", tasks, [self._put(received)])
-        return self._results(batch, ahead)
+        return self._results(batch, next_round)
 
-    def probe(self, question: ProbeRequest, received: Parts) -> ProbeResult:
+    def probe(self, request: ProbeRequest, received: Parts) -> ProbeResult:
         """Try execution modes on one worker; if that fails, the run can continue with another probe."""
-        task = Task(question, "execution modes", (1.0,), [client.state_digest for client in question.clients])
+        task = Task(request, "execution modes", (1.0,), [client.state_digest for client in request.clients])
         batch: TaskBatch[ProbeResult] = self._submit("probe", [task], [self._put(received)])
         try:
             results = list(self._results(batch))
@@ -95,11 +95,15 @@ class RayPool:
             raise
         return results[0]
 
-    def partial_gradients(self, pieces: Sequence[MicroBatch], shared: SharedStepInputs) -> list[PartialGradient]:
+    def partial_gradients(self, micro_batches: Sequence[MicroBatch], shared: SharedStepInputs) -> list[PartialGradient]:
         """Return the gradients of the micro-batches; no other task is sent meanwhile."""
         tasks = [
-            Task(piece, f"{len(piece.rows)} examples of client {piece.client}", (1.0, float(len(piece.rows))))
-            for piece in pieces
+            Task(
+                micro_batch,
+                f"{len(micro_batch.rows)} examples of client {micro_batch.client}",
+                (1.0, float(len(micro_batch.rows))),
+            )
+            for micro_batch in micro_batches
         ]
         refs = [self.ray.put(replace(shared, received={})), self._put(shared.received)]
         batch: TaskBatch[PartialGradient] = self._submit("partial_gradient", tasks, refs)

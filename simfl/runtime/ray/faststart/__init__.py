@@ -23,7 +23,22 @@ from simfl.runtime.ray.faststart.launcher import RayLauncher
 __all__ = ["PLAIN", "TESTED_VERSIONS", "RayLauncher", "enabled"]
 
 log = logging.getLogger(__name__)
-TESTED_VERSIONS = frozenset({"2.60.0"})
+TESTED_VERSIONS = frozenset(
+    {
+        "2.54.0",
+        "2.54.1",
+        "2.55.0",
+        "2.55.1",
+        "2.56.0",
+        "2.56.1",
+        "2.57.0",
+        "2.57.1",
+        "2.58.0",
+        "2.58.1",
+        "2.59.0",
+        "2.60.0",
+    }
+)
 PLAIN = "SIMFL_PLAIN_RAY"  # environment variable: any value turns the fast start off
 
 
