@@ -13,14 +13,14 @@ from fakes import Stopping, experiment, run, traces
 
 from simfl.errors import OutOfMemory, RunError
 from simfl.runtime.ray.cost_model import CostModel
-from simfl.runtime.ray.task_queue import RunningTask, Task, TaskBatch, TaskQueue
+from simfl.runtime.ray.task_queue import RunningTask, TaskBatch, TaskQueue, WorkerTask
 from simfl.timing import Clock
 
 
 def batch_of(**seconds: float) -> TaskBatch[Any]:
     """Return a batch of tasks with these names and costs."""
     plan: Any = None
-    tasks = [Task(plan, name, (cost,)) for name, cost in seconds.items()]
+    tasks = [WorkerTask(plan, name, (cost,)) for name, cost in seconds.items()]
     return TaskBatch("train", tasks, [], CostModel())
 
 

@@ -25,7 +25,7 @@ from simfl.protocol import Parts, Weights
 from simfl.runtime.inline import cohort_names, shard_names
 from simfl.runtime.ray.cluster import ObjectRef, RayModule, last_line
 from simfl.runtime.ray.cost_model import CostModel
-from simfl.runtime.ray.task_queue import AnyBatch, Result, RunningTask, Task, TaskBatch, TaskQueue
+from simfl.runtime.ray.task_queue import AnyBatch, Result, RunningTask, TaskBatch, TaskQueue, WorkerTask
 from simfl.runtime.ray.worker_group import WorkerGroup
 from simfl.runtime.worker import WorkerConfig, keep_freed_memory
 from simfl.training.data_parallel import MicroBatch, PartialGradient, SharedStepInputs
@@ -73,7 +73,7 @@ class RayPool:
     ) -> Iterator[CohortResult]:
         """Train cohorts; `next_round` is called when all workers are busy."""
         tasks = [
-            Task(
+            WorkerTask(
                 plan,
                 name,
                 (1.0, float(len(plan.clients)), float(steps)),
@@ -86,7 +86,7 @@ class RayPool:
 
     def probe(self, request: ProbeRequest, received: Parts) -> ProbeResult:
         """Try execution modes on one worker; if that fails, the run can continue with another probe."""
-        task = Task(request, "execution modes", (1.0,), [client.state_digest for client in request.clients])
+        task = WorkerTask(request, "execution modes", (1.0,), [client.state_digest for client in request.clients])
         batch: TaskBatch[ProbeResult] = self._submit("probe", [task], [self._put(received)])
         try:
             results = list(self._results(batch))
@@ -98,7 +98,7 @@ class RayPool:
     def partial_gradients(self, micro_batches: Sequence[MicroBatch], shared: SharedStepInputs) -> list[PartialGradient]:
         """Return the gradients of the micro-batches; no other task is sent meanwhile."""
         tasks = [
-            Task(
+            WorkerTask(
                 micro_batch,
                 f"{len(micro_batch.rows)} examples of client {micro_batch.client}",
                 (1.0, float(len(micro_batch.rows))),
@@ -112,7 +112,7 @@ class RayPool:
     def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> Callable[[], list[Scores]]:
         """Send shards to idle workers, and return a function that waits for all scores."""
         tasks = [
-            Task(plan, name, (1.0, float(len(plan.rows))), [plan.state_digest])
+            WorkerTask(plan, name, (1.0, float(len(plan.rows))), [plan.state_digest])
             for plan, name in zip(plans, shard_names(plans), strict=True)
         ]
         batch: TaskBatch[Scores] = self._submit("evaluate", tasks, [self._put(received)])
@@ -136,7 +136,7 @@ class RayPool:
             self._broadcast = received, self.ray.put(received)
         return self._broadcast[1]
 
-    def _submit(self, method: str, tasks: Sequence[Task], shared: Sequence[ObjectRef]) -> AnyBatch:
+    def _submit(self, method: str, tasks: Sequence[WorkerTask], shared: Sequence[ObjectRef]) -> AnyBatch:
         batch: AnyBatch = TaskBatch(method, tasks, shared, self.costs[method])
         self.queue.batches.append(batch)
         return batch

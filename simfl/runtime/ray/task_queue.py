@@ -1,11 +1,11 @@
 """The tasks of a run on Ray: which are waiting, which worker runs which, and which are retried.
 
-A `Task` is one call of a worker: to train a cohort, evaluate a shard, or compute the gradient of a micro-batch. Tasks
-whose results are needed together, such as the cohorts of a round, form a `TaskBatch`, which knows what is left to do:
-the longest tasks go first, and a task whose worker died is retried. A task whose workers died twice, or that ran out of
-memory, runs last and exclusively: alone on its worker, while all others are idle. The `TaskQueue` of a run holds the
-unfinished batches, the oldest first, and the tasks under way. Each worker runs one task, and a second one may wait at
-the worker, so that the worker continues without the driver.
+A `WorkerTask` is one call of a worker: to train a cohort, evaluate a shard, or compute the gradient of a micro-batch.
+Tasks whose results are needed together, such as the cohorts of a round, form a `TaskBatch`, which knows what is left to
+do: the longest tasks go first, and a task whose worker died is retried. A task whose workers died twice, or that ran
+out of memory, runs last and exclusively: alone on its worker, while all others are idle. The `TaskQueue` of a run holds
+the unfinished batches, the oldest first, and the tasks under way. Each worker runs one task, and a second one may wait
+at the worker, so that the worker continues without the driver.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Result = TypeVar("Result", bound=TimedResult)
 
 
 @dataclass(frozen=True)
-class Task:
+class WorkerTask:
     """One call of a worker."""
 
     plan: CohortPlan | EvaluationPlan | MicroBatch | ProbeRequest
@@ -53,7 +53,7 @@ class Task:
 class TaskBatch(Generic[Result]):
     """Tasks whose results are needed together, all for one method of the workers."""
 
-    def __init__(self, method: str, tasks: Sequence[Task], shared: Sequence[ObjectRef], costs: CostModel) -> None:
+    def __init__(self, method: str, tasks: Sequence[WorkerTask], shared: Sequence[ObjectRef], costs: CostModel) -> None:
         """`shared`: references to arguments that all tasks have in common."""
         self.method, self.tasks, self.shared, self.costs = method, tasks, shared, costs
         seconds = [costs.mean_seconds(task.shape) for task in tasks]
@@ -158,7 +158,7 @@ class RunningTask:
     wall_time: float = field(default_factory=lambda: time.time())  # the same, in seconds since 1970
 
     @property
-    def task(self) -> Task:
+    def task(self) -> WorkerTask:
         """Return the task."""
         return self.batch.tasks[self.index]
 
