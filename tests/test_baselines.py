@@ -1,4 +1,4 @@
-"""Baselines of one line each: centralized, local only, fine-tuned, and every method's last local models."""
+"""Baselines of one line each: centralized, local only, fine-tuned, and the last local models of every method."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from simfl.errors import ConfigError
 from simfl.experiment import Evaluate, Local
 from simfl.optimizers.local import LocalOptimizer
 from simfl.runs.results import Run
-from simfl.training.plan import ClientPlan, batches, centralized
+from simfl.training.batches import batches
+from simfl.training.plan import ClientPlan, centralized
 
 LOCAL = Local(LocalOptimizer("sgd"), 0.1, epochs=2, batch_size=8)
 WHOLE = {"participation": 1.0, "batch_size": 8}
 
 
-def test_pooled_examples_take_the_steps_that_their_clients_would() -> None:
-    visits = [ClientPlan(k, 1.0, (np.arange(10 * k, 10 * k + n),), EMPTY) for k, n in enumerate((3, 9))]
-    whole = centralized(visits, LOCAL)
-    assert whole.steps == 2 * 1 + 2 * 2  # two epochs of ⌈3/8⌉ and ⌈9/8⌉ batches
-    table = batches(whole.units[0], LOCAL, "centralized", steps=whole.steps)
+def test_centralized_training_takes_as_many_steps_as_its_clients() -> None:
+    clients = [ClientPlan(k, 1.0, (np.arange(10 * k, 10 * k + n),), EMPTY) for k, n in enumerate((3, 9))]
+    whole = centralized(clients, LOCAL)
+    assert whole.steps_per_unit == 2 * 1 + 2 * 2  # two epochs of ⌈3/8⌉ and ⌈9/8⌉ batches
+    table = batches(whole.units[0], LOCAL, "centralized", steps=whole.steps_per_unit)
     assert table.shape == (6, 8)
     assert sorted(set(table[table >= 0].tolist())) == [0, 1, 2, *range(10, 19)]
 
@@ -59,17 +60,17 @@ def test_centralized_training_beats_the_mean_of_clients_that_train_alone(tmp_pat
         ({"keep_optimizer": True, "optimizer": "adam"}, "phases.0.centralized: true, but local.keep_optimizer"),
     ],
 )
-def test_what_pooled_training_cannot_have_is_refused(settings: dict, line: str) -> None:
+def test_centralized_training_refuses_settings_of_clients(settings: dict, line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         check(experiment(centralized=True, **settings))
 
 
-def test_clients_alone_are_trained_side_by_side_too(tmp_path: Path) -> None:
+def test_local_only_training_works_in_both_execution_modes(tmp_path: Path) -> None:
     scored = {"evaluate": Evaluate(models=("personal",), every=0), "communicate": False}
-    loop, batch = (
+    sequential, vectorized = (
         run(experiment(mode=mode, **WHOLE, **scored), tmp_path / mode)["final"] for mode in ("sequential", "vectorized")
     )
-    assert loop["personal.accuracy"] == batch["personal.accuracy"] > 0
+    assert sequential["personal.accuracy"] == vectorized["personal.accuracy"] > 0
     assert Run(tmp_path / "vectorized").ledger().column("payload_bytes").to_pylist() == [0] * (2 * 3 * len(SIZES))
 
 
@@ -80,32 +81,33 @@ def test_fine_tuning_after_the_last_round_is_a_phase_that_does_not_communicate(t
     run(given, tmp_path / "both")
     run(together, tmp_path / "first")
     both, first = Run(tmp_path / "both"), Run(tmp_path / "first")
-    memory = FileClientStore(tmp_path / "both" / "client_states").get(both.snapshot().client_state(4))["personal:weights"]
+    store = FileClientStore(tmp_path / "both" / "client_states")
+    tuned = store.get(both.snapshot().client_state(4))["personal_params:weights"]
     start = first.snapshot().model
-    assert not torch.equal(memory["head.weight"], start["head.weight"])
-    assert all(torch.equal(both.snapshot().model[name], t) for name, t in start.items())  # the generic model stays
+    assert not torch.equal(tuned["head.weight"], start["head.weight"])
+    assert all(torch.equal(both.snapshot().model[name], t) for name, t in start.items())  # the global model stays
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "ditto"])
-def test_local_models_of_any_method_are_scored(algorithm: str, tmp_path: Path) -> None:
+def test_local_models_of_any_method_can_be_evaluated(algorithm: str, tmp_path: Path) -> None:
     scored = Evaluate(models=("global", "local"), splits=("valid",), every=0)
     given = experiment(algorithm, evaluate=scored, rounds=1, clients_per_round=3, learning_rate=0.3)
     final = run(given, tmp_path)["final"]
     assert "local.accuracy" in final
     found = Run(tmp_path)
-    visited = [row["client"] for row in found.clients().to_pylist()]
+    sampled = [row["client"] for row in found.clients().to_pylist()]
     store, snapshot = FileClientStore(tmp_path / "client_states"), found.snapshot()
     for client in range(len(SIZES)):
         kept = store.get(snapshot.client_state(client))
-        assert ("local:weights" in kept) == (client in visited)
-    # the mean of the kept models is the new global one, as the server averages them
+        assert ("local:weights" in kept) == (client in sampled)
+    # the mean of the stored models is the new global one
     if algorithm == "fedavg":
-        weights = [SIZES[k] / sum(SIZES[j] for j in visited) for k in visited]
-        kept = [store.get(snapshot.client_state(k))["local:weights"]["head.weight"] for k in visited]
+        weights = [SIZES[k] / sum(SIZES[j] for j in sampled) for k in sampled]
+        kept = [store.get(snapshot.client_state(k))["local:weights"]["head.weight"] for k in sampled]
         mean = sum(w * t for w, t in zip(weights, kept, strict=True))
         torch.testing.assert_close(mean, snapshot.server.weights["head.weight"])
 
 
-def test_local_is_not_kept_unless_it_is_scored(tmp_path: Path) -> None:
+def test_the_local_model_is_stored_only_if_it_is_evaluated(tmp_path: Path) -> None:
     run(experiment(rounds=1), tmp_path)
     assert set(Run(tmp_path).snapshot().client_states.values()) <= {EMPTY}

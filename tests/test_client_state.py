@@ -1,4 +1,4 @@
-"""Client memory as files named by their content."""
+"""Client states are files named by the hash of their content."""
 
 import errno
 import multiprocessing
@@ -8,8 +8,7 @@ import time
 import pytest
 import torch
 
-from simfl import client_state as memory
-from simfl import files
+from simfl import client_state, files
 from simfl.client_state import EMPTY, FileClientStore
 from simfl.errors import RunError
 from simfl.weights import flatten, sha256
@@ -27,13 +26,13 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_is_put_is_got_by_another_store(tmp_path):
+def test_a_stored_state_can_be_read_by_another_store(tmp_path):
     digest = FileClientStore(tmp_path).put(state(1))
     assert names(tmp_path) == [f"{digest}.safetensors"]
     assert same(FileClientStore(tmp_path).get(digest), state(1))
 
 
-def test_views_of_a_stack_are_stored_alone(tmp_path):
+def test_a_view_is_stored_without_the_rest_of_its_tensor(tmp_path):
     stack = torch.arange(3_000.0).reshape(3, 1000)
     digest = FileClientStore(tmp_path).put({"a": {"w": stack[1]}})
     assert torch.equal(FileClientStore(tmp_path).get(digest)["a"]["w"], stack[1])
@@ -57,7 +56,7 @@ def test_an_empty_state_needs_no_file(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_the_cache_is_bounded_in_bytes_and_forgets_what_was_read_longest_ago(tmp_path, monkeypatch):
+def test_the_cache_is_bounded_and_drops_the_least_recently_used_state(tmp_path, monkeypatch):
     reads = []
     read = FileClientStore._read
     monkeypatch.setattr(FileClientStore, "_read", lambda self, digest: (reads.append(digest), read(self, digest))[1])
@@ -65,15 +64,15 @@ def test_the_cache_is_bounded_in_bytes_and_forgets_what_was_read_longest_ago(tmp
     a, b, c = store.put_all([state(v, 100) for v in (1, 2, 3)])
     for digest, value in ((a, 1), (b, 2), (a, 1), (c, 3), (a, 1), (b, 2)):
         assert same(store.get(digest), state(value, 100))
-    assert reads == [a, b, c, b]  # c drove out b, which was used before a
+    assert reads == [a, b, c, b]  # c replaced b, which was used before a
 
 
-def test_a_state_larger_than_the_cache_is_got_all_the_same(tmp_path):
+def test_a_state_larger_than_the_cache_can_be_read(tmp_path):
     store = FileClientStore(tmp_path, cache_bytes=10)
     assert same(store.get(store.put(state(1, 100))), state(1, 100))
 
 
-def test_groups_added_to_what_was_got_do_not_reach_the_store(tmp_path):
+def test_changes_of_a_returned_state_do_not_reach_the_store(tmp_path):
     store = FileClientStore(tmp_path)
     digest = store.put(state(1))
     store.get(digest)["control"]["w"] = torch.zeros(1)
@@ -81,7 +80,7 @@ def test_groups_added_to_what_was_got_do_not_reach_the_store(tmp_path):
     assert same(store.get(digest), state(1))
 
 
-def test_collect_deletes_all_but_what_is_kept(tmp_path):
+def test_collect_deletes_all_states_but_those_to_keep(tmp_path):
     store = FileClientStore(tmp_path)
     a, b, c = store.put_all([state(v) for v in (1, 2, 3)])
     for digest in (a, b, c):
@@ -93,12 +92,12 @@ def test_collect_deletes_all_but_what_is_kept(tmp_path):
     assert same(store.get(c), state(3))
 
 
-def test_collect_spares_the_temporary_files_of_others_until_they_are_old(tmp_path):
+def test_collect_deletes_temporary_files_only_when_they_are_old(tmp_path):
     store = FileClientStore(tmp_path)
     young, old = tmp_path / f"{files.TEMP}young", tmp_path / f"{files.TEMP}old"
     young.touch()
     old.touch()
-    long_ago = time.time() - memory.STALE_SECONDS - 1
+    long_ago = time.time() - client_state.STALE_SECONDS - 1
     os.utime(old, (long_ago, long_ago))
     store.collect(set())
     assert names(tmp_path) == [young.name]
@@ -111,11 +110,11 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path, at):
     content = bytearray(path.read_bytes())
     content[at] ^= 1
     path.write_bytes(content)
-    with pytest.raises(RunError, match=r"^[^\n]*this client's memory is damaged[^\n]*$"):
+    with pytest.raises(RunError, match=r"^[^\n]*this client state is damaged[^\n]*$"):
         store.get(path.stem)
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
+def test_a_full_disk_is_a_one_line_error_and_leaves_no_file(tmp_path, monkeypatch):
     def full(handle):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -125,13 +124,13 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
     assert names(tmp_path) == []
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+def test_a_folder_that_cannot_be_created_is_a_one_line_error(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(RunError, match=r"^[^\n]*file: a file lies where a folder is needed$"):
+    with pytest.raises(RunError, match=r"^[^\n]*file: a file is in the place of a folder$"):
         FileClientStore(tmp_path / "file" / "client_states")
 
 
-def test_a_crash_before_the_file_has_its_name_leaves_no_state(tmp_path, monkeypatch):
+def test_a_crash_before_the_rename_leaves_no_state(tmp_path, monkeypatch):
     class Killed(BaseException):
         pass
 

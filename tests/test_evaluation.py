@@ -1,4 +1,4 @@
-"""Scores: by hand, by group, of each client's own model, whatever the shards."""
+"""Scores, computed by hand: of all examples, by group, of each client's own model, for every size of shards."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def setting():
 
 
 def right(setting, weights, rows, split="valid"):
-    """Which of these rows the module with these weights gets right, in plain torch."""
+    """Return which of these rows the model with these weights classifies correctly, in plain torch."""
     module = CASE.model.build(setting.task)
     module.load_state_dict({**module.state_dict(), **weights})
     examples = setting.split(split).examples
@@ -47,7 +47,7 @@ def last(folder, **wanted):
     return [row for row in rows if row["step"] == step and all(row[key] == value for key, value in wanted.items())]
 
 
-def test_the_generic_score_by_hand(finished, setting):
+def test_the_score_of_the_global_model_by_hand(finished, setting):
     folder, summary = finished
     expected = right(setting, model(folder), np.arange(60)).mean()
     assert summary["final"]["accuracy"] == pytest.approx(expected, abs=1e-12)
@@ -55,20 +55,23 @@ def test_the_generic_score_by_hand(finished, setting):
     assert (row["value"], row["count"], row["metric"]) == (summary["final"]["accuracy"], 60, "accuracy")
 
 
-def test_the_score_before_the_first_round_is_that_of_the_fresh_model(finished, setting):
+def test_the_initial_score_is_that_of_the_initial_model(finished, setting):
     _, summary = finished
     assert summary["initial"]["accuracy"] == pytest.approx(right(setting, {}, np.arange(60)).mean(), abs=1e-12)
 
 
-def test_personal_scores_are_of_the_clients_own_model_on_its_own_groups(finished, setting):
-    """With its own body from DITTO's memory and its own head; a client that never came has the generic model."""
+def test_personal_models_are_evaluated_on_the_clients_own_groups(finished, setting):
+    """With the body from DITTO's state and its own head; a client that was never sampled has the global model."""
     folder, summary = finished
-    store, memory = FileClientStore(folder / "client_states"), checkpoint.latest(folder / "checkpoints").values["client_states"]
+    store, digests = (
+        FileClientStore(folder / "client_states"),
+        checkpoint.latest(folder / "checkpoints").values["client_states"],
+    )
     client = setting.split("valid").examples["client"].to_numpy()
     values = []
     for k in range(10):
-        known = store.get(memory[str(k)]) if str(k) in memory else {}
-        own = {**model(folder), **known.get("algorithm:personal", {}), **known.get("personal:weights", {})}
+        known = store.get(digests[str(k)]) if str(k) in digests else {}
+        own = {**model(folder), **known.get("algorithm:personal", {}), **known.get("personal_params:weights", {})}
         rows = np.flatnonzero(client == k)
         names = {f"g{k}.{n}" for n in range(3) if n < Toy().sizes[k]}  # a small client has fewer groups
         rows = rows[[name in names for name in setting.split("valid").examples["group"].take(rows).to_pylist()]]
@@ -90,9 +93,9 @@ def test_scores_do_not_depend_on_the_size_of_batches_and_shards(size, finished, 
 
 def test_shards_cover_the_rows_in_order():
     rows = np.array([3, 5, 8, 9, 12])
-    plans = shards("valid", "personal", rows, 2, client=4, memory="digest")
+    plans = shards("valid", "personal", rows, 2, client=4, state_digest="digest")
     assert [plan.rows.tolist() for plan in plans] == [[3, 5], [8, 9], [12]]
-    assert {(plan.split, plan.model, plan.client, plan.memory) for plan in plans} == {
+    assert {(plan.split, plan.model, plan.client, plan.state_digest) for plan in plans} == {
         ("valid", "personal", 4, "digest")
     }
     assert shards("valid", "global", rows[:0], 2) == []
@@ -140,30 +143,30 @@ def test_one_headline():
     assert headline(ROWS, "accuracy", "valid", "global") is None
 
 
-def test_the_display_hears_of_personal_models_too(tmp_path):
-    heard = []
+def test_the_display_receives_scores_of_personal_models(tmp_path):
+    received = []
 
     class Display(NullDisplay):
         def evaluated(self, row):
-            heard.append((row["step"], row["model"], row["value"]))
+            received.append((row["step"], row["model"], row["value"]))
 
     summary = run(experiment("ditto", rounds=1, evaluate=CASE.evaluate), tmp_path, display=Display())
-    assert heard[2:] == [
+    assert received[2:] == [
         (1, "global", summary["final"]["accuracy"]),
         (1, "personal", summary["final"]["personal.accuracy"]),
     ]
 
 
 @pytest.mark.parametrize(("every", "steps"), [(1, [0, 1, 2, 3, 4, 5]), (2, [0, 2, 4, 5]), (0, [0, 5]), (9, [0, 5])])
-def test_the_model_is_scored_first_last_and_as_often_as_asked(every, steps, tmp_path):
+def test_models_are_evaluated_first_last_and_at_the_requested_interval(every, steps, tmp_path):
     run(experiment(rounds=5, evaluate=Evaluate(every=every)), tmp_path)
     assert sorted({row["step"] for row in tables.rows(tmp_path / "evaluations.parquet")}) == steps
 
 
 def test_several_splits_and_a_limit(tmp_path):
     """20 rows of each split, the same in every round and for every model."""
-    asked = Evaluate(splits=("train", "valid"), models=("global", "personal"), limit=20)
-    case = experiment("ditto", evaluate=asked)
+    requested = Evaluate(splits=("train", "valid"), models=("global", "personal"), limit=20)
+    case = experiment("ditto", evaluate=requested)
     summary = run(case, tmp_path)
     assert set(summary["final"]) == {"accuracy", "valid.accuracy", "personal.accuracy", "valid.personal.accuracy"}
     assert {row["count"] for row in last(tmp_path, by="all")} == {20}
@@ -175,7 +178,7 @@ def test_several_splits_and_a_limit(tmp_path):
     assert RunContext(case, cache.folder()).choose_rows("valid", 1000).tolist() == list(range(60))
 
 
-def test_where_no_row_is_of_anybodys_group_every_client_is_scored_on_all(setting):
+def test_clients_are_evaluated_on_all_rows_if_no_row_has_their_groups(setting):
     train = setting.split("train")
     partition = setting.experiment.partition.split(train, 42)
     own = rows_of_clients(setting, partition, "train", np.arange(len(train)))
@@ -185,7 +188,7 @@ def test_where_no_row_is_of_anybodys_group_every_client_is_scored_on_all(setting
     assert [len(rows) for rows in own] == [60] * 10
 
 
-def test_clients_of_a_natural_column_are_scored_on_its_values_and_scores_are_averaged_over_them(setting):
+def test_clients_of_a_natural_column_are_evaluated_on_the_rows_of_their_value(setting):
     """Each of the 10 clients holds the training rows of one value of `client`, and its rows among 60 of valid."""
     case = replace(CASE, partition=Natural(column="client"))
     setting = RunContext(case, cache.folder())
@@ -205,7 +208,7 @@ def test_an_unknown_split_or_model_is_refused_with_the_nearest(tmp_path):
         run(experiment(evaluate=Evaluate(models=("personnal",))), tmp_path / "b")
 
 
-def test_scoring_changes_nothing(tmp_path):
+def test_evaluation_changes_no_result(tmp_path):
     often = run(experiment("scaffold", evaluate=Evaluate(every=1)), tmp_path / "often")
     seldom = run(experiment("scaffold", evaluate=Evaluate(every=0)), tmp_path / "seldom")
     assert often["weights_sha256"] == seldom["weights_sha256"]

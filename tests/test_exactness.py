@@ -1,4 +1,4 @@
-"""Bit for bit the same, whoever does the work and however often it stops."""
+"""Results are bit-identical for every number of workers, and after every interruption."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -22,30 +22,32 @@ EVEN = Toy(sizes=(2, 40, 6, 8, 27, 13, 3, 21, 10, 16))  # no batch of one, which
 
 
 def everything(mode):
-    """Memory of all kinds: private tensors, optimizer state, what encoding lost; and downloads of changes."""
+    """Client state of all kinds: personal parameters, optimizer state, residuals; and downloads of changes."""
     momentum = {"optimizer": "adam", "learning_rate": 0.01, "keep_optimizer": True, "clip_norm": 1.0}
     return experiment("ditto", mode, personal_params=("head.*",), codec=LOSSY, evaluate=PERSONAL, epochs=2, **momentum)
 
 
 def two_phases(mode):
-    """The second phase keeps memory of the first and has another server optimizer."""
+    """The second phase carries over client state and has another server optimizer."""
     settings = {"optimizer": "adamw", "learning_rate": 0.01, "keep_optimizer": True, "codec": LOSSY, "rounds": 2}
     first = experiment("moon", mode, personal_params=("head.*",), **settings)
     keep = ("algorithm", "personal_params", "optimizer", "codec")
-    return then(first, experiment("moon", mode, personal_params=("head.*",), server=Adam(), carry_over=keep, **settings))
+    return then(
+        first, experiment("moon", mode, personal_params=("head.*",), server=Adam(), carry_over=keep, **settings)
+    )
 
 
 def lora(mode):
     return experiment("fedavg", mode, model=Mlp((16, 16), dropout=0.2, adapters=Lora(targets=("linear",))))
 
 
-BOTH_WAYS = {
+BOTH_MODES = {
     "scaffold": lambda mode: experiment("scaffold", mode),
     "everything": everything,
     "two phases": two_phases,
     "lora": lora,
 }
-CASES = {f"{name}, {mode}": make(mode) for name, make in BOTH_WAYS.items() for mode in ("sequential", "vectorized")}
+CASES = {f"{name}, {mode}": make(mode) for name, make in BOTH_MODES.items() for mode in ("sequential", "vectorized")}
 CASES |= {
     "feddat": experiment(FedDat(), "vectorized", model=Mlp((16,), dropout=0.2, adapters=Bottleneck())),
     "gathered": experiment("krum"),
@@ -54,7 +56,14 @@ CASES |= {
     "running averages": experiment("scaffold", data=EVEN, model=Normalised()),
     "own averages": experiment("fedavg", data=EVEN, model=Normalised(), buffers="local", evaluate=PERSONAL),
 }
-SELDOM = {"two phases, batch", "lora, loop", "feddat", "gathered", "poisson", "own averages"}  # in the slow tests
+SELDOM = {
+    "two phases, vectorized",
+    "lora, sequential",
+    "feddat",
+    "gathered",
+    "poisson",
+    "own averages",
+}  # in the slow tests
 every_case = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SELDOM else []) for name in CASES]
 )
@@ -62,7 +71,7 @@ every_case = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The traces of each case, run here without a stop; made once."""
+    """Return the traces of each case, run in this process without interruption; computed once."""
     made = {}
 
     def traces_of(name):
@@ -75,8 +84,8 @@ def whole(tmp_path_factory):
     return traces_of
 
 
-def sittings(case, folder, *stops, **settings):
-    """Run, stopped as each display says, and go on to the end."""
+def run_in_sessions(case, folder, *stops, **settings):
+    """Run in several sessions: one per display that stops it, and one to the end."""
     for display in stops:
         with suppress(Killed):
             assert run(case, folder, resume=display is not stops[0], display=display)["status"] == "interrupted"
@@ -84,7 +93,7 @@ def sittings(case, folder, *stops, **settings):
 
 
 @every_case
-def test_scattered_stopped_killed_and_resumed_is_the_same(name, whole, tmp_path, monkeypatch):
+def test_a_scattered_stopped_and_killed_run_is_bit_identical(name, whole, tmp_path, monkeypatch):
     scatter(monkeypatch)
     stops = [
         Stopping(0, scoring=True),  # at once
@@ -92,75 +101,77 @@ def test_scattered_stopped_killed_and_resumed_is_the_same(name, whole, tmp_path,
         Stopping(2, scoring=True, error=Killed),  # in the middle of a round
         Stopping(2, error=Killed),
     ]
-    summary = sittings(CASES[name], tmp_path, *stops)
+    summary = run_in_sessions(CASES[name], tmp_path, *stops)
     assert traces(tmp_path) == whole(name)
     assert summary["resumed_at"] == [0, 1, 1, 2]
 
 
-@pytest.mark.parametrize("name", ["scaffold, loop"])
-def test_who_trains_what_in_which_order_changes_no_bit(name, whole, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["scaffold, sequential"])
+def test_the_assignment_of_cohorts_to_workers_changes_no_bit(name, whole, tmp_path, monkeypatch):
     scatter(monkeypatch)
     run(CASES[name], tmp_path)
     assert traces(tmp_path) == whole(name)
 
 
-@pytest.mark.parametrize("name", ["everything, loop"])
-def test_stopped_and_resumed_is_never_stopped(name, whole, tmp_path):
-    sittings(CASES[name], tmp_path, Stopping(1), Stopping(2), Stopping(3))
+@pytest.mark.parametrize("name", ["everything, sequential"])
+def test_a_resumed_run_is_bit_identical(name, whole, tmp_path):
+    run_in_sessions(CASES[name], tmp_path, Stopping(1), Stopping(2), Stopping(3))
     assert traces(tmp_path) == whole(name)
 
 
-def test_rounds_since_the_last_commit_are_repeated(whole, tmp_path):
-    case = CASES["scaffold, loop"]
+def test_rounds_since_the_last_checkpoint_are_repeated(whole, tmp_path):
+    case = CASES["scaffold, sequential"]
     case = replace(case, checkpoint=replace(case.checkpoint, rounds=2))
-    summary = sittings(case, tmp_path, Stopping(1, error=Killed), Stopping(3, error=Killed))
-    assert summary["resumed_at"] == [0, 2]  # of rounds 1 and 3, neither had been committed
-    assert traces(tmp_path) == whole("scaffold, loop")
+    summary = run_in_sessions(case, tmp_path, Stopping(1, error=Killed), Stopping(3, error=Killed))
+    assert summary["resumed_at"] == [0, 2]  # no checkpoint was written after rounds 1 and 3
+    assert traces(tmp_path) == whole("scaffold, sequential")
 
 
-def test_inline_is_ray(whole, tmp_path, ray_session):
-    run(CASES["scaffold, loop"], tmp_path, workers=3)
-    assert traces(tmp_path) == whole("scaffold, loop")
+def test_inline_and_ray_are_bit_identical(whole, tmp_path, ray_session):
+    run(CASES["scaffold, sequential"], tmp_path, workers=3)
+    assert traces(tmp_path) == whole("scaffold, sequential")
 
 
 @pytest.mark.slow
-def test_inline_is_ray_interrupted_and_resumed_with_another_number_of_workers(whole, tmp_path, ray_session):
-    case = CASES["everything, batch"]
+def test_a_ray_run_resumed_with_other_workers_is_bit_identical(whole, tmp_path, ray_session):
+    case = CASES["everything, vectorized"]
     assert run(case, tmp_path, workers=1, display=Stopping(1))["status"] == "interrupted"
     assert run(case, tmp_path, workers=2, resume=True)["resumed_at"] == [1]
-    assert traces(tmp_path) == whole("everything, batch")
+    assert traces(tmp_path) == whole("everything, vectorized")
 
 
-ON_RAY = [(name, 2) for name in CASES] + [(name, n) for name in ("scaffold, loop", "everything, batch") for n in (1, 3)]
+ON_RAY = [(name, 2) for name in CASES] + [
+    (name, n) for name in ("scaffold, sequential", "everything, vectorized") for n in (1, 3)
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "workers"), ON_RAY)
-def test_every_case_is_the_same_on_ray(name, workers, whole, tmp_path, ray_session):
+def test_every_case_is_bit_identical_on_ray(name, workers, whole, tmp_path, ray_session):
     run(CASES[name], tmp_path, workers=workers)
     assert traces(tmp_path) == whole(name)
 
 
-def test_cases_are_what_they_should_be(whole, tmp_path):
+def test_the_cases_have_several_uneven_cohorts_and_learn(whole, tmp_path):
     """At least 7 clients in 4 cohorts, of uneven sizes; dropout; a model that learns."""
-    case = CASES["scaffold, loop"]
+    case = CASES["scaffold, sequential"]
     assert len(set(SIZES)) == len(SIZES)
     assert min(SIZES) == 1
     assert max(SIZES) > 4 * case.phases[0].local.batch_size
     summary = run(replace(case, model=replace(case.model, dropout=0.0)), tmp_path)
-    assert traces(tmp_path)["weights_sha256"] != whole("scaffold, loop")["weights_sha256"]
+    assert traces(tmp_path)["weights_sha256"] != whole("scaffold, sequential")["weights_sha256"]
     assert summary["final"]["accuracy"] > summary["initial"]["accuracy"] + 0.1
 
 
-def test_the_width_and_the_way_are_part_of_the_identity(whole):
-    """Batched products round otherwise, so equal hashes of both modes would mean that one of them was not used."""
-    assert whole("scaffold, loop")["weights_sha256"] != whole("scaffold, batch")["weights_sha256"]
+def test_both_execution_modes_are_really_used(whole):
+    """Batched products round differently, so equal hashes would mean that one mode was not used."""
+    assert whole("scaffold, sequential")["weights_sha256"] != whole("scaffold, vectorized")["weights_sha256"]
 
 
-def test_nothing_draws_from_the_global_generators(whole, tmp_path):
+def test_global_random_generators_are_not_used(whole, tmp_path):
     torch.manual_seed(123)
     np.random.seed(123)  # noqa: NPY002
     before = torch.get_rng_state()
-    run(CASES["scaffold, loop"], tmp_path)
+    run(CASES["scaffold, sequential"], tmp_path)
     assert torch.equal(before, torch.get_rng_state())
-    assert traces(tmp_path) == whole("scaffold, loop")
+    assert traces(tmp_path) == whole("scaffold, sequential")

@@ -1,4 +1,4 @@
-"""What a model reads is what its phase's objective gives."""
+"""The inputs that a model requires are those that its phase's objective provides."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from fakes import experiment
 from torch import Tensor, nn
 
 from simfl.errors import ConfigError
-from simfl.parameter_groups import roles
+from simfl.parameter_groups import group_parameters
 
 
 class Reader(nn.Module):
-    """It reads x, and more if there is more."""
+    """A model with one required and one optional input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,16 +22,16 @@ class Reader(nn.Module):
 
 
 class Needy(Reader):
-    """It cannot do without a mask."""
+    """A model with a second required input."""
 
     def forward(self, x: Tensor, mask: Tensor, *rest: Tensor, **others: Tensor) -> Tensor:  # type: ignore[override]
         return self.head(x) * mask
 
 
-def test_a_model_that_needs_more_than_the_objective_gives_is_refused_before_it_is_run() -> None:
+def test_a_model_with_an_input_that_the_objective_lacks_is_refused() -> None:
     case = experiment()
     phase = case.phases[0]
-    assert roles(case.model, Reader(), phase, "phases.0").trained == ("head.weight", "head.bias")
-    line = r"^phases.0.objective: Classification gives the model x; this one reads mask too$"
+    assert group_parameters(case.model, Reader(), phase, "phases.0").trained == ("head.weight", "head.bias")
+    line = r"^phases.0.objective: Classification provides the inputs x; the model also requires mask$"
     with pytest.raises(ConfigError, match=line):
-        roles(case.model, Needy(), phase, "phases.0")
+        group_parameters(case.model, Needy(), phase, "phases.0")

@@ -1,4 +1,4 @@
-"""Who takes part: C·K in decimals, without replacement or one by one, groups within a client."""
+"""Sampling of clients: C·K in decimals, without replacement or independently, and groups within a client."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def phase(**settings):
         (0.1, 25, 2, 3, 3),  # 2.5: a half goes up
         (0.2, 12, 2, 2, 3),  # 2.4
         (0.35, 10, 3, 4, 4),  # 3.5
-        (0.01, 10, 1, 1, 1),  # 0.1, but never nobody
+        (0.01, 10, 1, 1, 1),  # 0.1: at least one
         (1e-9, 10, 1, 1, 1),
         (1.0, 10, 10, 10, 10),
         (0.999, 10, 9, 10, 10),  # 9.99, never more than there are
@@ -36,55 +36,55 @@ def phase(**settings):
         (0.3, 3, 1, 1, 1),  # 0.9: one at least
     ],
 )
-def test_the_number_of_clients_is_exact_and_rounded_as_asked(participation, clients, floor, half, ceil):
+def test_the_number_of_clients_is_exact_and_rounded_as_requested(participation, clients, floor, half, ceil):
     for rounding, number in [("floor", floor), ("round", half), ("ceil", ceil)]:
-        asked = phase(participation=participation, rounding=rounding)
-        assert num_sampled(asked, clients) == number, rounding
-        assert len(set(sample_clients(asked, clients, 42, 0, 0))) == number
+        requested = phase(participation=participation, rounding=rounding)
+        assert num_sampled(requested, clients) == number, rounding
+        assert len(set(sample_clients(requested, clients, 42, 0, 0))) == number
 
 
-def test_a_fixed_number_is_taken_as_it_is():
+def test_clients_per_round_is_the_number_of_sampled_clients():
     assert num_sampled(phase(clients_per_round=3, participation=None), 10) == 3
 
 
-def test_everybody_is_everybody_in_order():
+def test_full_participation_samples_all_clients_in_order():
     assert sample_clients(phase(participation=1.0), 10, 42, 0, 3) == list(range(10))
 
 
 @given(st.integers(0, 2**31), st.integers(0, 9), st.integers(0, 999))
-def test_a_sample_is_named_by_seed_phase_and_round(seed, index, number):
-    asked = phase(participation=0.3)
-    sample = sample_clients(asked, 50, seed, index, number)
+def test_a_sample_depends_on_seed_phase_and_round_alone(seed, index, number):
+    requested = phase(participation=0.3)
+    sample = sample_clients(requested, 50, seed, index, number)
     assert sample == sorted(set(sample))
     assert len(sample) == 15
     assert set(sample) <= set(range(50))
-    assert sample == sample_clients(asked, 50, seed, index, number)
-    assert sample == sample_clients(replace(asked, algorithm=Scaffold()), 50, seed, index, number)
+    assert sample == sample_clients(requested, 50, seed, index, number)
+    assert sample == sample_clients(replace(requested, algorithm=Scaffold()), 50, seed, index, number)
     others = [(seed + 1, index, number), (seed, index + 1, number), (seed, index, number + 1)]
-    assert any(sample != sample_clients(asked, 50, *other) for other in others)
+    assert any(sample != sample_clients(requested, 50, *other) for other in others)
 
 
-def test_every_client_is_sampled_as_often_as_any_other():
-    """3 of 10 in 1,000 rounds: 300 visits each, standard deviation sqrt(1000 · 0.3 · 0.7) = 14.5; 5 of them allowed."""
-    asked, counts = phase(participation=0.3), np.zeros(10)
+def test_all_clients_are_sampled_equally_often():
+    """3 of 10 in 1,000 rounds: 300 each, standard deviation sqrt(1000 · 0.3 · 0.7) = 14.5; 5 are allowed."""
+    requested, counts = phase(participation=0.3), np.zeros(10)
     for number in range(1000):
-        counts[sample_clients(asked, 10, 42, 0, number)] += 1
+        counts[sample_clients(requested, 10, 42, 0, number)] += 1
     assert counts.sum() == 3000
     assert abs(counts - 300).max() < 5 * 14.5
 
 
-def test_poisson_sampling_takes_each_client_on_its_own():
-    """q = 0.25 of 8 clients in 2,000 rounds: binomial numbers of mean 2 and variance 1.5; nobody in 0.75^8 = 10 %."""
-    asked = phase(poisson=0.25)
-    sizes = np.array([len(sample_clients(asked, 8, 42, 0, number)) for number in range(2000)])
-    assert num_sampled(asked, 8) is None
+def test_poisson_sampling_includes_each_client_independently():
+    """q = 0.25 of 8 clients in 2,000 rounds: binomial numbers of mean 2 and variance 1.5; empty in 0.75^8 = 10 %."""
+    requested = phase(poisson=0.25)
+    sizes = np.array([len(sample_clients(requested, 8, 42, 0, number)) for number in range(2000)])
+    assert num_sampled(requested, 8) is None
     assert sizes.mean() == pytest.approx(2.0, abs=5 * (1.5 / 2000) ** 0.5)
     assert sizes.var() == pytest.approx(1.5, abs=0.25)
     assert (sizes == 0).mean() == pytest.approx(0.75**8, abs=0.035)
     assert sample_clients(phase(poisson=1.0), 8, 42, 0, 0) == list(range(8))
 
 
-def test_a_round_with_nobody_counts_and_commits_and_changes_nothing(tmp_path):
+def test_a_round_without_clients_counts_and_changes_nothing(tmp_path):
     case = experiment("scaffold", poisson=0.01, rounds=3)
     assert [sample_clients(case.phases[0], 10, 42, 0, number) for number in range(3)] == [[], [], []]
     summary = run(case, tmp_path)
@@ -100,7 +100,7 @@ def test_a_round_with_nobody_counts_and_commits_and_changes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["sequential", "vectorized"])
-def test_one_client_a_round_and_one_client_in_all(mode, tmp_path):
+def test_one_client_per_round_and_a_single_client_work(mode, tmp_path):
     assert run(experiment(mode=mode, clients_per_round=1), tmp_path / "of many")["status"] == "completed"
     alone = experiment(mode=mode, participation=1.0, data=Toy(sizes=(30,)))
     summary = run(alone, tmp_path / "alone")
@@ -111,7 +111,7 @@ def test_one_client_a_round_and_one_client_in_all(mode, tmp_path):
 # groups
 
 
-def test_without_a_number_all_groups_take_part_in_their_order():
+def test_all_groups_take_part_by_default():
     assert sample_groups(6, Privacy(), 42, 0, 0, 3) == [0, 1, 2, 3, 4, 5]
     assert sample_groups(6, Privacy(groups_per_client=9), 42, 0, 0, 3) == [0, 1, 2, 3, 4, 5]
 
@@ -124,7 +124,7 @@ def test_sampled_groups_are_distinct_and_in_order(count, number, client):
     assert set(sampled) <= set(range(6))
 
 
-def test_groups_are_sampled_anew_for_each_client_and_round():
+def test_groups_are_sampled_separately_for_each_client_and_round():
     privacy = Privacy(groups_per_client=2)
     by_round = {tuple(sample_groups(6, privacy, 42, 0, number, 3)) for number in range(40)}
     by_client = {tuple(sample_groups(6, privacy, 42, 0, 1, client)) for client in range(40)}
@@ -132,7 +132,7 @@ def test_groups_are_sampled_anew_for_each_client_and_round():
     assert len(by_client) > 10
 
 
-def test_groups_drawn_each_on_its_own_come_in_every_number():
+def test_with_a_group_rate_groups_are_included_independently():
     # mean 6 · 0.5 = 3, standard deviation of the mean of 400 is √(6/4/400) = 0.061
     privacy = Privacy(group_rate=0.5)
     counts = [len(sample_groups(6, privacy, 42, 0, number, 3)) for number in range(400)]
@@ -147,9 +147,10 @@ def test_secure_choices_cannot_be_made_again():
 
 @pytest.mark.parametrize(("mode", "expected", "clients_per_batch"), [
     ("vectorized", 1, 1), ("vectorized", 2, 2), ("vectorized", 7, 8), ("vectorized", 50, 16),
-    ("sequential", 1, 1), ("sequential", 32, 1), ("sequential", 33, 2), ("sequential", 1000, 32), ("sequential", 0.3, 1),
+    ("sequential", 1, 1), ("sequential", 32, 1), ("sequential", 33, 2), ("sequential", 1000, 32),
+    ("sequential", 0.3, 1),
 ])  # fmt: skip
-def test_the_width_left_open_is_a_power_of_two(mode, expected, clients_per_batch):
+def test_automatic_clients_per_batch_is_a_power_of_two(mode, expected, clients_per_batch):
     """Side by side all at once up to 16; one by one at most some 32 calls a round."""
     assert auto_clients_per_batch(mode, expected) == clients_per_batch
 

@@ -1,4 +1,4 @@
-"""Where the time goes: measured once, under one name, and never in a table."""
+"""Times are measured once, under one name, and appear in no table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simfl.timing import NAMES, Clock, Stopwatch, Trace, clocked, measured, time
 
 
 def rounds(folder):
-    """The rounds of a log."""
+    """Return the round events of a log."""
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     return [line for line in lines if line["event"] == "round"]
 
@@ -22,8 +22,8 @@ def spans(folder):
     return [event for event in json.loads((folder / "trace.json").read_text()) if event["ph"] == "X"]
 
 
-def test_a_name_counts_its_own_time_alone():
-    """40 ms inside of 100: 60 are train, 40 load, of which one more measure of 20 takes a half."""
+def test_a_name_counts_only_its_own_time():
+    """100 ms in total: 60 ms of train, 20 ms of load and 20 ms of decode inside of it."""
     clock = Clock()
     with clock.measure("train"):
         time.sleep(0.06)
@@ -37,21 +37,21 @@ def test_a_name_counts_its_own_time_alone():
     assert clock.busy == pytest.approx(0.1, abs=0.04)
 
 
-def test_a_name_inside_itself_is_counted_once():
+def test_nested_measures_of_one_name_count_once():
     clock = Clock()
     with clock.measure("train"), clock.measure("train"):
         time.sleep(0.05)
     assert clock.seconds["train"] == pytest.approx(0.05, abs=0.02)
 
 
-def test_what_fails_is_counted_too():
+def test_a_failing_block_is_counted_too():
     clock = Clock()
     with pytest.raises(ValueError, match="no"), clock.measure("train"):
         raise ValueError("no")
     assert clock.seconds["train"] > 0
 
 
-def test_timed_functions_count_on_the_clock_that_runs_where_they_are_called():
+def test_timed_functions_count_on_the_current_clock():
     @timed("encode")
     def encode(x):
         with measured("sum"):
@@ -64,7 +64,7 @@ def test_timed_functions_count_on_the_clock_that_runs_where_they_are_called():
     assert set(clock.seconds) == {"encode", "sum"}
 
 
-def test_a_stopwatch_adds_workers_to_the_driver_and_begins_anew_with_each_lap():
+def test_a_stopwatch_adds_workers_to_the_driver_and_restarts_with_each_lap():
     watch = Stopwatch(2, None)
     watch.own.add("server", 1.0)
     watch.count([Clock(worker=1, seconds={"train": 2.0, "queue": 5.0})], training=True)
@@ -75,7 +75,7 @@ def test_a_stopwatch_adds_workers_to_the_driver_and_begins_anew_with_each_lap():
     assert watch.lap()[:4] == (dict.fromkeys(NAMES, 0.0), (0.0, 0.0), memory, use)
 
 
-def test_a_trace_that_was_cut_off_can_be_read_line_by_line(tmp_path):
+def test_an_incomplete_trace_can_be_read_line_by_line(tmp_path):
     clock = Clock(traced=True)
     with clock.measure("train", "clients 1"):
         pass
@@ -87,7 +87,7 @@ def test_a_trace_that_was_cut_off_can_be_read_line_by_line(tmp_path):
     assert [json.loads(line.rstrip(","))["pid"] for line in whole.splitlines()[1:3]] == [1, 1]
 
 
-def test_the_log_has_every_timing_of_every_round_and_they_fit_into_its_seconds(tmp_path):
+def test_the_log_has_every_timing_of_every_round(tmp_path):
     run(experiment(rounds=3, evaluate=Evaluate(every=2)), tmp_path)
     found = rounds(tmp_path)
     assert len(found) == 3
@@ -102,7 +102,7 @@ def test_the_log_has_every_timing_of_every_round_and_they_fit_into_its_seconds(t
     assert [row["timings"]["evaluate"] > 0 for row in found] == [False, True, True]
 
 
-def test_timings_and_traces_change_no_result(tmp_path):
+def test_tracing_changes_no_result(tmp_path):
     run(experiment("scaffold"), tmp_path / "plain")
     run(experiment("scaffold"), tmp_path / "traced", profile=True)
     assert traces(tmp_path / "traced") == traces(tmp_path / "plain")
@@ -118,21 +118,25 @@ def test_a_trace_shows_the_driver_and_its_worker(tmp_path):
     assert "clients 2, 3" in {span["args"]["about"] for span in spans(tmp_path)}
 
 
-def test_fewer_cohorts_than_workers_are_mentioned(tmp_path, monkeypatch):
+def test_a_message_reports_fewer_cohorts_than_workers(tmp_path, monkeypatch):
     from fakes import scatter
 
     scatter(monkeypatch)
     display = Stopping()
-    run(experiment(rounds=1, width=1, participation=None, clients_per_round=2), tmp_path / "few", display=display)
+    run(
+        experiment(rounds=1, clients_per_batch=1, participation=None, clients_per_round=2),
+        tmp_path / "few",
+        display=display,
+    )
     assert [text for text in display.messages if "fewer than the 3 workers" in text]
     display = Stopping()
-    run(experiment(rounds=1, width=2), tmp_path / "many", display=display)
+    run(experiment(rounds=1, clients_per_batch=2), tmp_path / "many", display=display)
     assert not [text for text in display.messages if "workers" in text]
 
 
 @pytest.mark.slow
-def test_on_ray_the_way_there_and_back_is_counted_and_every_worker_has_its_hours(tmp_path, ray_session):
-    run(experiment(rounds=4, width=1), tmp_path, workers=2, profile=True)
+def test_on_ray_transfers_and_the_busy_time_of_every_worker_are_counted(tmp_path, ray_session):
+    run(experiment(rounds=4, clients_per_batch=1), tmp_path, workers=2, profile=True)
     last = rounds(tmp_path)[-1]
     assert last["timings"]["transfer"] > 0
     assert last["timings"]["queue"] > 0
@@ -141,7 +145,7 @@ def test_on_ray_the_way_there_and_back_is_counted_and_every_worker_has_its_hours
     assert "dispatch" in {span["name"] for span in spans(tmp_path)}
 
 
-def test_a_worker_may_join_and_memory_is_what_it_came_to_so_far():
+def test_a_worker_may_join_and_memory_is_the_peak_so_far():
     watch = Stopwatch(1, None)
     watch.count([Clock(worker=0, memory=700), Clock(worker=2, memory=50), Clock(worker=0, memory=300)], training=True)
     assert watch.lap()[2] == (700, 0, 50)
@@ -149,8 +153,8 @@ def test_a_worker_may_join_and_memory_is_what_it_came_to_so_far():
     assert watch.lap()[2] == (700, 0, 60)
 
 
-def test_the_use_of_a_gpu_is_its_mean_over_a_lap_and_absent_where_nobody_knows_it():
-    """Worker 0 was seen at 0.5 and 1: three quarters; worker 1 never."""
+def test_gpu_utilization_is_the_mean_over_a_lap_or_absent():
+    """Readings of worker 0 are 0.5 and 1, so its mean is 0.75; worker 1 has none."""
     watch = Stopwatch(2, None)
     watch.count([Clock(worker=0, use=0.5), Clock(worker=0, use=1.0), Clock(worker=1)], training=True)
     assert watch.lap().use == (0.75, None)

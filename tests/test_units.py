@@ -1,4 +1,4 @@
-"""Units: groups of a client, trained separately from one start, clipped as a whole and summed into one upload."""
+"""Privacy units: groups of a client, trained separately, clipped as a whole and summed into one upload."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from simfl.protocol import Weights
 from simfl.run_context import RunContext
 from simfl.runs import checkpoint
 from simfl.runs.snapshot import Snapshot
-from simfl.training.clipping import clip
+from simfl.training.optimizer_step import clip
 from simfl.weights import norm, subtract
 
 SIZES = (12, 9, 6)
 
 
 def grouped(mode: str = "sequential", **privacy: object) -> Experiment:
-    """Three clients of three groups each, all sampled, uniform weights, one full batch a group."""
+    """Return three clients of three groups each, all sampled, with uniform weights and one full batch per group."""
     made = experiment(
         "fedavg",
         mode=mode,
@@ -42,7 +42,7 @@ def grouped(mode: str = "sequential", **privacy: object) -> Experiment:
 
 
 def moved(given: Experiment, folder: Path) -> Weights:
-    """What the round added to the global model."""
+    """Return the change of the global model in the round."""
     run(given, folder)
     found = checkpoint.latest(folder / "checkpoints")
     assert found is not None
@@ -52,10 +52,10 @@ def moved(given: Experiment, folder: Path) -> Weights:
 
 
 def by_hand(given: Experiment, folder: Path, clip: float, divisor: int | None = None) -> Weights:
-    """One SGD step for each group, clipped, summed, divided by the number of groups; then the mean over clients."""
+    """Return the mean over clients of one SGD step per group, clipped, summed and divided by the number of groups."""
     setting = RunContext(given, folder / "cache")
     partition = Official(groups="group").split(setting.split("train"), given.seed)
-    examples, module = setting.stage(0, 3).examples, setting.module.train()
+    examples, module = setting.phase_context(0, 3).load_examples(), setting.module.train()
     total: Weights = {}
     for client in range(3):
         groups = partition.groups(client)
@@ -80,12 +80,12 @@ def test_without_a_clip_the_upload_is_the_mean_of_the_groups(tmp_path: Path) -> 
     assert_close(moved(given, tmp_path), by_hand(given, tmp_path, clip=1e9), rtol=1e-4, atol=1e-7)
 
 
-def test_the_denominator_is_the_number_asked_for_even_where_a_client_has_fewer(tmp_path: Path) -> None:
+def test_the_denominator_is_the_requested_number_even_if_a_client_has_fewer_groups(tmp_path: Path) -> None:
     given = grouped(clip=0.05, groups_per_client=5)
     assert_close(moved(given, tmp_path), by_hand(given, tmp_path, clip=0.05, divisor=5), rtol=1e-4, atol=1e-7)
 
 
-def test_both_ways_train_groups_alike(tmp_path: Path) -> None:
+def test_both_execution_modes_agree_on_groups(tmp_path: Path) -> None:
     one, all_at_once = (moved(grouped(mode, clip=0.05), tmp_path / mode) for mode in ("sequential", "vectorized"))
     assert_close(one, all_at_once, rtol=1e-4, atol=1e-7)
 
@@ -98,13 +98,13 @@ def test_sampled_groups_are_fewer_and_the_same_each_time(tmp_path: Path) -> None
     assert first["weights_sha256"] != run(grouped(clip=0.05), tmp_path / "c")["weights_sha256"]
 
 
-def test_a_client_as_unit_is_clipped_whole(tmp_path: Path) -> None:
+def test_with_client_privacy_the_whole_update_is_clipped(tmp_path: Path) -> None:
     given = grouped(unit="client", clip=1e-3)
     alone = replace(given, phases=(replace(given.phases[0], participation=0.4),))  # one of three
     assert_close(norm(moved(alone, tmp_path)), torch.tensor(1e-3), rtol=1e-3, atol=0.0)
 
 
-def test_gradients_of_clients_are_clipped_apart_whatever_their_shapes() -> None:
+def test_the_gradient_of_each_client_is_clipped_separately() -> None:
     # norms √(9 + 16) = 5 and 0.5; with a limit of 1 the first client's is a fifth
     gradients = {"scale": torch.tensor([3.0, 0.3]), "bias": torch.tensor([[4.0], [0.4]])}
     found = clip(gradients, Local(LocalOptimizer("sgd"), 0.1, clip_norm=1.0))
@@ -112,7 +112,7 @@ def test_gradients_of_clients_are_clipped_apart_whatever_their_shapes() -> None:
     assert_close(found["bias"], torch.tensor([[0.8], [0.4]]))
 
 
-def test_clipping_leaves_what_is_short_enough_and_a_zero_update_alone() -> None:
+def test_clipping_does_not_change_short_and_zero_updates() -> None:
     # norms 5, 0.5 and 0; with a limit of 1 the first is (3, 4) / 5
     updates = {"a": torch.tensor([[3.0], [0.3], [0.0]]), "b": torch.tensor([[4.0], [0.4], [0.0]])}
     found = clipped(updates, 1.0)

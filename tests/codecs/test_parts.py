@@ -89,7 +89,7 @@ def test_a_file_names_codecs_by_part() -> None:
             Codecs(parts={"controls": PartCodecs(upload=Nf4())}),
             "codec.parts.controls.upload: no such part; did you mean",
         ),
-        (Codecs(download=Nf4(error_feedback=True)), "codec.download.error_feedback: has no effect on the way down"),
+        (Codecs(download=Nf4(error_feedback=True)), "codec.download.error_feedback: has no effect on downloads"),
         (Codecs(parts={"buffers": PartCodecs(download=Nf4())}), "codec.parts.buffers.download: no such part"),
     ],
 )

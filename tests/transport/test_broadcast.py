@@ -1,4 +1,4 @@
-"""What is sent, and what it costs: every payload is the length of a real encoding."""
+"""Messages and their bytes: every counted payload has the length of a real encoding."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from simfl import cache
 from simfl.codecs import CODECS
-from simfl.codecs.base import Context
+from simfl.codecs.base import MessageContext
 from simfl.codecs.nf4 import Nf4
 from simfl.experiment import Codecs
 from simfl.models.mlp import Mlp
 from simfl.run_context import RunContext
 from simfl.runs import tables
 from simfl.transport.broadcast import Broadcast
-from simfl.transport.upload import transmit
+from simfl.transport.upload import transmit_stacked
 
 SHAPES = [(), (1,), (64,), (65,), (7, 9), (3, 0, 2), (128, 3)]
 
@@ -29,37 +29,38 @@ def tensors(seed=0):
 
 
 @pytest.mark.parametrize("name", CODECS)
-@pytest.mark.parametrize("of", ["delta", "weights"])
-def test_the_counted_payload_is_the_length_of_what_is_encoded_and_the_rest_is_what_is_decoded(name, of):
-    """Also where a codec that loses nothing is only counted."""
-    codec, sent, base = CODECS[name](of=of), tensors(), tensors(1) if of == "weights" else {}
-    here = Context((1, 2))
-    arrived, sizes = transmit(codec, sent, base, here)
+@pytest.mark.parametrize("encode", ["update", "weights"])
+def test_counted_payloads_and_decoded_values_are_those_of_the_codec(name, encode):
+    """Lossless codecs are only counted, with the same result."""
+    codec, sent, base = CODECS[name](encode=encode), tensors(), tensors(1) if encode == "weights" else {}
+    here = MessageContext((1, 2))
+    stacked, (sizes,) = transmit_stacked(codec, {key: t[None] for key, t in sent.items()}, base, [here])
+    arrived = {key: t[0] for key, t in stacked.items()}
     for key, tensor in sent.items():
-        payload = codec.encode_tensor(tensor + base[key] if base else tensor, here.of(key))
+        payload = codec.encode_tensor(tensor + base[key] if base else tensor, here.child(key))
         assert sizes[key] == len(payload) == payload.nbytes
-        assert sizes[key] == codec.size(tuple(tensor.shape)) or (not codec.fixed)
-        decoded = codec.decode_tensor(payload, tuple(tensor.shape), here.of(key))
+        assert sizes[key] == codec.size(tuple(tensor.shape)) or (not codec.fixed_size)
+        decoded = codec.decode_tensor(payload, tuple(tensor.shape), here.child(key))
         assert torch.equal(arrived[key], decoded - base[key] if base else decoded)
 
 
-def stage_of(case):
-    return RunContext(case, cache.folder()).stage(0, 10)
+def message_spec(case):
+    return RunContext(case, cache.folder()).phase_context(0, 10).messages
 
 
 def parts(values):
     return {"weights": {"layers.0.linear.weight": values}}
 
 
-LOSSY = stage_of(experiment(codec=Codecs(download=Nf4(encode="update"))))
+LOSSY = message_spec(experiment(codec=Codecs(download=Nf4(encode="update"))))
 VALUES = torch.linspace(-1, 1, 1000)
 
 
-def charges(visits, stage=LOSSY):
-    """The payload of each download, for these lists of clients of one round after the other."""
+def charges(clients_by_round, spec=LOSSY):
+    """Return the payload of each download, for the clients of one round after the other."""
     broadcast, found = Broadcast(), []
-    for number, clients in enumerate(visits):
-        _, rows, broadcast = broadcast.send(stage, number, parts(VALUES * number), clients)
+    for number, clients in enumerate(clients_by_round):
+        _, rows, broadcast = broadcast.send(spec, number, parts(VALUES * number), clients)
         assert [(row["client"], row["round"], row["direction"]) for row in rows] == [
             (client, number + 1, "download") for client in clients
         ]
@@ -71,33 +72,33 @@ def charges(visits, stage=LOSSY):
 # 1,000 values: 4,000 bytes in float32; 16 scales of 4 bytes and 500 bytes of codes in NF4
 
 
-def test_a_first_visit_takes_the_whole_and_later_ones_the_packet():
+def test_a_client_downloads_the_whole_first_and_packets_later():
     assert charges([[0, 1], [0, 2], [0, 1, 2]]) == [[4000, 4000], [564, 4000], [564, 2 * 564, 564]]
 
 
-def test_missed_packets_are_taken_until_the_whole_is_shorter():
+def test_missed_packets_are_downloaded_until_the_whole_is_shorter():
     """7 packets are 3,948 bytes, 8 would be 4,512."""
     assert charges([[0], *[[1]] * 6, [0]])[-1] == [7 * 564]
     assert charges([[0], *[[1]] * 7, [0]])[-1] == [4000]
     assert charges([[0], *[[1]] * 70, [0], [0], [1, 0]])[-3:] == [[4000], [564], [3 * 564, 564]]
 
 
-def test_a_round_with_nobody_makes_a_packet_that_all_have_missed():
+def test_all_clients_miss_the_packet_of_a_round_without_clients():
     assert charges([[0], [], [], [0]]) == [[4000], [], [], [3 * 564]]
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 5), max_size=4, unique=True), max_size=40))
-def test_charges_are_those_of_one_who_forgets_nothing(visits):
+def test_charges_equal_those_of_a_complete_history(clients_by_round):
     seen, expected = {}, []
-    for number, clients in enumerate(visits):
+    for number, clients in enumerate(clients_by_round):
         costs = {c: min(4000, 564 * (number - seen[c])) if c in seen else 4000 for c in clients}
         seen |= dict.fromkeys(clients, number)
         expected.append([costs[c] for c in clients])
-    assert charges(visits) == expected
+    assert charges(clients_by_round) == expected
 
 
-def test_what_is_remembered_does_not_grow_with_the_rounds():
+def test_the_broadcast_state_does_not_grow_with_the_rounds():
     broadcast = Broadcast()
     for number in range(100):
         *_, broadcast = broadcast.send(LOSSY, number, parts(VALUES * number), [number])
@@ -105,8 +106,8 @@ def test_what_is_remembered_does_not_grow_with_the_rounds():
     assert set(broadcast.missed) == set(range(92, 100))
 
 
-def test_what_one_encoding_lost_is_part_of_the_next():
-    """The server stands still, and what is public comes ever closer to it."""
+def test_the_error_of_one_encoding_is_part_of_the_next_change():
+    """The server stays constant, and the public version converges to it."""
     broadcast, errors = Broadcast(), []
     _, _, broadcast = broadcast.send(LOSSY, 0, parts(torch.zeros(1000)), [0])
     for number in range(1, 7):
@@ -119,18 +120,18 @@ def test_what_one_encoding_lost_is_part_of_the_next():
     assert all(later < 0.3 * earlier or later < 1e-6 for earlier, later in pairwise(errors))
 
 
-def test_whole_weights_are_encoded_as_they_are():
-    stage = stage_of(experiment(codec=Codecs(download=Nf4(encode="weights"))))
-    codec = stage.phase.codec.download
-    received, rows, after = Broadcast().send(stage, 3, parts(VALUES), [4, 7])
+def test_with_encode_weights_the_whole_is_encoded():
+    spec = message_spec(experiment(codec=Codecs(download=Nf4(encode="weights"))))
+    codec = spec.codec("download", "weights")
+    received, rows, after = Broadcast().send(spec, 3, parts(VALUES), [4, 7])
     expected = codec.decode_tensor(codec.encode_tensor(VALUES), (1000,))
     assert torch.equal(received["weights"]["layers.0.linear.weight"], expected)
     assert [row["payload_bytes"] for row in rows] == [564, 564]
     assert after == Broadcast()
 
 
-def test_changes_in_a_codec_that_loses_nothing_are_the_whole():
-    assert charges([[0], [0]], stage_of(experiment())) == [[4000], [4000]]
+def test_a_lossless_codec_sends_the_whole():
+    assert charges([[0], [0]], message_spec(experiment())) == [[4000], [4000]]
 
 
 # runs
@@ -145,19 +146,18 @@ CASES = {name: experiment(name) for name in ("scaffold", "ditto", "krum")}
 CASES |= {
     "lossy": experiment("scaffold", codec=Codecs(download=Nf4(encode="update"), upload=Nf4(error_feedback=True))),
     "personal_params": experiment("scaffold", personal_params=("head.*",)),
-    "silent": experiment(communicate=False),
+    "local": experiment(communicate=False),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_summary_is_the_sum_of_the_ledger_and_so_are_the_rounds(name, tmp_path):
+def test_summary_and_rounds_hold_the_sums_of_the_ledger(name, tmp_path):
     summary = run(CASES[name], tmp_path)
-    for mode in ("download", "upload"):
-        total, rows = totals(tmp_path, direction=mode)
-        assert (
-            summary["bytes"][mode] == total == sum(r[f"{mode}_bytes"] for r in tables.rows(tmp_path / "rounds.parquet"))
-        )
-        assert summary["charged"][mode] == sum(row["charged_bytes"] for row in rows)
+    for direction in ("download", "upload"):
+        total, rows = totals(tmp_path, direction=direction)
+        in_rounds = sum(row[f"{direction}_bytes"] for row in tables.rows(tmp_path / "rounds.parquet"))
+        assert summary["bytes"][direction] == total == in_rounds
+        assert summary["charged"][direction] == sum(row["charged_bytes"] for row in rows)
     assert summary["bytes"]["total"] == summary["bytes"]["download"] + summary["bytes"]["upload"]
 
 
@@ -174,7 +174,7 @@ def test_bytes_by_hand(tmp_path):
 
 @pytest.mark.parametrize("mode", ["sequential", "vectorized"])
 @pytest.mark.parametrize("name", ["scaffold", "ditto"])
-def test_private_tensors_never_travel(name, mode, tmp_path):
+def test_personal_parameters_are_never_sent(name, mode, tmp_path):
     """The head has 16·5 + 5 of 293 values."""
     run(experiment(name, mode, personal_params=("head.*",)), tmp_path)
     _, rows = totals(tmp_path)
@@ -182,14 +182,14 @@ def test_private_tensors_never_travel(name, mode, tmp_path):
     assert {row["payload_bytes"] for row in rows} == {4 * 208}
 
 
-def test_where_nothing_is_communicated_nothing_travels(tmp_path):
-    summary = run(CASES["silent"], tmp_path)
+def test_without_communication_nothing_is_sent(tmp_path):
+    summary = run(CASES["local"], tmp_path)
     assert summary["bytes"]["total"] == 0
-    assert summary["weights_sha256"] == run(replace(CASES["silent"], seed=42), tmp_path / "again")["weights_sha256"]
+    assert summary["weights_sha256"] == run(replace(CASES["local"], seed=42), tmp_path / "again")["weights_sha256"]
 
 
-def test_running_statistics_travel_in_float32_whatever_the_codec(tmp_path):
-    """8 means and 8 variances, both modes, beside 12·8 + 8 + 8 + 8 + 8·5 + 5 = 165 weights."""
+def test_running_statistics_are_sent_in_float32_with_every_codec(tmp_path):
+    """8 means and 8 variances in both directions, with 12·8 + 8 + 8 + 8 + 8·5 + 5 = 165 weights."""
     codec = Codecs(download=Nf4(encode="weights"), upload=Nf4())
     even = Toy(sizes=(2, 40, 6, 8, 27, 13, 3, 21, 10, 16))
     run(experiment(data=even, model=Normalised(), codec=codec), tmp_path)
@@ -200,8 +200,8 @@ def test_running_statistics_travel_in_float32_whatever_the_codec(tmp_path):
         assert {row["floats"] for row in totals(tmp_path, direction=direction, part="weights")[1]} == {165}
 
 
-def test_a_missed_round_is_paid_at_the_next_visit_of_a_run(tmp_path):
-    """Against a simple count over the table itself."""
+def test_a_missed_round_is_charged_in_the_clients_next_round(tmp_path):
+    """Compared with a simple count over the table itself."""
     case = experiment(codec=Codecs(download=Nf4(encode="update")), clients_per_round=2, rounds=8, model=Mlp((16,)))
     run(case, tmp_path)
     packet = sum(Nf4().size(shape) for shape in [(16, 12), (16,), (5, 16), (5,)])
