@@ -1,6 +1,7 @@
-"""Writes docs/algorithms.md from the table of algorithms: `python docs/make_algorithms.py`.
+"""Write docs/algorithms.md from the registries: `python docs/make_algorithms.py`; `--check` tests that it is current.
 
-What travels, what is remembered and what a step costs is not claimed but found out, by one visit to a small model.
+The script imports the simfl of its own repository. Messages, client state and passes of an algorithm are measured with
+one client update of a small model.
 """
 
 from __future__ import annotations
@@ -9,37 +10,75 @@ import inspect
 import sys
 from pathlib import Path
 
-import torch
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
-from simfl.algorithms import ALGORITHMS
-from simfl.algorithms.base import Algorithm
-from simfl.config.catalogue import Entry, entry
-from simfl.config.fields import shown
-from simfl.optimizers import SCHEDULES, SERVER_OPTIMIZERS
-from simfl.protocol import EXTRA, ClientUpdate, Facts, Outputs, Parts, Server, State
+import torch  # noqa: E402
 
-FILE = Path(__file__).parent / "algorithms.md"
-D = 1009  # values of the model; a prime, so that multiples of it are told from other numbers
+from simfl.algorithms import ALGORITHMS  # noqa: E402
+from simfl.algorithms.base import Algorithm  # noqa: E402
+from simfl.config.catalogue import Entry, entry  # noqa: E402
+from simfl.config.fields import shown  # noqa: E402
+from simfl.objectives import OBJECTIVES  # noqa: E402
+from simfl.optimizers import SCHEDULES, SERVER_OPTIMIZERS  # noqa: E402
+from simfl.protocol import EXTRA, ClientUpdate, ModelInfo, Outputs, Parts, Server, State, Task  # noqa: E402
+
+FILE = ROOT / "docs" / "algorithms.md"
+D = 1009  # values of the model: a prime, so that its multiples are told apart from other numbers
 HEAD = """# Algorithms
 
-Written by `python docs/make_algorithms.py` from the table in `simfl/algorithms`; a test holds it current. Where papers
-and published codes disagree, [fidelity.md](fidelity.md) says what is done here.
+This page is written by `python docs/make_algorithms.py` from the registries; a test checks that it is current. Where
+papers and published codes disagree, [fidelity.md](fidelity.md) states what simfl does.
 
-*d* is the number of values that travel in FedAvg: all trained tensors but the private ones. Other numbers are of a
-model with 4 features and a client with 3 examples. Every method goes with every server optimizer, codec, partition
-and adapter kind, and trains in both ways (`sequential`, `vectorized`); a model with running statistics trains in `sequential` alone.
-Combinations that cannot be meant are refused before the run (`simfl/config/rules.py`). The last column says at which
-setting, or when, a method's global model is FedAvg's to the bit; a test shows each. `local` (each client's
-model as it was before its last upload) can be scored for every method.
+Every algorithm works with every server optimizer, codec, partition and adapter kind, and in both execution modes
+(`sequential`, `vectorized`); a model with running statistics is trained in `sequential` mode. Combinations without a
+meaning are refused before the run (`simfl/config/rules.py`).
 
-Baselines are no algorithms but one line of a phase: `pooled: true` is centralized training on a round's examples, with
-as many steps as its clients would take; `communicate: false` lets clients train alone. Fine-tuning after the last round
-is a second phase with `communicate: false` and `participation: 1.0`.
+The columns of the table:
+
+- **download**, **upload**, **client state**: parts and their numbers of values. *d* is the number of values that FedAvg
+  communicates: all trained tensors without the personal ones. Other numbers are those of a model with 4 features and a
+  client with 3 examples.
+- **local step**: forward passes and gradients per batch.
+- **local optimizer**: "any", or the settings of SGD that the method supports.
+- **models**: models that can be evaluated. The model `local`, a client's model at the end of its last update, can be
+  evaluated for every algorithm.
+- **is FedAvg**: the settings or rounds in which the global model is bit-identical to FedAvg's. `tests/test_contract.py`
+  tests it.
+
+## Methods without an algorithm of their own
+
+Some methods are settings of a phase:
+
+- **Centralized training**: `centralized: true` trains on the examples of a round's clients, with as many steps as these
+  clients would take.
+- **Local training**: `communicate: false` trains every client alone. Fine-tuning after the last round is a second phase
+  with `communicate: false` and `participation: 1.0`.
+- **FedPer** (Arivazhagan et al. 2019, "Federated learning with personalization layers"): the head stays on the client.
+  [experiments/personal/fedper.yaml](../experiments/personal/fedper.yaml)
+
+  ```yaml
+  phases:
+    - algorithm: fedavg
+      personal_params: ["head.*"]
+  ```
+- **FedBN** (Li et al. 2021, "FedBN: federated learning on non-IID features via local batch normalization"): scale, shift
+  and running statistics of batch normalization stay on the client.
+  [experiments/personal/fedbn.yaml](../experiments/personal/fedbn.yaml)
+
+  ```yaml
+  phases:
+    - algorithm: fedavg
+      personal_params: ["*bn*"]
+      buffers: local
+  ```
+
+## Overview
 """
 
 
 def main() -> None:
-    """Write the file, or with `--check` say whether it is current."""
+    """Write the page, or with `--check` exit with an error if it is not current."""
     text = document()
     if "--check" in sys.argv:
         sys.exit(0 if FILE.read_text(encoding="utf-8") == text else f"{FILE} is not current; run {Path(__file__).name}")
@@ -47,16 +86,26 @@ def main() -> None:
 
 
 def document() -> str:
-    """The whole text."""
+    """Return the whole page."""
     rows = [
-        "| name | down | up | client memory | a local step | local optimizer | models | is FedAvg |",
+        "| name | download | upload | client state | local step | local optimizer | models | is FedAvg |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    rows += [f"| [{name}](#{name}) | " + " | ".join(_facts(kind())) + " |" for name, kind in ALGORITHMS.items()]
+    rows += [f"| [{name}](#{name}) | " + " | ".join(_cells(_example(kind))) + " |" for name, kind in ALGORITHMS.items()]
     parts = [HEAD, "\n".join(rows) + "\n", *(_section(name, kind) for name, kind in ALGORITHMS.items())]
     parts += ["## Server optimizers\n", *(_settings(entry(n, k, "optimizer"), 3) for n, k in SERVER_OPTIMIZERS.items())]
     parts += ["## Learning-rate schedules\n", *(_settings(entry(name, kind), 3) for name, kind in SCHEDULES.items())]
+    parts += ["## Objectives\n", *(_settings(entry(name, kind), 3) for name, kind in OBJECTIVES.items())]
     return "\n".join([*parts])
+
+
+def _example(kind: type[Algorithm]) -> Algorithm:
+    """Return the algorithm with its default settings, or with those of its example where it has no defaults."""
+    try:
+        return kind()
+    except TypeError:
+        settings = {path.removeprefix("algorithm."): value for path, value in kind.example.items()}
+        return kind(**{name: value for name, value in settings.items() if name in kind.__dataclass_fields__})
 
 
 def _section(name: str, kind: type[Algorithm]) -> str:
@@ -70,31 +119,34 @@ def _settings(found: Entry, level: int, before: str = "", after: str = "") -> st
     lines += [after.rstrip("\n") + "\n"] if after else []
     if found.settings:
         lines += ["| setting | default | meaning |", "|---|---|---|"]
-        lines += [f"| `{s.name}` | `{_plain(s.default)}` | {s.meaning.replace('|', 'or')} |" for s in found.settings]
+        lines += [f"| `{s.name}` | {_default(s)} | {s.meaning.replace('|', 'or')} |" for s in found.settings]
         lines += [""]
     return "\n".join(lines)
 
 
-def _plain(value: object) -> str:
-    return str(value.get("name")) if isinstance(value, dict) else shown(value).strip("'")
+def _default(setting: object) -> str:
+    value = setting.default  # type: ignore[attr-defined]
+    if setting.required:  # type: ignore[attr-defined]
+        return "required"
+    return f"`{value.get('name') if isinstance(value, dict) else shown(value).strip(chr(39))}`"
 
 
-def _facts(algorithm: Algorithm) -> tuple[str, ...]:
-    """The cells of one row."""
-    received, sent, memory = _one_visit(algorithm)
+def _cells(algorithm: Algorithm) -> tuple[str, ...]:
+    """Return the cells of one row of the overview."""
+    received, sent, state = _one_update(algorithm)
     steps = algorithm.micro_steps()
-    runs = [name for step in steps for name in step.runs]
-    passes = f"{len(runs)} pass{'es' if len(runs) > 1 else ''}, {len(steps)} gradient{'s' if len(steps) > 1 else ''}"
-    allowed = algorithm.sgd_with()
+    num_passes = sum(len(step.forwards) for step in steps)
+    passes = f"{num_passes} pass{'es' if num_passes > 1 else ''}, {len(steps)} gradient{'s' if len(steps) > 1 else ''}"
+    allowed = algorithm.supported_sgd_settings()
     optimizer = "any" if allowed is None else " ".join(["plain sgd", *(f"+ `{key}`" for key in allowed)])
-    models = ", ".join(algorithm.offered_models)
-    kept = [_sizes(memory), *(f"tensors `{glob}`" for glob in algorithm.private)]
-    remembered = ", ".join(cell for cell in kept if cell) or "none"
-    return _sizes(received), _sizes(sent), remembered, passes, optimizer, models, algorithm.limit or "–"
+    kept = [_sizes(state), *(f"parameters `{glob}`" for glob in algorithm.personal_params)]
+    client_state = ", ".join(cell for cell in kept if cell) or "none"
+    models = ", ".join(algorithm.eval_models)
+    return _sizes(received), _sizes(sent), client_state, passes, optimizer, models, algorithm.fedavg_limit or "–"
 
 
 def _sizes(parts: Parts | State) -> str:
-    """The groups with their numbers of values, as multiples of d where they are."""
+    """Return the groups with their numbers of values, as multiples of d where they are."""
     return ", ".join(f"{name} {_size(sum(t.numel() for t in group.values()))}" for name, group in parts.items())
 
 
@@ -103,22 +155,22 @@ def _size(values: int) -> str:
     return ("*d*" if times == 1 else f"{times}·*d*") if times and not rest else str(values)
 
 
-def _one_visit(algorithm: Algorithm) -> tuple[Parts, Parts, State]:
-    """What a client receives, sends and remembers, for a model of D values and 3 examples."""
+def _one_update(algorithm: Algorithm) -> tuple[Parts, Parts, State]:
+    """Return the download, the upload and the new state of a client, for a model of D values and 3 examples."""
     weights = {"w": torch.zeros(D)}
-    server = Server(weights, algorithm.init_server(weights))
+    server = Server(weights, algorithm.init_server(weights, Task(0, num_classes=2, shape=(4,))))
     received, ones = algorithm.download(server), torch.ones(())
-    visit = ClientUpdate(
-        *(ones.to(torch.int64) if name in ("client", "key", "round", "step") else ones for name in ClientUpdate._fields)
-    )
-    visit = visit._replace(examples=3 * ones)
-    state = algorithm.prepare(received, algorithm.init_client(received, visit), visit)
-    sample = Outputs(torch.zeros(1, 2), torch.zeros(1, 4))
+    integers = ("client", "key", "round", "step")
+    update = ClientUpdate(*(ones.to(torch.int64) if name in integers else ones for name in ClientUpdate._fields))
+    update = update._replace(num_examples=3 * ones)
+    state = algorithm.prepare_state(received, algorithm.init_client(received, update), update)
+    outputs = Outputs(torch.zeros(1, 2), torch.zeros(1, 4))
     trained = dict(weights)
-    for group, tensors in algorithm.extra(Facts(sample, weights, sample), received, state, visit).items():
+    extra = algorithm.extra_params(ModelInfo(outputs, weights, outputs), received, state, update)
+    for group, tensors in extra.items():
         trained |= {f"{EXTRA}/{group}/{name}": tensor for name, tensor in tensors.items()}
-    sent = algorithm.upload(trained, received, state, visit)
-    return received, sent, algorithm.remember(sent, trained, received, state, visit)
+    sent = algorithm.upload(trained, received, state, update)
+    return received, sent, algorithm.update_state(sent, trained, received, state, update)
 
 
 if __name__ == "__main__":

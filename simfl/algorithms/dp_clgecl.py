@@ -31,6 +31,11 @@ class DpClgecl(Algorithm):
 
     reduce: ClassVar[Mapping[str, str]] = {"weights": "clients"}
     privacy_unit: ClassVar[str | None] = "group"
+    example: ClassVar[Mapping[str, object]] = {
+        "privacy": {"unit": "group", "clip": 5.0, "noise_multiplier": 0.01, "groups_per_client": 2},
+        "weighting": "uniform",
+        "personal_params": [],
+    }
 
     def init_client(self, received: Parts, update: ClientUpdate) -> State:
         """Return a dual of zero and the received model as last release."""

@@ -11,6 +11,7 @@ trusts its server (`noise: central`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,3 +23,7 @@ class DpFedAvg(Algorithm):
     """Client-level privacy: each delta is clipped, and the server or every client adds noise."""
 
     privacy_unit: ClassVar[str | None] = "client"
+    example: ClassVar[Mapping[str, object]] = {
+        "privacy": {"unit": "client", "clip": 5.0, "noise_multiplier": 0.01, "adjacency": "zero_out"},
+        "weighting": "uniform",
+    }

@@ -9,6 +9,7 @@ Uploads depend on noisy gradients alone, so the server need not be trusted.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,3 +21,8 @@ class DpSgd(Algorithm):
     """Example-level privacy: clients clip the gradient of each example and add noise to their sum."""
 
     privacy_unit: ClassVar[str | None] = "record"
+    example: ClassVar[Mapping[str, object]] = {
+        "privacy": {"unit": "record", "clip": 1.0, "noise_multiplier": 0.1},
+        "weighting": "uniform",
+        "personal_params": [],
+    }

@@ -12,6 +12,7 @@ FedAdam (1e-2, beta2 0.99) on the server, local rate 5e-3 and batch 8.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,3 +24,8 @@ class GroupDp(Algorithm):
     """Group-level privacy for groups within a client (providers): each group is trained, clipped and summed alone."""
 
     privacy_unit: ClassVar[str | None] = "group"
+    example: ClassVar[Mapping[str, object]] = {
+        "privacy": {"unit": "group", "clip": 5.0, "noise_multiplier": 0.01, "groups_per_client": 2},
+        "weighting": "uniform",
+        "personal_params": [],
+    }

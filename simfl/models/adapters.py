@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
@@ -16,6 +18,8 @@ from simfl.registry import Registry
 @dataclass(frozen=True)
 class Adapter(ABC):
     """Settings that add adapters to a built module in place; the module's own tensors keep their names."""
+
+    example: ClassVar[Mapping[str, object]] = {}  # settings for `simfl.contract.check`
 
     @abstractmethod
     def attach(self, module: nn.Module) -> None:

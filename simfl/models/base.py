@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,8 @@ Network = TypeVar("Network", bound=nn.Module)
 @dataclass(frozen=True)
 class Model(ABC):
     """Settings that build a torch module: a backbone, with its adapters if it has any."""
+
+    example: ClassVar[Mapping[str, object]] = {}  # settings for `simfl.contract.check`
 
     @abstractmethod
     def build(self, task: Task) -> nn.Module:

@@ -8,6 +8,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,7 @@ class OwnModel(Model):
     settings: Mapping[str, object] = field(default_factory=dict)  # keyword arguments of the function
     adapters: Adapter | None = None  # trained instead of the rest
     sha256: str | None = None  # written by simfl for a module given from Python: a hash of its structure and values
+    example: ClassVar[Mapping[str, object]] = {"of": "torch.nn:LayerNorm", "settings": {"normalized_shape": 4}}
 
     def build(self, task: Task) -> nn.Module:
         """Build the module and wrap its `forward` to take batches and return `Outputs`; ConfigError if it is none."""

@@ -5,7 +5,9 @@ Models that declare a head (`module.heads`) always train it as well; `HeadTuning
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
@@ -55,6 +57,7 @@ class LastLayersTuning(PartialTuning):
     """The last blocks of the backbone; FedVQA trains the last three of ViLT."""
 
     layers: PositiveInt = 3  # number of blocks, counted from the end
+    example: ClassVar[Mapping[str, object]] = {"layers": 1}
 
     def trainable_params(self, module: nn.Module) -> tuple[str, ...]:
         """Return globs of the last blocks in the order of `module.blocks()`; raise ConfigError if there are fewer."""

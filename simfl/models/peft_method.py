@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from typing import ClassVar
 
 from torch import nn
 
@@ -27,6 +28,7 @@ class PeftMethod(Adapter):
 
     method: str = "ia3"  # peft's name in lower case
     settings: Mapping[str, object] = field(default_factory=dict)  # of peft's configuration, such as target_modules
+    example: ClassVar[Mapping[str, object]] = {"settings": {"feedforward_modules": []}}
 
     def attach(self, module: nn.Module) -> None:
         """Add the tuner's tensors; raise ConfigError for a method or a setting that peft does not know."""

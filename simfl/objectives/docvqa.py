@@ -100,7 +100,7 @@ class DocVqa(Objective):
         return -(picked * real).sum(-1), real.sum(-1)
 
     def predict(self, module: Any, batch: Batch) -> dict[str, Any]:
-        """Return `answer` and its `confidence`. `module` has a method `generate` and an attribute `tokenizer` like VT5's."""
+        """Return `answer` and its `confidence`; `module` has `generate` and `tokenizer` like VT5's."""
         given = {name: batch[name] for name in self.inputs if name != "labels"}
         tokens, probs = module.generate(**given, max_tokens=self.max_answer - 1)
         answers = module.tokenizer.decode(tokens.tolist())

@@ -99,7 +99,7 @@ class Masked(NamedTuple):
 
 
 class _Decision(NamedTuple):
-    """Whether each word [n, W] is in the input, is masked, and is in the target."""
+    """Masks [n, W] of the words in the input, of the masked words, and of the words in the target."""
 
     included: np.ndarray
     masked: np.ndarray

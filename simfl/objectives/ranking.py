@@ -6,6 +6,7 @@ Each client has the list of its group. Training uses the answers that people gav
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -42,6 +43,7 @@ class Ranking(Objective):
     inputs: ClassVar[tuple[str, ...]] = ("input_ids", "attention_mask", "pixel_values", "labels")
     metric: ClassVar[str] = "accuracy"
     metrics: ClassVar[tuple[str, ...]] = ("accuracy", "exact")
+    example: ClassVar[Mapping[str, object]] = {"answers": ["yes", "no"]}
 
     def encode(self, split: Any, tokenizer: Any) -> Examples:
         """Return the examples of a split.

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -58,6 +58,7 @@ class HfDisk(Data):
     groups: tuple[str, ...] = ()  # further columns of the data set, stored as text to partition by
     box_scale: PositiveFloat = 1.0  # boxes are divided by this: 1000 for LayoutLM's
     image_size: PositiveInt = 224  # images are stored in colour, resized to this many pixels square
+    example: ClassVar[Mapping[str, object]] = {"columns": {"image": "image", "label": "label"}}
 
     def load(self, cache: Path) -> Dataset:
         """Read the data set from the cache or its files."""

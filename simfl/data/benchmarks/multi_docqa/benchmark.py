@@ -67,7 +67,7 @@ class MultiDocqa(Data):
     image_size: PositiveInt = 224  # pages are drawn in grey and resized to a square of this many pixels
     seed: int = 1  # of pages and questions
     example: ClassVar[Mapping[str, object]] = {
-        "parts": ["chart"],
+        "parts": ["charts"],
         "train": 8,
         "valid": 2,
         "test": 4,
