@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from simfl.session.options import RunOptions
 from benchmarks.processes import PAGE
+from simfl.session.options import RunOptions
 
 LATEST = Path(__file__).parent / "clients.json"
 REGISTERED, A_ROUND = 1_000_000, 1_000

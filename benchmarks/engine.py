@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.result import Stopwatch, write_result
-from simfl.session.options import RunOptions
 from simfl.runtime.ray import cluster
+from simfl.session.options import RunOptions
 
 
 class Timer:

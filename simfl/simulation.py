@@ -214,7 +214,7 @@ class Simulation:
             session.callbacks.chosen(context.index, found, describe_choice(found))
 
     def leave_phase(self) -> None:
-        """Make the phase's model the base of the next phase; clients keep the state that the next phase carries over."""
+        """Make the model of the phase the base of the next one; clients keep the state that it carries over."""
         phases, index = self.experiment.phases, self.state.phase
         with self.session.signals.held():
             if index + 1 == len(phases):

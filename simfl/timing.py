@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple, ParamSpec, TypeVar
 
-NAMES = ("queue", "transfer", "decode", "load", "train", "encode", "sum", "server", "evaluate", "commit")
+NAMES = ("queue", "transfer", "decode", "load", "train", "encode", "sum", "server", "evaluate", "save")
 WAITING = ("queue", "transfer")  # time in which a task waits outside of its worker
 UNTRACED = ("load",)  # measured in every local step, and left out of traces
 

@@ -96,7 +96,7 @@ def test_the_log_has_every_timing_of_every_round(tmp_path):
         inside = sum(row["timings"].values()) - row["timings"]["queue"]
         assert 0.5 * row["seconds"] < inside <= row["seconds"]
         assert 0 < row["busy"][0] <= row["seconds"]
-        for name in ("decode", "load", "train", "encode", "sum", "server", "commit"):
+        for name in ("decode", "load", "train", "encode", "sum", "server", "save"):
             assert row["timings"][name] > 0, name
         assert row["timings"]["transfer"] == 0  # all in this process
     assert [row["timings"]["evaluate"] > 0 for row in found] == [False, True, True]
@@ -113,7 +113,7 @@ def test_a_trace_shows_the_driver_and_its_worker(tmp_path):
     run(experiment(), tmp_path, profile=True)
     driver = {span["name"] for span in spans(tmp_path) if span["pid"] == 0}
     worker = {span["name"] for span in spans(tmp_path) if span["pid"] == 1}
-    assert driver >= {"encode", "sum", "server", "evaluate", "commit"}
+    assert driver >= {"encode", "sum", "server", "evaluate", "save"}
     assert worker >= {"decode", "train", "encode", "sum", "evaluate"}
     assert "clients 2, 3" in {span["args"]["about"] for span in spans(tmp_path)}
 

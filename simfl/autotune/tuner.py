@@ -220,7 +220,7 @@ class Tuner:
         )
 
     def best(self, trials: Sequence[Trial]) -> tuple[ExecutionMode, str]:
-        """Return the mode with the shortest round and the reason; that of the rules unless another is clearly faster."""
+        """Return the mode with the shortest round and the reason; the rules decide unless it is clearly faster."""
         modes = ("vectorized",) if self.experiment.execution.mode == "vectorized" else ("sequential", "vectorized")
         valid = [trial for trial in trials if not trial.why and trial.round and trial.execution_mode.mode in modes]
         if not valid:

@@ -33,7 +33,7 @@ PlanChange = Callable[[ClientPlan], ClientPlan | None]  # changes a client plan 
 
 @dataclass(frozen=True)
 class ReleasedRound:
-    """What a round released."""
+    """Messages and average that a round released."""
 
     messages: dict[int, Weights]  # by client, before encoding
     average: Weights

@@ -54,7 +54,7 @@ class PlannedRound:
 
     @property
     def received(self) -> Parts:
-        """What the clients decode from the download."""
+        """Return what the clients decode from the download."""
         return self.plan.received
 
     @property

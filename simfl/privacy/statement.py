@@ -37,7 +37,7 @@ NOT_COVERED = (
     "Information other than updates: which clients were sampled and when, numbers of examples, groups and local steps,"
     " sizes of messages under a codec of variable length, durations. The tables of the run (losses, scores, samples)"
     " are the simulator's view and must not be published as if they were private.",
-    "Knowledge of the initial model: its weights, and a tokenizer or vocabulary, if private text was used to make them.",
+    "Knowledge of the initial model: its weights, and a tokenizer or vocabulary, if private text was used for them.",
     "Facts about a unit that follow from the data of others, such as a layout that many providers share.",
     "Two units that belong to one person, or one unit at two clients: the guarantee is for each unit separately.",
 )

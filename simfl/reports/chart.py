@@ -26,7 +26,7 @@ Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Series:
+class LineSeries:
     """A line of a chart."""
 
     name: str
@@ -45,7 +45,7 @@ class Bar:
     colour: int = 0
 
 
-def line_chart(series: Sequence[Series], x: str, y: str, format_x: Callable[[float], str] | None = None) -> str:
+def line_chart(series: Sequence[LineSeries], x: str, y: str, format_x: Callable[[float], str] | None = None) -> str:
     """Draw lines over a common axis, and their legend; an empty text if there are no points."""
     drawn = [one for one in series if one.points]
     if not drawn:
@@ -208,7 +208,7 @@ def _anchor(x: float) -> str:
     return "end" if x > WIDTH - RIGHT - 16 else "middle"
 
 
-def _line(one: Series, i: int, x_scale: Scale, y_scale: Scale) -> str:
+def _line(one: LineSeries, i: int, x_scale: Scale, y_scale: Scale) -> str:
     path = "M" + "L".join(f"{x_scale(a):.1f} {y_scale(b):.1f}" for a, b in one.points)
     band = ""
     if one.band:

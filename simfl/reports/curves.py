@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from statistics import mean
 
 from simfl import evaluation
-from simfl.reports.chart import Series, line_chart
+from simfl.reports.chart import LineSeries, line_chart
 from simfl.reports.page import figure, figures
 from simfl.reports.results import RunResult
 from simfl.reports.table import Comparison, ComparisonRow
@@ -19,7 +19,7 @@ MAX_LINES = 8  # in one chart; more could not be told apart
 
 @dataclass(frozen=True)
 class RunCurves:
-    """What a run had sent and reached after each round; `step` is the number of finished rounds."""
+    """Bytes and scores of a run after each round; `step` is the number of finished rounds."""
 
     bytes: dict[int, int]  # step -> sent so far
     epsilon: dict[int, float]  # step -> spent so far; empty without privacy
@@ -148,10 +148,10 @@ def row_label(row: ComparisonRow, settings: Sequence[str]) -> str:
 
 def _series(
     row: ComparisonRow, varied: Sequence[str], curves: Mapping[str, RunCurves], metric: str, axis: Axis
-) -> Series:
+) -> LineSeries:
     """Return the mean over the seeds, where all have a value, and their range."""
     found = [axis.points(curves[run.label], metric) for run in row.done]
     common = sorted(set.intersection(*(set(one) for one in found))) if found else []
     points = [(x, mean(one[x] for one in found)) for x in common]
     band = [(x, min(one[x] for one in found), max(one[x] for one in found)) for x in common] if len(found) > 1 else []
-    return Series(row_label(row, varied), points, band)
+    return LineSeries(row_label(row, varied), points, band)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from simfl.formatting import format_duration
-from simfl.reports.chart import Bar, Series, bar_chart, format_number, line_chart
+from simfl.reports.chart import Bar, LineSeries, bar_chart, format_number, line_chart
 from simfl.reports.page import figure, figures, table
 from simfl.reports.results import RunResult
 from simfl.runs.folder import LOG, JsonObject
@@ -125,8 +125,8 @@ def _gpu_use(line: JsonObject, worker: int) -> float | None:
     return use[worker] if worker < len(use) else None
 
 
-def _worker_series(rounds: LogLines, worker: int, value: Callable[[JsonObject, int], float | None]) -> Series:
+def _worker_series(rounds: LogLines, worker: int, value: Callable[[JsonObject, int], float | None]) -> LineSeries:
     """Return a worker's values from the round in which it joined; unknown values are left out."""
     here = [line for line in rounds if len(line["memory"]) > worker]
     found = [(float(line["step"]), value(line, worker)) for line in here]
-    return Series(f"worker {worker}", [(step, v) for step, v in found if v is not None])
+    return LineSeries(f"worker {worker}", [(step, v) for step, v in found if v is not None])

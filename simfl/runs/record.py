@@ -176,7 +176,7 @@ class Record:
         self._write_manifest()
         files.sync_folder(self.folder)
 
-    @timed("commit")
+    @timed("save")
     def write_checkpoint(self, snapshot: Snapshot, store: FileClientStore, newer: Snapshot | None = None) -> None:
         """Write the pending rows, then the checkpoint that makes them count; delete client states no longer needed.
 

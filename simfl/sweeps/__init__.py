@@ -1,1 +1,1 @@
-"""Many runs from one file, and a run that goes on from another's rounds."""
+"""Many runs from one file, and runs forked from the rounds of another run."""

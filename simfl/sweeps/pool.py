@@ -11,11 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
-
 from simfl.errors import ConfigError, nearest
 from simfl.runtime.ray import cluster
 from simfl.runtime.ray.actor import DriverLocation
+from simfl.runtime.ray.cluster import ActorHandle, ObjectRef
 from simfl.sweeps.job import Outcome, SweepJob, execute, failed
 
 MAX_TRIES = 3  # workers that may die during one run; the next worker resumes from the last checkpoint
@@ -23,7 +22,7 @@ MAX_TRIES = 3  # workers that may die during one run; the next worker resumes fr
 
 @dataclass(frozen=True)
 class SweepPlacement:
-    """Where the runs of a sweep are executed."""
+    """Executors of the runs of a sweep."""
 
     backend: str = "ray"  # or inline
     workers: int | str = "auto"  # number of concurrent runs with Ray
@@ -86,13 +85,13 @@ class RayRuns:
 
     def __init__(self, workers: int | str, address: str | None, log: Callable[[str], None]) -> None:
         self.ray, self.log = cluster.connect(address), log
-        resources = self.ray.cluster_resources()
-        started_here = cluster.resolve_address(address) is None  # if not, this machine may lack the cluster's GPUs
-        self.use_gpus = torch.cuda.is_available() if started_here else bool(resources.get("GPU"))
-        kind = "GPU" if self.use_gpus else "CPU"
-        self.num_workers = cluster.count_workers(kind, resources.get(kind, 0), workers)
-        self.idle: list[Any] = []
-        self.running: dict[Any, tuple[Any, SweepJob, int]] = {}  # call -> actor, run, actors that died during the run
+        self.resource = cluster.worker_resource(address)
+        available = self.ray.cluster_resources().get(self.resource, 0)
+        self.num_workers = cluster.count_workers(self.resource, available, workers)
+        self.idle: list[ActorHandle] = []
+        self.running: dict[
+            ObjectRef, tuple[ActorHandle, SweepJob, int]
+        ] = {}  # call -> actor, run, actors that died during the run
 
     @property
     def free(self) -> int:
@@ -104,9 +103,10 @@ class RayRuns:
         actor = self.idle.pop() if self.idle else self._new_actor()
         self.running[actor.execute.remote(job)] = (actor, job, tries)
 
-    def _new_actor(self) -> Any:
-        kind = self.ray.remote(num_cpus=1, num_gpus=1 if self.use_gpus else 0, max_restarts=0)(RunActor)
-        return kind.remote(DriverLocation.here())
+    def _new_actor(self) -> ActorHandle:
+        num_gpus = 1 if self.resource == "GPU" else 0
+        actor_class = self.ray.remote(num_cpus=1, num_gpus=num_gpus, max_restarts=0)(RunActor)
+        return actor_class.remote(DriverLocation.here())
 
     def ended(self, seconds: float) -> list[Outcome]:
         """Return the runs that have ended; wait up to `seconds` for the first."""
@@ -116,7 +116,7 @@ class RayRuns:
         calls, _ = self.ray.wait(list(self.running), num_returns=len(self.running), timeout=0) if first else ([], [])
         return [outcome for call in calls if (outcome := self._outcome(call)) is not None]
 
-    def _outcome(self, call: Any) -> Outcome | None:
+    def _outcome(self, call: ObjectRef) -> Outcome | None:
         """Return the outcome of a run; None if its actor died and another one resumes it."""
         actor, job, tries = self.running.pop(call)
         try:

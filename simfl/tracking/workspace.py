@@ -107,7 +107,7 @@ def _sections(spec: WorkspaceSpec) -> list[Any]:
         )
         for i, axis in enumerate(spec.axes)
     ]  # fmt: skip
-    timings = [_line_plot(f"timings/{name}", "round") for name in ("train", "queue", "transfer", "commit")]
+    timings = [_line_plot(f"timings/{name}", "round") for name in ("train", "queue", "transfer", "save")]
     return [
         ws.Section("Settings", [all_axes, *bars], is_open=True),
         ws.Section("Learning", scores + losses, is_open=True),

@@ -94,7 +94,7 @@ class _Cohort:
         for first in range(0, len(plan.clients), size):
             losses += self._add(plan.clients[first : first + size], result, sums)
         result.sums, result.gathered = sums.totals(), sums.gathered
-        with measured("commit"):
+        with measured("save"):
             self.store.sync(result.client_states.values())
         self.executor.draw_ahead(next_round())
         with measured("train"):  # waits for all work of a GPU
@@ -173,7 +173,7 @@ class _Cohort:
         group = released.group
         weights = [client.weight for client in group.plans]
         sums.add(released.sent, weights, self.plan.clients_per_batch, released.owned)
-        with measured("commit"):
+        with measured("save"):
             for client, state in zip(group.plans, released.client_states, strict=True):
                 result.client_states[client.client] = self.store.write(state) if state else EMPTY
         result.ledger += [row for rows in released.rows for row in rows]

@@ -32,7 +32,7 @@ class Perturbed(FedProx):
     def loss(self, outputs, batch, trained, received, state, update):
         usual = super().loss(outputs, batch, trained, received, state, update)
         hit = (update.client == self.client) & (update.round == self.round) & (update.step >= self.step)
-        return Loss(usual.sums, usual.weights, client=usual.client + 1e-3 * hit * trained["head.bias"][0])
+        return Loss(usual.sums, usual.weights, client_term=usual.client_term + 1e-3 * hit * trained["head.bias"][0])
 
 
 def both(folder: Path, a: Experiment, b: Experiment, again: bool = True) -> RunDiff:

@@ -19,7 +19,7 @@ from simfl.algorithms.fedavg import FedAvg
 from simfl.cli import main
 from simfl.experiment import Evaluate, Experiment
 from simfl.protocol import AggregatedUpdates, Server
-from simfl.reports.chart import Bar, Scale, Series, bar_chart, dot_strips, format_number, heat_map, line_chart
+from simfl.reports.chart import Bar, LineSeries, Scale, bar_chart, dot_strips, format_number, heat_map, line_chart
 from simfl.reports.curves import run_curves, split_into_charts
 from simfl.reports.page import DARK, LIGHT
 from simfl.reports.results import RunResult
@@ -199,7 +199,7 @@ def test_ticks_are_round_and_inside_the_scale() -> None:
 
 
 def test_series_differ_in_colour_dash_and_marker() -> None:
-    text = line_chart([Series(str(i), [(0.0, i), (1.0, i + 1.0)]) for i in range(8)], "x", "y")
+    text = line_chart([LineSeries(str(i), [(0.0, i), (1.0, i + 1.0)]) for i in range(8)], "x", "y")
     drawn = re.findall(r'<path d="M[\d. L-]+" class="line (c\d)" (.*?)/>', text)
     assert len({colour for colour, _ in drawn}) == 8
     assert len({dash for _, dash in drawn}) == 2  # with four markers each

@@ -91,7 +91,7 @@ def _run_server(listener: socket.socket, driver_closed: int, context: RunContext
 
 @dataclass(frozen=True)
 class _Request:
-    """What a worker's program asks for: its command line, environment, working directory and open files."""
+    """Request of a worker: its command line, environment, working directory and open files."""
 
     arguments: list[str]
     environment: dict[str, str]
