@@ -89,9 +89,7 @@ class RayRuns:
         available = self.ray.cluster_resources().get(self.resource, 0)
         self.num_workers = cluster.count_workers(self.resource, available, workers)
         self.idle: list[ActorHandle] = []
-        self.running: dict[
-            ObjectRef, tuple[ActorHandle, SweepJob, int]
-        ] = {}  # call -> actor, run, actors that died during the run
+        self.running: dict[ObjectRef, tuple[ActorHandle, SweepJob, int]] = {}  # actor, run, deaths
 
     @property
     def free(self) -> int:
