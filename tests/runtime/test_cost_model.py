@@ -78,7 +78,7 @@ def test_no_cost_part_is_negative() -> None:
 
 @pytest.mark.parametrize(("seconds", "slower"), [(100.0, 1.3), (0.0, 0.925)])
 def test_outlier_is_clipped(seconds: float, slower: float) -> None:
-    """With 1 s expected, 100 s count as 4 s and 0 s as 1/4 s, next to nine others: (9 + 4) / 10 and (9 + 1/4) / 10."""
+    """For 1 s expected, 100 s count as 4 s and 0 s as 1/4 s, next to nine others: (9 + 4) / 10 and (9 + 1/4) / 10."""
     costs = warm_model(0, 1)
     for _ in range(100):
         costs.observe(0, (1.0, 10.0), 1.0)

@@ -100,8 +100,8 @@ def test_results_are_taken_in_the_order_of_the_tasks() -> None:
 def test_second_task_waits_at_each_worker_except_for_the_last_tasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of seven cohorts per round on two workers, with known costs: two go to idle workers, two wait behind them, and
-    the last two go to the worker that is free first; the seventh waits behind another if that finishes it first. In the
+    """Seven cohorts per round on two workers, with known costs: two go to idle workers, two wait behind them, and the
+    last two go to the worker that is free first; the seventh waits behind another if that finishes it first. In the
     first round none waits."""
     case = experiment("scaffold", clients_per_batch=1, rounds=4, participation=None, clients_per_round=7)
     run(case, tmp_path / "inline")

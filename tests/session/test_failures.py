@@ -89,7 +89,7 @@ def test_sampled_clients_are_the_finished_and_the_skipped_ones(mode, tmp_path):
 
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
 def test_mean_is_over_the_finished_clients(weighting, tmp_path):
-    """With deltas d0, d1 and weights a, b the model moves by (a d0 + b d1) / (a + b), and without client 1 by d0."""
+    """For deltas d0, d1 and weights a, b the model moves by (a d0 + b d1) / (a + b), and without client 1 by d0."""
     sizes = (6, 18)
     settings = {"weighting": weighting, "participation": 1.0, "on_error": "skip", "data": Toy(sizes=sizes)}
     for missing in (None, 0, 1):

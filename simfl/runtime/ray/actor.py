@@ -39,7 +39,7 @@ inherited: list[RunContext] = []  # in a worker that was forked: the context tha
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What a worker builds its context from; it must be equal on all workers."""
+    """Source of a worker's run context, equal on all workers."""
 
     experiment: Experiment
     cache: Path  # of data sets; a machine where this folder cannot exist uses its own

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 
-Shape = tuple[float, ...]  # what the duration of a task grows with: calls (1), clients, local steps
+Shape = tuple[float, ...]  # quantities that the duration of a task grows with: calls (1), clients, local steps
 
 DECAY = 0.9  # weight of a worker's earlier measurements relative to a new one
 MAX_RATIO = 4.0  # a measurement counts as at most so many times slower or faster than expected

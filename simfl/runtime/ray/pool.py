@@ -46,7 +46,7 @@ class RayPool:
         group.open(config, on_message)
         self.group, self.queue, self.on_message = group, TaskQueue(), on_message
         self.costs: defaultdict[str, CostModel] = defaultdict(CostModel)  # by method
-        self._broadcast: tuple[Parts, ObjectRef] = ({}, None)  # what was put last, and the reference to it
+        self._broadcast: tuple[Parts, ObjectRef] = ({}, None)  # the last value put, and its reference
         self._last_event = 0.0  # time of the last result or start
 
     @property

@@ -63,7 +63,7 @@ class StateTransfer:
         `put` moves a state into Ray's object store and returns a reference.
         """
         self.put = put
-        self.store = FileClientStore(folder, cache_bytes=0)  # the object store holds what is read here
+        self.store = FileClientStore(folder, cache_bytes=0)  # states that are read go to the object store
         self.remote: set[int] = set()  # workers that do not see the folder
         self.marker = marker_file(folder, session)
         self.marker.touch()

@@ -46,7 +46,7 @@ class WorkerTask:
 
     plan: CohortPlan | EvaluationPlan | MicroBatch | ProbeRequest
     name: str  # in error messages
-    shape: Shape  # what its duration grows with
+    shape: Shape  # quantities that its duration grows with
     states: Sequence[str] = ()  # digests of the client states that it reads
 
 
