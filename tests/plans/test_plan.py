@@ -60,7 +60,7 @@ def test_every_epoch_visits_every_row_once(count, size, epochs, shuffle):
         assert (mine[:count] >= 0).all()  # only the end of an epoch is padding
 
 
-def test_orders_differ_by_epoch_and_by_name_and_by_nothing_else():
+def test_the_order_of_rows_depends_on_epoch_and_name_alone():
     local = replace(LOCAL, batch_size=10, epochs=2)
     first, second = batches(ROWS, local, 42, "visit", 0, 0, 7, 0)
     assert first.tolist() != second.tolist()
@@ -72,20 +72,28 @@ def test_orders_differ_by_epoch_and_by_name_and_by_nothing_else():
     assert np.array_equal(batches(ROWS, replace(local, epochs=1, steps=2), 42, "visit", 0, 0, 7, 0), [first, second])
 
 
-def visit(client, *sizes):
+def client_plan(client, *sizes):
     return ClientPlan(client, 1.0, tuple(np.arange(size) for size in sizes), "")
 
 
-VISITS = [visit(4, 9), visit(0, 20), visit(9, 3), visit(2, 9), visit(7, 1), visit(5, 4, 4), visit(3, 17)]
+CLIENTS = [
+    client_plan(4, 9),
+    client_plan(0, 20),
+    client_plan(9, 3),
+    client_plan(2, 9),
+    client_plan(7, 1),
+    client_plan(5, 4, 4),
+    client_plan(3, 17),
+]
 
 
 def clients(plans):
-    return [[v.client for v in plan.clients] for plan in plans]
+    return [[client.client for client in plan.clients] for plan in plans]
 
 
-def test_cohorts_are_sorted_by_steps_then_client_and_cut_by_the_width():
+def test_cohorts_are_sorted_by_steps_then_client_and_cut_by_clients_per_batch():
     """Steps by batches of 4: clients 7 and 9 take 1; 5 takes 2 (two units of one); 2 and 4 take 3; 0 and 3 take 5."""
-    plans = cohorts(VISITS, LOCAL, ExecutionMode("sequential", 2), phase=1, round_number=8)
+    plans = cohorts(CLIENTS, LOCAL, ExecutionMode("sequential", 2), phase=1, round_number=8)
     assert clients(plans) == [[7, 9], [5, 2], [4, 0], [3]]
     assert [plan.cost(LOCAL) for plan in plans] == [2, 5, 8, 5]
     assert [(plan.phase, plan.round, plan.index, plan.num_sampled) for plan in plans] == [
@@ -93,17 +101,17 @@ def test_cohorts_are_sorted_by_steps_then_client_and_cut_by_the_width():
     ]
 
 
-@given(st.permutations(VISITS), st.sampled_from([1, 2, 4, 8]))
-def test_the_order_of_arrival_does_not_matter_and_a_width_only_cuts(visits, clients_per_batch):
-    ordered = clients(cohorts(VISITS, LOCAL, ExecutionMode("sequential", 8), 0, 0))[0]
-    plans = cohorts(visits, LOCAL, ExecutionMode("sequential", clients_per_batch), 0, 0)
+@given(st.permutations(CLIENTS), st.sampled_from([1, 2, 4, 8]))
+def test_cohorts_do_not_depend_on_the_given_order(given_order, clients_per_batch):
+    ordered = clients(cohorts(CLIENTS, LOCAL, ExecutionMode("sequential", 8), 0, 0))[0]
+    plans = cohorts(given_order, LOCAL, ExecutionMode("sequential", clients_per_batch), 0, 0)
     assert [client for cohort in clients(plans) for client in cohort] == ordered
     assert [len(plan.clients) for plan in plans[:-1]] == [clients_per_batch] * (len(plans) - 1)
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=70), st.sampled_from([1, 2, 8]), st.integers(1, 5))
-def test_for_workers_cohorts_are_aligned_subtrees_of_the_same_order(sizes, clients_per_batch, workers):
-    visits = [visit(client, size) for client, size in enumerate(sizes)]
+def test_cohorts_for_workers_are_aligned_subtrees_of_the_same_order(sizes, clients_per_batch, workers):
+    visits = [client_plan(client, size) for client, size in enumerate(sizes)]
     plans = cohorts(visits, LOCAL, ExecutionMode("sequential", clients_per_batch), 0, 0, workers)
     assert [c for cohort in clients(plans) for c in cohort] == [
         c for p in cohorts(visits, LOCAL, ExecutionMode("sequential", 1), 0, 0) for c in clients([p])[0]
@@ -116,19 +124,23 @@ def test_for_workers_cohorts_are_aligned_subtrees_of_the_same_order(sizes, clien
     assert all(len(plan.clients) == plan.num_positions for plan in plans[:-1])
 
 
-def test_for_workers_the_long_visits_go_out_in_large_cohorts_and_the_last_even_out():
-    """32 visits of 3 steps on 2 workers: at most a quarter, 24 steps, and at most half of what is left at each."""
-    plans = cohorts([visit(client, 12) for client in range(32)], LOCAL, ExecutionMode("sequential", 1), 0, 0, workers=2)
+def test_cohorts_for_workers_shrink_towards_the_end_of_a_round():
+    """32 updates of 3 steps on 2 workers: a cohort has at most a quarter, 24 steps, and at most half of the rest."""
+    plans = cohorts(
+        [client_plan(client, 12) for client in range(32)], LOCAL, ExecutionMode("sequential", 1), 0, 0, num_workers=2
+    )
     assert [plan.num_positions for plan in plans] == [1, 1, 2, 4, 8, 8, 8]
     assert [
         plan.num_positions
-        for plan in cohorts([visit(client, 12) for client in range(32)], LOCAL, ExecutionMode("sequential", 8), 0, 0, 2)
+        for plan in cohorts(
+            [client_plan(client, 12) for client in range(32)], LOCAL, ExecutionMode("sequential", 8), 0, 0, 2
+        )
     ] == [8] * 4
 
 
-def test_nobody_makes_no_cohort():
+def test_a_round_without_clients_has_no_cohort():
     assert (
         cohorts([], LOCAL, ExecutionMode("sequential", 4), 0, 0)
-        == cohorts([], LOCAL, ExecutionMode("sequential", 4), 0, 0, workers=2)
+        == cohorts([], LOCAL, ExecutionMode("sequential", 4), 0, 0, num_workers=2)
         == []
     )
