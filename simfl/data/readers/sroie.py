@@ -85,7 +85,7 @@ class Sroie(Data):
             raise DataError(f"data.path: {self.path} has no receipt")
         receipts = [read_receipt(name, parts) for name, parts in files.items()]
         groups = group_duplicates(receipts)
-        splits = {name: self._split(name, held) for name, held in self._assign(groups).items()}
+        splits = {name: self._split(name, provided) for name, provided in self._assign(groups).items()}
         images = hashlib.sha256(b"".join(receipt.image.read_bytes() for receipt in receipts)).hexdigest()
         digest = content_sha256(splits, also=f"{images} {self.image_size}")
         return Dataset("sroie", splits, digest, self._card(receipts, groups, splits))
@@ -96,10 +96,10 @@ class Sroie(Data):
         for group in groups:
             companies[group[0].company].append(group)
         parts: dict[str, list[Provided]] = {name: [] for name in SPLITS}
-        for company, own in companies.items():
-            for part, group in zip(self._splits_of(company, own), own, strict=True):
+        for company, company_groups in companies.items():
+            for part, group in zip(self._splits_of(company, company_groups), company_groups, strict=True):
                 parts[part] += [(company, receipt) for receipt in group]
-        return {part: sorted(held, key=lambda pair: pair[1].name) for part, held in parts.items()}
+        return {part: sorted(provided, key=lambda pair: pair[1].name) for part, provided in parts.items()}
 
     def _splits_of(self, company: str, groups: list[list[Receipt]]) -> list[str]:
         """Draw the split of each group of a company from its name; too few groups for three splits are all train."""
@@ -111,9 +111,11 @@ class Sroie(Data):
         ranks = rng("sroie", "split", company).permutation(len(groups))
         return ["test" if r < num_test else "valid" if r < num_test + num_valid else "train" for r in ranks]
 
-    def _split(self, name: str, held: list[Provided]) -> Split:
+    def _split(self, name: str, provided: list[Provided]) -> Split:
         num_wordings = self.wordings if name == "train" else 1
-        rows = [row for page, (_, receipt) in enumerate(held) for row in make_questions(receipt, page, num_wordings)]
+        rows = [
+            row for page, (_, receipt) in enumerate(provided) for row in make_questions(receipt, page, num_wordings)
+        ]
         pages = [
             {
                 "id": receipt.name,
@@ -124,7 +126,7 @@ class Sroie(Data):
                 "width": self.image_size,
                 "height": self.image_size,
             }
-            for company, receipt in held
+            for company, receipt in provided
         ]
         return Split(pa.Table.from_pylist(rows, QUESTIONS), pa.Table.from_pylist(pages, DOCUMENTS))
 
