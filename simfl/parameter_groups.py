@@ -70,7 +70,7 @@ def group_parameters(model: Model, module: nn.Module, phase: Phase, where: str) 
 def _check_inputs(module: nn.Module, phase: Phase, where: str) -> None:
     """Raise ConfigError if the model requires an input that the phase's objective does not provide."""
     if type(phase.objective).run is not Objective.run:
-        return  # it calls the model in its own way
+        return  # it passes the model inputs of its own
     parameters = inspect.signature(module.forward).parameters.values()
     required = [one.name for one in parameters if one.default is one.empty and one.kind in NAMED]
     missing = [name for name in required if name not in phase.objective.inputs]

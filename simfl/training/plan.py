@@ -49,7 +49,7 @@ class ClientPlan:
 
 @dataclass(frozen=True)
 class ExecutionMode:
-    """The way clients are trained: chosen once per phase and equal on every worker.
+    """The execution mode of training: chosen once per phase and equal on every worker.
 
     Attributes:
         mode: `sequential` or `vectorized`.
@@ -77,7 +77,7 @@ class CohortPlan:
         index: Number of the cohort within the round.
         num_sampled: Clients of the round.
         clients: The cohort's clients, in canonical order.
-        execution_mode: The way they are trained.
+        execution_mode: The mode by which they are trained.
         num_positions: Positions of the round's tree of sums: `clients_per_batch` times a power of two. The last
             positions of a round may be empty.
     """
@@ -156,15 +156,15 @@ def cohorts(
     saves calls: see `_block_sizes`.
     """
     ordered = sorted(clients, key=lambda client: (client.num_steps(local), client.client))
-    width = execution_mode.clients_per_batch
+    size = execution_mode.clients_per_batch
     if num_workers is None:
-        sizes = [width] * -(-len(ordered) // width)
+        sizes = [size] * -(-len(ordered) // size)
     else:
-        sizes = _block_sizes([client.num_steps(local) for client in ordered], width, num_workers)
+        sizes = _block_sizes([client.num_steps(local) for client in ordered], size, num_workers)
     ends = np.cumsum(sizes)
     return [
-        CohortPlan(phase, round_number, i, len(clients), tuple(ordered[end - size : end]), execution_mode, size)
-        for i, (size, end) in enumerate(zip(sizes, ends.tolist(), strict=True))
+        CohortPlan(phase, round_number, i, len(clients), tuple(ordered[end - count : end]), execution_mode, count)
+        for i, (count, end) in enumerate(zip(sizes, ends.tolist(), strict=True))
     ]
 
 

@@ -38,7 +38,7 @@ from simfl.training.tensor_optimizer import TensorOptimizer, load_moments, save_
 from simfl.weights import select_names
 
 SMALL_MODEL = 1 << 17  # values of a model
-TENSOR = object()  # stands for a tensor in a list of leaves, so that a kept program holds no tensors of its first run
+TENSOR = object()  # stands for a tensor in a list of leaves, so that a cached program holds no tensors of its first run
 
 
 def pays_on_cpu(module: nn.Module, trained: tuple[str, ...]) -> bool:
