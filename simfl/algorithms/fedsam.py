@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from simfl.algorithms.base import Algorithm
 from simfl.constraints import NonNegativeFloat
-from simfl.protocol import Batch, ClientUpdate, Forward, Loss, MicroStep, Outputs, Parts, State, Weights
+from simfl.protocol import ClientUpdate, MicroStep, State, Weights
 from simfl.weights import squared_norm
 
 
@@ -28,33 +28,17 @@ class FedSam(Algorithm):
     fedavg_limit: ClassVar[str] = "rho = 0"
     fedavg_settings: ClassVar[Mapping[str, object] | None] = {"algorithm.rho": 0.0}
 
-    def forwards(self) -> dict[str, Forward]:
-        """Return a pass for each of the two gradients."""
-        return {"student": Forward(), "perturbed": Forward()}
-
     def micro_steps(self) -> tuple[MicroStep, ...]:
         """Return the gradient at θ, then the step with the gradient at θ̂."""
         return (
             MicroStep(forwards=("student",), loss=self.loss, steps=False),
-            MicroStep(forwards=("perturbed",), loss=self.perturbed_loss, at=self.perturbed_weights),
+            MicroStep(forwards=("student",), loss=self.loss, at=self.perturbed_weights),
         )
 
     def perturbed_weights(
         self, trained: Weights, gradients: tuple[Weights, ...], state: State, update: ClientUpdate
     ) -> Weights:
         """Return θ̂; for a gradient of 0 it is θ."""
-        gradient = gradients[0]
+        (gradient,) = gradients
         scale = self.rho / squared_norm(gradient).sqrt().clamp_min(1e-12)
         return {name: trained[name] + scale * g for name, g in gradient.items()}
-
-    def perturbed_loss(
-        self,
-        outputs: dict[str, Outputs],
-        batch: Batch,
-        trained: Weights,
-        received: Parts,
-        state: State,
-        update: ClientUpdate,
-    ) -> Loss:
-        """Return the task loss at θ̂."""
-        return Loss.from_outputs(outputs["perturbed"])

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, Literal
 
 from simfl.algorithms.base import Algorithm
 from simfl.constraints import NonNegativeFloat, PositiveFloat
-from simfl.protocol import Batch, ClientUpdate, Forward, Loss, MicroStep, Outputs, Parts, State, Weights
+from simfl.protocol import Batch, ClientUpdate, Loss, MicroStep, Outputs, Parts, State, Weights
 from simfl.weights import squared_norm
 
 
@@ -36,27 +35,18 @@ class PerFedAvg(Algorithm):
     fedavg_limit: ClassVar[str] = "alpha = 0"
     fedavg_settings: ClassVar[Mapping[str, object] | None] = {"algorithm.alpha": 0.0}
 
-    def forwards(self) -> dict[str, Forward]:
-        """Return a pass for each gradient."""
-        passes = ("student", "adapted", "forward", "backward")
-        return {name: Forward() for name in (passes if self.hessian == "free" else passes[:2])}
-
     def micro_steps(self) -> tuple[MicroStep, ...]:
-        """Return the gradients in order; the last micro-step applies their combination."""
-        inner = MicroStep(forwards=("student",), loss=self.loss, steps=False)
+        """Return the gradients in order; the last micro-step applies the last one or their combination."""
+        student = ("student",)
+        inner = MicroStep(student, self.loss, steps=False)
         if self.hessian == "first_order":
-            return (
-                inner,
-                MicroStep(forwards=("adapted",), loss=partial(task_loss, "adapted"), at=self.adapted_weights),
-            )
+            return (inner, MicroStep(student, self.loss, at=self.adapted_weights))
         return (
             inner,
-            MicroStep(forwards=("adapted",), loss=partial(task_loss, "adapted"), at=self.adapted_weights, steps=False),
-            MicroStep(forwards=("forward",), loss=partial(task_loss, "forward"), at=self.forward_weights, steps=False),
-            MicroStep(
-                forwards=("backward",), loss=partial(task_loss, "backward"), at=self.backward_weights, steps=False
-            ),
-            MicroStep(forwards=(), loss=self.combined_loss, at=self.combined_gradient),
+            MicroStep(student, self.loss, at=self.adapted_weights, steps=False),
+            MicroStep(student, self.loss, at=self.forward_weights, steps=False),
+            MicroStep(student, self.loss, at=self.backward_weights, steps=False),
+            MicroStep((), self.combined_loss, at=self.combined_gradient),
         )
 
     def adapted_weights(
@@ -95,17 +85,4 @@ class PerFedAvg(Algorithm):
         update: ClientUpdate,
     ) -> Loss:
         """Return half the squared norm of the point, whose gradient is the point itself."""
-        return Loss.from_outputs(outputs["adapted"], client_term=0.5 * squared_norm(trained))
-
-
-def task_loss(
-    name: str,
-    outputs: dict[str, Outputs],
-    batch: Batch,
-    trained: Weights,
-    received: Parts,
-    state: State,
-    update: ClientUpdate,
-) -> Loss:
-    """Return the task loss of the pass `name`."""
-    return Loss.from_outputs(outputs[name])
+        return Loss.from_outputs(outputs["student"], client_term=0.5 * squared_norm(trained))

@@ -1,4 +1,4 @@
-"""Scalars by hand: visits, outputs and one-tensor weights for formulas worked out on paper."""
+"""Client updates, outputs and weights of scalars, for formulas computed by hand."""
 
 from __future__ import annotations
 

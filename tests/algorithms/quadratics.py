@@ -1,4 +1,4 @@
-"""Rounds by hand: clients whose losses are quadratics, trained by an algorithm's own functions and gradient descent."""
+"""A plain reference of a federation: clients with quadratic losses, an algorithm's functions, gradient descent."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ def client(curvature: list[float], centre: list[float], examples: float = 1.0) -
 
 
 def minimum(clients: Sequence[Client], weighted: bool = False) -> Tensor:
-    """Of the (weighted) sum of the clients' losses."""
+    """Return the minimum of the (weighted) sum of the clients' losses."""
     weights = [c.examples if weighted else 1.0 for c in clients]
     top = sum(w * c.curvature * c.centre for w, c in zip(weights, clients, strict=True))
     return top / sum(w * c.curvature for w, c in zip(weights, clients, strict=True))
 
 
 @dataclass
-class Game:
-    """A federation of such clients, played round by round from θ = 0."""
+class Federation:
+    """A federation of such clients that starts at θ = 0."""
 
     algorithm: Algorithm
     clients: Sequence[Client]
-    steps: int | Sequence[int] = 1  # local steps, of all or of each
+    steps: int | Sequence[int] = 1  # local steps, of all clients or of each
     rate: float = 0.1
     weighting: str = "uniform"
-    memory: dict[int, State] = field(default_factory=dict)
+    client_states: dict[int, State] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         zero = {"w": torch.zeros_like(self.clients[0].centre)}
@@ -56,15 +56,15 @@ class Game:
     def weights(self) -> Tensor:
         return self.server.weights["w"]
 
-    def rounds(self, count: int, sampled: Sequence[int] | None = None) -> Game:
-        """Play rounds, each with these clients or all of them."""
+    def rounds(self, count: int, sampled: Sequence[int] | None = None) -> Federation:
+        """Run rounds, each with these clients or all of them."""
         for number in range(count):
             self._round(number, range(len(self.clients)) if sampled is None else sampled)
         return self
 
     def _round(self, number: int, sampled: Sequence[int]) -> None:
         received = self.algorithm.download(self.server)
-        sent = {k: self._visit(k, number, len(sampled), received) for k in sampled}
+        sent = {k: self._update(k, number, len(sampled), received) for k in sampled}
         mass = {k: self.clients[k].examples if self.weighting == "examples" else 1.0 for k in sampled}
         parts: Parts = {}
         for part in sent[sampled[0]]:
@@ -74,12 +74,12 @@ class Game:
                 name: sum(share[k] * sent[k][part][name] for k in sampled) / sum(share.values())
                 for name in sent[sampled[0]][part]
             }
-        means = AggregatedUpdates(parts, {}, len(self.clients), len(sampled), sum(mass.values()))
-        delta, state = self.algorithm.aggregate(self.server, means)
+        aggregated = AggregatedUpdates(parts, {}, len(self.clients), len(sampled), sum(mass.values()))
+        delta, state = self.algorithm.aggregate(self.server, aggregated)
         moved = {name: w + delta[name] for name, w in self.server.weights.items()}
         self.server = replace(self.server, weights=moved, state=state)
 
-    def _visit(self, k: int, number: int, sampled: int, received: Parts) -> Parts:
+    def _update(self, k: int, number: int, sampled: int, received: Parts) -> Parts:
         algorithm, own = self.algorithm, self.clients[k]
         steps = self.steps if isinstance(self.steps, int) else self.steps[k]
         mean = sum(c.examples for c in self.clients) / len(self.clients)
@@ -98,21 +98,22 @@ class Game:
             steps * self.rate,
         ]
         update = ClientUpdate(*(torch.tensor(float(fact), dtype=torch.float64) for fact in facts))
-        memory = self.memory.get(k) or algorithm.init_client(received, update)
-        state = algorithm.prepare_state(received, memory, update)
+        kept = self.client_states.get(k) or algorithm.init_client(received, update)
+        state = algorithm.prepare_state(received, kept, update)
         trained = {name: w.clone() for name, w in received["weights"].items()}
         for group, tensors in algorithm.extra_params(ModelInfo(None, {}), received, state, update).items():
             trained |= {f"extra/{group}/{name}": w.clone() for name, w in tensors.items()}
         for step in range(steps):
             state = self._step(own, trained, received, state, update._replace(step=torch.tensor(step)))
         sent = algorithm.upload(trained, received, state, update)
-        self.memory[k] = algorithm.update_state(sent, trained, received, state, update)
+        self.client_states[k] = algorithm.update_state(sent, trained, received, state, update)
         return sent
 
     def _step(self, own: Client, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> State:
         outputs, seen, mask = {}, [], {"mask": torch.ones(1)}
         for micro in self.algorithm.micro_steps():
-            leaf = {name: w.clone().requires_grad_() for name, w in trained.items()}
+            moved = {} if micro.at is None else micro.at(trained, tuple(seen), state, update)
+            leaf = {name: w.clone().requires_grad_() for name, w in (trained | moved).items()}
             for name in micro.forwards:
                 source = self.algorithm.forwards()[name].sources[0][1]
                 place = {"trained": "w", "extra:anchor": "extra/anchor/w"}[source]
@@ -121,7 +122,8 @@ class Game:
             names = select_names(leaf, micro.trains, micro.excludes)
             found = torch.autograd.grad(total, [leaf[name] for name in names], materialize_grads=True)
             seen.append(dict(zip(names, found, strict=True)))
-            for name, gradient in seen[-1].items() if micro.steps else ():
+            active = micro.steps and (micro.active is None or bool(micro.active(update)))
+            for name, gradient in seen[-1].items() if active else ():
                 trained[name] -= self.rate * gradient
             outputs = {name: out.detach() for name, out in outputs.items()}
         if not self.algorithm.needs_after_step():

@@ -1,11 +1,11 @@
-"""CLGECL: duals by hand over skipped rounds, FedAvg where all take part, and the minimum of the sum."""
+"""CLGECL: duals by hand, FedAvg with full participation, the minimum of the sum."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from hand import update, w
-from quadratics import Game, client, minimum
+from quadratics import Federation, client, minimum
 from torch.testing import assert_close
 
 from simfl.algorithms.clgecl import Clgecl
@@ -23,7 +23,7 @@ def go(clgecl: Clgecl, state: dict, received: float, reached: float) -> tuple[fl
     return sent["weights"]["w"].item(), clgecl.update_state(sent, w(reached), parts, ready, update())
 
 
-def test_duals_by_hand_over_three_visits_with_rounds_skipped_between() -> None:
+def test_clgecl_duals_by_hand_over_three_updates_with_skipped_rounds() -> None:
     # update 1: w 1, x 2:  λ 0;                        sends 1;              released w' = 2
     # update 2: w 4, x 5:  λ 0 + (4 − 2) = 2;          sends 1 + 2 = 3;      w' = 7
     # update 3: w 6, x 9:  λ 2 + (6 − 7) = 1;          sends 3 + 1 = 4;      w' = 10
@@ -35,33 +35,33 @@ def test_duals_by_hand_over_three_visits_with_rounds_skipped_between() -> None:
     assert (state["dual"]["w"].item(), state["last"]["w"].item()) == (1.0, 10.0)
 
 
-def test_peaceman_rachford_goes_twice_as_far() -> None:
+def test_clgecl_peaceman_rachford_doubles_the_step_of_the_dual() -> None:
     # update 2: λ 0 + 2·(4 − 2) = 4; sends 1 + 4 = 5
     _, state = go(Clgecl("peaceman_rachford"), {}, 1.0, 2.0)
     assert go(Clgecl("peaceman_rachford"), state, 4.0, 5.0)[0] == pytest.approx(5.0)
 
 
-def test_with_a_penalty_the_message_is_a_reflection() -> None:
+def test_clgecl_with_a_penalty_uploads_the_reflection() -> None:
     # update 1: w 1, y 1, x 2: sends 2·2 − 1 − 1 = 2. update 2: w 4, y 1 + (4 − 2) = 3, x 5: sends 2·5 − 3 − 4 = 3
     sent, state = go(Clgecl(penalty=0.5), {}, 1.0, 2.0)
     assert (sent, state["last"]["w"].item()) == pytest.approx((2.0, 2.0))
     assert go(Clgecl(penalty=0.5), state, 4.0, 5.0)[0] == pytest.approx(3.0)
 
 
-def test_what_is_remembered_follows_from_what_arrived() -> None:
+def test_clgecl_state_follows_from_the_decoded_upload() -> None:
     parts, ready = {"weights": w(1.0)}, {"dual": w(0.5), "last": w(1.0)}
     lossy = {"weights": w(0.25)}  # not the 1.5 that was computed
     assert Clgecl().update_state(lossy, w(2.0), parts, ready, update())["last"]["w"].item() == 1.25
 
 
 @forms
-def test_where_everybody_takes_part_it_is_fedavg(form: str) -> None:
-    game, plain = Game(Clgecl(form), UNEVEN, steps=3).rounds(6), Game(FedAvg(), UNEVEN, steps=3).rounds(6)
+def test_clgecl_with_full_participation_is_fedavg(form: str) -> None:
+    game, plain = Federation(Clgecl(form), UNEVEN, steps=3).rounds(6), Federation(FedAvg(), UNEVEN, steps=3).rounds(6)
     assert_close(game.weights, plain.weights)
-    assert_close(sum(game.memory[k]["dual"]["w"] for k in range(3)), torch.zeros(2, dtype=torch.float64))
+    assert_close(sum(game.client_states[k]["dual"]["w"] for k in range(3)), torch.zeros(2, dtype=torch.float64))
 
 
 @forms
-def test_with_a_penalty_it_reaches_the_minimum_of_the_sum(form: str) -> None:
-    game = Game(Clgecl(form, penalty=1.0), UNEVEN, steps=15, rate=0.2).rounds(60)
+def test_clgecl_with_a_penalty_reaches_the_minimum_of_the_sum(form: str) -> None:
+    game = Federation(Clgecl(form, penalty=1.0), UNEVEN, steps=15, rate=0.2).rounds(60)
     assert_close(game.weights, minimum(UNEVEN), rtol=0, atol=1e-3)

@@ -1,4 +1,4 @@
-"""Soft targets, similarity preserving, decoupled distillation: formulas by hand, identities, and when they begin."""
+"""Soft targets, similarity preserving, decoupled distillation: formulas by hand, identities, the starting round."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def total(name: str, student: Outputs, teacher: Outputs, at=SECOND, mask: Tensor
     return ALGORITHMS[name](**settings).loss(passes, {"mask": mask}, {}, {}, {}, at).total(mask)
 
 
-def test_soft_targets_by_hand() -> None:
+def test_soft_targets_loss_by_hand() -> None:
     # at τ = 2: teacher (.75, .25), student (.5, .5); KL = .75 ln 1.5 + .25 ln .5, times 4 and weight .5
     loss = total("soft_targets", outputs([[0.0, 0.0]]), outputs([[math.log(9.0), 0.0]]), weight=0.5, temperature=2.0)
     assert loss.item() == pytest.approx(0.5 * 4.0 * (0.75 * math.log(1.5) + 0.25 * math.log(0.5)))
 
 
-def test_the_gradient_of_soft_targets_is_the_gap_of_chances_times_the_temperature() -> None:
+def test_the_gradient_of_soft_targets_is_the_gap_of_probabilities_times_the_temperature() -> None:
     teacher, student = random(1, 4), random(1, 4).requires_grad_()
     divergence(Outputs(teacher), Outputs(student), 3.0).sum().backward()
     assert student.grad is not None
     assert_close(student.grad, 3.0 * ((student / 3).softmax(-1) - (teacher / 3).softmax(-1)))
 
 
-def test_a_class_that_both_heads_mask_with_minus_infinity_makes_no_nan() -> None:
+def test_a_class_masked_with_minus_infinity_by_both_models_makes_no_nan() -> None:
     logits = torch.tensor([[1.0, -torch.inf, 0.0]], requires_grad=True)
     divergence(Outputs(torch.tensor([[0.0, -torch.inf, 1.0]])), Outputs(logits)).sum().backward()
     assert logits.grad is not None
@@ -52,7 +52,7 @@ def test_a_class_that_both_heads_mask_with_minus_infinity_makes_no_nan() -> None
 
 
 @pytest.mark.parametrize("name", ["soft_targets", "similarity_preserving", "dkd"])
-def test_the_teacher_begins_in_the_second_round(name: str) -> None:
+def test_distillation_starts_in_the_second_round(name: str) -> None:
     made = {
         "features": random(3, 4),
         "targets": torch.tensor([0, 1, 2]),
@@ -65,7 +65,7 @@ def test_the_teacher_begins_in_the_second_round(name: str) -> None:
     assert total(name, student, teacher, at=update(round=0), from_round=1).item() > 1.0
 
 
-def test_similarities_do_not_change_with_scale_and_rotation() -> None:
+def test_similarities_are_invariant_to_scale_and_rotation() -> None:
     mask, features = torch.ones(5), random(5, 3)
     rotation = torch.linalg.qr(random(3, 3)).Q
     assert_close(similarities(2.5 * features, mask), similarities(features, mask))
@@ -81,7 +81,7 @@ def test_similarity_preserving_by_hand() -> None:
     assert total("similarity_preserving", student, teacher, weight=8.0).item() == pytest.approx(expected)
 
 
-def test_padding_and_batches_of_one_say_nothing_to_similarity_preserving() -> None:
+def test_similarity_preserving_ignores_padding_and_batches_of_one() -> None:
     student, teacher = outputs([[0.0]] * 3, random(3, 4).tolist()), outputs([[0.0]] * 3, random(3, 4).tolist())
     one = total("similarity_preserving", student, teacher, mask=torch.tensor([1.0, 0.0, 0.0]))
     assert one.item() == pytest.approx(0.0, abs=1e-9)
@@ -93,14 +93,14 @@ def test_padding_and_batches_of_one_say_nothing_to_similarity_preserving() -> No
     assert_close(padded, total("similarity_preserving", *pair))
 
 
-def test_the_gradient_of_similarities_is_finite_for_dead_features() -> None:
+def test_the_gradient_of_similarities_is_finite_for_zero_features() -> None:
     features = torch.tensor([[0.0, 0.0], [1.0, 2.0]], requires_grad=True)
     similarities(features, torch.ones(2)).sum().backward()
     assert features.grad is not None
     assert torch.isfinite(features.grad).all()
 
 
-def test_decoupled_distillation_is_soft_targets_when_beta_is_the_teachers_doubt() -> None:
+def test_decoupled_distillation_is_soft_targets_when_beta_is_one_minus_the_target_probability() -> None:
     # KL(p^T ‖ p^S) = TCKD + (1 − p^T_t)·NCKD
     teacher, student, right = random(6, 5), random(6, 5), torch.tensor([0, 1, 2, 3, 4, 0])
     binary, among = decoupled(teacher, student, right)
@@ -116,7 +116,7 @@ def test_decoupled_distillation_by_hand() -> None:
     assert among.item() == pytest.approx(0.6 * math.log(0.6 * 3 / 2) + 0.4 * math.log(0.4 * 3), rel=1e-4)
 
 
-def test_decoupled_distillation_of_a_sequence_counts_real_pieces_alone() -> None:
+def test_decoupled_distillation_of_a_sequence_counts_real_tokens_alone() -> None:
     logits, teacher = random(1, 3, 4), random(1, 3, 4)
     mask, targets = torch.tensor([[1.0, 1.0, 0.0]]), torch.tensor([[1, 2, -100]])
     loss = total(

@@ -1,4 +1,4 @@
-"""FedDAT: who teaches whom, presets and ablations, and the models it offers."""
+"""FedDAT: directions of distillation, presets and ablations, evaluated models."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def total(dat: FedDat, name: str, passes: dict[str, Outputs], at=LATE) -> float:
     return getattr(dat, name)(passes, MASK, {}, {}, {}, at).total(torch.ones(1)).item()
 
 
-def test_each_side_learns_the_task_and_from_the_other() -> None:
+def test_each_feddat_side_learns_the_task_and_from_the_other() -> None:
     dat = FedDat(alpha=2.0, beta=3.0)
     assert total(dat, "shared_loss", {"teacher": sure(), "shared": unsure(1.0)}) == pytest.approx(
         1.0 + 2.0 * KL, rel=1e-5
@@ -49,11 +49,11 @@ def test_each_side_learns_the_task_and_from_the_other() -> None:
     assert both == pytest.approx(5.0 + 2.0 * KL + 3.0 * KL_BACK, rel=1e-5)
 
 
-def test_what_is_reported_is_the_tasks_loss_alone() -> None:
+def test_feddat_reports_the_task_loss_alone() -> None:
     assert FedDat().shared_loss({"teacher": sure(), "shared": unsure(1.0)}, MASK, {}, {}, {}, LATE).task().item() == 1.0
 
 
-def test_as_printed_the_divergence_is_the_other_way_round_and_the_same_side_learns() -> None:
+def test_feddat_direction_student_exchanges_the_sides_of_the_divergence() -> None:
     dat, shared = FedDat(alpha=1.0, direction="student"), unsure()
     assert total(dat, "shared_loss", {"teacher": sure(), "shared": shared}) == pytest.approx(KL_BACK, rel=1e-5)
     shared.logits.requires_grad_()
@@ -62,7 +62,7 @@ def test_as_printed_the_divergence_is_the_other_way_round_and_the_same_side_lear
     assert shared.logits.grad.abs().sum() > 0
 
 
-def test_the_codes_preset_halves_softens_and_has_no_ramp() -> None:
+def test_feddat_preset_code_halves_softens_and_has_no_ramp() -> None:
     # at temperature 3: teacher (3^⅓, 1)/(1 + 3^⅓); ½·(CE + 9·KL) from the first round on
     p = 3 ** (1 / 3) / (1 + 3 ** (1 / 3))
     soft = p * math.log(2 * p) + (1 - p) * math.log(2 * (1 - p))
@@ -70,7 +70,7 @@ def test_the_codes_preset_halves_softens_and_has_no_ramp() -> None:
     assert loss == pytest.approx(0.5 * (1.0 + 9 * soft), rel=1e-4)
 
 
-def test_the_papers_preset_ramps_up_exponentially_over_five_rounds() -> None:
+def test_feddat_preset_paper_ramps_up_exponentially_over_five_rounds() -> None:
     dat = FedDat()
     ramp = [dat._ramp(update(round=r)).item() for r in (0, 2, 5, 9)]
     assert ramp == pytest.approx([math.exp(-5), math.exp(-5 * 0.36), 1.0, 1.0])
@@ -78,7 +78,7 @@ def test_the_papers_preset_ramps_up_exponentially_over_five_rounds() -> None:
 
 
 @pytest.mark.parametrize(("teacher", "steps"), [("dual", 2), ("client", 2), ("received", 1)])
-def test_the_ablated_teachers_and_what_they_step(teacher: str, steps: int) -> None:
+def test_feddat_teacher_ablations_and_their_steps(teacher: str, steps: int) -> None:
     dat = FedDat(teacher=teacher)
     assert len(dat.micro_steps()) == steps
     assert dat.micro_steps()[0].excludes == (CLIENT,)
@@ -95,7 +95,7 @@ def moved(given: FedDat | FedAvg, folder: Path, **settings: object) -> dict[str,
 
 @pytest.mark.parametrize("mode", ["sequential", "vectorized"])
 @pytest.mark.parametrize("form", ["micro", "joint"])
-def test_without_teaching_the_shared_adapter_moves_as_under_fedavg(mode: str, form: str, tmp_path: Path) -> None:
+def test_feddat_without_distillation_trains_the_shared_adapter_as_fedavg(mode: str, form: str, tmp_path: Path) -> None:
     silent = moved(FedDat(alpha=0.0, beta=0.0, form=form), tmp_path / "dat", mode=mode)
     plain = moved(FedAvg(), tmp_path / "avg", mode=mode)
     assert all(torch.equal(silent[name], t) for name, t in plain.items())
@@ -103,7 +103,7 @@ def test_without_teaching_the_shared_adapter_moves_as_under_fedavg(mode: str, fo
 
 
 @pytest.mark.parametrize("teacher", ["dual", "client", "received"])
-def test_shared_client_and_dual_models_can_be_scored(teacher: str, tmp_path: Path) -> None:
+def test_feddat_models_can_be_evaluated(teacher: str, tmp_path: Path) -> None:
     scored = Evaluate(models=("global", "personal", "client", "dual"), every=0)
     heads = {"train": ("head.*",), "personal_params": ("head.*",)}
     given = experiment(FedDat(teacher=teacher), model=MODEL, evaluate=scored, learning_rate=0.5, **heads)
@@ -115,7 +115,7 @@ def test_shared_client_and_dual_models_can_be_scored(teacher: str, tmp_path: Pat
     assert all(0 <= value <= 1 for value in values)
 
 
-def test_a_client_adapter_equal_to_the_shared_one_makes_the_dual_teacher_the_shared_model() -> None:
+def test_feddat_dual_teacher_is_the_shared_model_for_equal_adapters() -> None:
 
     module, x = MODEL.build(Task(0, 5, (12,))), torch.randn(3, 12, generator=torch.Generator().manual_seed(0))
     place = module.layers[0]

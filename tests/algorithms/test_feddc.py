@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from hand import MASK, outputs, update, w
-from quadratics import Game, client, minimum
+from quadratics import Federation, client, minimum
 from torch.testing import assert_close
 
 from simfl.algorithms.fedavg import FedAvg
@@ -19,7 +19,7 @@ UNEVEN = [
 STATE = {"drift": w(0.5), "control": w(0.2)}
 
 
-def test_the_loss_pulls_to_the_drifted_model_and_corrects_the_gradient() -> None:
+def test_feddc_loss_by_hand() -> None:
     # θ = 3, w = 1, h = 0.5, alpha 0.4: 0.5·0.4·(3 − 0.5)² = 1.25; 3·(g − g_k) = 3·(0.7 − 0.2) = 1.5
     out, received = {"student": outputs([[0.0]])}, {"weights": w(1.0), "control": w(0.7)}
     loss = FedDC(alpha=0.4).loss(out, MASK, w(3.0), received, STATE, update())
@@ -27,7 +27,7 @@ def test_the_loss_pulls_to_the_drifted_model_and_corrects_the_gradient() -> None
 
 
 @pytest.mark.parametrize(("drift", "sent"), [("all", 0.4), ("sampled", 1.3)])  # δ = 0.4; h + 2δ = 0.5 + 0.8
-def test_a_visit_by_hand(drift: str, sent: float) -> None:
+def test_a_feddc_client_update_by_hand(drift: str, sent: float) -> None:
     # 4 steps of 0.1 move θ from 1 to 1.4: the mean gradient is −δ/L = −1; g_k⁺ − g_k = −g − δ/L = −0.7 − 1
     feddc, received = FedDC(drift=drift), {"weights": w(1.0), "control": w(0.7)}
     upload = feddc.upload(w(1.4), received, STATE, update(steps=4))
@@ -36,31 +36,40 @@ def test_a_visit_by_hand(drift: str, sent: float) -> None:
     assert_close((after["drift"]["w"], after["control"]["w"]), (torch.tensor([0.9]), torch.tensor([-1.5])))
 
 
-def test_a_client_without_examples_changes_nothing() -> None:
+def test_feddc_client_without_examples_changes_nothing() -> None:
     received = {"weights": w(1.0), "control": w(0.7)}
     upload = FedDC().upload(w(1.0), received, STATE, update(steps=0, weight=0.0))
     assert (upload["weights"]["w"].item(), upload["control"]["w"].item()) == (0.0, 0.0)
 
 
-def test_without_pull_and_control_it_is_fedavg_plus_the_mean_drift() -> None:
-    game, plain = Game(FedDC(alpha=0.0, control=False), UNEVEN, steps=3), Game(FedAvg(), UNEVEN, steps=3)
+def test_feddc_without_pull_and_control_is_fedavg_plus_the_mean_drift() -> None:
+    game, plain = Federation(FedDC(alpha=0.0, control=False), UNEVEN, steps=3), Federation(FedAvg(), UNEVEN, steps=3)
     assert_close(game.rounds(1).weights, 2.0 * plain.rounds(1).weights)  # after one round the drift is the move itself
     assert_close(game.server.state["drift"]["w"], plain.weights)
 
 
-def test_both_forms_agree_where_everybody_takes_part() -> None:
-    games = [Game(FedDC(alpha=0.1, drift=drift), UNEVEN, steps=3, rate=0.05).rounds(5) for drift in ("all", "sampled")]
+def test_both_feddc_drifts_agree_with_full_participation() -> None:
+    games = [
+        Federation(FedDC(alpha=0.1, drift=drift), UNEVEN, steps=3, rate=0.05).rounds(5) for drift in ("all", "sampled")
+    ]
     assert_close(games[0].weights, games[1].weights)
 
 
-def test_the_servers_means_are_those_of_the_clients_also_when_few_are_sampled() -> None:
-    game = Game(FedDC(alpha=0.1), UNEVEN, steps=5, weighting="examples").rounds(2, [0, 1]).rounds(3, [1]).rounds(1, [2])
+def test_feddc_server_means_are_the_clients_means_with_partial_participation() -> None:
+    game = (
+        Federation(FedDC(alpha=0.1), UNEVEN, steps=5, weighting="examples")
+        .rounds(2, [0, 1])
+        .rounds(3, [1])
+        .rounds(1, [2])
+    )
     for key in ("drift", "control"):
-        mean = sum(game.memory[k][key]["w"] for k in range(3)) / 3
+        mean = sum(game.client_states[k][key]["w"] for k in range(3)) / 3
         assert_close(game.server.state[key]["w"], mean)
 
 
-def test_it_comes_closer_to_the_minimum_of_the_sum_than_fedavg() -> None:
+def test_feddc_comes_closer_to_the_minimum_of_the_sum_than_fedavg() -> None:
     goal, settings = minimum(UNEVEN), {"steps": 5, "rate": 0.2}
-    off = {a: (Game(a, UNEVEN, **settings).rounds(40).weights - goal).norm().item() for a in (FedDC(0.1), FedAvg())}
+    off = {
+        a: (Federation(a, UNEVEN, **settings).rounds(40).weights - goal).norm().item() for a in (FedDC(0.1), FedAvg())
+    }
     assert off[FedDC(0.1)] < 0.1 * off[FedAvg()]

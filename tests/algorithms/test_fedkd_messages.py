@@ -1,4 +1,4 @@
-"""FedKD as published: the mentee's changes travel at low rank both modes, with more energy from round to round."""
+"""FedKD as published: low-rank deltas in both directions, with more energy from round to round."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def sent(folder: Path) -> dict[tuple[str, int], set[int]]:
 
 
 @pytest.mark.parametrize("mode", ["sequential", "vectorized"])
-def test_both_directions_send_ranks_and_the_first_download_the_whole(mode: str, tmp_path: Path) -> None:
+def test_fedkd_sends_low_ranks_in_both_directions_after_the_first_download(mode: str, tmp_path: Path) -> None:
     codec = Codecs(download=Svd(energy=0.8, final_energy=0.9), upload=Svd(energy=0.8, final_energy=0.9))
     run(case(codec, mode), tmp_path)
     found = sent(tmp_path)
@@ -49,7 +49,7 @@ def test_both_directions_send_ranks_and_the_first_download_the_whole(mode: str, 
     assert max(found["upload", 1]) < WHOLE
 
 
-def test_a_later_round_keeps_more_energy(tmp_path: Path) -> None:
+def test_fedkd_keeps_more_energy_in_later_rounds(tmp_path: Path) -> None:
     few = Codecs(upload=Svd(energy=0.5, final_energy=0.5))
     more = Codecs(upload=Svd(energy=0.5, final_energy=0.99))
     run(case(few), tmp_path / "few")
@@ -59,7 +59,7 @@ def test_a_later_round_keeps_more_energy(tmp_path: Path) -> None:
     assert sum(same["upload", 4]) < sum(other["upload", 4])
 
 
-def test_with_all_of_the_energy_it_is_fedkd_at_full_rank(tmp_path: Path) -> None:
+def test_fedkd_with_all_energy_is_fedkd_at_full_rank(tmp_path: Path) -> None:
     whole = Svd(energy=1.0, final_energy=1.0)
     run(case(Codecs()), tmp_path / "plain")
     run(case(Codecs(download=whole, upload=whole)), tmp_path / "svd")
@@ -68,13 +68,13 @@ def test_with_all_of_the_energy_it_is_fedkd_at_full_rank(tmp_path: Path) -> None
         assert_close(low[name], tensor, atol=1e-4, rtol=1e-4)
 
 
-def test_two_runs_are_equal_to_the_bit(tmp_path: Path) -> None:
+def test_two_fedkd_runs_are_bit_identical(tmp_path: Path) -> None:
     codec = Codecs(download=Svd(), upload=Svd(error_feedback=True))
     for name in ("a", "b"):
         run(case(codec), tmp_path / name)
     assert traces(tmp_path / "a") == traces(tmp_path / "b")
 
 
-def test_a_file_says_it_as_the_paper_does() -> None:
+def test_fedkd_settings_of_the_paper_in_yaml() -> None:
     text = {"upload": {"name": "svd", "energy": 0.95}, "download": {"name": "svd", "final_energy": 0.98}}
     assert read(Codecs, text, "codec") == Codecs(download=Svd(), upload=Svd())

@@ -1,4 +1,4 @@
-"""Each method's formulas against numbers worked out by hand."""
+"""Formulas of several algorithms against numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def test_scaffold_option_two_by_hand() -> None:
 
 def test_scaffold_server_moves_its_control_by_the_sampled_share() -> None:
     scaffold = ALGORITHMS["scaffold"]()
-    means = AggregatedUpdates({"weights": w(1.0), "control": w(0.5)}, {}, num_clients=10, num_sampled=2, total_weight=2.0)
+    means = AggregatedUpdates(
+        {"weights": w(1.0), "control": w(0.5)}, {}, num_clients=10, num_sampled=2, total_weight=2.0
+    )
     _, state = scaffold.aggregate(Server(w(0.0), {"control": w(0.1)}), means)
     assert_close(state["control"]["w"], torch.tensor([0.2]))  # 0.1 + 2/10 · 0.5
 
@@ -91,7 +93,7 @@ def test_median_of_an_even_number_is_the_mean_of_the_middle_two() -> None:
     assert delta["w"].item() == 3.5
 
 
-def test_krum_takes_the_upload_closest_to_the_others() -> None:
+def test_krum_selects_the_upload_closest_to_the_others() -> None:
     # n = 5, f = 1: two nearest. From 1.0: 0.1² + 0.2²; from 1.1: 0.1² + 0.1² (least); from 1.2: 0.1² + 0.2²
     delta, _ = ALGORITHMS["krum"](attackers=1).aggregate(Server({}), gathered(1.0, 1.1, 1.2, 50.0, -9.0))
     assert delta["w"].item() == pytest.approx(1.1)

@@ -1,4 +1,4 @@
-"""What the server keeps is the mean of what its clients keep, also when messages lose something and few take part."""
+"""Server state is the mean of client states, with lossy codecs and partial participation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CASES: dict[str, tuple[Algorithm, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_server_and_its_clients_agree_under_a_lossy_codec(name: str, tmp_path: Path) -> None:
+def test_server_state_is_the_mean_of_client_states_under_a_lossy_codec(name: str, tmp_path: Path) -> None:
     algorithm, keys = CASES[name]
     # uniform, since FedDyn's mean is of r_k·h_k
     given = experiment(algorithm, "vectorized", codec=LOSSY, clients_per_round=4, rounds=4, weighting="uniform")

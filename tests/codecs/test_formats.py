@@ -49,7 +49,9 @@ def test_stochastic_rounding_is_right_on_average_and_off_by_less_than_a_step():
 
 def test_stochastic_rounding_draws_anew_in_each_message():
     x, codec = normal(1000), Int8(rounding="stochastic")
-    assert not np.array_equal(codec.encode_tensor(x, MessageContext((1,))), codec.encode_tensor(x, MessageContext((2,))))
+    assert not np.array_equal(
+        codec.encode_tensor(x, MessageContext((1,))), codec.encode_tensor(x, MessageContext((2,)))
+    )
 
 
 def test_sign_sends_the_mean_magnitude_and_eight_signs_a_byte():
