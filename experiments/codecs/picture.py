@@ -1,7 +1,7 @@
-"""Draws docs/codecs.png from the runs of sweep.yaml: `python experiments/codecs/picture.py [FOLDER of the sweep]`.
+"""Draw docs/codecs.png from the runs of sweep.yaml: `python experiments/codecs/picture.py [FOLDER of the sweep]`.
 
-One panel for each set: bytes of all messages against accuracy on the test split, a mark for each codec at the mean of
-its seeds, with a line from the worst seed to the best.
+One panel per data set: bytes of all messages against accuracy on the test split, with one marker per codec at the mean
+of its seeds and a line from the worst seed to the best.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import matplotlib
 import numpy as np
 
 matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # (after the backend is chosen)
+from matplotlib import pyplot as plt  # must follow the choice of the backend
 
 HERE = Path(__file__).parent
 OUT = HERE.parent.parent / "docs" / "codecs.png"
@@ -26,7 +26,7 @@ Scores = dict[str, list[tuple[float, float]]]  # codec -> (MB, accuracy) of each
 
 
 def main() -> None:
-    """Read the runs' summaries, draw, and print the table."""
+    """Read the summaries of the runs, draw the figure and print the table."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("runs/codecs")
     found = scores(folder)
     figure, axes = plt.subplots(1, len(found), figsize=(6.2 * len(found), 4.8), squeeze=False)
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def scores(folder: Path) -> dict[str, Scores]:
-    """Of every finished run of the sweep in the folder, by set and codec."""
+    """Return the scores of all completed runs of a sweep, by data set and codec."""
     found: dict[str, Scores] = defaultdict(lambda: defaultdict(list))
     for run in json.loads((folder / "sweep.json").read_text())["runs"]:
         path = folder / "runs" / run["label"] / "summary.json"
@@ -51,7 +51,7 @@ def scores(folder: Path) -> dict[str, Scores]:
 
 
 def panel(axis: plt.Axes, title: str, of_codec: Scores) -> None:
-    """One set."""
+    """Draw the panel of one data set."""
     print(f"{title}: codec, MB, accuracy mean (worst to best of seeds)")
     order = sorted(of_codec, key=lambda codec: -np.mean([size for size, _ in of_codec[codec]]))
     colours = plt.cm.turbo(np.linspace(0.05, 0.95, len(order)))

@@ -1,9 +1,9 @@
-"""The lists of answers that an experiment names, from its own training questions.
+"""Write the lists of answers of an experiment, from its training questions.
 
-    python experiments/feddat/answers.py experiments/feddat/vilt_adapter.yaml 100
+    python experiments/feddat/answers.py experiments/feddat/vilt.yaml 100
     python experiments/feddat/answers.py experiments/fedvqa/gqa_fedavg.yaml 1642 --all
 
-Writes the most frequent answers, of each client's column or of all, to the file under `answers:`.
+The file under `answers:` receives the most frequent answers, per client or of all clients together.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from simfl.objectives.answers import top_answers
 
 
 def main() -> None:
+    """Read the arguments and write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("experiment", type=Path, help="a YAML whose objective has answers")
-    parser.add_argument("most", type=int, help="how many answers a list has")
+    parser.add_argument("experiment", type=Path, help="experiment file whose objective has answers")
+    parser.add_argument("most", type=int, help="number of answers per list")
     parser.add_argument("--all", action="store_true", help="one list for all clients")
-    parser.add_argument("--cache", type=Path, default=Path("runs/cache"), help="where data sets are kept")
+    parser.add_argument("--cache", type=Path, default=Path("runs/cache"), help="folder of data sets")
     given = parser.parse_args()
     experiment = load(given.experiment)
     objective = experiment.phases[0].objective

@@ -51,7 +51,7 @@ def test_a_copy_of_an_experiment_with_a_base_contains_all_settings(tmp_path: Pat
 def test_a_summary_does_not_end_at_et_al(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["new", "--list"]) == 0
     listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert listed["fedvqa/fedprox"].startswith("FedProx (Li et al. 2020) on FedVQA's setting in small")
+    assert listed["fedvqa/fedprox"].startswith("FedProx (Li et al. 2020), on the small FedVQA benchmark")
     assert not [name for name, said in listed.items() if said.endswith("et al.")]
 
 

@@ -75,7 +75,7 @@ def test_a_poisson_plan_has_the_sampled_and_the_expected_messages():
     plans = [plan(replace(case, seed=seed), cache.folder()).phases[0] for seed in range(30)]
     assert {phase.expected for phase in plans} == {2 * 0.2 * 10 * 6}
     assert len({phase.messages for phase in plans}) > 3
-    # 60 draws with probability .2: 12 client updates with variance 9.6, so a mean of 30 seeds is within 3·√(9.6/30) of 12
+    # 60 draws with probability .2: 12 updates with variance 9.6, so the mean of 30 seeds is within 3·√(9.6/30) of 12
     assert abs(sum(phase.messages / 2 for phase in plans) / 30 - 12) < 3 * (9.6 / 30) ** 0.5
 
 

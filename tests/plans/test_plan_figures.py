@@ -9,6 +9,7 @@ import pytest
 
 from simfl import config
 from simfl.plans.plan import RunPlan, plan
+from simfl.sweeps import file
 
 ROOT = Path(__file__).parents[2] / "experiments"
 EMBEDDING = 24_674_304  # values of T5-base's word embedding
@@ -17,7 +18,11 @@ NEW = 2_164_992 + 590_592  # of the spatial embedding and the visual projection
 
 @cache
 def planned(name: str, *overrides: str) -> RunPlan:
-    """Return the plan of an experiment without data; the cache is empty."""
+    """Return the plan of an experiment, or of `sweep:run`, without data; the cache is empty."""
+    name, _, run = name.partition(":")
+    if run:
+        (point,) = file.load(ROOT / f"{name}.yaml", overrides, only=(run,)).points
+        return plan(point.experiment, Path("/nowhere"))
     return plan(config.load(ROOT / f"{name}.yaml", overrides), Path("/nowhere"))
 
 
@@ -36,7 +41,7 @@ def mb(num_bytes: int) -> float:
     return round(num_bytes / 1e6, 1)
 
 
-def test_the_baselines_message_is_charged_for_two_more_embeddings():
+def test_a_message_of_the_baseline_is_charged_for_two_more_embeddings():
     found = planned("pfl_docvqa/track1_baseline")
     assert found.messages == 10 * 2 * 2
     charged = found.charged["total"] // 40
@@ -47,11 +52,11 @@ def test_the_baseline_is_charged_44_656_gib():
     assert gib(planned("pfl_docvqa/track1_baseline").charged["total"]) == 44.656
 
 
-def test_the_baselines_message_without_aliases():
+def test_a_message_of_the_baseline_contains_tied_weights_once():
     assert message(planned("pfl_docvqa/track1_baseline")) == 1_001_333_760 == 4 * 250_333_440
 
 
-def test_half_of_the_baseline_is_what_track_2_is_charged():
+def test_track_2_is_charged_half_of_the_baseline():
     assert gib(planned("pfl_docvqa/track1_baseline", "phases.0.rounds=5").charged["total"]) == 22.328
 
 
@@ -75,7 +80,7 @@ def test_the_tuned_run_sends_54_7_mb():
     assert mb(planned("pfl_docvqa/track1_tuned").bytes["total"]) == 54.7
 
 
-def test_nf4_sends_1_923_264_bytes_a_message():
+def test_nf4_sends_1_923_264_bytes_per_message():
     # half a byte a value and a scale for each 64: 4.5 bits
     assert message(planned("pfl_docvqa/track1_nf4")) == 1_923_264 == 3_419_136 * 9 // 16
 
@@ -92,7 +97,7 @@ def test_fedshampoo_is_charged_10_017_gib():
     assert gib(found.charged["total"]) == 10.017
 
 
-def test_the_local_steps_of_the_competition_are_those_of_its_official_clients():
+def test_local_steps_of_the_competition_follow_from_the_official_clients():
     # two clients a round, the seed's; each client takes one step for each ten of its questions
     found = planned("pfl_docvqa/track1_baseline", "phases.0.clients_per_round=10", "phases.0.rounds=1")
     questions = (19465, 22229, 21673, 22148, 32472, 22361, 23801, 18462, 17868, 20840)
@@ -101,7 +106,7 @@ def test_the_local_steps_of_the_competition_are_those_of_its_official_clients():
 
 
 @pytest.mark.parametrize(("clients", "held"), [(3, (1, 1, 1)), (10, (1, 4, 5)), (30, (2, 13, 15))])
-def test_fedocvqa_has_its_clients_and_sends_0_90_gb_a_message(clients, held):
+def test_fedocvqa_has_the_published_clients_and_sends_0_90_gb_per_message(clients, held):
     found = planned(f"fedocvqa/fedavg_k{clients}")
     # T5-base, patches, box tables, a token and two tables of distance: the printed 220 M are T5-base alone
     assert message(found) == 900_274_176 == 4 * 225_068_544
@@ -110,7 +115,7 @@ def test_fedocvqa_has_its_clients_and_sends_0_90_gb_a_message(clients, held):
     assert found.sizes.sizes.tolist() == pytest.approx(shares)
 
 
-def test_self_pretraining_grows_the_vocabulary_by_1073_rows_and_is_a_phase_of_its_own():
+def test_self_pretraining_is_a_phase_with_1073_more_vocabulary_rows():
     first, second = planned("fedocvqa/fsp_k3").phases
     assert first.model == second.model
     assert first.model["shared"] == 225_068_544 + (33_201 - 32_128) * 768
@@ -119,12 +124,12 @@ def test_self_pretraining_grows_the_vocabulary_by_1073_rows_and_is_a_phase_of_it
 
 
 @pytest.mark.parametrize(("share", "sampled"), [(1.0, 10), (0.7, 7), (0.35, 3)])
-def test_fedocvqa_samples_the_whole_part_of_its_share(share, sampled):
+def test_fedocvqa_rounds_the_number_of_sampled_clients_down(share, sampled):
     found = planned("fedocvqa/fedavg_k10", f"phases.0.participation={share}")
     assert found.messages == 10 * sampled * 2
 
 
-def test_fedocr_sends_its_20_99_m_values_and_running_statistics():
+def test_fedocr_sends_20_99_m_values_and_running_statistics():
     found = planned("fedocr/real_aster")
     parts = {row["part"]: row["floats"] for row in found.phases[0].download}
     assert parts["weights"] == found.model["shared"] == 20_991_594
@@ -133,7 +138,7 @@ def test_fedocr_sends_its_20_99_m_values_and_running_statistics():
     assert 80.07 < mebibytes < 80.52  # printed 80.52: some .35 more than weights and statistics
 
 
-def test_fedvqa_sends_the_last_three_layers_and_its_classifier():
+def test_fedvqa_sends_the_last_three_layers_and_the_classifier():
     found = planned("fedvqa/gqa_fedavg")
     # three blocks, the classifier 768 → 1536 → 1642 with its norm
     assert message(found) == 4 * 24_971_626 == 4 * (3 * 7_087_872 + 3_708_010)
@@ -160,13 +165,13 @@ def test_fedocr_hashed_sends_a_share_of_its_weights(share, millions, printed):
         ("vilt_feddat", 894_528), ("vault_feddat", 1_789_056), ("albef_feddat", 2_236_320),
     ],
 )  # fmt: skip
-def test_feddat_sends_adapters_and_no_heads(name, values):
-    found = planned(f"feddat/{name}")
+def test_feddat_sends_adapters_but_no_heads(name, values):
+    found = planned(f"feddat/domain:{name}")
     assert message(found) == 4 * values
     assert found.model["personal_params"] == found.model["trained"] - values
 
 
-def test_feddats_private_heads_are_what_its_albef_counts_hold_besides():
-    found = planned("feddat/albef_adapter")
+def test_the_published_albef_counts_of_feddat_include_the_personal_head():
+    found = planned("feddat/domain:albef_adapter")
     assert found.model["personal_params"] == 622_650
     assert round((found.model["shared"] + 622_650) / 1e6, 2) == 2.86
