@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 REPOSITORY = Path(__file__).parent.parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.TrainingUnit]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that use Ray are marked `ray`; those for a GPU are skipped where there is none."""
     for item in items:
         if "ray_session" in getattr(item, "fixturenames", ()):
