@@ -1,4 +1,4 @@
-"""What the works need beside simfl's own shelves: client sizes, token sequences, a T5."""
+"""Components of the works that simfl does not have: log-normal client sizes, token sequences, a T5."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ from simfl.seeds import rng
 
 @dataclass(frozen=True)
 class LogNormal(Partitioner):
-    """Examples dealt at random; sizes are log-normal, at least 1, and together all examples."""
+    """Random partition of all examples into clients of log-normal size, at least 1."""
 
-    sigma: float = 0.5  # of the logarithm of the sizes; 0: all alike
+    sigma: float = 0.5  # standard deviation of the logarithm of the sizes; 0: equal sizes
 
     def split(self, split: Split, seed: int) -> Partition:
+        """Draw sizes, then assign shuffled examples."""
         count, random = len(split), rng(seed, "partition", "lognormal")
         clients = self.num_clients(count, f"{count} examples")
         shares = random.lognormal(sigma=self.sigma, size=clients)
@@ -44,25 +45,30 @@ class LogNormal(Partitioner):
 
 
 @dataclass(frozen=True)
-class Pictures(Classification):
-    """Classification of features that are laid out as pictures."""
+class ImageClassification(Classification):
+    """Classification of features that are reshaped to images."""
 
     shape: tuple[int, ...] = (1, 28, 28)
 
     def encode(self, split: Any, tokenizer: Any) -> Examples:
-        """Rows `x` [N, *shape] and `label` [N]."""
+        """Return rows `x` [N, *shape] and `label` [N]."""
         rows = super().encode(split, tokenizer).rows
         return Examples({**rows, "x": rows["x"].reshape(-1, *self.shape)})
 
+
+@dataclass(frozen=True)
+class TimedImageClassification(ImageClassification):
+    """Image classification that records the first local step."""
+
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
-        """As in classification; notes when the first local step is taken."""
+        """Return the loss of classification; record the first local step."""
         first_step()
         return super().loss(outputs, batch)
 
 
 @dataclass(frozen=True)
 class Sequences(Data):
-    """Random tokens, and their first ones in another order as the answer."""
+    """Random tokens whose answer is their first tokens in reverse."""
 
     examples: int = 640
     vocabulary: int = 16_384
@@ -70,6 +76,7 @@ class Sequences(Data):
     answer: int = 32
 
     def load(self, cache: Path) -> Dataset:
+        """Load from the cache, or draw."""
         return load_or_build(cache, "sequences", 1, self, (), self._build)
 
     def _build(self) -> Dataset:
@@ -88,42 +95,43 @@ class Sequences(Data):
 
 @dataclass(frozen=True)
 class SequenceToSequence(Objective):
-    """Cross-entropy of the answer's tokens."""
+    """Cross-entropy of the tokens of the answer."""
 
     reduction: ClassVar[str] = "token"
     inputs: ClassVar[tuple[str, ...]] = ("tokens", "answer")
     metric: ClassVar[str] = "accuracy"
 
     def encode(self, split: Any, tokenizer: Any) -> Examples:
-        """Rows `tokens` [N, L] and `answer` [N, T], int64."""
+        """Return rows `tokens` [N, L] and `answer` [N, T], int64."""
         columns = {name: split.examples[name].combine_chunks() for name in ("tokens", "answer")}
         arrays = {name: np.from_dlpack(c.flatten()).reshape(len(split), -1) for name, c in columns.items()}
         return Examples({name: torch.from_numpy(a.astype(np.int64)) for name, a in arrays.items()})
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Sums over tokens and their numbers; notes when the first local step is taken."""
+        """Return sums over tokens and token counts; record the first local step."""
         first_step()
-        chances = outputs.logits.log_softmax(-1)
-        picked = chances.gather(-1, batch["answer"][..., None]).squeeze(-1)
+        log_probs = outputs.logits.log_softmax(-1)
+        picked = log_probs.gather(-1, batch["answer"][..., None]).squeeze(-1)
         return -picked.sum(-1) * batch["mask"], batch["mask"] * picked.shape[-1]
 
     def predict(self, module: nn.Module, batch: Batch) -> dict[str, Any]:
-        """Whether each token is right, given those before it."""
+        """Return the share of tokens that are right under teacher forcing."""
         best = module(batch["tokens"], batch["answer"]).argmax(-1)
         return {"right": (best == batch["answer"]).float().mean(-1).tolist()}
 
     def score(self, predictions: dict[str, Any], split: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """`accuracy` over tokens."""
+        """Return `accuracy` over tokens."""
         return {"accuracy": np.asarray(predictions["right"], np.float64)}
 
 
 @dataclass(frozen=True)
 class T5(Model):
-    """T5 of transformers, 15 M parameters."""
+    """The T5 of transformers with 15 M parameters."""
 
     adapters: Adapter | None = None
 
     def build(self, task: Task) -> nn.Module:
+        """Build the network, with adapters and keyed dropout."""
         assert task.num_classes is not None
         with seeded(task.seed):
             module = T5Network(task.num_classes)
@@ -132,4 +140,5 @@ class T5(Model):
         return set_trainable(self, install_keyed_dropout(module).eval())
 
     def trainable_params(self, module: nn.Module) -> tuple[str, ...]:
+        """Return all parameters, or those of the adapters."""
         return ("*",) if self.adapters is None else self.adapters.own_params()

@@ -1,4 +1,4 @@
-"""simfl itself as a timed process. `python -m benchmarks.engine WORK RESULT BACKEND WORKERS [WAY]`."""
+"""Run a work with simfl in a timed process: `python -m benchmarks.engine WORK RESULT BACKEND WORKERS [MODE]`."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from simfl.session.options import RunOptions
 
 
 class Timer:
-    """A display that looks at the clock when the first round begins and when each ends."""
+    """A display that records the time before the first round and after each."""
 
     def __init__(self, rounds: int) -> None:
         self.rounds, self.watch = rounds, Stopwatch()
 
     def evaluated(self, row: dict[str, Any]) -> None:
-        """The model is scored once before the first round."""
+        """Record the start of the first round, before which the model is evaluated once."""
         if row["step"] == 0:
             self.watch.mark()
 
     def round_done(self, row: dict[str, Any]) -> None:
-        """The end of a round."""
+        """Record the end of a round."""
         self.watch.mark(last=row["step"] == self.rounds)
 
     def __getattr__(self, name: str) -> Any:
@@ -33,7 +33,7 @@ class Timer:
 
 
 def main(work: str, result: str, backend: str, workers: int, mode: Any = "auto") -> None:
-    """Run a work and write what was measured. As with `simfl run`, Ray is asked for before anything is imported."""
+    """Run a work and write its measurements; as in `simfl run`, Ray starts before anything else is imported."""
     with cluster.start_early(backend, None), tempfile.TemporaryDirectory() as folder:
         import torch
 

@@ -3,8 +3,8 @@
     python benchmarks/golden_runs.py --out before.json        # on the tree before the change
     python benchmarks/golden_runs.py --against before.json    # on the tree after it; exit code 1 if a hash differs
 
-The hash of a run covers the final global weights, the bytes that were sent, every evaluation, and what the clients
-remember. Hashes are equal only on the same machine, with the same libraries and the same number of threads (set
+The hash of a run covers the final global weights, the bytes that were sent, every evaluation and the client states.
+Hashes are equal only on the same machine, with the same libraries and the same number of threads (set
 OMP_NUM_THREADS=1), so the files are not meant to be kept.
 
 The experiments are written in the current words of experiment files. On an older tree, recognised by its package
@@ -267,7 +267,7 @@ def algorithms() -> Experiments:
 
 def feddat() -> Experiments:
     """Return FedDAT, which needs adapters and heads of the clients' own."""
-    heads = {"train": ["head.*"], "personal_params": ["head.*"]}
+    heads: Settings = {"train": ["head.*"], "personal_params": ["head.*"]}
     model = MLP | {"adapters": {"kind": "bottleneck", "reduction": 4}}
     evaluate = {"models": ["global", "local", "personal", "client", "dual"]}
     found: Experiments = {}
@@ -304,7 +304,7 @@ def privacy() -> Experiments:
     found |= private("group_codec", "group_dp", group, server={"optimizer": "adam"}, codec=codec)
     budget = {"unit": "client", "clip": 0.3, "epsilon": 8, "noise": "central"}
     drawn, all_take_part = {"poisson": 0.5}, {"participation": 1.0}  # the slow accountants are fast where all take part
-    accountants = {"rdp": drawn, "pld": drawn, "rdp_fine": all_take_part, "prv": all_take_part}
+    accountants: dict[str, Settings] = {"rdp": drawn, "pld": drawn, "rdp_fine": all_take_part, "prv": all_take_part}
     for accountant, sampled in accountants.items():
         found |= private(f"epsilon_{accountant}", "dp_fedavg", budget | {"accountant": accountant}, **sampled)
     found |= private("clip_alone", "fedavg", {"unit": "client", "clip": 0.05})
@@ -467,7 +467,7 @@ def own_data() -> Settings:
 
 def phases() -> Experiments:
     """Return runs of two phases, parameters of the clients' own, and baselines without federated learning."""
-    own = {"personal_params": ["head.*"]}
+    own: Settings = {"personal_params": ["head.*"]}
     kept = ADAM | {"keep_optimizer": True}
     codec = {"upload": {"name": "topk", "keep": 0.3, "error_feedback": True}}
     first = phase("ditto", kept, codec=codec, **own)
@@ -496,7 +496,7 @@ def models() -> Experiments:
     found: Experiments = {}
     for buffers in ("average", "local"):
         made = phase(local={"batch_size": 4}, buffers=buffers, rounds=3)
-        settings = {"model": batch_norm_network, "partition": IID, "evaluate": EVERY_MODEL}
+        settings: Settings = {"model": batch_norm_network, "partition": IID, "evaluate": EVERY_MODEL}
         found[f"model/batch_norm/{buffers}"] = experiment(made, **settings)
     found |= in_both_modes("model/cnn", data=IMAGES, model=CNN)
     found |= in_both_modes("model/cnn_hashed", data=IMAGES, model=CNN | {"hash": "1/4"})
@@ -550,7 +550,7 @@ PROVIDERS = {"by": "provider", "clients": 3}
 def documents() -> Experiments:
     """Return questions about documents, and self-pretraining on documents before they are asked."""
     questions = phase(local=FEW_STEPS, objective={"name": "docvqa", "max_tokens": 64, "max_answer": 8})
-    invoices = {"data": INVOICES, "partition": PROVIDERS, "evaluate": {"limit": 4}}
+    invoices: Settings = {"data": INVOICES, "partition": PROVIDERS, "evaluate": {"limit": 4}}
     reader = {"name": "vt5", "weights": "vt5_tiny", "dropout": 0.1}
     adapted = reader | {"adapters": {"kind": "lora", "rank": 2}}
     found = in_both_modes("documents/vt5", questions, model=reader, ledger={"tied_weights": "always"}, **invoices)
@@ -563,14 +563,18 @@ def documents() -> Experiments:
     layout = {"name": "layout_t5", "size": "tiny", "marks": True, "dropout": 0.1}
     found |= in_both_modes("documents/self_pretraining", hidden, questions, model=layout, **invoices)
 
-    parts = {"data": PARTS, "partition": {"by": "natural", "column": "part"}, "evaluate": {"limit": 4}}
+    parts: Settings = {"data": PARTS, "partition": {"by": "natural", "column": "part"}, "evaluate": {"limit": 4}}
     found["documents/multi_docqa"] = experiment(questions, model=layout, **parts)
     return found
 
 
 def pictures() -> Experiments:
     """Return questions about pictures of scenes, and words to be read in pictures."""
-    scenes = {"data": SCENES, "partition": {"by": "natural", "column": "scene"}, "evaluate": EVERY_MODEL | {"limit": 8}}
+    scenes: Settings = {
+        "data": SCENES,
+        "partition": {"by": "natural", "column": "scene"},
+        "evaluate": EVERY_MODEL | {"limit": 8},
+    }
     viewer = {"name": "vilt", "weights": "vilt_tiny"}
     adapted = viewer | {"adapters": {"kind": "bottleneck", "reduction": 4}}
     asked = phase(local=FEW_STEPS, objective={"name": "vqa", "by": "task"})
@@ -585,7 +589,7 @@ def pictures() -> Experiments:
 
     size = {"height": 32, "width": 100, "max_letters": 8, "beams": 1}
     read = phase(local=FEW_STEPS, objective={"name": "recognition", **size}, clients_per_round=2)
-    words = {"data": WORDS, "partition": {"by": "natural", "column": "source"}, "evaluate": {"limit": 4}}
+    words: Settings = {"data": WORDS, "partition": {"by": "natural", "column": "source"}, "evaluate": {"limit": 4}}
     plain = {"rectify": False, "context": False, "norm": "group"}
     recogniser = {"name": "aster", "size": "tiny"}
     found |= in_both_modes("pictures/aster_plain", read, model=recogniser | plain, **words)

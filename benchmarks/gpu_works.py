@@ -1,19 +1,20 @@
-"""What `benchmarks.gpu` times: works of published size on data drawn from a seed, from which nothing is learned.
+"""Works of published size for `benchmarks.gpu`. Their data are drawn from a seed, so nothing is learned from them.
 
-cifar     CNN, 1.6 M, 32×32         K = 1,000    50 a round  50 images each  batch 10  SGD, dropout (pfl-research)
-femnist   CNN, 1.2 M, 28×28, 62     K = 3,400   100 a round  30 images each  batch 10  SGD
-t5_lora   T5-base, 512 tokens       K = 60        6 a round  30 texts each   batch 10  LoRA r = 6 on q, v, AdamW
-vt5_full  VT5-base, 512 tokens      K = 20        2 a round  8 pages each    batch 4   all but the page reader
-vilt      ViLT-base, 384×384        K = 20        4 a round  32 pairs each   batch 8   bottleneck adapters, AdamW
-feddat    ViLT-base, 384×384        K = 20        4 a round  32 pairs each   batch 8   FedDAT's dual adapters, AdamW
-dp        CNN as femnist            K = 100       2 a round  50 units of 30  batch 10  units clipped, noise
-million   MLP 60-400-62             K = 10^6  1,000 a round  2 each          batch 10  SGD
+work      model                     K         / round  / client         batch  training
+cifar     CNN, 1.6 M, 32×32         1,000          50  50 images           10  SGD, dropout (pfl-research)
+femnist   CNN, 1.2 M, 28×28, 62     3,400         100  30 images           10  SGD
+t5_lora   T5-base, 512 tokens       60              6  30 texts            10  LoRA r = 6 on q, v, AdamW
+vt5_full  VT5-base, 512 tokens      20              2  8 pages              4  AdamW, page reader frozen
+vilt      ViLT-base, 384×384        20              4  32 pairs             8  bottleneck adapters, AdamW
+feddat    ViLT-base, 384×384        20              4  32 pairs             8  dual adapters of FedDAT, AdamW
+dp        CNN of femnist            100             2  50 units of 30      10  SGD, clipped units, noise
+million   MLP 60-400-62             1,000,000   1,000  2 examples          10  SGD
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.components import ImageClassification
 from simfl.algorithms.base import Algorithm
 from simfl.algorithms.fedavg import FedAvg
 from simfl.algorithms.feddat import FedDat
@@ -33,6 +35,7 @@ from simfl.data.partition.base import Partitioner
 from simfl.data.partition.manifest import Partition
 from simfl.data.partition.synthetic import Iid
 from simfl.experiment import Evaluate, Execution, Experiment, Local, Phase, Privacy
+from simfl.models.base import Model
 from simfl.models.bottleneck import Bottleneck
 from simfl.models.cnn import Cnn
 from simfl.models.heads import HeadSpec
@@ -51,12 +54,13 @@ ADAMW = LocalOptimizer("adamw")
 
 @dataclass(frozen=True)
 class Numbered(Data):
-    """Examples that are nothing but numbers; the objective draws from them what a model reads."""
+    """Examples that consist of a number; the objectives below draw the inputs of a model for them."""
 
     examples: int = 1000
     classes: int = 100
 
     def load(self, cache: Path) -> Dataset:
+        """Load from the cache, or build."""
         return load_or_build(cache, "numbered", 1, self, (), self._build)
 
     def _build(self) -> Dataset:
@@ -69,11 +73,12 @@ class Numbered(Data):
 
 @dataclass(frozen=True)
 class Grouped(Partitioner):
-    """Examples in file order, every client's in groups of one size, as units of privacy."""
+    """Partition in file order, with groups of equal size in every client as units of privacy."""
 
     groups: int = 50
 
     def split(self, split: Split, seed: int) -> Partition:
+        """Assign examples to clients and groups of (almost) equal size."""
         clients = self.num_clients(len(split), f"{len(split)} examples")
         owner = np.arange(len(split)) * clients // len(split)
         group = np.arange(len(split)) * clients * self.groups // len(split)
@@ -83,7 +88,7 @@ class Grouped(Partitioner):
 
 @dataclass(frozen=True)
 class Reading(Objective):
-    """Cross-entropy of random answers to random texts, with or without a page."""
+    """Cross-entropy of random answers to random texts, with or without an image of the page."""
 
     reduction: ClassVar[str] = "token"
     inputs: ClassVar[tuple[str, ...]] = ("input_ids", "boxes", "attention_mask", "labels", "pixel_values")
@@ -93,7 +98,7 @@ class Reading(Objective):
     page: bool = False
 
     def encode(self, split: Any, tokenizer: Any) -> Examples:
-        """Rows as `VT5Network.forward` takes them."""
+        """Draw the inputs of `VT5Network.forward`."""
         count, random = len(split), rng("reading", len(split))
         rows = {
             "input_ids": torch.from_numpy(random.integers(2, 32_000, (count, self.length))),
@@ -106,17 +111,17 @@ class Reading(Objective):
         return Examples(rows)
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Sums over pieces and their numbers."""
+        """Return sums over tokens and token counts."""
         picked = outputs.logits.log_softmax(-1).gather(-1, batch["labels"][..., None]).squeeze(-1)
         return -picked.sum(-1) * batch["mask"], batch["mask"] * picked.shape[-1]
 
     def predict(self, module: nn.Module, batch: Batch) -> dict[str, Any]:
-        """Whether each piece is right, given those before it."""
-        given = {name: batch[name] for name in self.inputs if name in batch}
-        return {"right": (module(**given).logits.argmax(-1) == batch["labels"]).float().mean(-1).tolist()}
+        """Return the share of tokens that are right under teacher forcing."""
+        inputs = {name: batch[name] for name in self.inputs if name in batch}
+        return {"right": (module(**inputs).logits.argmax(-1) == batch["labels"]).float().mean(-1).tolist()}
 
     def score(self, predictions: dict[str, Any], split: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """`accuracy` over pieces."""
+        """Return `accuracy` over tokens."""
         return {"accuracy": np.asarray(predictions["right"], np.float64)}
 
 
@@ -131,7 +136,7 @@ class Asking(Objective):
     answers: int = 100
 
     def encode(self, split: Any, tokenizer: Any) -> Examples:
-        """Rows as `ViltNetwork.forward` takes them."""
+        """Draw the inputs of `ViltNetwork.forward`."""
         count, random = len(split), rng("asking", len(split))
         size = (count, 3, self.image_size, self.image_size)
         return Examples(
@@ -146,105 +151,122 @@ class Asking(Objective):
         )
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Summed over answers."""
+        """Return sums over answers and weights of 1."""
         each = functional.binary_cross_entropy_with_logits(outputs.logits, batch["answer"], reduction="none")
         return each.sum(-1) * batch["mask"], batch["mask"]
 
     def predict(self, module: nn.Module, batch: Batch) -> dict[str, Any]:
-        """Whether the best answer is the right one."""
+        """Return whether the most likely answer is the right one."""
         logits = module(**{name: batch[name] for name in self.inputs}).logits
         return {"right": (logits.argmax(-1) == batch["answer"].argmax(-1)).float().tolist()}
 
     def score(self, predictions: dict[str, Any], split: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """`accuracy`."""
+        """Return `accuracy`."""
         return {"accuracy": np.asarray(predictions["right"], np.float64)}
 
 
-@dataclass(frozen=True)
-class Pictures(Classification):
-    """Classification of features that are laid out as pictures."""
-
-    shape: tuple[int, ...] = (1, 28, 28)
-
-    def encode(self, split: Any, tokenizer: Any) -> Examples:
-        """Rows `x` [N, *shape] and `label` [N]."""
-        rows = super().encode(split, tokenizer).rows
-        return Examples({**rows, "x": rows["x"].reshape(-1, *self.shape)})
-
-
-def _experiment(
+def experiment(
     name: str,
     data: Data,
-    clients: int,
-    sampled: int,
-    model: Any,
-    objective: Objective,
-    local: Local,
+    partition: Partitioner,
+    model: Model,
+    phase: Phase,
     clients_per_batch: int,
-    algorithm: Algorithm | None = None,
-    partition: Partitioner | None = None,
-    **more: Any,
+    privacy: Privacy | None = None,
 ) -> Experiment:
-    phase = Phase(objective=objective, local=local, rounds=1, clients_per_round=sampled, weighting="uniform")
+    """Return an experiment of one phase that is vectorized and not evaluated."""
     return Experiment(
         name=name,
         data=data,
-        partition=partition or Iid(clients=clients),
+        partition=partition,
         model=model,
-        phases=(replace(phase, algorithm=algorithm or FedAvg()),),
+        phases=(phase,),
         execution=Execution(clients_per_batch=clients_per_batch, mode="vectorized"),
         evaluate=Evaluate(every=0, limit=8, samples=0),
-        **more,
+        privacy=privacy,
+    )  # fmt: skip
+
+
+def phase(objective: Objective, local: Local, clients_per_round: int, algorithm: Algorithm | None = None) -> Phase:
+    """Return a phase with uniform weights, FedAvg by default."""
+    return Phase(
+        objective=objective,
+        algorithm=algorithm or FedAvg(),
+        local=local,
+        rounds=1,
+        clients_per_round=clients_per_round,
+        weighting="uniform",
     )
 
 
 def t5_lora(dropout: float) -> Experiment:
-    """Its six clients fill one program; no page, so that it is a T5 with the places of words."""
-    model = VT5(
-        size="base", vocab_size=32_128, dropout=dropout, precision="bf16",
-        adapters=Lora(rank=6, alpha=16, dropout=dropout),
-    )  # fmt: skip
-    local = Local(ADAMW, learning_rate=1e-3, batch_size=10)
-    return _experiment("t5_lora", Numbered(1800), 60, 6, model, Reading(), local, 8)
+    """Return a T5 with boxes of words and LoRA, without page images; its six clients fit into one batch."""
+    adapters = Lora(rank=6, alpha=16, dropout=dropout)
+    model = VT5(size="base", vocab_size=32_128, dropout=dropout, precision="bf16", adapters=adapters)
+    training = phase(Reading(), Local(ADAMW, learning_rate=1e-3, batch_size=10), 6)
+    return experiment("t5_lora", Numbered(1800), Iid(clients=60), model, training, 8)
 
 
-def _vilt(name: str, names: tuple[str, ...], algorithm: Algorithm) -> Experiment:
-    model = Vilt(
-        size="base", heads={"answers": HeadSpec(classes=100)}, adapters=Bottleneck(names=names), precision="bf16"
+def vt5_full() -> Experiment:
+    """Return a VT5 that trains all parameters except those of the page reader."""
+    model = VT5(size="base", vocab_size=32_128, precision="bf16")
+    training = phase(Reading(page=True), Local(ADAMW, learning_rate=1e-4, batch_size=4), 2)
+    return experiment("vt5_full", Numbered(160), Iid(clients=20), model, training, 2)
+
+
+def vilt(name: str, adapters: tuple[str, ...], algorithm: Algorithm) -> Experiment:
+    """Return a ViLT with bottleneck adapters of the given names."""
+    heads = {"answers": HeadSpec(classes=100)}
+    model = Vilt(size="base", heads=heads, adapters=Bottleneck(names=adapters), precision="bf16")
+    training = phase(Asking(), Local(ADAMW, learning_rate=1e-4, batch_size=8), 4, algorithm)
+    return experiment(name, Numbered(640), Iid(clients=20), model, training, 4)
+
+
+def cifar() -> Experiment:
+    """Return the CIFAR10 protocol of pfl-research."""
+    data = Prototypes(examples=50_000, classes=10, shape=(3, 32, 32))
+    model = Cnn(activation="relu", pool="max", dropout=0.25)
+    training = phase(ImageClassification(shape=(3, 32, 32)), _sgd(0.1), 50)
+    return experiment("cifar", data, Iid(clients=1000), model, training, 64)
+
+
+def femnist() -> Experiment:
+    """Return a CNN on data of FEMNIST's size."""
+    data = Prototypes(examples=3400 * 30, classes=62, shape=(1, 28, 28))
+    model = Cnn(activation="relu", pool="max")
+    return experiment(
+        "femnist", data, Iid(clients=3400), model, phase(ImageClassification(), _sgd(0.1), 100), clients_per_batch=128
     )
-    local = Local(ADAMW, learning_rate=1e-4, batch_size=8)
-    return _experiment(name, Numbered(640), 20, 4, model, Asking(), local, 4, algorithm)
 
 
-def _sgd(rate: float) -> Local:
-    return Local(LocalOptimizer("sgd"), learning_rate=rate, batch_size=10)
+def dp() -> Experiment:
+    """Return the CNN of femnist with group-level differential privacy."""
+    data = Prototypes(examples=100 * 50 * 30, classes=62, shape=(1, 28, 28))
+    model = Cnn(activation="relu", pool="max")
+    training = phase(ImageClassification(), _sgd(0.1), 2)
+    privacy = Privacy(unit="group", clip=1.0, noise_multiplier=1.0)
+    return experiment("dp", data, Grouped(clients=100), model, training, 2, privacy)
 
 
-FEMNIST = Prototypes(examples=3400 * 30, classes=62, shape=(1, 28, 28))
+def million() -> Experiment:
+    """Return an MLP over a million clients."""
+    data = Prototypes(examples=2_000_000, classes=62, shape=(60,))
+    training = phase(Classification(), _sgd(0.05), 1000)
+    return experiment("million", data, Iid(clients=1_000_000), Mlp(hidden_sizes=(400,)), training, 256)
+
+
+def _sgd(learning_rate: float) -> Local:
+    return Local(LocalOptimizer("sgd"), learning_rate=learning_rate, batch_size=10)
+
+
 WORKS: Mapping[str, Experiment] = {
-    "cifar": _experiment(
-        "cifar", Prototypes(examples=50_000, classes=10, shape=(3, 32, 32)), 1000, 50,
-        Cnn(activation="relu", pool="max", dropout=0.25), Pictures(shape=(3, 32, 32)), _sgd(0.1), 64,
-    ),
-    "femnist": _experiment(
-        "femnist", FEMNIST, 3400, 100, Cnn(activation="relu", pool="max"), Pictures(), _sgd(0.1), 128
-    ),
-    "t5_lora": t5_lora(0.0),
-    "t5_lora_dropout": t5_lora(0.1),
-    "vt5_full": _experiment(
-        "vt5_full", Numbered(160), 20, 2,
-        VT5(size="base", vocab_size=32_128, precision="bf16"), Reading(page=True),
-        Local(ADAMW, learning_rate=1e-4, batch_size=4), 2,
-    ),
-    "vilt": _vilt("vilt", ("shared",), FedAvg()),
-    "feddat": _vilt("feddat", ("shared", "client"), FedDat()),
-    "dp": _experiment(
-        "dp", Prototypes(examples=100 * 50 * 30, classes=62, shape=(1, 28, 28)), 100, 2,
-        Cnn(activation="relu", pool="max"), Pictures(), _sgd(0.1), 2, None, Grouped(clients=100),
-        privacy=Privacy(unit="group", clip=1.0, noise_multiplier=1.0),
-    ),
-    "million": _experiment(
-        "million", Prototypes(examples=2_000_000, classes=62, shape=(60,)), 1_000_000, 1000, Mlp(hidden_sizes=(400,)),
-        Classification(), _sgd(0.05), 256,
-    ),
-}  # fmt: skip
+    "cifar": cifar(),
+    "femnist": femnist(),
+    "t5_lora": t5_lora(dropout=0.0),
+    "t5_lora_dropout": t5_lora(dropout=0.1),
+    "vt5_full": vt5_full(),
+    "vilt": vilt("vilt", ("shared",), FedAvg()),
+    "feddat": vilt("feddat", ("shared", "client"), FedDat()),
+    "dp": dp(),
+    "million": million(),
+}

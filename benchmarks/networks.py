@@ -1,4 +1,4 @@
-"""The networks of the works without simfl: what every system but simfl trains, and the T5 that simfl trains too."""
+"""Networks of the works without simfl: the other systems train them, and simfl trains the same T5."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-Rows = dict[str, Tensor]  # the training split, by column
+Rows = dict[str, Tensor]  # columns of the training split
 
 LORA_RANK, LORA_ALPHA = 6, 16
 
 
 def cnn() -> nn.Module:
-    """1,206,590 parameters on pictures [B, 1, 28, 28]."""
+    """Build a CNN of 1,206,590 parameters for images [B, 1, 28, 28]."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3), nn.GELU(), nn.Conv2d(32, 64, 3), nn.GELU(), nn.AvgPool2d(2), nn.Flatten(),
         nn.Linear(64 * 12 * 12, 128), nn.GELU(), nn.Linear(128, 62),
@@ -22,47 +22,47 @@ def cnn() -> nn.Module:
 
 
 def mlp() -> nn.Module:
-    """60-400-62."""
+    """Build an MLP 60-400-62."""
     return nn.Sequential(nn.Linear(60, 400), nn.GELU(), nn.Linear(400, 62))
 
 
 class T5Network(nn.Module):
-    """Teacher-forced pass of transformers' T5, 15 M parameters; no dropout."""
+    """Teacher-forced pass of the T5 of transformers, 15 M parameters, without dropout."""
 
-    def __init__(self, vocabulary: int = 16_384, clients_per_batch: int = 256, layers: int = 6) -> None:
+    def __init__(self, vocabulary: int = 16_384, width: int = 256, layers: int = 6) -> None:
         super().__init__()
         from transformers import T5Config, T5ForConditionalGeneration
 
         self.t5 = T5ForConditionalGeneration(
             T5Config(
-                vocab_size=vocabulary, d_model=clients_per_batch, d_kv=32, num_heads=8, d_ff=4 * clients_per_batch, num_layers=layers,
+                vocab_size=vocabulary, d_model=width, d_kv=32, num_heads=8, d_ff=4 * width, num_layers=layers,
                 feed_forward_proj="gelu", dropout_rate=0.0,
             )
         )  # fmt: skip
 
     def forward(self, tokens: Tensor, answer: Tensor) -> Tensor:
-        """`tokens` [B, L], `answer` [B, T]: logits [B, T, V]."""
-        before = functional.pad(answer[:, :-1], (1, 0))
-        logits: Tensor = self.t5(input_ids=tokens, decoder_input_ids=before, use_cache=False).logits
+        """Return logits [B, T, V] for `tokens` [B, L] and `answer` [B, T]."""
+        decoder_inputs = functional.pad(answer[:, :-1], (1, 0))
+        logits: Tensor = self.t5(input_ids=tokens, decoder_input_ids=decoder_inputs, use_cache=False).logits
         return logits
 
 
 def t5() -> nn.Module:
-    """With LoRA on queries and values."""
+    """Build a T5 with LoRA on queries and values."""
     from peft import LoraConfig, inject_adapter_in_model
 
     network = T5Network()
-    chosen = [name for name, layer in network.named_modules() if name.endswith((".q", ".v"))]
+    targets = [name for name, layer in network.named_modules() if name.endswith((".q", ".v"))]
     settings: dict[str, Any] = {"r": LORA_RANK, "lora_alpha": LORA_ALPHA, "lora_dropout": 0.0, "bias": "none"}
-    inject_adapter_in_model(LoraConfig(target_modules=chosen, **settings), network)
+    inject_adapter_in_model(LoraConfig(target_modules=targets, **settings), network)
     return network
 
 
 def loss(network: nn.Module, batch: Rows) -> Tensor:
-    """Mean cross-entropy of a batch of any work."""
+    """Return the mean cross-entropy of a batch of any work."""
     if "tokens" in batch:
-        logits, truth = network(batch["tokens"], batch["answer"]), batch["answer"]
-        return functional.cross_entropy(logits.flatten(0, 1), truth.flatten())
+        logits, target = network(batch["tokens"], batch["answer"]), batch["answer"]
+        return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
     return functional.cross_entropy(network(batch["x"]), batch["label"])
 
 

@@ -1,11 +1,11 @@
-"""What it brings to train the next round while a model is scored: `python -m benchmarks.overlap [WORK …]`.
+"""Measure training during evaluation (`evaluate.overlap`): `python -m benchmarks.overlap [WORK …]`.
 
-    alone   a CNN of 1.2 M parameters, 1 of 1,000 clients a round, 8 epochs, 1,000 pictures scored after every round
-    few     5 clients a round, 2 epochs, 1,000 pictures
-    many    50 clients a round, 1 epoch, 3,000 pictures
+    alone   a CNN of 1.2 M parameters, 1 of 1,000 clients per round, 8 epochs, 1,000 images scored after every round
+    few     5 clients per round, 2 epochs, 1,000 images
+    many    50 clients per round, 1 epoch, 3,000 images
 
-Two Ray workers; without overlap and with it, in turn, each run a process of its own. A row is the median round after
-the first few; both must leave the same tables and state. Results go to benchmarks/overlap.json, turn by turn.
+Two Ray workers, without overlap and with it in turn, each run in a separate process. A row is the median round after
+the first few; both must give the same tables and state. Results go to benchmarks/overlap.json, turn by turn.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
-from simfl.session.options import RunOptions
 from typing import Any
 
+from benchmarks.result import measured_on
+from simfl.session.options import RunOptions
+
 LATEST = Path(__file__).parent / "overlap.json"
-CLIENTS = {"alone": 1, "few": 5, "many": 50}  # a round
+CLIENTS = {"alone": 1, "few": 5, "many": 50}  # per round
 EPOCHS = {"alone": 8, "few": 2, "many": 1}
-SCORED = {"alone": 1000, "few": 1000, "many": 3000}  # pictures, after every round
+SCORED = {"alone": 1000, "few": 1000, "many": 3000}  # images, after every round
 ROUNDS = {"alone": 20, "few": 20, "many": 8}
 SKIPPED = 3  # rounds before the median
 WORKERS = 2
@@ -35,7 +36,7 @@ PROGRAM = "import sys; from benchmarks.overlap import child; child(sys.argv[1], 
 
 
 def child(work: str, overlap: bool) -> None:
-    """Run it in this process and print what came of it as the last line."""
+    """Run a work in this process and print its result as the last line."""
     from benchmarks.works import cnn
     from simfl import simulation
     from simfl.experiment import Evaluate
@@ -51,7 +52,7 @@ def child(work: str, overlap: bool) -> None:
         lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
         scores = tables.sha256(tables.read(out / "evaluations.parquet"))
     rounds = [line for line in lines if line["event"] == "round"]
-    later = rounds[SKIPPED:-1]  # the last round waits for its own scores, too
+    later = rounds[SKIPPED:-1]  # the last round waits for its own scores
     found = {
         "seconds": [row["seconds"] for row in later],
         "waited": median(row["timings"]["evaluate"] for row in later),
@@ -62,17 +63,21 @@ def child(work: str, overlap: bool) -> None:
 
 
 def measure(work: str, overlap: bool) -> dict[str, Any]:
-    """A run in a process of its own; RuntimeError with what it said if it fails."""
+    """Run a work in a separate process and return its result.
+
+    Raises:
+        RuntimeError: The process failed; the message has the end of its output.
+    """
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM, work, "yes" if overlap else "no"]
-    said = subprocess.run(command, capture_output=True, text=True)
-    if said.returncode:
-        raise RuntimeError(f"{work}, overlap {overlap}:\n{said.stderr[-4000:]}")
-    found: dict[str, Any] = json.loads(said.stdout.strip().splitlines()[-1])
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{work}, overlap {overlap}:\n{done.stderr[-4000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
 
 
 def row_of(work: str, pairs: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
-    """A work's figures: medians over all rounds, the ratio of each turn, and the median of these."""
+    """Return the medians over all rounds of a work, the ratio of each turn and the median ratio."""
     halves = list(zip(*pairs, strict=True))
     seconds = [median(s for run in half for s in run["seconds"]) for half in halves]
     each = [median(b["seconds"]) / median(a["seconds"]) for a, b in pairs]
@@ -91,11 +96,11 @@ def row_of(work: str, pairs: Sequence[Sequence[dict[str, Any]]]) -> dict[str, An
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure in turn, show, write."""
+    """Measure the works in turn, and print and write the rows."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap", description=__doc__.splitlines()[0])
     parser.add_argument("works", nargs="*", default=list(CLIENTS), help=", ".join(CLIENTS))
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--more", action="store_true", help="keep the turns that were measured before")
+    parser.add_argument("--more", action="store_true", help="keep earlier turns")
     given = parser.parse_args(arguments)
     found: dict[str, Any] = json.loads(LATEST.read_text()) if LATEST.exists() else {}
     for work in given.works:
@@ -107,13 +112,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def table(found: dict[str, Any], _: str) -> str:
-    """RESULTS.md's table."""
-    day = time.strftime("%Y-%m-%d", time.gmtime(LATEST.stat().st_mtime))
+    """Format the table of RESULTS.md."""
     lines = [
-        f"`python -m benchmarks.overlap`, {day}, {os.cpu_count()} cores that others used too, {WORKERS} Ray workers.",
+        f"`python -m benchmarks.overlap`, {measured_on(LATEST)}, {os.cpu_count()} cores, shared with other processes,"
+        f" {WORKERS} Ray workers.",
         "",
-        "| clients a round | turns | rounds each | s / round | overlapped | ratio | each turn | waits for scores, s"
-        " | overlapped | workers at work | overlapped | same bits |",
+        "| clients / round | turns | rounds each | s / round | overlapped, s / round | ratio | ratio of each turn"
+        " | wait for scores, s | overlapped, s | workers busy | overlapped | same bits |",
         "|--:|--:|--:|--:|--:|--:|---|--:|--:|--:|--:|---|",
     ]
     for row in (row_of(work, found[work]) for work in CLIENTS if work in found):

@@ -1,10 +1,9 @@
-"""How long a million clients take to be made: each partitioner on examples that are columns alone.
+"""Measure how long each partitioner takes for a million clients: `python -m benchmarks.partitions [CLIENTS]`.
 
-    python benchmarks/partitions.py [CLIENTS]
-
-Prints seconds for making the partition and for its manifest, the manifest's size, and the peak of memory. Beside each
-time stands its ratio to a tenth of the clients: about 10 to 13 for O(n log n), more where the smaller one fits into the
-processor's cache. No Python object is made per client: the Python objects alive after making it are counted.
+A row has the seconds for the partition and for its manifest, the size of the manifest, and the ratio of the first to
+the seconds with a tenth of the clients: about 10 to 13 for O(n log n), more if the smaller partition fits into the
+cache of the processor. `objects` counts the Python objects that a partition adds; there should be none per client. The
+last line has the peak memory.
 """
 
 from __future__ import annotations
@@ -19,12 +18,11 @@ import numpy as np
 import pyarrow as pa
 
 from simfl.data.base import Split
-from simfl.data.partition.synthetic import Iid
 from simfl.data.partition.nested import Nested, Subsample
 from simfl.data.partition.partitioners import Natural, Partition, Partitioner, Provider
-from simfl.data.partition.synthetic import Quantity, Shards
+from simfl.data.partition.synthetic import Iid, Quantity, Shards
 
-EXAMPLES = 3  # of a client
+EXAMPLES = 3  # per client
 TASKS = 10
 
 Maker = Callable[[int], Partitioner]
@@ -40,7 +38,7 @@ MAKERS: dict[str, Maker] = {
 
 
 def split(clients: int) -> Split:
-    """Examples of so many users: two providers a user, ten tasks, ten labels."""
+    """Return the examples of a number of users, with two providers per user, ten tasks and ten labels."""
     count = EXAMPLES * clients
     user = np.arange(count) % clients
     columns = {
@@ -52,17 +50,18 @@ def split(clients: int) -> Split:
     return Split(pa.table(columns))
 
 
-def timed(maker: Maker, given: Split, clients: int) -> tuple[float, Partition, int]:
-    """Seconds, the partition, and how many Python objects there are more than before."""
+def timed(maker: Maker, examples: Split, clients: int) -> tuple[float, Partition, int]:
+    """Return seconds, the partition and the number of Python objects that it adds."""
     gc.collect()
     before = len(gc.get_objects())
     start = time.perf_counter()
-    partition = maker(clients).split(given, seed=1)
+    partition = maker(clients).split(examples, seed=1)
     seconds = time.perf_counter() - start
     return seconds, partition, len(gc.get_objects()) - before
 
 
 def main() -> None:
+    """Measure all partitioners and print the rows."""
     clients = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     small, large = split(clients // 10), split(clients)
     print(f"{clients:,} clients of {EXAMPLES} examples each")
@@ -72,8 +71,9 @@ def main() -> None:
         seconds, partition, objects = timed(maker, large, clients)
         start = time.perf_counter()
         manifest = partition.manifest({"by": name}, "0" * 64, 1)
-        wrote = time.perf_counter() - start
-        print(f"{name:<18}{seconds:9.2f}{seconds / tenth:7.1f}{objects:9,}{wrote:12.2f}{len(manifest) / 1e6:7.1f}")
+        manifest_seconds = time.perf_counter() - start
+        size = len(manifest) / 1e6
+        print(f"{name:<18}{seconds:9.2f}{seconds / tenth:7.1f}{objects:9,}{manifest_seconds:12.2f}{size:7.1f}")
         del partition, manifest
     print(f"peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB")
 

@@ -1,6 +1,6 @@
-"""RESULTS.md's tables from what was measured last: `python -m benchmarks.report [MARK …]`, after `make bench`.
+"""Write the tables of RESULTS.md from the latest measurements: `python -m benchmarks.report [MARK …]`.
 
-Those of the named marks, or all. `--note TEXT` says under which circumstances.
+Without marks all tables are written. `--note TEXT` describes the conditions of the CPU table.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import os
 import platform
 import re
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import backbones, clients, gpu, memory, overlap, scaling
 from benchmarks.bench import LATEST
+from benchmarks.result import measured_on
 from benchmarks.scaling_tables import gpus_table, nodes_table
 from benchmarks.systems import ENVIRONMENTS, REFERENCE, SYSTEMS
 
@@ -26,13 +26,12 @@ PACKAGES = ("torch", "ray", "transformers", "peft", "flwr", "pfl")
 
 
 def cpu_table(rows: list[dict[str, Any]], note: str) -> str:
-    """All works and systems."""
-    day = time.strftime("%Y-%m-%d", time.gmtime(LATEST.stat().st_mtime))
+    """Format one row per work and system; `note` follows the versions."""
     lines = [
-        f"`make bench`, {day}, {os.cpu_count()} cores, one thread a process, {platform.system()},"
+        f"`make bench`, {measured_on(LATEST)}, {os.cpu_count()} cores, one thread per process, {platform.system()},"
         f" Python {platform.python_version()}. {versions()}{note}",
         "",
-        "| work | system | s / round | ratio | clients / s | first step, s | all, s | peak RSS, MB | same work |",
+        "| work | system | s / round | ratio | clients / s | first step, s | total, s | peak RSS, MB | same work |",
         "|---|---|--:|--:|--:|--:|--:|--:|---|",
     ]
     for row in rows:
@@ -42,8 +41,8 @@ def cpu_table(rows: list[dict[str, Any]], note: str) -> str:
             f" | {_short(row['clients_per_second'])} | {row['startup_seconds']:.1f} | {row['total_seconds']:.1f}"
             f" | {row['peak_rss_bytes'] / 1e6:.0f} | {'yes' if row['same_work'] else 'NO'} |"
         )
-    left_out = sorted(set(SYSTEMS) - {row["system"] for row in rows})
-    return "\n".join(lines + ([f"\nNot measured: {', '.join(left_out)}."] if left_out else []))
+    missing = sorted(set(SYSTEMS) - {row["system"] for row in rows})
+    return "\n".join(lines + ([f"\nNot measured: {'; '.join(missing)}."] if missing else []))
 
 
 def _short(number: float) -> str:
@@ -51,25 +50,24 @@ def _short(number: float) -> str:
 
 
 def versions() -> str:
-    """Of every environment that was used."""
+    """Return the package versions of every environment."""
     named = {"simfl": SYSTEMS[REFERENCE].python} | {
         folder.name: folder / "bin" / "python" for folder in sorted(ENVIRONMENTS.glob("*"))
     }
-    said = []
+    lines = []
     for name, python in named.items():
         listed = subprocess.run([python, "-m", "pip", "list", "--format", "freeze"], capture_output=True, text=True)
         found = dict(line.split("==") for line in listed.stdout.splitlines() if "==" in line)
-        said.append(f"{name}: " + ", ".join(f"{p} {found[p]}" for p in PACKAGES if p in found))
-    return "Versions: " + "; ".join(said) + "."
+        lines.append(f"{name}: " + ", ".join(f"{p} {found[p]}" for p in PACKAGES if p in found))
+    return "Versions: " + "; ".join(lines) + "."
 
 
 def memory_table(rows: list[dict[str, Any]], _: str) -> str:
-    """The driver's resident memory."""
-    day = time.strftime("%Y-%m-%d", time.gmtime(memory.LATEST.stat().st_mtime))
+    """Format the resident memory of the driver process, one row per number of clients."""
     lines = [
-        f"`python -m benchmarks.memory`, {day}.",
+        f"`python -m benchmarks.memory`, {measured_on(memory.LATEST)}.",
         "",
-        "| clients | before the first round, MB | after 10 rounds | after 100 rounds |",
+        "| clients | before the first round, MB | after 10 rounds, MB | after 100 rounds, MB |",
         "|--:|--:|--:|--:|",
     ]
     names = ("before", "after_10_rounds", "after_100_rounds")
@@ -79,12 +77,12 @@ def memory_table(rows: list[dict[str, Any]], _: str) -> str:
 
 
 def clients_table(found: dict[str, Any], _: str) -> str:
-    """Many clients, and clients that remember much, after some rounds."""
-    day = time.strftime("%Y-%m-%d", time.gmtime(clients.LATEST.stat().st_mtime))
+    """Format a million clients, and clients with large states, after some of the rounds."""
     lines = [
-        f"`python -m benchmarks.clients`, {day}, {os.cpu_count()} cores that others used too.",
+        f"`python -m benchmarks.clients`, {measured_on(clients.LATEST)}, {os.cpu_count()} cores,"
+        " shared with other processes.",
         "",
-        "| clients | rounds | a round, s | driver's RSS, MB | states on the disk | GB |",
+        "| clients | rounds | s / round | driver RSS, MB | states on disk | GB |",
         "|---|--:|--:|--:|--:|--:|",
     ]
     for scale, measured in found.items():
@@ -99,18 +97,19 @@ def clients_table(found: dict[str, Any], _: str) -> str:
 
 
 def gpu_table(rows: list[dict[str, Any]], _: str) -> str:
-    """Works of published size on one GPU."""
-    day = time.strftime("%Y-%m-%d", time.gmtime(gpu.LATEST.stat().st_mtime))
+    """Format works of published size on one GPU, one row per program."""
     cards = sorted({f"{row['gpu']}, torch {row['torch']}" for row in rows})
     lines = [
-        f"`python -m benchmarks.gpu`, {day}, inline, {'; '.join(cards)}.",
+        f"`python -m benchmarks.gpu`, {measured_on(gpu.LATEST)}, inline, {'; '.join(cards)}.",
         "",
-        "| work | program | exactness | rounds / s | clients / s | examples / s | first two rounds, s | peak, GiB |",
+        "| work | program | deterministic | rounds / s | clients / s | examples / s"
+        " | first two rounds, s | peak, GiB |",
         "|---|---|---|--:|--:|--:|--:|--:|",
     ]
     for row in rows:
+        deterministic = "–" if row["deterministic"] is None else str(row["deterministic"]).lower()
         lines.append(
-            f"| {row['work']} | {row['program']} | {row['exactness']} | {row['rounds_per_second']:.1f}"
+            f"| {row['work']} | {row['program']} | {deterministic} | {row['rounds_per_second']:.1f}"
             f" | {_short(row['clients_per_second'])} | {_short(row['examples_per_second'])}"
             f" | {row['start_seconds']:.1f} | {row['peak_bytes'] / 2**30:.1f} |"
         )
@@ -118,11 +117,10 @@ def gpu_table(rows: list[dict[str, Any]], _: str) -> str:
 
 
 def backbones_table(rows: list[dict[str, Any]], _: str) -> str:
-    """Training steps of every backbone, a row for both precisions."""
-    day = time.strftime("%Y-%m-%d", time.gmtime(backbones.LATEST.stat().st_mtime))
+    """Format the training steps of every backbone, both precisions in one row."""
     cards = sorted({f"{row['gpu']}, torch {row['torch']}" for row in rows})
     lines = [
-        f"`python -m benchmarks.backbones`, {day}, {'; '.join(cards)}.",
+        f"`python -m benchmarks.backbones`, {measured_on(backbones.LATEST)}, {'; '.join(cards)}.",
         "",
         "| backbone | batch | trained | float32, examples / s | peak, GiB | bf16, examples / s | peak, GiB |",
         "|---|--:|--:|--:|--:|--:|--:|",
@@ -150,20 +148,25 @@ TABLES = (
 )
 
 
+def replace_table(text: str, mark: str, table: str) -> str:
+    """Return the text of RESULTS.md with a table between its marks."""
+    marked = f"<!-- {mark} -->\n{table}\n<!-- /{mark} -->"
+    return re.sub(rf"<!-- {mark} -->.*?<!-- /{mark} -->", lambda _: marked, text, flags=re.DOTALL)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Put each table where its marks are, if it was measured here."""
+    """Write each table that was measured between its marks in RESULTS.md."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__.splitlines()[0])
-    parser.add_argument("--note", default="", help="to be said beside the CPU table")
-    parser.add_argument("marks", nargs="*", default=[mark for mark, _, _ in TABLES], help="of tables; by default all")
+    parser.add_argument("--note", default="", help="conditions of the CPU table")
+    parser.add_argument("marks", nargs="*", default=[mark for mark, _, _ in TABLES], help="tables; by default all")
     given = parser.parse_args(arguments)
     note, shown = given.note, [entry for entry in TABLES if entry[0] in given.marks]
     text = RESULTS.read_text()
     for mark, source, table in shown:
         if not source.exists():
-            print(f"{source.name} is not there: its table stays as it is")
+            print(f"{source.name} does not exist: its table is unchanged")
             continue
-        between = f"<!-- {mark} -->\n{table(json.loads(source.read_text()), note and f' {note}')}\n<!-- /{mark} -->"
-        text = re.sub(rf"<!-- {mark} -->.*?<!-- /{mark} -->", lambda _, new=between: new, text, flags=re.S)
+        text = replace_table(text, mark, table(json.loads(source.read_text()), note and f" {note}"))
     RESULTS.write_text(text)
     print(f"written: {RESULTS.name}")
 

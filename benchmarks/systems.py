@@ -1,4 +1,4 @@
-"""What is timed: each system as a command that does a work in a process of its own."""
+"""Systems to time, each a command that runs a work in a separate process."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ SETUP = "benchmarks/peers/setup.sh"
 
 @dataclass(frozen=True)
 class System:
-    """A module of this package, run by some Python; `{file}`, `{work}` and `{result}` stand for what it is given."""
+    """A module of this package and its arguments, in which `{file}`, `{work}` and `{result}` are replaced."""
 
     arguments: tuple[str, ...]
-    environment: str = ""  # of a rival; none: simfl's own
+    environment: str = ""  # name of another simulator's environment; empty: that of simfl
 
     @property
     def python(self) -> Path:
-        """The interpreter."""
+        """Return the Python interpreter of the environment."""
         return ENVIRONMENTS / self.environment / "bin" / "python" if self.environment else Path(sys.executable)
 
     @property
     def installed(self) -> bool:
-        """Whether it can be run."""
+        """Return whether the system is installed."""
         return self.python.exists()
 
     def command(self, work: str, file: Path, result: Path) -> list[str]:
-        """What to start."""
+        """Return the command line."""
         given = {"work": work, "file": str(file), "result": str(result)}
         return [str(self.python), "-m", *(argument.format(**given) for argument in self.arguments)]
 
@@ -40,8 +40,8 @@ REFERENCE = "bare loop, 2 processes"
 SYSTEMS = {
     REFERENCE: System(("benchmarks.bare", "{file}", "{result}", "2")),
     "bare loop, 1 process": System(("benchmarks.bare", "{file}", "{result}", "1")),
-    "simfl, inline loop": System(("benchmarks.engine", "{work}", "{result}", "inline", "1", "sequential")),
-    "simfl, inline batch": System(("benchmarks.engine", "{work}", "{result}", "inline", "1", "vectorized")),
+    "simfl, inline sequential": System(("benchmarks.engine", "{work}", "{result}", "inline", "1", "sequential")),
+    "simfl, inline vectorized": System(("benchmarks.engine", "{work}", "{result}", "inline", "1", "vectorized")),
     "simfl, Ray, 2 workers": System(("benchmarks.engine", "{work}", "{result}", "ray", "2")),
     "pfl-research, 1 process": System(("benchmarks.peers.pfl_research", "{file}", "{result}"), "pfl"),
     "pfl-research, 2 processes": System((*TORCHRUN, "benchmarks.peers.pfl_research", "{file}", "{result}"), "pfl"),
@@ -51,7 +51,7 @@ SYSTEMS = {
 
 
 def surroundings(first_step: Path) -> dict[str, str]:
-    """Environment variables, the same for all: one thread a process, no telemetry, this repository importable."""
+    """Return the environment variables of all systems: one thread per process, no telemetry, simfl on the path."""
     from benchmarks.result import FIRST
 
     return {

@@ -1,18 +1,18 @@
-"""The works that are timed: a convolutional network, a small MLP over many clients, a T5 with LoRA.
+"""Works to time: a convolutional network, a small MLP over many clients, and a T5 with LoRA.
 
-    work   model                              K        a round   batch   optimizer     rounds
+    work   model                              K        / round   batch   optimizer     rounds
     W1     CNN, 1.2 M parameters, 28×28, 62   1,000    50        10      SGD 0.05      20
     W2     MLP 60-400-62                      10,000   200       10      SGD 0.05      20
     W3     T5, 15 M, LoRA r = 6 on q, v       10       2         8       AdamW 1e-3    3
 
-Sizes of clients are log-normal with mean 30 in W1 and W2; in W3 each has 64 examples of 128 tokens in, 32 out. `w1` to
-`w3` are small forms of them. GELU and average pooling, since with ReLU and max pooling a rounding
-of 1e-7 grows to 1e-2 in five rounds, and equality could not be checked.
+The number of examples of a client is log-normal with mean 30 in W1 and W2; in W3 each client has 64 examples of 128
+input and 32 output tokens. `w1` to `w3` are small versions. The networks have GELU and average pooling: with ReLU and
+max pooling, a rounding error of 1e-7 grows to 1e-2 in five rounds, and equality could not be checked.
 """
 
 from __future__ import annotations
 
-from benchmarks.components import T5, LogNormal, Pictures, Sequences, SequenceToSequence
+from benchmarks.components import T5, LogNormal, Sequences, SequenceToSequence, TimedImageClassification
 from benchmarks.networks import LORA_ALPHA, LORA_RANK
 from simfl.data.benchmarks.prototypes import Prototypes
 from simfl.experiment import Evaluate, Experiment, Local, Phase
@@ -25,12 +25,12 @@ MEAN_SIZE = 30
 
 
 def cnn(clients: int, sampled: int, rounds: int) -> Experiment:
-    """W1 with this many clients."""
+    """Return W1 with a number of clients, of clients per round and of rounds."""
     return _classification("cnn", Cnn(), (1, 28, 28), clients, sampled, rounds)
 
 
 def mlp(clients: int, sampled: int, rounds: int) -> Experiment:
-    """W2 with this many clients."""
+    """Return W2 with a number of clients, of clients per round and of rounds."""
     return _classification("mlp", Mlp(hidden_sizes=(400,)), (60,), clients, sampled, rounds)
 
 
@@ -44,7 +44,7 @@ def _classification(
         model=model,
         phases=(
             Phase(
-                objective=Pictures(shape=shape),
+                objective=TimedImageClassification(shape=shape),
                 local=Local(LocalOptimizer("sgd"), learning_rate=0.05, batch_size=10),
                 rounds=rounds,
                 clients_per_round=sampled,
@@ -55,7 +55,7 @@ def _classification(
 
 
 def t5(sampled: int, rounds: int) -> Experiment:
-    """W3."""
+    """Return W3 with a number of clients per round and of rounds."""
     return Experiment(
         name="t5",
         data=Sequences(),

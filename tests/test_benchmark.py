@@ -1,32 +1,35 @@
-"""What `make bench` compares is the same work."""
+"""`make bench`: all systems do the same work, and RESULTS.md gets the tables that its headings announce."""
 
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks import bare, bench, engine, handover, overlap, report
-from benchmarks.result import distance, read_result
+from benchmarks import backbones, bare, bench, clients, engine, gpu, handover, memory, overlap, report, scaling
+from benchmarks.result import Result, distance, read_result
 from benchmarks.systems import SYSTEMS
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sequential", "vectorized"])
-def test_the_bare_loop_and_the_engine_end_at_the_same_weights(mode, tmp_path):
-    file, alone, engines = tmp_path / "work.npz", tmp_path / "bare.npz", tmp_path / "engine.npz"
-    handover.write("w2", file)
-    bare.main(str(file), str(alone), 1)
-    engine.main("w2", str(engines), "inline", 1, mode)
-    assert distance(read_result(engines), read_result(alone)) < 1e-5
+def test_the_bare_loop_and_simfl_reach_the_same_weights(mode: str, tmp_path: Path) -> None:
+    work, of_loop, of_simfl = tmp_path / "work.npz", tmp_path / "bare.npz", tmp_path / "engine.npz"
+    handover.write("w2", work)
+    bare.main(str(work), str(of_loop), 1)
+    engine.main("w2", str(of_simfl), "inline", 1, mode)
+    assert distance(read_result(of_simfl), read_result(of_loop)) < 1e-5
 
 
-def test_a_row_has_the_fields_that_are_promised_and_other_work_is_told_from_the_same():
-    """Rounds of 2 and 4 s beside the bare loop's 1 and 1: ratios 2 and 4, median 3; weights half a way off."""
-    same = bench.Timed(50, [bench.Sample(_result([1.0, 1.0], 1.0), 3.0, 9.0, 7)])
+def test_a_row_compares_a_system_with_the_bare_loop() -> None:
+    """Rounds of 2 and 4 s against 1 and 1 s give ratios of 2 and 4, median 3; other weights are reported."""
+    loop = bench.Timed(50, [bench.Sample(_result([1.0, 1.0], 1.0), 3.0, 9.0, 7)])
     other = bench.Timed(50, [bench.Sample(_result([2.0, 4.0], 1.5), 4.0, 12.0, 8)])
-    first, second = bench.rows("W1", {bench.REFERENCE: same, "other": other})
+    first, second = bench.rows("W1", {bench.REFERENCE: loop, "other": other})
     assert first["same_work"]
     assert second == {
         "work": "W1", "system": "other", "seconds_per_round": 3.0, "clients_per_second": 50 / 3.0,
@@ -35,13 +38,14 @@ def test_a_row_has_the_fields_that_are_promised_and_other_work_is_told_from_the_
     }  # fmt: skip
 
 
-def _result(seconds, end):
-    return bench.Result(np.array(seconds), 1.0, np.array([end]), np.array([0.0]))
+def _result(seconds: list[float], end: float) -> Result:
+    return Result(np.array(seconds), 1.0, np.array([end]), np.array([0.0]))
 
 
-def test_the_results_page_has_a_row_for_each_row_measured(tmp_path, monkeypatch):
+def test_results_get_a_row_for_each_measured_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = "simfl, inline sequential"
     row = {
-        "work": "W3", "system": "simfl, inline loop", "seconds_per_round": 2.0, "clients_per_second": 1.0,
+        "work": "W3", "system": system, "seconds_per_round": 2.0, "clients_per_second": 1.0,
         "ratio_to_bare_loop": 0.5, "startup_seconds": 4.0, "total_seconds": 12.0, "peak_rss_bytes": 8_000_000,
         "same_work": True,
     }  # fmt: skip
@@ -54,33 +58,51 @@ def test_the_results_page_has_a_row_for_each_row_measured(tmp_path, monkeypatch)
     monkeypatch.setattr(report, "versions", lambda: "Versions: none.")
     report.main([])
     text = page.read_text()
-    assert "| W3 | **simfl, inline loop** | 2.000 | 0.50 | 1.0 | 4.0 | 12.0 | 8 | yes |" in text
+    assert f"| W3 | **{system}** | 2.000 | 0.50 | 1.0 | 4.0 | 12.0 | 8 | yes |" in text
     assert text.startswith("before\n<!-- cpu -->\n`make bench`")
     assert text.endswith("<!-- /cpu -->\nafter\n")
     assert "old" not in text
-    assert f"Not measured: {min(set(SYSTEMS) - {'simfl, inline loop'})}" in text
+    assert f"Not measured: {min(set(SYSTEMS) - {system})}" in text
 
 
-def test_the_gpu_table_names_card_and_program(tmp_path, monkeypatch):
-    row = {
+@pytest.mark.parametrize("mark", [mark for mark, _, _ in report.TABLES])
+def test_a_table_has_the_columns_of_the_results_page(
+    mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (backbones, clients, gpu, memory, overlap, report, scaling):
+        monkeypatch.setattr(module, "LATEST", tmp_path)
+    monkeypatch.setattr(report, "versions", lambda: "Versions: none.")
+    (table,) = (table for name, _, table in report.TABLES if name == mark)
+    published = re.findall(rf"<!-- {mark} -->\n(.*?)<!-- /{mark} -->", report.RESULTS.read_text(), flags=re.DOTALL)
+    assert _columns(table({} if mark in ("clients", "overlap") else [], "")) == _columns(published[0])
+
+
+def _columns(table: str) -> list[str]:
+    lines = table.splitlines()
+    return lines[2:4]  # after the line of the command and an empty one
+
+
+def test_the_gpu_table_names_gpu_and_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row: dict[str, Any] = {
         "work": "cifar", "program": "graph", "deterministic": False, "rounds_per_second": 50.0,
         "clients_per_second": 2500.0, "examples_per_second": 125_000.0, "start_seconds": 2.0,
         "peak_bytes": 3 * 2**30, "gpu": "Card", "torch": "2.11",
     }  # fmt: skip
-    monkeypatch.setattr(report.gpu, "LATEST", tmp_path)
-    text = report.gpu_table([row], "")
+    monkeypatch.setattr(gpu, "LATEST", tmp_path)
+    text = report.gpu_table([row, row | {"program": "pfl-research × 1", "deterministic": None}], "")
     assert "Card, torch 2.11" in text
-    assert text.endswith("| cifar | graph | fast | 50.0 | 2500 | 125000 | 2.0 | 3.0 |")
+    assert "| cifar | graph | false | 50.0 | 2500 | 125000 | 2.0 | 3.0 |" in text
+    assert "| cifar | pfl-research × 1 | – | 50.0 |" in text
 
 
-def test_overlap_is_the_median_of_the_ratios_of_turns():
+def test_overlap_is_the_median_of_the_ratios_of_turns() -> None:
     """Medians of 2, 4, 4, 8 and of 1, 3, 2, 4: 4 and 2.5; of the turns 3 and 2, 6 and 3: ratios of 2/3 and 1/2."""
 
-    def half(seconds, result="a"):
+    def run(seconds: list[float], result: str = "a") -> dict[str, Any]:
         return {"seconds": seconds, "waited": 1.0, "busy": 0.5, "result": [result]}
 
-    turns = [[half([2.0, 4.0]), half([1.0, 3.0])], [half([4.0, 8.0]), half([2.0, 4.0])]]
+    turns = [[run([2.0, 4.0]), run([1.0, 3.0])], [run([4.0, 8.0]), run([2.0, 4.0])]]
     row = overlap.row_of("few", turns)
     assert (row["seconds"], row["each"], row["same"]) == ([4.0, 2.5], [2.0 / 3.0, 0.5], True)
     assert row["ratio"] == pytest.approx(7.0 / 12.0)
-    assert not overlap.row_of("few", [[half([2.0]), half([2.0], "b")]])["same"]
+    assert not overlap.row_of("few", [[run([2.0]), run([2.0], "b")]])["same"]

@@ -1,1 +1,1 @@
-"""The rivals, each in its own environment (`setup.sh`), doing the works through their own APIs."""
+"""Other simulators, each in an environment of its own (`setup.sh`), which run the works through their own APIs."""

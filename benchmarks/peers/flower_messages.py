@@ -1,4 +1,7 @@
-"""Flower's message API: ServerApp, ClientApp, records, run_simulation. Run with FILE RESULT."""
+"""Run a work with the message API of Flower: `python -m benchmarks.peers.flower_messages FILE RESULT`.
+
+It uses ServerApp, ClientApp, records and run_simulation.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.serverapp.strategy.strategy_utils import sample_nodes
 from flwr.simulation import run_simulation
 
-from benchmarks.peers.flower_client import CLIENT, FILE, Rounds, fit, work
+from benchmarks.peers.flower_client import CLIENT, FILE, RoundTimer, fit, work
 
 client = ClientApp()
 server = ServerApp()
@@ -19,7 +22,7 @@ server = ServerApp()
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
-    """A visit; which one is said in the message, since any node may be asked."""
+    """Train the client that the message names; any node can get any client."""
     config = message.content["config"]
     start = message.content["arrays"].to_numpy_ndarrays()
     arrays, examples = fit(config["file"], start, config["round"], config["slot"])
@@ -29,28 +32,28 @@ def train(message: Message, context: Context) -> Message:
 
 
 class Scheduled(FedAvg):
-    """FedAvg over the visits of the work."""
+    """FedAvg over the client updates of the work."""
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
-        """One visit for each sampled node."""
+        """Yield one client update for each sampled node."""
         count = len(work(FILE).rounds[server_round - 1])
         nodes, _ = sample_nodes(grid, count, count)
         for slot, node in enumerate(nodes):
-            told = ConfigRecord({"file": FILE, "round": server_round - 1, "slot": slot})
-            content = RecordDict({"arrays": arrays, "config": told})
+            instructions = ConfigRecord({"file": FILE, "round": server_round - 1, "slot": slot})
+            content = RecordDict({"arrays": arrays, "config": instructions})
             yield Message(content=content, message_type=MessageType.TRAIN, dst_node_id=node)
 
 
 @server.main()
 def serve(grid: Grid, context: Context) -> None:
-    """All rounds."""
-    here = work(FILE)
-    rounds = Rounds(here)
+    """Run all rounds."""
+    given = work(FILE)
+    timer = RoundTimer(given)
     Scheduled(fraction_evaluate=0.0).start(
         grid=grid,
-        initial_arrays=ArrayRecord.from_numpy_ndarrays([p.detach().numpy() for p in here.parameters]),
-        num_rounds=len(here.rounds),
-        evaluate_fn=lambda number, arrays: rounds.mark(arrays.to_numpy_ndarrays()),
+        initial_arrays=ArrayRecord.from_numpy_ndarrays([p.detach().numpy() for p in given.parameters]),
+        num_rounds=len(given.rounds),
+        evaluate_fn=lambda number, arrays: timer.mark(arrays.to_numpy_ndarrays()),
     )
 
 

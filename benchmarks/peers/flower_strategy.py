@@ -1,4 +1,7 @@
-"""Flower's older API: NumPyClient, a FedAvg strategy, start_simulation. Run with FILE RESULT."""
+"""Run a work with the strategy API of Flower: `python -m benchmarks.peers.flower_strategy FILE RESULT`.
+
+It uses NumPyClient, a FedAvg strategy and start_simulation.
+"""
 
 from __future__ import annotations
 
@@ -9,37 +12,38 @@ from flwr.common import FitIns, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server.strategy import FedAvg
 from flwr.simulation import start_simulation
 
-from benchmarks.peers.flower_client import CLIENT, FILE, Rounds, fit, work
+from benchmarks.peers.flower_client import CLIENT, FILE, RoundTimer, fit, work
 
 
 class Client(flwr.client.NumPyClient):
-    """A visit; which one is said in the instructions, since any node may be asked."""
+    """Client that trains as the client that the instructions name; any node can get any client."""
 
     def fit(self, parameters: Any, config: Any) -> Any:
+        """Train and return the weights and the number of examples."""
         arrays, examples = fit(config["file"], parameters, config["round"], config["slot"])
         return arrays, examples, {}
 
 
 def client_fn(context: Any) -> Any:
-    """A client."""
+    """Build a client."""
     return Client().to_client()
 
 
 class Scheduled(FedAvg):
-    """FedAvg over the visits of the work."""
+    """FedAvg over the client updates of the work."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(fraction_evaluate=0.0, **settings)
-        self.here = work(FILE)
-        self.rounds = Rounds(self.here)
+        self.work = work(FILE)
+        self.timer = RoundTimer(self.work)
 
     def evaluate(self, server_round: int, parameters: Any) -> None:
-        """Called before the first round and after each."""
-        self.rounds.mark(parameters_to_ndarrays(parameters))
+        """Record the time; Flower calls this before the first round and after each."""
+        self.timer.mark(parameters_to_ndarrays(parameters))
 
     def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> Any:
-        """One visit for each sampled client."""
-        count = len(self.here.rounds[server_round - 1])
+        """Return one client update for each sampled client."""
+        count = len(self.work.rounds[server_round - 1])
         clients = client_manager.sample(num_clients=count, min_num_clients=count)
         return [
             (client, FitIns(parameters, {"file": FILE, "round": server_round - 1, "slot": slot}))
@@ -49,13 +53,13 @@ class Scheduled(FedAvg):
 
 def main() -> None:
     """Run the simulation."""
-    here = work(FILE)
-    first = ndarrays_to_parameters([p.detach().numpy() for p in here.parameters])
+    given = work(FILE)
+    first = ndarrays_to_parameters([p.detach().numpy() for p in given.parameters])
     start_simulation(
         client_fn=client_fn,
-        num_clients=here.num_clients,
+        num_clients=given.num_clients,
         client_resources=CLIENT,
-        config=flwr.server.ServerConfig(num_rounds=len(here.rounds)),
+        config=flwr.server.ServerConfig(num_rounds=len(given.rounds)),
         strategy=Scheduled(initial_parameters=first),
     )
 

@@ -1,9 +1,9 @@
-"""pfl-research on one GPU: its own CIFAR10 protocol, by one or several processes that share the card.
+"""Run the CIFAR10 protocol of pfl-research on one GPU, with one or several processes that share it.
 
-`python -m benchmarks.peers.pfl_gpu RESULT PROCESSES ROUNDS`, in pfl's environment. 1,000 users of 50 images, 50 a
-round, one epoch of batches of 10, SGD 0.1, the network with dropout of 1,626,442 parameters; all data lie on the card
-and users are cached, as in pfl's benchmark. pfl gives each process a card of its own, for NCCL needs that; here they
-share one, and sums are made by Gloo.
+`python -m benchmarks.peers.pfl_gpu RESULT PROCESSES ROUNDS` runs in the environment of pfl. 1,000 users have 50 images
+each; 50 users train in a round, one epoch with batches of 10 and SGD 0.1; the network has dropout and 1,626,442
+parameters. All data are on the GPU and users are cached, as in the benchmark of pfl. pfl gives each process its own GPU
+because NCCL requires it; here, the processes share one GPU and sum through Gloo.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ USERS, IMAGES, SAMPLED, BATCH, SKIPPED = 1000, 50, 50, 10, 3  # rounds before th
 
 
 class Network(nn.Module):
-    """The network of pfl's benchmark, with its loss as pfl wants it."""
+    """The network of the benchmark of pfl, with the loss and the metrics that pfl requires."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,27 +44,29 @@ class Network(nn.Module):
         )  # fmt: skip
 
     def loss(self, x: Tensor, label: Tensor) -> Tensor:
-        """Of a batch, to be minimised."""
+        """Return the loss of a batch."""
         return functional.cross_entropy(self.layers(x), label)
 
     def metrics(self, **batch: Tensor) -> dict[str, Any]:
-        """Nothing that costs: nothing is scored."""
+        """Return a constant; nothing is evaluated."""
         return {"batches": Weighted(1, 1)}
 
 
 class Clock(TrainingProcessCallback):
-    """Looks at it when the first round begins and, when all that the card has to do is done, after each."""
+    """Times before the first round and after each, when the GPU has finished."""
 
     def __init__(self) -> None:
         self.marks: list[float] = []
 
     def on_train_begin(self, *, model: Any) -> Metrics:
+        """Record the start of the first round."""
         self._mark()
         return Metrics()
 
     def after_central_iteration(
         self, aggregate_metrics: Any, model: Any, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
+        """Record the end of a round."""
         self._mark()
         return False, Metrics()
 
@@ -75,23 +77,23 @@ class Clock(TrainingProcessCallback):
 
 
 def dataset(device: torch.device) -> FederatedDataset:
-    """Random pictures, which cost what others would; users are drawn with replacement, as pfl does."""
-    drawn = torch.Generator().manual_seed(1)
-    pictures = torch.randn(USERS, IMAGES, 3, 32, 32, generator=drawn).to(device)
-    labels = torch.randint(10, (USERS, IMAGES), generator=drawn).to(device)
+    """Draw random images, which cost as much as real ones; users are sampled with replacement, as in pfl."""
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(USERS, IMAGES, 3, 32, 32, generator=generator).to(device)
+    labels = torch.randint(10, (USERS, IMAGES), generator=generator).to(device)
 
     @cache
     def make(user: int) -> PyTorchTensorDataset:
-        return PyTorchTensorDataset({"x": pictures[user], "label": labels[user]}, user_id=str(user))
+        return PyTorchTensorDataset({"x": images[user], "label": labels[user]}, user_id=str(user))
 
     def draw() -> int:
-        return int(torch.randint(USERS, (), generator=drawn))
+        return int(torch.randint(USERS, (), generator=generator))
 
     return FederatedDataset(make, draw, user_id_to_weight=dict.fromkeys(range(USERS), IMAGES))
 
 
 def serve(result: Path, rounds: int) -> None:
-    """One process's share; the first writes what was measured."""
+    """Run one of the processes; the first one writes the measurements."""
     began = time.perf_counter()
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(1)
@@ -115,10 +117,10 @@ def serve(result: Path, rounds: int) -> None:
     if os.environ["RANK"] == "0":
         spent = torch.tensor(clock.marks, dtype=torch.float64).diff()
         seconds = float(spent[SKIPPED:].median())
-        row = {
+        row: dict[str, Any] = {
             "work": "cifar",
             "program": f"pfl-research × {os.environ['WORLD_SIZE']}",
-            "deterministic": "its own",
+            "deterministic": None,  # pfl has no such setting
             "backend": "pfl 0.6.0",
             "rounds_per_second": 1 / seconds,
             "clients_per_second": SAMPLED / seconds,
@@ -136,12 +138,12 @@ def serve(result: Path, rounds: int) -> None:
 def main(result: str, processes: int, rounds: int) -> None:
     """Start the processes and wait for them."""
     shared = {"WORLD_SIZE": str(processes), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(processes)}
-    shared |= {"TORCHELASTIC_RUN_ID": "here", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+    shared |= {"TORCHELASTIC_RUN_ID": "benchmark", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
     command = [sys.executable, "-m", "benchmarks.peers.pfl_process", result, str(rounds)]
-    crew = [subprocess.Popen(command, env=os.environ | shared | {"RANK": str(rank)}) for rank in range(processes)]
-    ended = [process.wait() for process in crew]
-    if any(ended):
-        raise SystemExit(f"pfl's processes ended with {ended}")
+    started = [subprocess.Popen(command, env=os.environ | shared | {"RANK": str(rank)}) for rank in range(processes)]
+    codes = [process.wait() for process in started]
+    if any(codes):
+        raise SystemExit(f"the processes of pfl exited with codes {codes}")
 
 
 if __name__ == "__main__":

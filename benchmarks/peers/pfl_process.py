@@ -1,6 +1,7 @@
-"""One of the processes of `pfl_gpu`, which talk through Gloo: `python -m benchmarks.peers.pfl_process RESULT ROUNDS`.
+"""Run one of the processes of `pfl_gpu`: `python -m benchmarks.peers.pfl_process RESULT ROUNDS`.
 
-pfl joins the others as soon as it is imported and asks for NCCL, so what it will find is put in its place before.
+pfl initializes torch.distributed with NCCL when it is imported. NCCL needs a GPU for each process, so this module
+replaces the initialization by one with Gloo before the import.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import torch.distributed
 
 
 def main(result: str, rounds: int) -> None:
-    """Join through Gloo and take part."""
-    join = torch.distributed.init_process_group
+    """Initialize torch.distributed with Gloo and train."""
+    original = torch.distributed.init_process_group
 
-    def through_gloo(backend: str | None = None, **given: Any) -> None:
-        join("gloo", **given)
+    def through_gloo(backend: str | None = None, **kwargs: Any) -> None:
+        original("gloo", **kwargs)
 
-    torch.distributed.init_process_group = through_gloo
+    torch.distributed.init_process_group = through_gloo  # type: ignore[assignment]
     from benchmarks.peers import pfl_gpu
 
     pfl_gpu.serve(Path(result), rounds)

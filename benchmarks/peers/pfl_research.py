@@ -1,4 +1,7 @@
-"""pfl-research: its simulated backend, FederatedAveraging and PyTorchModel. Run with FILE RESULT, or under torchrun."""
+"""Run a work with pfl-research: `python -m benchmarks.peers.pfl_research FILE RESULT`, or under torchrun.
+
+It uses SimulatedBackend, FederatedAveraging and PyTorchModel.
+"""
 
 from __future__ import annotations
 
@@ -27,54 +30,56 @@ from benchmarks.result import Stopwatch, first_step, write_result
 
 
 class Network(nn.Module):
-    """The network with its loss, as pfl wants it."""
+    """A network with the loss and the metrics that pfl requires."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
 
     def loss(self, **batch: Tensor) -> Tensor:
-        """Of a batch, to be minimised."""
+        """Return the loss of a batch."""
         first_step()
         return loss(self.network, batch)
 
     def metrics(self, **batch: Tensor) -> dict[str, Any]:
-        """Nothing that costs: the works are not scored."""
+        """Return a constant; the works are not evaluated."""
         return {"batches": Weighted(1, 1)}
 
 
 class Clock(TrainingProcessCallback):
-    """Looks at it when the first round begins and when each ends."""
+    """Times before the first round and after each."""
 
     def __init__(self, rounds: int) -> None:
         self.rounds, self.watch = rounds, Stopwatch()
 
     def on_train_begin(self, *, model: Any) -> Metrics:
+        """Record the start of the first round."""
         self.watch.mark()
         return Metrics()
 
     def after_central_iteration(
         self, aggregate_metrics: Any, model: Any, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
+        """Record the end of a round."""
         self.watch.mark(last=central_iteration + 1 == self.rounds)
         return False, Metrics()
 
 
 def dataset(work: Work) -> FederatedDataset:
-    """A user is a visit, so that it has its batches in their order; users come in the order of the rounds."""
-    visits = [visit for visits in work.rounds for visit in visits]
+    """Build one user per client update, which keeps the order of its batches; users come in the order of the rounds."""
+    updates = [update for updates in work.rounds for update in updates]
 
     def make(user: int) -> PyTorchTensorDataset:
-        rows = torch.cat(visits[user].steps)
+        rows = torch.cat(updates[user].steps)
         return PyTorchTensorDataset({name: column[rows] for name, column in work.rows.items()}, user_id=str(user))
 
-    order = itertools.cycle(range(len(visits)))
-    sizes = {user: int(visit.weight) for user, visit in enumerate(visits)}
+    order = itertools.cycle(range(len(updates)))
+    sizes = {user: int(update.weight) for user, update in enumerate(updates)}
     return FederatedDataset(make, lambda: next(order), user_id_to_weight=sizes)
 
 
 def main(file: str, result: str) -> None:
-    """Run a work and write what was measured."""
+    """Run the work in `file` and write its measurements to `result`."""
     torch.set_num_threads(1)
     work = read(Path(file))
     start, clock, users = flat(work.parameters), Clock(len(work.rounds)), dataset(work)
