@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt packages/simfl-benchmarks/pyproject.tom
 setup: $(STAMP)  ## Create .venv and install simfl with the pinned versions (nothing to do when up to date)
 
 run: setup  ## Train the quickstart: 10 clients, a tiny document reader, Ray
-	$(BIN)/simfl run experiments/quickstart.yaml
+	$(BIN)/simfl run experiments/quickstart.yaml --backend ray
 
 data: setup  ## Build the bundled benchmarks into the cache, with their hashes, baselines and contact sheets
 	@for name in $(BUNDLED); do $(BIN)/simfl data build $$name --brief || exit 1; done

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from simfl import cache, config
+from simfl import config, files
 from simfl.plans.plan import RunPlan, plan
 from simfl.sweeps import file
 
@@ -144,8 +144,8 @@ def planned(experiment: str) -> RunPlan:
     path = ROOT / "experiments" / f"{name}.yaml"
     if run:
         (point,) = file.load(path, overrides, only=(run,)).points
-        return plan(point.experiment, cache.folder())
-    return plan(config.load(path, overrides), cache.folder())
+        return plan(point.experiment, files.cache_folder())
+    return plan(config.load(path, overrides), files.cache_folder())
 
 
 def table() -> str:

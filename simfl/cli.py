@@ -116,7 +116,7 @@ def plan(
     file: Path, as_json: bool, card: str | None, speed: Path | None, build: bool, overrides: tuple[str, ...]
 ) -> None:
     """Compute bytes, memory and local steps of the experiment in FILE, without running it."""
-    from simfl import cache, config
+    from simfl import config, files
     from simfl.data.io.arrow_store import building
     from simfl.plans import memory, table
     from simfl.plans import speed as speeds
@@ -124,7 +124,7 @@ def plan(
 
     experiment = config.load(file, overrides)
     with building(_announce if build else _refuse_build):
-        found = plan_of(experiment, cache.folder(), None if card is None else memory.card_bytes(card))
+        found = plan_of(experiment, files.cache_folder(), None if card is None else memory.card_bytes(card))
     measured = None if speed is None else speeds.measured_speed(speed, experiment)
     if as_json:
         click.echo(json.dumps(found.json(), indent=2))

@@ -1,4 +1,4 @@
-"""Atomic and durable file operations, and locks between processes."""
+"""Atomic and durable file operations, locks between processes, and the folder of data sets."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ from simfl.errors import RunError
 
 POLL_SECONDS = 0.2  # between two attempts to get a lock
 TEMP = ".tmp-"  # prefix of temporary names; files that a killed process leaves under such names can be deleted
+
+
+def cache_folder() -> Path:
+    """Return the folder of data sets: `SIMFL_CACHE`, or `~/.cache/simfl`."""
+    return Path(os.environ.get("SIMFL_CACHE") or Path.home() / ".cache" / "simfl")
 
 
 def temp_path(path: Path) -> Path:

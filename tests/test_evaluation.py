@@ -7,7 +7,7 @@ import pytest
 import torch
 from fakes import Toy, experiment, model, run
 
-from simfl import cache
+from simfl import files
 from simfl.client_state import FileClientStore
 from simfl.data.partition.partitioners import Natural
 from simfl.errors import ConfigError
@@ -28,7 +28,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def setting():
-    return RunContext(CASE, cache.folder())
+    return RunContext(CASE, files.cache_folder())
 
 
 def right(setting, weights, rows, split="valid"):
@@ -171,11 +171,11 @@ def test_several_splits_and_a_limit(tmp_path):
     assert set(summary["final"]) == {"accuracy", "valid.accuracy", "personal.accuracy", "valid.personal.accuracy"}
     assert {row["count"] for row in last(tmp_path, by="all")} == {20}
     assert sum(row["count"] for row in last(tmp_path, by="client", split="train")) == 20
-    chosen = RunContext(case, cache.folder()).choose_rows("train", 20)
+    chosen = RunContext(case, files.cache_folder()).choose_rows("train", 20)
     assert chosen.tolist() == sorted(set(chosen.tolist()))
-    assert chosen.tolist() == RunContext(case, cache.folder()).choose_rows("train", 20).tolist()
+    assert chosen.tolist() == RunContext(case, files.cache_folder()).choose_rows("train", 20).tolist()
     assert chosen.tolist() != list(range(20))
-    assert RunContext(case, cache.folder()).choose_rows("valid", 1000).tolist() == list(range(60))
+    assert RunContext(case, files.cache_folder()).choose_rows("valid", 1000).tolist() == list(range(60))
 
 
 def test_clients_are_evaluated_on_all_rows_if_no_row_has_their_groups(setting):
@@ -191,7 +191,7 @@ def test_clients_are_evaluated_on_all_rows_if_no_row_has_their_groups(setting):
 def test_clients_of_a_natural_column_are_evaluated_on_the_rows_of_their_value(setting):
     """Each of the 10 clients holds the training rows of one value of `client`, and its rows among 60 of valid."""
     case = replace(CASE, partition=Natural(column="client"))
-    setting = RunContext(case, cache.folder())
+    setting = RunContext(case, files.cache_folder())
     partition = case.partition.split(setting.split("train"), 42)
     own = rows_of_clients(setting, partition, "valid", np.arange(60))
     held = setting.split("valid").examples["client"].to_numpy()

@@ -15,7 +15,6 @@ LAYERS = (  # low to high; modules of one line may import one another, unless th
     (
         "__init__",
         "errors",
-        "cache",
         "constraints",
         "files",
         "formatting",

@@ -43,8 +43,8 @@ def scores(folder: Path) -> dict[str, Scores]:
         path = folder / "runs" / run["label"] / "summary.json"
         summary = json.loads(path.read_text()) if path.exists() else {}
         if summary.get("status") == "completed":
-            shown = run["shown"]
-            found[shown["experiment"]][shown["variant"]].append(
+            varied = run["varied"]
+            found[varied["experiment"]][varied["variant"]].append(
                 (summary["bytes"]["total"] / 1e6, summary["final"]["accuracy"])
             )
     return found

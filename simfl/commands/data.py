@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from simfl import cache
+from simfl import files
 from simfl.commands import options
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def build_data(name: str, overrides: tuple[str, ...], brief: bool) -> None:
     import time
 
     start = time.monotonic()
-    dataset = _component(name, {}, overrides).load(cache.folder())
+    dataset = _component(name, {}, overrides).load(files.cache_folder())
     if brief:
         total = sum(map(len, dataset.splits.values()))
         seconds = time.monotonic() - start

@@ -100,10 +100,10 @@ def doctor(out: Path, ray: bool, address: str | None, as_json: bool) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check_privacy(file: Path, overrides: tuple[str, ...], seed: int | None, as_json: bool) -> int:
     """Test the privacy mechanism of the experiment in FILE: sensitivity, scale and independence of the noise."""
-    from simfl import cache, config
+    from simfl import config, files
     from simfl.debug import privacy_check
 
-    found = privacy_check.check(config.load(file, overrides), cache.folder(), seed)
+    found = privacy_check.check(config.load(file, overrides), files.cache_folder(), seed)
     click.echo(
         json.dumps([asdict(f) for f in found], indent=1) if as_json else "\n".join(privacy_check.check_lines(found))
     )

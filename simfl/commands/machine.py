@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from simfl import cache, files
+from simfl import files
 from simfl.formatting import format_bytes, format_duration
 from simfl.runtime import machine as limits
 
@@ -134,7 +134,7 @@ def open_files() -> Iterator[Finding]:
 def disks(out: Path) -> Iterator[Finding]:
     """Check the folder of runs and its write speed, the cache, and the folder of Ray."""
     yield from _run_folder(out)
-    yield _folder("cache", cache.folder(), "set SIMFL_CACHE to a writable folder")
+    yield _folder("cache", files.cache_folder(), "set SIMFL_CACHE to a writable folder")
     session = Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or tempfile.gettempdir())
     use = shutil.disk_usage(_existing(session))
     fix = ""

@@ -20,7 +20,7 @@ address = click.option("--address", help="Address of a running Ray cluster.  [de
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """Where a command runs."""
+    """Backend of a command."""
 
     backend: str  # inline or ray
     workers: int | str  # number of Ray workers, or auto

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from simfl import cache
+from simfl import files
 from simfl.commands.data import print_table, settings
 from simfl.errors import ConfigError
 
@@ -91,7 +91,7 @@ def show(
 def _built(path: Path, overrides: Iterable[str]) -> BuiltPartition:
     from simfl.config import partitions
 
-    return partitions.build(partitions.load(path, overrides), cache.folder())
+    return partitions.build(partitions.load(path, overrides), files.cache_folder())
 
 
 def _columns(built: BuiltPartition, column: str) -> list[str]:

@@ -11,7 +11,7 @@ import io
 import textwrap
 import tokenize
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 from simfl import experiment
 from simfl.config.fields import default, described, without_tensors, written
@@ -27,7 +27,7 @@ class ComponentSetting:
     name: str
     type: str
     required: bool
-    default: Any  # plain YAML; None if required
+    default: object  # plain YAML; None if required
     meaning: str
 
 

@@ -19,7 +19,7 @@ from simfl.constraints import Constraint, FiniteFloat, NonNegativeFloat, NonNega
 from simfl.errors import ConfigError, nearest
 from simfl.optimizers.local import LOCAL_OPTIMIZERS, LocalOptimizer
 
-DEFAULT_LIMITS: dict[Any, Any] = {int: NonNegativeInt, float: NonNegativeFloat}  # if a hint has no limits
+DEFAULT_LIMITS: dict[object, object] = {int: NonNegativeInt, float: NonNegativeFloat}  # if a hint has no limits
 RENAMED_KEYS = {  # for error messages only: the old keys are not accepted
     "aliases": "tied_weights",
     "cohort": "execution",
@@ -48,7 +48,7 @@ RENAMED_VALUES = {
 }
 
 
-def read(hint: Any, value: object, path: str) -> Any:
+def read(hint: object, value: object, path: str) -> Any:
     """Return `value` as the type `hint`, with every part checked; `path` locates it in error messages."""
     hint = DEFAULT_LIMITS.get(hint, hint)
     origin, arguments = get_origin(hint), get_args(hint)
@@ -94,14 +94,14 @@ def build(cls: type, given: Mapping[str, object], path: str, name: str = "simfl"
         raise ConfigError(f"{_join(path, key)}: {rest}" if key in known else f"{path}: {error}") from error
 
 
-def _read_limited(kind: type, constraint: Constraint, value: object, path: str) -> Any:
+def _read_limited(kind: type, constraint: Constraint, value: object, path: str) -> object:
     accepted = (int, float) if kind is float else kind
     if isinstance(value, bool) or not isinstance(value, accepted) or not constraint.check(value):
         raise ConfigError(f"{path}: {shown(value)} is not {constraint.description}")
     return kind(value)
 
 
-def _read_union(hint: Any, value: object, path: str) -> Any:
+def _read_union(hint: object, value: object, path: str) -> object:
     options = [option for option in get_args(hint) if option is not type(None)]
     if value is None:
         return None if len(options) < len(get_args(hint)) else _refuse(hint, value, path)
@@ -115,7 +115,7 @@ def _read_union(hint: Any, value: object, path: str) -> Any:
     return _refuse(hint, value, path)
 
 
-def _read_tuple(hint: Any, value: object, path: str) -> tuple[Any, ...]:
+def _read_tuple(hint: object, value: object, path: str) -> tuple[object, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         _refuse(hint, value, path)
     arguments = get_args(hint)
@@ -131,7 +131,7 @@ def _mapping(value: object, path: str) -> Mapping[str, object]:
     return value
 
 
-def _read_component(registry: RegistrySpec, value: object, path: str) -> Any:
+def _read_component(registry: RegistrySpec, value: object, path: str) -> object:
     if isinstance(value, registry.kind):
         return value
     is_class = isinstance(value, type) and issubclass(value, registry.kind)
@@ -176,7 +176,7 @@ def _read_local_optimizer(value: object, path: str) -> LocalOptimizer:
     return optimizer
 
 
-def without_tensors(hint: Any) -> Any:
+def without_tensors(hint: object) -> object:
     """Return one of torch's hints as it applies to plain YAML: no tensors, and numbers of either sign."""
     arguments = tuple(without_tensors(one) for one in get_args(hint) if one is not torch.Tensor)
     if _is_union(get_origin(hint)):
@@ -210,7 +210,7 @@ def written(value: object, path: str = "") -> Any:
     raise ConfigError(f"{path}: {shown(value)} is a Python object, which YAML cannot represent")
 
 
-def described(hint: Any) -> str:
+def described(hint: object) -> str:
     """Describe a type in words, for error messages and `simfl list`."""
     hint = DEFAULT_LIMITS.get(hint, hint)
     origin, arguments = get_origin(hint), get_args(hint)
@@ -224,12 +224,17 @@ def described(hint: Any) -> str:
         return "a list" if arguments[1:] == (...,) else f"a list of {len(arguments)}"
     if isinstance(hint, type) and (registry := registry_of(hint)):
         return f"one of {', '.join(registry.components)}"
-    words = {bool: "true or false", str: "text", type(None): "null", LocalOptimizer: "an optimizer of torch.optim"}
+    words: dict[object, str] = {
+        bool: "true or false",
+        str: "text",
+        type(None): "null",
+        LocalOptimizer: "an optimizer of torch.optim",
+    }
     words |= {object: "package.module:name"}
     return words.get(hint, "a mapping of keys to values")
 
 
-def default(field: Field[Any]) -> Any:
+def default(field: Field[Any]) -> object:
     """Return the default of a field; MISSING if it is required."""
     return field.default_factory() if field.default_factory is not MISSING else field.default
 
@@ -250,7 +255,7 @@ def _join(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-def _refuse(hint: Any, value: object, path: str) -> NoReturn:
+def _refuse(hint: object, value: object, path: str) -> NoReturn:
     allowed = ("true", "false") if hint is bool else get_args(hint) if get_origin(hint) is Literal else ()
     if isinstance(value, str) and RENAMED_VALUES.get(value) in allowed:
         _refuse_renamed(value, path)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from simfl.config.fields import shown
 from simfl.config.overrides import with_settings
@@ -18,10 +17,10 @@ from simfl.errors import ConfigError, nearest
 
 BASE = "experiment"  # key that names the base file
 SWEEP = ("experiments", "variants", "grid", "seeds", "set", "stop", "table")  # keys that make a file a sweep
-Settings = dict[str, Any]  # dotted path -> value; later entries take precedence
+Settings = dict[str, object]  # dotted path -> value; later entries take precedence
 
 
-def whole(path: Path) -> dict[str, Any]:
+def whole(path: Path) -> dict[str, object]:
     """Return the content of an experiment file, merged with its bases.
 
     Raises:
@@ -51,7 +50,7 @@ def files(path: Path) -> list[Path]:
     return [file for file, _ in reversed(_chain(path))]
 
 
-def keys_of(path: Path, hint: str = "; simfl new --list shows experiments to start from") -> dict[str, Any]:
+def keys_of(path: Path, hint: str = "; simfl new --list shows experiments to start from") -> dict[str, object]:
     """Return the keys and values of a YAML file.
 
     Raises:
@@ -85,9 +84,9 @@ def relative_file(file: Path, given: object, where: str) -> Path:
     return found
 
 
-def _chain(path: Path) -> list[tuple[Path, dict[str, Any]]]:
+def _chain(path: Path) -> list[tuple[Path, dict[str, object]]]:
     """Return the root, the files that extend it, and `path` last, each with its keys except the name of its base."""
-    chain: list[tuple[Path, dict[str, Any]]] = []
+    chain: list[tuple[Path, dict[str, object]]] = []
     file, seen = path, set[Path]()
     while True:
         given = keys_of(file)

@@ -28,7 +28,7 @@ def assignment(text: str) -> tuple[str, object]:
     return path, parsed(value, f"--set {path}")
 
 
-def resolve(given: Mapping[str, Any], path: str) -> list[str]:
+def resolve(given: Mapping[str, object], path: str) -> list[str]:
     """Expand a path: a key of a phase stands for the only phase, and `phases.*` for all phases.
 
     Raises:
@@ -55,7 +55,7 @@ def _refuse(head: str, path: str) -> None:
     raise ConfigError(f"{path or repr(path)}: neither an experiment nor a phase has the key {head!r}; {hint}")
 
 
-def overridden(given: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+def overridden(given: Mapping[str, object], overrides: Iterable[str]) -> dict[str, object]:
     """Return a copy of `given` after `path=value` overrides, with paths as `resolve` expands them."""
     out: Any = dict(given)
     for text in overrides:
@@ -69,7 +69,7 @@ def overridden(given: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, 
     return dict(out)
 
 
-def with_settings(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def with_settings(given: Mapping[str, object], settings: Mapping[str, object]) -> dict[str, object]:
     """Return a copy of `given` with the value of each path set in turn, with paths as `resolve` expands them."""
     out: Any = dict(given)
     for path, value in settings.items():
@@ -81,12 +81,12 @@ def with_settings(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict
     return dict(out)
 
 
-def override(given: Any, path: str, value: object) -> Any:
+def override(given: object, path: str, value: object) -> Any:
     """Return a copy of `given` with `value` at a dotted path; a number in the path is a list index."""
     return _override(given, path.split("."), value, "")
 
 
-def _override(given: Any, path: list[str], value: object, at: str) -> Any:
+def _override(given: object, path: list[str], value: object, at: str) -> object:
     if not path:
         return value
     head, *rest = path

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from simfl import cache
+from simfl import files
 from simfl.aggregation.round import CohortResult, RoundAggregator
 from simfl.autotune.tuner import execution_mode_of
 from simfl.client_state import EMPTY, FileClientStore
@@ -108,12 +108,12 @@ class Rerun:
             raise RunError(f"{run.folder}: privacy.secure draws from the system's source, so no round can be repeated")
         self.record = Record(scratch, self.experiment.checkpoint, run.manifest)
         torch.set_num_threads(run.manifest.identity.threads)
-        self.run_context = RunContext(self.experiment, cache.folder(), self._device(run.manifest.identity.device))
+        self.run_context = RunContext(self.experiment, files.cache_folder(), self._device(run.manifest.identity.device))
         self.partition = Partition.read(run.partition_manifest, self.run_context.dataset.sha256)
         self.account = account_of(self.experiment, self.partition)
         self.config = WorkerConfig(
             self.experiment,
-            cache.folder(),
+            files.cache_folder(),
             scratch / CLIENT_STATES,
             len(self.partition),
             self.run_context.device.type,

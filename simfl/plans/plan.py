@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -27,6 +26,7 @@ from simfl.plans.messages import Message, PhaseMessages, RoundMessages, phase_me
 from simfl.plans.work import ClientSizes, LocalSteps, client_sizes
 from simfl.privacy.budget import Budget
 from simfl.run_context import RunContext
+from simfl.runs.folder import JsonObject
 from simfl.sampling import num_sampled
 from simfl.transport.ledger import DIRECTIONS
 
@@ -73,7 +73,7 @@ class PhasePlan:
         sides = zip(DIRECTIONS, (self.download, self.upload), strict=True)
         return {side: {"floats": total(m, "floats"), "bytes": total(m, "payload_bytes")} for side, m in sides}
 
-    def json(self) -> dict[str, Any]:
+    def json(self) -> JsonObject:
         """Return the output of `simfl plan --json` for the phase."""
         return {
             "model": self.model,
@@ -117,7 +117,7 @@ class RunPlan:
         known = [phase.steps for phase in self.phases if phase.steps is not None]
         return sum(known) if len(known) == len(self.phases) else None
 
-    def json(self) -> dict[str, Any]:
+    def json(self) -> JsonObject:
         """Return the output of `simfl plan --json`: sums over phases, the largest memory, the last phase's message."""
         phases = [phase.json() for phase in self.phases]
         memory = [phase["memory"] for phase in phases]

@@ -9,11 +9,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from simfl import config
 from simfl.errors import ConfigError
 from simfl.experiment import Experiment
+from simfl.runs.folder import JsonObject
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def measured_speed(folder: Path, experiment: Experiment) -> MeasuredSpeed:
     return MeasuredSpeed(speed, tuple(_differences(ran, experiment)))
 
 
-def _autotuned_speed(events: Sequence[dict[str, Any]]) -> float:
+def _autotuned_speed(events: Sequence[JsonObject]) -> float:
     """Return the local steps per second of all workers in the last chosen execution mode; 0 without trials."""
     workers = [event["workers"] for event in events if event["event"] == "started"]
     for event in reversed([event for event in events if event.get("trials")]):

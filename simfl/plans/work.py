@@ -74,7 +74,7 @@ class LocalSteps:
 
     @property
     def is_known(self) -> bool:
-        """Whether the sizes of the clients are known."""
+        """Return whether the sizes of the clients are known."""
         return not bool(np.isnan(self.client_sizes.sizes).any())
 
     @cached_property

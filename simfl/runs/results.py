@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from simfl import cache, config
+from simfl import config, files
 from simfl.client_state import FileClientStore
 from simfl.data.partition.manifest import Partition
 from simfl.errors import RunError
@@ -125,7 +125,7 @@ class Run:
     @cached_property
     def context(self) -> RunContext:
         """The data set and the model of the experiment, on the CPU."""
-        return RunContext(self.experiment, cache.folder())
+        return RunContext(self.experiment, files.cache_folder())
 
     @property
     def steps(self) -> list[int]:

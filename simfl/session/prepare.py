@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from simfl import cache, config
+from simfl import config, files
 from simfl.data.partition.manifest import Partition, manifest_sha256
 from simfl.errors import ConfigError, nearest
 from simfl.experiment import Experiment, Phase
@@ -82,7 +82,7 @@ def prepare_run(
     torch.set_num_threads(experiment.execution.threads)
     device = workers.device if workers is not None else "cuda" if torch.cuda.is_available() else "cpu"
     driver_device = torch.device(device if backend == "inline" else "cpu")
-    context = RunContext(experiment, cache.folder(), driver_device, shared)
+    context = RunContext(experiment, files.cache_folder(), driver_device, shared)
     partition, partition_manifest = partition_of(context)
     if workers is not None:
         workers.launch(context)

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from simfl import cache, files
+from simfl import files
 from simfl.client_state import FileClientStore
 from simfl.errors import ConfigError, nearest
 from simfl.experiment import Experiment
@@ -116,7 +116,7 @@ def open_pool(
 
 def _open_record(stack: ExitStack, prepared: PreparedRun, options: RunOptions) -> Record:
     """Open the run folder, or the local folder that is copied to the URL."""
-    mirror = stack.enter_context(mirrored(str(options.out), cache.folder())) if is_url(options.out) else None
+    mirror = stack.enter_context(mirrored(str(options.out), files.cache_folder())) if is_url(options.out) else None
     return prepared.record(Path(options.out) if mirror is None else mirror.folder, options.resume, mirror)
 
 

@@ -13,9 +13,9 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from simfl.errors import ConfigError
+from simfl.runs.folder import JsonObject
 from simfl.submit.request import URL, Request, check_out
 
 FILES = "/simfl"  # folder of the files in every pod
@@ -51,7 +51,7 @@ class KubeRay:
         return _follow(name, log) if follow else 0
 
 
-def manifest(request: Request, cluster: KubeRay) -> dict[str, Any]:
+def manifest(request: Request, cluster: KubeRay) -> JsonObject:
     """Return a List of the ConfigMap and the RayJob, for `kubectl create`."""
     if cluster.image is None:
         raise ConfigError("--image: needed with --to kuberay: an image with simfl and its dependencies")
@@ -86,7 +86,7 @@ def _name(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40].strip("-") or "simfl"
 
 
-def _config_map(request: Request, name: str) -> dict[str, Any]:
+def _config_map(request: Request, name: str) -> JsonObject:
     package = request.package
     if package.bytes > MAX_BYTES:
         raise ConfigError(
@@ -104,7 +104,7 @@ def _key(number: int) -> str:
     return f"file-{number:04d}"  # keys must not contain slashes
 
 
-def _ray_job(request: Request, cluster: KubeRay, name: str) -> dict[str, Any]:
+def _ray_job(request: Request, cluster: KubeRay, name: str) -> JsonObject:
     extra = {"authOptions": {"mode": "token"}} if cluster.token else {}
     head = {"rayStartParams": {"num-cpus": "0"}, "template": _pod(request, cluster, name, "ray-head", gpus=None)}
     workers = {
@@ -129,13 +129,13 @@ def _ray_job(request: Request, cluster: KubeRay, name: str) -> dict[str, Any]:
     }
 
 
-def _pod(request: Request, cluster: KubeRay, name: str, container: str, gpus: int | None) -> dict[str, Any]:
+def _pod(request: Request, cluster: KubeRay, name: str, container: str, gpus: int | None) -> JsonObject:
     limits = {"cpu": str(cluster.cpus), "memory": cluster.memory}
     if gpus:
         limits["nvidia.com/gpu"] = str(gpus)
     items = [{"key": _key(number), "path": file} for number, file in enumerate(request.package.files)]
-    volumes: list[dict[str, Any]] = [{"name": "files", "configMap": {"name": f"{name}-files", "items": items}}]
-    mounts: list[dict[str, Any]] = [{"name": "files", "mountPath": FILES, "readOnly": True}]
+    volumes: list[JsonObject] = [{"name": "files", "configMap": {"name": f"{name}-files", "items": items}}]
+    mounts: list[JsonObject] = [{"name": "files", "mountPath": FILES, "readOnly": True}]
     if cluster.claim is not None:
         claim, path = _claim(cluster.claim)
         volumes.append({"name": "shared", "persistentVolumeClaim": {"claimName": claim}})

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from simfl import config
 from simfl.config.fields import shown
@@ -19,13 +18,13 @@ class AxisEntry:
     """One entry of an axis."""
 
     label: str  # part of the names of runs
-    varied: Mapping[str, Any]  # column of the tables -> value
+    varied: Mapping[str, object]  # column of the tables -> value
     settings: Settings = field(default_factory=dict)
     file: Path | None = None  # experiment file, on an axis of experiments
     files: tuple[Path, ...] = ()  # files that the entry was read from
 
 
-def axes_of(path: Path, given: Mapping[str, Any]) -> Iterator[list[AxisEntry]]:
+def axes_of(path: Path, given: Mapping[str, object]) -> Iterator[list[AxisEntry]]:
     """Yield the axes, slowest first: experiments, variants, the grid in the order of the file, seeds."""
     if "experiments" in given:
         yield _experiments(path, given["experiments"])
@@ -46,7 +45,7 @@ def axes_of(path: Path, given: Mapping[str, Any]) -> Iterator[list[AxisEntry]]:
         yield _listed("seed", given["seeds"], {"seed": "seed"}, where="seeds")
 
 
-def _experiments(path: Path, given: Any) -> list[AxisEntry]:
+def _experiments(path: Path, given: object) -> list[AxisEntry]:
     if isinstance(given, Mapping):
         named = {str(name): config.relative_file(path, file, f"experiments.{name}") for name, file in given.items()}
     else:
@@ -70,7 +69,7 @@ def _matching(path: Path, pattern: str) -> list[Path]:
     return found
 
 
-def _named(path: Path, where: str, column: str, given: Any) -> list[AxisEntry]:
+def _named(path: Path, where: str, column: str, given: object) -> list[AxisEntry]:
     """Return the entries of a mapping from names to settings, or to YAML files with settings."""
     if isinstance(given, list) and all(isinstance(item, str) for item in given):
         given = {Path(item).stem: item for item in given}
@@ -79,7 +78,7 @@ def _named(path: Path, where: str, column: str, given: Any) -> list[AxisEntry]:
     return [_named_entry(path, f"{where}.{name}", column, str(name), settings) for name, settings in given.items()]
 
 
-def _named_entry(path: Path, where: str, column: str, name: str, given: Any) -> AxisEntry:
+def _named_entry(path: Path, where: str, column: str, name: str, given: object) -> AxisEntry:
     """Return a named entry, whose settings are given directly or in a file."""
     files = tuple(config.files(config.relative_file(path, given, where))) if isinstance(given, str) else ()
     settings = config.settings(files[0]) if files else settings_of(given, where)
@@ -95,7 +94,7 @@ def settings_of(given: object, where: str) -> Settings:
     return {str(key): value for key, value in given.items()}
 
 
-def _listed(key: str, values: Any, short: Mapping[str, str], where: str = "") -> list[AxisEntry]:
+def _listed(key: str, values: object, short: Mapping[str, str], where: str = "") -> list[AxisEntry]:
     """Return the entries of a list of values, or of a list of lists for several paths."""
     where, paths = where or f"grid.{key}", _paths(key)
     entries: list[AxisEntry] = []
@@ -111,19 +110,19 @@ def _listed(key: str, values: Any, short: Mapping[str, str], where: str = "") ->
     return entries
 
 
-def _list(given: Any, where: str, of: str) -> list[Any]:
+def _list(given: object, where: str, of: str) -> list[object]:
     if not isinstance(given, list) or not given:
         raise ConfigError(f"{where}: {shown(given)} is not a list of {of}; write [a, b]")
     return given
 
 
-def _text(given: Any, where: str) -> str:
+def _text(given: object, where: str) -> str:
     if not isinstance(given, str):
         raise ConfigError(f"{where}: {shown(given)} is not a file name")
     return given
 
 
-def _paths(key: Any) -> list[str]:
+def _paths(key: object) -> list[str]:
     return [part.strip() for part in str(key).split(",")]
 
 
@@ -141,7 +140,7 @@ def _short(paths: list[str]) -> dict[str, str]:
     return out
 
 
-def _word(value: Any) -> str:
+def _word(value: object) -> str:
     """Return a value as part of the name of a run; for a component, its name and then its settings."""
     if isinstance(value, Mapping):
         named = next((key for key in ("name", "kind", "by", "optimizer") if isinstance(value.get(key), str)), None)
@@ -152,7 +151,7 @@ def _word(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> object:
     return value if isinstance(value, (int, float, str)) else _word(value)
 
 

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from simfl import config
 from simfl.config.fields import read, shown
@@ -53,7 +52,7 @@ class Point:
     """One run of a sweep."""
 
     label: str  # name of the run and its folder
-    varied: Mapping[str, Any]  # its value of everything that varies: column of the tables -> number or text
+    varied: Mapping[str, object]  # its value of everything that varies: column of the tables -> number or text
     experiment: Experiment
 
 
@@ -85,10 +84,11 @@ def load(path: Path, overrides: Iterable[str] = (), only: Iterable[str] = ()) ->
     axes = list(axes_of(path, given))
     if not axes:
         raise ConfigError(f"{path}: no setting varies; give grid, variants, experiments or seeds, or use simfl run")
-    _check_effect(settings, given.get("set") or {}, axes)
+    shared = settings_of(given.get("set"), "set")
+    _check_effect(settings, shared, axes)
     name = str(given.get("name") or path.stem)
     base, files = (None, [path]) if "experiments" in given else _base(path, given)
-    common = {**settings_of(given.get("set"), "set"), **settings}
+    common = {**shared, **settings}
     points = tuple(_points(path, name, base, common, axes))
     stop, chosen = read(Stop, _or_empty(given, "stop"), "stop"), _chosen(points, tuple(only))
     files += [file for axis in axes for entry in axis for file in entry.files]
@@ -97,7 +97,7 @@ def load(path: Path, overrides: Iterable[str] = (), only: Iterable[str] = ()) ->
     )
 
 
-def _check_keys(path: Path, given: Mapping[str, Any]) -> None:
+def _check_keys(path: Path, given: Mapping[str, object]) -> None:
     """Check that the experiment is either in another file or in this one."""
     named = [key for key in ("experiment", "experiments") if key in given]
     allowed = [*SWEEP_KEYS, "name"] if named else [*SWEEP_KEYS, *TOP]
@@ -113,7 +113,7 @@ def _check_keys(path: Path, given: Mapping[str, Any]) -> None:
         raise ConfigError(f"{path}: both experiment and experiments given; give one of them")
 
 
-def _overridden(given: dict[str, Any], overrides: Iterable[str]) -> tuple[dict[str, Any], Settings]:
+def _overridden(given: dict[str, object], overrides: Iterable[str]) -> tuple[dict[str, object], Settings]:
     """Return the content of the file with axes replaced, and the settings of all runs."""
     settings: Settings = {}
     for text in overrides:
@@ -133,7 +133,7 @@ def _overridden(given: dict[str, Any], overrides: Iterable[str]) -> tuple[dict[s
     return given, settings
 
 
-def _base(path: Path, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Path]]:
+def _base(path: Path, given: Mapping[str, object]) -> tuple[dict[str, object], list[Path]]:
     """Return the experiment that varies, and the files that it and the sweep were read from."""
     if "experiment" in given:
         other = config.base_file(path, given["experiment"])
@@ -141,7 +141,7 @@ def _base(path: Path, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Pa
     return {key: value for key, value in given.items() if key not in SWEEP_KEYS}, [path]
 
 
-def _check_effect(settings: Settings, common: Mapping[str, Any], axes: list[list[AxisEntry]]) -> None:
+def _check_effect(settings: Settings, common: Mapping[str, object], axes: list[list[AxisEntry]]) -> None:
     """Refuse a setting that every run overrides."""
     for where, path in [*(("--set ", path) for path in settings), *(("set.", path) for path in common)]:
         for axis in axes:
@@ -150,7 +150,7 @@ def _check_effect(settings: Settings, common: Mapping[str, Any], axes: list[list
 
 
 def _points(
-    path: Path, name: str, base: dict[str, Any] | None, common: Settings, axes: list[list[AxisEntry]]
+    path: Path, name: str, base: dict[str, object] | None, common: Settings, axes: list[list[AxisEntry]]
 ) -> Iterator[Point]:
     seen: set[str] = set()
     for entries in itertools.product(*axes):
@@ -169,7 +169,7 @@ def _points(
         yield Point(label, varied, experiment)
 
 
-def _grouped(given: Mapping[str, Any], name: str, varied: Mapping[str, Any]) -> dict[str, Any]:
+def _grouped(given: Mapping[str, object], name: str, varied: Mapping[str, object]) -> dict[str, object]:
     """Group the runs of a sweep in Weights & Biases, with the values of everything that varies."""
     tracking = given.get("tracking")
     if not isinstance(tracking, Mapping) or not isinstance(tracking.get("wandb"), Mapping):
@@ -177,7 +177,7 @@ def _grouped(given: Mapping[str, Any], name: str, varied: Mapping[str, Any]) -> 
     return {"tracking": {**tracking, "wandb": {"group": name, "varied": dict(varied), **tracking["wandb"]}}}
 
 
-def _table(path: Path, given: Any, points: tuple[Point, ...], chosen: tuple[Point, ...]) -> TableSpec:
+def _table(path: Path, given: object, points: tuple[Point, ...], chosen: tuple[Point, ...]) -> TableSpec:
     """Return the content of the table, as far as the chosen runs provide it; ConfigError if no run could."""
     table = read(TableSpec, given, "table")
     try:
@@ -187,7 +187,7 @@ def _table(path: Path, given: Any, points: tuple[Point, ...], chosen: tuple[Poin
     return restrict_to_planned(table, chosen)
 
 
-def _or_empty(given: Mapping[str, Any], key: str) -> Any:
+def _or_empty(given: Mapping[str, object], key: str) -> object:
     """Return the value of a key; an empty mapping if it is missing or null."""
     found = given.get(key)
     return {} if found is None else found

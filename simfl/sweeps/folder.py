@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from simfl import cache, files
+from simfl import files
 from simfl.runs import mirror
 from simfl.runs.folder import CHECKPOINTS, CLIENT_STATES
 from simfl.runs.mirror import Mirror, is_url, mirrored
@@ -89,7 +89,7 @@ class RunLocation:
         if not self.url:
             yield self.folder
             return
-        with mirrored(self.url, cache.folder()) as copy:
+        with mirrored(self.url, files.cache_folder()) as copy:
             yield copy.folder
             copy.push()
 
@@ -100,5 +100,5 @@ def location_of(out: Path | str) -> Iterator[RunLocation]:
     if not is_url(out):
         yield RunLocation(Path(out))
         return
-    with mirrored(str(out), cache.folder(), NOT_COPIED) as copy:
+    with mirrored(str(out), files.cache_folder(), NOT_COPIED) as copy:
         yield RunLocation(copy.folder, copy.url)

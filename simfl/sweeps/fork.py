@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from simfl import cache, config, files
+from simfl import config, files
 from simfl.autotune.cache import basis
 from simfl.client_state import EMPTY, FileClientStore
 from simfl.data.partition.manifest import manifest_sha256
@@ -31,6 +31,7 @@ from simfl.runs.manifest import ForkOrigin, RunManifest
 from simfl.runs.record import Record
 from simfl.runs.results import Run
 from simfl.runs.snapshot import Snapshot
+from simfl.runs.tables import TableRow
 from simfl.session import prepare
 from simfl.training.context import PhaseContext
 
@@ -76,7 +77,7 @@ def fork(
     refuse_taken(target)
     _check(source, experiment, step)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    context = RunContext(experiment, cache.folder(), torch.device(device), shared)
+    context = RunContext(experiment, files.cache_folder(), torch.device(device), shared)
     partition, manifest_text = prepare.partition_of(context)
     prepare.check(experiment, context, partition)
     with tempfile.TemporaryDirectory(prefix="simfl-fork-") as scratch:
@@ -101,7 +102,7 @@ def _with_execution(
     """Copy the source's choices of execution modes and clients per batch to the manifest, as far as they still apply.
 
     All of them apply if nothing that they depend on has changed, and the fork is then bit-identical to a longer run.
-    Otherwise the fork chooses anew in its first round, as its own experiment says.
+    Otherwise the fork chooses again in its first round, as its own experiment specifies.
     """
     made, phase = source.manifest, snapshot.phase
     before, now = basis(source.experiment, phase), basis(experiment, phase)
@@ -206,7 +207,7 @@ def _write(source: Run, record: Record, experiment: Experiment, state: ForkState
     checkpoint.write(target / CHECKPOINTS, snapshot.step, snapshot.tensors(), snapshot.values(), notes)
 
 
-def _belongs(name: str, row: dict[str, Any], snapshot: Snapshot, experiment: Experiment) -> bool:
+def _belongs(name: str, row: TableRow, snapshot: Snapshot, experiment: Experiment) -> bool:
     """Return whether the fork has this row; scores of its last kept round only if it evaluates that round."""
     last, position = (snapshot.phase, snapshot.round), (row["phase"], row["round"])
     if name not in SCORE_TABLES or position != last:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from fakes import experiment, run, traces
 
-from simfl import cache, config
+from simfl import config, files
 from simfl.client_state import FileClientStore
 from simfl.codecs import CODECS
 from simfl.codecs.int8 import Int8
@@ -35,7 +35,7 @@ def sizes(folder: Path) -> dict[tuple[str, str], set[int]]:
     return found
 
 
-def test_a_part_has_a_codec_of_its_own_in_each_direction(tmp_path: Path) -> None:
+def test_each_part_has_its_own_codec_per_direction(tmp_path: Path) -> None:
     codec = Codecs(upload=Int8(), parts={"control": PartCodecs(download=Int8(encode="weights"))})
     run(experiment("scaffold", codec=codec, rounds=2), tmp_path)
     whole, bytes_ = 4 * VALUES, VALUES + 4 * 4  # four tensors, a scale each
@@ -47,7 +47,7 @@ def test_a_part_has_a_codec_of_its_own_in_each_direction(tmp_path: Path) -> None
     }
 
 
-def test_changes_of_one_part_go_beside_the_whole_of_another(tmp_path: Path) -> None:
+def test_one_part_sends_deltas_and_another_whole_weights(tmp_path: Path) -> None:
     codec = Codecs(parts={"control": PartCodecs(download=Int8())})
     run(experiment("scaffold", codec=codec, rounds=3, participation=1.0), tmp_path)
     found = sizes(tmp_path)
@@ -73,7 +73,7 @@ YAML = {
 }
 
 
-def test_a_file_names_codecs_by_part() -> None:
+def test_yaml_names_codecs_by_part() -> None:
     phase = config.parse(YAML).phases[0]
     assert (phase.codec.of_part("upload", "weights"), phase.codec.of_part("upload", "control")) == (
         Nf4(),
@@ -93,7 +93,7 @@ def test_a_file_names_codecs_by_part() -> None:
         (Codecs(parts={"buffers": PartCodecs(download=Nf4())}), "codec.parts.buffers.download: no such part"),
     ],
 )
-def test_codecs_that_cannot_be_meant_are_refused(codec: Codecs, expected: str) -> None:
+def test_codecs_without_effect_are_refused(codec: Codecs, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check(experiment("scaffold", codec=codec))
     assert str(caught.value).startswith(f"phases.0.{expected}")
@@ -103,10 +103,10 @@ LOSSY = sorted(name for name, kind in CODECS.items() if not kind.lossless)
 
 
 @pytest.mark.parametrize("name", LOSSY)
-def test_error_feedback_remembers_what_any_lossy_codec_lost(name: str, tmp_path: Path) -> None:
+def test_error_feedback_keeps_the_encoding_error_of_any_lossy_codec(name: str, tmp_path: Path) -> None:
     """What a client sent in all is what it meant to send, but for what it still remembers."""
     given = experiment(codec=Codecs(upload=CODECS[name](error_feedback=True)))
-    spec = RunContext(given, cache.folder()).phase_context(0, 10).messages
+    spec = RunContext(given, files.cache_folder()).phase_context(0, 10).messages
     generator = torch.Generator().manual_seed(0)
     meant = [
         {"a": torch.randn(20, 9, generator=generator), "b": torch.randn((), generator=generator)} for _ in range(6)
@@ -123,9 +123,9 @@ def test_error_feedback_remembers_what_any_lossy_codec_lost(name: str, tmp_path:
 
 
 @pytest.mark.parametrize("codec", [RandomK(error_feedback=True), Int8(rounding="stochastic"), Svd(compress="zstd")])
-def test_a_cohort_sends_what_its_clients_send_one_by_one(codec: object, tmp_path: Path) -> None:
+def test_a_cohort_sends_the_bytes_of_its_clients_one_by_one(codec: object, tmp_path: Path) -> None:
     """In the way `vectorized` the uploads of a cohort are encoded together."""
-    spec = RunContext(experiment(codec=Codecs(upload=codec)), cache.folder()).phase_context(0, 10).messages
+    spec = RunContext(experiment(codec=Codecs(upload=codec)), files.cache_folder()).phase_context(0, 10).messages
     generator = torch.Generator().manual_seed(0)
     uploads = torch.randn(5, 20, 9, generator=generator)
     memories = [{"codec:weights": {"a": torch.ones(20, 9) * k}} for k in range(5)]
@@ -141,9 +141,7 @@ def test_a_cohort_sends_what_its_clients_send_one_by_one(codec: object, tmp_path
 
 
 @pytest.mark.parametrize("mode", ["sequential", "vectorized"])
-def test_runs_with_chance_in_their_messages_are_equal_to_the_bit_however_they_are_cut(
-    mode: str, tmp_path: Path
-) -> None:
+def test_runs_with_random_codecs_are_bit_identical_for_any_cohorts(mode: str, tmp_path: Path) -> None:
     codec = Codecs(download=Int8(rounding="stochastic"), upload=RandomK(error_feedback=True))
     case = experiment(mode=mode, codec=codec, rounds=2, model=Mlp(hidden_sizes=(16,)))
     run(case, tmp_path / "a")
@@ -154,7 +152,7 @@ def test_runs_with_chance_in_their_messages_are_equal_to_the_bit_however_they_ar
     assert any("codec:weights" in store.get(kept.client_state(k)) for k in range(10))
 
 
-def test_topk_without_a_codec_is_what_it_was(tmp_path: Path) -> None:
+def test_topk_without_parts_is_unchanged(tmp_path: Path) -> None:
     """All values kept: the model of a plain run."""
     plain = run(experiment(rounds=2), tmp_path / "plain")
     kept = run(experiment(rounds=2, codec=Codecs(upload=TopK(keep=1.0))), tmp_path / "kept")

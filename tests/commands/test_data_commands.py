@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from simfl import cache
+from simfl import files
 from simfl.cli import main
 from simfl.config import partitions
 from simfl.data import DATA
@@ -110,7 +110,7 @@ def test_a_built_manifest_is_used_by_an_experiment(spec, folder):
     assert main(["partition", "build", str(spec)]) == 0
     manifest = {"by": "manifest", "path": str(spec.with_name("by_domain.json"))}
     spec.write_text(spec.read_text().replace("{by: natural, column: domain}", json.dumps(manifest)))
-    built = partitions.build(partitions.load(spec), cache.folder())
+    built = partitions.build(partitions.load(spec), files.cache_folder())
     assert built.partition.sizes.tolist() == [3, 3]
 
 
@@ -160,7 +160,7 @@ def test_every_included_partition_spec_has_the_name_of_its_file(path):
 def test_specs_of_real_data_assign_every_example(name, real_data, monkeypatch):
     monkeypatch.setenv("SIMFL_REAL_DATA", str(real_data))
     spec = partitions.load(next(path for path in SPECS if path.stem == name))
-    built = partitions.build(spec, cache.folder())
+    built = partitions.build(spec, files.cache_folder())
     assert built.partition.sizes.min() > 0
     assert built.partition.sizes.sum() == len(built.split)
 
@@ -170,4 +170,4 @@ def test_a_leak_that_a_spec_forbids_stops_the_build(real_data, monkeypatch):
     path = next(path for path in SPECS if path.stem == "scene_text_source")
     both = partitions.load(path, ["data.train=[IC13_test]", "data.test=[IC13_test_857]"])
     with pytest.raises(DataError, match=r"disjoint\.test: train and test share 8\d\d of content"):
-        partitions.build(both, cache.folder())
+        partitions.build(both, files.cache_folder())

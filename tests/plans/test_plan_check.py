@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fakes import SIZES, Faulty, Normalised, Stopping, Toy, experiment, run, then
 
-from simfl import cache
+from simfl import files
 from simfl.algorithms import ALGORITHMS
 from simfl.algorithms.base import Algorithm
 from simfl.codecs.nf4 import Nf4
@@ -46,7 +46,7 @@ CASES = {
 def test_a_run_matches_its_plan_in_every_row_and_in_total(case, tmp_path):
     summary = run(CASES[case], tmp_path / "run")
     assert summary["plan"] == MATCHES
-    found = plan(CASES[case], cache.folder())
+    found = plan(CASES[case], files.cache_folder())
     assert (found.bytes, found.charged) == (summary["bytes"], summary["charged"])
     rows = tables.rows(tmp_path / "run/ledger.parquet")
     sent = {(row["phase"], row["round"], row["client"], row["direction"]) for row in rows if row["floats"]}
@@ -58,13 +58,13 @@ def test_a_run_matches_its_plan_in_every_row_and_in_total(case, tmp_path):
 def test_every_algorithm_can_be_planned(name):
     """FedDAT needs adapters; its plans are tested in test_plan_figures.py."""
     case = experiment(name)
-    found = messages_of(meta_context(case, RunContext(case, cache.folder()).dataset), 0, 10)
+    found = messages_of(meta_context(case, RunContext(case, files.cache_folder()).dataset), 0, 10)
     assert [row["part"] for row in found.up] == list(case.phases[0].algorithm.reduce)
 
 
 def test_a_client_that_missed_rounds_pays_for_the_missed_packets():
     """A client that missed rounds pays for each missed packet: more than one, less than the full weights."""
-    (phase,) = plan(CASES["changes, and rounds missed"], cache.folder()).phases
+    (phase,) = plan(CASES["changes, and rounds missed"], files.cache_folder()).phases
     one, whole = (sum(row[name] for row in phase.download) for name in ("payload_bytes", "logical_bytes"))
     assert one < whole
     assert 18 * one < phase.bytes["download"] < 18 * whole  # 6 rounds of 3 clients
@@ -72,7 +72,7 @@ def test_a_client_that_missed_rounds_pays_for_the_missed_packets():
 
 def test_a_poisson_plan_has_the_sampled_and_the_expected_messages():
     case = experiment(poisson=0.2, rounds=6)
-    plans = [plan(replace(case, seed=seed), cache.folder()).phases[0] for seed in range(30)]
+    plans = [plan(replace(case, seed=seed), files.cache_folder()).phases[0] for seed in range(30)]
     assert {phase.expected for phase in plans} == {2 * 0.2 * 10 * 6}
     assert len({phase.messages for phase in plans}) > 3
     # 60 draws with probability .2: 12 updates with variance 9.6, so the mean of 30 seeds is within 3·√(9.6/30) of 12
@@ -83,7 +83,7 @@ def test_bytes_that_depend_on_values_are_within_the_bound(tmp_path):
     case = experiment(codec=Codecs(TopK(), Svd()))
     summary = run(case, tmp_path / "run")
     assert summary["plan"].startswith(f"{MATCHES}; bytes of ")
-    assert summary["bytes"]["total"] <= plan(case, cache.folder()).bytes["total"]
+    assert summary["bytes"]["total"] <= plan(case, files.cache_folder()).bytes["total"]
 
 
 def test_a_skipped_client_sends_nothing(tmp_path):
@@ -96,7 +96,7 @@ def test_a_skipped_client_sends_nothing(tmp_path):
 
 def downloads(case):
     """Return the clients that receive a message in each round, by the plan."""
-    found = messages_of(meta_context(case, RunContext(case, cache.folder()).dataset), 0, 10)
+    found = messages_of(meta_context(case, RunContext(case, files.cache_folder()).dataset), 0, 10)
     return [[{"client": client} for client in exchange.download] for exchange in found.rounds()]
 
 
@@ -116,7 +116,10 @@ def ledger(tmp_path_factory):
 
 def compared(rows, updates, case=None):
     return compare(
-        case or experiment(), RunContext(experiment(), cache.folder()).dataset, len(SIZES), RunTables(rows, updates, 3)
+        case or experiment(),
+        RunContext(experiment(), files.cache_folder()).dataset,
+        len(SIZES),
+        RunTables(rows, updates, 3),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fakes import experiment
 
-from simfl import cache
+from simfl import files
 from simfl.errors import ConfigError
 from simfl.models.mlp import Mlp
 from simfl.optimizers.local import LocalOptimizer
@@ -17,7 +17,7 @@ W = 4 * (12 * 16 + 16 + 16 * 5 + 5)  # bytes of the toy perceptron: 12 inputs, 1
 
 
 def memory(*args, card=None, **settings):
-    (phase,) = plan(experiment(*args, model=Mlp(hidden_sizes=(16,)), **settings), cache.folder(), card).phases
+    (phase,) = plan(experiment(*args, model=Mlp(hidden_sizes=(16,)), **settings), files.cache_folder(), card).phases
     return phase.memory
 
 

@@ -9,7 +9,7 @@ from fakes import Normalised, Toy, experiment, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simfl import cache
+from simfl import files
 from simfl.codecs import CODECS
 from simfl.codecs.base import MessageContext
 from simfl.codecs.nf4 import Nf4
@@ -45,7 +45,7 @@ def test_counted_payloads_and_decoded_values_are_those_of_the_codec(name, encode
 
 
 def message_spec(case):
-    return RunContext(case, cache.folder()).phase_context(0, 10).messages
+    return RunContext(case, files.cache_folder()).phase_context(0, 10).messages
 
 
 def parts(values):

@@ -16,10 +16,10 @@ import torch
 from simfl import __version__
 from simfl.aggregation.round import CohortResult
 from simfl.autotune.probe import ProbeRequest, ProbeResult
-from simfl.cache import folder as local_cache
 from simfl.errors import DataError, RunError
 from simfl.evaluation import EvaluationPlan, Scores
 from simfl.experiment import Experiment
+from simfl.files import cache_folder as local_cache
 from simfl.protocol import Parts, Weights
 from simfl.run_context import RunContext
 from simfl.runtime.gpu_monitor import processor
