@@ -55,8 +55,10 @@ OLD_WORDS: tuple[tuple[str, str, Mapping[Any, Any]], ...] = (
     ("evaluate.models", "models", {"global": "generic", "local": "last_local"}),
     ("ledger.tied_weights", "aliases", {}),
     ("model.hidden_sizes", "widths", {}),
+    ("model.special_tokens", "marks", {}),
     ("mentor.hidden_sizes", "widths", {}),
     ("phases.centralized", "pooled", {}),
+    ("phases.objective.repeat_rate", "recurring", {}),
     ("phases.personal_params", "private", {}),
     ("phases.carry_over", "keep", {"personal_params": "private"}),
     ("phases.codec.*.encode", "of", {"update": "delta"}),
@@ -229,7 +231,7 @@ def in_both_modes(name: str, *phases: Settings, **settings: Any) -> Experiments:
 # Those that need no privacy, with settings where the defaults are meant for large models
 ALGORITHMS: dict[str, Settings] = {
     "clgecl": {},
-    "crd": {"width": 8, "negatives": 16},
+    "crd": {"embedding_size": 8, "negatives": 16},
     "ditto": {},
     "dkd": {},
     "fedavg": {},
@@ -556,11 +558,11 @@ def documents() -> Experiments:
     found = in_both_modes("documents/vt5", questions, model=reader, ledger={"tied_weights": "always"}, **invoices)
     found |= in_both_modes("documents/vt5_lora", questions, model=adapted, **invoices)
 
-    rates = {"text_rate": 0.3, "layout_rate": 0.3, "joint_rate": 0.2, "reading_rate": 0.2, "recurring": 1.0}
+    rates = {"text_rate": 0.3, "layout_rate": 0.3, "joint_rate": 0.2, "reading_rate": 0.2, "repeat_rate": 1.0}
     tasks = {"tasks": ["text", "layout", "joint", "reading"], "max_tokens": 64, "max_target": 32}
     server = {"optimizer": "adam", "learning_rate": 1e-3}
     hidden = phase(local=FEW_STEPS, objective={"name": "mixed_modeling", **tasks, **rates}, server=server)
-    layout = {"name": "layout_t5", "size": "tiny", "marks": True, "dropout": 0.1}
+    layout = {"name": "layout_t5", "size": "tiny", "special_tokens": True, "dropout": 0.1}
     found |= in_both_modes("documents/self_pretraining", hidden, questions, model=layout, **invoices)
 
     parts: Settings = {"data": PARTS, "partition": {"by": "natural", "column": "part"}, "evaluate": {"limit": 4}}

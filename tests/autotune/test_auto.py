@@ -16,12 +16,13 @@ from simfl.models.mlp import Mlp
 from simfl.objectives.classification import Classification
 from simfl.optimizers.local import LocalOptimizer
 from simfl.run_context import RunContext
+from simfl.runs.manifest import RunIdentity
 from simfl.session.prepare import identity_of
 
 
 def identity(
     folder: Path, model: Model, sampled: int, device: str = "cpu", mode: str = "auto", optimizer: str = "sgd"
-) -> dict[str, object]:
+) -> RunIdentity:
     phase = Phase(Classification(), Local(LocalOptimizer(optimizer), 0.1), rounds=1, clients_per_round=sampled)
     data = Prototypes(examples=200, classes=4, shape=(1, 6, 6))
     experiment = Experiment("auto", data, Iid(clients=100), model, (phase,))
@@ -31,7 +32,7 @@ def identity(
 
 def chosen(folder: Path, model: Model, sampled: int, device: str = "cpu", mode: str = "auto") -> tuple[object, object]:
     found = identity(folder, model, sampled, device, mode)
-    return found["mode"], found["clients_per_batch"]
+    return found.mode, found.clients_per_batch
 
 
 @pytest.mark.parametrize(("model", "sampled", "device", "mode"), [
@@ -52,7 +53,7 @@ def test_a_way_that_is_asked_for_is_taken(tmp_path):
 
 def test_a_gpu_says_how_steps_are_run_and_in_what_it_multiplies(tmp_path):
     found = identity(tmp_path, Mlp(hidden_sizes=(8,)), 40, "cuda")
-    assert (found["program"], found["products"]) == ("graph", "tf32")
-    assert identity(tmp_path, Mlp(hidden_sizes=(8,)), 40, "cuda", mode="sequential")["program"] == "eager"
-    assert identity(tmp_path, Mlp(hidden_sizes=(8,)), 40, "cuda", optimizer="adafactor")["program"] == "eager"
-    assert "program" not in identity(tmp_path, Mlp(hidden_sizes=(8,)), 40)
+    assert (found.program, found.products) == ("graph", "tf32")
+    assert identity(tmp_path, Mlp(hidden_sizes=(8,)), 40, "cuda", mode="sequential").program == "eager"
+    assert identity(tmp_path, Mlp(hidden_sizes=(8,)), 40, "cuda", optimizer="adafactor").program == "eager"
+    assert identity(tmp_path, Mlp(hidden_sizes=(8,)), 40).program is None

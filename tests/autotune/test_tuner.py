@@ -24,12 +24,13 @@ from simfl.autotune.tuner import Tuner, describe_choice
 from simfl.debug.rerun import Rerun
 from simfl.errors import ConfigError, RunError
 from simfl.experiment import Execution, Experiment, Privacy
+from simfl.runs.manifest import RunIdentity
 from simfl.runs.results import Run
 from simfl.runtime import worker
 from simfl.sweeps.fork import fork
 from simfl.training.plan import ExecutionMode
 
-IDENTITY = {"mode": "vectorized", "clients_per_batch": 8, "device": "cuda", "products": "tf32", "threads": 1}
+IDENTITY = RunIdentity("vectorized", 8, threads=1, device="cuda", products="tf32")
 SEQUENTIAL, EIGHT, FOUR = (
     ExecutionMode("sequential", 1, "graph"),
     ExecutionMode("vectorized", 8, "graph"),
@@ -42,7 +43,7 @@ FORCED = experiment("scaffold", "vectorized", 4)
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIMFL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(trial, "ENOUGH", 0.0)
+    monkeypatch.setattr(trial, "ENOUGH_SECONDS", 0.0)
 
 
 def answered(monkeypatch: pytest.MonkeyPatch, *trials: Trial) -> list[object]:
@@ -63,8 +64,8 @@ def of(execution_mode: ExecutionMode, seconds: float | None, why: str = "") -> T
 
 def choice(identity=IDENTITY, **cohort) -> Tuner:
     case = experiment(execution=Execution(**cohort))
-    context = SimpleNamespace(phase=case.phases[0], num_clients=10, roles=SimpleNamespace(buffers=()))
-    record = SimpleNamespace(manifest={"identity": identity})
+    context = SimpleNamespace(phase=case.phases[0], num_clients=10, parameter_groups=SimpleNamespace(buffers=()))
+    record = SimpleNamespace(manifest=SimpleNamespace(identity=identity))
     return Tuner(case, record, context, None, SimpleNamespace(num_workers=1))
 
 
@@ -97,14 +98,17 @@ def test_a_given_mode_is_kept_even_if_the_other_is_faster():
     ("cpu", "compiled", "sgd", ("compiled",)),
 ])  # fmt: skip
 def test_candidate_programs_depend_on_device_and_optimizer(device, program, optimizer, expected):
-    one = choice(IDENTITY | {"device": device}, program=program)
+    one = choice(replace(IDENTITY, device=device), program=program)
     phase = experiment(optimizer=optimizer).phases[0]
     assert replace(one, context=SimpleNamespace(phase=phase)).programs == expected
 
 
+FIXED = "always, but mode and clients_per_batch are fixed"
+
+
 @pytest.mark.parametrize(("given", "problem"), [
-    ({"autotune": "always", "mode": "sequential"}, "leave nothing to be tried"),
-    ({"autotune": "always", "mode": "vectorized", "clients_per_batch": 8}, "leave nothing to be tried"),
+    ({"autotune": "always", "mode": "sequential"}, FIXED),
+    ({"autotune": "always", "mode": "vectorized", "clients_per_batch": 8}, FIXED),
     ({"autotune": "sometimes"}, "'sometimes' is not one of auto, always, never"),
 ])  # fmt: skip
 def test_autotune_always_without_anything_to_choose_is_refused_in_one_line(given, problem):
@@ -129,7 +133,10 @@ def test_on_a_cpu_nothing_is_measured_by_default(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("settings", "why"), [
-    ({"privacy": Privacy(unit="record", clip=1.0, noise_multiplier=1.0)}, "with privacy.unit: record clients train one at a time"),
+    (
+        {"privacy": Privacy(unit="record", clip=1.0, noise_multiplier=1.0)},
+        "with privacy.unit: record clients train one at a time",
+    ),
     ({"execution": Execution(autotune="always", data_parallel=2)}, "micro-batches belong to a single client"),
 ])  # fmt: skip
 def test_nothing_is_measured_where_only_one_mode_can_train_and_the_manifest_gives_the_reason(
@@ -220,17 +227,20 @@ def test_each_phase_has_its_choice_and_a_rerun_uses_them(tmp_path, monkeypatch):
         ("vectorized", 4),
         ("sequential", 1),
     ]
-    again = Rerun(Run(tmp_path / "run"), tmp_path / "scratch", commits=False)
+    again = Rerun(Run(tmp_path / "run"), tmp_path / "scratch", use_checkpoints=False)
     again.go_to(1, 2)
     again.rerun_round()
     assert again.snapshot.step == 5
-    assert again.unlike == []
+    assert again.differences == []
 
 
 def test_a_chosen_batch_that_does_not_fit_into_memory_is_halved(tmp_path, monkeypatch):
     answered(monkeypatch, of(SEQUENTIAL, 9.0), of(FOUR, 2.0))
     order(tmp_path / "faults", "no GPU memory", client=None, round=1, times=2)
-    run(experiment(FaultyScaffold(folder=str(tmp_path / "faults")), execution=Execution(autotune="always")), tmp_path / "run")
+    run(
+        experiment(FaultyScaffold(folder=str(tmp_path / "faults")), execution=Execution(autotune="always")),
+        tmp_path / "run",
+    )
     assert manifest(tmp_path / "run")["clients_per_batch"] == [[0, 4], [1, 2]]
 
 
@@ -288,10 +298,10 @@ def test_a_fork_that_changes_the_basis_of_the_choice_drops_it(tmp_path, monkeypa
     longer = replace(
         CASE, **{"execution": Execution(autotune="never")} | changed, phases=(replace(CASE.phases[0], rounds=5),)
     )
-    said: list[str] = []
-    fork(Run(tmp_path / "source"), tmp_path / "fork", longer, 2, say=said.append)
-    assert [line for line in said if "chosen anew" in line] == [
-        f"{next(iter(changed))} changed: how clients are trained is chosen anew"
+    messages: list[str] = []
+    fork(Run(tmp_path / "source"), tmp_path / "fork", longer, 2, log=messages.append)
+    assert [line for line in messages if "execution mode" in line] == [
+        f"{next(iter(changed))} changed: the execution mode is chosen again"
     ]
     run(longer, tmp_path / "fork", resume=True)
     assert manifest(tmp_path / "fork").get("choices", {}) == {}
