@@ -62,8 +62,8 @@ Some methods are settings of a phase:
     - algorithm: fedavg
       personal_params: ["head.*"]
   ```
-- **FedBN** (Li et al. 2021, "FedBN: federated learning on non-IID features via local batch normalization"): scale, shift
-  and running statistics of batch normalization stay on the client.
+- **FedBN** (Li et al. 2021, "FedBN: federated learning on non-IID features via local batch normalization"): scale,
+  shift and running statistics of batch normalization stay on the client. List the names of the model's layers.
   [experiments/personal/fedbn.yaml](../experiments/personal/fedbn.yaml)
 
   ```yaml

@@ -1,6 +1,7 @@
-"""Writes the tables of docs/codecs.md: `python docs/make_codecs.py`; with `--check` says if they are current.
+"""Write the tables of docs/codecs.md: `python docs/make_codecs.py`; `--check` tests that they are current.
 
-Payloads and errors are found out by encoding; only the times depend on the machine, and `--check` leaves them out.
+The script imports the simfl of its own repository. Payloads and errors are measured by encoding. Only the times depend
+on the machine; `--check` leaves them out.
 """
 
 from __future__ import annotations
@@ -9,50 +10,47 @@ import inspect
 import re
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-from torch import Tensor
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
-from simfl.codecs import CODECS
-from simfl.codecs.base import Codec, Context
-from simfl.codecs.identity import Float32
-from simfl.codecs.int8 import Int8
-from simfl.codecs.nf4 import Nf4
-from simfl.codecs.sign import Sign
-from simfl.codecs.sparse import RandomK, TopK
-from simfl.codecs.svd import Svd
-from simfl.config.catalogue import entry
-from simfl.config.fields import shown
-from simfl.models.aster import Aster
-from simfl.models.base import Model
-from simfl.models.cnn import Cnn
-from simfl.models.layout_t5 import LayoutT5
-from simfl.models.lora import Lora
-from simfl.models.meta import sketch
-from simfl.models.vt5 import VT5
-from simfl.protocol import Task
-from simfl.seeds import rng
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
 
-FILE = Path(__file__).parent / "codecs.md"
-HERE = Context(("docs",))
-FORMATS: dict[str, Codec] = {
-    "float32": Float32(),
+from simfl.codecs import CODECS  # noqa: E402
+from simfl.codecs.base import Codec, MessageContext  # noqa: E402
+from simfl.codecs.casts import Float32  # noqa: E402
+from simfl.codecs.int8 import Int8  # noqa: E402
+from simfl.codecs.nf4 import Nf4  # noqa: E402
+from simfl.codecs.sparse import RandomK, TopK  # noqa: E402
+from simfl.codecs.svd import Svd  # noqa: E402
+from simfl.config.catalogue import ComponentSetting, entry  # noqa: E402
+from simfl.config.fields import shown  # noqa: E402
+from simfl.models.aster import Aster  # noqa: E402
+from simfl.models.base import Model  # noqa: E402
+from simfl.models.cnn import Cnn  # noqa: E402
+from simfl.models.layout_t5 import LayoutT5  # noqa: E402
+from simfl.models.lora import Lora  # noqa: E402
+from simfl.models.meta_device import build_on_meta  # noqa: E402
+from simfl.models.vt5 import VT5  # noqa: E402
+from simfl.protocol import Task  # noqa: E402
+from simfl.seeds import rng  # noqa: E402
+
+FILE = ROOT / "docs" / "codecs.md"
+HERE = MessageContext(("docs",))
+VARIANTS: dict[str, Codec] = {  # settings to measure, besides the default settings of every codec
     "float32, zstd": Float32(compress="zstd"),
-    "bfloat16": CODECS["bfloat16"](),
-    "float16": CODECS["float16"](),
-    "int8": Int8(),
     "int8, per channel": Int8(per="channel"),
     "int8, stochastic": Int8(rounding="stochastic"),
     "int8, zstd": Int8(compress="zstd"),
-    "nf4": Nf4(),
     "nf4, lz4": Nf4(compress="lz4"),
-    "sign": Sign(),
     "topk 10 %": TopK(keep=0.1),
     "topk 1 %": TopK(keep=0.01),
     "randomk 10 %, seed": RandomK(keep=0.1),
-    "randomk 10 %, paid": RandomK(keep=0.1, places="paid"),
+    "randomk 10 %, sent": RandomK(keep=0.1, positions="sent"),
     "svd 95 %": Svd(energy=0.95),
 }
 MODELS: dict[str, tuple[Model, Task]] = {
@@ -64,8 +62,22 @@ MODELS: dict[str, tuple[Model, Task]] = {
 }
 
 
+def _formats() -> dict[str, Codec]:
+    """Return every registered codec with its default settings and its variants, in the order of the registry."""
+    formats: dict[str, Codec] = {}
+    for name, kind in CODECS.items():
+        variants = {label: codec for label, codec in VARIANTS.items() if isinstance(codec, kind)}
+        if not any("%" in label for label in variants):  # these name their settings
+            formats[name] = kind(**dict(kind.example))
+        formats |= variants
+    return formats
+
+
+FORMATS = _formats()
+
+
 def main() -> None:
-    """Write the file, or say whether it is current."""
+    """Write the page, or with `--check` exit with an error if it is not current."""
     text = document()
     if "--check" in sys.argv:
         current = timeless(FILE.read_text(encoding="utf-8")) == timeless(text)
@@ -74,12 +86,12 @@ def main() -> None:
 
 
 def timeless(text: str) -> str:
-    """Without the cells of times."""
+    """Return the text without the cells of times."""
     return re.sub(r"\| \d+ ms \|", "| ms |", text)
 
 
 def document() -> str:
-    """The whole text, its tables anew."""
+    """Return the page with new tables."""
     text = FILE.read_text(encoding="utf-8")
     for name, table in (("measured", measured()), ("payloads", payloads()), ("settings", settings())):
         before, _, rest = text.partition(f"<!-- {name} -->\n")
@@ -89,30 +101,30 @@ def document() -> str:
 
 
 def measured() -> str:
-    """Payload, ratio, error and time of each format, for one change of the cnn's weights."""
-    change = {name: _change(name, shape) for name, shape in shapes("cnn").items()}
-    values = sum(t.numel() for t in change.values())
+    """Return the table of payload, ratio, error and time of each format, for one delta of the cnn's weights."""
+    delta = {name: _delta(name, shape) for name, shape in shapes("cnn").items()}
+    values = sum(t.numel() for t in delta.values())
     lines = ["| format | bytes | ratio | relative error | time |", "|---|---:|---:|---:|---:|"]
     for name, codec in FORMATS.items():
-        length, error, seconds = _through(codec, change)
+        length, error, seconds = _measure(codec, delta)
         cells = (name, f"{length:,}", f"{4 * values / length:.1f}", f"{error:.2g}", f"{seconds * 1e3:.0f} ms")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _through(codec: Codec, change: dict[str, Tensor]) -> tuple[int, float, float]:
-    """Bytes, relative error and CPU seconds there and back."""
+def _measure(codec: Codec, delta: dict[str, Tensor]) -> tuple[int, float, float]:
+    """Return bytes, relative error, and CPU seconds of encoding and decoding."""
     began, length, lost, norm = time.process_time(), 0, 0.0, 0.0
-    for name, tensor in change.items():
-        payload = codec.encode_tensor(tensor, HERE.of(name))
-        back = codec.decode_tensor(payload, tuple(tensor.shape), HERE.of(name))
+    for name, tensor in delta.items():
+        payload = codec.encode_tensor(tensor, HERE.child(name))
+        back = codec.decode_tensor(payload, tuple(tensor.shape), HERE.child(name))
         length += len(payload)
         lost, norm = lost + float((back - tensor).square().sum()), norm + float(tensor.square().sum())
     return length, (lost / norm) ** 0.5, time.process_time() - began
 
 
-def _change(name: str, shape: tuple[int, ...]) -> Tensor:
-    """A change as training makes them: matrices of rank 8, a hundredth of their energy in noise of all ranks."""
+def _delta(name: str, shape: tuple[int, ...]) -> Tensor:
+    """Return a delta like those of training: matrices of rank 8 plus noise with a hundredth of their energy."""
     draw = rng("docs", name)
     noise = torch.from_numpy(draw.standard_normal(shape))
     if len(shape) < 2:
@@ -123,7 +135,7 @@ def _change(name: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def payloads() -> str:
-    """Bytes of a message in each format, of what each model trains; the most where they vary."""
+    """Return the table of message sizes of each model in each format; the maximum where sizes vary."""
     sizes = {model: shapes(model) for model in MODELS}
     values = {model: sum(torch.Size(s).numel() for s in found.values()) for model, found in sizes.items()}
     heads = [f"{model}<br>{values[model]:,} values" for model in MODELS]
@@ -132,21 +144,21 @@ def payloads() -> str:
         cells = []
         for model, found in sizes.items():
             length = sum(codec.size(shape) for shape in found.values())
-            most = "" if codec.fixed else "at most "
+            most = "" if codec.fixed_size else "at most "
             cells.append(f"{most}{length:,} ({4 * values[model] / length:.1f})")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def shapes(model: str) -> dict[str, tuple[int, ...]]:
-    """The tensors that a model sends."""
+    """Return the shapes of the tensors that a model sends."""
     settings, task = MODELS[model]
-    module = sketch(settings, task)
+    module = build_on_meta(settings, task)
     return {name: tuple(p.shape) for name, p in module.named_parameters() if p.requires_grad}
 
 
 def settings() -> str:
-    """Every codec's own settings; those of all codecs first."""
+    """Return the settings of all codecs, then those of each."""
     common = entry("codec", Codec)
     parts = ["### Settings of every codec\n", *_rows(common.settings)]
     known = {setting.name for setting in common.settings}
@@ -159,7 +171,7 @@ def settings() -> str:
     return "\n".join(parts).rstrip("\n")
 
 
-def _rows(found: tuple) -> list[str]:
+def _rows(found: Sequence[ComponentSetting]) -> list[str]:
     lines = ["| setting | default | meaning |", "|---|---|---|"]
     plain = [(s.name, shown(s.default).strip("'"), s.meaning.replace("|", "or")) for s in found]
     return [*lines, *(f"| `{name}` | `{default}` | {meaning} |" for name, default, meaning in plain), ""]

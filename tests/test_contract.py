@@ -30,10 +30,10 @@ PAGES = {  # by registry: the page that lists its components, how a component's 
     "codecs": ("codecs.md", "### {name}\n", "run `python docs/make_codecs.py`"),
     "schedules": ("algorithms.md", "### {name}\n", "run `python docs/make_algorithms.py`"),
     "server_optimizers": ("algorithms.md", "### {name}\n", "run `python docs/make_algorithms.py`"),
-    "adapters": ("models.md", "`{name}`", "describe it there"),
+    "objectives": ("algorithms.md", "### {name}\n", "run `python docs/make_algorithms.py`"),
+    "adapters": ("models.md", "{name}", "describe it there"),
+    "models": ("models.md", "{name}", "describe it there"),
     "data": ("data.md", "`{name}`", "describe it there"),
-    "models": ("models.md", "`{name}`", "describe it there"),
-    "objectives": ("data.md", "`{name}`", "describe it there"),
     "partitioners": ("data.md", "`{name}`", "describe it there"),
 }
 REGISTERED = [(registry, name) for registry, spec in REGISTRIES.items() for name in spec.components]

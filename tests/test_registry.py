@@ -1,4 +1,4 @@
-"""Shelves: every name leads to the component that is written there, and only to that."""
+"""Registries: every name leads to its component, and back."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from simfl.config.registries import REGISTRIES
 from simfl.registry import Registry
 
 
-@pytest.mark.parametrize("shelf", REGISTRIES)
-def test_every_name_leads_to_where_its_component_is_written_and_back(shelf):
-    table = REGISTRIES[shelf].components
+@pytest.mark.parametrize("registry", REGISTRIES)
+def test_every_registered_name_leads_to_its_component_and_back(registry):
+    table = REGISTRIES[registry].components
     assert len(table) == len(list(table)) > 2
     for name, component in table.items():
-        assert issubclass(component, REGISTRIES[shelf].kind)
+        assert issubclass(component, REGISTRIES[registry].kind)
         assert table.locations[name] == f"{component.__module__}:{component.__qualname__}"
         assert table.name_of(component) == name
 
 
-def test_a_component_that_is_not_of_the_shelf_has_no_name_there():
+def test_an_unregistered_component_has_no_name():
     table: Registry[object] = Registry({"path": "pathlib:Path"})
     assert table.name_of(int) is None
     assert "int" not in table
@@ -29,7 +29,7 @@ def test_a_component_that_is_not_of_the_shelf_has_no_name_there():
         table["int"]
 
 
-def test_a_component_is_imported_when_it_is_asked_for_and_no_other():
+def test_a_component_is_imported_on_first_lookup_and_no_other():
     code = """
 import sys
 from simfl.data import DATA

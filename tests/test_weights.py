@@ -18,7 +18,7 @@ rows = st.lists(st.one_of(st.none(), floats), max_size=40)
 
 
 def bits(weights):
-    return None if weights is None else {name: (t.dtype, W.raw_bytes(t).tobytes()) for name, t in weights.items()}
+    return None if weights is None else {name: (t.dtype, W.to_raw_bytes(t).tobytes()) for name, t in weights.items()}
 
 
 def item(value):
@@ -33,7 +33,7 @@ def test_tree_sum_adds_pairs_and_carries_an_odd_last():
     assert sum(torch.tensor(v) for v in values).item() == 3.25
 
 
-def test_a_missing_position_adds_nothing_and_nothing_sums_to_none():
+def test_tree_sum_skips_empty_positions_and_sums_none_to_none():
     negative_zero = {"w": torch.tensor(-0.0)}
     assert bits(W.tree_sum([None, negative_zero, None])) == bits(negative_zero)  # −0 + 0 would be +0
     assert W.tree_sum([None, None]) is None
@@ -42,7 +42,7 @@ def test_a_missing_position_adds_nothing_and_nothing_sums_to_none():
 
 @given(rows, st.integers(0, 5))
 @settings(deadline=None)
-def test_sums_of_aligned_blocks_sum_to_the_same_bits(values, log_width):
+def test_sums_of_aligned_blocks_are_bit_identical(values, log_width):
     items, width = [item(v) for v in values], 2**log_width
     blocks = [W.tree_sum(items[start : start + width]) for start in range(0, len(items), width)]
     assert bits(W.tree_sum(blocks)) == bits(W.tree_sum(items))
@@ -50,7 +50,7 @@ def test_sums_of_aligned_blocks_sum_to_the_same_bits(values, log_width):
 
 @given(rows, st.lists(st.integers(0, 3), min_size=20, max_size=20))
 @settings(deadline=None)
-def test_blocks_of_different_aligned_sizes_sum_to_the_same_bits(values, splits):
+def test_sums_of_aligned_blocks_of_different_sizes_are_bit_identical(values, splits):
     items = [item(v) for v in values]
 
     def node(start, width, depth=0):
@@ -67,13 +67,13 @@ def test_blocks_of_different_aligned_sizes_sum_to_the_same_bits(values, splits):
 
 @given(st.lists(floats, min_size=1, max_size=40))
 @settings(deadline=None)
-def test_stack_sum_has_the_bits_of_tree_sum(values):
+def test_stack_sum_is_bit_identical_to_tree_sum(values):
     items = [item(v) for v in values]
     stacked = {"w": torch.stack([i["w"] for i in items])}
     assert bits(W.stack_sum(stacked)) == bits(W.tree_sum(items))
 
 
-def test_adding_other_names_is_an_error():
+def test_add_refuses_different_names():
     with pytest.raises(AssertionError, match="b"):
         W.add({"a": torch.ones(1)}, {"a": torch.ones(1), "b": torch.ones(1)})
 
@@ -85,7 +85,7 @@ def test_norm_is_over_all_tensors():
     assert W.norm({}).item() == 0.0
 
 
-def test_squared_norm_has_the_same_bits_in_any_order_of_names():
+def test_squared_norm_is_bit_identical_for_any_order_of_names():
     weights = {str(i): torch.tensor([10.0 ** (i % 7 - 3)]) for i in range(50)}
     backwards = dict(reversed(weights.items()))
     assert torch.equal(W.squared_norm(weights), W.squared_norm(backwards))
@@ -106,26 +106,26 @@ def test_scale_and_subtract():
 NAMES = ["encoder.0.weight", "encoder.0.bias", "head.weight"]
 
 
-def test_select_keeps_order_and_leaves_out_the_excluded():
-    assert W.select(NAMES, ["head.*", "encoder.*"], ["*.bias"]) == ["encoder.0.weight", "head.weight"]
-    assert W.select(NAMES, []) == []
+def test_select_names_keeps_the_order_and_drops_excluded_names():
+    assert W.select_names(NAMES, ["head.*", "encoder.*"], ["*.bias"]) == ["encoder.0.weight", "head.weight"]
+    assert W.select_names(NAMES, []) == []
 
 
 @pytest.mark.parametrize(("include", "exclude"), [(["haed.*"], []), (["*"], ["haed.*"])])
 def test_a_glob_without_a_match_names_the_nearest_tensor(include, exclude):
     with pytest.raises(ConfigError) as error:
-        W.select(NAMES, include, exclude, where="phases.0.train")
+        W.select_names(NAMES, include, exclude, where="phases.0.train")
     assert str(error.value) == "phases.0.train: 'haed.*' matches no tensor; nearest: 'head.weight'"
 
 
-def test_sha256_is_of_names_dtypes_shapes_and_bytes():
+def test_sha256_covers_names_dtypes_shapes_and_bytes():
     weights = {"b": torch.tensor(3), "a": torch.tensor([[1.0, -2.0]])}
     text = b'["a", "float32", [1, 2]]\n' + bytes.fromhex("0000803f 000000c0")
     text += b'["b", "int64", []]\n' + (3).to_bytes(8, "little")
     assert W.sha256(weights) == hashlib.sha256(text).hexdigest()
 
 
-def test_sha256_tells_apart_what_differs_and_sees_through_layout():
+def test_sha256_ignores_memory_layout_only():
     x = torch.arange(6.0).reshape(2, 3)
     assert W.sha256({"x": x.t()}) == W.sha256({"x": x.t().contiguous()})
     others = [{"x": x.reshape(3, 2)}, {"y": x}, {"x": x.double()}, {"x": x.int()}, {"x": x + 1}, {}]
@@ -159,12 +159,12 @@ def odd_strides():
     return {"one": one, "none of three": none}
 
 
-def test_a_file_gives_back_bits_and_order_and_the_library_reads_it(tmp_path):
+def test_a_safetensors_file_restores_bits_and_order_and_is_read_by_the_library(tmp_path):
     weights = every_dtype()
     file = io.BytesIO()
     W.write_safetensors(weights, file)
     (tmp_path / "w").write_bytes(file.getvalue())
-    back = W.load(tmp_path / "w")
+    back = W.load_safetensors(tmp_path / "w")
     assert list(back) == list(weights)
     assert bits(back) == bits(weights)
     assert bits(library_load(file.getvalue())) == bits(weights)
@@ -172,19 +172,19 @@ def test_a_file_gives_back_bits_and_order_and_the_library_reads_it(tmp_path):
 
 
 @pytest.mark.parametrize("cut", [0, 7, 40, -1])
-def test_a_cut_file_is_a_value_error(tmp_path, cut):
+def test_a_truncated_safetensors_file_is_a_value_error(tmp_path, cut):
     file = io.BytesIO()
     W.write_safetensors(every_dtype(), file)
     (tmp_path / "w").write_bytes(file.getvalue()[:cut])
-    with pytest.raises(ValueError, match="not a whole safetensors file"):
-        W.load(tmp_path / "w")
+    with pytest.raises(ValueError, match="not a complete safetensors file"):
+        W.load_safetensors(tmp_path / "w")
 
 
 @pytest.mark.parametrize("dtype", list(W.DTYPES))
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
-def test_raw_bytes_make_the_tensor_again_without_a_copy(dtype, shape):
+def test_from_raw_bytes_restores_the_tensor_without_a_copy(dtype, shape):
     tensor = torch.ones(shape).to(dtype)
-    values = W.raw_bytes(tensor)
+    values = W.to_raw_bytes(tensor)
     values.setflags(write=False)
     again = W.from_raw_bytes(values, tensor.dtype, tuple(tensor.shape))
     assert bits({"w": again}) == bits({"w": tensor})

@@ -52,7 +52,7 @@ def test_one_part_sends_deltas_and_another_whole_weights(tmp_path: Path) -> None
     run(experiment("scaffold", codec=codec, rounds=3, participation=1.0), tmp_path)
     found = sizes(tmp_path)
     assert found["download", "weights"] == {4 * VALUES}
-    assert found["download", "control"] == {4 * VALUES, VALUES + 4 * 4}  # the whole at the first visit, then changes
+    assert found["download", "control"] == {4 * VALUES, VALUES + 4 * 4}  # whole weights in the first download, then deltas
 
 
 YAML = {

@@ -44,7 +44,7 @@ def weights() -> list[Tensor]:
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES)
-def test_they_step_as_torch_does_to_the_bit(name, settings):
+def test_foreach_optimizers_are_bit_identical_to_torch(name, settings):
     mine, theirs = weights(), weights()
     optimizer = LocalOptimizer(name, settings).build([{"params": mine}], 0.1)
     assert isinstance(optimizer, (Adam, PlainSgd))
@@ -53,17 +53,17 @@ def test_they_step_as_torch_does_to_the_bit(name, settings):
 
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"weight_decay": 0.1}, {"maximize": True}])
-def test_sgd_with_anything_more_is_torchs(settings):
+def test_sgd_with_any_setting_uses_torchs_class(settings):
     optimizer = LocalOptimizer("sgd", settings).build(weights(), 0.1)
     assert isinstance(optimizer, torch.optim.SGD)
 
 
-def test_settings_out_of_range_are_refused_by_torchs_check():
+def test_foreach_optimizers_refuse_settings_by_torchs_check():
     with pytest.raises(ValueError, match="Invalid beta parameter at index 0"):
         LocalOptimizer("adamw", {"betas": (1.5, 0.9)}).build([], 0.1)
 
 
-def test_a_step_does_not_import_torchs_compiler():
+def test_a_foreach_step_does_not_import_torchs_compiler():
     script = (
         "import sys, torch; from simfl.optimizers.local import LocalOptimizer\n"
         "w = torch.zeros(2); o = LocalOptimizer('adamw').build([w], 0.1); w.grad = torch.ones(2); o.step()\n"

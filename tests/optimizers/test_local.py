@@ -1,4 +1,4 @@
-"""Local optimizers: settings, and one optimizer for many clients against one for each."""
+"""Local optimizers: settings, and one optimizer for stacked clients against one for each."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ACTIVE = [[True, True, True], [True, True, True], [False, True, True]]
 
 
 @pytest.mark.parametrize("name", STACKED + ALONE)
-def test_many_clients_with_rates_of_their_own_step_as_each_would_alone(name: str) -> None:
+def test_stacked_clients_with_different_rates_step_as_each_alone(name: str) -> None:
     settings = {"momentum": 0.9, "weight_decay": 0.01} if name == "sgd" else {}
     together = weights()
     stepper = StackedOptimizer(local(name, **settings), together, [{}, {}, {}])
@@ -51,7 +51,7 @@ def test_many_clients_with_rates_of_their_own_step_as_each_would_alone(name: str
 
 
 @pytest.mark.parametrize("name", [*STACKED, *ALONE])
-def test_kept_state_goes_on_where_it_stopped(name: str) -> None:
+def test_kept_optimizer_state_continues(name: str) -> None:
     settings = {"momentum": 0.9} if name == "sgd" else {}
     whole, parts, grads = weights(), weights(), gradients(4)
     stepper = StackedOptimizer(local(name, **settings), whole, [{}, {}, {}])
@@ -66,15 +66,15 @@ def test_kept_state_goes_on_where_it_stopped(name: str) -> None:
     assert_close(parts, whole)
 
 
-def test_clients_that_kept_different_numbers_of_steps_are_stepped_one_by_one() -> None:
-    def visited(steps: int) -> dict:
+def test_clients_with_different_step_counts_are_stepped_one_by_one() -> None:
+    def state_after(steps: int) -> dict:
         own = {n: t[:1].clone() for n, t in weights().items()}
         stepper = StackedOptimizer(local("adam"), own, [{}])
         for gradient in gradients(steps):
             stepper.step({n: g[:1] for n, g in gradient.items()}, [True], [0.1])
         return stepper.states()[0]
 
-    stepper = StackedOptimizer(local("adam"), weights(), [visited(1), visited(3), {}])
+    stepper = StackedOptimizer(local("adam"), weights(), [state_after(1), state_after(3), {}])
     assert not stepper.stacked
     stepper.step(gradients(1)[0], [True] * 3, [0.1] * 3)
     assert [int(next(iter(state["step"].values()))) for state in stepper.states()] == [2, 4, 1]
@@ -92,7 +92,7 @@ def test_steps_of_stackable_optimizers_are_proportional_to_the_rate(name: str) -
     assert_close(moved[1], 2.0 * moved[0])
 
 
-def test_an_unknown_optimizer_or_setting_is_one_line() -> None:
+def test_an_unknown_optimizer_or_setting_is_refused_in_one_line() -> None:
     with pytest.raises(ConfigError, match="optimizer: unknown 'shampo'; did you mean 'shampoo'"):
         LocalOptimizer("shampo")
     with pytest.raises(ConfigError, match=r"optimizer\.momentun: sgd has no such setting; did you mean 'momentum'"):

@@ -23,26 +23,26 @@ def close(a, b):
     torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
 
 
-def test_sgd_with_rate_one_is_federated_averaging():
+def test_server_sgd_with_rate_one_is_federated_averaging():
     assert run(Sgd(), [C, C])[0].tolist() == [2.0, -3.0, 1.0]
     assert run(Sgd(learning_rate=0.5), [C])[0].tolist() == [1.25, 0.0, 1.0]
 
 
-def test_momentum_as_moving_average():
+def test_server_momentum_as_moving_average():
     # m_t = (1 − beta^t) c, so w_T = w_0 + eta Σ (1 − beta^t) c; beta .9, T 3: Σ = .1 + .19 + .271 = .561
     w, state = run(Momentum(beta=0.9, learning_rate=2.0), [C] * 3)
     close(w, START + 2.0 * 0.561 * C)
     close(state["momentum"]["w"], 0.271 * C)
 
 
-def test_momentum_as_sum():
+def test_server_momentum_as_sum():
     # m: 1, 1.9, 2.71 times c; their sum is 5.61
     w, state = run(Momentum(beta=0.9, form="sum"), [C] * 3)
     close(w, START + 5.61 * C)
     close(state["momentum"]["w"], 2.71 * C)
 
 
-def test_momentum_with_beta_zero_is_sgd():
+def test_server_momentum_with_beta_zero_is_sgd():
     for form in ("ema", "sum"):
         assert torch.equal(run(Momentum(beta=0.0, form=form), [C, -C, C])[0], run(Sgd(), [C, -C, C])[0])
 
@@ -54,7 +54,7 @@ def test_the_printed_rate_of_fedavgm_hardly_moves_the_model():
 
 
 @pytest.mark.parametrize("t", [1, 2, 5])
-def test_adam_under_a_constant_delta(t):
+def test_fedadam_under_a_constant_delta(t):
     # m_t = (1 − .9^t) c, v_t = .99^t v0 + (1 − .99^t) c²
     w, state = run(Adam(learning_rate=0.1, tau=0.01, v0=0.25), [C] * t)
     m = [(1 - 0.9**s) * C for s in range(1, t + 1)]
@@ -64,7 +64,7 @@ def test_adam_under_a_constant_delta(t):
     close(w, START + sum(0.1 * a / (b.sqrt() + 0.01) for a, b in zip(m, v, strict=True)))
 
 
-def test_the_first_step_of_adam_is_a_sign_when_nothing_precedes_it():
+def test_the_first_step_of_fedadam_without_v0_is_a_sign():
     # v0 = 0, tau → 0: .1 c / √(.01 c²)
     w, _ = run(Adam(learning_rate=0.03, tau=1e-30, v0=0.0), [C])
     close(w, START + 0.03 * torch.sign(C))
@@ -77,24 +77,24 @@ def test_v_starts_at_tau_squared():
         close(state["second"]["w"], torch.full((3,), 0.01 * decay, dtype=torch.float64))
 
 
-def test_yogi_moves_v_towards_the_square_by_a_step_of_the_squares_size():
+def test_fedyogi_moves_v_by_a_step_of_the_size_of_the_square():
     # v0 = 1; c² = .25, 4, 0: v = 1 − .01·.25, 1 + .01·4, 1
     _, state = run(Yogi(v0=1.0), [C])
     close(state["second"]["w"], torch.tensor([0.9975, 1.04, 1.0], dtype=torch.float64))
 
 
-def test_yogi_from_zero_takes_adams_first_step():
+def test_fedyogi_from_zero_takes_the_first_step_of_fedadam():
     assert torch.equal(run(Yogi(v0=0.0), [C])[0], run(Adam(v0=0.0), [C])[0])
 
 
-def test_adagrad_sums_squares_and_has_no_momentum_by_default():
+def test_fedadagrad_sums_squares_and_has_no_momentum_by_default():
     # v_t = v0 + t c²; w = eta Σ c / (√v_t + tau)
     w, state = run(Adagrad(learning_rate=0.1, tau=0.5, v0=0.0), [C, C])
     close(state["second"]["w"], 2 * C**2)
     close(w, START + 0.1 * (C / (C.abs() + 0.5) + C / (2**0.5 * C.abs() + 0.5)))
 
 
-def test_eps_inside_the_root():
+def test_adaptive_optimizers_with_eps_inside_the_root():
     w, _ = run(Adam(learning_rate=1.0, tau=0.04, v0=0.0, eps_inside_root=True), [C])
     close(w, START + 0.1 * C / (0.01 * C**2 + 0.04).sqrt())
 
@@ -109,13 +109,13 @@ def test_bias_correction_makes_every_step_a_sign_under_a_constant_delta(name):
         close(run(optimizer, [C] * 4)[0], START + 0.4 * torch.sign(C))
 
 
-def test_bias_correction_of_adagrad_leaves_the_sum_alone():
+def test_bias_correction_of_fedadagrad_leaves_the_sum_unchanged():
     # m_1 / (1 − .9) = c, v_1 = c²
     w, _ = run(Adagrad(learning_rate=0.1, beta1=0.9, tau=1e-30, v0=0.0, bias_correction=True), [C])
     close(w, START + 0.1 * torch.sign(C))
 
 
-def test_adam_with_bias_correction_is_torchs():
+def test_fedadam_with_bias_correction_equals_torchs_adam():
     torch.manual_seed(0)
     deltas = list(torch.randn(6, 3, dtype=torch.float64))
     w = torch.nn.Parameter(START.clone())
@@ -130,7 +130,7 @@ every_optimizer = pytest.mark.parametrize("name", sorted(SERVER_OPTIMIZERS))
 
 
 @every_optimizer
-def test_a_step_changes_neither_weights_nor_state_in_place(name):
+def test_a_server_step_changes_nothing_in_place(name):
     optimizer, weights = SERVER_OPTIMIZERS[name](), {"w": torch.ones(2), "buffer": torch.tensor(3)}
     delta = {"w": torch.tensor([1.0, -1.0])}
     after, state = optimizer.step(weights, delta, {})
@@ -141,7 +141,7 @@ def test_a_step_changes_neither_weights_nor_state_in_place(name):
 
 
 @every_optimizer
-def test_weights_without_a_delta_stay_as_they_are(name):
+def test_weights_without_a_delta_are_unchanged(name):
     weights = {"counter": torch.tensor(3), "w": torch.ones(2)}
     after, _ = SERVER_OPTIMIZERS[name]().step(weights, {"w": torch.ones(2)}, {})
     assert list(after) == ["counter", "w"]
@@ -149,14 +149,14 @@ def test_weights_without_a_delta_stay_as_they_are(name):
 
 
 @every_optimizer
-def test_no_tensors_at_all_is_a_step_too(name):
+def test_a_server_step_without_tensors(name):
     optimizer = SERVER_OPTIMIZERS[name]()
     weights, state = optimizer.step({}, {}, {})
     assert optimizer.step(weights, {}, state)[0] == {}
 
 
 @every_optimizer
-def test_float32_stays_float32(name):
+def test_server_optimizers_keep_float32(name):
     optimizer, weights, state = SERVER_OPTIMIZERS[name](), {"w": torch.ones(2)}, {}
     for _ in range(2):
         weights, state = optimizer.step(weights, {"w": torch.ones(2)}, state)

@@ -1,4 +1,4 @@
-"""Shampoo against closed forms, its calendar, and blocks."""
+"""Shampoo against closed forms, its update intervals, and blocks."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_of_a_scalar_matrix_by_hand() -> None:
+def test_shampoo_step_of_a_scalar_matrix_by_hand() -> None:
     # L = R = 1 + 2² = 5 and L = R = 5 + 1² = 6: steps 2/√5 and 1/√6, as both roots together are the square root
     steps = [torch.tensor([[2.0]]), torch.tensor([[1.0]])]
     assert moved(steps, clip=None, rho=0.0, **ALWAYS).item() == pytest.approx(-(2 / 5**0.5 + 1 / 6**0.5))
 
 
-def test_of_diagonal_gradients_the_closed_form() -> None:
+def test_shampoo_closed_form_for_diagonal_gradients() -> None:
     # each entry on its own: g/√(1 + Σg² + rho)
     diagonals, rho = [random(4, seed=s) for s in range(3)], 0.01
     expected, squares = torch.zeros(4), torch.ones(4)
@@ -50,13 +50,13 @@ def test_of_diagonal_gradients_the_closed_form() -> None:
     assert_close(found, torch.diag(expected), atol=1e-5, rtol=1e-5)
 
 
-def test_a_vector_is_a_diagonal_matrix() -> None:
+def test_shampoo_treats_a_vector_as_a_diagonal_matrix() -> None:
     vectors = [random(4, seed=s) for s in range(3)]
     matrix = moved([torch.diag(g) for g in vectors], clip=None, **ALWAYS)
     assert_close(moved(vectors, clip=None, **ALWAYS), matrix.diagonal(), atol=1e-5, rtol=1e-5)
 
 
-def test_of_any_matrix_the_definition() -> None:
+def test_shampoo_equals_its_definition_for_any_matrix() -> None:
     g, rho = random(3, 5), 1e-4
     left, right = torch.eye(3) + g @ g.T + rho * torch.eye(3), torch.eye(5) + g.T @ g + rho * torch.eye(5)
 
@@ -67,17 +67,17 @@ def test_of_any_matrix_the_definition() -> None:
     assert_close(moved([g], clip=None, **ALWAYS), -root(left) @ g @ root(right), atol=1e-5, rtol=1e-5)
 
 
-def test_no_entry_moves_further_than_the_rate_times_the_clip() -> None:
+def test_shampoo_moves_no_entry_further_than_rate_times_clip() -> None:
     assert moved([100.0 * random(6, 6)], lr=0.5, clip=0.2).abs().max().item() == pytest.approx(0.1)
 
 
-def test_before_the_first_roots_it_is_clipped_sgd() -> None:
+def test_shampoo_is_clipped_sgd_before_the_first_roots() -> None:
     gradients = [random(3, 4, seed=s) for s in range(99)]
     expected = -0.01 * sum(g.clamp(-0.2, 0.2) for g in gradients)
     assert_close(moved(gradients, lr=0.01), expected)
 
 
-def test_statistics_every_ten_steps_and_roots_every_hundred() -> None:
+def test_shampoo_updates_statistics_every_ten_steps_and_roots_every_hundred() -> None:
     tensor = torch.zeros(2, 2)
     optimizer, state = Shampoo([tensor], lr=0.0), {}
     for step in range(1, 101):
@@ -89,13 +89,13 @@ def test_statistics_every_ten_steps_and_roots_every_hundred() -> None:
     assert state["left_root"][0, 0, 0, 0].item() == pytest.approx((11 + 1e-4) ** -0.25)  # 1 + 10 gradients of 1
 
 
-def test_a_moving_average_forgets() -> None:
+def test_shampoo_with_average_forgets_old_statistics() -> None:
     # L = .5·1 + .5·4 = 2.5, R the same: 2/√2.5
     step = moved([torch.tensor([[2.0]])], clip=None, rho=0.0, average=0.5, **ALWAYS)
     assert step.item() == pytest.approx(-2 / 2.5**0.5)
 
 
-def test_blocks_are_preconditioned_on_their_own() -> None:
+def test_shampoo_preconditions_each_block_separately() -> None:
     # 5 × 4 in blocks of at most 2: rows 2 2 1, columns 2 2
     gradients = [random(5, 4, seed=s) for s in range(2)]
     whole = moved(gradients, clip=None, block=2, **ALWAYS)
@@ -108,7 +108,7 @@ def test_blocks_are_preconditioned_on_their_own() -> None:
 @pytest.mark.parametrize("shape", [(7,), (5, 4), (3, 2, 3, 3), (1, 9), (4, 1)])
 @pytest.mark.parametrize("block", [2, 3, 100])
 @pytest.mark.parametrize("lead", [0, 1])
-def test_blocks_join_to_what_was_cut(shape: tuple[int, ...], block: int, lead: int) -> None:
+def test_layout_join_undoes_cut(shape: tuple[int, ...], block: int, lead: int) -> None:
     tensor = random(*(2,) * lead, *shape)
     layout = Layout(tensor.shape, block, lead)
     blocks = layout.cut(tensor)
@@ -117,7 +117,7 @@ def test_blocks_join_to_what_was_cut(shape: tuple[int, ...], block: int, lead: i
         assert max(blocks.shape[-2:]) <= block
 
 
-def test_stacked_clients_step_as_each_would_alone() -> None:
+def test_shampoo_steps_stacked_clients_as_each_alone() -> None:
     settings = {"statistics_every": 2, "roots_every": 3, "block": 3}
     local = Local(optimizer=LocalOptimizer("shampoo", settings), learning_rate=0.1)
     together = {"w": random(3, 4, 5), "b": random(3, 4)}
@@ -137,7 +137,7 @@ def test_stacked_clients_step_as_each_would_alone() -> None:
         assert_close(stepper.states()[k], singles[k].states()[0], atol=1e-4, rtol=1e-4)
 
 
-def test_preconditioners_stay_with_the_client_and_never_travel(tmp_path: Path) -> None:
+def test_shampoo_state_stays_on_the_client(tmp_path: Path) -> None:
     shampoo = LocalOptimizer("shampoo", {"statistics_every": 1, "roots_every": 2})
     given = experiment(optimizer=shampoo, learning_rate=0.1, keep_optimizer=True, participation=1.0)
     run(given, tmp_path)
@@ -145,7 +145,7 @@ def test_preconditioners_stay_with_the_client_and_never_travel(tmp_path: Path) -
     memory = found.snapshot().client_state(1)
     state = FileClientStore(tmp_path / "client_states").get(memory)
     assert state["optimizer0:left"]["head.weight"].shape == (1, 1, 5, 5)
-    assert state["optimizer0:step"]["head.weight"].item() == 15  # 3 visits of 40 examples in batches of 8
+    assert state["optimizer0:step"]["head.weight"].item() == 15  # 3 client updates of 40 examples in batches of 8
     sent = {(row["part"], row["floats"]) for row in found.ledger().to_pylist()}
     assert sent == {("weights", 12 * 16 + 16 + 16 * 5 + 5)}
 
