@@ -21,77 +21,87 @@ SAME = "–"
 
 @dataclass(frozen=True)
 class Figure:
-    """A published number, and the same number in the plan of an experiment."""
+    """A published figure and the function that reads it from the plan of an experiment."""
 
-    experiment: str  # path under experiments/ without suffix, `:RUN` for a run of a sweep, then overrides
-    what: str
+    experiment: str  # path under experiments/ without suffix; `:RUN` for a run of a sweep; overrides after spaces
+    name: str
     published: str
-    here: Callable[[RunPlan], str]
-    why: str = SAME  # reason for a difference
+    computed: Callable[[RunPlan], str]
+    reason: str = SAME  # of a difference
 
 
 def message(found: RunPlan) -> str:
+    """Return the payload bytes of an upload of the last phase."""
     return f"{found.phases[-1].message['upload']['bytes']:,} B"
 
 
 def charged(found: RunPlan) -> str:
+    """Return the charged bytes per message."""
     return f"{found.charged['upload'] * 2 // found.messages:,} B"
 
 
 def gib(found: RunPlan) -> str:
+    """Return the charged bytes of the run in GiB."""
     return f"{found.charged['total'] / 2**30:.3f} GiB"
 
 
 def mb(found: RunPlan) -> str:
+    """Return the payload bytes of the run in MB."""
     return f"{found.bytes['total'] / 1e6:.2f} MB"
 
 
 def gb(found: RunPlan) -> str:
+    """Return the payload bytes of the run in GB."""
     return f"{found.bytes['total'] / 1e9:.2f} GB"
 
 
 def mib(found: RunPlan) -> str:
+    """Return the payload bytes of an upload of the last phase in MiB."""
     return f"{found.phases[-1].message['upload']['bytes'] / 2**20:.2f} MiB"
 
 
 def shared(found: RunPlan) -> str:
+    """Return the number of shared values, in millions."""
     return f"{found.model['shared'] / 1e6:.2f} M"
 
 
 def trained(found: RunPlan) -> str:
+    """Return the number of trained values, in millions."""
     return f"{found.model['trained'] / 1e6:.2f} M"
 
 
 def sigma(found: RunPlan) -> str:
+    """Return the noise multiplier."""
     assert found.privacy is not None
     return f"{found.privacy.noise_multiplier:.4f}"
 
 
 def clients(found: RunPlan) -> str:
+    """Return the number of clients of each size, in the order of the sizes."""
     sizes = found.sizes.sizes.tolist()
     return " / ".join(str(sizes.count(size)) for size in dict.fromkeys(sizes))
 
 
-GIBIBYTES = "The competition's GB are GiB, cut after two digits; its log counts the word embedding under three names."
-ASTER = "Printed MB are MiB, and some .35 more than weights and running statistics."
-ALBEF = "Printed with the head of .62 M, which is personal and never sent."
-VILT = "The printed 100 % is nearest to layers and patches alone (87.41 M); here all but the head are shared."
-VAULT = "Printed with the heads, BERT's pooler and ViLT's words, which are not used."
-SIGMA = "The kit's value costs epsilon {}, which is over its budget; here sigma is computed from epsilon."
+GIBIBYTES = "The competition's GB are GiB, cut to two digits; its log counts the word embedding under three names."
+ASTER = "The printed MB are MiB, about .35 more than weights and running statistics."
+ALBEF = "The paper counts the head of .62 M, which is personal and never sent."
+VILT = "The paper's 100 % is close to layers and patches (87.41 M); simfl shares all parameters except the head."
+VAULT = "The paper counts the heads, BERT's pooler and ViLT's word embedding, which are not used."
+SIGMA = "The kit's value costs epsilon {}, which exceeds its budget; simfl computes sigma from epsilon."
 
 FIGURES = (
-    Figure("pfl_docvqa/track1_baseline", "a message, charged", "1.12 GB", charged, GIBIBYTES),
-    Figure("pfl_docvqa/track1_baseline", "a message, tied weights once", "1.0 GB", message),
+    Figure("pfl_docvqa/track1_baseline", "message, charged", "1.12 GB", charged, GIBIBYTES),
+    Figure("pfl_docvqa/track1_baseline", "message, tied weights counted once", "1.0 GB", message),
     Figure("pfl_docvqa/track1_baseline", "total", "44.65 GB", gib, GIBIBYTES),
-    Figure("pfl_docvqa/track1_lora", "a message", "13.68 MB", message),
+    Figure("pfl_docvqa/track1_lora", "message", "13.68 MB", message),
     Figure("pfl_docvqa/track1_lora", "total", "0.38 GB", mb),
-    Figure("pfl_docvqa/track1_lora model.adapters.rank=8", "a message", "not printed", message),
+    Figure("pfl_docvqa/track1_lora model.adapters.rank=8", "message", "not printed", message),
     Figure("pfl_docvqa/track1_tuned", "total", "55 MB", mb),
-    Figure("pfl_docvqa/track1_nf4", "a message", "1.92 MB", message),
+    Figure("pfl_docvqa/track1_nf4", "message", "1.92 MB", message),
     Figure("pfl_docvqa/track1_nf4", "total", "7.7 MB", mb),
     Figure(
         "pfl_docvqa/track1_fedshampoo", "total", "10.01 GB", gib,
-        "Cut after two digits; it fits if the embedding and both box tables are frozen and not charged.",
+        "Truncated to two digits; it matches if the embedding and both box tables are frozen and not charged.",
     ),
     Figure("pfl_docvqa/track2_baseline", "total", "22.32 GB", gib, GIBIBYTES),
     Figure("pfl_docvqa/track2_baseline", "sigma, epsilon 1", "1.145", sigma, SIGMA.format("1.0057")),
@@ -99,23 +109,23 @@ FIGURES = (
     Figure("pfl_docvqa/track2_baseline privacy.epsilon=8", "sigma, epsilon 8", "0.468", sigma, SIGMA.format("8.0039")),
     Figure(
         "fedocvqa/fedavg_k10", "trained", "220 M", trained,
-        "Printed are T5-base's; patches (.59), box tables (1.57), a token, two tables of distance come on top.",
+        "The paper prints the size of T5-base; simfl adds patches (.59), box tables (1.57), a token, distance tables.",
     ),
     Figure("fedocvqa/fedavg_k3", "clients of WTQ / DocVQA / TabFact", "1 / 1 / 1", clients),
     Figure("fedocvqa/fedavg_k10", "clients of WTQ / DocVQA / TabFact", "1 / 4 / 5", clients),
     Figure("fedocvqa/fedavg_k30", "clients of WTQ / DocVQA / TabFact", "2 / 13 / 15", clients),
     Figure("fedocvqa/fedavg_k10", "total, C = 1", "not printed", gb),
-    Figure("fedocvqa/fsp_k3", "total, C = 1", "not printed", gb, "Ten rounds of self-pretraining send as much again."),
+    Figure("fedocvqa/fsp_k3", "total, C = 1", "not printed", gb, "Ten rounds of self-pretraining account for half of it."),
     Figure("fedocr/real_aster", "values", "20.99 M", shared),
-    Figure("fedocr/real_aster", "a message", "80.52 MB", mib, ASTER),
+    Figure("fedocr/real_aster", "message", "80.52 MB", mib, ASTER),
     Figure("fedocr/real_hash_1", "values", "13.34 M", shared),
-    Figure("fedocr/real_hash_1", "a message", "51.37 MB", mib, ASTER),
+    Figure("fedocr/real_hash_1", "message", "51.37 MB", mib, ASTER),
     Figure("fedocr/real_hash_1_2", "values", "6.70 M", shared),
-    Figure("fedocr/real_hash_1_2", "a message", "26.05 MB", mib, ASTER),
+    Figure("fedocr/real_hash_1_2", "message", "26.05 MB", mib, ASTER),
     Figure("fedocr/real_hash_1_4", "values", "3.38 M", shared),
-    Figure("fedocr/real_hash_1_4", "a message", "13.38 MB", mib, ASTER),
+    Figure("fedocr/real_hash_1_4", "message", "13.38 MB", mib, ASTER),
     Figure("fedocr/real_hash_1_8", "values", "1.72 M", shared),
-    Figure("fedocr/real_hash_1_8", "a message", "7.05 MB", mib, ASTER),
+    Figure("fedocr/real_hash_1_8", "message", "7.05 MB", mib, ASTER),
     Figure("fedvqa/gqa_fedavg", "trained", "not printed", trained, "Three layers and a classifier of 1642 answers."),
     Figure("fedvqa/gqa_fedavg", "total", "not printed", gb),
     Figure("feddat/domain:vilt_lora", "values per message", ".60 M", shared, "LoRA .59, and the biases of q and v."),
@@ -150,12 +160,12 @@ def planned(experiment: str) -> RunPlan:
 
 def table() -> str:
     """Return the table, in the order of the papers."""
-    lines = ["| experiment | figure | published | here | reason for a difference |", "|---|---|---:|---:|---|"]
+    lines = ["| experiment | figure | published | simfl | reason for a difference |", "|---|---|---:|---:|---|"]
     for figure in FIGURES:
         name, *overrides = figure.experiment.split(" ")
         shown = f"`{name}`" + "".join(f" `{text}`" for text in overrides)
-        here = figure.here(planned(figure.experiment))
-        lines.append(f"| {shown} | {figure.what} | {figure.published} | {here} | {figure.why} |")
+        computed = figure.computed(planned(figure.experiment))
+        lines.append(f"| {shown} | {figure.name} | {figure.published} | {computed} | {figure.reason} |")
     return "\n".join(lines) + "\n"
 
 
