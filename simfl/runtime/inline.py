@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 
 from simfl.aggregation.round import CohortResult
@@ -17,7 +18,6 @@ from simfl.runtime.worker import Worker, WorkerConfig
 from simfl.training.data_parallel import MicroBatch, PartialGradient, SharedStepInputs
 from simfl.training.plan import CohortPlan, NextRound, no_next_round
 
-Plan = TypeVar("Plan", CohortPlan, EvaluationPlan)
 Result = TypeVar("Result", CohortResult, Scores)
 
 
@@ -88,11 +88,9 @@ class InlinePool:
         self, plans: Sequence[CohortPlan], received: Parts, costs: Sequence[float], next_round: NextRound
     ) -> Iterator[CohortResult]:
         """Train cohorts one after the other; the last one prepares the next round."""
-
-        def train(plan: CohortPlan, received: Parts) -> CohortResult:
-            return self.worker.train(plan, received, next_round if plan is plans[-1] else no_next_round)
-
-        return self._run_all(train, plans, received, cohort_names(plans))
+        prepare = [*[no_next_round] * (len(plans) - 1), next_round]
+        tasks = [partial(self.worker.train, plan, received, ahead) for plan, ahead in zip(plans, prepare, strict=False)]
+        return self._run(tasks, cohort_names(plans))
 
     def probe(self, request: ProbeRequest, received: Parts) -> ProbeResult:
         """Try execution modes of training."""
@@ -104,27 +102,28 @@ class InlinePool:
 
     def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> Callable[[], list[Scores]]:
         """Return a function that evaluates the shards, since nothing can run in the background."""
-        return lambda: list(self._run_all(self.worker.evaluate, plans, received, shard_names(plans)))
+        tasks = [partial(self.worker.evaluate, plan, received) for plan in plans]
+        return lambda: list(self._run(tasks, shard_names(plans)))
 
-    def _run_all(
-        self, run: Callable[[Plan, Parts], Result], plans: Sequence[Plan], received: Parts, names: Sequence[str]
-    ) -> Iterator[Result]:
+    def _run(self, tasks: Sequence[Callable[[], Result]], names: Sequence[str]) -> Iterator[Result]:
+        """Run tasks one after the other; one that runs out of memory is run a second time."""
         began = time.perf_counter()
-        for plan, name in zip(plans, names, strict=True):
-            queue = time.perf_counter() - began
-            result = self._run(run, plan, received, name)
+        for task, name in zip(tasks, names, strict=True):
+            queue, cause = time.perf_counter() - began, None
+            try:
+                result = task()
+            except OutOfMemory as error:
+                cause = str(error)  # the exception itself would keep the tensors alive that did not fit
+            if cause is not None:
+                result = self._run_again(task, name, cause)
             result.clock.add("queue", queue)
             yield result
 
-    def _run(self, run: Callable[[Plan, Parts], Result], plan: Plan, received: Parts, name: str) -> Result:
-        """Run a task; if it runs out of memory, free all unused memory and try once more."""
-        try:
-            return run(plan, received)
-        except OutOfMemory as error:
-            cause = str(error)  # the exception itself would keep the tensors alive that did not fit
+    def _run_again(self, task: Callable[[], Result], name: str, cause: str) -> Result:
+        """Free all unused memory and run a task again."""
         self.worker.free_memory()
         try:
-            return run(plan, received)
+            return task()
         except OutOfMemory:
             raise OutOfMemory(f"out of memory on {name}, tried twice: {cause}") from None
 
