@@ -195,7 +195,7 @@ class Tracking:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Experiment: one run."""
+    """One run: data, partition, model, training phases, and all other settings."""
 
     name: FileName  # name of the run and of its folder
     data: Data  # data set

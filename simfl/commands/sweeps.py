@@ -41,7 +41,9 @@ def table_target(marker_default: str) -> options.Decorator:
 )
 @click.option("--resume", is_flag=True, help="Skip finished runs, resume interrupted runs, retry failed runs.")
 @options.placement(
-    "ray", "ray: one run per CPU or GPU; inline: one after another in this process.", "Concurrent runs, with Ray."
+    "ray",
+    "ray: one run per CPU or GPU; inline: one after another in this process; auto: as in `simfl run`.",
+    "Concurrent runs, with Ray.",
 )
 @click.option("--only", multiple=True, metavar="PATTERN", help="Only runs with these names, e.g. 'fedprox*'.")
 @click.option("--list", "as_list", is_flag=True, help="List the names of the runs without running them.")

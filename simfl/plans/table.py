@@ -75,7 +75,7 @@ def _in_units(counts: Counts, mode: str) -> tuple[str, str, str]:
 def _resources(plan: RunPlan, speed: MeasuredSpeed | None) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     model = ", ".join(f"{value:,} {name}" for name, value in plan.model.items())
-    table.add_row("parameters", model)
+    table.add_row("model", model)
     table.add_row("messages", _num_messages(plan))
     table.add_row("local steps", _steps(plan))
     if speed is not None and plan.steps is not None:
