@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from simfl import __version__
-from simfl.commands.machine import OK, PROBLEM, WARNING, Finding, cpus, disks, gpus, memory, open_files
+from simfl.commands.machine import OK, PROBLEM, WARNING, MachineFinding, cpus, disks, gpus, memory, open_files
 from simfl.formatting import format_bytes, format_duration
 from simfl.runtime.ray.cluster import survey
 
@@ -22,24 +22,32 @@ OPTIONAL = ("wandb", "tensorboard", "scikit-learn")  # needed only by runs that 
 VERSIONS = ("python", "torch", "simfl")  # must be equal on all machines
 
 
-def examine(out: Path, ray: bool = True, address: str | None = None) -> list[Finding]:
+def examine(out: Path, ray: bool = True, address: str | None = None) -> list[MachineFinding]:
     """Run all checks, in the order of the output; `out` is the folder of runs, `address` that of a Ray cluster."""
-    checks: list[Iterable[Finding]] = [versions(), cpus(), memory(), open_files(), gpus(), disks(out), accounts()]
+    checks: list[Iterable[MachineFinding]] = [
+        versions(),
+        cpus(),
+        memory(),
+        open_files(),
+        gpus(),
+        disks(out),
+        accounts(),
+    ]
     found = [finding for check in checks for finding in check]
     return found + (list(ray_view(address)) if ray else [])
 
 
-def versions() -> Iterator[Finding]:
+def versions() -> Iterator[MachineFinding]:
     """Check the versions of Python, simfl and its dependencies."""
-    yield Finding("versions", "python", platform.python_version())
-    yield Finding("versions", "simfl", __version__)
+    yield MachineFinding("versions", "python", platform.python_version())
+    yield MachineFinding("versions", "simfl", __version__)
     for name in LIBRARIES:
         try:
-            yield Finding("versions", name, metadata.version(name))
+            yield MachineFinding("versions", name, metadata.version(name))
         except metadata.PackageNotFoundError:
-            yield Finding("versions", name, "missing", PROBLEM, f"pip install {name}")
+            yield MachineFinding("versions", name, "missing", PROBLEM, f"pip install {name}")
     found = {d.metadata["Name"]: d.version for d in map(_distribution, OPTIONAL) if d is not None}
-    yield Finding("versions", "optional", ", ".join(f"{n} {found.get(n, 'missing')}" for n in OPTIONAL))
+    yield MachineFinding("versions", "optional", ", ".join(f"{n} {found.get(n, 'missing')}" for n in OPTIONAL))
 
 
 def _distribution(name: str) -> metadata.Distribution | None:
@@ -49,13 +57,13 @@ def _distribution(name: str) -> metadata.Distribution | None:
         return None
 
 
-def accounts() -> Iterator[Finding]:
+def accounts() -> Iterator[MachineFinding]:
     """Check the settings of Weights & Biases and the Hugging Face hub."""
     mode, key = os.environ.get("WANDB_MODE"), "WANDB_API_KEY" in os.environ or _in_netrc("api.wandb.ai")
     text = f"WANDB_MODE {mode}" if mode else "WANDB_MODE not set"
-    yield Finding("accounts", "W&B", f"{text}; {'API key found' if key else 'no API key, runs stay offline'}")
+    yield MachineFinding("accounts", "W&B", f"{text}; {'API key found' if key else 'no API key, runs stay offline'}")
     offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0", "false", "False")
-    yield Finding("accounts", "Hugging Face", "offline (HF_HUB_OFFLINE)" if offline else "online")
+    yield MachineFinding("accounts", "Hugging Face", "offline (HF_HUB_OFFLINE)" if offline else "online")
 
 
 def _in_netrc(host: str) -> bool:
@@ -65,28 +73,28 @@ def _in_netrc(host: str) -> bool:
         return False
 
 
-def ray_view(address: str | None) -> Iterator[Finding]:
+def ray_view(address: str | None) -> Iterator[MachineFinding]:
     """Check Ray's resources, and compare the versions of a worker with those of this process."""
     start = time.monotonic()
     try:
         resources, worker = survey(address, torch_view)
     except Exception as error:  # any failure of Ray is a finding
         cause = f"{type(error).__name__}: {str(error).strip().splitlines()[-1] if str(error).strip() else ''}"
-        yield Finding("Ray", "start", cause, PROBLEM, "fix the cause, or run with --backend inline")
+        yield MachineFinding("Ray", "start", cause, PROBLEM, "fix the cause, or run with --backend inline")
         return
-    yield Finding("Ray", "start", f"in {format_duration(time.monotonic() - start)}")
+    yield MachineFinding("Ray", "start", f"in {format_duration(time.monotonic() - start)}")
     own = torch_view()
     cpu, gpu, store = (resources.get(kind, 0.0) for kind in ("CPU", "GPU", "object_store_memory"))
     fix = "" if cpu >= 1 else "Ray has no CPU for a worker: start it with --num-cpus"
-    yield Finding("Ray", "CPUs", f"{cpu:g}", PROBLEM if fix else OK, fix)
+    yield MachineFinding("Ray", "CPUs", f"{cpu:g}", PROBLEM if fix else OK, fix)
     fix = ""
     if own["gpus"] and gpu < 1:
         fix = "torch sees GPUs and Ray none, so no worker could start: start Ray with --num-gpus, or hide the GPUs"
-    yield Finding("Ray", "GPUs", f"{gpu:g}", PROBLEM if fix else OK, fix)
-    yield Finding("Ray", "object store", format_bytes(store))
+    yield MachineFinding("Ray", "GPUs", f"{gpu:g}", PROBLEM if fix else OK, fix)
+    yield MachineFinding("Ray", "object store", format_bytes(store))
     unequal = [f"{name} {own[name]} here, {worker[name]} on a worker" for name in VERSIONS if own[name] != worker[name]]
     fix = "install the same versions on every machine of the cluster" if unequal else ""
-    yield Finding(
+    yield MachineFinding(
         "Ray", "worker versions", "; ".join(unequal) or "equal to those of this process", PROBLEM if fix else OK, fix
     )
 
@@ -97,7 +105,7 @@ def torch_view() -> dict[str, str | int]:
     return {"python": platform.python_version(), "torch": torch.__version__, "simfl": __version__, "gpus": gpus}
 
 
-def lines(findings: list[Finding]) -> list[str]:
+def lines(findings: list[MachineFinding]) -> list[str]:
     """Format the findings, with the problems and their fixes at the end."""
     width = max(len(finding.item) for finding in findings)
     out, topic = [], ""

@@ -32,7 +32,7 @@ SLOW_SYNC, SLOW_WRITE = 0.2, 20e6  # seconds of a small synced write, bytes per 
 
 
 @dataclass(frozen=True)
-class Finding:
+class MachineFinding:
     """Result of one check; `fix` is empty if nothing is wrong."""
 
     topic: str
@@ -42,25 +42,27 @@ class Finding:
     fix: str = ""
 
 
-def cpus() -> Iterator[Finding]:
+def cpus() -> Iterator[MachineFinding]:
     """Check the number of usable CPUs and the source of each limit."""
     known = limits.cpu_limits()
     text = ", ".join(f"{source} {number:g}" for source, number in known.items())
-    yield Finding("machine", "CPUs", f"{limits.cpus()} usable ({text})")
+    yield MachineFinding("machine", "CPUs", f"{limits.cpus()} usable ({text})")
     threads = os.environ.get("OMP_NUM_THREADS")
-    yield Finding("machine", "threads", f"OMP_NUM_THREADS {threads or 'not set'}; a run sets execution.threads itself")
+    yield MachineFinding(
+        "machine", "threads", f"OMP_NUM_THREADS {threads or 'not set'}; a run sets execution.threads itself"
+    )
     job = {name: os.environ[name] for name in sorted(os.environ) if re.fullmatch(SLURM, name)}
     if job:
-        yield Finding("machine", "Slurm", ", ".join(f"{name} {value}" for name, value in job.items()))
+        yield MachineFinding("machine", "Slurm", ", ".join(f"{name} {value}" for name, value in job.items()))
 
 
-def memory() -> Iterator[Finding]:
+def memory() -> Iterator[MachineFinding]:
     """Check the memory of workers, and shared memory for objects that they receive."""
     free, total = limits.memory()
     text, wanted = f"{format_bytes(free)} free of {format_bytes(total)}", limits.cpus() * MEMORY_PER_WORKER
     few = max(1, free // MEMORY_PER_WORKER)
     fix = "" if free >= wanted else f"run with --workers {few}: a worker uses about {format_bytes(MEMORY_PER_WORKER)}"
-    yield Finding("machine", "memory", text, WARNING if fix else OK, fix)
+    yield MachineFinding("machine", "memory", text, WARNING if fix else OK, fix)
     shared = Path("/dev/shm")
     if not shared.is_dir():
         return
@@ -70,16 +72,18 @@ def memory() -> Iterator[Finding]:
         if use.free >= MIN_SHARED_MEMORY
         else "docker run --shm-size=4g, or free some; else Ray keeps objects in files"
     )
-    yield Finding("machine", "shared memory", f"{format_bytes(use.free)} free in {shared}", WARNING if fix else OK, fix)
+    yield MachineFinding(
+        "machine", "shared memory", f"{format_bytes(use.free)} free in {shared}", WARNING if fix else OK, fix
+    )
 
 
-def gpus() -> Iterator[Finding]:
+def gpus() -> Iterator[MachineFinding]:
     """Check which GPUs torch sees and can use."""
     visible, driver = os.environ.get("CUDA_VISIBLE_DEVICES"), _driver()
     if visible is not None:
-        yield Finding("GPUs", "CUDA_VISIBLE_DEVICES", repr(visible))
+        yield MachineFinding("GPUs", "CUDA_VISIBLE_DEVICES", repr(visible))
     if driver:
-        yield Finding("GPUs", "driver", driver)
+        yield MachineFinding("GPUs", "driver", driver)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -96,42 +100,44 @@ def _driver() -> str:
     return found.group(1) if found else ""
 
 
-def _no_gpu(driver: str, visible: str | None, messages: list[str]) -> Finding:
+def _no_gpu(driver: str, visible: str | None, messages: list[str]) -> MachineFinding:
     if not driver or visible == "":
-        return Finding("GPUs", "torch", "no GPU; clients train on the CPU")
+        return MachineFinding("GPUs", "torch", "no GPU; clients train on the CPU")
     if torch.version.cuda is None:
         fix = "install torch's build for CUDA: https://pytorch.org/get-started"
-        return Finding("GPUs", "torch", f"{torch.__version__} is built without CUDA", WARNING, fix)
+        return MachineFinding("GPUs", "torch", f"{torch.__version__} is built without CUDA", WARNING, fix)
     fix = (
         f"the driver may be too old for torch's CUDA {torch.version.cuda}: update the driver, or install an older torch"
     )
-    return Finding("GPUs", "torch", "; ".join(messages) or "sees no GPU, though a driver is loaded", WARNING, fix)
+    return MachineFinding(
+        "GPUs", "torch", "; ".join(messages) or "sees no GPU, though a driver is loaded", WARNING, fix
+    )
 
 
-def _gpu(index: int) -> Finding:
+def _gpu(index: int) -> MachineFinding:
     item = f"GPU {index}"
     try:
         free, total = torch.cuda.mem_get_info(index)
         torch.zeros(1, device=f"cuda:{index}")
     except RuntimeError as error:
         fix = "another process may use it exclusively; choose other GPUs with CUDA_VISIBLE_DEVICES"
-        return Finding("GPUs", item, str(error).splitlines()[0], PROBLEM, fix)
+        return MachineFinding("GPUs", item, str(error).splitlines()[0], PROBLEM, fix)
     text = f"{torch.cuda.get_device_name(index)}, {format_bytes(free)} free of {format_bytes(total)}"
     fix = "" if free > total / 2 else "other processes use it; choose another GPU with CUDA_VISIBLE_DEVICES"
-    return Finding("GPUs", item, text, WARNING if fix else OK, fix)
+    return MachineFinding("GPUs", item, text, WARNING if fix else OK, fix)
 
 
-def open_files() -> Iterator[Finding]:
+def open_files() -> Iterator[MachineFinding]:
     """Check the limit on open files; each worker and each connection uses some."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     grade = OK if soft >= GOOD_OPEN_FILES else WARNING if soft >= MIN_OPEN_FILES else PROBLEM
     fix = f"ulimit -n {min(hard, 65536) if hard >= GOOD_OPEN_FILES else 65536}" if grade != OK else ""
     if fix and hard < GOOD_OPEN_FILES:
         fix += f" needs the hard limit of {hard} raised first (limits.conf, LimitNOFILE, docker --ulimit)"
-    yield Finding("machine", "open files", f"{soft} (at most {hard})", grade, fix)
+    yield MachineFinding("machine", "open files", f"{soft} (at most {hard})", grade, fix)
 
 
-def disks(out: Path) -> Iterator[Finding]:
+def disks(out: Path) -> Iterator[MachineFinding]:
     """Check the folder of runs and its write speed, the cache, and the folder of Ray."""
     yield from _run_folder(out)
     yield _folder("cache", files.cache_folder(), "set SIMFL_CACHE to a writable folder")
@@ -142,10 +148,12 @@ def disks(out: Path) -> Iterator[Finding]:
         fix = f"export RAY_TMPDIR=/tmp: a path of {len(str(session))} characters is too long for sockets below it"
     elif use.used / use.total > FULL:
         fix = "free some space, or set RAY_TMPDIR to another disk: Ray stores nothing on a disk that is 95 % full"
-    yield Finding("disks", "Ray's folder", f"{session}, {format_bytes(use.free)} free", PROBLEM if fix else OK, fix)
+    yield MachineFinding(
+        "disks", "Ray's folder", f"{session}, {format_bytes(use.free)} free", PROBLEM if fix else OK, fix
+    )
 
 
-def _run_folder(out: Path) -> Iterator[Finding]:
+def _run_folder(out: Path) -> Iterator[MachineFinding]:
     finding = _folder("runs", out, "give another --out")
     yield finding
     if finding.grade == PROBLEM:
@@ -154,7 +162,7 @@ def _run_folder(out: Path) -> Iterator[Finding]:
         with tempfile.TemporaryDirectory(dir=_existing(out), prefix=files.TEMP) as scratch:
             sync, speed = _write_speed(Path(scratch))
     except OSError as error:
-        yield Finding("disks", "write speed", str(error), PROBLEM, "free some space, or give another --out")
+        yield MachineFinding("disks", "write speed", str(error), PROBLEM, "free some space, or give another --out")
         return
     slow = sync > SLOW_SYNC or speed < SLOW_WRITE
     fix = (
@@ -164,7 +172,7 @@ def _run_folder(out: Path) -> Iterator[Finding]:
     )
     small = f", {format_duration(sync)} for a small file" if sync >= 0.05 else ""
     text = f"{format_bytes(speed)}/s{small}"
-    yield Finding("disks", "write speed", text, WARNING if slow else OK, fix)
+    yield MachineFinding("disks", "write speed", text, WARNING if slow else OK, fix)
 
 
 def _write_speed(folder: Path, total: int = 64 << 20) -> tuple[float, float]:
@@ -179,18 +187,18 @@ def _write_speed(folder: Path, total: int = 64 << 20) -> tuple[float, float]:
     return sorted(times)[2], total / (time.perf_counter() - start)
 
 
-def _folder(item: str, path: Path, fix: str) -> Finding:
+def _folder(item: str, path: Path, fix: str) -> MachineFinding:
     """Check that a folder, or its nearest existing parent, is writable and has free space."""
     existing = _existing(path)
     if not os.access(existing, os.W_OK | os.X_OK):
-        return Finding("disks", item, f"{existing} is not writable", PROBLEM, fix)
+        return MachineFinding("disks", item, f"{existing} is not writable", PROBLEM, fix)
     use = shutil.disk_usage(existing)
     text = f"{path}, {format_bytes(use.free)} free"
     if use.free < MIN_DISK:
-        return Finding(
+        return MachineFinding(
             "disks", item, text, PROBLEM if use.free < MIN_DISK >> 6 else WARNING, f"free some space, or {fix}"
         )
-    return Finding("disks", item, text)
+    return MachineFinding("disks", item, text)
 
 
 def _existing(path: Path) -> Path:

@@ -16,18 +16,18 @@ import torch
 
 from simfl.cli import main
 from simfl.commands import doctor, machine
-from simfl.commands.machine import OK, PROBLEM, WARNING, Finding
+from simfl.commands.machine import OK, PROBLEM, WARNING, MachineFinding
 from simfl.runtime import machine as limits
 
 Usage = namedtuple("Usage", "total used free")
 GB = 10**9
 
 
-def by_name(findings: Iterable[Finding]) -> dict[str, Finding]:
+def by_name(findings: Iterable[MachineFinding]) -> dict[str, MachineFinding]:
     return {finding.item: finding for finding in findings}
 
 
-def graded(finding: Finding, grade: str, fix: str) -> bool:
+def graded(finding: MachineFinding, grade: str, fix: str) -> bool:
     return finding.grade == grade and fix in finding.fix
 
 
@@ -185,7 +185,7 @@ def test_a_too_long_path_of_the_ray_folder_is_found(tmp_path: Path, monkeypatch:
     assert graded(by_name(machine.disks(tmp_path))["Ray's folder"], PROBLEM, "export RAY_TMPDIR=/tmp")
 
 
-def surveyed(monkeypatch: pytest.MonkeyPatch, resources: dict[str, float], **seen: Any) -> dict[str, Finding]:
+def surveyed(monkeypatch: pytest.MonkeyPatch, resources: dict[str, float], **seen: Any) -> dict[str, MachineFinding]:
     monkeypatch.setattr(doctor, "survey", lambda address, look: (resources, {**look(), **seen}))
     return by_name(doctor.ray_view(None))
 
