@@ -33,7 +33,7 @@ SWEEP_KEYS = (BASE, *SWEEP)  # all other keys belong to the experiment
 
 
 @dataclass(frozen=True)
-class Median:
+class MedianStopping:
     """Early stopping of a run whose best score is below the median of the other runs' mean scores up to this round."""
 
     after: PositiveInt = 1  # rounds that every run completes
@@ -41,10 +41,10 @@ class Median:
 
 
 @dataclass(frozen=True)
-class Stop:
+class EarlyStopping:
     """Early stopping of runs."""
 
-    median: Median | None = None  # median stopping; null: off
+    median: MedianStopping | None = None  # median stopping; null: off
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Sweep:
 
     name: str
     points: tuple[Point, ...]
-    stop: Stop = field(default_factory=Stop)
+    stop: EarlyStopping = field(default_factory=EarlyStopping)
     table: TableSpec = field(default_factory=TableSpec)
     files: tuple[Path, ...] = ()  # files that the sweep was read from, its own first
 
@@ -90,7 +90,7 @@ def load(path: Path, overrides: Iterable[str] = (), only: Iterable[str] = ()) ->
     base, files = (None, [path]) if "experiments" in given else _base(path, given)
     common = {**shared, **settings}
     points = tuple(_points(path, name, base, common, axes))
-    stop, chosen = read(Stop, _or_empty(given, "stop"), "stop"), _chosen(points, tuple(only))
+    stop, chosen = read(EarlyStopping, _or_empty(given, "stop"), "stop"), _chosen(points, tuple(only))
     files += [file for axis in axes for entry in axis for file in entry.files]
     return Sweep(
         name, chosen, stop, _table(path, _or_empty(given, "table"), points, chosen), tuple(dict.fromkeys(files))

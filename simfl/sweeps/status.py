@@ -1,6 +1,6 @@
 """State of the runs of a sweep, its display, and early stopping.
 
-Median stopping: Golovin et al. 2017, "Google Vizier: a service for black-box optimization", section 3.2.2.
+MedianStopping stopping: Golovin et al. 2017, "Google Vizier: a service for black-box optimization", section 3.2.2.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from simfl.reports.shared_prefixes import longest_prefixes
 from simfl.runs.folder import FORMAT, RUN, SWEEP, read_json
 from simfl.runs.manifest import refuse_another
 from simfl.runs.summary import ENDED, read_summary
-from simfl.sweeps.file import Median, Sweep
+from simfl.sweeps.file import MedianStopping, Sweep
 from simfl.sweeps.folder import RunLocation
 from simfl.sweeps.job import Outcome, SweepJob, request_stop
 from simfl.tracking.watch import LogReader, RunView
@@ -154,7 +154,7 @@ def stop_early(state: SweepState) -> None:
             request_stop(job.location, "stopped")
 
 
-def is_behind(own: dict[int, float], others: Iterable[dict[int, float]], rule: Median) -> bool:
+def is_behind(own: dict[int, float], others: Iterable[dict[int, float]], rule: MedianStopping) -> bool:
     """Return whether a run's best score so far is below the median of the others' mean scores up to the same round.
 
     Scores are given by round. Only runs that have reached this round are compared, and `rule.least` of them are needed.

@@ -21,7 +21,7 @@ from simfl.optimizers.schedules import Cosine
 from simfl.runs import tables
 from simfl.session.options import RunOptions
 from simfl.sweeps import sweep
-from simfl.sweeps.file import Median, Point, Stop, Sweep
+from simfl.sweeps.file import EarlyStopping, MedianStopping, Point, Sweep
 from simfl.sweeps.folder import RunLocation
 from simfl.sweeps.job import Outcome, StopRequest, SweepJob, request_stop
 from simfl.sweeps.pool import InlineRuns, SweepPlacement
@@ -31,14 +31,14 @@ INLINE, TWO_WORKERS = SweepPlacement("inline"), SweepPlacement("ray", 2)
 BASE = experiment(rounds=2, evaluate=Evaluate(samples=0))
 
 
-def sweep_of(*experiments: Experiment, stop: Stop | None = None, **shown: list[Any]) -> Sweep:
+def sweep_of(*experiments: Experiment, stop: EarlyStopping | None = None, **shown: list[Any]) -> Sweep:
     """Return a sweep of these experiments, named a, b, c, …"""
     names = "abcdefgh"[: len(experiments)]
     points = [
         Point(name, {key: values[i] for key, values in shown.items()} or {"run": name}, replace(one, name=name))
         for i, (name, one) in enumerate(zip(names, experiments, strict=True))
     ]
-    return Sweep("toys", tuple(points), stop or Stop())
+    return Sweep("toys", tuple(points), stop or EarlyStopping())
 
 
 def statuses(outcomes: list[Outcome]) -> list[str]:
@@ -184,7 +184,9 @@ def test_a_run_below_the_median_is_stopped_early(tmp_path: Path) -> None:
     base = experiment(rounds=6, evaluate=Evaluate(samples=0))
     local = base.phases[0].local
     still = replace(base, phases=(replace(base.phases[0], local=replace(local, learning_rate=0.0)),))
-    labelled = sweep_of(*(replace(base, seed=s) for s in (1, 2, 3)), still, stop=Stop(Median(after=2, least=3)))
+    labelled = sweep_of(
+        *(replace(base, seed=s) for s in (1, 2, 3)), still, stop=EarlyStopping(MedianStopping(after=2, least=3))
+    )
     outcomes = sweep.run(labelled, tmp_path / "s", INLINE)
     assert outcomes[-1].status == "stopped"
     assert len(tables.rows(tmp_path / "s" / "runs" / "d" / "rounds.parquet")) == 2
@@ -194,11 +196,11 @@ def test_a_run_below_the_median_is_stopped_early(tmp_path: Path) -> None:
 def test_median_stopping_matches_values_computed_by_hand() -> None:
     """At round 2 the means of the others are .2, .4, .6; the fourth, at round 1, does not count."""
     others = [{0: 9.0, 1: 0.1, 2: 0.3}, {1: 0.4, 2: 0.4, 3: 0.9}, {1: 0.6, 2: 0.6}, {1: 0.9}]
-    assert is_behind({0: 9.0, 1: 0.39, 2: 0.3}, others, Median())
-    assert not is_behind({1: 0.4, 2: 0.1}, others, Median())
-    assert not is_behind({1: 0.39, 2: 0.3}, others, Median(after=3))
-    assert not is_behind({1: 0.39, 2: 0.3}, others, Median(least=4))
-    assert not is_behind({0: 0.1}, others, Median())
+    assert is_behind({0: 9.0, 1: 0.39, 2: 0.3}, others, MedianStopping())
+    assert not is_behind({1: 0.4, 2: 0.1}, others, MedianStopping())
+    assert not is_behind({1: 0.39, 2: 0.3}, others, MedianStopping(after=3))
+    assert not is_behind({1: 0.39, 2: 0.3}, others, MedianStopping(least=4))
+    assert not is_behind({0: 0.1}, others, MedianStopping())
 
 
 def test_a_stop_file_ends_a_run_with_its_text_as_status(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from simfl import config
 from simfl.errors import ConfigError
 from simfl.objectives.classification import Classification
 from simfl.reports.table_spec import TableSpec
-from simfl.sweeps.file import Median, Stop, Sweep, load
+from simfl.sweeps.file import EarlyStopping, MedianStopping, Sweep, load
 
 ONE = config.to_mapping(experiment())
 
@@ -125,7 +125,7 @@ def test_overrides_change_sections_of_the_sweep_file(tmp_path: Path) -> None:
     given = {"variants": {"a": None, "b": {"algorithm": "fedprox"}}, "set": {"seed": 1}, "table": {"metrics": []}}
     reached = ["stop.median.least=7", "table.against=b", "set.seed=9", "set.local.epochs=3", "variants.c={rounds: 5}"]
     sweep = swept(tmp_path, given, *reached)
-    assert sweep.stop == Stop(Median(least=7))
+    assert sweep.stop == EarlyStopping(MedianStopping(least=7))
     assert sweep.table == TableSpec((), "b")
     assert labels(sweep) == ["a", "b", "c"]
     last = sweep.points[-1].experiment
