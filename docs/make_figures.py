@@ -115,7 +115,7 @@ FIGURES = (
     Figure("fedocvqa/fedavg_k10", "clients of WTQ / DocVQA / TabFact", "1 / 4 / 5", clients),
     Figure("fedocvqa/fedavg_k30", "clients of WTQ / DocVQA / TabFact", "2 / 13 / 15", clients),
     Figure("fedocvqa/fedavg_k10", "total, C = 1", "not printed", gb),
-    Figure("fedocvqa/fsp_k3", "total, C = 1", "not printed", gb, "Ten rounds of self-pretraining account for half of it."),
+    Figure("fedocvqa/fsp_k3", "total, C = 1", "not printed", gb, "Half of it is self-pretraining (ten rounds)."),
     Figure("fedocr/real_aster", "values", "20.99 M", shared),
     Figure("fedocr/real_aster", "message", "80.52 MB", mib, ASTER),
     Figure("fedocr/real_hash_1", "values", "13.34 M", shared),

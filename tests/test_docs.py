@@ -1,8 +1,8 @@
-"""Every code block of the walk-throughs is executed, in order, as a reader would.
+"""Code blocks of the walk-throughs, executed in their order.
 
-A block with `file=NAME` is written to that file; other Python blocks run, and a `text` block after them is what they
-print; `console` blocks are commands with what they show (`…` stands for lines left out), and `exit=N` is the code of
-the last one. Numbers may differ in their digits.
+A block with `file=NAME` is written to that file. Other Python blocks run, and a `text` block after them has their
+output. `console` blocks are commands with their output (`…` stands for omitted lines), and `exit=N` is the exit code of
+the last command. Numbers may differ in their digits.
 """
 
 from __future__ import annotations
@@ -25,21 +25,24 @@ LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
 
 class Block(NamedTuple):
-    """A fenced block: its language, the words after it, its lines."""
+    """A fenced block: its language, the settings after it, its lines."""
 
     language: str
-    words: dict[str, str]
+    settings: dict[str, str]
     text: str
 
 
 def blocks(document: Path) -> list[Block]:
     found = BLOCK.findall(document.read_text(encoding="utf-8"))
-    return [Block(name, dict(word.split("=") for word in words.split()), text) for name, words, text in found]
+    return [
+        Block(language, dict(setting.split("=") for setting in settings.split()), text)
+        for language, settings, text in found
+    ]
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An empty folder to work in, a cache beside it, and no trace of what was imported."""
+    """Work in an empty folder with a cache of its own, and remove the modules that were imported from it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("SIMFL_CACHE", str(tmp_path / "cache"))
@@ -56,13 +59,13 @@ EXECUTED = [pytest.param(path, id=path.stem, marks=SLOW.get(path.stem, ())) for 
 
 
 @pytest.mark.parametrize("document", EXECUTED)
-def test_a_document_does_what_it_says(document: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_blocks_run_and_print_what_the_page_shows(document: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     printed = ""
     for block in blocks(document):
-        if "file" in block.words:
-            Path(block.words["file"]).parent.mkdir(exist_ok=True)
-            Path(block.words["file"]).write_text(block.text)
+        if "file" in block.settings:
+            Path(block.settings["file"]).parent.mkdir(exist_ok=True)
+            Path(block.settings["file"]).write_text(block.text)
         elif block.language == "python":
             capsys.readouterr()
             exec(compile(block.text, f"{document.name}", "exec"), names)
@@ -74,44 +77,44 @@ def test_a_document_does_what_it_says(document: Path, capsys: pytest.CaptureFixt
 
 
 def console(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
-    """Run each command and hold what it shows to the lines below it."""
+    """Run each command and compare its output with the lines below it."""
     commands = re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]
     for number, command in enumerate(commands):
-        line, *shown = command.splitlines()
+        line, *expected = command.splitlines()
         program, *arguments = shlex.split(line)
         assert program == "simfl"
         capsys.readouterr()
         code = main(arguments)
-        said = capsys.readouterr()
-        compare(shown, said.err + said.out)
+        output = capsys.readouterr()
+        compare(expected, output.err + output.out)
         last = number == len(commands) - 1
-        assert code == (int(block.words.get("exit", 0)) if last else 0), said.err
+        assert code == (int(block.settings.get("exit", 0)) if last else 0), output.err
 
 
-def compare(shown: list[str], said: str) -> None:
-    """Every line shown is said, in this order, whatever the digits; without `…` between them, one after the other."""
-    lines = [digitless(line) for line in said.splitlines()]
-    place, anywhere = 0, False
-    for line in shown:
+def compare(expected: list[str], output: str) -> None:
+    """Fail unless the output has the expected lines in their order, apart from digits; `…` allows lines in between."""
+    lines = [digitless(line) for line in output.splitlines()]
+    start, gap = 0, False
+    for line in expected:
         if line == "…":
-            anywhere = True
+            gap = True
             continue
         wanted = digitless(line)
-        assert wanted in lines[place:], f"{line!r} is not in:\n{said}"
-        found = lines.index(wanted, place)
-        assert anywhere or found == place, f"{line!r} comes after {lines[place]!r}"
-        place, anywhere = found + 1, False
+        assert wanted in lines[start:], f"{line!r} is not in:\n{output}"
+        found = lines.index(wanted, start)
+        assert gap or found == start, f"{line!r} comes after {lines[start]!r}"
+        start, gap = found + 1, False
 
 
 def digitless(line: str) -> str:
-    """A line without its digits and hashes, with one unit for times and sizes, and without spaces that align."""
+    """Replace digits, hashes and the units of times and sizes in a line, and collapse spaces."""
     line = re.sub(r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,}\b", "#", line)
     line = re.sub(r"-?\d+(\.\d+)?(e[-+]?\d+)?", "#", line)
-    line = re.sub(r"# (min # s|s|ms)\b|# (B|kB|MB|GiB)\b", "#", line)
+    line = re.sub(r"# (min # s|s|ms)\b|# (B|kB|MB|GB|TB)\b", "#", line)
     return re.sub(r"\s+", " ", line).strip()
 
 
 @pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "docs" / "design.md"], ids=lambda path: path.stem)
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_point_to_existing_files(document: Path) -> None:
     links = LINK.findall(document.read_text(encoding="utf-8"))
     assert [link for link in links if not (document.parent / link).exists()] == []

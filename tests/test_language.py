@@ -1,4 +1,4 @@
-"""The package speaks plain standard English: the rules of CONTRIBUTING.md that a program can check."""
+"""Plain English in the package: the rules of CONTRIBUTING.md that a program can check."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ HOMELY = re.compile(
     r"\b(beside|anew|nobody|everybody|is said|are said|is told|are told|goes on|go on|lies in|lie in|by and by"
     r"|at hand|as it is|by itself)\b"
 )
-FOREIGN = ("simfl/data/benchmarks",)  # holds sentences of drawn documents, which are data
+FOLDERS = ("simfl", "benchmarks", "docs", "experiments")
+INSTALLED = ROOT / "benchmarks" / "peers" / "envs"  # environments of other simulators
+DATA = ("simfl/data/benchmarks",)  # holds sentences of drawn documents
 
 
-def sources() -> Iterator[Path]:
-    return (path for path in sorted((ROOT / "simfl").rglob("*.py")))
+def sources() -> list[Path]:
+    paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [path for path in paths if not path.is_relative_to(INSTALLED)]
 
 
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            if text := ast.get_docstring(node):
-                yield getattr(node, "lineno", 1), text
+        documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        if documented and (text := ast.get_docstring(node)):
+            yield getattr(node, "lineno", 1), text
 
 
 def comments(path: Path) -> Iterator[tuple[int, str]]:
@@ -49,7 +52,7 @@ def test_docstrings_and_comments_use_no_homely_words() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line} {match.group()}"
         for path in sources()
-        if not str(path.relative_to(ROOT)).startswith(FOREIGN)
+        if not str(path.relative_to(ROOT)).startswith(DATA)
         for line, text in (*docstrings(path), *comments(path))
         for match in HOMELY.finditer(text)
     ]
