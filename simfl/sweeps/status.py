@@ -1,6 +1,6 @@
 """State of the runs of a sweep, its display, and early stopping.
 
-MedianStopping stopping: Golovin et al. 2017, "Google Vizier: a service for black-box optimization", section 3.2.2.
+Median stopping: Golovin et al. 2017, "Google Vizier: a service for black-box optimization", section 3.2.2.
 """
 
 from __future__ import annotations
