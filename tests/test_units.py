@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from fakes import Toy, experiment, run, traces
@@ -24,7 +25,7 @@ from simfl.weights import norm, subtract
 SIZES = (12, 9, 6)
 
 
-def grouped(mode: str = "sequential", **privacy: object) -> Experiment:
+def grouped(mode: str = "sequential", **privacy: Any) -> Experiment:
     """Return three clients of three groups each, all sampled, with uniform weights and one full batch per group."""
     made = experiment(
         "fedavg",

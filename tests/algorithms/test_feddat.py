@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -87,7 +88,7 @@ def test_feddat_teacher_ablations_and_their_steps(teacher: str, steps: int) -> N
     assert reads_received == (teacher != "client")
 
 
-def moved(given: FedDat | FedAvg, folder: Path, **settings: object) -> dict[str, torch.Tensor]:
+def moved(given: FedDat | FedAvg, folder: Path, **settings: Any) -> dict[str, torch.Tensor]:
     settings = {"model": MODEL, "optimizer": LocalOptimizer("sgd"), "personal_params": ("*adapter_client*",)} | settings
     run(experiment(given, **settings), folder)
     return Run(folder).snapshot().server.weights

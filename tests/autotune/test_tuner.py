@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fake_ray import use_fake_ray
@@ -414,7 +415,7 @@ def test_the_measuring_worker_is_reported_where_workers_differ(tmp_path, monkeyp
     assert display.messages[0].endswith("; measured on one worker (small) for all (large, small)")
 
 
-def likes(case: Experiment, **changed: object) -> Path:
+def likes(case: Experiment, **changed: Any) -> Path:
     given = {"phase": 0, "data": "rows", "workers": 1, "kind": "card", "folder": Path("cache")} | changed
     return TuningCache.of(case, **given).path  # type: ignore[arg-type]
 

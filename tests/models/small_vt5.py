@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ SMALL = {"d_model": 32, "d_ff": 48, "num_layers": 2, "num_heads": 2, "vocab_size
 LENGTH, ANSWER = 24, 5
 
 
-def small_vt5(**settings: object) -> VT5:
+def small_vt5(**settings: Any) -> VT5:
     return VT5(**{**SMALL, **settings})
 
 

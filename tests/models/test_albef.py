@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from simfl.protocol import Batch, Task
 TASK = Task(seed=3)
 
 
-def on_meta(**settings: object) -> AlbefNetwork:
+def on_meta(**settings: Any) -> AlbefNetwork:
     with torch.device("meta"):
         return Albef(size="base", **settings).network()
 

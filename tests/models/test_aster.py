@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ IMAGES = torch.randint(0, 256, (3, 3, 32, 64), generator=torch.Generator().manua
 LABELS = torch.tensor([[3, 7, 94, -100], [5, 94, -100, -100], [1, 2, 3, 94]])
 
 
-def on_meta(**settings: object) -> AsterNetwork:
+def on_meta(**settings: Any) -> AsterNetwork:
     with torch.device("meta"):
         return Aster(**settings).network()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ ROWS = public_tokenizer().get_vocab_size()
 T5 = {"d_model": 64, "d_ff": 128, "num_layers": 2, "num_heads": 2, "d_kv": 32, "vocab_size": ROWS, "dropout_rate": 0.0}
 
 
-def on_meta(**settings: object) -> LayoutT5Network:
+def on_meta(**settings: Any) -> LayoutT5Network:
     with torch.device("meta"):
         return LayoutT5(**{"size": "base"} | settings).network()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from fakes import experiment, run
@@ -23,7 +24,7 @@ from simfl.runs.snapshot import Snapshot
 LISTS = {"c0": list(ANSWERS), "c1": list(ANSWERS[:3]), "c2": list(reversed(ANSWERS[3:]))}  # 5, 3 and 2 answers
 
 
-def given(folder: Path, **settings: object) -> Experiment:
+def given(folder: Path, **settings: Any) -> Experiment:
     (folder / "lists.json").write_text(json.dumps(LISTS))
     usual = {
         "data": Corners(train=36, valid=6),

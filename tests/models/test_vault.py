@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,13 +30,13 @@ BERT = {
 }  # fmt: skip
 
 
-def on_meta(**settings: object) -> VaultNetwork:
+def on_meta(**settings: Any) -> VaultNetwork:
     heads = {f"task{n}": HeadSpec(classes=100) for n in range(5)}
     with torch.device("meta"):
         return Vault(size="base", heads=heads, **settings).network(Task(0))
 
 
-def bert_folder(path: Path, tensors: dict[str, torch.Tensor], **config: object) -> str:
+def bert_folder(path: Path, tensors: dict[str, torch.Tensor], **config: Any) -> str:
     """Save a BERT under the names of Google's files."""
     path.mkdir(exist_ok=True)
     old = {

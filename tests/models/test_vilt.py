@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ CONFIG = {
 }  # fmt: skip
 
 
-def on_meta(classes: int = 100, **settings: object) -> ViltNetwork:
+def on_meta(classes: int = 100, **settings: Any) -> ViltNetwork:
     with torch.device("meta"):
         return Vilt(size="base", **settings).network(Task(0, classes))
 
@@ -40,7 +41,7 @@ def count(network: torch.nn.Module, *globs: str) -> int:
     return sum(p.numel() for name, p in network.named_parameters() if any(fnmatchcase(name, glob) for glob in globs))
 
 
-def folder(path: Path, tensors: dict[str, torch.Tensor], **config: object) -> str:
+def folder(path: Path, tensors: dict[str, torch.Tensor], **config: Any) -> str:
     path.mkdir(exist_ok=True)
     save_file({name: t.contiguous() for name, t in tensors.items()}, path / "model.safetensors")
     (path / "config.json").write_text(json.dumps(CONFIG | config))

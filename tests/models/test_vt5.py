@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def joined(network: VT5Network, given: dict[str, torch.Tensor]) -> tuple[torch.T
     return torch.cat([text, page], 1), mask
 
 
-def on_meta(**settings: object) -> VT5Network:
+def on_meta(**settings: Any) -> VT5Network:
     with torch.device("meta"):
         return VT5(**settings).network()
 

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ def published(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def folder(path: Path, tensors: dict[str, Tensor], **config: object) -> str:
+def folder(path: Path, tensors: dict[str, Tensor], **config: Any) -> str:
     path.mkdir(exist_ok=True)
     save_file(tensors, path / "model.safetensors")
     vision = {key: getattr(small_vt5().network().vision.config, key) for key in VISION_KEYS}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -52,7 +53,7 @@ class SpecialLetters(Letters):
     special_tokens: SpecialTokenIds = SPECIAL
 
 
-def rules(**settings: object) -> MaskingRules:
+def rules(**settings: Any) -> MaskingRules:
     return replace(MaskingRules(SPECIAL, 100, 1024, 256, False), **settings)
 
 
@@ -85,7 +86,7 @@ def test_a_masked_word_in_each_task(task: str, code: bool, read: list[int], said
     found = one(task, [9, 9], THREE, [False, True, False], rules(published_code=code))
     assert (found.ids, found.target) == ([9, 9, *read, END], [*said, END])
     boxes = dict(zip(found.ids, found.boxes, strict=True))
-    assert all(boxes[piece] == (0, 0, 0, 0) for piece in found.ids if piece >= BOTH)  # what is hidden has no box
+    assert all(boxes[token] == (0, 0, 0, 0) for token in found.ids if token >= BOTH)  # what is hidden has no box
     assert (boxes[A[0]], boxes[C[0]], boxes[9]) == ((0, 0, 1, 1), (2, 2, 3, 3), (0, 0, 1000, 1000))
     assert task != "layout" or boxes[B[0]] == (0, 0, 0, 0)
 
@@ -100,18 +101,18 @@ def restore(ids: list[int], target: list[int], task: str) -> list[int]:
     """Return the tokens of the page, restored from input and target alone."""
     first = {"text": TEXT, "layout": LAYOUT, "joint": BOTH}[task]
     said: dict[int, list[int]] = {}
-    for piece in target[:-1]:
-        if first <= piece < first + 100:
-            said[piece] = []
+    for token in target[:-1]:
+        if first <= token < first + 100:
+            said[token] = []
         else:
-            said[next(reversed(said))].append(piece)
-    pieces: list[int] = []
-    for piece in ids[:-1]:
-        if first <= piece < first + 100:
-            pieces += [p for p in said[piece] if p < BOTH]
-        elif piece < BOTH:
-            pieces.append(piece)
-    return pieces
+            said[next(reversed(said))].append(token)
+    tokens: list[int] = []
+    for token in ids[:-1]:
+        if first <= token < first + 100:
+            tokens += [p for p in said[token] if p < BOTH]
+        elif token < BOTH:
+            tokens.append(token)
+    return tokens
 
 
 @pytest.mark.parametrize("task", ["text", "layout", "joint"])
@@ -120,10 +121,10 @@ def test_the_text_can_be_restore_again_and_hidden_words_are_not_in_what_is_read(
     page = words(40, letters=3)
     chosen = (np.random.default_rng(seed).random(40) < 0.4).tolist()
     found = one(task, [], page, chosen, rules())
-    assert restore(found.ids, found.target, task) == [piece for word in page for piece in word.tokens]
+    assert restore(found.ids, found.target, task) == [token for word in page for token in word.tokens]
     if task != "layout":  # of which the text is shown
-        shown = [piece for word, hide in zip(page, chosen, strict=True) if not hide for piece in word.tokens]
-        assert [piece for piece in found.ids[:-1] if piece < BOTH] == shown
+        shown = [token for word, hide in zip(page, chosen, strict=True) if not hide for token in word.tokens]
+        assert [token for token in found.ids[:-1] if token < BOTH] == shown
     places = {p for word, hide in zip(page, chosen, strict=True) if hide for p in word.position}
     assert task == "text" or not places & set(found.ids)  # nor are hidden places
 
@@ -131,8 +132,8 @@ def test_the_text_can_be_restore_again_and_hidden_words_are_not_in_what_is_read(
 @pytest.mark.parametrize(("rate", "hidden"), [(0.0, 0), (1.0, 100)])
 def test_at_most_max_masked_words_are_masked(rate: float, hidden: int) -> None:
     found = one("joint", [], words(150, letters=1), [rate == 1.0] * 150, rules(max_target=1000))
-    assert sum(piece >= BOTH for piece in found.ids) == hidden
-    assert len(found.ids) == 150 + 1  # one piece each, hidden or not
+    assert sum(token >= BOTH for token in found.ids) == hidden
+    assert len(found.ids) == 150 + 1  # one token each, hidden or not
 
 
 @pytest.mark.parametrize(("code", "hidden"), [(False, 51), (True, 100)])
@@ -141,7 +142,7 @@ def test_a_target_of_256_tokens_has_51_positions_and_the_published_code_masks_fu
 ) -> None:
     found = one("layout", [], words(120, letters=1), [True] * 120, rules(published_code=code))
     assert len(found.target) == 51 * 5 + 1
-    assert sum(LAYOUT <= piece < LAYOUT + 100 for piece in found.ids) == hidden
+    assert sum(LAYOUT <= token < LAYOUT + 100 for token in found.ids) == hidden
 
 
 def test_a_word_cut_from_the_input_is_not_in_the_target() -> None:
@@ -245,7 +246,7 @@ def test_the_self_pretraining_loss_is_the_mean_over_tasks_of_the_mean_over_token
         "input_ids": torch.tensor([[[1, 2], [3, 4]]]),
         "boxes": torch.zeros(1, 2, 2, 4),
         "attention_mask": torch.ones(1, 2, 2, dtype=torch.bool),
-        "labels": torch.tensor([[0, 0, 0, 1, -100, -100]]),  # three pieces of the first task, one of the second
+        "labels": torch.tensor([[0, 0, 0, 1, -100, -100]]),  # three tokens of the first task, one of the second
         "mask": torch.ones(1),
     }
     module = ConstantModel([2.0, 1.0, 0.0, 0.0])
@@ -266,7 +267,7 @@ def test_special_tokens_have_the_ids_of_udop() -> None:
     assert text.get_vocab_size() == first + NUM_SPECIAL_TOKENS == first + 1201
     found = special_token_ids(text)
     groups = (found.both, found.layout, found.layout_end, found.text, found.text_end, found.place)
-    # of T5's 32,000 pieces: <extra_id_0> is 32,099, <loc_0> is 33,000
+    # of T5's 32,000 tokens: <extra_id_0> is 32,099, <loc_0> is 33,000
     assert [int(ids[0]) - first for ids in groups] == [99, 199, 299, 399, 499, 1000]
     assert int(found.place[500]) == first + 500
     assert text.encode("<loc_7>").ids == [int(found.place[7])]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,7 @@ ALONE = ["nadam", "asgd", "rprop", "adafactor"]
 SHAPES = {"w": (3, 4, 5), "b": (3, 4)}  # three clients
 
 
-def local(name: str, **settings: object) -> Local:
+def local(name: str, **settings: Any) -> Local:
     return Local(optimizer=LocalOptimizer(name, settings), learning_rate=0.1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def model(given: Experiment, folder: Path) -> Snapshot:
     return Snapshot.restore(found)
 
 
-def batched(given: Experiment, **cohort: object) -> Experiment:
+def batched(given: Experiment, **cohort: Any) -> Experiment:
     return replace(
         given, deterministic=True, execution=replace(given.execution, mode="vectorized", clients_per_batch=4, **cohort)
     )  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,7 +47,7 @@ PAIRS |= {("vt5", name) for name in ("fedavg", "moon", "ditto", "feddat", "fedkd
 BEGUN = {"crd": {"from_round": 1, "negatives": 8}, "dkd": {"from_round": 1}, "fedp3": {"from_round": 1}}
 
 
-def small(kind: str, name: str, **settings: object) -> Experiment:
+def small(kind: str, name: str, **settings: Any) -> Experiment:
     """One round pair of this algorithm on this model; clients of uneven sizes, so some finish before others."""
     adapters = Bottleneck() if name == "feddat" else None
     options = BEGUN.get(name, {}) if kind == "vt5" else {}  # of which only one round is trained
