@@ -244,8 +244,8 @@ class Scattered:
     def probe(self, question: Any, received: Parts) -> Any:
         return self.workers[0].probe(question, received)
 
-    def partial_gradients(self, pieces: Sequence[Any], shared: Any) -> list[Any]:
-        return self._scatter("partial_gradient", pieces, shared, shared.received)
+    def partial_gradients(self, micro_batches: Sequence[Any], shared: Any) -> list[Any]:
+        return self._scatter("partial_gradient", micro_batches, shared, shared.received)
 
     def _scatter(self, method: str, plans: Sequence[Any], *shared: Any) -> list[Any]:
         results = {}

@@ -5,8 +5,7 @@
 
 A component declares what its checks need as class attributes, described in its base class: an `example` (settings of a
 small instance), and for some kinds a bound or a limit, such as `Codec.error_bound` and `Algorithm.fedavg_settings`.
-`tests/test_contract.py` calls `check` for all registered components, so that a component is tested as soon as it is
-registered.
+`tests/test_contract.py` calls `check` for all registered components: registering a component puts it under test.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def violations(component: type) -> list[str]:
         return [f"its example fails: {error}; declare settings that work as the class attribute `example`"]
 
 
-def example_of(component: type) -> Any:
+def example_of(component: Any) -> Any:
     """Build the example instance of a component class."""
     if issubclass(component, Algorithm):  # its example is settings of an experiment
         settings = {

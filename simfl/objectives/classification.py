@@ -63,7 +63,7 @@ class Classification(Objective):
     def predict(self, module: nn.Module, batch: Batch) -> dict[str, Any]:
         """Return the most likely `label` [B] and its probability, `confidence` [B]."""
         out = module(batch["x"])
-        logits = out.logits if isinstance(out, Outputs) else out
+        logits = getattr(out, "logits", out)
         confidence, label = logits.softmax(-1).max(-1)
         return {"label": label.tolist(), "confidence": confidence.tolist()}
 

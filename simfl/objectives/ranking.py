@@ -122,8 +122,8 @@ class Ranking(Objective):
         return min(-(-max(map(len, tokens), default=1) // 4) * 4, self.max_answer)
 
     def _questions(self, texts: list[str], tokenizer: Any) -> np.ndarray:
-        pieces = tokenizer.encode(texts)
-        rows = [[tokenizer.start_id, *found[: self.max_tokens - 2], tokenizer.end_id] for found in pieces]
+        tokens = tokenizer.encode(texts)
+        rows = [[tokenizer.start_id, *one[: self.max_tokens - 2], tokenizer.end_id] for one in tokens]
         ids = np.zeros((len(rows), min(-(-max(map(len, rows), default=1) // 8) * 8, self.max_tokens)), np.int32)
         for k, row in enumerate(rows):
             ids[k, : len(row)] = row

@@ -120,15 +120,15 @@ def test_docvqa_loss_is_the_summed_cross_entropy_weighted_by_tokens() -> None:
 
 
 def test_both_confidence_rules_by_hand() -> None:
-    pieces = torch.tensor([[7, 8, 1], [7, 1, 0], [7, 8, 9]])
-    chances = torch.tensor([[0.5, 0.5, 0.9], [0.5, 0.8, 0.25], [0.5, 0.5, 0.5]])
-    assert confidence(pieces, chances, "answer").tolist() == [0.25, 0.5, 0.125]
-    assert confidence(pieces, chances, "batch").tolist() == pytest.approx([0.25, 0.4, 0.25])
+    tokens = torch.tensor([[7, 8, 1], [7, 1, 0], [7, 8, 9]])
+    probs = torch.tensor([[0.5, 0.5, 0.9], [0.5, 0.8, 0.25], [0.5, 0.5, 0.5]])
+    assert confidence(tokens, probs, "answer").tolist() == [0.25, 0.5, 0.125]
+    assert confidence(tokens, probs, "batch").tolist() == pytest.approx([0.25, 0.4, 0.25])
 
 
 def test_both_confidence_rules_agree_for_a_batch_of_one() -> None:
-    pieces, chances = torch.tensor([[7, 8, 1]]), torch.tensor([[0.5, 0.7, 0.9]])
-    assert torch.equal(confidence(pieces, chances, "answer"), confidence(pieces, chances, "batch"))
+    tokens, probs = torch.tensor([[7, 8, 1]]), torch.tensor([[0.5, 0.7, 0.9]])
+    assert torch.equal(confidence(tokens, probs, "answer"), confidence(tokens, probs, "batch"))
 
 
 def test_docvqa_predictions_are_the_generated_tokens_as_text() -> None:

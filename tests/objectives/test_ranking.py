@@ -46,7 +46,7 @@ def test_ranking_refuses_an_empty_list() -> None:
 
 
 def test_ranking_loss_is_summed_over_tokens_and_weighted_by_shares() -> None:
-    logits = torch.zeros(2, 4, 5)  # two answers of two pieces, five pieces to choose from
+    logits = torch.zeros(2, 4, 5)  # two answers of two tokens, a vocabulary of five
     batch = {
         "labels": torch.tensor([[[3, 1], [1, -100]], [[2, 1], [-100, -100]]]),
         "shares": torch.tensor([[0.6, 0.4], [1.0, 0.0]]),

@@ -10,7 +10,7 @@ from documents import png
 
 from simfl.data.base import Split
 from simfl.errors import DataError
-from simfl.objectives.recognition import END, LETTERS, UNKNOWN, Recognition, normalize_word, decode_word
+from simfl.objectives.recognition import END, LETTERS, UNKNOWN, Recognition, decode_word, normalize_word
 from simfl.protocol import Outputs
 
 
