@@ -37,7 +37,7 @@ coverage: setup  ## Run the fast tests and report which lines they reach
 check: setup  ## Check format, lint, types and layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy simfl
+	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_layers.py
 
 format: setup  ## Format the code and mend what the linter can

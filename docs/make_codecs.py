@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -68,7 +69,8 @@ def _formats() -> dict[str, Codec]:
     for name, kind in CODECS.items():
         variants = {label: codec for label, codec in VARIANTS.items() if isinstance(codec, kind)}
         if not any("%" in label for label in variants):  # these name their settings
-            formats[name] = kind(**dict(kind.example))
+            settings: dict[str, Any] = dict(kind.example)
+            formats[name] = kind(**settings)
         formats |= variants
     return formats
 

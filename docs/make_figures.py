@@ -1,4 +1,7 @@
-"""Write published and planned figures to docs/fidelity.md; `--check` verifies that they are up to date."""
+"""Write the table of docs/fidelity.md: `python docs/make_figures.py`; `--check` tests that it is current.
+
+The script imports the simfl of its own repository and computes the plans of the included experiments.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from simfl import config, files
-from simfl.plans.plan import RunPlan, plan
-from simfl.sweeps import file
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
-ROOT = Path(__file__).parent.parent
+from simfl import config, files  # noqa: E402
+from simfl.plans.plan import RunPlan, plan  # noqa: E402
+from simfl.sweeps import file  # noqa: E402
+
 FILE = ROOT / "docs" / "fidelity.md"
 MARKED = re.compile(r"(?<=<!-- figures -->\n).*(?=<!-- /figures -->)", re.DOTALL)
 SAME = "–"

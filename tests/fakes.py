@@ -90,19 +90,23 @@ def experiment(
 
     `settings` are fields of `Local`, `Phase` or `Experiment`.
     """
-    local = {"optimizer": LocalOptimizer("sgd"), "learning_rate": 0.1, "batch_size": 8} | _taken(Local, settings)
+    local: dict[str, Any] = {"optimizer": LocalOptimizer("sgd"), "learning_rate": 0.1, "batch_size": 8} | _taken(
+        Local, settings
+    )
     local["optimizer"] = _optimizer(local["optimizer"])
-    phase = {"objective": Classification(), "local": Local(**local), "rounds": rounds} | _taken(Phase, settings)
+    phase: dict[str, Any] = {"objective": Classification(), "local": Local(**local), "rounds": rounds}
+    phase |= _taken(Phase, settings)
     phase["algorithm"] = ALGORITHMS[algorithm]() if isinstance(algorithm, str) else algorithm
     if not {"participation", "clients_per_round", "poisson"} & phase.keys():
         phase["participation"] = 0.7
+    execution: dict[str, Any] = {"mode": mode, "clients_per_batch": clients_per_batch}
     whole: dict[str, Any] = {
         "name": "toy",
         "data": Toy(),
         "partition": Official(groups="group"),
         "model": Mlp(hidden_sizes=(16,), dropout=0.2),
         "phases": (Phase(**phase),),
-        "execution": Execution(mode=mode, clients_per_batch=clients_per_batch),
+        "execution": Execution(**execution),
         "checkpoint": Checkpoint(rounds=1, seconds=0.0),
     }
     return Experiment(**whole | settings)

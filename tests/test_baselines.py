@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from simfl.training.batches import batches
 from simfl.training.plan import ClientPlan, centralized
 
 LOCAL = Local(LocalOptimizer("sgd"), 0.1, epochs=2, batch_size=8)
-WHOLE = {"participation": 1.0, "batch_size": 8}
+WHOLE: dict[str, Any] = {"participation": 1.0, "batch_size": 8}
 
 
 def test_centralized_training_takes_as_many_steps_as_its_clients() -> None:
@@ -44,7 +45,11 @@ def test_centralized_training_sends_nothing_and_is_one_learner(mode: str, tmp_pa
 
 
 def test_centralized_training_beats_the_mean_of_clients_that_train_alone(tmp_path: Path) -> None:
-    scored = {"evaluate": Evaluate(models=("global", "personal"), every=0), "learning_rate": 0.3, "rounds": 4}
+    scored: dict[str, Any] = {
+        "evaluate": Evaluate(models=("global", "personal"), every=0),
+        "learning_rate": 0.3,
+        "rounds": 4,
+    }
     alone = run(experiment(communicate=False, **WHOLE, **scored), tmp_path / "alone")["final"]
     scored["evaluate"] = Evaluate(every=0)
     centralized = run(experiment(centralized=True, **WHOLE, **scored), tmp_path / "centralized")["final"]
@@ -66,7 +71,7 @@ def test_centralized_training_refuses_settings_of_clients(settings: dict, line: 
 
 
 def test_local_only_training_works_in_both_execution_modes(tmp_path: Path) -> None:
-    scored = {"evaluate": Evaluate(models=("personal",), every=0), "communicate": False}
+    scored: dict[str, Any] = {"evaluate": Evaluate(models=("personal",), every=0), "communicate": False}
     sequential, vectorized = (
         run(experiment(mode=mode, **WHOLE, **scored), tmp_path / mode)["final"] for mode in ("sequential", "vectorized")
     )
@@ -82,9 +87,9 @@ def test_fine_tuning_after_the_last_round_is_a_phase_that_does_not_communicate(t
     run(together, tmp_path / "first")
     both, first = Run(tmp_path / "both"), Run(tmp_path / "first")
     store = FileClientStore(tmp_path / "both" / "client_states")
-    tuned = store.get(both.snapshot().client_state(4))["personal_params:weights"]
+    weights = store.get(both.snapshot().client_state(4))["personal_params:weights"]
     start = first.snapshot().model
-    assert not torch.equal(tuned["head.weight"], start["head.weight"])
+    assert not torch.equal(weights["head.weight"], start["head.weight"])
     assert all(torch.equal(both.snapshot().model[name], t) for name, t in start.items())  # the global model stays
 
 
@@ -103,8 +108,8 @@ def test_local_models_of_any_method_can_be_evaluated(algorithm: str, tmp_path: P
     # the mean of the stored models is the new global one
     if algorithm == "fedavg":
         weights = [SIZES[k] / sum(SIZES[j] for j in sampled) for k in sampled]
-        kept = [store.get(snapshot.client_state(k))["local:weights"]["head.weight"] for k in sampled]
-        mean = sum(w * t for w, t in zip(weights, kept, strict=True))
+        stored = [store.get(snapshot.client_state(k))["local:weights"]["head.weight"] for k in sampled]
+        mean = sum(w * t for w, t in zip(weights, stored, strict=True))
         torch.testing.assert_close(mean, snapshot.server.weights["head.weight"])
 
 

@@ -166,10 +166,10 @@ class InPlace(ServerOptimizer):
 class NoMetric(Objective):
     """An objective without declarations."""
 
-    def encode(self, split, tokenizer): ...  # type: ignore[no-untyped-def]
-    def loss(self, outputs, batch): ...  # type: ignore[no-untyped-def]
-    def predict(self, module, batch): ...  # type: ignore[no-untyped-def]
-    def score(self, predictions, split, rows): ...  # type: ignore[no-untyped-def]
+    def encode(self, split, tokenizer): ...
+    def loss(self, outputs, batch): ...
+    def predict(self, module, batch): ...
+    def score(self, predictions, split, rows): ...
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ SMALL = (
 def test_pretraining_and_fine_tuning_have_the_same_network_and_different_providers() -> None:
     pretraining, fine_tuning = (config.load(RECIPE / f"{name}.yaml") for name in ("federated", "questions"))
     assert pretraining.model == fine_tuning.model
+    assert isinstance(pretraining.model, LayoutT5)
     with torch.device("meta"):
         count = sum(p.numel() for p in pretraining.model.network().parameters())
     assert 10_000_000 < count < 20_000_000

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -62,11 +63,11 @@ def table(recipe: dict[str, ModuleType], text: tokenizers.Tokenizer) -> object:
 
 
 @pytest.fixture
-def drawer(recipe: dict[str, ModuleType], text: tokenizers.Tokenizer, table: object) -> object:
+def drawer(recipe: dict[str, ModuleType], text: tokenizers.Tokenizer, table: Any) -> Any:
     return recipe["drawer"].Drawer(table, {mark: text.token_to_id(mark) for mark in ":?"}, seed=3)
 
 
-def as_split(encoded: object, words: tuple[str, ...], marks: dict[int, str], pages: Tensor | None = None) -> Split:
+def as_split(encoded: Any, words: tuple[str, ...], marks: dict[int, str], pages: Tensor | None = None) -> Split:
     """Return the drawn documents as a split of a data set; `pages` [B, 3, S, S] (uint8) are their images."""
     source = encoded.source
 
@@ -96,7 +97,7 @@ def png(page: Tensor) -> bytes:
     return out.getvalue()
 
 
-def test_drawn_documents_are_encoded_as_by_the_objective(drawer: object, text: tokenizers.Tokenizer) -> None:
+def test_drawn_documents_are_encoded_as_by_the_objective(drawer: Any, text: tokenizers.Tokenizer) -> None:
     encoded = drawer.draw(64, 14, LENGTH)
     split = as_split(encoded, drawer.table.words, {number: mark for mark, number in drawer.marks.items()})
     rows = DocVqa(max_tokens=LENGTH, max_answer=16).encode(split, Tokenizer(text, 64)).rows
@@ -108,7 +109,7 @@ def test_drawn_documents_are_encoded_as_by_the_objective(drawer: object, text: t
     assert rows["labels"].tolist() == encoded.labels[:, : rows["labels"].shape[1]].tolist()
 
 
-def test_nearly_all_drawn_answers_are_in_the_model_inputs(drawer: object) -> None:
+def test_nearly_all_drawn_answers_are_in_the_model_inputs(drawer: Any) -> None:
     encoded = drawer.draw(256, 14, LENGTH)
     found = 0
     for ids, labels in zip(encoded.input_ids.tolist(), encoded.labels.tolist(), strict=True):
@@ -214,7 +215,7 @@ def test_bundled_weights_load_with_their_sizes_and_are_finite() -> None:
     assert len(model.tokenizer()) == config["vocab_size"] == 3072
 
 
-def test_bundled_weights_copy_values_from_drawn_documents(recipe: dict[str, ModuleType], drawer: object) -> None:
+def test_bundled_weights_copy_values_from_drawn_documents(recipe: dict[str, ModuleType], drawer: Any) -> None:
     encoded = drawer.draw(32, 7, 127)
     present, ink = (encoded.source.words >= 0).float(), torch.full((32, 1, 1), 0.5)
     pages = recipe["pages"].page_images(encoded.source.boxes, present, ink, 64)

@@ -14,9 +14,12 @@ from pathlib import Path
 
 from simfl.config import load
 from simfl.objectives.answers import top_answers
+from simfl.objectives.ranking import Ranking
+from simfl.objectives.vqa import Vqa
 
 
 def main() -> None:
+    """Write the lists."""
     """Read the arguments and write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiment", type=Path, help="experiment file whose objective has answers")
@@ -26,6 +29,8 @@ def main() -> None:
     given = parser.parse_args()
     experiment = load(given.experiment)
     objective = experiment.phases[0].objective
+    assert isinstance(objective, Vqa | Ranking)
+    assert isinstance(objective.answers, str), "objective.answers must name a file"
     split = experiment.data.load(given.cache).splits["train"]
     lists = top_answers(split, given.most, None if given.all else objective.by)
     file = Path(objective.answers)

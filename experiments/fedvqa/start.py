@@ -1,4 +1,4 @@
-"""A finished run's ViLT as a start: weights in half precision, dimensions, tokenizer. Heads stay behind.
+"""Write the ViLT of a finished run as a checkpoint, without heads: weights in float16, dimensions and tokenizer.
 
 simfl run experiments/fedvqa/start.yaml
 python experiments/fedvqa/start.py runs/fedvqa_start packages/simfl-benchmarks/simfl_benchmarks/pretrained/vilt_tiny

@@ -46,7 +46,7 @@ def pack(count: int = COUNT) -> dict[str, np.ndarray]:
             add("question", ["question:", *question.question.split(), "context:"])
             add("answer", question.answers[0].split())
             document.append(number)
-    packed = {part: np.array(flat[part], np.int32) for part in PARTS}
+    packed: dict[str, np.ndarray] = {part: np.array(flat[part], np.int32) for part in PARTS}
     packed |= {f"{part}_ends": np.array(ends[part], np.int64) for part in PARTS}
     packed["boxes"] = np.array(boxes, np.int16).reshape(-1, 4)
     packed["document"] = np.array(document, np.int32)

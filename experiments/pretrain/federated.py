@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from simfl import api
+from simfl.models.layout_t5 import LayoutT5
 from simfl.runs.results import Run
 
 
@@ -28,6 +29,7 @@ def main(run: str, folder: str, recipe: str = str(Path(__file__).with_suffix(".y
     into.mkdir(parents=True, exist_ok=True)
     tensors = {name: p.detach().to("cpu", torch.float16).contiguous() for name, p in network.named_parameters()}
     save_file(tensors, into / "model.safetensors", metadata={"format": "pt"})
+    assert isinstance(trained.experiment.model, LayoutT5)
     plain = replace(trained.experiment.model, special_tokens=False)
     plain.tokenizer().backend.save(str(into / "tokenizer.json"))  # `special_tokens: true` adds the special tokens again
     with (into / "curve.csv").open("w", newline="") as file:

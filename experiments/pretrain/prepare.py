@@ -44,5 +44,5 @@ if __name__ == "__main__":
         out.write_text(count_words(), encoding="utf8")
     else:
         arrays = prepare(int(sys.argv[2]) if len(sys.argv) > 2 else COUNT)
-        np.savez_compressed(out, **arrays)
+        np.savez_compressed(out, **arrays)  # type: ignore[arg-type]  # numpy types ** as a flag
         print(f"{out}: {digest(arrays)}")

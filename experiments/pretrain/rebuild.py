@@ -45,7 +45,7 @@ def load_or_prepare(path: Path) -> dict[str, np.ndarray]:
     if path.is_file():
         return dict(np.load(path))
     arrays = prepare(COUNT)
-    np.savez_compressed(path, **arrays)
+    np.savez_compressed(path, **arrays)  # type: ignore[arg-type]  # numpy types ** as a flag
     return arrays
 
 

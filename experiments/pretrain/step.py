@@ -74,6 +74,7 @@ class TrainingStep:
         loss.backward()
         for parameter, master in zip(self.trained, self.masters, strict=True):
             if parameter.grad is not None:
+                assert master.grad is not None
                 master.grad.copy_(parameter.grad)
         nn.utils.clip_grad_norm_(self.masters, self.clip, foreach=True)
         self.optimizer.step()

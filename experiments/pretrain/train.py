@@ -82,7 +82,7 @@ class Training:
     def __init__(self, network: VT5Network, source: BatchSource) -> None:
         self.network, self.source = network, source
         self.step = TrainingStep(trained_parameters(network), lambda inputs: task_loss(network, inputs), DECAY, CLIP)
-        self.curve: list[dict[str, float | str]] = []
+        self.curve: list[dict[str, object]] = []
         self.started, self.num_steps, self.num_examples = time.perf_counter(), 0, 0
         self.share = 1.0  # of the peak learning rate
 
@@ -134,7 +134,7 @@ def pretrain(out: Path, prepared: dict[str, np.ndarray], device: torch.device, l
     tokenizer = tokenizers.Tokenizer.from_file(str(TOKENIZER))
     table = WordTable.load(prepared).to(device)
     network = new_network(tokenizer, seed_for("pretrain", "weights"), bf16=device.type == "cuda").to(device)
-    drawer = Drawer(table, {mark: tokenizer.token_to_id(mark) for mark in ":?"}, seed_for("pretrain", "drawer"))
+    drawer = Drawer(table, {mark: tokenizer.get_vocab()[mark] for mark in ":?"}, seed_for("pretrain", "drawer"))
     source = BatchSource(
         drawer, Corpus(prepared, table, seed_for("pretrain", "corpus")), network.vision.config.image_size
     )

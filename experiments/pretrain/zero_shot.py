@@ -16,7 +16,7 @@ import torch
 from simfl import config
 from simfl.data.base import Split
 from simfl.models.vt5 import VT5
-from simfl.objectives.docvqa import DocVqa
+from simfl.objectives.base import Objective
 from simfl.protocol import Task
 from simfl.seeds import rng
 
@@ -25,7 +25,7 @@ CACHE = Path("build/pretrain/data")
 BATCH = 16
 
 
-def zero_shot(weights: str, split: Split, objective: DocVqa, rows: np.ndarray) -> dict[str, float]:
+def zero_shot(weights: str, split: Split, objective: Objective, rows: np.ndarray) -> dict[str, float]:
     """Return the mean of each metric over these rows of `split`."""
     model = VT5(weights=weights, dropout=0.0)
     network = model.build(Task(seed=0))

@@ -33,8 +33,9 @@ def client(curvature: list[float], centre: list[float], examples: float = 1.0) -
 def minimum(clients: Sequence[Client], weighted: bool = False) -> Tensor:
     """Return the minimum of the (weighted) sum of the clients' losses."""
     weights = [c.examples if weighted else 1.0 for c in clients]
-    top = sum(w * c.curvature * c.centre for w, c in zip(weights, clients, strict=True))
-    return top / sum(w * c.curvature for w, c in zip(weights, clients, strict=True))
+    zero = torch.zeros((), dtype=torch.float64)
+    top = sum((w * c.curvature * c.centre for w, c in zip(weights, clients, strict=True)), zero)
+    return top / sum((w * c.curvature for w, c in zip(weights, clients, strict=True)), zero)
 
 
 @dataclass
@@ -71,7 +72,7 @@ class Federation:
             uniform = self.algorithm.reduce.get(part, "weighting") == "clients"
             share = {k: 1.0 if uniform else mass[k] for k in sampled}
             parts[part] = {
-                name: sum(share[k] * sent[k][part][name] for k in sampled) / sum(share.values())
+                name: torch.stack([share[k] * sent[k][part][name] for k in sampled]).sum(0) / sum(share.values())
                 for name in sent[sampled[0]][part]
             }
         aggregated = AggregatedUpdates(parts, {}, len(self.clients), len(sampled), sum(mass.values()))
@@ -110,7 +111,9 @@ class Federation:
         return sent
 
     def _step(self, own: Client, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> State:
-        outputs, seen, mask = {}, [], {"mask": torch.ones(1)}
+        outputs: dict[str, Outputs] = {}
+        seen: list[Weights] = []
+        mask = {"mask": torch.ones(1)}
         for micro in self.algorithm.micro_steps():
             moved = {} if micro.at is None else micro.at(trained, tuple(seen), state, update)
             leaf = {name: w.clone().requires_grad_() for name, w in (trained | moved).items()}

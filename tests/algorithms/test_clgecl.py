@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 from hand import update, w
@@ -27,7 +29,8 @@ def test_clgecl_duals_by_hand_over_three_updates_with_skipped_rounds() -> None:
     # update 1: w 1, x 2:  λ 0;                        sends 1;              released w' = 2
     # update 2: w 4, x 5:  λ 0 + (4 − 2) = 2;          sends 1 + 2 = 3;      w' = 7
     # update 3: w 6, x 9:  λ 2 + (6 − 7) = 1;          sends 3 + 1 = 4;      w' = 10
-    sent, state = [], {}
+    sent: list[float] = []
+    state: dict[str, dict[str, torch.Tensor]] = {}
     for received, reached in ((1.0, 2.0), (4.0, 5.0), (6.0, 9.0)):
         one, state = go(Clgecl(), state, received, reached)
         sent.append(one)
@@ -55,13 +58,13 @@ def test_clgecl_state_follows_from_the_decoded_upload() -> None:
 
 
 @forms
-def test_clgecl_with_full_participation_is_fedavg(form: str) -> None:
+def test_clgecl_with_full_participation_is_fedavg(form: Literal["averaged", "peaceman_rachford"]) -> None:
     game, plain = Federation(Clgecl(form), UNEVEN, steps=3).rounds(6), Federation(FedAvg(), UNEVEN, steps=3).rounds(6)
     assert_close(game.weights, plain.weights)
     assert_close(sum(game.client_states[k]["dual"]["w"] for k in range(3)), torch.zeros(2, dtype=torch.float64))
 
 
 @forms
-def test_clgecl_with_a_penalty_reaches_the_minimum_of_the_sum(form: str) -> None:
+def test_clgecl_with_a_penalty_reaches_the_minimum_of_the_sum(form: Literal["averaged", "peaceman_rachford"]) -> None:
     game = Federation(Clgecl(form, penalty=1.0), UNEVEN, steps=15, rate=0.2).rounds(60)
     assert_close(game.weights, minimum(UNEVEN), rtol=0, atol=1e-3)

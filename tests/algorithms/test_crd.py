@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from hand import update
+from torch import Tensor
 from torch.testing import assert_close
 
 from simfl.algorithms.crd import Crd, noise_contrast
@@ -15,7 +16,7 @@ from simfl.protocol import ModelInfo, Outputs
 
 GENERATOR = torch.Generator().manual_seed(0)
 SMALL = Crd(embedding_size=4, negatives=3, from_round=1)
-PARTS = {"weights": {}}
+PARTS: dict[str, dict[str, Tensor]] = {"weights": {}}
 
 
 def at(examples: float, step: int = 0, key: int = 12345, round: int = 1):

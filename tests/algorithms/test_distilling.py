@@ -85,12 +85,12 @@ def test_similarity_preserving_ignores_padding_and_batches_of_one() -> None:
     student, teacher = outputs([[0.0]] * 3, random(3, 4).tolist()), outputs([[0.0]] * 3, random(3, 4).tolist())
     one = total("similarity_preserving", student, teacher, mask=torch.tensor([1.0, 0.0, 0.0]))
     assert one.item() == pytest.approx(0.0, abs=1e-9)
-    pair = [
+    first_two = [
         Outputs(o.logits[:2], o.features[:2], loss_sums=o.loss_sums[:2], loss_weights=o.loss_weights[:2])
         for o in (student, teacher)
     ]
     padded = total("similarity_preserving", student, teacher, mask=torch.tensor([1.0, 1.0, 0.0]))
-    assert_close(padded, total("similarity_preserving", *pair))
+    assert_close(padded, total("similarity_preserving", first_two[0], first_two[1]))
 
 
 def test_the_gradient_of_similarities_is_finite_for_zero_features() -> None:

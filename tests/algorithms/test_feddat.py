@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -22,6 +22,8 @@ from simfl.optimizers.local import LocalOptimizer
 from simfl.protocol import Outputs, Task
 from simfl.runs.results import Run
 
+Form = Literal["micro", "joint"]
+Teacher = Literal["dual", "client", "received"]
 KL = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)  # (.75, .25) to (.5, .5)
 KL_BACK = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(2.0)
 MODEL = Mlp(hidden_sizes=(16,), dropout=0.2, adapters=Bottleneck())
@@ -51,7 +53,10 @@ def test_each_feddat_side_learns_the_task_and_from_the_other() -> None:
 
 
 def test_feddat_reports_the_task_loss_alone() -> None:
-    assert FedDat().shared_loss({"teacher": sure(), "shared": unsure(1.0)}, MASK, {}, {}, {}, LATE).task().item() == 1.0
+    assert (
+        FedDat().shared_loss({"teacher": sure(), "shared": unsure(1.0)}, MASK, {}, {}, {}, LATE).task_mean().item()
+        == 1.0
+    )
 
 
 def test_feddat_direction_student_exchanges_the_sides_of_the_divergence() -> None:
@@ -79,7 +84,7 @@ def test_feddat_preset_paper_ramps_up_exponentially_over_five_rounds() -> None:
 
 
 @pytest.mark.parametrize(("teacher", "steps"), [("dual", 2), ("client", 2), ("received", 1)])
-def test_feddat_teacher_ablations_and_their_steps(teacher: str, steps: int) -> None:
+def test_feddat_teacher_ablations_and_their_steps(teacher: Teacher, steps: int) -> None:
     dat = FedDat(teacher=teacher)
     assert len(dat.micro_steps()) == steps
     assert dat.micro_steps()[0].excludes == (CLIENT,)
@@ -89,14 +94,18 @@ def test_feddat_teacher_ablations_and_their_steps(teacher: str, steps: int) -> N
 
 
 def moved(given: FedDat | FedAvg, folder: Path, **settings: Any) -> dict[str, torch.Tensor]:
-    settings = {"model": MODEL, "optimizer": LocalOptimizer("sgd"), "personal_params": ("*adapter_client*",)} | settings
-    run(experiment(given, **settings), folder)
+    usual: dict[str, Any] = {
+        "model": MODEL,
+        "optimizer": LocalOptimizer("sgd"),
+        "personal_params": ("*adapter_client*",),
+    }
+    run(experiment(given, **usual | settings), folder)
     return Run(folder).snapshot().server.weights
 
 
 @pytest.mark.parametrize("mode", ["sequential", "vectorized"])
 @pytest.mark.parametrize("form", ["micro", "joint"])
-def test_feddat_without_distillation_trains_the_shared_adapter_as_fedavg(mode: str, form: str, tmp_path: Path) -> None:
+def test_feddat_without_distillation_trains_the_shared_adapter_as_fedavg(mode: str, form: Form, tmp_path: Path) -> None:
     silent = moved(FedDat(alpha=0.0, beta=0.0, form=form), tmp_path / "dat", mode=mode)
     plain = moved(FedAvg(), tmp_path / "avg", mode=mode)
     assert all(torch.equal(silent[name], t) for name, t in plain.items())
@@ -104,9 +113,9 @@ def test_feddat_without_distillation_trains_the_shared_adapter_as_fedavg(mode: s
 
 
 @pytest.mark.parametrize("teacher", ["dual", "client", "received"])
-def test_feddat_models_can_be_evaluated(teacher: str, tmp_path: Path) -> None:
+def test_feddat_models_can_be_evaluated(teacher: Teacher, tmp_path: Path) -> None:
     scored = Evaluate(models=("global", "personal", "client", "dual"), every=0)
-    heads = {"train": ("head.*",), "personal_params": ("head.*",)}
+    heads: dict[str, Any] = {"train": ("head.*",), "personal_params": ("head.*",)}
     given = experiment(FedDat(teacher=teacher), model=MODEL, evaluate=scored, learning_rate=0.5, **heads)
     scores = run(given, tmp_path)["final"]
     assert {"personal.accuracy", "client.accuracy", "dual.accuracy"} <= set(scores)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import pytest
 import torch
 from hand import MASK, outputs, update, w
@@ -27,7 +29,7 @@ def test_feddc_loss_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("drift", "sent"), [("all", 0.4), ("sampled", 1.3)])  # δ = 0.4; h + 2δ = 0.5 + 0.8
-def test_a_feddc_client_update_by_hand(drift: str, sent: float) -> None:
+def test_a_feddc_client_update_by_hand(drift: Literal["all", "sampled"], sent: float) -> None:
     # 4 steps of 0.1 move θ from 1 to 1.4: the mean gradient is −δ/L = −1; g_k⁺ − g_k = −g − δ/L = −0.7 − 1
     feddc, received = FedDC(drift=drift), {"weights": w(1.0), "control": w(0.7)}
     upload = feddc.upload(w(1.4), received, STATE, update(steps=4))
@@ -68,7 +70,7 @@ def test_feddc_server_means_are_the_clients_means_with_partial_participation() -
 
 
 def test_feddc_comes_closer_to_the_minimum_of_the_sum_than_fedavg() -> None:
-    goal, settings = minimum(UNEVEN), {"steps": 5, "rate": 0.2}
+    goal, settings = minimum(UNEVEN), dict[str, Any](steps=5, rate=0.2)
     off = {
         a: (Federation(a, UNEVEN, **settings).rounds(40).weights - goal).norm().item() for a in (FedDC(0.1), FedAvg())
     }

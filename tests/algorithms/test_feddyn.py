@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hand import MASK, outputs, update, w
@@ -43,7 +45,7 @@ def test_feddyn_server_step_by_hand() -> None:
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_feddyn_reaches_the_minimum_of_the_sum_where_fedavg_does_not(weighting: str) -> None:
     goal = minimum(UNEVEN, weighted=weighting == "examples")
-    settings = {"steps": 10, "rate": 0.2, "weighting": weighting}
+    settings: dict[str, Any] = {"steps": 10, "rate": 0.2, "weighting": weighting}
     assert_close(Federation(FedDyn(alpha=0.5), UNEVEN, **settings).rounds(40).weights, goal, rtol=0, atol=1e-4)
     assert (Federation(FedAvg(), UNEVEN, **settings).rounds(40).weights - goal).norm() > 0.1
 

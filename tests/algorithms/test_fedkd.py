@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -80,7 +81,7 @@ def test_a_mentor_of_another_size_trains_and_is_evaluated(tmp_path: Path, mode: 
 
 
 def test_execution_modes_agree_with_a_full_mentor_and_adapters(tmp_path: Path) -> None:
-    adapted = {
+    adapted: dict[str, Any] = {
         "model": Mlp(hidden_sizes=(16, 16), adapters=Lora(rank=2, targets=("linear",))),
         "mentor": Mlp(hidden_sizes=(24, 8)),
     }

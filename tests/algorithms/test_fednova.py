@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -34,7 +36,7 @@ def test_fednova_counts_a_client_without_examples_as_no_step() -> None:
 
 def test_fednova_reaches_the_minimum_where_fedavg_favours_clients_with_more_steps() -> None:
     # small steps: fixed points are where Σ p_k·a_k·f_k′ = 0 for FedAvg and Σ p_k·f_k′ = 0 for FedNova
-    settings = {"steps": [8, 1], "rate": 0.01}
+    settings: dict[str, Any] = {"steps": [8, 1], "rate": 0.01}
     assert_close(Federation(FedNova(), EQUAL, **settings).rounds(300).weights, minimum(EQUAL), rtol=0, atol=0.05)
     assert (
         Federation(FedAvg(), EQUAL, **settings).rounds(300).weights.item() > 1.5

@@ -10,7 +10,8 @@ from hand import MASK, outputs, update, w
 from torch.testing import assert_close
 
 from simfl.algorithms import ALGORITHMS
-from simfl.algorithms.ditto import PERSONAL
+from simfl.algorithms.ditto import PERSONAL, Ditto
+from simfl.algorithms.robust import Krum
 from simfl.protocol import AggregatedUpdates, Server
 
 
@@ -78,7 +79,7 @@ def test_moon_contrast_by_hand(received: list[float], previous: list[float], exp
 
 
 def test_ditto_pulls_the_personal_model_to_the_received_one() -> None:
-    ditto = ALGORITHMS["ditto"](strength=0.5)
+    ditto = Ditto(strength=0.5)
     out = {"personal": outputs([[0.0]], sums=2.0)}
     loss = ditto.personal_loss(out, MASK, {PERSONAL + "w": torch.tensor([3.0])}, {"weights": w(1.0)}, {}, update())
     assert loss.total(torch.ones(1)).item() == pytest.approx(2.0 + 0.5 * 0.5 * 4.0)
@@ -95,10 +96,10 @@ def test_median_of_an_even_number_is_the_mean_of_the_middle_two() -> None:
 
 def test_krum_selects_the_upload_closest_to_the_others() -> None:
     # n = 5, f = 1: two nearest. From 1.0: 0.1² + 0.2²; from 1.1: 0.1² + 0.1² (least); from 1.2: 0.1² + 0.2²
-    delta, _ = ALGORITHMS["krum"](attackers=1).aggregate(Server({}), gathered(1.0, 1.1, 1.2, 50.0, -9.0))
+    delta, _ = Krum(attackers=1).aggregate(Server({}), gathered(1.0, 1.1, 1.2, 50.0, -9.0))
     assert delta["w"].item() == pytest.approx(1.1)
 
 
 def test_multi_krum_averages_the_best() -> None:
-    delta, _ = ALGORITHMS["krum"](attackers=1, keep=3).aggregate(Server({}), gathered(1.0, 1.1, 1.2, 50.0, -9.0))
+    delta, _ = Krum(attackers=1, keep=3).aggregate(Server({}), gathered(1.0, 1.1, 1.2, 50.0, -9.0))
     assert delta["w"].item() == pytest.approx(1.1)

@@ -35,7 +35,7 @@ DATA = Toy(sizes=(1, 12, 5, 17), valid=8)
 
 def trained(algorithm: Algorithm, mode: str, settings: dict[str, Any]) -> Weights:
     with TemporaryDirectory() as folder:
-        given = {"rounds": 2, "participation": 1.0, "learning_rate": 0.125, "data": DATA} | settings
+        given: dict[str, Any] = {"rounds": 2, "participation": 1.0, "learning_rate": 0.125, "data": DATA} | settings
         run(experiment(algorithm, mode, clients_per_batch=4, **given), Path(folder))
         return Run(folder).snapshot().server.weights
 

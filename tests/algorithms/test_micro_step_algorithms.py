@@ -55,6 +55,8 @@ def test_per_fedavg_reaches_the_minimum_of_the_losses_after_one_inner_step() -> 
 def test_fedrep_trains_the_head_first_and_then_the_body(step: int, head: float, body: float) -> None:
     first, second = FedRep(head_steps=2).micro_steps()
     assert (first.trains, second.excludes) == (("head.*",), ("head.*",))
+    assert first.active is not None
+    assert second.active is not None
     assert (float(first.active(update(step=step))), float(second.active(update(step=step)))) == (head, body)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 from hand import update, w
@@ -12,18 +14,21 @@ from simfl.algorithms.scaffold import Scaffold
 
 EQUAL = [client([2.0, 1.0], [1.0, 0.0]), client([2.0, 1.0], [-1.0, 3.0]), client([2.0, 1.0], [3.0, -1.0])]
 UNEVEN = [client([4.0, 1.0], [1.0, 0.0]), client([1.0, 2.0], [-1.0, 3.0]), client([0.5, 1.0], [2.0, -2.0])]
+Option = Literal["i", "ii"]
 options = pytest.mark.parametrize("option", ["i", "ii"])
 
 
 @options
-def test_scaffold_control_after_one_full_batch_step_is_the_gradient_at_the_received_model(option: str) -> None:
+def test_scaffold_control_after_one_full_batch_step_is_the_gradient_at_the_received_model(
+    option: Option,
+) -> None:
     game = Federation(Scaffold(option), UNEVEN, steps=1).rounds(1)
     for k, one in enumerate(UNEVEN):
         assert_close(game.client_states[k]["control"]["w"], one.curvature * (0.0 - one.centre))  # f′(0)
 
 
 @options
-def test_scaffold_controls_of_all_clients_sum_to_n_times_the_servers(option: str) -> None:
+def test_scaffold_controls_of_all_clients_sum_to_n_times_the_servers(option: Option) -> None:
     game = Federation(Scaffold(option), UNEVEN, steps=4).rounds(2, [0, 2]).rounds(2, [1]).rounds(1, [1, 2])
     total = sum(game.client_states[k]["control"]["w"] for k in range(3))
     assert_close(total, 3 * game.server.state["control"]["w"])
@@ -38,7 +43,7 @@ def test_scaffold_option_one_cancels_drift_from_the_second_round_for_equal_curva
 
 
 @options
-def test_scaffold_reaches_the_minimum_of_the_sum(option: str) -> None:
+def test_scaffold_reaches_the_minimum_of_the_sum(option: Option) -> None:
     assert_close(Federation(Scaffold(option), UNEVEN, steps=5).rounds(80).weights, minimum(UNEVEN), rtol=0, atol=1e-4)
 
 

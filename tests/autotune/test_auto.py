@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,12 @@ from simfl.session.prepare import identity_of
 
 
 def identity(
-    folder: Path, model: Model, sampled: int, device: str = "cpu", mode: str = "auto", optimizer: str = "sgd"
+    folder: Path,
+    model: Model,
+    sampled: int,
+    device: str = "cpu",
+    mode: Any = "auto",
+    optimizer: str = "sgd",
 ) -> RunIdentity:
     phase = Phase(Classification(), Local(LocalOptimizer(optimizer), 0.1), rounds=1, clients_per_round=sampled)
     data = Prototypes(examples=200, classes=4, shape=(1, 6, 6))
@@ -30,7 +36,7 @@ def identity(
     return identity_of(experiment, RunContext(experiment, folder), 100, device)
 
 
-def chosen(folder: Path, model: Model, sampled: int, device: str = "cpu", mode: str = "auto") -> tuple[object, object]:
+def chosen(folder: Path, model: Model, sampled: int, device: str = "cpu", mode: Any = "auto") -> tuple[object, object]:
     found = identity(folder, model, sampled, device, mode)
     return found.mode, found.clients_per_batch
 

@@ -25,6 +25,7 @@ from simfl.autotune.tuner import Tuner, describe_choice
 from simfl.debug.rerun import Rerun
 from simfl.errors import ConfigError, RunError
 from simfl.experiment import Execution, Experiment, Privacy
+from simfl.models.mlp import Mlp
 from simfl.runs.manifest import RunIdentity
 from simfl.runs.results import Run
 from simfl.runtime import worker
@@ -65,9 +66,11 @@ def of(execution_mode: ExecutionMode, seconds: float | None, why: str = "") -> T
 
 def choice(identity=IDENTITY, **cohort) -> Tuner:
     case = experiment(execution=Execution(**cohort))
-    context = SimpleNamespace(phase=case.phases[0], num_clients=10, parameter_groups=SimpleNamespace(buffers=()))
-    record = SimpleNamespace(manifest=SimpleNamespace(identity=identity))
-    return Tuner(case, record, context, None, SimpleNamespace(num_workers=1))
+    context: Any = SimpleNamespace(phase=case.phases[0], num_clients=10, parameter_groups=SimpleNamespace(buffers=()))
+    record: Any = SimpleNamespace(manifest=SimpleNamespace(identity=identity))
+    unused: Any = None
+    pool: Any = SimpleNamespace(num_workers=1)
+    return Tuner(case, record, context, unused, pool)
 
 
 def manifest(folder: Path) -> dict:
@@ -290,7 +293,7 @@ def test_a_fork_uses_the_choice_of_its_source(tmp_path, monkeypatch):
 @pytest.mark.parametrize("changed", [
     {"deterministic": True, "execution": Execution()},
     {"execution": Execution(autotune="never", threads=2)},
-    {"model": replace(CASE.model, dropout=0.3)},
+    {"model": Mlp(hidden_sizes=(16,), dropout=0.3)},
 ])  # fmt: skip
 def test_a_fork_that_changes_the_basis_of_the_choice_drops_it(tmp_path, monkeypatch, changed):
     """With `deterministic` a measured choice would make the fork differ from another fork of the same experiment."""

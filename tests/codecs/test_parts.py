@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,7 +53,10 @@ def test_one_part_sends_deltas_and_another_whole_weights(tmp_path: Path) -> None
     run(experiment("scaffold", codec=codec, rounds=3, participation=1.0), tmp_path)
     found = sizes(tmp_path)
     assert found["download", "weights"] == {4 * VALUES}
-    assert found["download", "control"] == {4 * VALUES, VALUES + 4 * 4}  # whole weights in the first download, then deltas
+    assert found["download", "control"] == {
+        4 * VALUES,
+        VALUES + 4 * 4,
+    }  # weights first, then deltas
 
 
 YAML = {
@@ -111,7 +115,8 @@ def test_error_feedback_keeps_the_encoding_error_of_any_lossy_codec(name: str, t
     meant = [
         {"a": torch.randn(20, 9, generator=generator), "b": torch.randn((), generator=generator)} for _ in range(6)
     ]
-    total, memory = {"a": torch.zeros(20, 9), "b": torch.zeros(())}, {}
+    total = {"a": torch.zeros(20, 9), "b": torch.zeros(())}
+    memory: dict[str, dict[str, torch.Tensor]] = {}
     for number, upload in enumerate(meant):
         stacked = {"weights": {key: t[None] for key, t in upload.items()}}
         sent, (lost,), _ = send_uploads(spec, number, [3], stacked, {"weights": {}}, [memory])
@@ -123,7 +128,7 @@ def test_error_feedback_keeps_the_encoding_error_of_any_lossy_codec(name: str, t
 
 
 @pytest.mark.parametrize("codec", [RandomK(error_feedback=True), Int8(rounding="stochastic"), Svd(compress="zstd")])
-def test_a_cohort_sends_the_bytes_of_its_clients_one_by_one(codec: object, tmp_path: Path) -> None:
+def test_a_cohort_sends_the_bytes_of_its_clients_one_by_one(codec: Any, tmp_path: Path) -> None:
     """In the way `vectorized` the uploads of a cohort are encoded together."""
     spec = RunContext(experiment(codec=Codecs(upload=codec)), files.cache_folder()).phase_context(0, 10).messages
     generator = torch.Generator().manual_seed(0)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from copy import deepcopy
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from simfl import config
 from simfl.algorithms.base import Algorithm
+from simfl.algorithms.fedprox import FedProx
 from simfl.config.fields import build, written
 from simfl.config.registries import REGISTRIES
 from simfl.errors import ConfigError
@@ -60,7 +62,7 @@ def error_of(file: Path, *overrides: str) -> str:
 def test_a_complete_experiment_file_is_read(file: Path) -> None:
     file.write_text(DESIGN)
     experiment = config.load(file, ["data.path=/a/download"])
-    assert experiment.data.path == "/a/download"
+    assert asdict(experiment.data)["path"] == "/a/download"
     phase = experiment.phases[0]
     assert (experiment.name, experiment.seed, experiment.partition.clients) == ("track1_lora", 42, 10)
     assert phase.local.learning_rate == 2e-4
@@ -230,7 +232,7 @@ def test_privacy_without_effect_is_refused(file: Path) -> None:
 
 
 def test_a_missing_key_is_reported_with_its_type(file: Path) -> None:
-    given = config.read_yaml(file)
+    given: Any = config.read_yaml(file)
     del given["phases"][0]["rounds"], given["model"]
     with pytest.raises(ConfigError, match=r"^model: missing; give one of .*vt5"):
         config.parse(given)
@@ -256,7 +258,7 @@ def test_an_override_changes_one_value_and_copies_the_rest(file: Path) -> None:
 def test_an_override_adds_a_setting_to_a_component_given_by_name(file: Path) -> None:
     overrides = ["phases.0.algorithm=fedprox", "phases.0.algorithm.mu=0.5", "partition=iid", "partition.clients=3"]
     experiment = config.load(file, overrides)
-    assert experiment.phases[0].algorithm.mu == 0.5
+    assert experiment.phases[0].algorithm == FedProx(mu=0.5)
     assert REGISTRIES["partitioners"].name_of(type(experiment.partition)) == "iid"
     assert (
         config.load(file, ["phases.0.server=sgd", "phases.0.server.learning_rate=0.5"]).phases[0].server.learning_rate

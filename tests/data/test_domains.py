@@ -58,7 +58,7 @@ def test_every_style_has_every_concept_once_and_splits_share_no_concept(built: d
     for name, each in (("train", 14), ("valid", 2), ("test", 4)):
         rows = built["emoji"].splits[name].examples
         assert rows.num_rows == 5 * each * 4
-        by_style = {style: set() for style in emoji.STYLES}
+        by_style: dict[str, set[str]] = {style: set() for style in emoji.STYLES}
         for key, style in zip(rows["key"].to_pylist(), rows["domain"].to_pylist(), strict=True):
             by_style[style].add(key)
         keys[name] = by_style["noto"]

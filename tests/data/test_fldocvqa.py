@@ -1,5 +1,7 @@
 """Output of fldocvqa's converter: no header, duplicate ids, and its own partition file."""
 
+from typing import Any
+
 import pytest
 from sample_files import write_image, write_json, write_npy
 
@@ -9,7 +11,7 @@ from simfl.errors import DataError
 
 
 def record(image: str, number: int, shared: dict | None = None, **more):
-    base = {
+    base: dict[str, Any] = {
         "metadata": shared if shared is not None else {"id": f"{image}{number}"},
         "question": f"what {number}?",
         "answers": ["x", "x", "y"],

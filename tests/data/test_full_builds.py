@@ -32,6 +32,7 @@ def test_a_default_build_has_the_golden_hash(name: str, tmp_path: Path) -> None:
     assert built.sha256 == GOLDEN[name], (
         "the content changed: increase VERSION in its benchmark.py, then update this hash and docs/data.md"
     )
+    assert built.folder is not None
     assert (built.folder / "contact.png").exists()
 
 

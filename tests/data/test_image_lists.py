@@ -19,7 +19,7 @@ def root(tmp_path: Path) -> Path:
     """Write two domains of three classes numbered from 1, with two training images and one test image each."""
     root = tmp_path / "data"
     for domain in ("photo", "sketch"):
-        listed = {"train": [], "test": []}
+        listed: dict[str, list[str]] = {"train": [], "test": []}
         for label, kind in enumerate(KINDS, start=1):
             for number, split in enumerate(("train", "train", "test")):
                 name = f"{domain}/{kind}/n {number}.png" if number else f"{domain}/{kind}/{number}.png"

@@ -1,6 +1,7 @@
 """Words in LMDB: keys from 1, broken entries are counted, and the real data sets."""
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ def png(width: int = 12, height: int = 8) -> bytes:
 
 
 def write(
-    folder: Path, words: list[tuple[bytes | None, bytes | None]], lexicon: bytes | None = None, **head: bytes
+    folder: Path, words: Sequence[tuple[bytes | None, bytes | None]], lexicon: bytes | None = None, **head: bytes
 ) -> None:
     folder.mkdir(parents=True)
     with lmdb.open(str(folder), map_size=2**24) as environment, environment.begin(write=True) as transaction:

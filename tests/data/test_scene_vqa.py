@@ -6,6 +6,7 @@ import io
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,7 +109,8 @@ def test_no_answer_to_a_task_is_much_more_frequent_than_another(small: Dataset) 
 
 
 def test_baselines_without_the_picture_stay_low_on_scenes(small: Dataset) -> None:
-    for split, scores in small.card["baselines"].items():
+    baselines: Any = small.card["baselines"]
+    for split, scores in baselines.items():
         assert scores["question_only"]["accuracy"] < 0.45, split
         assert scores["majority"]["accuracy"] < 0.45, split
 

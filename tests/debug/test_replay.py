@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes import Faulty, experiment, run, then
@@ -26,7 +27,7 @@ from simfl.runs import tables
 from simfl.runs.results import Run
 
 LOSSY = Codecs(download=Nf4(encode="update"), upload=Nf4(error_feedback=True))
-MOMENTUM = {"optimizer": "adam", "learning_rate": 0.01, "keep_optimizer": True}
+MOMENTUM: dict[str, Any] = {"optimizer": "adam", "learning_rate": 0.01, "keep_optimizer": True}
 CASES = {
     "scaffold, sequential": experiment("scaffold"),
     "moon, vectorized": experiment("moon", "vectorized"),

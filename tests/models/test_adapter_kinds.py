@@ -138,7 +138,11 @@ def methods() -> list[str]:
 @pytest.mark.filterwarnings("ignore")  # peft's, about sparse tensors
 @pytest.mark.parametrize("method", methods())
 def test_every_peft_method_is_vectorized_or_sequential_only_or_rejected(method: str) -> None:
-    settings = {"adalora": {"total_step": 10}, "c3a": {"block_size": 8}, "ia3": {"feedforward_modules": []}}
+    settings: dict[str, dict[str, object]] = {
+        "adalora": {"total_step": 10},
+        "c3a": {"block_size": 8},
+        "ia3": {"feedforward_modules": []},
+    }
     model = replace(Vilt(), adapters=PeftMethod(method, settings.get(method, {})))
     try:
         module = model.build(ANSWERS).train()

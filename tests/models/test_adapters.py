@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def randomized(module: nn.Module) -> nn.Module:
     return module
 
 
-def on_branch(module: nn.Module, branch: str, x: torch.Tensor) -> torch.Tensor:
+def on_branch(module: nn.Module, branch: str, x: torch.Tensor) -> Any:
     with call_context(ModelCall(branch=branch)):
         return module(x)
 

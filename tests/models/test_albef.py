@@ -87,7 +87,7 @@ IMAGE = (  # our names -> those of ALBEF's image encoder, independent of the rul
 
 def published(network: AlbefNetwork) -> dict[str, torch.Tensor]:
     """Build a question-answering checkpoint in ALBEF's names."""
-    made = {}
+    made: dict[str, torch.Tensor] = {}
     for name, tensor in network.named_parameters():
         part, _, rest = name.partition(".")
         for ours, original in IMAGE if part == "image" else ():

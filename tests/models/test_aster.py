@@ -150,8 +150,8 @@ def test_beam_search_finds_the_most_probable_word(monkeypatch: pytest.MonkeyPatc
         top = max(range(len(words)), key=scores.__getitem__)
         best.append((list(words[top]), scores[top]))
     letters, probability = network.beam_search(IMAGES, beams=8, max_letters=3)
-    for row, (word, total) in enumerate(best):
-        assert letters[row, : len(word)].tolist() == word
+    for row, (expected, total) in enumerate(best):
+        assert letters[row, : len(expected)].tolist() == expected
         assert probability[row].log().item() == pytest.approx(total, abs=1e-3)
 
 

@@ -95,7 +95,7 @@ class TritonInteger(np.ndarray):
     """Integers of fixed width with the methods of Triton's; shifts of unsigned ones are logical."""
 
     def to(self, kind: Any, bitcast: bool = False) -> TritonInteger:
-        return self.view(kind) if bitcast else self.astype(kind)
+        return np.asarray(self.view(kind) if bitcast else self.astype(kind)).view(TritonInteger)
 
 
 def triton_integer(values: Any, kind: Any) -> TritonInteger:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -138,7 +139,7 @@ MODELS: dict[str, tuple[Model, tuple[int, ...]]] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_both_execution_modes_train_real_weights_alike(name: str, tmp_path: Path) -> None:
     network, shape = MODELS[name]
-    given = {"data": toy(shape=shape), "model": network, "rounds": 2}
+    given: dict[str, Any] = {"data": toy(shape=shape), "model": network, "rounds": 2}
     for mode in ("sequential", "vectorized"):
         run(experiment("fedprox", mode, **given), tmp_path / mode)
     loop, batch = model(tmp_path / "sequential"), model(tmp_path / "vectorized")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -222,12 +222,12 @@ def test_boxes_and_patches_start_small_against_words() -> None:
 
 
 @pytest.mark.parametrize("boxes", ["tables", "linear"])
-def test_every_layer_has_a_grouped_form(boxes: str) -> None:
+def test_every_layer_has_a_grouped_form(boxes: Literal["tables", "linear"]) -> None:
     network = LayoutT5(boxes=boxes).build(TASK)
     assert ungrouped_params(network, tuple(dict(network.named_parameters()))) == []
 
 
-def gradients(device: str, precision: str) -> dict[str, torch.Tensor]:
+def gradients(device: str, precision: Literal["float32", "bf16"]) -> dict[str, torch.Tensor]:
     """Gradients of the mean cross-entropy."""
     network = LayoutT5(dropout=0.0, precision=precision).build(TASK).to(device).train()
     given = {name: tensor.to(device) for name, tensor in batch(8).items()}
@@ -238,7 +238,7 @@ def gradients(device: str, precision: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("precision", "bound"), [("float32", 0.02), ("bf16", 0.1)])
-def test_gradients_on_a_gpu_equal_those_on_the_cpu(precision: str, bound: float) -> None:
+def test_gradients_on_a_gpu_equal_those_on_the_cpu(precision: Literal["float32", "bf16"], bound: float) -> None:
     expected, found = gradients("cpu", "float32"), gradients("cuda", precision)
     for name, slope in expected.items():
         assert (found[name] - slope).norm() < bound * slope.norm(), name

@@ -44,13 +44,13 @@ VQA = {"data": Corners(), "partition": Provider(clients=3), "objective": Vqa()}
 PAGES = VQA | {"objective": DocVqa(max_tokens=32, max_answer=8), "rounds": 4, "epochs": 4, "learning_rate": 5e-3}
 LISTED = VQA | {"objective": Ranking(answers=ANSWERS, soft="any"), "rounds": 4, "epochs": 4, "learning_rate": 5e-3}
 IMAGES = {"data": Toy(shape=(1, 16, 16)), "rounds": 4, "epochs": 3}
-WORDS = {
+WORDS: dict[str, Any] = {
     "data": Bars(), "partition": Official(), "objective": Recognition(height=32, width=64, max_letters=4, beams=2),
     "rounds": 3, "epochs": 4, "learning_rate": 5e-3, "batch_size": 8,
 }  # fmt: skip
 VT5_SMALL = VT5(d_model=64, d_ff=128, num_layers=2, num_heads=2)
 SHUFFLED = Aster(encoder="shufflenet", norm="group", size="tiny", context=False)
-ASTER = {"size": "tiny", "context": False}  # a BiLSTM of 100 steps needs ten times as long to learn
+ASTER: dict[str, Any] = {"size": "tiny", "context": False}  # a BiLSTM of 100 steps needs ten times as long to learn
 CASES = {
     "albef": Case({"model": Albef()} | LISTED, guessing=0.4),
     # batch norm requires `sequential`; with group norm ASTER runs in `vectorized`
@@ -84,7 +84,7 @@ RUNS = [
 
 
 def given(case: Case, mode: str) -> Experiment:
-    usual = {
+    usual: dict[str, Any] = {
         "optimizer": LocalOptimizer("adamw"), "learning_rate": 2e-3, "batch_size": 16, "participation": 1.0,
         "evaluate": Evaluate(every=0),
     }  # fmt: skip

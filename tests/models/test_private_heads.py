@@ -26,7 +26,7 @@ LISTS = {"c0": list(ANSWERS), "c1": list(ANSWERS[:3]), "c2": list(reversed(ANSWE
 
 def given(folder: Path, **settings: Any) -> Experiment:
     (folder / "lists.json").write_text(json.dumps(LISTS))
-    usual = {
+    usual: dict[str, Any] = {
         "data": Corners(train=36, valid=6),
         "partition": Provider(clients=3),
         "model": Vilt(adapters=Bottleneck()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from simfl.objectives.vqa import Vqa
 from simfl.protocol import Examples, Outputs
 
 
-def split(**columns: list[object]) -> Split:
+def split(**columns: Sequence[object]) -> Split:
     """Questions about one or two white pages."""
     count = len(next(iter(columns.values())))
     base = {"document": pa.array([0] * count, pa.int32()), "question": ["ab"] * count}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,7 +112,11 @@ def test_a_server_rate_of_zero_keeps_the_model_of_the_round_before(tmp_path: Pat
 
 
 def test_a_client_rate_of_zero_after_half_the_update_takes_half_the_steps(tmp_path: Path):
-    half = {"schedule": Steps(unit="client_update", at=(0.5,), gamma=1e-30), "epochs": 2, "shuffle": False}
+    half: dict[str, Any] = {
+        "schedule": Steps(unit="client_update", at=(0.5,), gamma=1e-30),
+        "epochs": 2,
+        "shuffle": False,
+    }
     run(experiment(rounds=1, **half), tmp_path / "half")
     run(experiment(rounds=1, shuffle=False), tmp_path / "one")
     weights = [Run(tmp_path / name).summary["weights_sha256"] for name in ("half", "one")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -80,7 +80,7 @@ def test_central_noise_is_added_to_the_average_only() -> None:
 
 
 @pytest.mark.parametrize("where", ["client", "central"])
-def test_a_round_without_clients_releases_noise(where: str) -> None:
+def test_a_round_without_clients_releases_noise(where: Literal["client", "central"]) -> None:
     # 2 expected clients, M = 4: sigma·S / (2·4)
     mechanism = Mechanism(Privacy(clip=0.5, groups_per_client=4, noise=where), 1.2)
     means = mechanism.averaged(None, [], 2.0, received(), (0, 0, "server"))

@@ -100,7 +100,7 @@ def test_without_noise_and_clip_group_dp_is_fedavg_over_groups(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("where", "over"), [("client", 2 * math.sqrt(3)), ("central", 2 * 3)])
-def test_the_noise_of_the_average_is_sigma_s_over_m_root_k_or_over_m_k(where: str, over: float, tmp_path: Path) -> None:
+def test_the_noise_of_the_average_is_sigma_s_over_m_root_k_or_over_m_k(where: Any, over: float, tmp_path: Path) -> None:
     # K = 3, M = 2, S = 1e-3, sigma 50
     wide = Mlp(hidden_sizes=(400,), dropout=0.0)
     loud = replace(GROUPS, clip=1e-3, noise_multiplier=50.0, noise=where)

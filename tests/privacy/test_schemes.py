@@ -179,6 +179,7 @@ def test_the_cost_of_the_competition_baseline_needs_no_data(target: int, sigma: 
 def test_the_noise_of_the_other_entries_meets_their_budgets(name: str, sigmas: tuple[float, ...]) -> None:
     given = config.load(TRACK2 / f"{name}.yaml")
     for target, sigma in zip((1, 4, 8), sigmas, strict=True):
+        assert given.privacy is not None
         noisy = replace(given, privacy=replace(given.privacy, epsilon=None, noise_multiplier=sigma))
         spent = Budget.of(noisy).epsilon({0: given.phases[0].rounds}, "formula")
         assert spent == pytest.approx(target, rel=1e-3)

@@ -20,7 +20,7 @@ from simfl.reports.significance import (
 )
 from simfl.runs.results import Run
 
-SCORES = {(None, row): float(row % 2) for row in range(100)}
+SCORES: dict[tuple[int | None, int], float] = {(None, row): float(row % 2) for row in range(100)}
 
 
 def accuracies(scores: dict[tuple[int | None, int], float], seed: int = 1, data: str = "d") -> ExampleScores:

@@ -34,7 +34,7 @@ class FakeResult(RunResult):
     given: tuple[tuple[str, float], ...] = ()
 
     @property
-    def scores(self) -> dict[str, float]:  # type: ignore[override]  # a property in place of a cached one
+    def scores(self) -> dict[str, float]:  # a property instead of a cached one
         return dict(self.given)
 
     @property

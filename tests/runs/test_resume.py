@@ -17,7 +17,8 @@ from simfl.data.partition.partitioners import Iid
 from simfl.errors import ConfigError, RunError
 from simfl.runs import checkpoint, tables
 
-SMALL = experiment("scaffold", data=Toy(sizes=(3, 9, 2), valid=10), clients_per_round=2, participation=None)
+TOY = Toy(sizes=(3, 9, 2), valid=10)
+SMALL = experiment("scaffold", data=TOY, clients_per_round=2, participation=None)
 LINE = r"^[^\n]*"
 
 
@@ -164,7 +165,7 @@ def test_a_run_that_another_process_uses_is_not_resumed(tmp_path):
 CHANGES = {
     "seed: 42": replace(SMALL, seed=43),
     "learning_rate: 0.1": experiment("scaffold", learning_rate=0.2, data=SMALL.data, clients_per_round=2),
-    "valid: 10": replace(SMALL, data=replace(SMALL.data, valid=11)),
+    "valid: 10": replace(SMALL, data=replace(TOY, valid=11)),
     "phases": then(SMALL, SMALL),
 }
 

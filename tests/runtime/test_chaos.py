@@ -141,7 +141,8 @@ def worker_is_killed_at_any_moment(case: Disturbed) -> tuple[str, str]:
 
     import psutil
 
-    killed, over = [], threading.Event()
+    killed: list[str] = []
+    over = threading.Event()
 
     def watch() -> None:
         time.sleep(case.draws.uniform(0, 5))

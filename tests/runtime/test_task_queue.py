@@ -64,7 +64,8 @@ def test_longest_task_goes_first_and_each_task_is_done_once() -> None:
     assert not batch.finished
     assert batch.retry_after_death(2, "gone") == "a worker died on c (gone); it is replaced and the task is retried"
     assert batch.waiting == [2]
-    assert not batch.exclusive_next
+    exclusive_at_first = batch.exclusive_next
+    assert not exclusive_at_first
     batch.start(2)
     batch.retry_after_death(2, "gone")
     assert batch.exclusive_next
@@ -121,7 +122,7 @@ def test_task_that_waited_at_a_lost_worker_is_sent_again_and_does_not_count_as_r
     case = experiment("scaffold", clients_per_batch=1, rounds=4, participation=None, clients_per_round=7)
     run(case, tmp_path / "inline")
     ray = use_fake_ray(monkeypatch, faults={("train", 15): fault}, row_seconds=0.0)
-    display = Stopping([])
+    display = Stopping()
     run(case, tmp_path / "ray", display=display)
     assert ray.sent_ahead, "no task waited"
     assert ray.count["begin"] == 3

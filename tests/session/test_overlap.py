@@ -27,7 +27,8 @@ NO_MEMORY = OutOfMemory("no memory for a shard")
 
 
 def scaffold(**settings: Any) -> Experiment:
-    return experiment("scaffold", **{"rounds": 4, "evaluate": OVERLAPPED} | settings)
+    usual: dict[str, Any] = {"rounds": 4, "evaluate": OVERLAPPED}
+    return experiment("scaffold", **usual | settings)
 
 
 def plain(case: Experiment) -> Experiment:
@@ -46,7 +47,7 @@ def summary(folder: Path) -> dict[str, Any]:
 
 
 PERSONAL = replace(OVERLAPPED, models=("global", "personal"), every=2)
-PERSONAL_PHASE = {"personal_params": ("head.*",), "evaluate": PERSONAL, "rounds": 3}
+PERSONAL_PHASE: dict[str, Any] = {"personal_params": ("head.*",), "evaluate": PERSONAL, "rounds": 3}
 CASES: dict[str, Callable[[], Experiment]] = {
     "client states": scaffold,
     "few checkpoints": lambda: scaffold(checkpoint=Checkpoint(rounds=3, seconds=0.0)),

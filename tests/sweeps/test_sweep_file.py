@@ -10,7 +10,9 @@ import pytest
 from fakes import experiment, then
 
 from simfl import config
+from simfl.algorithms.fedprox import FedProx
 from simfl.errors import ConfigError
+from simfl.models.mlp import Mlp
 from simfl.objectives.classification import Classification
 from simfl.reports.table_spec import TableSpec
 from simfl.sweeps.file import EarlyStopping, MedianStopping, Sweep, load
@@ -50,7 +52,7 @@ def test_variants_are_settings_files_or_empty(tmp_path: Path) -> None:
     sweep = swept(tmp_path, {"variants": {"plain": None, "prox": "prox.yaml", "moon": {"algorithm": "moon"}}})
     assert labels(sweep) == ["plain", "prox", "moon"]
     phase = sweep.points[1].experiment.phases[0]
-    assert (phase.algorithm.mu, phase.local.epochs) == (0.5, 2)
+    assert (phase.algorithm, phase.local.epochs) == (FedProx(mu=0.5), 2)
     assert [point.varied for point in sweep.points] == [{"variant": "plain"}, {"variant": "prox"}, {"variant": "moon"}]
 
 
@@ -64,7 +66,8 @@ def test_a_variant_file_that_extends_an_experiment_adds_only_its_changes(tmp_pat
     again = load(tmp_path / "kinds.yaml", ["experiment=base2.yaml"])  # the same variants with another experiment
     for whole, size in ((sweep, config.parse(ONE).phases[0].local.batch_size), (again, 3)):
         (phase,) = whole.points[-1].experiment.phases
-        assert (phase.algorithm.mu, phase.local.epochs, phase.local.batch_size) == (0.5, 9, size)
+        found = (phase.algorithm, phase.local.epochs, phase.local.batch_size)
+        assert found == (FedProx(mu=0.5), 9, size)
 
 
 def test_zipped_paths_vary_together(tmp_path: Path) -> None:
@@ -78,9 +81,9 @@ def test_a_grid_axis_may_have_named_settings(tmp_path: Path) -> None:
     sweep = swept(
         tmp_path, {"grid": {"size": {"small": {"model.hidden_sizes": [4]}, "large": {"model.hidden_sizes": [8, 8]}}}}
     )
-    assert [(p.varied["size"], p.experiment.model.hidden_sizes) for p in sweep.points] == [
-        ("small", (4,)),
-        ("large", (8, 8)),
+    assert [(p.varied["size"], p.experiment.model) for p in sweep.points] == [
+        ("small", Mlp(hidden_sizes=(4,), dropout=0.2)),
+        ("large", Mlp(hidden_sizes=(8, 8), dropout=0.2)),
     ]
 
 

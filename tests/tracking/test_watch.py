@@ -108,7 +108,8 @@ def test_a_killed_run_is_shown_up_to_its_last_log_line(tmp_path: Path, capsys: p
 def test_watching_ends_when_the_run_ends(tmp_path: Path) -> None:
     (tmp_path / "experiment.yaml").touch()
     (tmp_path / "manifest.json").write_text(json.dumps({"format": FORMAT}))
-    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=120)
     answers: list[str] = []
     thread = threading.Thread(target=lambda: answers.append(watch(tmp_path, False, console, every=0.01)))
     thread.start()
@@ -120,7 +121,7 @@ def test_watching_ends_when_the_run_ends(tmp_path: Path) -> None:
             file.write(json.dumps({"time": time.time(), **line}) + "\n")
     thread.join(timeout=10)
     assert answers == ["completed"]
-    assert "there is no readable summary.json" in console.file.getvalue()
+    assert "there is no readable summary.json" in output.getvalue()
 
 
 def test_a_folder_without_a_run_raises_one_line(tmp_path: Path) -> None:

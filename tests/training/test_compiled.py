@@ -40,7 +40,7 @@ def model(given: Experiment, folder: Path) -> Snapshot:
 def batched(given: Experiment, **cohort: Any) -> Experiment:
     return replace(
         given, deterministic=True, execution=replace(given.execution, mode="vectorized", clients_per_batch=4, **cohort)
-    )  # type: ignore[arg-type]
+    )
 
 
 def gap(one: Snapshot, other: Snapshot) -> float:

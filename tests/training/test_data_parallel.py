@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,15 @@ from simfl.runs.snapshot import Snapshot
 from simfl.training.batches import TrainingUnit
 from simfl.training.data_parallel import micro_batches
 
-TINY = {"size": "tiny", "d_model": 32, "d_ff": 48, "num_layers": 2, "num_heads": 2, "vocab_size": 4000, "dropout": 0.1}
+TINY: dict[str, Any] = {
+    "size": "tiny",
+    "d_model": 32,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 2,
+    "vocab_size": 4000,
+    "dropout": 0.1,
+}
 PAGES = {
     "data": Pages(), "partition": Provider(clients=3), "objective": DocVqa(max_tokens=64), "batch_size": 4,
     "participation": 1.0, "train": ("spatial_embedding.*", "visual_projection.*"), "rounds": 1, "model": VT5(**TINY),

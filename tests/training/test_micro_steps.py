@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -98,7 +98,7 @@ ADAM = LocalOptimizer("adam", {})
 MOMENTUM = LocalOptimizer("sgd", {"momentum": 0.9})
 
 
-def in_mode(mode: str, folder: Path, **settings: Any) -> Weights:
+def in_mode(mode: Literal["sequential", "vectorized"], folder: Path, **settings: Any) -> Weights:
     given = experiment(rounds=2, **settings)
     execution = replace(given.execution, mode=mode, clients_per_batch=4)
     run(replace(given, execution=execution), folder / mode)
@@ -144,7 +144,7 @@ def test_metrics_are_logged_per_round_and_the_server_knows_the_task(tmp_path: Pa
 
 
 @pytest.mark.parametrize("mode", ["sequential", "vectorized"])
-def test_an_undeclared_part_is_refused(mode: str, tmp_path: Path) -> None:
+def test_an_undeclared_part_is_refused(mode: Literal["sequential", "vectorized"], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"phases\.0\.algorithm: Undeclared uploads the part 'more'.*weights"):
         in_mode(mode, tmp_path, algorithm=Undeclared())
 

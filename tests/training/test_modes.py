@@ -32,7 +32,15 @@ from simfl.runs.snapshot import Snapshot
 from simfl.training import cohort
 from simfl.training.client_updates import UpdateGroup
 
-TINY = {"size": "tiny", "d_model": 32, "d_ff": 48, "num_layers": 2, "num_heads": 2, "vocab_size": 4000, "dropout": 0.1}
+TINY: dict[str, Any] = {
+    "size": "tiny",
+    "d_model": 32,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 2,
+    "vocab_size": 4000,
+    "dropout": 0.1,
+}
 MODEL = {
     "mlp": lambda adapters: Mlp(hidden_sizes=(16,), dropout=0.2, adapters=adapters),
     "cnn": lambda adapters: Cnn(channels=(4, 4), hidden=8, dropout=0.2),
@@ -51,10 +59,16 @@ def small(kind: str, name: str, **settings: Any) -> Experiment:
     """One round pair of this algorithm on this model; clients of uneven sizes, so some finish before others."""
     adapters = Bottleneck() if name == "feddat" else None
     options = BEGUN.get(name, {}) if kind == "vt5" else {}  # of which only one round is trained
-    settings = {"algorithm": ALGORITHMS[name](**options), "model": MODEL[kind](adapters), "rounds": 2} | settings
+    usual: dict[str, Any] = {"algorithm": ALGORITHMS[name](**options), "model": MODEL[kind](adapters), "rounds": 2}
+    settings = usual | settings
     if kind == "vt5":
-        pages = {"data": Pages(), "partition": Provider(clients=3), "objective": DocVqa(max_tokens=64), "batch_size": 4}
-        pages |= {"participation": 1.0, "train": ("spatial_embedding.*", "visual_projection.*"), "rounds": 1}
+        pages: dict[str, Any] = {"data": Pages(), "partition": Provider(clients=3), "objective": DocVqa(max_tokens=64)}
+        pages |= {
+            "batch_size": 4,
+            "participation": 1.0,
+            "train": ("spatial_embedding.*", "visual_projection.*"),
+            "rounds": 1,
+        }
         settings = settings | pages | {key: settings[key] for key in ("train",) if key in settings}
     elif kind == "cnn":
         settings |= {"data": toy(shape=(1, 12, 12)), "participation": 0.5}
@@ -89,7 +103,7 @@ def test_both_execution_modes_agree_for_every_algorithm(model: str, name: str, t
     assert apart(small(model, name), tmp_path) < 1e-5
 
 
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "adamw": {"optimizer": LocalOptimizer("adamw"), "learning_rate": 1e-3},
     "momentum kept": {"optimizer": LocalOptimizer("sgd", {"momentum": 0.9}), "keep_optimizer": True},
     "adam kept": {"optimizer": LocalOptimizer("adam"), "learning_rate": 1e-3, "keep_optimizer": True},
@@ -131,13 +145,13 @@ def test_sequential_training_holds_one_client_update_at_a_time(tmp_path: Path, m
     alive: list[int] = []
     train, add = cohort.train_clients, PartSums.add
 
-    def trained(*args: object) -> list[UpdateGroup]:
+    def trained(*args: Any) -> list[UpdateGroup]:
         alive.append(1 + sum(one() is not None for one in born))
         groups = train(*args)
         born.extend(weakref.ref(one) for one in groups)
         return groups
 
-    def added(*args: object) -> None:
+    def added(*args: Any) -> None:
         alive.append(sum(one() is not None for one in born))
         add(*args)
 
