@@ -93,9 +93,10 @@ def together(
     found = mask_pages(task, prompt, pages_of_words(pages), np.arange(len(pages)), wide, rules)
     num_target = (found.target != -100).sum(1)
     assert not any(ids[length:].any() for ids, length in zip(found.ids, found.lengths, strict=True))
+    rows = zip(found.ids, found.boxes, found.lengths, found.target, num_target, strict=True)
     return [
         Page(ids[:length].tolist(), [tuple(box) for box in boxes[:length].tolist()], target[:count].tolist())
-        for ids, boxes, length, target, count in zip(*found, num_target, strict=True)
+        for ids, boxes, length, target, count in rows
     ]
 
 
