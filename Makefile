@@ -34,11 +34,11 @@ test-all: setup  ## Run all tests, slow ones included
 coverage: setup  ## Run the fast tests and report which lines they reach
 	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile -m "not slow and not gpu" --cov --cov-report=term
 
-check: setup  ## Check format, lint, types and layers
+check: setup  ## Check format, lint, types, layers and language
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_layers.py
+	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_language.py
 
 format: setup  ## Format the code and mend what the linter can
 	$(BIN)/ruff format .

@@ -1,15 +1,14 @@
-"""Run many small experiments and hash what they leave, to show that a change of the code changes no result.
+"""Hash the results of many small experiments, to show that a change of the code changes no result.
 
-    python benchmarks/golden_runs.py --out before.json        # on the tree before the change
-    python benchmarks/golden_runs.py --against before.json    # on the tree after it; exit code 1 if a hash differs
+    python benchmarks/golden_runs.py --out before.json        # before the change
+    python benchmarks/golden_runs.py --against before.json    # after it; exit code 1 if a hash differs
 
 The hash of a run covers the final global weights, the bytes that were sent, every evaluation and the client states.
 Hashes are equal only on the same machine, with the same libraries and the same number of threads (set
-OMP_NUM_THREADS=1), so the files are not meant to be kept.
+OMP_NUM_THREADS=1), so the files are not kept.
 
-The experiments are written in the current words of experiment files. On an older tree, recognised by its package
-`simfl.cohort`, `OLD_WORDS` translates them. All that this script knows about the files of a run is in the functions
-under "Files of a run".
+The experiments have the current names of experiment keys. For an older version of simfl, which has a package
+`simfl.cohort`, `OLD_NAMES` translates them. Only the functions under "Files of a run" depend on the files of a run.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ Settings = dict[str, Any]
 Experiments = dict[str, Settings]  # experiments by the name of their run
 
 SEQUENTIAL, VECTORIZED = MODES = ("sequential", "vectorized")
-FAILED = "failed"  # how the result of a run that raised an error begins
+FAILED = "failed"  # start of the result of a run that raised an error
 
 
-# Words of older trees
+# Names of older versions
 
-# Each row: the path of a key in the current words, its old name, old names of its values
-OLD_WORDS: tuple[tuple[str, str, Mapping[Any, Any]], ...] = (
+# Each row: the path of a key, its old name, the old names of its values
+OLD_NAMES: tuple[tuple[str, str, Mapping[Any, Any]], ...] = (
     ("execution", "cohort", {}),
     ("execution.mode", "way", {SEQUENTIAL: "loop", VECTORIZED: "batch"}),
     ("execution.clients_per_batch", "width", {}),
@@ -68,22 +67,28 @@ OLD_WORDS: tuple[tuple[str, str, Mapping[Any, Any]], ...] = (
 )
 
 
-def is_old_tree() -> bool:
-    """Return whether simfl uses the old words."""
+def is_old_version() -> bool:
+    """Return whether simfl is a version with the old names."""
     return (Path(simfl.__file__).parent / "cohort" / "__init__.py").exists()
 
 
-def old_words(value: Any, path: str = "", names: Mapping[Any, Any] | None = None) -> Any:
-    """Return a part of an experiment in the old words; `path` leads to it, `names` are old names of its values."""
+def old_names(value: Any, path: str = "", names: Mapping[Any, Any] | None = None) -> Any:
+    """Translate a part of an experiment to the old names.
+
+    Args:
+        value: The part.
+        path: The path of the part in the experiment.
+        names: The old names of its values.
+    """
     if isinstance(value, Mapping):
         translated = {}
         for key, item in value.items():
             place = f"{path}.{key}" if path else str(key)
-            old, values = next((row[1:] for row in OLD_WORDS if fnmatchcase(place, row[0])), (key, {}))
-            translated[old] = old_words(item, place, values)
+            old, values = next((row[1:] for row in OLD_NAMES if fnmatchcase(place, row[0])), (key, {}))
+            translated[old] = old_names(item, place, values)
         return translated
     if isinstance(value, list):
-        return [old_words(item, path, names) for item in value]
+        return [old_names(item, path, names) for item in value]
     return names.get(value, value) if names and isinstance(value, (bool, str)) else value
 
 
@@ -96,7 +101,7 @@ def newest_checkpoint(folder: Path) -> Path:
 
 
 def global_weights(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of the final global model by name: those of earlier phases, the last one's, its buffers."""
+    """Return the tensors of the final global model by name: those of earlier phases, of the last one, and buffers."""
     (path,) = newest_checkpoint(folder).glob("*.safetensors")
     stored = load_file(path)
     weights: dict[str, Tensor] = {}
@@ -105,9 +110,9 @@ def global_weights(folder: Path) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in weights.items() if tensor.is_floating_point()}
 
 
-def client_memory(folder: Path) -> list[list[Tensor]]:
+def client_states(folder: Path) -> list[list[Tensor]]:
     """Return the tensors of each client's final state, for the clients in order."""
-    old, checkpoint = is_old_tree(), newest_checkpoint(folder)
+    old, checkpoint = is_old_version(), newest_checkpoint(folder)
     values = json.loads((checkpoint / ("facts.json" if old else "state.json")).read_text())
     digests, states = (values["memory"], "memory") if old else (values["client_states"], "client_states")
     nothing = hashlib.sha256().hexdigest()  # the digest of an empty state, which has no file
@@ -126,7 +131,7 @@ def ledger_bytes(folder: Path) -> list[int]:
 
 
 def evaluation_values(folder: Path) -> list[float]:
-    """Return the values of all evaluations, in the order in which they were made."""
+    """Return the values of all evaluations, in their order."""
     table = read_table(folder, "evaluations")
     return [float(value) for value in column(table, "value")] if table.num_rows else []
 
@@ -148,35 +153,35 @@ def column(table: pa.Table, *names: str) -> list[Any]:
 
 
 def fingerprint(folder: Path) -> str:
-    """Return the hash of all that a run left: weights, bytes sent, evaluations and the clients' memory."""
+    """Return the hash of the results of a run: weights, bytes sent, evaluations and client states."""
     digest = hashlib.sha256()
-    weights, memory = global_weights(folder), client_memory(folder)
-    if not weights and not any(memory):
-        raise ValueError("the last checkpoint has neither global weights nor what clients remember")
+    weights, states = global_weights(folder), client_states(folder)
+    if not weights and not any(states):
+        raise ValueError("the last checkpoint has neither global weights nor client states")
     for name in sorted(weights):
         digest.update(f"{name}\n".encode() + raw_bytes(weights[name]))
     digest.update(json.dumps(ledger_bytes(folder)).encode())
     digest.update(np.array(evaluation_values(folder), np.float64).tobytes())
-    for tensors in memory:
+    for tensors in states:
         contents = sorted(raw_bytes(tensor) for tensor in tensors if tensor.numel())
         digest.update(json.dumps([hashlib.sha256(content).hexdigest() for content in contents]).encode())
     return digest.hexdigest()
 
 
 def raw_bytes(tensor: Tensor) -> bytes:
-    """Return the values of a tensor as they lie in memory."""
+    """Return the bytes of the values of a tensor."""
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def result_of(given: Settings) -> str:
     """Run an experiment in a temporary folder and return its hash, or the error that it raised."""
-    given = old_words(given) if is_old_tree() else given
+    given = old_names(given) if is_old_version() else given
     with tempfile.TemporaryDirectory(prefix="golden-") as parent:
         folder = Path(parent) / "run"
         try:
             simfl.run(given, backend="inline", out=folder)
             return fingerprint(folder)
-        except Exception as error:  # the other runs should still be compared
+        except Exception as error:  # the other runs are still compared
             return f"{FAILED}: {type(error).__name__}: {error}".splitlines()[0]
 
 
@@ -197,7 +202,7 @@ SAMPLING = ("participation", "clients_per_round", "poisson")  # keys of a phase,
 
 
 def phase(algorithm: str | Settings = "fedavg", local: Settings | None = None, **settings: Any) -> Settings:
-    """Return a phase of two rounds, in which four of five clients take part unless the settings say otherwise."""
+    """Return a phase of two rounds with four of five clients per round, if the settings have no other values."""
     usual = {} if any(key in settings for key in SAMPLING) else {"participation": 0.8}
     steps = {"optimizer": "sgd", "learning_rate": 0.1, "batch_size": 8} | (local or {})
     return {"objective": "classification", "algorithm": algorithm, "rounds": 2, "local": steps} | usual | settings
@@ -206,7 +211,7 @@ def phase(algorithm: str | Settings = "fedavg", local: Settings | None = None, *
 def experiment(
     *phases: Settings, mode: str = SEQUENTIAL, evaluate: Settings | None = None, **settings: Any
 ) -> Settings:
-    """Return an experiment of these phases on a small made-up data set, with two clients in a batch of clients."""
+    """Return an experiment of these phases on a small drawn data set, with two clients per batch."""
     usual = {
         "name": "golden",
         "seed": 1,
@@ -221,14 +226,14 @@ def experiment(
 
 
 def in_both_modes(name: str, *phases: Settings, **settings: Any) -> Experiments:
-    """Return an experiment once with its clients one after the other, once with several at the same time."""
+    """Return an experiment in sequential and in vectorized mode."""
     return {f"{name}/{mode}": experiment(*phases, mode=mode, **settings) for mode in MODES}
 
 
 # Experiments
 
 
-# Those that need no privacy, with settings where the defaults are meant for large models
+# Algorithms that need no privacy; they have settings if the defaults are for large models
 ALGORITHMS: dict[str, Settings] = {
     "clgecl": {},
     "crd": {"embedding_size": 8, "negatives": 16},
@@ -268,7 +273,7 @@ def algorithms() -> Experiments:
 
 
 def feddat() -> Experiments:
-    """Return FedDAT, which needs adapters and heads of the clients' own."""
+    """Return FedDAT, which needs adapters and personal heads."""
     heads: Settings = {"train": ["head.*"], "personal_params": ["head.*"]}
     model = MLP | {"adapters": {"kind": "bottleneck", "reduction": 4}}
     evaluate = {"models": ["global", "local", "personal", "client", "dual"]}
@@ -286,7 +291,7 @@ def mentors() -> Experiments:
 
 
 def privacy() -> Experiments:
-    """Return the algorithms made for privacy, and the ways to clip, to add noise and to account for it."""
+    """Return the private algorithms, and the variants of clipping, noise and accounting."""
     group = {"unit": "group", "clip": 0.05, "groups_per_client": 2, "noise_multiplier": 0.7}
     client = {"unit": "client", "clip": 0.05, "noise_multiplier": 0.7}
     record = {"unit": "record", "clip": 0.5, "noise_multiplier": 0.7}
@@ -305,7 +310,7 @@ def privacy() -> Experiments:
     codec = {"upload": {"name": "nf4", "error_feedback": True}}
     found |= private("group_codec", "group_dp", group, server={"optimizer": "adam"}, codec=codec)
     budget = {"unit": "client", "clip": 0.3, "epsilon": 8, "noise": "central"}
-    drawn, all_take_part = {"poisson": 0.5}, {"participation": 1.0}  # the slow accountants are fast where all take part
+    drawn, all_take_part = {"poisson": 0.5}, {"participation": 1.0}  # at participation 1, the slow accountants are fast
     accountants: dict[str, Settings] = {"rdp": drawn, "pld": drawn, "rdp_fine": all_take_part, "prv": all_take_part}
     for accountant, sampled in accountants.items():
         found |= private(f"epsilon_{accountant}", "dp_fedavg", budget | {"accountant": accountant}, **sampled)
@@ -316,7 +321,7 @@ def privacy() -> Experiments:
 def private(
     name: str, algorithm: str, rules: Settings, modes: Iterable[str] = (SEQUENTIAL,), **settings: Any
 ) -> Experiments:
-    """Return an experiment under these rules of privacy, on clients that hold several groups each."""
+    """Return an experiment with these privacy settings, on clients with several groups each."""
     local = {"epochs": 2, "batch_size": 3} | settings.pop("local", {})
     made = phase(algorithm, local, weighting="uniform", **settings)
     return {f"privacy/{name}/{mode}": experiment(made, mode=mode, partition=BY_GROUP, privacy=rules) for mode in modes}
@@ -454,7 +459,7 @@ def partitions() -> Experiments:
 
 
 def own_data() -> Settings:
-    """Return a data set made here, of clients that hold between one and 20 examples."""
+    """Return a data set whose clients have between one and 20 examples."""
     random = np.random.default_rng(3)
     centres = random.normal(size=(5, 12))
     splits = {}
@@ -468,7 +473,7 @@ def own_data() -> Settings:
 
 
 def phases() -> Experiments:
-    """Return runs of two phases, parameters of the clients' own, and baselines without federated learning."""
+    """Return runs of two phases, personal parameters, and baselines without federated learning."""
     own: Settings = {"personal_params": ["head.*"]}
     kept = ADAM | {"keep_optimizer": True}
     codec = {"upload": {"name": "topk", "keep": 0.3, "error_feedback": True}}
@@ -550,7 +555,7 @@ PROVIDERS = {"by": "provider", "clients": 3}
 
 
 def documents() -> Experiments:
-    """Return questions about documents, and self-pretraining on documents before they are asked."""
+    """Return questions about documents, with and without self-pretraining."""
     questions = phase(local=FEW_STEPS, objective={"name": "docvqa", "max_tokens": 64, "max_answer": 8})
     invoices: Settings = {"data": INVOICES, "partition": PROVIDERS, "evaluate": {"limit": 4}}
     reader = {"name": "vt5", "weights": "vt5_tiny", "dropout": 0.1}
@@ -571,7 +576,7 @@ def documents() -> Experiments:
 
 
 def pictures() -> Experiments:
-    """Return questions about pictures of scenes, and words to be read in pictures."""
+    """Return questions about images of scenes, and the recognition of words in images."""
     scenes: Settings = {
         "data": SCENES,
         "partition": {"by": "natural", "column": "scene"},
@@ -609,7 +614,7 @@ def all_experiments() -> Experiments:
 
 
 def run_all(experiments: Experiments) -> Iterator[tuple[str, str]]:
-    """Run experiments and yield their names and hashes; data sets are built anew, in a temporary folder."""
+    """Run experiments and yield their names and hashes; data sets are built in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="golden-") as cache:
         os.environ["SIMFL_CACHE"] = cache
         for name, given in experiments.items():
@@ -617,7 +622,7 @@ def run_all(experiments: Experiments) -> Iterator[tuple[str, str]]:
 
 
 def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Return the names of runs that differ, that failed, or that are only in one of both."""
+    """Return the names of runs that differ, failed or are missing on one side."""
     names = sorted(before.keys() | after.keys())
     return [name for name in names if before.get(name) != after.get(name) or failed(after[name])]
 
@@ -639,7 +644,9 @@ def main() -> int:
     if not chosen:
         parser.error(f"no run has a name like {options.only!r}")
     started, results = time.perf_counter(), dict[str, str]()
-    print(f"simfl from {Path(simfl.__file__).parent}, {'old' if is_old_tree() else 'current'} words", file=sys.stderr)
+    print(
+        f"simfl from {Path(simfl.__file__).parent}, {'old' if is_old_version() else 'current'} names", file=sys.stderr
+    )
     for name, result in run_all(chosen):
         results[name] = result
         print(name, result, flush=True)

@@ -24,7 +24,7 @@ from simfl.optimizers import SCHEDULES, SERVER_OPTIMIZERS  # noqa: E402
 from simfl.protocol import EXTRA, ClientUpdate, ModelInfo, Outputs, Parts, Server, State, Task  # noqa: E402
 
 FILE = ROOT / "docs" / "algorithms.md"
-D = 1009  # values of the model: a prime, so that its multiples are told apart from other numbers
+D = 1009  # values of the model: a prime, so that its multiples differ from other numbers
 HEAD = """# Algorithms
 
 This page is written by `python docs/make_algorithms.py` from the registries; a test checks that it is current. Where

@@ -256,7 +256,7 @@ def test_a_damaged_or_missing_client_state_is_refused_with_its_file(tmp_path):
         digests = checkpoint.latest(folder / "checkpoints").values["client_states"]
         spoil(folder / "client_states" / f"{digests['1']}.safetensors")
         with pytest.raises(
-            RunError, match=f"{LINE}{digests['1']}.safetensors: this client's memory is (damaged|missing)"
+            RunError, match=f"{LINE}{digests['1']}.safetensors: this client state is (damaged|missing)"
         ):
             run(case, folder, resume=True)
 
