@@ -255,9 +255,7 @@ def test_a_damaged_or_missing_client_state_is_refused_with_its_file(tmp_path):
         run(case, folder, display=Stopping(2))
         digests = checkpoint.latest(folder / "checkpoints").values["client_states"]
         spoil(folder / "client_states" / f"{digests['1']}.safetensors")
-        with pytest.raises(
-            RunError, match=f"{LINE}{digests['1']}.safetensors: this client state is (damaged|missing)"
-        ):
+        with pytest.raises(RunError, match=f"{LINE}{digests['1']}.safetensors: this client state is (damaged|missing)"):
             run(case, folder, resume=True)
 
 
