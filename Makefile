@@ -40,11 +40,11 @@ check: setup  ## Check format, lint, types, layers and language
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_language.py
 
-format: setup  ## Format the code and mend what the linter can
+format: setup  ## Format the code and apply the fixes of the linter
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup  ## Time the engine against a bare PyTorch loop, and rivals that are installed
+bench: setup  ## Compare the speed with a bare PyTorch loop and other installed simulators
 	$(BIN)/python -m benchmarks.bench
 
 clean:  ## Remove caches and build products (not runs/)

@@ -49,10 +49,10 @@ def gpus_table(rows: list[dict[str, Any]], _: str) -> str:
     at = {(row["work"], row["deterministic"], row["workers"]): row for row in found}
     for (work, deterministic, gpus), row in at.items():
         seconds = row["seconds_per_round"]
-        alone, fast = at.get((work, deterministic, 1)), at.get((work, False, gpus))
+        alone, baseline = at.get((work, deterministic, 1)), at.get((work, False, gpus))
         cells = [work, str(deterministic).lower(), str(gpus), f"{seconds:.3f}", f"{row['clients_per_second']:.0f}"]
         cells.append(f"{alone['seconds_per_round'] / seconds:.2f}" if alone and gpus > 1 else "")
-        cells.append(f"{seconds / fast['seconds_per_round']:.2f}" if fast and deterministic else "")
+        cells.append(f"{seconds / baseline['seconds_per_round']:.2f}" if baseline and deterministic else "")
         cells += [f"{1 - row['calls_share']:.0%}", f"{row['work_share']:.0%}"]
         cells.append("" if row["gpu_use"] is None else f"{row['gpu_use']:.0%}")
         same = alone is not None and alone["state_sha256"] == row["state_sha256"]

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs the rivals, each in an environment of its own under benchmarks/peers/envs (not in git, no part of simfl).
-# Torch and what the works need have the versions of simfl's own constraints; everything else is the rival's choice.
+# Install the other simulators, each in an environment of its own under benchmarks/peers/envs, which git ignores.
+# Torch and the libraries of the works have the versions of constraints.txt; each simulator chooses the others.
 set -eu
 cd "$(dirname "$0")"
 PYTHON=${PYTHON:-python3}
