@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,7 +32,8 @@ def import_object(name: str, path: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the module exists, but an import in it fails
-        raise ConfigError(f"{path}: no module {error.name!r} for {name!r}") from None
+        where = f"searched the Python path and {os.getcwd()}"
+        raise ConfigError(f"{path}: no module {error.name!r} for {name!r}; {where}") from None
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise ConfigError(f"{path}: {module} has no {attribute!r}; {nearest(part, vars(found))}")

@@ -6,19 +6,23 @@ To register a component is enough to have it tested here. What it forgets fails 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
+from fakes import experiment
 from torch import Tensor
 
 from simfl import contract
 from simfl.algorithms.base import Algorithm
 from simfl.codecs.base import Codec, MessageContext
 from simfl.codecs.casts import Cast
+from simfl.config import fields, rules
 from simfl.config.registries import REGISTRIES
+from simfl.contract import violations
+from simfl.errors import ConfigError
 from simfl.objectives.base import Objective
 from simfl.optimizers.server import ServerOptimizer, apply_step, filled_like
 from simfl.protocol import AggregatedUpdates, ClientUpdate, Parts, Server, State, Weights
@@ -187,3 +191,38 @@ def test_a_broken_component_fails_with_its_name_and_what_to_do(component: type, 
     with pytest.raises(contract.ContractError, match=f"^{component.__name__}: ") as error:
         contract.check(component)
     assert line in str(error.value)
+
+
+def test_an_unknown_reduction_is_refused():
+    @dataclass(frozen=True)
+    class Averaged(Algorithm):
+        """FedAvg with a misspelt reduction."""
+
+        reduce: ClassVar[Mapping[str, str]] = {"weights": "mean"}
+
+    given = experiment()
+    given = replace(given, phases=(replace(given.phases[0], algorithm=Averaged()),))
+    with pytest.raises(ConfigError, match=r"reduces 'weights' by 'mean'; allowed: weighting, clients, gather"):
+        rules.check(given)
+
+
+def test_a_default_that_its_own_setting_refuses_is_an_error():
+    @dataclass(frozen=True)
+    class Shifted(Algorithm):
+        """FedAvg with a negative default."""
+
+        shift: float = -0.5  # shift
+
+    with pytest.raises(ConfigError, match=r"shift: -0\.5 is not a number of at least 0, but it is the default"):
+        fields.build(Shifted, {}, "algorithm")
+
+
+def test_a_misspelt_method_is_named():
+    @dataclass(frozen=True)
+    class Misspelt(Algorithm):
+        """FedAvg with a misspelt method."""
+
+        def aggregat(self, server, updates):
+            return updates.means["weights"], server.state
+
+    assert any("aggregat: never called; did you mean 'aggregate'?" in line for line in violations(Misspelt))

@@ -83,6 +83,7 @@ def build(cls: type, given: Mapping[str, object], path: str, name: str = "simfl"
     for key, field in known.items():
         if key not in given and default(field) is MISSING:
             raise ConfigError(f"{_join(path, key)}: missing; give {described(hints[key])}")
+    _check_defaults({name: field for name, field in known.items() if name not in given}, hints, path)
     values = {key: read(hints[key], value, _join(path, key)) for key, value in given.items()}
     try:
         return cls(**values)
@@ -92,6 +93,17 @@ def build(cls: type, given: Mapping[str, object], path: str, name: str = "simfl"
         if key in known:
             _refuse_renamed(given.get(key), _join(path, key))
         raise ConfigError(f"{_join(path, key)}: {rest}" if key in known else f"{path}: {error}") from error
+
+
+def _check_defaults(omitted: Mapping[str, Field[Any]], hints: Mapping[str, object], path: str) -> None:
+    """Refuse a default that its own setting would not accept: a run with it could not be loaded again."""
+    for key, field in omitted.items():
+        value = default(field)
+        if isinstance(value, (int, float)) and hints[key] in DEFAULT_LIMITS:
+            try:
+                read(hints[key], value, _join(path, key))
+            except ConfigError as error:
+                raise ConfigError(f"{error}, but it is the default; annotate the field as FiniteFloat") from None
 
 
 def _read_limited(kind: type, constraint: Constraint, value: object, path: str) -> object:

@@ -15,6 +15,7 @@ from simfl.optimizers.server import Sgd
 from simfl.protocol import Server, Task
 
 Violations = Iterator[str]  # error lines; each starts with the path of the setting, relative to its phase or experiment
+REDUCTIONS = ("weighting", "clients", "gather")  # how an algorithm can aggregate an uploaded part
 
 
 def check(experiment: Experiment) -> None:
@@ -136,6 +137,9 @@ def _needs(phase: Phase, experiment: Experiment) -> Violations:
     paths = getattr(getattr(experiment.model, "adapters", None), "names", ())
     if hasattr(experiment.model, "adapters") and not branches <= set(paths):
         yield f"algorithm: {name} needs model.adapters: {{kind: bottleneck, names: {sorted(branches)}}}"
+    for part, rule in algorithm.reduce.items():
+        if rule not in REDUCTIONS:
+            yield f"algorithm: {name} reduces {part!r} by {rule!r}; {nearest(rule, REDUCTIONS)}"
     others = sorted(set(algorithm.reduce) - {"weights"})
     if experiment.privacy is not None and (others or "gather" in algorithm.reduce.values()):
         uploads = others or "single updates"

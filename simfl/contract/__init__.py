@@ -11,8 +11,9 @@ small instance), and for some kinds a bound or a limit, such as `Codec.error_bou
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from simfl.algorithms.base import Algorithm
@@ -55,7 +56,7 @@ def violations(component: type) -> list[str]:
     registry = next((name for name, spec in REGISTRIES.items() if issubclass(component, spec.kind)), None)
     if registry is None:
         bases = ", ".join(spec.base for spec in REGISTRIES.values())
-        return [f"is no component: it needs one of these base classes: {bases}"]
+        return [f"is not a component: it needs one of these base classes: {bases}"]
     broken = list(_check_class(component))
     if broken:
         return broken
@@ -65,8 +66,18 @@ def violations(component: type) -> list[str]:
         return [f"no example can be built: {error}; declare its settings as the class attribute `example`"]
     try:
         return list(CHECKS[registry](instance))
-    except SimflError as error:
+    except ConfigError as error:
         return [f"its example fails: {error}; declare settings that work as the class attribute `example`"]
+    except SimflError as error:
+        return [f"its example fails: {brief(error)}"]
+    except Exception as error:  # of the component's own code
+        return [f"raises {type(error).__name__}: {error}"]
+
+
+def brief(error: SimflError) -> str:
+    """Return the first and the last line of an error message, without the traceback between them."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
 
 
 def example_of(component: Any) -> Any:
@@ -85,15 +96,25 @@ def example_of(component: Any) -> Any:
 
 
 def _check_class(component: type) -> Iterator[str]:
-    if not (is_dataclass(component) and component.__dataclass_params__.frozen):  # type: ignore[attr-defined]
+    own = "__dataclass_fields__" in vars(component)  # not only inherited from the base class
+    if not (is_dataclass(component) and own and component.__dataclass_params__.frozen):  # type: ignore[attr-defined]
         yield "needs the decorator @dataclass(frozen=True)"
         return
     if "__doc__" not in vars(component) or (component.__doc__ or "").startswith(f"{component.__name__}("):
         yield "has no docstring; its first line is shown by `simfl list` and in the documentation"
+    for name in vars(component):
+        inherited = _public_names(component.__mro__[1:])
+        similar = get_close_matches(name, inherited, n=1, cutoff=0.8)
+        if similar and name not in inherited and callable(getattr(component, name)):
+            yield f"{name}: never called; did you mean {similar[0]!r}?"
     if _has_source(component):
         for setting in entry(component.__name__, component).settings:
             if not setting.meaning:
                 yield f"{setting.name}: has no description; write a comment behind the field, on the same line"
+
+
+def _public_names(classes: Sequence[type]) -> set[str]:
+    return {name for kind in classes for name in vars(kind) if not name.startswith("_")}
 
 
 def _has_source(component: type) -> bool:

@@ -13,13 +13,14 @@ from simfl import config, simulation
 from simfl.algorithms.base import Algorithm
 from simfl.config.overrides import with_settings
 from simfl.contract.data import UnevenClients
-from simfl.errors import SimflError
+from simfl.errors import ConfigError, SimflError
 from simfl.runs import tables
 from simfl.runs.record import TABLES
 from simfl.runs.results import Run
 from simfl.session.options import RunOptions
 
 MODES = ("sequential", "vectorized")
+TOLERANCE = 1e-3  # of the length of the weights; rounding alone gives about 1e-7
 ADAM: Mapping[str, object] = {
     "local.optimizer": "adamw",
     "local.learning_rate": 0.02,
@@ -34,8 +35,15 @@ def check_algorithm(algorithm: Algorithm) -> Iterator[str]:
         with TemporaryDirectory() as folder:
             try:
                 yield from _check_mode(algorithm, mode, Path(folder))
+            except ConfigError:
+                raise
             except SimflError as error:
-                yield f"execution.mode {mode}: {error}"
+                lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+                yield f"execution.mode {mode}: {' '.join(dict.fromkeys((lines[0], lines[-1])))}"
+                return
+    if algorithm.privacy_unit is None:  # the noise of private updates is drawn in the order of each mode
+        with TemporaryDirectory() as folder:
+            yield from _check_modes_agree(algorithm, Path(folder))
     if algorithm.fedavg_limit and algorithm.fedavg_settings is None:
         yield "fedavg_settings: not declared, though fedavg_limit is; give the settings at which it is FedAvg"
     if algorithm.supported_sgd_settings() is None and algorithm.privacy_unit is None:
@@ -58,6 +66,18 @@ def _check_mode(algorithm: Algorithm, mode: str, folder: Path) -> Iterator[str]:
         yield from _check_equal(at_limit, fedavg, f"{mode}: at fedavg_settings")
     if mode == "vectorized":
         yield from _check_models(algorithm, mode, folder / "models")
+
+
+def _check_modes_agree(algorithm: Algorithm, folder: Path) -> Iterator[str]:
+    """Check that both execution modes end with the same weights, to rounding."""
+    ends = [_run(algorithm, mode, folder / mode).snapshot().server.weights for mode in MODES]
+    distance = sum(float((ends[1][name] - tensor).square().sum()) for name, tensor in ends[0].items()) ** 0.5
+    length = sum(float(tensor.square().sum()) for tensor in ends[0].values()) ** 0.5
+    if not distance <= TOLERANCE * length:
+        yield (
+            f"sequential and vectorized: the global weights differ by {distance / length:.2g} of their length;"
+            " a loss must not depend on whether it runs under torch.func.vmap"
+        )
 
 
 def _check_models(algorithm: Algorithm, mode: str, folder: Path) -> Iterator[str]:

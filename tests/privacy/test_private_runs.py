@@ -214,7 +214,7 @@ def test_the_statement_names_units_budget_observers_and_what_is_not_covered(tmp_
         "tuned on them",
         "other runs on the same data",
         "sizes of messages",
-        "a tokenizer or vocabulary, if private text was used to make them",
+        "a tokenizer or vocabulary, if private text was used for them",
         "void against anyone who knows the seed",
     ):
         assert words in flat
