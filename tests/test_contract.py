@@ -202,7 +202,7 @@ def test_an_unknown_reduction_is_refused():
 
     given = experiment()
     given = replace(given, phases=(replace(given.phases[0], algorithm=Averaged()),))
-    with pytest.raises(ConfigError, match=r"reduces 'weights' by 'mean'; allowed: weighting, clients, gather"):
+    with pytest.raises(ConfigError, match=r"reduces 'weights' by 'mean'; allowed: clients, gather, weighting"):
         rules.check(given)
 
 
