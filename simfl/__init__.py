@@ -6,14 +6,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from simfl.api import load, run
+    from simfl.api import check_data, load, run
     from simfl.experiment import Experiment
     from simfl.runs.results import Run
 
 __version__ = "0.1.0"
-__all__ = ["Experiment", "Run", "__version__", "load", "run"]
+__all__ = ["Experiment", "Run", "__version__", "check_data", "load", "run"]
 
-MODULES = {"Experiment": "simfl.experiment", "Run": "simfl.runs.results", "load": "simfl.api", "run": "simfl.api"}
+MODULES = {
+    "Experiment": "simfl.experiment",
+    "Run": "simfl.runs.results",
+    "check_data": "simfl.api",
+    "load": "simfl.api",
+    "run": "simfl.api",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Python interface: `run` an experiment, `load` the results of a run."""
+"""Python interface: `run` an experiment, `load` the results of a run, `check_data` before a run."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from simfl import config, simulation
+from simfl.config import fields
+from simfl.data.base import Data
+from simfl.data.check import DatasetReport, check_dataset
 from simfl.experiment import Experiment
 from simfl.runs.folder import RUN, is_taken
 from simfl.runs.results import Run
@@ -63,6 +67,16 @@ def load(folder: Path | str, experiment: ExperimentLike | None = None) -> Run:
     `experiment` is needed only if the run used Python objects that cannot be imported by name.
     """
     return Run(folder, None if experiment is None else experiment_of(experiment))
+
+
+def check_data(data: object) -> DatasetReport:
+    """Return the counts of a data set and what looks wrong in it, as `simfl data check` does. Nothing is stored.
+
+    `data` is given as in an experiment: a name with its settings, or Python objects.
+    """
+    component: Data = fields.read(Data, data, "data")
+    with TemporaryDirectory() as folder:
+        return check_dataset(component.preview(Path(folder)))
 
 
 def experiment_of(given: ExperimentLike) -> Experiment:

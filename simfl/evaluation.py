@@ -62,12 +62,14 @@ class Scores:
         plan: The shard.
         columns: Metric -> one value per example, in the order of the plan's rows.
         samples: Predictions of the plan's sample rows.
+        notes: Notes on the data that the worker encoded for this shard, each reported once per run.
         clock: Time spent.
     """
 
     plan: EvaluationPlan
     columns: dict[str, np.ndarray]
     samples: tuple[Row, ...] = ()
+    notes: tuple[str, ...] = ()
     clock: Clock = field(default_factory=Clock)
 
 

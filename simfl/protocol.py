@@ -260,14 +260,17 @@ class Task:
 class Examples:
     """Encoded examples as tensors of static shape: one row per example, and tables that several rows share."""
 
-    def __init__(self, rows: Weights, shared: dict[str, tuple[str, Tensor]] | None = None) -> None:
+    def __init__(
+        self, rows: Weights, shared: dict[str, tuple[str, Tensor]] | None = None, notes: tuple[str, ...] = ()
+    ) -> None:
         """Store the tensors.
 
         Args:
             rows: Tensors [N, ...] by batch key.
             shared: Tables such as page images: batch key -> (key of the rows' int64 indices, table [M, ...]).
+            notes: Messages for the user about what was left out, such as words beyond a limit; reported once.
         """
-        self.rows, self.shared = rows, shared or {}
+        self.rows, self.shared, self.notes = rows, shared or {}, notes
 
     def __len__(self) -> int:
         return len(next(iter(self.rows.values())))
@@ -285,4 +288,4 @@ class Examples:
     def to(self, device: torch.device) -> Examples:
         """Return the same examples on a device."""
         shared = {name: (key, table.to(device)) for name, (key, table) in self.shared.items()}
-        return Examples({name: values.to(device) for name, values in self.rows.items()}, shared)
+        return Examples({name: values.to(device) for name, values in self.rows.items()}, shared, self.notes)

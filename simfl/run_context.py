@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from simfl.data.base import Dataset, Split
-from simfl.errors import ConfigError, nearest
+from simfl.errors import ConfigError, DataError, nearest
 from simfl.experiment import Experiment
 from simfl.models.base import Model, tied_names
 from simfl.models.meta_device import build_on_meta
@@ -49,6 +49,8 @@ class RunContext:
     cache: Path
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     shared: dict[str, Any] | None = None
+    _noted: set[tuple[str, str]] = field(default_factory=set)  # objectives and splits whose notes were taken
+    _notes: list[str] = field(default_factory=list)
 
     def _share(self, kind: str, key: object, make: Callable[[], Value]) -> Value:
         """Return what `make` returns, or what an earlier run made for an equal key; the newest of each kind is kept."""
@@ -108,8 +110,11 @@ class RunContext:
     def task(self) -> Task:
         """Facts about the data that models are built from."""
         card: Mapping[str, Any] = self.dataset.card
-        shape = card.get("shape")
-        return Task(self.experiment.seed, card.get("num_classes"), tuple(shape) if shape else None)
+        shape = tuple(card["shape"]) if card.get("shape") else None
+        train, objective = self.dataset.splits.get("train"), self.experiment.phases[0].objective
+        if train is not None:
+            shape = objective.input_shape(train, shape)
+        return Task(self.experiment.seed, card.get("num_classes"), shape)
 
     @cached_property
     def tied_names(self) -> dict[str, str]:
@@ -128,12 +133,29 @@ class RunContext:
         return splits[name]
 
     def examples(self, objective: Objective, split: str) -> Examples:
-        """Return a split as the objective encodes it, on the device; encoded once."""
+        """Return a split as the objective encodes it, on the device; encoded once.
+
+        Raises:
+            DataError: The split cannot be encoded, or its encoding has numbers that are not finite.
+        """
         key = (repr(objective), split)
         if key not in self._encoded:
-            encoded = objective.encode(self.split(split), self.experiment.model.tokenizer())
+            try:
+                encoded = objective.encode(self.split(split), self.experiment.model.tokenizer())
+                _check_finite(encoded)
+            except DataError as error:
+                raise DataError(f"data, split {split}: {error}") from error
             self._encoded[key] = encoded.to(self.device)
+        if key not in self._noted:
+            self._noted.add(key)
+            self._notes += [f"data, split {split}: {note}" for note in self._encoded[key].notes]
         return self._encoded[key]
+
+    def new_notes(self) -> tuple[str, ...]:
+        """Return the notes of splits that were encoded since the last call."""
+        notes = tuple(self._notes)
+        self._notes.clear()
+        return notes
 
     @cached_property
     def _encoded(self) -> dict[tuple[str, str], Examples]:
@@ -194,6 +216,14 @@ class RunContext:
         if limit is None or limit >= count:
             return np.arange(count)
         return np.sort(rng(self.experiment.seed, "evaluate", split).choice(count, size=limit, replace=False))
+
+
+def _check_finite(examples: Examples) -> None:
+    """Raise DataError if an example has a number that is not finite."""
+    for name, values in examples.rows.items():
+        if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+            row = int((~torch.isfinite(values)).reshape(len(values), -1).any(1).nonzero()[0])
+            raise DataError(f"row {row}: the encoded {name!r} has a number that is not finite")
 
 
 def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:

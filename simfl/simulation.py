@@ -168,6 +168,7 @@ class Simulation:
             session.stopwatch.count([result.clock], training=True)
             for text in result.messages:
                 session.callbacks.message(text)
+            session.callbacks.note(result.notes)
             yield result
 
     def _draft_ahead(self, context: PhaseContext, number: int) -> list[CohortPlan]:
@@ -191,7 +192,7 @@ class Simulation:
         with clocked(Clock()) as clock:
             result = train_cohort(executor, session.client_store, cohort, plan.received, self.experiment.on_error)
         clock.seconds.pop("train", None)  # mostly waiting for the workers, which have counted their own time
-        result.clock = clock
+        result.clock, result.notes = clock, session.prepared.run_context.new_notes()
         return result
 
     def _halve_clients_per_batch(self, error: OutOfMemory) -> None:

@@ -21,6 +21,7 @@ LAYERS = (  # low to high; modules of one line may import one another, unless th
         "seeds",
         "timing",
         "metrics",
+        "images",
         "imports",
         "registry",
     ),

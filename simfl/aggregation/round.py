@@ -41,6 +41,7 @@ class CohortResult:
         clients: Rows of the `clients` table.
         skipped: Clients whose update failed and was left out.
         messages: Messages for the user, about updates that failed and were retried or left out.
+        notes: Notes on the data that the worker encoded for this cohort, each reported once per run.
         clock: Time spent.
     """
 
@@ -53,6 +54,7 @@ class CohortResult:
     clients: list[ClientRow] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
     clock: Clock = field(default_factory=Clock)
 
 

@@ -46,19 +46,22 @@ def list_(as_json: bool) -> None:
 
 
 @data.command()
-@click.argument("path", type=click.Path(exists=True, path_type=Path))
-@click.option("--as", "format_", required=True, metavar="FORMAT", help="Name of a data set, see simfl data list.")
+@click.argument("target")
+@click.option("--as", "format_", metavar="FORMAT", help="Name of a data set, see simfl data list, if TARGET is a path.")
 @settings
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def check(path: Path, format_: str, overrides: tuple[str, ...], as_json: bool) -> int:
-    """Read the data set at PATH, count its contents and report what looks wrong. Nothing is stored."""
+def check(target: str, format_: str | None, overrides: tuple[str, ...], as_json: bool) -> int:
+    """Read the data set TARGET, count its contents and report what looks wrong. Nothing is stored.
+
+    TARGET is a path (with --as), package.module:name in Python, or the file of an experiment.
+    """
     import tempfile
 
     from simfl.data.check import check_dataset
 
-    component = _component(format_, {"path": str(path)} | _quick(format_), overrides)
+    component = _target(target, format_, overrides)
     with tempfile.TemporaryDirectory() as folder:
-        found = check_dataset(component.load(Path(folder)))
+        found = check_dataset(component.preview(Path(folder)))
     if as_json:
         click.echo(json.dumps({"counts": found.counts, "findings": [asdict(f) for f in found.findings]}, indent=1))
         return 0 if found.passed else SUSPICIOUS
@@ -100,6 +103,27 @@ def build_data(name: str, overrides: tuple[str, ...], brief: bool) -> None:
 def _documents(dataset: Dataset, split: str) -> str:
     pages = dataset.splits[split].documents
     return "" if pages is None else f"{pages.num_rows:,}"
+
+
+def _target(target: str, format_: str | None, overrides: tuple[str, ...]) -> Data:
+    """Return the component that reads TARGET."""
+    if format_ is not None:
+        if not Path(target).exists():
+            raise click.BadParameter(f"Path {target!r} does not exist.", param_hint="'TARGET'")
+        return _component(format_, {"path": target} | _quick(format_), overrides)
+    if Path(target).suffix in (".yaml", ".yml"):
+        from simfl import config
+
+        return config.load(Path(target), overrides).data
+    if ":" not in target:
+        raise click.UsageError(f"{target!r} is neither package.module:name nor a .yaml file; a path needs --as FORMAT")
+    from simfl import imports
+    from simfl.data.base import Data
+
+    found = imports.import_object(target, "TARGET")
+    if isinstance(found, type) and issubclass(found, Data):
+        return _component(target, {}, overrides)
+    return _component("own", {"of": target}, overrides)
 
 
 def _component(name: str, given: Mapping[str, object], overrides: Iterable[str]) -> Data:

@@ -73,7 +73,10 @@ REGISTRIES: dict[str, RegistrySpec] = {
     "models": RegistrySpec("simfl.models.base:Model", "simfl.models:MODELS", wrap="simfl.models.own:wrap"),
     "objectives": RegistrySpec("simfl.objectives.base:Objective", "simfl.objectives:OBJECTIVES"),
     "partitioners": RegistrySpec(
-        "simfl.data.partition.partitioners:Partitioner", "simfl.data.partition.partitioners:PARTITIONERS", key="by"
+        "simfl.data.partition.partitioners:Partitioner",
+        "simfl.data.partition.partitioners:PARTITIONERS",
+        key="by",
+        wrap="simfl.data.partition.by_hand:wrap",
     ),
     "schedules": RegistrySpec("simfl.optimizers.schedules:Schedule", "simfl.optimizers:SCHEDULES"),
     "server_optimizers": RegistrySpec(

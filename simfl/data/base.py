@@ -11,6 +11,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 DATA_SHA256 = b"simfl.data_sha256"  # schema metadata key of the examples: the hash of the whole data set
+CLASSES = b"simfl.classes"  # schema metadata key of the examples: names of the classes of text labels, a JSON list
 
 QUESTIONS = pa.schema(
     [
@@ -114,6 +115,10 @@ class Data(ABC):
     @abstractmethod
     def load(self, cache: Path) -> Dataset:
         """Read the data set from `cache`, or build it and store it there; DataError if it cannot be read."""
+
+    def preview(self, cache: Path) -> Dataset:
+        """Read the data set for `simfl data check`, with its faults where `load` refuses them."""
+        return self.load(cache)
 
     def published(self) -> Published | None:
         """Return the published sizes; None if they are only known once the data are read."""

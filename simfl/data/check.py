@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,9 @@ import pyarrow.compute as pc
 
 from simfl.data import leaks
 from simfl.data.base import Dataset, Split
+from simfl.data.classes import class_fault
 from simfl.data.partition.base import column
+from simfl.data.soundness import STRUCTURAL, find_faults
 
 GROUPS = ("provider", "client", "label", "field", "domain", "source", "stage", "scene", "dataset")
 
@@ -43,13 +45,27 @@ class DatasetReport:
 
 
 def check_dataset(dataset: Dataset) -> DatasetReport:
-    """Count and check all splits of a data set."""
-    found: list[Finding] = []
+    """Count and check all splits of a data set. A split whose tables are not in the schema is not checked further."""
+    faults = list(find_faults(dataset, with_images=True))
+    found = [Finding(fault.split, fault.kind, fault.count, str(fault)) for fault in faults]
+    found += _class_findings(dataset)
+    broken = {fault.split for fault in faults if fault.kind in STRUCTURAL}
+    dataset = replace(dataset, splits={n: split for n, split in dataset.splits.items() if n not in broken})
     for name, split in dataset.splits.items():
         found += [*_check_examples(name, split), *_check_pages(name, split), *_check_clients(name, split)]
     found += [*_card_findings(dataset, "dropped"), *_card_findings(dataset, "noted"), *_check_overlap(dataset)]
     counts = {name: _counts(split) for name, split in dataset.splits.items()}
     return DatasetReport(counts, tuple(finding for finding in found if finding.count))
+
+
+def _class_findings(dataset: Dataset) -> list[Finding]:
+    """Find labels that are no classes; numbers with fractions are for information, as an objective can predict them."""
+    labelled = {n: split for n, split in dataset.splits.items() if split.documents is None}
+    fault = class_fault(replace(dataset, splits=labelled))
+    if fault is None:
+        return []
+    kind = labelled[fault.split].examples.schema.field("label").type
+    return [Finding(fault.split, fault.kind, fault.count, str(fault), is_error=not pa.types.is_floating(kind))]
 
 
 def _counts(split: Split) -> dict[str, int]:

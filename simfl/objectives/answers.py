@@ -70,7 +70,7 @@ def read_lists(path: str | tuple[str, ...] | None) -> Lists:
 
 def top_answers(split: Any, num_answers: int, by: str | None = None) -> dict[str, list[str]]:
     """Return the most frequent first answers of a split, per value of the column `by`; ties in alphabetical order."""
-    texts = [answers[0] if answers else "" for answers in split.examples["answers"].to_pylist()]
+    texts = [answers[0] if answers else "" for answers in answer_lists(split.examples)]
     groups = split.examples[by].to_pylist() if by else [""] * len(texts)
     lists: dict[str, list[str]] = {}
     for name in sorted(set(groups)):
@@ -79,13 +79,23 @@ def top_answers(split: Any, num_answers: int, by: str | None = None) -> dict[str
     return lists
 
 
+def answer_lists(examples: Any) -> list[list[str]]:
+    """Return the answers of each example; a text alone is one answer, null is none."""
+    given = examples["answers"].to_pylist()
+    return [[answers] if isinstance(answers, str) else answers or [] for answers in given]
+
+
 def count_answers(examples: Any) -> list[Counter[str]]:
-    """Return, for each example, how many people gave each answer."""
-    answers = examples["answers"].to_pylist()
+    """Return, for each example, how many people gave each answer. DataError if counts and answers do not match."""
+    answers = answer_lists(examples)
     given = examples["counts"].to_pylist() if "counts" in examples.column_names else [None] * len(answers)
     counters = []
-    for texts, counts in zip(answers, given, strict=True):
+    for row, (texts, counts) in enumerate(zip(answers, given, strict=True)):
         counter: Counter[str] = Counter()
+        if counts and (len(counts) != len(texts) or not all(count is not None and count > 0 for count in counts)):
+            raise DataError(
+                f"answers: row {row} has {len(texts)} answers with counts {counts}, expected one each, above 0"
+            )
         for text, count in zip(texts, counts or [1] * len(texts), strict=True):
             counter[normalize_answer(text)] += count
         counters.append(counter)
@@ -118,8 +128,12 @@ def build_targets(examples: Any, lists: Lists, soft: str, by: str) -> Targets:
             found.append([(answer, SOFT[soft](n, total)) for answer, n in kept])
             sizes.append(len(known))
         elif "label" in names:
-            found.append([] if label is None or label < 0 else [(label, 1.0)])
-            sizes.append(len(choices) if choices else int(num_answers[row]) if num_answers is not None else ALL_ANSWERS)
+            size = len(choices) if choices else int(num_answers[row]) if num_answers is not None else ALL_ANSWERS
+            if isinstance(label, str) or (label is not None and not (label < size and label == int(label))):
+                limit = f"0 to {size - 1}" if size < ALL_ANSWERS else "a whole number, or -1 for none"
+                raise DataError(f"answers: row {row}, column 'label' is {label!r}, allowed: {limit}")
+            found.append([] if label is None or label < 0 else [(int(label), 1.0)])
+            sizes.append(size)
         else:
             raise DataError(_missing_message(group, lists, names))
     labels = _padded([[label for label, _ in row] for row in found], NO_LABEL, np.int64)

@@ -1,20 +1,21 @@
 """The base class of all objectives: encoding of examples, task loss, predictions and scores.
 
 To write an objective, subclass `Objective` and name it in an experiment: `objective: "package.module:MyObjective"`.
-The engine calls `encode` once per split, `run` and `loss` in every training step, and `predict` and `score` in
-evaluation. `simfl.contract.check(MyObjective)` tests it.
+The engine calls `check` before a run starts, `encode` once per split, `run` and `loss` in every training step, and
+`predict` and `score` in evaluation. `simfl.contract.check(MyObjective)` tests it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor, nn
 
+from simfl.errors import DataError
 from simfl.protocol import Batch, Examples, Outputs
 
 
@@ -28,6 +29,7 @@ class Objective(ABC):
         metric: The main metric; higher is better.
         metrics: All columns that `score` returns; empty: known only after a run.
         target: Batch key of the correct classes [B] or tokens [B, T] (−100: none), if the objective has them.
+        reads_classes: Whether `encode` reads the column `label` as classes, which are checked before a run.
         example: Settings for `simfl.contract.check`.
     """
 
@@ -36,7 +38,18 @@ class Objective(ABC):
     metric: ClassVar[str]
     metrics: ClassVar[tuple[str, ...]] = ()
     target: ClassVar[str] = ""
+    reads_classes: ClassVar[bool] = False
     example: ClassVar[Mapping[str, object]] = {}
+
+    def check(self, split: Any) -> None:  # noqa: B027  (most objectives of users need none)
+        """Raise DataError if a split (`simfl.data.base.Split`) cannot be encoded; called before a run starts."""
+
+    def input_shape(self, split: Any, shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        """Return the shape of one encoded input, for models that are built for a shape.
+
+        `shape` is what the data set says, or None. The default returns it.
+        """
+        return shape
 
     @abstractmethod
     def encode(self, split: Any, tokenizer: Any) -> Examples:
@@ -61,3 +74,21 @@ class Objective(ABC):
     @abstractmethod
     def score(self, predictions: dict[str, Any], split: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Return the metrics of each prediction, float64 [len(rows)]; `rows` are the predicted rows of the split."""
+
+
+def require_columns(table: Any, columns: Iterable[str], where: str) -> None:
+    """Raise DataError if an Arrow table lacks one of these columns; `where` names the objective and the table."""
+    for name in columns:
+        if name not in table.column_names:
+            raise DataError(f"{where} have no column {name!r}; their columns: {', '.join(table.column_names)}")
+
+
+def require_documents(split: Any, objective: str, examples: Iterable[str], documents: Iterable[str] = ()) -> None:
+    """Raise DataError if a split lacks documents with images, or one of these columns."""
+    if split.documents is None:
+        raise DataError(f"{objective}: needs documents, the data have none")
+    require_columns(split.examples, examples, f"{objective}: the examples")
+    require_columns(split.documents, documents, f"{objective}: the documents")
+    if not {"image", "image_path"} & set(split.documents.column_names):
+        known = ", ".join(split.documents.column_names)
+        raise DataError(f"{objective}: the documents have neither 'image' nor 'image_path'; their columns: {known}")

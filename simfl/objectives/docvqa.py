@@ -20,8 +20,10 @@ from torch import Tensor
 from simfl import metrics
 from simfl.constraints import PositiveInt
 from simfl.errors import DataError
-from simfl.objectives.base import Objective
-from simfl.objectives.images import decode_images
+from simfl.objectives.answers import answer_lists
+from simfl.objectives.base import Objective, require_documents
+from simfl.objectives.notes import cut_answers, cut_questions, missing_answers, missing_images
+from simfl.objectives.pages import example_documents, page_images, read_words
 from simfl.protocol import Batch, Examples, Outputs
 from simfl.seeds import seed_for
 
@@ -47,49 +49,63 @@ class DocVqa(Objective):
     metrics: ClassVar[tuple[str, ...]] = ("anls", "accuracy")
     target: ClassVar[str] = "labels"
 
+    def check(self, split: Any) -> None:
+        """Raise DataError without documents, questions or answers."""
+        columns = ("id", "document", "question", "answers")
+        require_documents(split, "docvqa", columns, ("id", "words", "boxes"))
+
     def encode(self, split: Any, tokenizer: Any) -> Examples:
         """Return the examples of a split.
 
         Rows: `input_ids` int32 [N, L], `boxes` int16 [N, L, 4], `attention_mask` bool [N, L], `labels` int64 [N, T].
         L and T are the split's longest, rounded up to 16 and 4. Shared: `pixel_values` uint8 [documents, 3, S, S].
-        Raises DataError if the split has no documents.
+        Raises DataError if the split has no documents, or if words and boxes of a document do not match.
         """
-        if split.documents is None or tokenizer is None:
-            raise DataError("docvqa: needs documents and a model with a tokenizer; the data or the model have none")
+        if tokenizer is None:
+            raise DataError("docvqa: needs documents and a model with a tokenizer; the model has none")
+        self.check(split)
         examples = split.examples
-        document = examples["document"].to_numpy()
+        document = example_documents(examples, split.documents, "docvqa")
         words = _Words(split.documents, tokenizer)
         prompts = tokenizer.encode([f"question: {q}  context: " for q in examples["question"].to_pylist()])
-        lengths = np.minimum(
-            [len(p) + words.length(d) + 1 for p, d in zip(prompts, document, strict=True)], self.max_tokens
-        )
+        wanted = np.array([len(p) + words.length(d) + 1 for p, d in zip(prompts, document, strict=True)], np.int64)
+        lengths = np.minimum(wanted, self.max_tokens)
         ids = np.full((len(prompts), round_up(int(lengths.max(initial=1)), 16, self.max_tokens)), PAD, np.int32)
         boxes = np.zeros((*ids.shape, 4), np.int16)
+        cuts = _Cuts(self.max_tokens, len(prompts))
         for row, (prompt, page, length) in enumerate(zip(prompts, document, lengths, strict=True)):
             start, end = min(len(prompt), length - 1), length - 1
             ids[row, :start], boxes[row, :start] = prompt[:start], PROMPT_BOX
             ids[row, start:end], boxes[row, start:end] = words.take(page, end - start)
             ids[row, end] = END
+            if wanted[row] > length:
+                cuts.add(words.num_cut(page, end - start), len(prompt) > start)
+        labels, num_cut = self._labels(examples, tokenizer)
         rows = {
             "input_ids": torch.from_numpy(ids),
             "boxes": torch.from_numpy(boxes),
             "attention_mask": torch.from_numpy(np.arange(ids.shape[1]) < lengths[:, None]),
-            "labels": self._labels(examples, tokenizer),
-            "document": torch.from_numpy(document.astype(np.int64)),
+            "labels": labels,
+            "document": torch.from_numpy(document),
         }
-        return Examples(rows, {"pixel_values": ("document", page_images(split.documents, tokenizer.image_size))})
+        pages = {"pixel_values": ("document", page_images(split.documents, tokenizer.image_size))}
+        silent = missing_answers(num_unanswered(examples), len(prompts), "and teach the model to give none")
+        notes = cuts.notes(words.count(document)) + cut_answers(num_cut, len(prompts), self.max_answer)
+        return Examples(rows, pages, (*notes, *silent, *missing_images(split.documents)))
 
-    def _labels(self, examples: Any, tokenizer: Any) -> Tensor:
+    def _labels(self, examples: Any, tokenizer: Any) -> tuple[Tensor, int]:
+        """Return the tokens of the answers, and the number of answers that are cut."""
         texts = []
-        for name, answers in zip(examples["id"].to_pylist(), examples["answers"].to_pylist(), strict=True):
+        for name, answers in zip(examples["id"].to_pylist(), answer_lists(examples), strict=True):
             pick = seed_for("answer", name) % len(answers) if self.answer == "drawn" and answers else 0
             texts.append(answers[pick].lower() if answers else "")
-        answers_ids = [[*ids[: self.max_answer - 1], END] for ids in tokenizer.encode(texts)]
+        tokens = tokenizer.encode(texts)
+        answers_ids = [[*ids[: self.max_answer - 1], END] for ids in tokens]
         length = round_up(max(map(len, answers_ids), default=1), 4, self.max_answer)
         labels = np.full((len(answers_ids), length), NO_LABEL, np.int64)
         for row, ids in enumerate(answers_ids):
             labels[row, : len(ids)] = ids
-        return torch.from_numpy(labels)
+        return torch.from_numpy(labels), sum(len(ids) >= self.max_answer for ids in tokens)
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the cross-entropy summed over the tokens of each answer, and their number; both [B]."""
@@ -108,7 +124,7 @@ class DocVqa(Objective):
 
     def score(self, predictions: dict[str, Any], split: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Return `anls` and `accuracy` of each answer."""
-        answers = split.examples["answers"].take(rows).to_pylist()
+        answers = answer_lists(split.examples.select(["answers"]).take(rows))
         pairs = list(zip(predictions["answer"], answers, strict=True))
         return {
             "anls": np.array([anls(given, right, self.anls_threshold) for given, right in pairs], np.float64),
@@ -140,50 +156,72 @@ def accuracy(prediction: str, answers: Sequence[str]) -> float:
     return float(text != NOTHING and text in [metrics.normalize_answer(answer) for answer in answers])
 
 
+@dataclass
+class _Cuts:
+    """Words and questions that a limit cuts."""
+
+    limit: int  # tokens
+    num_examples: int
+    examples: int = 0
+    words: int = 0
+    questions: int = 0
+
+    def add(self, words: int, question: bool) -> None:
+        """Count an example, of which so many words and perhaps the question are cut."""
+        self.examples += 1
+        self.words += words
+        self.questions += question
+
+    def notes(self, num_words: int) -> list[str]:
+        """Return what was cut, of so many words in all examples."""
+        where = f"in {self.examples:,} of {self.num_examples:,} examples"
+        words = f"max_tokens {self.limit}: {self.words:,} of {num_words:,} words are cut, {where}"
+        return [words] * bool(self.words) + cut_questions(self.questions, self.num_examples, self.limit)
+
+
+def num_unanswered(examples: Any) -> int:
+    """Return the number of examples without an answer."""
+    return sum(not answers for answers in answer_lists(examples))
+
+
 class _Words:
     """Tokens and boxes of all documents; each distinct word is tokenized once."""
 
     def __init__(self, documents: Any, tokenizer: Any) -> None:
-        column = documents["words"].combine_chunks()
-        flat = column.flatten().dictionary_encode()
-        tokens = tokenizer.encode([word.lower() for word in flat.dictionary.to_pylist()])
+        words = read_words(documents, "docvqa")
+        tokens = tokenizer.encode([word.lower() for word in words.texts])
         sizes = np.array([len(ids) for ids in tokens], np.int64)
         starts = np.concatenate([[0], np.cumsum(sizes)])[:-1]
         table = np.array([token for ids in tokens for token in ids], np.int32)
-        word = flat.indices.to_numpy(zero_copy_only=False)
-        counts = sizes[word]
+        counts = sizes[words.kinds]
         ends = np.cumsum(counts)
         inside = np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
-        self._ids = table[np.repeat(starts[word], counts) + inside] if len(word) else np.zeros(0, np.int32)
-        scale = tokenizer.box_scale
-        boxes = documents["boxes"].combine_chunks().flatten().to_numpy(zero_copy_only=False).astype(np.float64)
+        found = table[np.repeat(starts[words.kinds], counts) + inside] if len(words.kinds) else np.zeros(0, np.int32)
+        self._ids, scale = found, tokenizer.box_scale
         # the reference truncates doubles; a float32 just below an integer must not be truncated to the one before
-        cut = np.clip(boxes * scale + 1e-6 * scale, 0, TABLE_ROWS - 1).astype(np.int16).reshape(-1, 4)
-        if len(cut) != len(word):
-            raise DataError(f"docvqa: {len(word)} words have {len(cut)} boxes")
+        cut = np.clip(words.boxes * scale + 1e-6 * scale, 0, TABLE_ROWS - 1).astype(np.int16)
         self._boxes = np.repeat(cut, counts, axis=0)
-        lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-        self._bounds = np.concatenate([[0], ends])[np.concatenate([[0], np.cumsum(lengths)])]
+        self._ends, self._words = np.concatenate([[0], ends]), words.bounds
+        self._bounds = self._ends[words.bounds]
 
     def length(self, document: int) -> int:
         """Return the number of tokens of a document."""
         return int(self._bounds[document + 1] - self._bounds[document])
 
+    def count(self, documents: np.ndarray) -> int:
+        """Return the number of words of documents; a repeated document counts each time."""
+        return int(np.diff(self._words)[documents].sum())
+
+    def num_cut(self, document: int, count: int) -> int:
+        """Return the number of words that the first `count` tokens of a document do not hold whole."""
+        first, last = self._words[document], self._words[document + 1]
+        ends = self._ends[first + 1 : last + 1] - self._ends[first]
+        return int((ends > count).sum())
+
     def take(self, document: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the first tokens of a document [count] and their boxes [count, 4]."""
         first = self._bounds[document]
         return self._ids[first : first + count], self._boxes[first : first + count]
-
-
-def page_images(documents: Any, size: int) -> Tensor:
-    """Return the documents' pages, uint8 [documents, 3, size, size]. Raises DataError without images."""
-    column = "image" if "image" in documents.column_names else "image_path"
-    if column not in documents.column_names:
-        raise DataError(
-            f"docvqa: the documents have neither 'image' nor 'image_path'; their columns: {documents.column_names}"
-        )
-    names = [f"document {name}" for name in documents["id"].to_pylist()]
-    return decode_images(documents[column].to_pylist(), "RGB", (size, size), names)
 
 
 def round_up(length: int, step: int, maximum: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,15 +9,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageFile
+from PIL import Image
 from torch import Tensor
 
 from simfl.errors import DataError
+from simfl.images import Mode, read_image
 
 WHITE = 255
 
 
-def decode(image: bytes | str | None, mode: str, size: tuple[int, int] | None, where: str) -> np.ndarray:
+def decode(image: bytes | str | None, mode: Mode, size: tuple[int, int] | None, where: str) -> np.ndarray:
     """Decode an image to pixels, uint8 [C, H, W].
 
     Args:
@@ -28,16 +28,14 @@ def decode(image: bytes | str | None, mode: str, size: tuple[int, int] | None, w
         where: Name of the image in error messages.
 
     Raises:
-        DataError: The image cannot be read.
+        DataError: The image cannot be read, or is missing and no size is given.
     """
+    if image is None and size is None:
+        raise DataError(f"{where}: the image is missing")
     if image is None:
-        assert size is not None, "a missing image needs a size"
+        assert size is not None
         return np.full((len(mode), size[1], size[0]), WHITE, np.uint8)
-    try:
-        with Image.open(Path(image) if isinstance(image, str) else io.BytesIO(image)) as opened:
-            pixels = opened.convert(mode)
-    except OSError as error:
-        raise DataError(f"{where}: the image cannot be read: {error}") from error
+    pixels = read_image(Path(image) if isinstance(image, str) else image, mode, where)
     if size is not None and pixels.size != size:
         pixels = pixels.resize(size, Image.Resampling.BILINEAR)
     array = np.asarray(pixels)
@@ -45,10 +43,9 @@ def decode(image: bytes | str | None, mode: str, size: tuple[int, int] | None, w
 
 
 def decode_images(
-    images: Sequence[bytes | str | None], mode: str, size: tuple[int, int] | None, names: Sequence[str]
+    images: Sequence[bytes | str | None], mode: Mode, size: tuple[int, int] | None, names: Sequence[str]
 ) -> Tensor:
     """Decode images to uint8 [N, C, H, W]. Raises DataError if `size` is None and their sizes differ."""
-    ImageFile.LOAD_TRUNCATED_IMAGES = True  # the official release of PFL-DocVQA has truncated pages
     with ThreadPoolExecutor(2) as threads:
         pixels = list(threads.map(lambda row: decode(images[row], mode, size, names[row]), range(len(images))))
     shapes = {array.shape for array in pixels}

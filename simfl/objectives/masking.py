@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from simfl.errors import DataError
+from simfl.objectives.pages import read_words
 
 END, PAD, NO_LABEL = 1, 0, -100
 PROMPT_BOX = (0, 0, 1000, 1000)  # box of the prompt; masked words and the end token have a box of zeros
@@ -96,6 +96,8 @@ class Masked(NamedTuple):
     boxes: np.ndarray
     lengths: np.ndarray
     target: np.ndarray
+    num_words: int  # words of all pages
+    num_cut: int  # words that the limit of tokens cuts
 
 
 class _Decision(NamedTuple):
@@ -127,7 +129,8 @@ def mask_pages(
     words = _Words(pages, word, size, *_masked_sizes(task, size, rules))
     decision = _decide(words, chosen, real, len(prompt), rules)
     ids, boxes, lengths = _inputs(task, prompt, words, decision, rules.special_tokens)
-    return Masked(ids, boxes, lengths, _targets(task, words, decision, rules.special_tokens))
+    target, num_words = _targets(task, words, decision, rules.special_tokens), int(real.sum())
+    return Masked(ids, boxes, lengths, target, num_words, num_words - int(decision.included.sum()))
 
 
 def _masked_sizes(task: str, size: np.ndarray, rules: MaskingRules) -> tuple[np.ndarray, np.ndarray]:
@@ -235,16 +238,9 @@ def _spread(
 
 def build_pages(documents: Any, tokenizer: Any) -> Pages:
     """Return the words of all documents of a table in lower case; each distinct word is tokenized once."""
-    column = documents["words"].combine_chunks()
-    flat = column.flatten().dictionary_encode()
-    known = tokenizer.encode([word.lower() for word in flat.dictionary.to_pylist()])
-    kind = flat.indices.to_numpy(zero_copy_only=False)
-    lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    boxes = documents["boxes"].combine_chunks().flatten().to_numpy(zero_copy_only=False).astype(np.float64)
-    if len(boxes) != 4 * len(kind):
-        raise DataError(f"self-pretraining: {len(kind)} words have {len(boxes) // 4} boxes")
-    boxes, scale = boxes.reshape(-1, 4), tokenizer.box_scale
+    words = read_words(documents, "self-pretraining")
+    known = tokenizer.encode([word.lower() for word in words.texts])
+    kind, boxes, scale = words.kinds, words.boxes, tokenizer.box_scale
     spellings: dict[tuple[int, ...], int] = {}
     spelling = np.array([spellings.setdefault(tuple(ids), len(spellings)) for ids in known], np.int64)
     size = np.array([len(ids) for ids in known], np.int64)
@@ -256,8 +252,10 @@ def build_pages(documents: Any, tokenizer: Any) -> Pages:
         total,
         np.clip(boxes * scale + 1e-6 * scale, 0, TABLE_ROWS - 1).astype(np.int16),
         tokenizer.special_tokens.place[np.clip(np.floor(boxes * STEPS + 0.5), 0, STEPS).astype(np.int64)],
-        _repeats(np.repeat(np.arange(len(lengths)), lengths) * max(1, len(spellings)) + spelling[kind]),
-        bounds,
+        _repeats(
+            np.repeat(np.arange(len(words.bounds) - 1), np.diff(words.bounds)) * max(1, len(spellings)) + spelling[kind]
+        ),
+        words.bounds,
     )
 
 

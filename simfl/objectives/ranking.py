@@ -19,8 +19,9 @@ from simfl.constraints import PositiveInt
 from simfl.errors import ConfigError, DataError
 from simfl.metrics import normalize_answer
 from simfl.objectives.answers import Lists, build_targets, count_answers, group_names, read_lists
-from simfl.objectives.base import Objective
-from simfl.objectives.images import decode_images, document_images
+from simfl.objectives.base import Objective, require_documents
+from simfl.objectives.notes import cut_questions, missing_answers, missing_images
+from simfl.objectives.pages import example_documents, page_images
 from simfl.protocol import Batch, Examples, Outputs
 
 NO_LABEL = -100
@@ -45,6 +46,10 @@ class Ranking(Objective):
     metrics: ClassVar[tuple[str, ...]] = ("accuracy", "exact")
     example: ClassVar[Mapping[str, object]] = {"answers": ["yes", "no"]}
 
+    def check(self, split: Any) -> None:
+        """Raise DataError without documents with images, questions or answers."""
+        require_documents(split, "ranking", ("document", "question", "answers"))
+
     def encode(self, split: Any, tokenizer: Any) -> Examples:
         """Return the examples of a split.
 
@@ -52,29 +57,28 @@ class Ranking(Objective):
         [N, K] and `num_answers` [N]. Shared: `pixel_values` uint8 [documents, 3, S, S], and the lists `candidates`
         int64 [groups, A, T]. Raises DataError if the split has no documents or no answers.
         """
-        if split.documents is None or tokenizer is None:
-            raise DataError("ranking: needs documents and a model with a tokenizer; the data or the model have none")
+        if tokenizer is None:
+            raise DataError("ranking: needs documents and a model with a tokenizer; the model has none")
+        self.check(split)
         examples = split.examples
-        if "answers" not in examples.column_names:
-            raise DataError(f"ranking: the examples have no column 'answers'; their columns: {examples.column_names}")
         labels, shares = self._labels(count_answers(examples), tokenizer)
         number, candidates, sizes = self._candidates(tokenizer)
         lists = np.array([self._list_of(group, number) for group in group_names(examples, self.by)], np.int64)
-        ids = self._questions(examples["question"].to_pylist(), tokenizer)
+        ids, num_cut = self._questions(examples["question"].to_pylist(), tokenizer)
         rows = {
             "input_ids": torch.from_numpy(ids),
             "attention_mask": torch.from_numpy(ids != 0),
             "labels": torch.from_numpy(labels),
             "shares": torch.from_numpy(shares),
-            "document": torch.from_numpy(examples["document"].to_numpy().astype(np.int64)),
+            "document": torch.from_numpy(example_documents(examples, split.documents, "ranking")),
             "list": torch.from_numpy(lists),
             "num_answers": torch.from_numpy(sizes[lists]),
         }
-        names = [f"document {name}" for name in split.documents["id"].to_pylist()]
-        size = (tokenizer.image_size, tokenizer.image_size)
-        pixels = decode_images(document_images(split.documents), "RGB", size, names)
+        pixels = page_images(split.documents, tokenizer.image_size)
         shared = {"pixel_values": ("document", pixels), "candidates": ("list", torch.from_numpy(candidates))}
-        return Examples(rows, shared)
+        notes = cut_questions(num_cut, len(ids), self.max_tokens)
+        notes += missing_answers(int((shares.sum(1) == 0).sum()), len(ids), "and teach the model nothing")
+        return Examples(rows, shared, (*notes, *missing_images(split.documents)))
 
     def _labels(self, counters: list[Counter[str]], tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return tokens [N, K, T] of each example's most frequent answers, and the fraction of people who gave each."""
@@ -121,13 +125,14 @@ class Ranking(Objective):
     def _length(self, tokens: list[list[int]]) -> int:
         return min(-(-max(map(len, tokens), default=1) // 4) * 4, self.max_answer)
 
-    def _questions(self, texts: list[str], tokenizer: Any) -> np.ndarray:
+    def _questions(self, texts: list[str], tokenizer: Any) -> tuple[np.ndarray, int]:
+        """Return the tokens of the questions, and the number of those that are cut."""
         tokens = tokenizer.encode(texts)
         rows = [[tokenizer.start_id, *one[: self.max_tokens - 2], tokenizer.end_id] for one in tokens]
         ids = np.zeros((len(rows), min(-(-max(map(len, rows), default=1) // 8) * 8, self.max_tokens)), np.int32)
         for k, row in enumerate(rows):
             ids[k, : len(row)] = row
-        return ids
+        return ids, sum(len(one) > self.max_tokens - 2 for one in tokens)
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the cross-entropy of each answer times its share, summed, and weight 1 per example; both [B].

@@ -13,7 +13,7 @@ from torch import Tensor
 from simfl.constraints import PositiveInt
 from simfl.errors import DataError
 from simfl.metrics import similarity
-from simfl.objectives.base import Objective
+from simfl.objectives.base import Objective, require_columns
 from simfl.objectives.images import decode_images
 from simfl.protocol import Batch, Examples, Outputs
 
@@ -37,20 +37,33 @@ class Recognition(Objective):
     metrics: ClassVar[tuple[str, ...]] = ("accuracy", "similarity", "exact")
     target: ClassVar[str] = "labels"
 
+    def check(self, split: Any) -> None:
+        """Raise DataError without an image and a text for every example."""
+        require_columns(split.examples, ("image", "text"), "recognition: the examples")
+        for name in ("image", "text"):
+            values = split.examples[name]
+            if values.null_count:
+                row = next(row for row in range(len(values)) if not values[row].is_valid)
+                raise DataError(f"recognition: row {row}, column {name!r}: null, expected a value for every example")
+
     def encode(self, split: Any, tokenizer: Any) -> Examples:
         """Return rows `pixel_values` uint8 [N, 3, H, W] and `labels` int64 [N, T] (−100: padding).
 
         T is the split's longest word, rounded up to 4. Raises DataError without images or texts.
         """
-        examples = split.examples
-        for column in ("image", "text"):
-            if column not in examples.column_names:
-                raise DataError(
-                    f"recognition: the examples have no column {column!r}; their columns: {examples.column_names}"
-                )
+        self.check(split)
+        examples, texts = split.examples, split.examples["text"].to_pylist()
         names = [f"example {row}" for row in range(examples.num_rows)]
         pixels = decode_images(examples["image"].to_pylist(), "RGB", (self.width, self.height), names)
-        return Examples({"pixel_values": pixels, "labels": self._labels(examples["text"].to_pylist())})
+        return Examples({"pixel_values": pixels, "labels": self._labels(texts)}, notes=self._notes(texts))
+
+    def _notes(self, texts: list[str]) -> tuple[str, ...]:
+        """Return notes on words that are cut, or have letters that the model cannot output."""
+        cut = sum(len(text) >= self.max_letters for text in texts)
+        unknown = sum(not set(text) <= set(LETTERS) for text in texts)
+        notes = {f"max_letters {self.max_letters}: {cut:,} of {len(texts):,} words are cut": cut}
+        notes[f"{unknown:,} of {len(texts):,} words have letters outside of ASTER's 94, learned as unknown"] = unknown
+        return tuple(note for note, count in notes.items() if count)
 
     def _labels(self, texts: list[str]) -> Tensor:
         number = {letter: k for k, letter in enumerate(LETTERS)}

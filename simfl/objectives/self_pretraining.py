@@ -18,9 +18,11 @@ from torch import Tensor
 
 from simfl.constraints import Fraction, PositiveInt, Seed
 from simfl.errors import ConfigError, DataError
-from simfl.objectives.base import Objective
-from simfl.objectives.docvqa import page_images, round_up
+from simfl.objectives.base import Objective, require_documents
+from simfl.objectives.docvqa import round_up
 from simfl.objectives.masking import NO_LABEL, PAD, PROMPTS, Masked, MaskingRules, Pages, build_pages, mask_pages
+from simfl.objectives.notes import missing_images
+from simfl.objectives.pages import example_documents, page_images
 from simfl.protocol import Batch, Examples, Outputs
 from simfl.seeds import reused_rng
 
@@ -51,6 +53,10 @@ class SelfPretraining(Objective):
     def rates(self) -> dict[str, float]:
         """Return the fraction of masked words of each task."""
 
+    def check(self, split: Any) -> None:
+        """Raise DataError without documents."""
+        require_documents(split, "self-pretraining", ("id", "document"), ("id", "words", "boxes"))
+
     def encode(self, split: Any, tokenizer: Any) -> Examples:
         """Return the rows of K tasks per example.
 
@@ -59,13 +65,13 @@ class SelfPretraining(Objective):
 
         Raises DataError without documents or special tokens.
         """
-        if split.documents is None or tokenizer is None:
-            raise DataError(
-                "self-pretraining: needs documents and a model with a tokenizer; the data or the model have none"
-            )
+        if tokenizer is None:
+            raise DataError("self-pretraining: needs documents and a model with a tokenizer; the model has none")
+        self.check(split)
         if tokenizer.special_tokens is None:
             raise DataError("self-pretraining: the model has no special tokens; give model.special_tokens: true")
-        names, document = split.examples["id"].to_pylist(), split.examples["document"].to_numpy().astype(np.int64)
+        names = split.examples["id"].to_pylist()
+        document = example_documents(split.examples, split.documents, "self-pretraining")
         pages = build_pages(split.documents, tokenizer)
         rules = MaskingRules(
             tokenizer.special_tokens, self.max_masked, self.max_tokens, self.max_target, self.form == "code"
@@ -79,7 +85,8 @@ class SelfPretraining(Objective):
                 rows.put(first, number, mask_pages(task, prompt, pages, chunk, chosen, rules))
         tensors = rows.tensors() | {"document": torch.from_numpy(document)}
         images = page_images(split.documents, tokenizer.image_size)
-        return Examples(tensors, {"pixel_values": ("document", images)})
+        notes = (*rows.notes(self.max_tokens, list(self.rates())), *missing_images(split.documents))
+        return Examples(tensors, {"pixel_values": ("document", images)}, notes)
 
     def _choose(self, pages: Pages, document: np.ndarray, names: list[str], task: str, rate: float) -> np.ndarray:
         """Return the words to mask, bool [n, W]: those whose random draw, by the example's id, is below the rate."""
@@ -193,6 +200,7 @@ class _Rows:
         self.lengths = np.ones((count, tasks, 1), np.int64)
         self.labels = np.full((count, tasks, max_target), NO_LABEL, np.int64)
         self.longest_target = 1
+        self.num_words, self.num_cut = np.zeros(tasks, np.int64), np.zeros(tasks, np.int64)
 
     def put(self, first: int, task: int, masked: Masked) -> None:
         """Store masked pages as the examples from `first` on."""
@@ -200,6 +208,15 @@ class _Rows:
         self.ids[rows, task, :length], self.boxes[rows, task, :length] = masked.ids, masked.boxes
         self.lengths[rows, task, 0], self.labels[rows, task, :target] = masked.lengths, masked.target
         self.longest_target = max(self.longest_target, target)
+        self.num_words[task] += masked.num_words
+        self.num_cut[task] += masked.num_cut
+
+    def notes(self, max_tokens: int, tasks: list[str]) -> list[str]:
+        """Return the number of words that the limit cuts, for each task."""
+        counts = zip(tasks, self.num_words.tolist(), self.num_cut.tolist(), strict=True)
+        return [
+            f"max_tokens {max_tokens}: {cut:,} of {n:,} words are cut, in the task {t}" for t, n, cut in counts if cut
+        ]
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the rows, cut to the longest."""

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from simfl.constraints import PositiveInt
 from simfl.errors import ConfigError, DataError, nearest
 from simfl.objectives.answers import Lists, Targets, build_targets, read_lists
-from simfl.objectives.base import Objective
-from simfl.objectives.images import decode_images, document_images
+from simfl.objectives.base import Objective, require_documents
+from simfl.objectives.notes import cut_questions, missing_answers, missing_images
+from simfl.objectives.pages import example_documents, page_images
 from simfl.protocol import Batch, Examples, Outputs
 
 NO_LABEL = -100
@@ -41,6 +42,10 @@ class Vqa(Objective):
     metrics: ClassVar[tuple[str, ...]] = ("accuracy", "exact")
     target: ClassVar[str] = "label"
 
+    def check(self, split: Any) -> None:
+        """Raise DataError without documents with images, or without questions."""
+        require_documents(split, "vqa", ("document", "question"))
+
     def encode(self, split: Any, tokenizer: Any) -> Examples:
         """Return the examples of a split.
 
@@ -48,12 +53,13 @@ class Vqa(Objective):
         [N] (the best, −100: none), and if there are any `num_answers` and `head` [N]. Shared: `pixel_values` uint8
         [documents, 3, S, S]. Raises DataError if the split has no documents or no answers.
         """
-        if split.documents is None or tokenizer is None:
-            raise DataError("vqa: needs documents and a model with a tokenizer; the data or the model have none")
+        if tokenizer is None:
+            raise DataError("vqa: needs documents and a model with a tokenizer; the model has none")
+        self.check(split)
         examples = split.examples
         correct = build_targets(examples, self._lists, self.soft, self.by)
-        ids = self._texts(examples, tokenizer)
-        document = _documents(examples, ids.shape[1])
+        ids, num_cut = self._texts(examples, tokenizer)
+        document = _documents(examples, split.documents, ids.shape[1])
         ids = ids if ids.shape[1] == document.shape[1] else np.repeat(ids, document.shape[1], 1)
         rows = {
             "input_ids": torch.from_numpy(ids if ids.shape[1] > 1 else ids[:, 0]),
@@ -67,18 +73,28 @@ class Vqa(Objective):
             rows["num_answers"] = torch.from_numpy(correct.num_answers)
         if self.tasks:
             rows["head"] = self._heads(examples)
-        names = [f"document {name}" for name in split.documents["id"].to_pylist()]
-        size = (tokenizer.image_size, tokenizer.image_size)
-        pixels = decode_images(document_images(split.documents), "RGB", size, names)
-        return Examples(rows, {"pixel_values": ("document", pixels)})
+        unlisted = int((correct.labels < 0).all(1).sum())
+        notes = cut_questions(num_cut, len(ids), self.max_tokens)
+        notes += missing_answers(unlisted, len(ids), "that can be chosen, so they teach nothing and score 0")
+        pages = {"pixel_values": ("document", page_images(split.documents, tokenizer.image_size))}
+        return Examples(rows, pages, (*notes, *missing_images(split.documents)))
 
-    def _texts(self, examples: Any, tokenizer: Any) -> np.ndarray:
-        """Return tokens int32 [N, texts, L], 0 for padding; a choice follows its question."""
+    def _texts(self, examples: Any, tokenizer: Any) -> tuple[np.ndarray, int]:
+        """Return tokens int32 [N, texts, L], 0 for padding, and the number of examples with a cut text.
+
+        A choice follows its question.
+        """
         questions = tokenizer.encode(examples["question"].to_pylist())
+        cut = np.array([len(question) > self.max_tokens - 2 for question in questions], bool)
         texts = [[[tokenizer.start_id, *q[: self.max_tokens - 2], tokenizer.end_id]] for q in questions]
         if "choices" in examples.column_names:
             choices = [row or [] for row in examples["choices"].to_pylist()]
-            tokens = iter(tokenizer.encode([text for row in choices for text in row]))
+            encoded = tokenizer.encode([text for row in choices for text in row])
+            owner = np.repeat(np.arange(len(choices)), [len(row) for row in choices])
+            room = self.max_tokens - 3
+            for example, text in zip(owner.tolist(), encoded, strict=True):
+                cut[example] |= len(text) + len(questions[example]) > room
+            tokens = iter(encoded)
             texts = [
                 [_cut(q, next(tokens), self.max_tokens, tokenizer) for _ in row] or only
                 for q, row, only in zip(questions, choices, texts, strict=True)
@@ -89,7 +105,7 @@ class Vqa(Objective):
         for example, row in enumerate(texts):
             for k, text in enumerate(row if len(row) > 1 else row * ids.shape[1]):
                 ids[example, k, : len(text)] = text
-        return ids
+        return ids, int(cut.sum())
 
     def _heads(self, examples: Any) -> Tensor:
         if self.by not in examples.column_names:
@@ -140,10 +156,12 @@ def _cut(question: list[int], choice: list[int], max_tokens: int, tokenizer: Any
     return [tokenizer.start_id, *question[: max_tokens - 3 - len(choice)], tokenizer.end_id, *choice, tokenizer.end_id]
 
 
-def _documents(examples: Any, pairs: int) -> np.ndarray:
-    first = examples["document"].to_numpy().astype(np.int64)
+def _documents(examples: Any, documents: Any, pairs: int) -> np.ndarray:
+    first = example_documents(examples, documents, "vqa")
     if "second" in examples.column_names:
         second = examples["second"].fill_null(-1).to_numpy().astype(np.int64)
+        for row in np.flatnonzero(second >= documents.num_rows)[:1].tolist():
+            raise DataError(f"vqa: row {row}: second {second[row]}, but there are {documents.num_rows} documents")
         columns = [first, np.where(second < 0, first, second)]
         return np.stack(columns + [first] * (pairs - 2), 1)
     return np.repeat(first[:, None], pairs, 1)

@@ -110,7 +110,7 @@ class Worker:
             result = train_cohort(executor, self.store, plan, parts, on_error, next_round)
             result.sums = {part: self._to_home(tensors) for part, tensors in result.sums.items()}
             result.gathered = {part: [self._to_home(t) for t in uploads] for part, uploads in result.gathered.items()}
-        result.clock = clock
+        result.clock, result.notes = clock, self.run_context.new_notes()
         return result
 
     def _executor(self, plan: CohortPlan) -> Executor:
@@ -149,7 +149,7 @@ class Worker:
         size, context = self.config.experiment.evaluate.batch_size, self.executors[self.phase].context
         with self._task("evaluate", f"{len(plan.rows)} examples of {plan.split}") as clock:
             scores = evaluate(self.run_context, context, self.store, plan, self._to_device(received), size)
-        return replace(scores, clock=clock)
+        return replace(scores, clock=clock, notes=self.run_context.new_notes())
 
     def free_memory(self) -> None:
         """Free the memory that torch caches, and that of captured steps."""

@@ -40,11 +40,19 @@ class Callbacks:
     record: Record
     trackers: list[Tracker] = field(default_factory=list)
     total_bytes: int = 0  # sent in all rounds so far, in both directions
+    notes: set[str] = field(default_factory=set)  # those that were reported
 
     def message(self, text: str) -> None:
         """Report a message."""
         self.display.message(text)
         self.record.log("message", text=text)
+
+    def note(self, notes: Iterable[str]) -> None:
+        """Report notes on the data, each of them once: every worker that encodes a split makes them."""
+        for text in notes:
+            if text not in self.notes:
+                self.notes.add(text)
+                self.message(text)
 
     def chosen(self, phase: int, facts: JsonObject, text: str) -> None:
         """Report the execution mode of a phase and every trial; `text` is its summary in one line, or empty."""

@@ -33,12 +33,14 @@ class PendingEvaluation:
             by_example: Also keep the score of each example.
         """
         self.prepared, self.state, self.metric, self.by_example = prepared, state, metric, by_example
+        self.notes: tuple[str, ...] = ()  # on the data that the workers encoded; known after `wait`
         buffers: Parts = {BUFFERS: state.buffers} if state.buffers else {}
         self._scores = pool.evaluate(shards(prepared, state), {"weights": state.server.weights} | buffers)
 
     def wait(self) -> tuple[Rows, list[dict[str, Any]], list[Clock]]:
         """Wait for the scores; return table rows, headline scores, and the clocks of the workers' tasks."""
         scores = self._scores()
+        self.notes = tuple(note for score in scores for note in score.notes)
         rows = score_rows(self.prepared, self.state, scores, self.by_example)
         return rows, headlines(self.prepared, self.state, rows, self.metric), [score.clock for score in scores]
 

@@ -22,6 +22,7 @@ from simfl.runs.record import Record
 from simfl.runtime.ray.worker_group import WorkerGroup
 from simfl.runtime.worker import WorkerConfig
 from simfl.sampling import auto_clients_per_batch, num_sampled
+from simfl.session.check_data import check_data
 from simfl.tracking import trackers
 from simfl.training.context import LOCAL
 from simfl.training.plan import ExecutionMode
@@ -83,6 +84,7 @@ def prepare_run(
     device = workers.device if workers is not None else "cuda" if torch.cuda.is_available() else "cpu"
     driver_device = torch.device(device if backend == "inline" else "cpu")
     context = RunContext(experiment, files.cache_folder(), driver_device, shared)
+    check_data(experiment, context)
     partition, partition_manifest = partition_of(context)
     if workers is not None:
         workers.launch(context)

@@ -144,6 +144,7 @@ class RunProgress:
     @timed("evaluate")
     def _wait_for_scores(self, scoring: PendingEvaluation) -> Rows:
         rows, headlines, clocks = scoring.wait()
+        self.session.callbacks.note(scoring.notes)
         self.session.stopwatch.count(clocks, training=False)
         self.session.callbacks.evaluated(headlines)
         return rows

@@ -2,9 +2,11 @@
 
 import pyarrow as pa
 import pytest
+from PIL import Image
 
 from simfl.data.base import Dataset, Split
 from simfl.data.check import check_dataset
+from simfl.data.io.images import encode_png
 
 
 def pages(ids, providers, words, paths) -> pa.Table:
@@ -68,8 +70,9 @@ def test_check_counts_each_split(dataset):
 
 
 def test_check_accepts_images_with_labels():
-    shown = Split(pa.table({"image": [b"a", b"b"], "label": [0, 1], "domain": ["x", "y"]}))
-    test = Split(pa.table({"image": [b"c"], "label": [0], "domain": ["x"]}))
+    first, second, third = (encode_png(Image.new("L", (2, 2), grey)) for grey in (0, 9, 99))
+    shown = Split(pa.table({"image": [first, second], "label": [0, 1], "domain": ["x", "y"]}))
+    test = Split(pa.table({"image": [third], "label": [0], "domain": ["x"]}))
     found = check_dataset(Dataset("made", {"train": shown, "test": test}, ""))
     assert found.passed
     assert found.counts["train"] == {"examples": 2, "labels": 2, "domains": 2}

@@ -115,10 +115,16 @@ def test_own_data_from_python_are_written_by_their_hash(tmp_path: Path) -> None:
     own = Own((X, Y))
     sha256 = own.load(tmp_path).sha256
     plain = written(own)
-    assert plain == {"name": "own", "of": "<builtins:tuple>", "settings": {}, "sha256": sha256}
+    assert plain == {"name": "own", "of": "<builtins:tuple>", "settings": {}, "classes": None, "sha256": sha256}
     assert read(Data, plain, "data").load(tmp_path).sha256 == sha256
     assert written(read(Data, plain, "data")) == plain
-    assert written(Own(rows)) == {"name": "own", "of": f"{__name__}:rows", "settings": {}, "sha256": None}
+    assert written(Own(rows)) == {
+        "name": "own",
+        "of": f"{__name__}:rows",
+        "settings": {},
+        "classes": None,
+        "sha256": None,
+    }
 
 
 def test_sequences_functions_and_splits_are_read_as_own_data() -> None:
@@ -137,7 +143,7 @@ def test_sequences_functions_and_splits_are_read_as_own_data() -> None:
         ([(1, 2, 3)], "data, split train, item 0: tuple is neither (x, y) nor a mapping"),
         ([{"x": [1.0]}, {"y": 1}], "data, split train, item 1: its fields are y, those of item 0 x"),
         ([([1.0], 0), ([1.0, 2.0], 0)], "data, split train, item 1: features has shape (2,), that of item 0 has (1,)"),
-        ([(["a"], 0)], "data, split train: column 'features' has type <U1, expected numbers"),
+        ([(["a"], 0)], "data, split train, item 0: column 'features' has type <U1, expected numbers"),
         ([{"y": 1, "z": "a"}, {"y": 1, "z": 1}], "data, split train: column 'z': "),
         ({"train": iter([])}, "data, split train: list_iterator has no length, or its items cannot be read by index"),
         (

@@ -133,7 +133,7 @@ def test_pfl_stores_paths_without_reading_images(root):
     assert train.documents["image_path"].to_pylist()[0] == str(root / "images" / "d1_0.jpg")
     missing = {f.message: f.count for f in check_dataset(load(root, image_size=0)).findings if f.split == "train"}
     assert missing["missing images"] == train.documents.num_rows == 6
-    with pytest.raises(DataError, match=r"d1_0\.jpg: not a readable image"):
+    with pytest.raises(DataError, match=r"d1_0\.jpg: the file is missing"):
         load(root, image_size=8)
 
 

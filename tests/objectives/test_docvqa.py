@@ -99,7 +99,7 @@ def test_page_images_can_be_files(tmp_path: object) -> None:
 
 def test_docvqa_refuses_data_without_documents_images_or_boxes_in_one_line() -> None:
     whole = split([page(["x"], [0.0] * 4, b"no image")], [question(0, "?", ["a"])])
-    with pytest.raises(DataError, match="document d: the image cannot be read"):
+    with pytest.raises(DataError, match="document d: not a readable image"):
         DocVqa().encode(whole, Letters())
     with pytest.raises(DataError, match="needs documents"):
         DocVqa().encode(Split(whole.examples), Letters())

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from simfl import files
 from simfl.data.base import Data, Dataset, Split
-from simfl.data.io.images import truncated_images
+from simfl.data.soundness import require_sound, require_split_name
 from simfl.errors import DataError
 
 TABLES = ("examples", "documents")
@@ -38,7 +38,7 @@ def load_or_build(
     build: Callable[[], Dataset],
     extra_files: Callable[[Dataset], Mapping[str, bytes]] | None = None,
 ) -> Dataset:
-    """Load a data set from the cache, or build and store it. Truncated image files are an error while it is built.
+    """Load a data set from the cache, or build, check and store it.
 
     Args:
         cache: The cache folder.
@@ -55,8 +55,8 @@ def load_or_build(
     if not (folder / "card.json").exists():
         if before := BEFORE_BUILD.get():
             before(name)
-        with truncated_images(allowed=False):
-            dataset = build()
+        dataset = build()
+        require_sound(dataset, with_images=True)
         write_dataset(folder, dataset, extra_files(dataset) if extra_files else {})
     return read_dataset(folder)
 
@@ -83,11 +83,13 @@ def _stamp(path: Path) -> list[object]:
 def write_dataset(folder: Path, dataset: Dataset, extra_files: Mapping[str, bytes] | None = None) -> None:
     """Write the tables, the extra files and then the card.
 
-    Each file is replaced atomically, so two processes may write the same data set at once.
+    Each file is replaced atomically, so two processes may write the same data set at once. DataError for a split whose
+    name cannot be part of a file name.
     """
     folder.mkdir(parents=True, exist_ok=True)
     layout = {}
     for split_name, split in dataset.splits.items():
+        require_split_name(split_name, "data")
         tables = {t: getattr(split, t) for t in TABLES if getattr(split, t) is not None}
         layout[split_name] = list(tables)
         for table_name, table in tables.items():

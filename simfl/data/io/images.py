@@ -1,22 +1,23 @@
-"""Decoding, resizing and encoding of images."""
+"""Resizing and encoding of images."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from PIL import Image, ImageFile
+from PIL import Image
 
 from simfl.errors import DataError
+from simfl.images import Mode, measure_image, read_image, to_eight_bits, upright
 
+GREY = ("1", "L", "LA", "I;16", "F")  # modes of one channel
 MissingImages = Literal["refuse", "drop"]  # a missing image file is an error, or its examples are left out
-UNREADABLE = (OSError, SyntaxError, ValueError)  # raised by Pillow for files that are not images, or broken ones
 
 
-def resize_image(image: Path | bytes, size: int, mode: str, format: str, where: str = "") -> bytes:
+def resize_image(
+    image: Path | bytes, size: int, mode: Mode, format: str, where: str = "", truncated: bool = False
+) -> bytes:
     """Resize an image to `size` x `size` pixels and encode it.
 
     Width and height are scaled independently, as VT5's image processor does.
@@ -27,27 +28,31 @@ def resize_image(image: Path | bytes, size: int, mode: str, format: str, where: 
         mode: Pillow's mode, L or RGB.
         format: Pillow's format, PNG or JPEG.
         where: The source of encoded bytes, for error messages.
+        truncated: Whether a truncated JPEG is read, with the missing part in grey.
 
     Raises:
         DataError: the image cannot be read.
     """
+    pixels = read_image(image, mode, where or str(image), size, truncated)
     out = io.BytesIO()
-    try:
-        with Image.open(image if isinstance(image, Path) else io.BytesIO(image)) as opened:
-            opened.draft(mode, (size, size))
-            opened.convert(mode).resize((size, size), Image.Resampling.BICUBIC).save(out, format=format, quality=90)
-    except UNREADABLE as error:
-        raise DataError(f"{where or image!s}: not a readable image ({error})") from error
+    pixels.resize((size, size), Image.Resampling.BICUBIC).save(out, format=format, quality=90)
     return out.getvalue()
 
 
 def image_size(path: Path) -> tuple[int, int]:
     """Return width and height in pixels, read from the file's header; DataError if it is not an image."""
+    return measure_image(path, str(path))
+
+
+def encode_upright(image: Image.Image, where: str) -> bytes:
+    """Encode an image of any mode as PNG of 8 bits a channel, upright and on white; DataError if it is damaged."""
     try:
-        with Image.open(path) as image:
-            return image.size
-    except UNREADABLE as error:
-        raise DataError(f"{path}: not a readable image ({error})") from error
+        turned = upright(image)
+    except OSError as error:  # the file is read now
+        raise DataError(f"{where}: not a readable image ({error})") from error
+    out = io.BytesIO()
+    to_eight_bits(turned, "L" if turned.mode in GREY else "RGB", where).save(out, "PNG")
+    return out.getvalue()
 
 
 def encode_png(image: Image.Image) -> bytes:
@@ -62,13 +67,3 @@ def encode_jpeg(image: Image.Image, quality: int = 88) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=quality)
     return buffer.getvalue()
-
-
-@contextmanager
-def truncated_images(allowed: bool) -> Iterator[None]:
-    """Read truncated image files with the missing part in grey, or refuse them. Applies to the whole process."""
-    before, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, allowed
-    try:
-        yield
-    finally:
-        ImageFile.LOAD_TRUNCATED_IMAGES = before

@@ -1,6 +1,6 @@
 """Question answering splits: questions on pages or images, built while their files are read.
 
-A page is stored once, however many questions refer to it. Images are resized by several threads while reading goes on.
+A page is stored once, however many questions refer to it. Images are resized by several threads during the reading.
 For visual question answering the schema is the same without words, and the column `counts` holds how many annotators
 gave each answer, so that every scoring rule can be applied later (ViLT's 0.3, 0.6, 0.9, 1; min(n/3, 1); 1 for the only
 answer).
@@ -33,7 +33,7 @@ ANSWER_COUNTS = ("counts", pa.list_(pa.int32()))  # column: how many annotators 
 
 @dataclass(frozen=True)
 class ImageStorage:
-    """How the images of a data set are stored."""
+    """Storage of the images of a data set."""
 
     size: int  # pixels of each side, in colour as JPEG; 0: only the path of each file, in the column `image_path`
     missing: MissingImages = "refuse"  # drop: questions on missing images are counted and left out

@@ -6,7 +6,6 @@ and counted, never replaced by another example.
 
 from __future__ import annotations
 
-import io
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import pyarrow as pa
-from PIL import Image
 
 from simfl.data.base import WORD_IMAGES, Dataset, Split
 from simfl.data.io.arrow_store import content_sha256
-from simfl.data.io.images import UNREADABLE
 from simfl.data.io.tables import TableBuilder
+from simfl.errors import DataError
+from simfl.images import measure_image
 
 Alphabet = Literal["any", "printable", "alphanumeric"]
 ALPHABETS: dict[Alphabet, frozenset[str]] = {
@@ -82,10 +81,8 @@ def _decode(text: bytes | str | None) -> str | None:
 def _image_size(image: bytes) -> tuple[int, int] | None:
     """Return width and height, or None if the image cannot be decoded completely."""
     try:
-        with Image.open(io.BytesIO(image)) as opened:
-            opened.load()
-            return opened.size
-    except UNREADABLE:
+        return measure_image(image, "", whole=True)
+    except DataError:
         return None
 
 

@@ -156,6 +156,11 @@ def _parse(manifest: bytes) -> dict[str, Any]:
     return body
 
 
+def row_ranges(rows: np.ndarray) -> str:
+    """Return rows, int64 [n], as a manifest writes them: sorted, with consecutive ones as `first-last`."""
+    return _write_rows(np.sort(rows), np.array([0, len(rows)]))[0]
+
+
 def _write_rows(order: np.ndarray, starts: np.ndarray) -> list[str]:
     """Return one text per client: its rows in order, with consecutive rows as `first-last`."""
     new = np.diff(order, prepend=-2) != 1

@@ -196,6 +196,7 @@ PARTITIONERS: Registry[Partitioner] = Registry(
         "natural": "simfl.data.partition.partitioners:Natural",
         "dirichlet": "simfl.data.partition.synthetic:Dirichlet",
         "shards": "simfl.data.partition.synthetic:Shards",
+        "rows": "simfl.data.partition.by_hand:ByHand",
         "quantity": "simfl.data.partition.synthetic:Quantity",
         "nested": "simfl.data.partition.nested:Nested",
         "subsample": "simfl.data.partition.nested:Subsample",

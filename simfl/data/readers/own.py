@@ -1,28 +1,29 @@
 """Data sets of the user: anything with a length whose items are (x, y) or mappings, such as torch's data sets.
 
-They are read once, by the process that starts the run, and stored as Arrow files in the cache under a hash of their
-content; workers memory-map these files. With several machines the cache must be on a shared file system.
+They are read once, by the process that starts the run, checked, and stored as Arrow files in the cache under a hash of
+their content; workers memory-map these files. With several machines the cache must be on a shared file system.
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
-
-import numpy as np
-import pyarrow as pa
+from typing import ClassVar
 
 from simfl import imports
+from simfl.constraints import PositiveInt
 from simfl.data.base import Data, Dataset, Split
+from simfl.data.classes import Classes, find_classes, with_names
 from simfl.data.io.arrow_store import content_sha256, read_dataset, write_dataset
+from simfl.data.io.own_documents import build_documents, conform, has_documents
+from simfl.data.io.own_items import FeatureType, encode_images, read_columns, to_table
+from simfl.data.soundness import require_sound
 from simfl.errors import DataError
+from simfl.images import measure_image
 
-NAMES = {"x": "features", "y": "label"}  # columns that simfl's objectives read
-Shape = tuple[int, ...] | None  # of one example's features; None: not an array
+VERSION = 2  # of the stored form; part of the folder's name
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Own(Data):
 
     of: object  # package.module:function, which returns {split: items} or the items of train
     settings: Mapping[str, object] = field(default_factory=dict)  # keyword arguments of the function
+    classes: PositiveInt | tuple[str, ...] | None = None  # number or names of the classes; null: those of train
     sha256: str | None = None  # written by simfl for data given from Python: hash of their content
     example: ClassVar[Mapping[str, object]] = {"of": "simfl.data.readers.own:example_rows"}
 
@@ -41,38 +43,51 @@ class Own(Data):
             return read_dataset(folder)
         if isinstance(self.of, str) and self.of.startswith(imports.OBJECT):
             raise DataError(f"data: {folder} with the data of {self.of} is missing; {imports.AGAIN}")
-        dataset = self._dataset()
+        dataset = self.read()
         folder = _folder(cache, dataset.sha256)
         if not (folder / "card.json").exists():
+            require_sound(dataset, with_images=True)
             write_dataset(folder, dataset)
         vars(self)["_sha256"] = dataset.sha256
         return read_dataset(folder)
 
-    def _dataset(self) -> Dataset:
+    def read(self) -> Dataset:
+        """Read the items without checking their values."""
         made = imports.resolve(self.of, "data.of")
         if isinstance(made, type) or (callable(made) and not hasattr(made, "__getitem__")):
             made = imports.call(made, self.settings, "data")
         if isinstance(made, Dataset):
-            return made
+            return _conform_dataset(made, self.classes)
         items_of = made if isinstance(made, Mapping) and "train" in made else {"train": made}
         parts = {str(name): build_split(items, f"data, split {name}") for name, items in items_of.items()}
-        return _build_dataset({name: split for name, (split, _) in parts.items()}, [s for _, s in parts.values()])
+        _check_features({name: features for name, (_, features) in parts.items()})
+        splits, card = _with_classes({name: split for name, (split, _) in parts.items()}, self.classes)
+        features = next(iter(parts.values()))[1]
+        shape = _image_shape(splits) if features is None else features.shape
+        card = {"examples": {name: len(part) for name, part in splits.items()}, **card}
+        card |= {"shape": list(shape)} if shape else {}
+        return Dataset("own", splits, _sha256(splits, self.classes), card)
+
+    def preview(self, cache: Path) -> Dataset:
+        """Read the items without checking their values; nothing is stored."""
+        return self.read()
 
     def plain(self) -> dict[str, object]:
         """Return the settings as an experiment file contains them."""
         of = imports.reference(self.of)
-        return {"of": of, "settings": self.settings, "sha256": self._sha256 if of.startswith(imports.OBJECT) else None}
+        sha256 = self._sha256 if of.startswith(imports.OBJECT) else None
+        return {"of": of, "settings": self.settings, "classes": self.classes, "sha256": sha256}
 
     @cached_property
     def _sha256(self) -> str:
-        return self.sha256 or self._dataset().sha256
+        return self.sha256 or self.read().sha256
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state for another process: the hash of the cached data, never the data."""
         known = vars(self).get("_sha256") or self.sha256
         if not known:
             return dict(vars(self))
-        return {"of": imports.reference(self.of), "settings": self.settings, "sha256": known}
+        return {"of": imports.reference(self.of), "settings": self.settings, "classes": self.classes, "sha256": known}
 
 
 def wrap(value: object) -> Data | None:
@@ -83,109 +98,90 @@ def wrap(value: object) -> Data | None:
     return Own(value) if is_sequence or callable(value) else None
 
 
-def _folder(cache: Path, sha256: str) -> Path:
-    return cache / f"own-{sha256[:16]}"
-
-
-def _build_dataset(splits: dict[str, Split], shapes: Sequence[Shape]) -> Dataset:
-    if len(set(shapes)) > 1:
-        raise DataError(f"data: examples of the splits have different shapes: {', '.join(str(s) for s in shapes)}")
-    labels = [s.examples["label"] for s in splits.values() if "label" in s.examples.column_names]
-    integer_labels = [column for column in labels if pa.types.is_integer(column.type) and len(column)]
-    card: dict[str, object] = {"examples": {name: len(part) for name, part in splits.items()}}
-    if shapes[0]:
-        card["shape"] = list(shapes[0])
-    if integer_labels and len(integer_labels) == len(labels):
-        card["num_classes"] = 1 + max(int(column.to_numpy().max()) for column in integer_labels)
-    return Dataset("own", splits, content_sha256(splits, exclude=()), card)
-
-
-def build_split(items: object, where: str) -> tuple[Split, Shape]:
-    """Return the items of a split as a table, and the shape of one example's features.
+def build_split(items: object, where: str) -> tuple[Split, FeatureType | None]:
+    """Return the items of a split as tables, and the type of their features.
 
     Args:
         items: A Split, a pair of arrays (X, y), a mapping of columns, or a sequence of (x, y) or mappings.
         where: The split, for error messages.
 
     Raises:
-        DataError: the items cannot be read.
+        DataError: The items cannot be read.
     """
     if isinstance(items, Split):
-        return items, None
-    columns = {NAMES.get(name, name): values for name, values in _columns(items, where).items()}
-    if not columns:
-        raise DataError(f"{where}: there are no examples")
-    if "features" in columns and _is_image(columns["features"][0]):
-        columns["image"] = [_encode_image(image) for image in columns.pop("features")]
-    arrays = {name: _to_arrow(name, values, where) for name, values in columns.items()}
-    shape = arrays["features"][1] if "features" in arrays else None
-    return Split(pa.table({name: array for name, (array, _) in arrays.items()})), shape
+        return conform(items, where), None
+    columns = encode_images(read_columns(items, where), where)
+    if has_documents(columns):
+        return build_documents(columns, where), None
+    table, features = to_table(columns, where)
+    return Split(table), features
 
 
-def _columns(items: Any, where: str) -> dict[str, Sequence[Any]]:
-    if isinstance(items, Mapping):
-        return dict(items)
-    if isinstance(items, tuple) and len(items) == 2 and all(hasattr(part, "shape") for part in items):
-        return {"x": items[0], "y": items[1]}
-    if not (hasattr(items, "__getitem__") and hasattr(items, "__len__")):
-        raise DataError(f"{where}: {type(items).__name__} has no length, or its items cannot be read by index")
-    rows = [_row(items[i], f"{where}, item {i}") for i in range(len(items))]
-    names = rows[0].keys() if rows else ()
-    for i, row in enumerate(rows):
-        if row.keys() != names:
-            raise DataError(f"{where}, item {i}: its fields are {', '.join(row)}, those of item 0 {', '.join(names)}")
-    return {name: [row[name] for row in rows] for name in names}
+def _folder(cache: Path, sha256: str) -> Path:
+    return cache / f"own-{VERSION}-{sha256[:16]}"
 
 
-def _row(item: object, where: str) -> dict[str, Any]:
-    if isinstance(item, Mapping):
-        return {str(name): value for name, value in item.items()}
-    if isinstance(item, (tuple, list)) and len(item) == 2:
-        return {"x": item[0], "y": item[1]}
-    raise DataError(f"{where}: {type(item).__name__} is neither (x, y) nor a mapping")
+def _sha256(splits: Mapping[str, Split], declared: int | tuple[str, ...] | None) -> str:
+    """Return the hash of the content, and of the classes that are declared."""
+    return content_sha256(splits, also="" if declared is None else repr(declared), exclude=())
 
 
-def _to_arrow(name: str, values: Sequence[Any], where: str) -> tuple[pa.Array, Shape]:
-    """Convert a column: arrays become flat float32 lists, uint8 is scaled to [0, 1], other values keep their type."""
-    if name == "features" or (len(values) and getattr(values[0], "shape", None)):
-        return _flatten(name, values, where)
+def _image_shape(splits: Mapping[str, Split]) -> tuple[int, ...] | None:
+    """Return the shape of all images; None without images or if their sizes differ."""
+    tables = [split.examples for split in splits.values() if split.documents is None]
+    images = [image for table in tables if "image" in table.column_names for image in table["image"].to_pylist()]
     try:
-        array = pa.array([value.item() if hasattr(value, "item") else value for value in values])
-    except (pa.ArrowException, OverflowError) as error:
-        raise DataError(f"{where}: column {name!r}: {str(error).splitlines()[0]}") from None
-    if name == "label" and pa.types.is_integer(array.type):
-        array = array.cast(pa.int32())
-    return array, None
+        sizes = {measure_image(image, "") for image in images if image is not None}
+    except DataError:  # a damaged image, which the check of the data set finds
+        return None
+    return (3, *next(iter(sizes))[::-1]) if len(sizes) == 1 else None
 
 
-def _flatten(name: str, values: Sequence[Any], where: str) -> tuple[pa.Array, Shape]:
-    arrays = [np.asarray(_to_numpy(value)) for value in values]
-    shape = arrays[0].shape
-    for i, array in enumerate(arrays):
-        if array.shape != shape:
-            raise DataError(f"{where}, item {i}: {name} has shape {array.shape}, that of item 0 has {shape}")
-    if arrays[0].dtype.kind not in "fiub":
-        raise DataError(f"{where}: column {name!r} has type {arrays[0].dtype}, expected numbers")
-    factor = 1 / 255 if arrays[0].dtype == np.uint8 else 1
-    flat = np.stack(arrays).reshape(len(arrays), -1).astype(np.float32) * np.float32(factor)
-    return pa.FixedSizeListArray.from_arrays(pa.array(flat.reshape(-1)), flat.shape[1]), shape or (1,)
+def _check_features(features: Mapping[str, FeatureType | None]) -> None:
+    """Raise DataError where the features of the splits have different shapes or scales."""
+    if len({one and one.shape for one in features.values()}) > 1:
+        shapes = ", ".join(str(one and one.shape) for one in features.values())
+        raise DataError(f"data: examples of the splits have different shapes: {shapes}")
+    scaled = [name for name, one in features.items() if one is not None and one.is_uint8]
+    if scaled and len(scaled) < len(features):
+        other = next(name for name in features if name not in scaled)
+        raise DataError(
+            f"data: features of split {scaled[0]} are uint8, which is scaled to [0, 1], of {other} they are not"
+        )
 
 
-def _to_numpy(value: Any) -> Any:
-    """Convert a torch tensor to a NumPy array without importing torch; return other values unchanged."""
-    return value.detach().cpu().numpy() if hasattr(value, "detach") else value
+def _with_classes(
+    splits: dict[str, Split], declared: int | tuple[str, ...] | None
+) -> tuple[dict[str, Split], dict[str, object]]:
+    """Return the splits with the names of their classes, and what the card says about classes.
+
+    Labels that are no classes stay as they are: an objective that reads classes refuses them.
+    """
+    labelled = {n: s for n, s in splits.items() if s.documents is None and "label" in s.examples.column_names}
+    found = find_classes(labelled, declared) if labelled else None
+    if not isinstance(found, Classes):
+        return splits, {} if declared is None else _declared_card(declared)
+    card: dict[str, object] = {"num_classes": found.count}
+    if names := found.names or (declared if isinstance(declared, tuple) else ()):
+        card["classes"] = list(names)
+    return {name: with_names(split, found) if name in labelled else split for name, split in splits.items()}, card
 
 
-def _is_image(value: object) -> bool:
-    return isinstance(value, bytes) or (hasattr(value, "save") and hasattr(value, "mode"))
+def _declared_card(declared: int | tuple[str, ...]) -> dict[str, object]:
+    if isinstance(declared, int):
+        return {"num_classes": declared}
+    return {"num_classes": len(declared), "classes": list(declared)}
 
 
-def _encode_image(image: Any) -> bytes:
-    if isinstance(image, bytes):
-        return image
-    out = io.BytesIO()
-    image.save(out, "PNG")
-    return out.getvalue()
+def _conform_dataset(made: Dataset, declared: int | tuple[str, ...] | None) -> Dataset:
+    """Return a data set of the user in simfl's types, with its classes in the card; its own card takes precedence."""
+    splits = {name: conform(split, f"data, split {name}") for name, split in made.splits.items()}
+    changed = any(splits[name] is not split for name, split in made.splits.items())
+    names = made.card.get("classes")
+    known = tuple(map(str, names)) if isinstance(names, (list, tuple)) and names else made.card.get("num_classes")
+    splits, card = _with_classes(splits, declared or (known if isinstance(known, (int, tuple)) else None))
+    sha256 = _sha256(splits, declared) if changed or declared else made.sha256
+    return Dataset(made.name, splits, sha256, {**card, **made.card})
 
 
 def example_rows() -> dict[str, list[dict[str, object]]]:

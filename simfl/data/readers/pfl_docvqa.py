@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from simfl.data.base import DOCUMENTS, QUESTIONS, Data, Dataset, Published, Split
 from simfl.data.io.arrow_store import content_sha256, load_or_build
-from simfl.data.io.images import resize_image, truncated_images
+from simfl.data.io.images import resize_image
 from simfl.data.readers import pfl_format
 from simfl.data.readers.pfl_format import NO_CLIENT, PflQuestion
 from simfl.errors import DataError
@@ -171,8 +171,11 @@ def _image_path(folder: Path, page: str) -> Path:
 
 
 def _read_images(folder: Path, pages: Iterable[str], size: int) -> list[bytes]:
-    with truncated_images(allowed=True), ThreadPoolExecutor(os.cpu_count()) as threads:
-        return list(threads.map(lambda page: resize_image(_image_path(folder, page), size, "RGB", "JPEG"), pages))
+    def read(page: str) -> bytes:
+        return resize_image(_image_path(folder, page), size, "RGB", "JPEG", truncated=True)  # the release has a few
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        return list(threads.map(read, pages))
 
 
 def _read_train(imdb: Path) -> PflSplitBuilder:

@@ -22,6 +22,7 @@ from simfl.data.io.word_images import Alphabet, WordSplitBuilder, build_word_dat
 from simfl.data.readers.scene_text import read_crops
 from simfl.data.readers.sroie_format import find_receipts, read_receipt, read_single_words
 from simfl.errors import ConfigError
+from simfl.images import read_image
 from simfl.seeds import seed_for
 
 VERSION = 1
@@ -88,8 +89,7 @@ class RealWords(Data):
             receipt = read_receipt(name, found[name])
             sale = [receipt.company, *(receipt.key.get(field, "") for field in ("date", "total"))]
             split = self._split(RECEIPTS, " ".join(sale))
-            with Image.open(receipt.image) as page:
-                grey = page.convert("L")
+            grey = read_image(receipt.image, "L", str(receipt.image))
             for number, (text, box) in enumerate(read_single_words(found[name])[:num_left]):
                 yield split, f"{RECEIPTS}-{name}-{number}", _crop(grey, box), text
                 num_left -= 1
