@@ -69,7 +69,7 @@ BOXES: dict[str, type[BoxTables] | type[BoxLinear]] = {"tables": BoxTables, "lin
 
 @dataclass(frozen=True)
 class PageSettings:
-    """How the page is cut into patches and boxes are embedded."""
+    """Sizes of page patches and box embeddings."""
 
     image_size: int
     patch_size: int
