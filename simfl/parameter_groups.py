@@ -74,7 +74,8 @@ def _check_inputs(module: nn.Module, phase: Phase, where: str) -> None:
     parameters = inspect.signature(module.forward).parameters.values()
     required = [one.name for one in parameters if one.default is one.empty and one.kind in NAMED]
     missing = [name for name in required if name not in phase.objective.inputs]
-    if missing:
+    by_position = len(required) == len(phase.objective.inputs) == 1  # a module given by the user names it as it likes
+    if missing and not by_position:
         name, provided = type(phase.objective).__name__, ", ".join(phase.objective.inputs)
         raise ConfigError(
             f"{where}.objective: {name} provides the inputs {provided}; the model also requires {', '.join(missing)}"

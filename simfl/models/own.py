@@ -6,9 +6,10 @@ import copy
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +18,12 @@ from simfl import imports
 from simfl.errors import ConfigError
 from simfl.models.adapters import Adapter
 from simfl.models.base import Model, seeded, set_trainable, to_float
+from simfl.models.call_context import current_call
 from simfl.models.dropout import install_keyed_dropout
+from simfl.models.recomputation import refuse_other_checkpoints, use_recomputable_checkpoints
 from simfl.protocol import Outputs, Task
 from simfl.weights import sha256
 
-FULLY_TRAINED = ".modules_to_save."  # in the names of modules that peft trains fully, in addition to its adapters
 ATTENTION_DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "dropout_rate", "attn_pdrop")
 UNKEYED_RANDOMNESS = (
     "the model draws from torch's global generator in training, so that no client update is reproducible; "
@@ -46,6 +48,8 @@ class OwnModel(Model):
             _key_attention_dropout(module)
             if self.adapters is not None:
                 self.adapters.attach(module)
+        if use_recomputable_checkpoints(module):
+            setattr(module, "sequential_only", "gradient checkpointing trains one client at a time")  # noqa: B010
         module.forward = BatchForward(module, task.shape)  # not a wrapper module: tensors keep their names
         return set_trainable(self, install_keyed_dropout(module).eval())
 
@@ -62,11 +66,10 @@ class OwnModel(Model):
         return module
 
     def trainable_params(self, module: nn.Module) -> tuple[str, ...]:
-        """Return the adapters and the modules that peft trains fully, or else all that requires a gradient."""
-        names = [name for name, _ in module.named_parameters()]
+        """Return what the adapters train, or else all that requires a gradient."""
         if self.adapters is not None:
-            fully_trained = (f"*{FULLY_TRAINED}*",) if any(FULLY_TRAINED in name for name in names) else ()
-            return self.adapters.trainable_params(module) + fully_trained
+            return self.adapters.trainable_params(module)
+        names = [name for name, _ in module.named_parameters()]
         trainable = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         return ("*",) if trainable == names else tuple(name.replace("[", "[[]") for name in trainable)
 
@@ -92,34 +95,65 @@ def _content_sha256(of: object) -> str | None:
 
 
 def _key_attention_dropout(module: nn.Module) -> None:
-    """Switch a model of transformers to our keyed attention if its attention has dropout."""
-    config, set_attention = getattr(module, "config", None), getattr(module, "set_attn_implementation", None)
-    if not callable(set_attention) or not any(getattr(config, name, 0) for name in ATTENTION_DROPOUTS):
-        return
-    import simfl.models.attention  # noqa: F401  (registers "simfl"; takes seconds)
+    """Switch models of transformers to our keyed attention if the attention of one of their parts has dropout."""
+    for model in module.modules():
+        config, set_attention = getattr(model, "config", None), getattr(model, "set_attn_implementation", None)
+        rates = (getattr(part, name, 0) for part in _configs(config) for name in ATTENTION_DROPOUTS)
+        if callable(set_attention) and getattr(config, "_attn_implementation", "") != "simfl" and any(rates):
+            import simfl.models.attention  # noqa: F401  (registers "simfl"; takes seconds)
 
-    set_attention("simfl")
+            set_attention("simfl")
+
+
+def _configs(config: object) -> Iterator[object]:
+    """Yield a configuration of transformers and those of its parts, such as a text and a vision model."""
+    yield config
+    for name in getattr(config, "sub_configs", ()):
+        if (part := getattr(config, name, None)) is not None:
+            yield from _configs(part)
+
+
+@contextmanager
+def _stackable_attention(module: nn.Module) -> Iterator[None]:
+    """Use our attention inside the block in place of "sdpa" of transformers, whose masks `torch.func.vmap` refuses."""
+    configs: dict[int, Any] = {id(one): one for layer in module.modules() if (one := getattr(layer, "config", None))}
+    switched = [one for one in configs.values() if getattr(one, "_attn_implementation", None) == "sdpa"]
+    if switched:
+        import simfl.models.attention  # noqa: F401  (registers "simfl")
+    for one in switched:
+        one._attn_implementation = "simfl"
+    try:
+        yield
+    finally:
+        for one in switched:
+            one._attn_implementation = "sdpa"
 
 
 class BatchForward:
-    """A module's `forward` behind simfl's interface: batches in its shape and under its names, `Outputs` returned."""
+    """A module's `forward` behind simfl's interface: batches in its shape and under its names, logits returned.
+
+    An object with `logits` is returned unchanged, so that a model of transformers can `generate`; other results are
+    converted to `Outputs`. The signature is that of the module's own forward.
+    """
 
     def __init__(self, module: nn.Module, shape: tuple[int, ...] | None) -> None:
         self.forward: Callable[..., object] = module.forward
         self.module, self.shape, self.checked = module, shape, False
-        self.names = set(inspect.signature(self.forward).parameters)
+        self.__signature__ = inspect.signature(self.forward)
+        self.names = set(self.__signature__.parameters)
 
-    def __call__(self, *inputs: Tensor, **named: Tensor) -> Outputs:
+    def __call__(self, *inputs: Tensor, **named: Tensor) -> object:
         """Call the module's own forward."""
         inputs = tuple(self._reshape(x) for x in inputs)
         if "x" in named:
             named["x"] = self._reshape(named["x"])
         if len(named) == 1 and not inputs and not named.keys() & self.names:
             inputs, named = tuple(named.values()), {}  # a single input is passed by position, whatever its name
-        if self.module.training and not self.checked:
-            self.checked = True
-            return to_outputs(_check_randomness(self.forward, *inputs, **named))
-        return to_outputs(self.forward(*inputs, **named))
+        with _stackable_attention(self.module) if current_call().under_vmap else nullcontext():
+            if self.module.training and not self.checked:
+                self.checked = True
+                return _with_logits(_check_randomness(self.forward, *inputs, **named))
+            return _with_logits(self.forward(*inputs, **named))
 
     def _reshape(self, x: Tensor) -> Tensor:
         """Convert to floats, and flat examples to the shape of the data set's."""
@@ -131,17 +165,24 @@ class BatchForward:
 def _check_randomness(function: Callable[..., object], *inputs: Tensor, **named: Tensor) -> object:
     """Call the function; raise ConfigError if it advanced torch's generators."""
     before = _generator_states()
-    result = function(*inputs, **named)
+    with refuse_other_checkpoints():
+        result = function(*inputs, **named)
     if _generator_states() != before:
         raise ConfigError(f"model.of: {UNKEYED_RANDOMNESS}")
     return result
 
 
 def _generator_states() -> list[bytes]:
-    states = [torch.random.get_rng_state()]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states.append(torch.cuda.get_rng_state())
-    return [state.numpy().tobytes() for state in states]
+    with torch._C._DisableFuncTorch():  # under `torch.func.vmap` a state would be a tensor without storage
+        states = [torch.random.get_rng_state()]
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            states.append(torch.cuda.get_rng_state())
+        return [state.numpy().tobytes() for state in states]
+
+
+def _with_logits(out: object) -> object:
+    """Return a result that has tensors as its `logits` unchanged, and any other as `Outputs`."""
+    return out if isinstance(getattr(out, "logits", None), Tensor) else to_outputs(out)
 
 
 def to_outputs(out: object) -> Outputs:

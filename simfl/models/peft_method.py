@@ -1,29 +1,33 @@
-"""Adapters of peft by name, for methods without a file here."""
+"""Adapters of peft by method: what `peft.get_peft_model` would train is trained and sent, or refused by name."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
 from simfl.errors import ConfigError, nearest
+from simfl.models import peft_rules
 from simfl.models.adapters import Adapter
 
-NO_SETTINGS = ("peft_type", "peft_version", "inference_mode")  # fields of a configuration that are no settings
-UNSUPPORTED = ("adaption_prompt", "poly", "shadow", "trainable_tokens", "xlora")  # need a PeftModel around the module
+TRAINED = "peft_trained"  # attribute of a module: names of the parameters that peft made trainable
 SEQUENTIAL_ONLY = (  # their arithmetic has no form for the stacked weights of several clients
     "c3a", "fourierft", "lily", "loha", "lokr", "oft", "peanut", "randlora", "shira", "waveft",
 )  # fmt: skip
+NOTICES = ("fan_in_fan_out is set to", "`is_gradient_checkpointing`")  # warnings about what peft corrects, or asks
+ERRORS = (AttributeError, ImportError, IndexError, KeyError, NotImplementedError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
 class PeftMethod(Adapter):
-    """A tuner of peft that adds tensors to layers, such as ia3, oft, loha, lokr.
+    """A method of peft that adds tensors to layers, such as lora, ia3, oft, loha, lokr.
 
-    Tuners that share tensors between layers, such as vera, need a PeftModel around the module and are not supported.
-    Clients with oft, loha, lokr and a few others (`SEQUENTIAL_ONLY`) are trained in `execution.mode: sequential`.
+    Modules that the configuration trains fully (`modules_to_save`, the head of a `task_type`), biases and single rows
+    of embeddings are trained as well. Methods that need a PeftModel around the module are refused. Clients with oft,
+    loha, lokr and a few others (`SEQUENTIAL_ONLY`) are trained in `execution.mode: sequential`.
     """
 
     method: str = "ia3"  # peft's name in lower case
@@ -31,32 +35,82 @@ class PeftMethod(Adapter):
     example: ClassVar[Mapping[str, object]] = {"settings": {"feedforward_modules": []}}
 
     def attach(self, module: nn.Module) -> None:
-        """Add the tuner's tensors; raise ConfigError for a method or a setting that peft does not know."""
-        from peft import inject_adapter_in_model
+        """Add the method's tensors; raise ConfigError for a method or a setting that cannot be carried out."""
+        config = self._configuration(module)
+        peft_rules.check_settings(config)
+        peft_rules.check_names(self.settings, module)
+        peft_rules.check_tokens(self.settings, module)
+        inject(module, config)
+        single = "target_parameters" if self.settings.get("target_parameters") else self.method
+        if self.method in SEQUENTIAL_ONLY or single != self.method:
+            setattr(module, "sequential_only", f"peft's {single} trains one client at a time")  # noqa: B010
+
+    def _configuration(self, module: nn.Module) -> Any:
+        """Return a new configuration of peft; default targets are those that the module declares, or else peft's."""
         from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
-        configs = {str(kind.value).lower(): config for kind, config in PEFT_TYPE_TO_CONFIG_MAPPING.items()}
-        self.own_params()  # raises for an unknown method
-        settings = {"target_modules": list(getattr(module, "queries_and_values", ("q", "v")))} | dict(self.settings)
+        peft_rules.check_method(self.method)
+        kind = next(c for k, c in PEFT_TYPE_TO_CONFIG_MAPPING.items() if str(k.value).lower() == self.method)
+        allowed = {one.name for one in fields(kind)}
+        for name in self.settings:
+            if name not in allowed:
+                raise ConfigError(
+                    f"adapters.settings: {kind.__name__} has no setting {name!r}; {nearest(name, allowed)}"
+                )
+        declared = getattr(module, "queries_and_values", None)
+        names_targets = "target_modules" in allowed and self.method != "trainable_tokens"
+        usual = {"target_modules": list(declared)} if declared and names_targets else {}
         try:
-            inject_adapter_in_model(configs[self.method](**settings), module)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"adapters.settings: {str(error).splitlines()[0]}") from error
-        if self.method in SEQUENTIAL_ONLY:
-            setattr(module, "sequential_only", f"peft's {self.method} trains one client at a time")  # noqa: B010
+            return kind(**(usual | dict(self.settings)))
+        except (ImportError, TypeError, ValueError) as error:
+            raise ConfigError(f"adapters.settings: {_first_line(error)}") from error
 
     def own_params(self) -> tuple[str, ...]:
-        """Return a glob of the tuner's tensors by peft's prefix; raise ConfigError for an unknown method."""
+        """Return globs of the tensors that the method adds; raise ConfigError for an unknown method."""
         from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
 
-        prefixes = {str(k.value).lower(): getattr(t, "prefix", "") for k, t in PEFT_TYPE_TO_TUNER_MAPPING.items()}
-        tuners = {
-            name: prefix for name, prefix in prefixes.items()
-            if prefix and not prefix.startswith("prompt") and name not in UNSUPPORTED
-        }  # fmt: skip
-        if self.method not in tuners:
-            raise ConfigError(f"adapters.method: peft has no {self.method!r}; {nearest(self.method, tuners)}")
-        return (f"*.{tuners[self.method]}*",)
+        peft_rules.check_method(self.method)
+        tuner = next(t for k, t in PEFT_TYPE_TO_TUNER_MAPPING.items() if str(k.value).lower() == self.method)
+        extra = {"modules_to_save": "*.modules_to_save.*", "trainable_token_indices": "*.trainable_tokens_*"}
+        return (f"*.{tuner.prefix}*", *(glob for name, glob in extra.items() if self.settings.get(name)))
+
+    def trainable_params(self, module: nn.Module) -> tuple[str, ...]:
+        """Return the names of all parameters that peft made trainable in `module`."""
+        return trained_by_peft(module)
+
+
+def inject(module: nn.Module, config: Any) -> None:
+    """Attach adapters to `module` in place as `get_peft_model` does, and record what peft makes trainable.
+
+    Adapters of a float16 or bfloat16 layer are float32.
+
+    Raises:
+        ConfigError: The module has adapters of peft already, peft refuses a setting, or nothing would be trained.
+    """
+    from peft import get_peft_model  # takes seconds to import, and many runs need none of it
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    if any(isinstance(layer, BaseTunerLayer) for layer in module.modules()):
+        raise ConfigError("adapters: the module has adapters of peft already; give the module or the adapters alone")
+    try:
+        with warnings.catch_warnings():
+            for notice in NOTICES:
+                warnings.filterwarnings("ignore", notice)
+            get_peft_model(module, config)
+    except ERRORS as error:
+        if any(parameter.is_meta for parameter in module.parameters()):
+            raise  # `build_on_meta` builds the module on the CPU then
+        raise ConfigError(f"adapters.settings: {_first_line(error)}") from error
+    trained = tuple(name for name, parameter in module.named_parameters() if parameter.requires_grad)
+    if not trained:
+        raise ConfigError("adapters.settings: peft would train no tensor; allowed: settings that train at least one")
+    setattr(module, TRAINED, trained)
+
+
+def trained_by_peft(module: nn.Module) -> tuple[str, ...]:
+    """Return globs that match exactly the parameters that peft made trainable in `module`."""
+    names: tuple[str, ...] = getattr(module, TRAINED)
+    return tuple(name.replace("[", "[[]") for name in names)
 
 
 def wrap(value: object) -> Adapter | None:
@@ -67,15 +121,10 @@ def wrap(value: object) -> Adapter | None:
         return None
     if not isinstance(value, PeftConfig):
         return None
-    default = type(value)()
-    given = {f.name: getattr(value, f.name) for f in fields(value)}
-    settings = {
-        name: _sets_as_lists(setting) for name, setting in given.items()
-        if setting != getattr(default, name) and name not in NO_SETTINGS
-    }  # fmt: skip
-    return PeftMethod(str(value.peft_type.value).lower(), settings)
+    method = str(getattr(value.peft_type, "value", value.peft_type)).lower()
+    return PeftMethod(method, peft_rules.non_default_settings(value))
 
 
-def _sets_as_lists(value: object) -> object:
-    """Convert a set, in which peft keeps names, to a sorted list."""
-    return sorted(value) if isinstance(value, (set, frozenset)) else value
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines and not isinstance(error, KeyError) else f"{type(error).__name__} {error}"

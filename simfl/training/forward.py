@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,8 +13,10 @@ from torch import Tensor
 from simfl.errors import ConfigError, nearest
 from simfl.keyed_random import STEP_MULTIPLIER
 from simfl.models.call_context import ModelCall, call_context
+from simfl.models.own import to_outputs
+from simfl.models.recomputation import recomputable
 from simfl.protocol import EXTRA, Batch, ClientUpdate, Forward, Loss, MicroStep, Outputs, Parts, State, Weights
-from simfl.training.context import PhaseContext
+from simfl.training.context import Network, PhaseContext
 
 
 @dataclass(frozen=True)
@@ -86,15 +90,22 @@ def run_forward(
     `key` is the dropout key: a scalar, or [num_groups] where the examples of several clients are concatenated.
     """
     network = context.network_of(forward)
-    if network.module.training != forward.train:
-        network.module.train(forward.train)
+    call = ModelCall(key if forward.train else None, num_groups, forward.branch, under_vmap)
     with (
-        call_context(ModelCall(key if forward.train else None, num_groups, forward.branch, under_vmap)),
-        network.swapped(weights),
+        recomputable(partial(_pass_context, network, forward.train, call, weights)),
         torch.set_grad_enabled(forward.grad and torch.is_grad_enabled()),
     ):
         out = context.phase.objective.run(network.module, inputs)
-    return out if isinstance(out, Outputs) else Outputs(out)
+    return to_outputs(out)
+
+
+@contextmanager
+def _pass_context(network: Network, train: bool, call: ModelCall, weights: Weights) -> Iterator[None]:
+    """Make the network compute with `weights` in train or evaluation mode inside the block."""
+    if network.module.training != train:
+        network.module.train(train)
+    with call_context(call), network.swapped(weights):
+        yield
 
 
 def with_task_loss(context: PhaseContext, outputs: Outputs, batch: Batch) -> Outputs:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_transformers as tiny
 import torch
 from fakes import experiment, run
 from small_vt5 import batch, near, small_vt5
@@ -19,6 +20,7 @@ from simfl.models.call_context import ModelCall, call_context
 from simfl.models.cnn import Cnn
 from simfl.models.lora import Lora, merge
 from simfl.models.mlp import Mlp
+from simfl.models.own import OwnModel
 from simfl.models.partial_tuning import BiasTuning, HeadTuning, LastLayersTuning
 from simfl.models.peft_method import PeftMethod
 from simfl.models.prompt import Prompt
@@ -88,6 +90,45 @@ def test_an_unknown_lora_target_is_rejected() -> None:
         small_vt5(adapters=Lora(targets=("qq",))).build(TASK)
     with pytest.raises(ConfigError, match="'q_proj'"):  # inside the frozen page reader
         small_vt5(adapters=Lora(targets=("q_proj",))).build(TASK)
+
+
+@pytest.mark.parametrize(
+    ("targets", "chosen"),
+    [
+        ("q", 6),  # of two encoder blocks, and of two attentions in two decoder blocks
+        ("t5.encoder.block.0.layer.0.SelfAttention.q", 1),
+        ("SelfAttention.q", 4),
+        ("t5.encoder.*.q", 2),
+        (r"t5\.encoder\.block\.[01]\..*\.(q|v)", 4),
+    ],
+)
+def test_lora_targets_are_names_globs_or_expressions(targets: str, chosen: int) -> None:
+    network = small_vt5(adapters=Lora(targets=(targets,))).build(TASK)
+    layers = {name.partition(".lora_")[0] for name, _ in network.named_parameters() if ".lora_" in name}
+    assert len(layers) == chosen
+    assert all(layer.endswith((".q", ".v")) and not layer.startswith("vision.") for layer in layers)
+
+
+def test_a_vision_tower_is_adapted_by_targets_that_name_it() -> None:
+    def adapted(*targets: str) -> set[str]:
+        network = OwnModel(tiny.smol_vlm(), adapters=Lora(targets=targets)).build(TASK)
+        return {name.partition(".lora_")[0] for name, _ in network.named_parameters() if ".lora_" in name}
+
+    text = {f"model.text_model.layers.{layer}.self_attn.{name}" for layer in (0, 1) for name in ("q_proj", "v_proj")}
+    vision = {"model.vision_model.encoder.layers.0.self_attn.q_proj"}
+    assert adapted("q_proj", "v_proj") == adapted("*.q_proj", "*.v_proj") == text
+    assert adapted("q_proj", "v_proj", "*vision_model.*q_proj") == text | vision
+    assert adapted(r".*vision_model\..*\.q_proj") == vision
+    with pytest.raises(
+        ConfigError, match=r"^adapters\.targets: 'fc1' matches only layers such as 'model\.vision_model\."
+    ):
+        adapted("fc1")
+
+
+def test_lora_of_transposed_layers_starts_as_the_identity() -> None:
+    plain = tiny.seeded(tiny.gpt2).eval()
+    adapted = OwnModel(plain, adapters=Lora(targets=("c_attn",))).build(TASK)
+    assert near(tiny.logits(adapted), tiny.logits(plain))
 
 
 def test_bottleneck_branches_equal_their_formulas() -> None:
@@ -194,7 +235,7 @@ def test_peft_methods_are_added_by_name(method: str, settings: dict[str, object]
 def test_unknown_peft_methods_and_settings_are_one_line_errors() -> None:
     with pytest.raises(ConfigError, match=r"adapters\.method: peft has no 'ia4'; did you mean 'ia3'"):
         small_vt5(adapters=PeftMethod("ia4")).build(TASK)
-    with pytest.raises(ConfigError, match=r"adapters\.settings: .*unexpected keyword argument 'rank'"):
+    with pytest.raises(ConfigError, match=r"^adapters\.settings: LoHaConfig has no setting 'rank'; allowed: alpha,"):
         small_vt5(adapters=PeftMethod("loha", {"rank": 2})).build(TASK)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
+import tiny_transformers as tiny
 import torch
-from fakes import experiment
+from fakes import experiment, run
 from peft import LoraConfig
 from torch import Tensor, nn
 
@@ -240,3 +242,96 @@ def test_a_causal_language_model_keeps_its_logits_and_its_tied_weights() -> None
     later = ids.clone()
     later[:, 5:] = 3
     assert torch.allclose(built(input_ids=later).logits[:, :5], built(input_ids=ids).logits[:, :5], atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [tiny.llama, tiny.tied_qwen, tiny.t5, tiny.gpt2])
+@pytest.mark.parametrize("adapters", [None, PeftMethod("lora", {})])
+def test_a_model_of_transformers_generates(make: Callable[[], nn.Module], adapters: PeftMethod | None) -> None:
+    plain = tiny.seeded(make).eval()
+    built = OwnModel(plain, adapters=adapters).build(Task(seed=1))
+    ids = torch.arange(3, 11).reshape(2, 4)
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 3, "min_new_tokens": 3}
+    generated = built.generate(**given, do_sample=False, pad_token_id=0)
+    assert torch.equal(generated, plain.generate(**given, do_sample=False, pad_token_id=0))
+
+
+def test_a_result_of_transformers_keeps_its_loss() -> None:
+    ids = torch.arange(3, 11).reshape(2, 4)
+    assert OwnModel(tiny.llama()).build(Task(seed=1))(input_ids=ids, labels=ids).loss.isfinite()
+
+
+def test_grouped_query_attention_with_dropout_is_that_of_transformers() -> None:
+    plain = tiny.seeded(tiny.llama, attention_dropout=0.5).eval()
+    built = OwnModel(plain).build(Task(seed=1)).train()
+    assert built.config._attn_implementation == "simfl"
+    assert torch.allclose(tiny.logits(built), tiny.logits(plain), atol=1e-6)  # without a key nothing is dropped
+    with call_context(ModelCall(dropout_key=torch.tensor(5))):
+        first, second = tiny.logits(built), tiny.logits(built)
+    assert torch.equal(first, second)
+    assert not torch.allclose(first, tiny.logits(plain), atol=1e-3)
+
+
+@pytest.mark.parametrize("softcap", [None, 0.5])
+def test_keyed_attention_equals_its_formula(softcap: float | None) -> None:
+    from simfl.models.attention import keyed_attention
+
+    query, key, value = torch.rand(2, 4, 3, 8), torch.rand(2, 2, 5, 8), torch.rand(2, 2, 5, 8)
+    layer: Any = nn.Identity()
+    layer.dropout_layer = 1
+    found, _ = keyed_attention(layer, query, key, value, None, softcap=softcap)
+    scores = torch.einsum("bhld,bhsd->bhls", query, key.repeat_interleave(2, 1)) / 8**0.5
+    scores = scores if softcap is None else softcap * (scores / softcap).tanh()
+    expected = torch.einsum("bhls,bhsd->blhd", scores.softmax(-1), value.repeat_interleave(2, 1))
+    assert torch.allclose(found, expected, atol=1e-6)
+    with pytest.raises(ConfigError, match=r"^model\.of: attention with s_aux and dropout is not supported"):
+        keyed_attention(layer, query, key, value, None, s_aux=torch.zeros(4))
+
+
+def test_attention_dropout_of_a_part_or_of_a_model_inside_is_keyed() -> None:
+    assert OwnModel(tiny.smol_vlm(dropout=0.1)).build(Task(seed=1)).config.text_config._attn_implementation == "simfl"
+    inside = nn.ModuleList([tiny.llama(attention_dropout=0.1)])
+    assert OwnModel(inside).build(Task(seed=1))[0].config._attn_implementation == "simfl"
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # attention has no vmap rule on the CPU
+def test_a_language_model_is_trained_with_stacked_weights() -> None:
+    built = OwnModel(tiny.seeded(tiny.qwen)).build(Task(seed=1)).train()
+    ids, mask = torch.arange(3, 15).reshape(2, 2, 3), torch.ones(2, 2, 3, dtype=torch.int64)
+    mask[0, 0, 2] = 0
+    weights = {name: torch.stack([p.detach(), p.detach() * 1.1]) for name, p in built.named_parameters()}
+
+    def loss(stacked: bool, own: dict[str, Tensor], ids: Tensor, mask: Tensor) -> Tensor:
+        inputs = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
+        with call_context(ModelCall(under_vmap=stacked)):
+            return torch.func.functional_call(built, own, kwargs=inputs).logits.square().mean()
+
+    together = torch.func.vmap(torch.func.grad(partial(loss, True)))(weights, ids, mask)
+    assert built.config._attn_implementation == "sdpa"
+    for client in (0, 1):
+        own = {name: p[client] for name, p in weights.items()}
+        alone = torch.func.grad(partial(loss, False))(own, ids[client], mask[client])
+        assert all(torch.allclose(together[name][client], alone[name], atol=1e-5) for name in alone)
+
+
+def test_a_single_input_may_have_any_name_and_several_are_checked_by_name(tmp_path: Any) -> None:
+    run(experiment("fedavg", model=OwnModel(Pixels()), rounds=1), tmp_path / "one")
+    with pytest.raises(ConfigError, match=r"the model also requires pixels, scale$"):
+        run(experiment("fedavg", model=OwnModel(Scaled())), tmp_path / "two")
+
+
+class Pixels(nn.Module):
+    """Reads one input, under a name of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.head(pixels)
+
+
+class Scaled(Pixels):
+    """Reads two inputs."""
+
+    def forward(self, pixels: Tensor, scale: Tensor) -> Tensor:  # type: ignore[override]
+        return self.head(pixels * scale)
