@@ -14,6 +14,7 @@ from simfl.errors import ConfigError, nearest
 from simfl.experiment import Experiment, Phase
 from simfl.privacy.account import Account
 from simfl.privacy.budget import Budget
+from simfl.protocol import EXTRA
 from simfl.run_context import RunContext
 from simfl.runs.folder import CLIENT_STATES
 from simfl.runs.manifest import RunIdentity, RunManifest
@@ -28,6 +29,7 @@ from simfl.training.context import LOCAL
 from simfl.training.plan import ExecutionMode
 from simfl.training.tensor_optimizer import has_tensor_form
 from simfl.training.vectorized import pays_on_cpu
+from simfl.weights import select_names
 
 MANY_CLIENTS = 32  # clients per round from which batches of 16 clients leave no worker idle
 
@@ -202,6 +204,9 @@ def _check_phase(experiment: Experiment, context: RunContext, partition: Partiti
             raise ConfigError(f"evaluate.models: {name} has no model {model!r}; {nearest(model, models)}")
     if experiment.privacy is not None and buffers:
         raise ConfigError(f"privacy: running statistics ({buffers[0]}, …) would be sent without noise")
+    for micro in phase.algorithm.micro_steps():
+        globs = [[glob for glob in some if not glob.startswith(f"{EXTRA}/")] for some in (micro.trains, micro.excludes)]
+        select_names(context.parameter_groups(index).trained, *globs, where=f"phases.{index}.algorithm")
 
 
 def remarks(prepared: PreparedRun, phase: Phase, mode: ExecutionMode, workers: int) -> list[str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from fakes import experiment, run
 from hand import update, w
 from quadratics import Federation, client
 from torch.testing import assert_close
@@ -65,6 +67,14 @@ def test_joint_fedrep_trains_head_and_body_after_the_head_steps() -> None:
     assert (second.trains, second.excludes) == (("*",), ())
     with pytest.raises(ConfigError, match="head_steps: 0 never trains the head"):
         FedRep(head_steps=0)
+
+
+def test_a_glob_of_a_micro_step_that_matches_nothing_is_refused_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^phases\.0\.algorithm: 'layers\.1\*' matches no tensor; nearest: 'layers\.0"
+    ):
+        run(experiment(FedRep(head="layers.1*", head_steps=2)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_fedexp_extrapolates_by_the_ratio_of_squared_norms() -> None:
