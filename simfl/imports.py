@@ -11,11 +11,13 @@ import hashlib
 import importlib
 import inspect
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from simfl.errors import ConfigError, nearest
 
+DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")  # absolute: a relative name has no package to start from
 OBJECT = "<"  # first character of the text of an object without an importable name
 AGAIN = "pass it again from Python: simfl.run(…, resume=True) or simfl.load(folder, experiment)"
 
@@ -24,8 +26,8 @@ def import_object(name: str, path: str) -> Any:
     """Import `package.module:name`. Raises ConfigError if it does not exist; `path` is the setting that names it."""
     if name.startswith((OBJECT, "__main__:")):
         raise ConfigError(f"{path}: {name} was defined in the program that started the run; {AGAIN}")
-    module, colon, attribute = name.partition(":")
-    if not (module and colon and attribute):
+    module, _, attribute = name.partition(":")
+    if not (DOTTED.fullmatch(module) and DOTTED.fullmatch(attribute)):
         raise ConfigError(f"{path}: {name!r} is not package.module:name")
     try:
         found: Any = importlib.import_module(module)

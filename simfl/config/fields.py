@@ -108,9 +108,16 @@ def _check_defaults(omitted: Mapping[str, Field[Any]], hints: Mapping[str, objec
 
 def _read_limited(kind: type, constraint: Constraint, value: object, path: str) -> object:
     accepted = (int, float) if kind is float else kind
-    if isinstance(value, bool) or not isinstance(value, accepted) or not constraint.check(value):
+    if isinstance(value, bool) or not isinstance(value, accepted) or not _fits(constraint, value):
         raise ConfigError(f"{path}: {shown(value)} is not {constraint.description}")
     return kind(value)
+
+
+def _fits(constraint: Constraint, value: object) -> bool:
+    try:
+        return constraint.check(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
 
 
 def _read_union(hint: object, value: object, path: str) -> object:
@@ -255,7 +262,10 @@ def shown(value: object) -> str:
     """Format a value for an error message, as YAML writes it and at most 60 characters long."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print integers of more than 4300 digits
+        text = "an integer of thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

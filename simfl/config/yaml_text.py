@@ -36,6 +36,11 @@ def parsed(text: str, where: str) -> object:
         raise ConfigError(f"{where}{position}: {problem}") from None
     except YAMLError as error:
         raise ConfigError(f"{where}: {str(error).splitlines()[0]}") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: mappings and lists are nested too deeply") from None
+    except (ValueError, TypeError, LookupError, ArithmeticError) as error:  # a value that its tag does not fit
+        reason = str(error).partition(";")[0] or type(error).__name__
+        raise ConfigError(f"{where}: a value cannot be read ({reason.splitlines()[0]})") from None
 
 
 def dumped(given: object) -> str:

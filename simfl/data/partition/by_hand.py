@@ -36,6 +36,8 @@ class ByHand(Partitioner):
     def split(self, split: Split, seed: int) -> Partition:
         """Assign the rows. Raise ConfigError for a row that does not exist or has two clients."""
         rows = self._rows_of_clients()
+        if not rows:
+            raise ConfigError("partition.rows: missing; give a list of rows for each client")
         owner = np.full(len(split), -1, np.int64)
         for client, own in enumerate(rows):
             wrong = own[(own < 0) | (own >= len(owner))]
@@ -74,8 +76,6 @@ class ByHand(Partitioner):
 
     def _rows_of_clients(self) -> list[np.ndarray]:
         given = list(self.rows.values()) if isinstance(self.rows, Mapping) else self.rows
-        if not len(given):
-            raise ConfigError(f"partition.rows: {_shown(self.rows)} given, expected a list of rows for each client")
         return [_read_rows(own, self._where(client)) for client, own in enumerate(given)]
 
     def _where(self, client: int) -> str:
