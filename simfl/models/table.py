@@ -231,9 +231,10 @@ over a frozen base, with stacked weights in the trained layers alone; `stacked` 
 because a trained layer has no grouped form. Both give the gradients of `sequential` up to rounding, which tests check
 for every pair of this table. "–" is an error before the run starts.
 
-`peft` takes every method of peft that adds tensors to layers. Clients with c3a, fourierft, lily, loha, lokr, oft,
-peanut, randlora, shira and waveft are trained in `sequential` mode. So are clients with batch norm; for ASTER set
-`norm: group`. For `cnn` and `mlp`, `lora` needs `targets`.
+`peft` takes every method of peft that adds tensors to layers and needs no PeftModel around the model, and trains what
+`get_peft_model` would train. Clients with c3a, fourierft, lily, loha, lokr, oft, peanut, randlora, shira and waveft are
+trained in `sequential` mode. So are clients with batch norm; for ASTER set `norm: group`. For `cnn` and `mlp`, `lora`
+needs `targets`.
 
 | model | lora | bottleneck | prompt | bias | head | last_layers |
 |---|---|---|---|---|---|---|
