@@ -97,8 +97,10 @@ def _queries_and_values(module: nn.Module, linear: list[str]) -> tuple[str, ...]
 
 
 def _matches(name: str, target: str) -> bool:
-    """Return whether a target names this layer: exactly, by the end of its name, by a glob or by an expression."""
-    if name == target or name.endswith(f".{target}") or fnmatchcase(name, target):
+    """Return whether a target names this layer: by the end of its name, a glob or an expression."""
+    if name == target:
+        return True
+    if name.endswith(f".{target}") or fnmatchcase(name, target) or fnmatchcase(name.rpartition(".")[2], target):
         return True
     try:
         return re.fullmatch(target, name) is not None

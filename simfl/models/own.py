@@ -19,12 +19,15 @@ from simfl.errors import ConfigError
 from simfl.models.adapters import Adapter
 from simfl.models.base import Model, seeded, set_trainable, to_float
 from simfl.models.call_context import current_call
-from simfl.models.dropout import install_keyed_dropout
+from simfl.models.dropout import KeyedDropout, install_keyed_dropout
+from simfl.models.peft_method import check_given
 from simfl.models.recomputation import refuse_other_checkpoints, use_recomputable_checkpoints
+from simfl.models.saved_adapters import save_with_adapters
 from simfl.protocol import Outputs, Task
 from simfl.weights import sha256
 
 ATTENTION_DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "dropout_rate", "attn_pdrop")
+ATTENTION_BEFORE = "attention_before"  # attribute of a model of transformers: the implementation that ours replaced
 UNKEYED_RANDOMNESS = (
     "the model draws from torch's global generator in training, so that no client update is reproducible; "
     "replace functional dropout by nn.Dropout, which simfl keys, or turn it off"
@@ -48,6 +51,8 @@ class OwnModel(Model):
             _key_attention_dropout(module)
             if self.adapters is not None:
                 self.adapters.attach(module)
+            elif hasattr(module, "peft_config"):
+                check_given(module)
         if use_recomputable_checkpoints(module):
             setattr(module, "sequential_only", "gradient checkpointing trains one client at a time")  # noqa: B010
         module.forward = BatchForward(module, task.shape)  # not a wrapper module: tensors keep their names
@@ -80,6 +85,20 @@ class OwnModel(Model):
         return fields | {"sha256": self.sha256 or _content_sha256(self.of)}
 
 
+def release(module: nn.Module) -> nn.Module:
+    """Restore the author's own forward, dropout and attention in a module of `OwnModel`, and make adapters savable."""
+    if not isinstance(vars(module).pop("forward", None), BatchForward):
+        return module
+    for name, layer in list(module.named_modules()):
+        if isinstance(layer, KeyedDropout):
+            parent, _, last_name = name.rpartition(".")
+            setattr(module.get_submodule(parent), last_name, nn.Dropout(layer.p).train(layer.training))
+        if before := vars(layer).pop(ATTENTION_BEFORE, None):
+            layer.set_attn_implementation(before)
+    save_with_adapters(module)
+    return module
+
+
 def wrap(value: object) -> Model | None:
     """Convert a module, or a function or class that builds one, to a component; return None for other values."""
     return OwnModel(value) if isinstance(value, nn.Module) or callable(value) else None
@@ -102,6 +121,7 @@ def _key_attention_dropout(module: nn.Module) -> None:
         if callable(set_attention) and getattr(config, "_attn_implementation", "") != "simfl" and any(rates):
             import simfl.models.attention  # noqa: F401  (registers "simfl"; takes seconds)
 
+            setattr(model, ATTENTION_BEFORE, getattr(config, "_attn_implementation", None))
             set_attention("simfl")
 
 

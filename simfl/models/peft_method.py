@@ -98,13 +98,41 @@ def inject(module: nn.Module, config: Any) -> None:
                 warnings.filterwarnings("ignore", notice)
             get_peft_model(module, config)
     except ERRORS as error:
-        if any(parameter.is_meta for parameter in module.parameters()):
+        if isinstance(error, NotImplementedError) and any(one.is_meta for one in module.parameters()):
             raise  # `build_on_meta` builds the module on the CPU then
         raise ConfigError(f"adapters.settings: {_first_line(error)}") from error
+    _check_layers(module)
     trained = tuple(name for name, parameter in module.named_parameters() if parameter.requires_grad)
     if not trained:
         raise ConfigError("adapters.settings: peft would train no tensor; allowed: settings that train at least one")
     setattr(module, TRAINED, trained)
+
+
+def _check_layers(module: nn.Module) -> None:
+    """Raise ConfigError for adapters that torch's own layers would bypass, and prevent that where it is possible."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for path, layer in module.named_modules():
+        inside = [name for name, part in layer.named_modules() if isinstance(part, BaseTunerLayer)]
+        if inside and isinstance(layer, nn.MultiheadAttention):
+            name = path.removesuffix(".base_layer")
+            raise ConfigError(
+                f"adapters.settings.target_modules: {name!r} is torch's MultiheadAttention, which does not call its"
+                " adapted layers; allowed: targets outside of it"
+            )
+        if inside and isinstance(layer, nn.TransformerEncoderLayer):
+            layer.activation_relu_or_gelu = 0  # keeps torch from its fused evaluation, which reads the base's weights
+
+
+def check_given(module: nn.Module) -> None:
+    """Raise ConfigError if a module with adapters of peft has a method or a setting that simfl does not train."""
+    configs = getattr(module, "peft_config", None)
+    for config in configs.values() if isinstance(configs, Mapping) else ():
+        method = str(getattr(config.peft_type, "value", config.peft_type)).lower()
+        peft_rules.check_method(method, "model.of")
+        peft_rules.check_settings(config, "model.of")
+    if configs:
+        _check_layers(module)
 
 
 def trained_by_peft(module: nn.Module) -> tuple[str, ...]:

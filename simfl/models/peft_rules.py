@@ -56,15 +56,15 @@ def supported_methods() -> list[str]:
     return [name for kind in PEFT_TYPE_TO_TUNER_MAPPING if not _reason_against(name := str(kind.value).lower())]
 
 
-def check_method(method: str) -> None:
+def check_method(method: str, where: str = "adapters.method") -> None:
     """Raise ConfigError for a method that peft does not have, or that simfl does not train."""
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
     if method not in {str(kind.value).lower() for kind in PEFT_TYPE_TO_CONFIG_MAPPING}:
-        raise ConfigError(f"adapters.method: peft has no {method!r}; {nearest(method, supported_methods())}")
+        raise ConfigError(f"{where}: peft has no {method!r}; {nearest(method, supported_methods())}")
     if reason := _reason_against(method):
         allowed = ", ".join(sorted(supported_methods()))
-        raise ConfigError(f"adapters.method: simfl does not support {method}, because {reason}; allowed: {allowed}")
+        raise ConfigError(f"{where}: simfl does not support {method}, because {reason}; allowed: {allowed}")
 
 
 def _reason_against(method: str) -> str:
@@ -82,12 +82,12 @@ def _reason_against(method: str) -> str:
     return "it keeps tensors that several layers share" if tuner.uses_shared_state else ""
 
 
-def check_settings(config: PeftConfiguration) -> None:
+def check_settings(config: PeftConfiguration, where: str = "adapters.settings") -> None:
     """Raise ConfigError for a setting whose effect would be lost."""
     start = getattr(config, "init_lora_weights", True)
     if start in DATA_DRIVEN:
         raise ConfigError(
-            f"adapters.settings.init_lora_weights: simfl does not support {start}, because it reads data before"
+            f"{where}.init_lora_weights: simfl does not support {start}, because it reads data before"
             " training; allowed: true, false, gaussian, orthogonal, olora, pissa, pissa_niter_N, loftq"
         )
     usual = defaults(type(config))
@@ -95,9 +95,7 @@ def check_settings(config: PeftConfiguration) -> None:
         value = getattr(config, name, None)
         if value not in (None, False, usual.get(name)):
             given, allowed = _shown(value), _shown(usual.get(name))
-            raise ConfigError(
-                f"adapters.settings.{name}: simfl does not support {given}, because {reason}; allowed: {allowed}"
-            )
+            raise ConfigError(f"{where}.{name}: simfl does not support {given}, because {reason}; allowed: {allowed}")
 
 
 def check_names(settings: Mapping[str, object], module: nn.Module) -> None:

@@ -15,7 +15,7 @@ from simfl.data.partition.manifest import Partition
 from simfl.errors import RunError
 from simfl.experiment import Experiment
 from simfl.models.base import Model
-from simfl.models.saved_adapters import save_with_adapters
+from simfl.models.own import release
 from simfl.protocol import Weights
 from simfl.run_context import RunContext
 from simfl.runs import checkpoint, tables
@@ -180,9 +180,7 @@ class Run:
         with torch.no_grad():
             for name, tensor in weights.items():
                 own[name].copy_(tensor)
-        vars(module).pop("forward", None)  # a module given from Python is returned with its author's own forward
-        save_with_adapters(module)
-        return module.eval()
+        return release(module).eval()
 
     def __repr__(self) -> str:
         try:

@@ -20,7 +20,7 @@ from simfl.errors import ConfigError
 from simfl.models.base import Model, tied_names
 from simfl.models.call_context import ModelCall, call_context
 from simfl.models.dropout import KeyedDropout
-from simfl.models.own import OwnModel
+from simfl.models.own import OwnModel, release
 from simfl.models.peft_method import PeftMethod
 from simfl.protocol import Outputs, Task
 from simfl.weights import sha256
@@ -258,6 +258,16 @@ def test_a_model_of_transformers_generates(make: Callable[[], nn.Module], adapte
 def test_a_result_of_transformers_keeps_its_loss() -> None:
     ids = torch.arange(3, 11).reshape(2, 4)
     assert OwnModel(tiny.llama()).build(Task(seed=1))(input_ids=ids, labels=ids).loss.isfinite()
+
+
+def test_a_released_module_has_its_authors_forward_dropout_and_attention() -> None:
+    module = release(OwnModel(net()).build(TASK))
+    assert isinstance(module[2], nn.Dropout)
+    assert module[2].p == 0.5
+    assert isinstance(module(torch.rand(2, 12)), Tensor)
+    language_model = release(OwnModel(tiny.llama(attention_dropout=0.1)).build(Task(seed=1)))
+    assert language_model.config._attn_implementation == "sdpa"
+    assert language_model(input_ids=torch.arange(4)[None], labels=torch.arange(4)[None]).loss.isfinite()
 
 
 def test_grouped_query_attention_with_dropout_is_that_of_transformers() -> None:

@@ -192,6 +192,51 @@ def test_a_module_that_has_adapters_already_refuses_more() -> None:
         read(Model, {"of": wrapped, "adapters": lora()}, "model").build(TASK)
 
 
+@pytest.mark.parametrize("method", ["adalora", "prompt_tuning"])
+def test_a_module_wrapped_by_peft_is_checked_like_a_configuration(method: str) -> None:
+    config: Any = AdaLoraConfig(target_modules=QV, total_step=10)
+    if method == "prompt_tuning":
+        config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    with pytest.raises(ConfigError, match=rf"^model\.of: simfl does not support {method}, because"):
+        OwnModel(peft.get_peft_model(tiny.qwen(), config)).build(TASK)
+
+
+def test_a_module_wrapped_by_peft_trains_what_peft_made_trainable() -> None:
+    wrapped = peft.get_peft_model(tiny.qwen(), lora(bias="all", modules_to_save=["lm_head"]))
+    expected = {name for name, p in wrapped.named_parameters() if p.requires_grad}
+    assert set(OwnModel(wrapped).trainable_params(OwnModel(wrapped).build(TASK))) == expected
+
+
+class Encoder(nn.Module):
+    """Torch's own transformer layer, which reads weights of its parts without calling them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(x).mean(1))
+
+
+@pytest.mark.parametrize("target", ["self_attn", "out_proj"])
+@pytest.mark.parametrize("kind", [Lora, PeftMethod])
+def test_adapters_inside_of_torchs_attention_are_refused(target: str, kind: Any) -> None:
+    adapters = Lora(targets=("out_proj",)) if kind is Lora else PeftMethod("lora", {"target_modules": [target]})
+    with pytest.raises(ConfigError, match=r"'layer\.self_attn' is torch's MultiheadAttention, which does not call"):
+        OwnModel(Encoder(), adapters=adapters).build(TASK)
+
+
+def test_adapters_of_torchs_transformer_layer_have_an_effect_in_evaluation_too() -> None:
+    module = OwnModel(Encoder(), adapters=PeftMethod("lora", {"target_modules": ["linear1"]})).build(TASK)
+    x = torch.rand(2, 4, 8)
+    with torch.no_grad():
+        before = module(x).logits
+        module.get_parameter("layer.linear1.lora_B.default.weight").fill_(0.5)
+        assert not torch.allclose(module(x).logits, before, atol=1e-3)
+        assert torch.allclose(module(x).logits, module.train()(x).logits, atol=1e-6)
+
+
 def test_layer_types_of_the_users_own_are_refused() -> None:
     config = lora()
     config._register_custom_module({nn.Linear: nn.Linear})

@@ -17,7 +17,7 @@ from torch import nn
 from simfl.config.fields import read
 from simfl.models.adapters import Adapter
 from simfl.models.lora import Lora
-from simfl.models.own import OwnModel
+from simfl.models.own import OwnModel, release
 from simfl.models.saved_adapters import save_with_adapters
 from simfl.protocol import Task
 
@@ -58,9 +58,7 @@ def trained(base: nn.Module, config: Any) -> Any:
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.add_(0.2 * torch.randn(parameter.shape, generator=draw))
-    vars(module).pop("forward")
-    save_with_adapters(module)
-    return module.eval()
+    return release(module).eval()
 
 
 @pytest.mark.parametrize(("make", "config"), WITH_ADAPTER.values(), ids=WITH_ADAPTER)
