@@ -43,6 +43,7 @@ def ray_session() -> Iterator[None]:
     from simfl.runtime.ray import faststart
     from simfl.runtime.ray.faststart.patches import patched
 
+    os.environ.pop("RAY_AUTH_MODE", None)  # a test of submission in this process may have set it
     with patched() if faststart.enabled() else nullcontext():
         ray.init(
             "local",

@@ -184,7 +184,7 @@ class NoMetric(Objective):
         (WrongLimit, "sequential: at fedavg_settings: the global weights are not bit-identical to FedAvg's"),
         (InPlace, "step 0: changes weights or delta in place"),
         (NoMetric, "metric: must name the main metric"),
-        (int, "is no component: it needs one of these base classes"),
+        (int, "is not a component: it needs one of these base classes"),
     ],
 )
 def test_a_broken_component_fails_with_its_name_and_what_to_do(component: type, line: str) -> None:

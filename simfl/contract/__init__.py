@@ -105,7 +105,7 @@ def _check_class(component: type) -> Iterator[str]:
     for name in vars(component):
         inherited = _public_names(component.__mro__[1:])
         similar = get_close_matches(name, inherited, n=1, cutoff=0.8)
-        if similar and name not in inherited and callable(getattr(component, name)):
+        if similar and not name.startswith("_") and name not in inherited and callable(getattr(component, name)):
             yield f"{name}: never called; did you mean {similar[0]!r}?"
     if _has_source(component):
         for setting in entry(component.__name__, component).settings:

@@ -37,7 +37,8 @@ def largest_value(codec):
 def test_a_codec_keeps_its_contract_for_any_tensor(name, compress, data):
     codec = example(name, compress=compress)
     most = largest_value(codec)
-    array = data.draw(hnp.arrays(np.float32, shapes, elements=st.floats(-most, most, width=32)))
+    numbers = st.floats(-most, most, width=32).filter(lambda x: x == 0 or abs(x) > 1e-12)  # squares do not underflow
+    array = data.draw(hnp.arrays(np.float32, shapes, elements=numbers))
     assert list(check_tensor(codec, torch.from_numpy(array))) == []
 
 
