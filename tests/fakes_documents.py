@@ -45,7 +45,7 @@ class Pages(Data):
 def _page(rng: np.random.Generator, name: str, provider: str) -> dict:
     words, image = [str(n) for n in rng.integers(0, 1000, 6)], io.BytesIO()
     Image.fromarray(rng.integers(0, 255, (32, 32)).astype(np.uint8)).save(image, "PNG")
-    corners = np.sort(rng.random((6, 2, 2)), axis=1)  # left, top before right, bottom
+    corners = np.sort(0.9 * rng.random((6, 2, 2)), axis=1)  # left, top before right, bottom
     boxes = corners.astype(np.float32).reshape(-1).tolist()
     return {
         "id": name, "provider": provider, "words": words, "boxes": boxes, "image": image.getvalue(), "width": 32,
