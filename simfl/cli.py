@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +27,7 @@ USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
+    warnings.filterwarnings("ignore", message="Image size .* exceeds limit")  # simfl refuses such images itself
     sys.path.append(os.getcwd())  # components may be defined in a module of the working directory
     try:
         return commands.main(arguments, prog_name="simfl", standalone_mode=False) or 0

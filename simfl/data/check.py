@@ -61,7 +61,7 @@ def check_dataset(dataset: Dataset) -> DatasetReport:
 def _class_findings(dataset: Dataset) -> list[Finding]:
     """Find labels that are no classes; numbers with fractions are for information, as an objective can predict them."""
     labelled = {n: split for n, split in dataset.splits.items() if split.documents is None}
-    fault = class_fault(replace(dataset, splits=labelled))
+    fault = class_fault(dataset, labelled)
     if fault is None:
         return []
     kind = labelled[fault.split].examples.schema.field("label").type

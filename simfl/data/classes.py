@@ -3,14 +3,14 @@
 text                      numbered; the names are recorded in the card and in the tables
 whole numbers             carried, also as floats or booleans; the largest one defines the number of classes
 negative, NaN, null, 0.5  refused where an objective reads classes
-2**40, 10**6              refused, as more classes than examples, unless the data set declares its classes
+2**40, 10**6              refused: more classes than examples (or 1,000), unless the data set declares them
 missing from train        refused, unless the data set declares its classes
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,8 @@ from simfl.data.faults import Fault, SplitTable, shown
 from simfl.errors import DataError
 
 LABEL = "label"
+FEW = 1000  # classes that a data set of few examples may have
+FROM_TRAIN = "classes_from_train"  # entry of a card: its classes are those of the labels of train, not declared
 TRAIN = "train"
 KIND = "labels that are no classes"
 Declared = int | Sequence[str] | None  # the number of classes, or their names; None: they follow from the labels
@@ -86,20 +88,33 @@ def find_classes(splits: Mapping[str, Split], declared: Declared = None) -> Clas
     return _named(texts, declared)
 
 
-def require_classes(dataset: Dataset) -> None:
-    """Raise DataError unless the labels of a data set are classes, which its card may declare."""
-    if fault := class_fault(dataset):
+def require_classes(dataset: Dataset, splits: Iterable[str]) -> None:
+    """Raise DataError unless the labels of these splits are classes, which the card may declare."""
+    if fault := class_fault(dataset, splits):
         raise DataError(str(fault))
 
 
-def class_fault(dataset: Dataset) -> Fault | None:
+def class_fault(dataset: Dataset, splits: Iterable[str]) -> Fault | None:
     """Return the fault of the first label that is no class, of those that the card declares or that train has."""
     names, count = dataset.card.get("classes"), dataset.card.get("num_classes")
-    declared: Declared = count if isinstance(count, int) else None
-    if isinstance(names, (list, tuple)) and names:
-        declared = [str(name) for name in names]
-    found = find_classes(dataset.splits, declared)
+    declared: Declared = None
+    if not dataset.card.get(FROM_TRAIN):
+        declared = [str(name) for name in names] if isinstance(names, (list, tuple)) else None
+        declared = declared or (count if isinstance(count, int) else None)
+    found = find_classes({name: dataset.splits[name] for name in splits}, declared)
     return found if isinstance(found, Fault) else None
+
+
+def gaps(dataset: Dataset) -> list[str]:
+    """Return a note if the numbers of classes have gaps, since a model has an output for each; none otherwise."""
+    labels = _Labels(TRAIN, dataset.splits[TRAIN].examples)
+    if not dataset.card.get(FROM_TRAIN) or labels.is_text:
+        return []
+    seen = np.unique(to_numpy(labels.column)).astype(np.int64)
+    if len(seen) > int(seen[-1]):
+        return []
+    missing = int(np.setdiff1d(np.arange(int(seen[-1])), seen)[0])
+    return [f"data, split train: {len(seen)} of the classes 0 to {seen[-1]} have examples, {missing} has none"]
 
 
 def with_names(split: Split, classes: Classes) -> Split:
@@ -128,17 +143,22 @@ def _numbered(labels: Sequence[_Labels], declared: Declared) -> Classes | Fault:
 
 def _range_fault(labels: Sequence[_Labels], values: Mapping[str, np.ndarray], known: int | None) -> Fault | None:
     """Find a label above the declared classes; without them, one above the number of examples or not in train."""
-    total = sum(map(len, values.values()))
+    total = max(FEW, len(values[TRAIN]) if TRAIN in values else sum(map(len, values.values())))
     limit = total if known is None else known
     allowed = f"but the data declares {known} classes"
     if known is None:
-        allowed = f"but there are {total:,} examples; number classes from 0, or declare them (data.classes)"
+        allowed = (
+            f"above {total - 1:,}, as many classes as examples; number them from 0, or declare the classes of the data"
+        )
     for one in labels:
         if fault := one.fault(values[one.split] >= limit, allowed):
             return fault
     if known is not None or TRAIN not in values:
         return None
-    seen, missing = np.unique(values[TRAIN]), "which no label of train is; leave it out, or declare it (data.classes)"
+    seen, missing = (
+        np.unique(values[TRAIN]),
+        "which no label of train is; leave it out, or declare the classes of the data",
+    )
     faults = (one.fault(~np.isin(values[one.split], seen), missing) for one in labels)
     return next((fault for fault in faults if fault), None)
 
@@ -151,7 +171,7 @@ def _named(texts: Sequence[_Labels], declared: Declared) -> Classes | Fault:
     if declared is None or isinstance(declared, int):
         of_train = [pc.unique(one.column).to_pylist() for one in texts if one.split == TRAIN]
         names = tuple(sorted(name for found in of_train for name in found))
-        expected = "which no label of train is; leave it out, or declare it (data.classes)"
+        expected = "which no label of train is; leave it out, or declare the classes of the data"
     else:
         names, expected = tuple(map(str, declared)), f"which is none of the {len(declared)} declared classes"
     for one in texts:

@@ -6,7 +6,7 @@ not a number, is in pixels, lies outside of the page, or has its corners the wro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -64,28 +64,13 @@ class _PageReader:
 
     def _read_boxes(self, first: int, flat: pa.Array, words: pa.Array, ends: np.ndarray) -> None:
         values = to_numpy(filled(flat, float("nan"))).reshape(-1, 4)
-        with np.errstate(invalid="ignore"):
-            numbers = np.isfinite(values).all(1)
-            inside = ((values >= -EDGE) & (values <= 1 + EDGE)).all(1)
-            ordered = (values[:, 2:] >= values[:, :2]).all(1)
-        kinds = (
-            ("boxes that are not numbers", ~numbers, "expected 4 finite numbers"),
-            ("boxes outside of the page", numbers & ~inside, "expected left, top, right, bottom as shares of the page"),
-            ("boxes that are inverted", numbers & inside & ~ordered, "expected left, top, right, bottom in this order"),
-        )
-        for kind, wrong, expected in kinds:
-            if not wrong.any():
-                continue
+        for kind, wrong, expected in _wrong_boxes(values):
             rows = np.flatnonzero(wrong)
             at = int(rows[0])
             row, word = _locate(at, ends)
-            null = flat.slice(4 * at, 4).to_pylist()
-            given = ["null" if value is None else f"{value:.4g}" for value in null]
-            hint = "; they look like pixels, divide them by the page's width and height" * bool(
-                numbers[at] and (np.abs(values[at]) > PIXELS).any()
-            )
-            text = f"word {word} ({shown(words[at].as_py())}) has the box [{', '.join(given)}], {expected}{hint}"
-            self._add(kind, "boxes", len(rows), first + row, text)
+            given = flat.slice(4 * at, 4).to_pylist()
+            problem = _describe(word, words[at].as_py(), given, expected)
+            self._add(kind, "boxes", len(rows), first + row, problem)
 
     def _add(self, kind: str, column: str, count: int, row: int, problem: str) -> None:
         self.found.setdefault((kind, column), _Found()).add(count, row, problem)
@@ -101,6 +86,37 @@ def page_faults(table: SplitTable) -> Iterator[Fault]:
             first += batch.num_rows
     for (kind, column), found in reader.found.items():
         yield table.fault(kind, found.count, found.row, column, found.problem)
+
+
+def box_problem(boxes: np.ndarray, words: Sequence[str]) -> str | None:
+    """Return the problem of the first word of a page whose box is wrong, or None; `boxes` has 4 numbers for each."""
+    values = boxes.reshape(-1, 4)
+    for _, wrong, expected in _wrong_boxes(values):
+        word = int(np.flatnonzero(wrong)[0])
+        return _describe(word, words[word], values[word].tolist(), expected)
+    return None
+
+
+def _wrong_boxes(values: np.ndarray) -> Iterator[tuple[str, np.ndarray, str]]:
+    """Yield each kind of fault that boxes [n, 4] have, which boxes have it, and what is expected."""
+    with np.errstate(invalid="ignore"):
+        numbers = np.isfinite(values).all(1)
+        inside = ((values >= -EDGE) & (values <= 1 + EDGE)).all(1)
+        ordered = (values[:, 2:] >= values[:, :2]).all(1)
+    kinds = (
+        ("boxes that are not numbers", ~numbers, "expected 4 finite numbers"),
+        ("boxes outside of the page", numbers & ~inside, "expected left, top, right, bottom as shares of the page"),
+        ("boxes that are inverted", numbers & inside & ~ordered, "expected left, top, right, bottom in this order"),
+    )
+    yield from (one for one in kinds if one[1].any())
+
+
+def _describe(number: int, word: object, box: Sequence[float | None], expected: str) -> str:
+    """Describe the box of a word of a page."""
+    given = ", ".join("null" if value is None else f"{value:.4g}" for value in box)
+    in_pixels = any(value is not None and np.isfinite(value) and abs(value) > PIXELS for value in box)
+    hint = "; they look like pixels, divide them by the page's width and height" if in_pixels else ""
+    return f"word {number} ({shown(word)}) has the box [{given}], {expected}{hint}"
 
 
 def _locate(index: int, ends: np.ndarray) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simfl.data.classes import require_classes
+from simfl.data.classes import gaps, require_classes
 from simfl.data.soundness import require_sound
 from simfl.errors import DataError
 from simfl.experiment import Experiment
@@ -11,16 +11,19 @@ from simfl.run_context import RunContext
 TRAIN = "train"
 
 
-def check_data(experiment: Experiment, context: RunContext) -> None:
+def check_data(experiment: Experiment, context: RunContext) -> tuple[str, ...]:
     """Check the rows of the data set, and that the objectives can encode the splits that are trained on or scored.
+
+    Return notes for the user.
 
     Raises:
         ConfigError: A split does not exist.
         DataError: A row is at fault; the message names split, row and column.
     """
     dataset, objectives = context.dataset, [phase.objective for phase in experiment.phases]
+    used = dict.fromkeys([TRAIN, *experiment.evaluate.splits])
     require_sound(dataset, with_images=dataset.folder is None)
-    for name in dict.fromkeys([TRAIN, *experiment.evaluate.splits]):
+    for name in used:
         split = context.split(name)
         if not len(split):
             raise DataError(f"data, split {name}: there are no examples")
@@ -29,5 +32,7 @@ def check_data(experiment: Experiment, context: RunContext) -> None:
                 objective.check(split)
             except DataError as error:
                 raise DataError(f"data, split {name}: {error}") from error
-    if any(objective.reads_classes for objective in objectives):
-        require_classes(dataset)
+    if not any(objective.reads_classes for objective in objectives):
+        return ()
+    require_classes(dataset, used)
+    return tuple(gaps(dataset))

@@ -68,6 +68,7 @@ def open_session(stack: ExitStack, experiment: Experiment, options: RunOptions) 
     state = (restored or Snapshot()).to(prepared.run_context.device)
     if warning:
         callbacks.message(warning)
+    callbacks.note(prepared.notes)
     stack.enter_context(signals.caught())
     config = prepared.worker_config(record.folder, account, options.profile)
     pool = stack.enter_context(open_pool(options.backend, config, prepared.run_context, workers, callbacks.message))

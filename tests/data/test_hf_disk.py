@@ -97,7 +97,7 @@ def test_hf_disk_errors_name_file_and_row(tmp_path, asked):
         load(asked, ASKED | {"question": "query"})
     (asked / "train" / "data-00001-of-00002.arrow").write_bytes(b"x")
     with pytest.raises(DataError, match=r"data-00001-of-00002\.arrow: not a readable Arrow stream"):
-        load(asked, ASKED)
+        load(asked, ASKED, box_scale=1000.0)
     save(tmp_path / "picked", [{"text": "a", "image": png(1)}], _indices_files=[{"filename": "indices.arrow"}])
     with pytest.raises(DataError, match="saved with a selection of rows"):
         load(tmp_path / "picked", {"text": "text", "image": "image"})
@@ -107,3 +107,69 @@ def test_hf_disk_errors_name_file_and_row(tmp_path, asked):
     save(tmp_path / "bad", [{"text": "a", "image": {"bytes": b"x", "path": None}}])
     with pytest.raises(DataError, match=r"data-00000-of-00001\.arrow row 0: not a readable image"):
         load(tmp_path / "bad", {"text": "text", "image": "image"})
+
+
+def test_hf_disk_keeps_the_words_of_equal_images_apart(tmp_path: Path) -> None:
+    rows = [{"query": "?", "image": png(0), "tokens": [word], "at": [[0.0, 0.0, 1.0, 1.0]]} for word in "aba"]
+    save(tmp_path / "same", [row | {"answer": ["x"]} for row in rows])
+    columns = {"question": "query", "answers": "answer", "image": "image", "words": "tokens", "boxes": "at"}
+    train = load(tmp_path / "same", columns).splits["train"]
+    words = [train.documents["words"][row].as_py() for row in train.examples["document"].to_pylist()]
+    assert words == [["a"], ["b"], ["a"]]
+
+
+@pytest.mark.parametrize(
+    ("boxes", "said"),
+    [
+        ([[0.0, 0.0, 500.0, 1000.0]], r"word 0 \('a'\) has the box \[0, 0, 500, 1000\], .*; they look like pixels"),
+        ([[0.5, 0.0, 0.1, 1.0]], r"word 0 \('a'\) has the box \[0.5, 0, 0.1, 1\], expected .* in this order"),
+        ([[0.0, 0.0, float("nan"), 1.0]], r"word 0 \('a'\) has the box \[0, 0, nan, 1\], expected 4 finite numbers"),
+        ([[0.0, None, 1.0, 1.0]], r"word 0 \('a'\) has the box \[0, nan, 1, 1\], expected 4 finite numbers"),
+        ([], "1 words have 0 boxes"),
+    ],
+)
+def test_hf_disk_refuses_a_box_that_is_none(boxes: list, said: str, tmp_path: Path) -> None:
+    save(tmp_path / "set", [{"query": "?", "image": png(0), "tokens": ["a"], "at": boxes, "answer": ["x"]}])
+    columns = {"question": "query", "answers": "answer", "image": "image", "words": "tokens", "boxes": "at"}
+    with pytest.raises(DataError, match=rf"data-00000-of-00001\.arrow row 0: {said}"):
+        load(tmp_path / "set", columns)
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "..", ".hidden", "a\nb", ""])
+def test_hf_disk_refuses_a_split_whose_name_leads_elsewhere(name: str, tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    save(root / "train", [{"label": 0, "image": png(1)}])
+    save(tmp_path / "up", [{"label": 0, "image": png(1)}])
+    (root / "dataset_dict.json").write_text(json.dumps({"splits": ["train", name]}))
+    before = {path for path in tmp_path.rglob("*") if "cache" not in path.parts}
+    with pytest.raises(DataError, match=r"dataset_dict\.json"):
+        load(root, {"label": "label", "image": "image"})
+    assert {path for path in tmp_path.rglob("*") if "cache" not in path.parts} == before
+
+
+@pytest.mark.parametrize("name", ["../train/data-00000-of-00001.arrow", "/etc/passwd"])
+def test_hf_disk_refuses_a_file_outside_of_its_split(name: str, tmp_path: Path) -> None:
+    save(tmp_path / "set", [{"label": 0, "image": png(1)}], _data_files=[{"filename": name}])
+    with pytest.raises(DataError, match=r"state\.json: .* is not the name of a file in the folder"):
+        load(tmp_path / "set", {"label": "label", "image": "image"})
+
+
+def test_hf_disk_refuses_two_names_of_one_split(tmp_path: Path) -> None:
+    for name in ("train", "validation", "dev"):
+        save(tmp_path / "set" / name, [{"label": 0, "image": png(1)}])
+    (tmp_path / "set" / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "validation", "dev"]}))
+    with pytest.raises(DataError, match="dev is a second split valid"):
+        load(tmp_path / "set", {"label": "label", "image": "image"})
+
+
+def test_hf_disk_refuses_labels_that_would_make_more_classes_than_examples(tmp_path: Path) -> None:
+    for label, said in ((10**6, "1000000, above 999"), (2**40, "1099511627776 is not int32"), (-1, "-1, expected")):
+        save(tmp_path / str(label), [{"label": row and label, "image": png(1)} for row in range(2)])
+        with pytest.raises(DataError, match=rf"row 1.*, column 'label': {said}"):
+            load(tmp_path / str(label), {"label": "label", "image": "image"})
+
+
+def test_hf_disk_refuses_a_group_that_is_missing(tmp_path: Path) -> None:
+    save(tmp_path / "set", [{"label": 0, "image": png(1), "who": None}, {"label": 0, "image": png(1), "who": "a"}])
+    with pytest.raises(DataError, match="row 0: who is missing"):
+        load(tmp_path / "set", {"label": "label", "image": "image"}, groups=("who",))

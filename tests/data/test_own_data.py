@@ -52,7 +52,7 @@ def test_own_data_accept_arrays_pairs_and_mappings(items: Any, tmp_path: Path) -
     x, label = encoded(dataset)
     assert x.tolist() == X.reshape(4, 6).tolist()
     assert label == [0, 2, 1, 2]
-    assert dataset.card == {"examples": {"train": 4}, "shape": [2, 3], "num_classes": 3}
+    assert dataset.card == {"examples": {"train": 4}, "shape": [2, 3], "num_classes": 3, "classes_from_train": True}
     assert dataset.sha256 == Own((X, Y)).load(tmp_path).sha256
 
 

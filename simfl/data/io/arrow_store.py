@@ -26,6 +26,7 @@ from simfl.data.soundness import require_sound, require_split_name
 from simfl.errors import DataError
 
 TABLES = ("examples", "documents")
+READING = 2  # version of the reading of images and boxes that all readers share; increase it when results change
 BEFORE_BUILD: ContextVar[Callable[[str], object] | None] = ContextVar("before_build", default=None)
 
 
@@ -49,7 +50,12 @@ def load_or_build(
         build: Builds the data set.
         extra_files: Returns further files to store, by name, such as a contact sheet.
     """
-    key = {"edition": version, "settings": _settings(data), "sources": [_stamp(path) for path in sources]}
+    key = {
+        "edition": version,
+        "reading": READING,
+        "settings": _settings(data),
+        "sources": [_stamp(path) for path in sources],
+    }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     folder = cache / f"{name}-{digest[:16]}"
     if not (folder / "card.json").exists():

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from simfl.data.base import IMAGES, Dataset, Split
+from simfl.data.classes import FEW
 from simfl.data.io.arrow_store import content_sha256
 from simfl.data.io.images import MissingImages, resize_image
 from simfl.data.io.tables import TableBuilder
@@ -67,6 +68,11 @@ def build_image_dataset(
     splits = {split: _split(listed, size) for split, listed in found.items()}
     classes = {image.label: image.class_name for listed in images.values() for image in listed}
     num_classes = max(classes, default=-1) + 1
+    if num_classes > max(FEW, sum(map(len, found.values()))):
+        last = next(image for listed in found.values() for image in listed if image.label == num_classes - 1)
+        raise DataError(
+            f"{last.where}: label {last.label}, but there are fewer images than classes; number them from 0"
+        )
     sources = hashlib.sha256()
     for split in sorted(found):
         for image in found[split]:

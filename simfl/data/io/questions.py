@@ -60,6 +60,7 @@ class QuestionSplitBuilder:
         self._examples = TableBuilder(pa.schema([*QUESTIONS, *self.example_columns]))
         self._documents = TableBuilder(pa.schema([*documents, *self.document_columns]))
         self._row_of: dict[str, int] = {}
+        self._content: dict[str, int] = {}  # hash of the words and boxes of each page
         self._missing: set[str] = set()
         self._ids: Counter[str] = Counter()
         self._threads = ThreadPoolExecutor(os.cpu_count())
@@ -67,6 +68,10 @@ class QuestionSplitBuilder:
     def page_row(self, id: str) -> int | None:
         """Return the row of a page that was added before, or None."""
         return self._row_of.get(id)
+
+    def has_other_words(self, id: str, words: Sequence[str], boxes: Sequence[float] | np.ndarray) -> bool:
+        """Return whether a page was added before with other words or boxes."""
+        return id in self._content and self._content[id] != _content(words, boxes)
 
     def add_page(
         self,
@@ -93,6 +98,8 @@ class QuestionSplitBuilder:
             DataError: the image is missing and not dropped, or words and boxes do not match.
         """
         if id in self._row_of or id in self._missing:
+            if len(words) and self.has_other_words(id, words, boxes):
+                self.noted["other words of a known page"] += 1
             return self._row_of.get(id)
         if isinstance(image, Path) and not image.is_file():
             if self.images.missing == "refuse":
@@ -103,7 +110,7 @@ class QuestionSplitBuilder:
             raise DataError(f"{where}: {len(words)} words have {len(boxes) / 4:g} boxes")
         page = {"id": id, "provider": provider, "words": list(words), "boxes": boxes}
         self._documents.add(**page, **self._image_columns(image), **columns)
-        self._row_of[id] = len(self._row_of)
+        self._row_of[id], self._content[id] = len(self._row_of), _content(words, boxes)
         return self._row_of[id]
 
     def _image_columns(self, image: PageImage) -> dict[str, object]:
@@ -147,6 +154,11 @@ class QuestionSplitBuilder:
         """Return the split as tables; DataError if an image cannot be read."""
         with self._threads:
             return Split(self._examples.table(), self._documents.table())
+
+
+def _content(words: Sequence[str], boxes: Sequence[float] | np.ndarray) -> int:
+    """Return a hash of the words and boxes of a page, which holds in this process."""
+    return hash((tuple(words), np.asarray(boxes, np.float32).tobytes()))
 
 
 def _resizer(path: Path, size: int) -> Callable[[], bytes]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
+from simfl.data.faults import shown
+from simfl.data.page_faults import PIXELS, box_problem
 from simfl.errors import DataError
 
 Record = Mapping[str, object]
@@ -36,8 +38,24 @@ def resolve_file(path: str) -> Path:
 
 
 def find(root: Path, *names: str) -> Path | None:
-    """Return the first of these files or folders that exists, or None."""
-    return next((root / name for name in names if (root / name).exists()), None)
+    """Return the first of these files or folders that exists, or None.
+
+    Raises:
+        DataError: A name leads outside of the folder, as one in a foreign file may.
+    """
+    return next((path for name in names if (path := inside(root, name)).exists()), None)
+
+
+def inside(root: Path, name: str, where: str = "") -> Path:
+    """Return the path of a name that a file gives, relative to a folder.
+
+    Raises:
+        DataError: The name is absolute or leads outside of the folder; `where` is the file and row that gives it.
+    """
+    parts = Path(name).parts
+    if not parts or Path(name).is_absolute() or ".." in parts or "\0" in name:
+        raise DataError(f"{where or root}: {shown(name)} is not the name of a file in the folder {root}")
+    return root / name
 
 
 def require(root: Path, *names: str) -> Path:
@@ -179,14 +197,35 @@ def get_label(where: str, record: Record, field: str, labels: Mapping[str, int])
 
 
 def get_boxes(where: str, record: Record, field: str, num_words: int) -> np.ndarray:
-    """Return one box for each word, clipped to [0, 1]: float32 [num_words, 4], left, top, right, bottom."""
+    """Return one box for each word, clipped to [0, 1]: float32 [num_words, 4], left, top, right, bottom.
+
+    Corners of published files may be in any order. DataError for boxes in pixels.
+    """
     try:
         boxes = np.asarray(record.get(field), np.float32).reshape(num_words, 4)
     except (ValueError, TypeError):
         raise DataError(f"{where}: {field} does not have 4 numbers for each of {num_words} words") from None
     if not np.isfinite(boxes).all():
         raise DataError(f"{where}: {field} contains {boxes[~np.isfinite(boxes)][0]}")
-    return np.clip(boxes, 0.0, 1.0)
+    if boxes.max(initial=0.0) > PIXELS:
+        raise DataError(
+            f"{where}: {field} contains {boxes.max():g}, as boxes in pixels do; expected shares of the page"
+        )
+    return ordered_corners(np.clip(boxes, 0.0, 1.0))
+
+
+def ordered_corners(boxes: np.ndarray) -> np.ndarray:
+    """Return boxes [n, 4] as left, top, right, bottom, whichever two opposite corners are given."""
+    pairs: np.ndarray = np.sort(boxes.reshape(-1, 2, 2), axis=1)
+    return pairs.reshape(-1, 4)
+
+
+def require_boxes(where: str, boxes: Sequence[float], words: Sequence[str]) -> None:
+    """Raise DataError for a box that is not left, top, right, bottom as shares of the page; `boxes` is flat."""
+    if len(boxes) != 4 * len(words):
+        raise DataError(f"{where}: {len(words)} words have {len(boxes) / 4:g} boxes")
+    if (found := box_problem(np.asarray(boxes, np.float64), words)) is not None:
+        raise DataError(f"{where}: {found}")
 
 
 def _first(record: Record, fields: tuple[str, ...]) -> tuple[str, object]:

@@ -10,7 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from simfl.data.base import Split
+from simfl.data.faults import shown
+from simfl.errors import DataError
 
+VALUE_ERRORS = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeError)
 CHUNK = 4096  # rows held as Python objects before they are converted to Arrow
 
 
@@ -42,9 +45,24 @@ class TableBuilder:
 
     def _flush(self) -> None:
         values = {name: [_result(value) for value in column] for name, column in self._open.items()}
-        arrays = [pa.array(values[field.name], field.type) for field in self.schema]
+        first = self._num_rows - len(next(iter(values.values()), []))
+        arrays = [_array(values[field.name], field, first) for field in self.schema]
         self._batches.append(pa.record_batch(arrays, schema=self.schema))
         self._open = {name: [] for name in self.schema.names}
+
+
+def _array(values: Sequence[object], field: pa.Field, first: int) -> pa.Array:
+    """Return a column; DataError for the first value that its type cannot hold. `first` is the row of values[0]."""
+    try:
+        return pa.array(values, field.type)
+    except VALUE_ERRORS as error:
+        for row, value in enumerate(values, start=first):
+            try:
+                pa.array([value], field.type)
+            except VALUE_ERRORS:
+                reason = "not UTF-8" if isinstance(error, UnicodeError) else f"not {field.type}"
+                raise DataError(f"row {row}, column {field.name!r}: {shown(value)} is {reason}") from None
+        raise
 
 
 def _result(value: object) -> object:

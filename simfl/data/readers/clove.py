@@ -134,4 +134,4 @@ def _boxes(where: str, info: object, num_words: int) -> np.ndarray:
         raise DataError(f"{where}: a bounding_box of ocr_info is not numeric") from None
     boxes = np.array(sides, np.float32).reshape(-1, 4)
     boxes[:, 2:] += boxes[:, :2]
-    return np.clip(boxes, 0.0, 1.0).reshape(-1)
+    return records.ordered_corners(np.clip(boxes, 0.0, 1.0)).reshape(-1)

@@ -88,23 +88,24 @@ class Due(Data):
         return builder.add_page(document.where, document.name, image, words, boxes)
 
     def _relative_boxes(self, root: Path, document: DueDocument, ocr: DueOcr) -> np.ndarray:
-        """Return the boxes [n, 4] as shares of a page, clipped to [0, 1]."""
+        """Return the boxes [n, 4] as shares of a page, clipped to [0, 1], left, top, right, bottom."""
         if self.boxes == "rendered":
-            width, height = _rendered_size(root / "pdfs" / f"{document.name}.pdf")
-            return np.clip(ocr.boxes / [width, height, width, height], 0.0, 1.0)
+            width, height = _rendered_size(records.inside(root / "pdfs", f"{document.name}.pdf", document.where))
+            return records.ordered_corners(np.clip(ocr.boxes / [width, height, width, height], 0.0, 1.0))
         if len(ocr.words) and int(ocr.page.max()) >= len(ocr.pages):
             num_pages = f"structures.pages has {len(ocr.pages)} pages"
             raise DataError(f"{document.where}: {num_pages}, but words are on {ocr.page.max() + 1}")
         page_boxes = ocr.pages[ocr.page] if len(ocr.words) else np.ones((0, 4))
         sides = np.maximum(page_boxes[:, 2:] - page_boxes[:, :2], 1e-9)
-        return np.clip((ocr.boxes - np.tile(page_boxes[:, :2], 2)) / np.tile(sides, 2), 0.0, 1.0)
+        shares = (ocr.boxes - np.tile(page_boxes[:, :2], 2)) / np.tile(sides, 2)
+        return records.ordered_corners(np.clip(shares, 0.0, 1.0))
 
 
 def _page_image(root: Path, name: str, size: int) -> Path | Callable[[], bytes] | None:
     """Return the first page: its PNG if there is one, otherwise a function that renders the PDF."""
     stem = name.removesuffix(".pdf")
     png = records.find(root, f"png/{stem}/0.png", f"png/{stem}/1.png", f"images/{stem}.png")
-    path = root / "pdfs" / f"{stem}.pdf"
+    path = records.inside(root / "pdfs", f"{stem}.pdf")
     if png is not None or not path.is_file():
         return png or path
     return partial(_render_first_page, path, size) if size else None

@@ -93,7 +93,9 @@ def _add(
     is_word = np.array([bool(token.strip()) for token in tokens], bool)
     boxes = records.get_boxes(where, record, "ocr_normalized_boxes", len(tokens))[is_word].reshape(-1)
     words = [token for token in tokens if token.strip()]
-    page = builder.add_page(where, f"{name}/{image}", root / name / "images" / f"{image}.png", words, boxes)
+    page = builder.add_page(
+        where, f"{name}/{image}", records.inside(root / name / "images", f"{image}.png", where), words, boxes
+    )
     metadata = records.as_mapping(where, record.get("metadata") or {}, "metadata")
     # the converter shares one mapping among the questions of a document, so an id may be that of its last question
     id = f"{name}/{metadata.get('question_id') or metadata.get('id') or image}"

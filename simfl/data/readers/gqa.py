@@ -114,7 +114,7 @@ class Gqa(Data):
                         continue
                     scene = scenes.scenes[image] if scenes else ""
                     builder = builders["unseen" if scene in self.unseen else split]
-                    page = builder.add_page(where, image, root / "images" / f"{image}.jpg")
+                    page = builder.add_page(where, image, records.inside(root / "images", f"{image}.jpg", where))
                     _add_question(builder, page, where, id, record, scene)
         return build_question_dataset("gqa", builders, {"licence": "CC BY 4.0; images of Visual Genome"})
 

@@ -21,9 +21,12 @@ import pyarrow as pa
 
 from simfl.constraints import PositiveFloat, PositiveInt
 from simfl.data.base import IMAGES, WORD_IMAGES, Data, Dataset, Split
+from simfl.data.classes import FROM_TRAIN, find_classes
+from simfl.data.faults import Fault
 from simfl.data.io import records
 from simfl.data.io.arrow_store import content_sha256, load_or_build
 from simfl.data.io.images import resize_image
+from simfl.data.io.own_documents import flat_boxes
 from simfl.data.io.questions import (
     ANSWER_COUNTS,
     ImageStorage,
@@ -32,6 +35,7 @@ from simfl.data.io.questions import (
     count_answers,
 )
 from simfl.data.io.tables import TableBuilder
+from simfl.data.soundness import require_split_name
 from simfl.errors import ConfigError, DataError, nearest
 
 VERSION = 1
@@ -79,8 +83,7 @@ class HfDisk(Data):
         splits = {split: self._read_images(paths, names) for split, paths in files.items()}
         card: dict[str, object] = {"examples": {split: len(part) for split, part in splits.items()}}
         if "label" in self.columns:
-            labels = [label for split in splits.values() for label in split.examples["label"].to_pylist()]
-            card |= {"num_classes": max(len(names), max(labels, default=-1) + 1), "classes": names}
+            card |= _class_card(splits, names)
             card |= {"shape": [3, self.image_size, self.image_size]}
         return Dataset("hf_disk", splits, content_sha256(splits, also=str(self.image_size)), card)
 
@@ -95,18 +98,24 @@ class HfDisk(Data):
         return builder
 
     def _add_question(self, builder: QuestionSplitBuilder, split: str, row: HfRow) -> None:
-        """Add a question; equal images are stored once."""
+        """Add a question; equal images with equal words are stored once."""
         where, values = row.where, row.values
         encoded = _image_bytes(where, values.get("image"))
+        question = records.get_text(where, values, "question")
+        words = _words(where, values.get("words"))
+        boxes = [
+            float("nan") if v is None else v / self.box_scale
+            for v in flat_boxes(values.get("boxes"), f"{where}: boxes")
+        ]
+        records.require_boxes(where, boxes, words)
         key = hashlib.sha256(encoded).hexdigest()[:16] if encoded else f"{split}-{row.number}"
-        words = [str(word) for word in values.get("words") or ()]
-        boxes = [float(v) / self.box_scale for box in values.get("boxes") or () for v in box]
+        if builder.has_other_words(key, words, boxes):
+            key = f"{key}-{row.number}"
         image = partial(resize_image, encoded, self.image_size, "RGB", "JPEG", where) if encoded else None
         page = builder.add_page(where, key, image, words, boxes, str(values.get("provider") or ""))
         given = values.get("answers")
         answers, counts = count_answers(where, [given] if isinstance(given, str) else given)
-        id, kind = str(values.get("id", f"{split}-{row.number}")), str(values.get("field") or "")
-        question = records.get_text(where, values, "question")
+        id, kind = _id(row, f"{split}-{row.number}"), str(values.get("field") or "")
         builder.add_question(id, page, question, answers, kind, counts=counts, **self._groups(row))
 
     def _read_images(self, paths: list[Path], names: list[str]) -> Split:
@@ -119,7 +128,7 @@ class HfDisk(Data):
                 raise DataError(f"{row.where}: image is missing")
             target = self._target(row, names, source=paths[0].parent.name)
             image = resize_image(encoded, size, "RGB", "JPEG", row.where)
-            id = str(row.values.get("id", row.number))
+            id = _id(row, str(row.number))
             table.add(id=id, image=image, width=size, height=size, **target, **self._groups(row))
         return Split(table.table())
 
@@ -131,6 +140,9 @@ class HfDisk(Data):
         return {"label": label, "class": name, "domain": str(row.values.get("provider") or "")}
 
     def _groups(self, row: HfRow) -> dict[str, str]:
+        missing = next((name for name in self.groups if row.values[name] is None), None)
+        if missing is not None:
+            raise DataError(f"{row.where}: {missing} is missing, but data.groups needs it")
         return {name: str(row.values[name]) for name in self.groups}
 
     def _rows(self, paths: list[Path]) -> Iterator[HfRow]:
@@ -148,6 +160,20 @@ class HfDisk(Data):
                     number += 1
 
 
+def _class_card(splits: Mapping[str, Split], names: list[str]) -> dict[str, object]:
+    """Return what the card says about classes: their names, or the number that the labels of train define.
+
+    Raises:
+        DataError: A label of train is no class.
+    """
+    if names:
+        return {"num_classes": len(names), "classes": names}
+    found = find_classes({"train": splits["train"]})
+    if isinstance(found, Fault):
+        raise DataError(str(found))
+    return {"num_classes": found.count, FROM_TRAIN: True}
+
+
 def _find_files(root: Path) -> dict[str, list[Path]]:
     """Return the Arrow files of each split, in order."""
     listing = records.find(root, "dataset_dict.json")
@@ -155,13 +181,17 @@ def _find_files(root: Path) -> dict[str, list[Path]]:
     found = {}
     for name in names:
         split = SPLITS.get(name, name) if name else "train"
+        require_split_name(split, str(listing))
+        if split in found:
+            raise DataError(f"{listing}: {name} is a second split {split}; remove one of them")
         path = records.require(root / name, "state.json")
         state = records.read_json_mapping(path)
         if state.get("_indices_data_files") or state.get("_indices_files"):
             raise DataError(f"{root / name}: saved with a selection of rows; call flatten_indices() and save again")
         listed = records.as_list(str(path), state.get("_data_files") or [], "_data_files")
         entries = [records.as_mapping(str(path), entry) for entry in listed]
-        found[split] = [root / name / records.get_text(str(path), entry, "filename") for entry in entries]
+        listed_files = [records.get_text(str(path), entry, "filename") for entry in entries]
+        found[split] = [records.inside(root / name, file, str(path)) for file in listed_files]
     if not found.get("train"):
         raise DataError(f"data.path: {root} has no split train")
     return found
@@ -190,6 +220,21 @@ def _nested_value(record: Mapping[str, Any], dotted: str) -> Any:
     for part in dotted.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
+
+
+def _id(row: HfRow, default: str) -> str:
+    """Return the id of a row, or the default for a row without one."""
+    id = row.values.get("id")
+    return default if id is None else str(id)
+
+
+def _words(where: str, given: object) -> list[str]:
+    """Return the words of a page; DataError for one that is not text."""
+    words = [] if given is None else records.as_list(where, given, "words")
+    for number, word in enumerate(words):
+        if not isinstance(word, str):
+            raise DataError(f"{where}: word {number} is {word!r}, expected text")
+    return [str(word) for word in words]
 
 
 def _image_bytes(where: str, image: object) -> bytes | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,9 @@ class ImageFolder(Data):
         """Yield the images in the order of their names, each with its split, which is empty if no folder names it."""
         levels = self.layout.split("/")
         names = sorted(p.relative_to(root).as_posix() for p in root.glob("*/" * len(levels) + "*"))
-        images = [name for name in names if Path(name).suffix.lower() in SUFFIXES]
+        images = [name for name in names if Path(name).suffix.lower() in SUFFIXES and not (root / name).is_dir()]
+        for name in images:
+            _require_file(root, name)
         class_names = sorted({Path(name).parts[len(levels) - 1] for name in images})
         label_of = {class_name: label for label, class_name in enumerate(class_names)}
         for name in images:
@@ -73,3 +76,16 @@ class ImageFolder(Data):
                 split = "test" if rank < num_test else "valid" if rank < num_test + num_valid else "train"
                 splits.setdefault(split, []).append(image)
         return build_image_dataset("image_folder", splits, self.image_size, "refuse", "the images' own")
+
+
+def _require_file(root: Path, name: str) -> None:
+    """Raise DataError for a name that is not UTF-8, a broken link, or a special file such as a pipe."""
+    path = root / name
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"data.path: {root}: the file name {os.fsencode(name)!r} is not UTF-8; rename it") from None
+    if path.is_symlink() and not path.exists():
+        raise DataError(f"{path}: a broken link to {os.readlink(path)}")
+    if not path.is_file():
+        raise DataError(f"{path}: not a regular file")

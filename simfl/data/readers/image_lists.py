@@ -131,7 +131,7 @@ def _read_list(path: Path, folder: Path) -> Iterator[LabeledImage]:
         parts = Path(name).parts
         if not label.isdigit() or len(parts) < 3:
             raise DataError(f"{where}: {line[:60]!r}, expected `DOMAIN/CLASS/FILE LABEL`")
-        yield LabeledImage(where, name, folder / name, int(label), parts[-2], parts[-3])
+        yield LabeledImage(where, name, records.inside(folder, name, where), int(label), parts[-2], parts[-3])
 
 
 def _divide(images: Sequence[LabeledImage], share: float) -> tuple[list[LabeledImage], list[LabeledImage]]:

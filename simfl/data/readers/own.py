@@ -15,7 +15,7 @@ from typing import ClassVar
 from simfl import imports
 from simfl.constraints import PositiveInt
 from simfl.data.base import Data, Dataset, Split
-from simfl.data.classes import Classes, find_classes, with_names
+from simfl.data.classes import FROM_TRAIN, Classes, find_classes, with_names
 from simfl.data.io.arrow_store import content_sha256, read_dataset, write_dataset
 from simfl.data.io.own_documents import build_documents, conform, has_documents
 from simfl.data.io.own_items import FeatureType, encode_images, read_columns, to_table
@@ -158,10 +158,12 @@ def _with_classes(
     Labels that are no classes stay as they are: an objective that reads classes refuses them.
     """
     labelled = {n: s for n, s in splits.items() if s.documents is None and "label" in s.examples.column_names}
-    found = find_classes(labelled, declared) if labelled else None
+    of_train = {name: split for name, split in labelled.items() if name == "train"}  # others may withhold labels
+    found = find_classes(of_train, declared) if of_train else None
     if not isinstance(found, Classes):
         return splits, {} if declared is None else _declared_card(declared)
     card: dict[str, object] = {"num_classes": found.count}
+    card |= {FROM_TRAIN: True} if declared is None else {}
     if names := found.names or (declared if isinstance(declared, tuple) else ()):
         card["classes"] = list(names)
     return {name: with_names(split, found) if name in labelled else split for name, split in splits.items()}, card

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from simfl.data.base import DOCUMENTS, QUESTIONS, Data, Dataset, Published, Split
+from simfl.data.io import records
 from simfl.data.io.arrow_store import content_sha256, load_or_build
 from simfl.data.io.images import resize_image
 from simfl.data.readers import pfl_format
@@ -167,7 +168,7 @@ def _columns(*names: str) -> dict[str, list[Any]]:
 
 
 def _image_path(folder: Path, page: str) -> Path:
-    return folder / f"{page}.jpg"
+    return records.inside(folder, f"{page}.jpg")
 
 
 def _read_images(folder: Path, pages: Iterable[str], size: int) -> list[bytes]:

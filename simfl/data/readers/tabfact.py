@@ -106,7 +106,7 @@ class TabFact(Data):
         builder = QuestionSplitBuilder(ImageStorage(self.image_size))
         for table in sorted(content):
             entry = _parse_entry(f"{path} table {table}", table, content[table])
-            page = self._add_table(builder, folder / table, entry)
+            page = self._add_table(builder, records.inside(folder, table), entry)
             if page is None:
                 builder.dropped["table too large"] += len(entry.statements)
                 continue

@@ -81,7 +81,8 @@ class Vcr(Data):
     ) -> int | None:
         if self.drawn:
             name = f"{records.get_identifier(where, record, 'annot_id')}.jpg"
-            return builder.add_page(where, name, root / "drawn_images" / "bbox" / part / self.task / name)
+            folder = root / "drawn_images" / "bbox" / part / self.task
+            return builder.add_page(where, name, records.inside(folder, name, where))
         name = records.get_text(where, record, "img_fn")
         if (row := builder.page_row(name)) is not None:
             return row

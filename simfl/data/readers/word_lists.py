@@ -65,7 +65,7 @@ class WordLists(Data):
             if number == self.limit:
                 return
             name, text = parse_line(where, line, self.form)
-            image = folder / name
+            image = records.inside(folder, name, where)
             builder.add(f"{source}/{name}", image.read_bytes() if image.is_file() else None, text, source)
 
 

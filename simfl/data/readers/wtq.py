@@ -92,7 +92,7 @@ class Wtq(Data):
 
     def _add_table(self, builder: QuestionSplitBuilder, root: Path, line: TableQuestion) -> int | None:
         """Add the table of a question as a page and return its row; None if the table is too large."""
-        header, *rows = read_table(line.where, root / line.table)
+        header, *rows = read_table(line.where, records.inside(root, line.table, line.where))
         if (self.max_rows and len(rows) > self.max_rows) or (self.max_columns and len(header) > self.max_columns):
             return None
         page = lay_out_table(header, rows)
