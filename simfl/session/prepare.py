@@ -205,8 +205,10 @@ def _check_phase(experiment: Experiment, context: RunContext, partition: Partiti
     if experiment.privacy is not None and buffers:
         raise ConfigError(f"privacy: running statistics ({buffers[0]}, …) would be sent without noise")
     for micro in phase.algorithm.micro_steps():
-        globs = [[glob for glob in some if not glob.startswith(f"{EXTRA}/")] for some in (micro.trains, micro.excludes)]
-        select_names(context.parameter_groups(index).trained, *globs, where=f"phases.{index}.algorithm")
+        trains, excludes = (
+            [glob for glob in globs if not glob.startswith(f"{EXTRA}/")] for globs in (micro.trains, micro.excludes)
+        )
+        select_names(context.parameter_groups(index).trained, trains, excludes, f"phases.{index}.algorithm")
 
 
 def remarks(prepared: PreparedRun, phase: Phase, mode: ExecutionMode, workers: int) -> list[str]:
