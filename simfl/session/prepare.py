@@ -43,6 +43,7 @@ class PreparedRun:
     partition: Partition
     partition_manifest: bytes
     identity: RunIdentity
+    notes: tuple[str, ...] = ()  # on the data, reported once
 
     def record(self, folder: Path, resume: bool, mirror: Mirror | None) -> Record:
         """Open the run folder, new or of the run to resume; `mirror` is the folder's copy at a URL."""
@@ -86,13 +87,13 @@ def prepare_run(
     device = workers.device if workers is not None else "cuda" if torch.cuda.is_available() else "cpu"
     driver_device = torch.device(device if backend == "inline" else "cpu")
     context = RunContext(experiment, files.cache_folder(), driver_device, shared)
-    check_data(experiment, context)
+    notes = check_data(experiment, context)
     partition, partition_manifest = partition_of(context)
     if workers is not None:
         workers.launch(context)
     check(experiment, context, partition)
     identity = identity_of(experiment, context, len(partition), device)
-    return PreparedRun(experiment, context, partition, partition_manifest, identity)
+    return PreparedRun(experiment, context, partition, partition_manifest, identity, notes)
 
 
 def partition_of(context: RunContext) -> tuple[Partition, bytes]:
