@@ -15,7 +15,7 @@ from simfl.data import leaks
 from simfl.data.base import Dataset, Split
 from simfl.data.classes import class_fault
 from simfl.data.partition.base import column
-from simfl.data.soundness import STRUCTURAL, find_faults
+from simfl.data.soundness import IMAGES, STORED, STRUCTURAL, find_faults
 
 GROUPS = ("provider", "client", "label", "field", "domain", "source", "stage", "scene", "dataset")
 
@@ -46,7 +46,7 @@ class DatasetReport:
 
 def check_dataset(dataset: Dataset) -> DatasetReport:
     """Count and check all splits of a data set. A split whose tables are not in the schema is not checked further."""
-    faults = list(find_faults(dataset, with_images=True))
+    faults = list(find_faults(dataset, decode=STORED if dataset.folder is not None else IMAGES))
     found = [Finding(fault.split, fault.kind, fault.count, str(fault)) for fault in faults]
     found += _class_findings(dataset)
     broken = {fault.split for fault in faults if fault.kind in STRUCTURAL}

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,8 @@ from simfl.data.page_faults import page_faults
 from simfl.errors import DataError
 from simfl.images import measure_image
 
+STORED = ("image",)  # columns of images in the tables
+IMAGES = ("image", "image_path")  # and of files
 SPLIT_NAME = re.compile(r"[\w-][\w.-]{0,99}")  # the first part of a file name
 COLUMN_NAME = re.compile(r"[\w][\w .:/()%+#&,-]*")
 NAMES, WRONG_TYPE, MISSING = "names that are not allowed", "columns of a wrong type", "columns that are missing"
@@ -29,14 +32,14 @@ COLUMN_LETTERS = "letters, digits, spaces and _ . : / ( ) % + # & , -"
 SPLIT_LETTERS = "letters, digits, '_', '-' and '.', not beginning with '.'"
 
 
-def require_sound(dataset: Dataset, with_images: bool = False) -> None:
-    """Raise DataError for the first fault of a data set; `with_images` decodes every stored image."""
-    for fault in find_faults(dataset, with_images):
+def require_sound(dataset: Dataset, decode: Sequence[str] = ()) -> None:
+    """Raise DataError for the first fault of a data set; `decode` names columns whose images are decoded."""
+    for fault in find_faults(dataset, decode):
         raise DataError(str(fault))
 
 
-def find_faults(dataset: Dataset, with_images: bool = False) -> Iterator[Fault]:
-    """Yield the faults of all splits, one for each kind; `with_images` decodes every stored image."""
+def find_faults(dataset: Dataset, decode: Sequence[str] = ()) -> Iterator[Fault]:
+    """Yield the faults of all splits, one for each kind; `decode` names columns whose images are decoded."""
     for name, split in dataset.splits.items():
         if not SPLIT_NAME.fullmatch(name):
             yield Fault(shown(name), NAMES, 1, "", f"not a name; allowed: {SPLIT_LETTERS}")
@@ -46,7 +49,7 @@ def find_faults(dataset: Dataset, with_images: bool = False) -> Iterator[Fault]:
         yield from faults
         if not faults:
             for table in tables:
-                yield from _value_faults(table, with_images)
+                yield from _value_faults(table, decode)
             yield from _reference_faults(tables)
 
 
@@ -118,7 +121,7 @@ def _type_faults(table: SplitTable) -> Iterator[Fault]:
         yield table.column_fault(MISSING, "boxes", "missing, but the documents have 'words'")
 
 
-def _value_faults(table: SplitTable, with_images: bool) -> Iterator[Fault]:
+def _value_faults(table: SplitTable, decode: Sequence[str]) -> Iterator[Fault]:
     if table.name == "documents":
         yield from page_faults(table)
     if table.name == "examples" and table.has("question"):
@@ -128,8 +131,9 @@ def _value_faults(table: SplitTable, with_images: bool) -> Iterator[Fault]:
     for name in table.data.column_names:
         if name != "boxes":
             yield from _number_faults(table, name)
-    if with_images and table.has("image"):
-        yield from _image_faults(table)
+    for name in decode:
+        if table.has(name):
+            yield from _image_faults(table, name)
 
 
 def _null_faults(table: SplitTable, name: str) -> Iterator[Fault]:
@@ -175,16 +179,16 @@ def _row_of_value(chunk: pa.Array, index: int) -> int:
     return int(np.searchsorted(ends, index, side="right"))
 
 
-def _image_faults(table: SplitTable) -> Iterator[Fault]:
-    """Find stored images that cannot be decoded."""
-    column = table.data["image"]
+def _image_faults(table: SplitTable, name: str) -> Iterator[Fault]:
+    """Find images that cannot be decoded: stored ones, or files."""
+    column = table.data[name]
 
     def problem_of(row: int) -> str | None:
         image = column[row].as_py()
         if image is None:
             return None
         try:
-            measure_image(image, "", whole=True)
+            measure_image(image if isinstance(image, bytes) else Path(image), "", whole=True)
         except DataError as error:
             return str(error).removeprefix(": ")
         return None
@@ -193,7 +197,7 @@ def _image_faults(table: SplitTable) -> Iterator[Fault]:
         problems = list(threads.map(problem_of, range(len(column))))
     bad = [row for row, problem in enumerate(problems) if problem is not None]
     if bad:
-        yield table.fault("images that cannot be read", len(bad), bad[0], "image", str(problems[bad[0]]))
+        yield table.fault("images that cannot be read", len(bad), bad[0], name, str(problems[bad[0]]))
 
 
 def _reference_faults(tables: list[SplitTable]) -> Iterator[Fault]:

@@ -106,6 +106,7 @@ class Worker:
         """Train a cohort. The batches of the next round are drawn while a GPU is busy."""
         executor = self._executor(plan)
         with self._task("train", f"clients {', '.join(str(client.client) for client in plan.clients)}") as clock:
+            executor.examples  # noqa: B018  (an error of the data is not one of a client)
             parts, on_error = self._to_device(received), self.config.experiment.on_error
             result = train_cohort(executor, self.store, plan, parts, on_error, next_round)
             result.sums = {part: self._to_home(tensors) for part, tensors in result.sums.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simfl.data.classes import gaps, require_classes
-from simfl.data.soundness import require_sound
+from simfl.data.soundness import IMAGES, require_sound
 from simfl.errors import DataError
 from simfl.experiment import Experiment
 from simfl.run_context import RunContext
@@ -22,7 +22,7 @@ def check_data(experiment: Experiment, context: RunContext) -> tuple[str, ...]:
     """
     dataset, objectives = context.dataset, [phase.objective for phase in experiment.phases]
     used = dict.fromkeys([TRAIN, *experiment.evaluate.splits])
-    require_sound(dataset, with_images=dataset.folder is None)
+    require_sound(dataset, decode=IMAGES if dataset.folder is None else ())
     for name in used:
         split = context.split(name)
         if not len(split):

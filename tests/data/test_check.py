@@ -24,7 +24,7 @@ def pages(ids, providers, words, paths) -> pa.Table:
 @pytest.fixture
 def dataset(tmp_path):
     existing = str(tmp_path / "a.png")
-    (tmp_path / "a.png").write_bytes(b"x")
+    (tmp_path / "a.png").write_bytes(encode_png(Image.new("L", (2, 2))))
     questions = {"question": ["?", "?", ""], "answers": [["9.00"], ["no where"], []]}
     train = {
         "id": ["1", "1", "2"],
@@ -53,6 +53,7 @@ def test_check_reports_every_problem_with_its_count(dataset):
         ("train", "answers not among the page's words"): (1, False),
         ("train", "pages without words"): (1, True),
         ("train", "missing images"): (1, True),
+        ("train", "images that cannot be read"): (1, True),
         ("train", "providers in two clients"): (1, True),
         ("train", "dropped: image missing"): (2, True),
         ("train", "dropped: no answer"): (1, False),

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from simfl import files
 from simfl.data.base import Data, Dataset, Split
-from simfl.data.soundness import require_sound, require_split_name
+from simfl.data.soundness import STORED, require_sound, require_split_name
 from simfl.errors import DataError
 
 TABLES = ("examples", "documents")
@@ -62,7 +62,7 @@ def load_or_build(
         if before := BEFORE_BUILD.get():
             before(name)
         dataset = build()
-        require_sound(dataset, with_images=True)
+        require_sound(dataset, decode=STORED)
         write_dataset(folder, dataset, extra_files(dataset) if extra_files else {})
     return read_dataset(folder)
 

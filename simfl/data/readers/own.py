@@ -19,7 +19,7 @@ from simfl.data.classes import FROM_TRAIN, Classes, find_classes, with_names
 from simfl.data.io.arrow_store import content_sha256, read_dataset, write_dataset
 from simfl.data.io.own_documents import build_documents, conform, has_documents
 from simfl.data.io.own_items import FeatureType, encode_images, read_columns, to_table
-from simfl.data.soundness import require_sound
+from simfl.data.soundness import IMAGES, require_sound
 from simfl.errors import DataError
 from simfl.images import measure_image
 
@@ -46,7 +46,7 @@ class Own(Data):
         dataset = self.read()
         folder = _folder(cache, dataset.sha256)
         if not (folder / "card.json").exists():
-            require_sound(dataset, with_images=True)
+            require_sound(dataset, decode=IMAGES)
             write_dataset(folder, dataset)
         vars(self)["_sha256"] = dataset.sha256
         return read_dataset(folder)
