@@ -40,6 +40,7 @@ class PeftMethod(Adapter):
         peft_rules.check_settings(config)
         peft_rules.check_names(self.settings, module)
         peft_rules.check_tokens(self.settings, module)
+        peft_rules.check_task(self.settings, module)
         inject(module, config)
         single = "target_parameters" if self.settings.get("target_parameters") else self.method
         if self.method in SEQUENTIAL_ONLY or single != self.method:
@@ -63,7 +64,7 @@ class PeftMethod(Adapter):
         try:
             return kind(**(usual | dict(self.settings)))
         except (ImportError, TypeError, ValueError) as error:
-            raise ConfigError(f"adapters.settings: {_first_line(error)}") from error
+            raise ConfigError(f"adapters.settings: {_in_one_line(error)}") from error
 
     def own_params(self) -> tuple[str, ...]:
         """Return globs of the tensors that the method adds; raise ConfigError for an unknown method."""
@@ -100,7 +101,7 @@ def inject(module: nn.Module, config: Any) -> None:
     except ERRORS as error:
         if isinstance(error, NotImplementedError) and any(one.is_meta for one in module.parameters()):
             raise  # `build_on_meta` builds the module on the CPU then
-        raise ConfigError(f"adapters.settings: {_first_line(error)}") from error
+        raise ConfigError(f"adapters.settings: {_in_one_line(error)}") from error
     _check_layers(module)
     trained = tuple(name for name, parameter in module.named_parameters() if parameter.requires_grad)
     if not trained:
@@ -153,6 +154,9 @@ def wrap(value: object) -> Adapter | None:
     return PeftMethod(method, peft_rules.non_default_settings(value))
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines()
-    return lines[0] if lines and not isinstance(error, KeyError) else f"{type(error).__name__} {error}"
+def _in_one_line(error: Exception) -> str:
+    """Return the message of an error without its inner lines, which show a layer."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, KeyError) or not lines:
+        return f"{type(error).__name__} {error}"
+    return lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1]}"

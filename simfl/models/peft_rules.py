@@ -46,7 +46,8 @@ UNSUPPORTED_SETTINGS = {  # in any method; a value other than the default is ref
 DESCRIPTIVE = (  # written by peft, and without effect on a new adapter
     "auto_mapping", "base_model_name_or_path", "peft_type", "peft_version", "revision",
 )  # fmt: skip
-TASK_HEADS = ("classifier", "score", "qa_outputs")  # peft adds these names by task type, whichever the model has
+CLASSIFIERS = ("classifier", "score")
+TASK_HEADS = {"SEQ_CLS": CLASSIFIERS, "TOKEN_CLS": CLASSIFIERS, "QUESTION_ANS": ("qa_outputs",)}  # peft trains them
 
 
 def supported_methods() -> list[str]:
@@ -101,10 +102,13 @@ def check_settings(config: PeftConfiguration, where: str = "adapters.settings") 
 def check_names(settings: Mapping[str, object], module: nn.Module) -> None:
     """Raise ConfigError for a name or a layer in the settings that matches no module; peft would ignore it."""
     names = [name for name, _ in module.named_modules() if name]
+    parameters = [name for name, _ in module.named_parameters()]
     for setting, entry, pattern in _entries(settings):
-        if not any(re.fullmatch(pattern, name) for name in names):
+        of_parameters = setting == "target_parameters"
+        if not any(re.fullmatch(pattern, name) for name in (parameters if of_parameters else names)):
+            kind = "parameter" if of_parameters else "module"
             hint = nearest(entry.rpartition(".")[2], {name.rpartition(".")[2] for name in names})
-            raise ConfigError(f"adapters.settings.{setting}: {entry!r} matches no module; {hint}")
+            raise ConfigError(f"adapters.settings.{setting}: {entry!r} matches no {kind}; {hint}")
     layers = settings.get("layers_to_transform")
     for index in layers if isinstance(layers, (list, tuple)) else [layers]:
         if index is not None and not any(str(index) in name.split(".") for name in names):
@@ -122,6 +126,19 @@ def check_tokens(settings: Mapping[str, object], module: nn.Module) -> None:
             raise ConfigError(f"{where}: {outside[0]} is no row of the embedding; allowed: 0 to {(rows or 0) - 1}")
 
 
+def check_task(settings: Mapping[str, object], module: nn.Module) -> None:
+    """Raise ConfigError if the head that a task type trains does not exist, and none is named."""
+    heads = TASK_HEADS.get(str(plain(settings.get("task_type"))), ())
+    names = [name for name, _ in module.named_modules()]
+    named = [name for name in _names(settings.get("modules_to_save")) if name not in heads]
+    if heads and not named and not any(name.endswith(heads) for name in names):
+        last = sorted({name.rpartition(".")[2] for name, _ in module.named_children()})
+        raise ConfigError(
+            f"adapters.settings.task_type: {settings['task_type']} trains {' or '.join(heads)}, which the model lacks;"
+            f" list its head under modules_to_save, one of {', '.join(last)}"
+        )
+
+
 def _num_tokens(module: Any, name: str) -> int | None:
     """Return the rows of the embedding whose name ends like this, or of the model's own for an empty name."""
     if name:
@@ -133,11 +150,11 @@ def _num_tokens(module: Any, name: str) -> int | None:
 
 def _entries(settings: Mapping[str, object]) -> Iterator[tuple[str, str, str]]:
     """Yield each setting, name and regular expression by which peft matches the name with those of modules."""
-    for setting in ("target_modules", "exclude_modules", "feedforward_modules"):
+    for setting in ("target_modules", "exclude_modules", "feedforward_modules", "target_parameters"):
         yield from ((setting, entry, rf"(.*\.)?{re.escape(entry)}") for entry in _names(settings.get(setting)))
     for setting in ("modules_to_save", "trainable_token_indices"):
         for entry in _names(settings.get(setting)):
-            if setting != "modules_to_save" or entry not in TASK_HEADS:
+            if setting != "modules_to_save" or not any(entry in heads for heads in TASK_HEADS.values()):
                 yield setting, entry, f".*{re.escape(entry)}"
     for setting in ("rank_pattern", "alpha_pattern"):
         yield from ((setting, entry, rf"(.*\.)?({entry})") for entry in _names(settings.get(setting)))

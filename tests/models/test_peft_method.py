@@ -175,6 +175,18 @@ REFUSED = {
         lora(trainable_token_indices=[5, 40]),
         r"^adapters\.settings\.trainable_token_indices: 40 is no row of the embedding; allowed: 0 to 39$",
     ),
+    "missing parameter": (
+        lora(target_parameters=["mlp.nothing"]),
+        r"^adapters\.settings\.target_parameters: 'mlp\.nothing' matches no parameter; ",
+    ),
+    "missing head": (
+        lora(task_type="SEQ_CLS"),
+        r"^adapters\.settings\.task_type: SEQ_CLS trains classifier or score, which .* one of lm_head, model$",
+    ),
+    "layer of layers": (
+        lora(target_modules=["self_attn"]),
+        r"^adapters\.settings: .*Attention\( … \) is not supported\.",
+    ),
     "expression": (lora(target_modules=".*nothing"), r"^adapters\.settings: Target modules \.\*nothing not found"),
 }
 
