@@ -102,13 +102,13 @@ def _check_examples(name: str, split: Split) -> list[Finding]:
 def _check_answers_printed(name: str, split: Split) -> Finding:
     """Find questions whose page has words but prints none of the answers, ignoring white space and case."""
     assert split.documents is not None
-    texts = ["".join(words or ()).casefold() for words in split.documents["words"].to_pylist()]
+    texts = ["".join(filter(None, words or ())).casefold() for words in split.documents["words"].to_pylist()]
     pages = split.examples["document"].to_pylist()
     answers = split.examples["answers"].to_pylist()
     absent = [
         row
         for row, (page, accepted) in enumerate(zip(pages, answers, strict=True))
-        if accepted and texts[page] and not any("".join(a.split()).casefold() in texts[page] for a in accepted)
+        if accepted and texts[page] and not any("".join(a.split()).casefold() in texts[page] for a in accepted if a)
     ]
     message = "answers not among the page's words"
     return Finding(name, message, len(absent), _first_id(split.examples, absent), is_error=False)

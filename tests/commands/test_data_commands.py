@@ -54,6 +54,70 @@ def test_data_list_shows_every_data_set_and_its_required_settings(capsys):
     assert rows["gqa"]["published"]["train"] == 943000
 
 
+PYTHON_DATA = """
+from dataclasses import dataclass
+
+from simfl.data.readers.image_folder import ImageFolder
+
+
+def sound():
+    return {"train": [{"x": [float(k), 1.0], "y": k % 2} for k in range(4)]}
+
+
+def faulty():
+    page = {"question": "?", "answers": "a", "words": ["a", None], "boxes": [[0, 0, 1, 1], [9, 9, 10, 10]]}
+    return {"train": [{**page, "image": b"no image"}]}
+
+
+@dataclass(frozen=True)
+class Pictures(ImageFolder):
+    "Pictures in folders."
+"""
+
+
+def test_data_check_reads_data_from_python_and_from_experiments(tmp_path, folder, capsys, monkeypatch):
+    (tmp_path / "checked_data.py").write_text(PYTHON_DATA)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["data", "check", "checked_data:sound"]) == 0
+    assert "no problem found" in capsys.readouterr().out
+    arguments = ["--set", f"path={folder}", "--set", "layout=domain/class", "--set", "image_size=8"]
+    assert main(["data", "check", "checked_data:Pictures", *arguments]) in (0, 1)
+    assert "domains" in capsys.readouterr().out
+    file = tmp_path / "e.yaml"
+    file.write_text(
+        "{name: e, data: {name: own, of: 'checked_data:sound'}, partition: {by: iid, clients: 2}, model: mlp, phases:"
+        " [{objective: classification, rounds: 1, clients_per_round: 1, local: {optimizer: sgd, learning_rate: 1}}]}"
+    )
+    assert main(["data", "check", str(file)]) == 0
+    assert not (tmp_path / "cache").exists()
+
+
+def test_data_check_lists_all_faults_of_data_from_python(tmp_path, capsys, monkeypatch):
+    (tmp_path / "checked_data.py").write_text(PYTHON_DATA)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["data", "check", "checked_data:faulty", "--json"]) == 1
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    faults = {finding["message"]: finding["example"] for finding in findings if finding["is_error"]}
+    assert set(faults) == {"words that are null", "boxes outside of the page", "images that cannot be read"}
+    assert "word 1 (None) has the box [9, 9, 10, 10]" in faults["boxes outside of the page"]
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (["nowhere"], "'nowhere' is neither package.module:name nor a .yaml file; a path needs --as FORMAT"),
+        (["nowhere", "--as", "image_folder"], "Path 'nowhere' does not exist."),
+        (["os:nowhere"], "TARGET: os has no 'nowhere'"),
+        (["..:a"], "TARGET: '..:a' is not package.module:name"),
+    ],
+)
+def test_data_check_refuses_an_unknown_target_in_one_line(target, said, capsys):
+    assert main(["data", "check", *target]) == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert shown.count("\n") == 1
+
+
 def test_data_check_counts_examples_and_finds_no_problem(folder, capsys):
     arguments = ["data", "check", str(folder), "--as", "image_folder", "--set", "layout=domain/class"]
     assert main(arguments) == 0

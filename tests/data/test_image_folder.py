@@ -1,5 +1,9 @@
 """Images in folders named by class, split and domain."""
 
+import os
+from functools import partial
+from pathlib import Path
+
 import pytest
 from sample_files import write_image
 
@@ -42,3 +46,20 @@ def test_image_folder_refuses_unknown_layouts_and_broken_images(tmp_path):
     (tmp_path / "data" / "tarin" / "cat" / "0.png").write_bytes(b"x")
     with pytest.raises(DataError, match=r"0\.png: not a readable image"):
         load(tmp_path / "data", layout="domain/class")
+
+
+def test_image_folder_refuses_links_special_files_and_names_that_are_not_utf8(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "cat"
+    write_image(folder / "0.png")
+    for name, make, said in (
+        (b"9.png", partial(os.symlink, "/nowhere/x.png"), r"9\.png: a broken link to /nowhere/x\.png"),
+        (b"9.png", os.mkfifo, r"9\.png: not a regular file"),
+        (b"\xff\xfe.png", os.mkfifo, r"the file name b'cat/\\xff\\xfe\.png' is not UTF-8; rename it"),
+    ):
+        path = os.path.join(os.fsencode(folder), name)
+        make(path)
+        with pytest.raises(DataError, match=said):
+            load(tmp_path / "data")
+        os.unlink(path)
+    (folder / "9.png").mkdir()
+    assert load(tmp_path / "data").card["examples"] == {"train": 1}
