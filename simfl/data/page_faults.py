@@ -99,6 +99,10 @@ def box_problem(boxes: np.ndarray, words: Sequence[str]) -> str | None:
 
 def _wrong_boxes(values: np.ndarray) -> Iterator[tuple[str, np.ndarray, str]]:
     """Yield each kind of fault that boxes [n, 4] have, which boxes have it, and what is expected."""
+    with np.errstate(invalid="ignore"):  # the extremes of NaN are NaN, which is in no range
+        within = len(values) == 0 or (values.min() >= -EDGE and values.max() <= 1 + EDGE)
+    if within and (values[:, 0] <= values[:, 2]).all() and (values[:, 1] <= values[:, 3]).all():
+        return  # the usual case, at a third of the time
     with np.errstate(invalid="ignore"):
         numbers = np.isfinite(values).all(1)
         inside = ((values >= -EDGE) & (values <= 1 + EDGE)).all(1)

@@ -181,7 +181,7 @@ class _Cuts:
 
 def num_unanswered(examples: Any) -> int:
     """Return the number of examples without an answer."""
-    return sum(not answers for answers in answer_lists(examples))
+    return sum(not any(answer.strip() for answer in answers) for answers in answer_lists(examples))
 
 
 class _Words:

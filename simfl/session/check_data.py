@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import torch
+
+from simfl.data.base import Dataset, Split
 from simfl.data.classes import gaps, require_classes
 from simfl.data.soundness import IMAGES, require_sound
-from simfl.errors import DataError
+from simfl.errors import ConfigError, DataError
 from simfl.experiment import Experiment
+from simfl.models.meta_device import build_on_meta, without_compiler
+from simfl.models.own import OwnModel
+from simfl.protocol import Outputs
 from simfl.run_context import RunContext
 
 TRAIN = "train"
@@ -21,6 +27,10 @@ def check_data(experiment: Experiment, context: RunContext) -> tuple[str, ...]:
         DataError: A row is at fault; the message names split, row and column.
     """
     dataset, objectives = context.dataset, [phase.objective for phase in experiment.phases]
+    if not isinstance(dataset, Dataset):
+        raise DataError(f"data: load() returned {type(dataset).__name__}, expected simfl.data.base.Dataset")
+    if TRAIN not in dataset.splits:
+        raise DataError(f"data: there is no split 'train'; the data has {', '.join(dataset.splits) or 'none'}")
     used = dict.fromkeys([TRAIN, *experiment.evaluate.splits])
     require_sound(dataset, decode=IMAGES if dataset.folder is None else ())
     for name in used:
@@ -35,4 +45,28 @@ def check_data(experiment: Experiment, context: RunContext) -> tuple[str, ...]:
     if not any(objective.reads_classes for objective in objectives):
         return ()
     require_classes(dataset, used)
+    _check_outputs(experiment, context)
     return tuple(gaps(dataset))
+
+
+def _check_outputs(experiment: Experiment, context: RunContext) -> None:
+    """Raise ConfigError if a model of the user has fewer outputs than the data has classes.
+
+    The model runs without memory, on the device `meta`; one that cannot is left to the run.
+    """
+    model, task, classes = experiment.model, context.task, context.task.num_classes
+    objective = next(phase.objective for phase in experiment.phases if phase.objective.reads_classes)
+    if not isinstance(model, OwnModel) or classes is None:
+        return
+    train = context.split(TRAIN)
+    first = objective.encode(Split(train.examples.slice(0, 1)), model.tokenizer()).to(torch.device("meta"))
+    try:
+        with without_compiler():
+            batch = first.take(torch.zeros(1, dtype=torch.int64, device="meta"))
+            outputs = objective.run(build_on_meta(model, task), {name: batch[name] for name in objective.inputs})
+        logits = outputs.logits if isinstance(outputs, Outputs) else outputs
+        found = int(logits.shape[-1])
+    except Exception:
+        return
+    if found < classes:
+        raise ConfigError(f"model: it has {found} outputs, but the data has {classes} classes")

@@ -156,3 +156,66 @@ def test_own_data_errors_are_one_line(items: Any, said: str, tmp_path: Path) -> 
     with pytest.raises(DataError) as error:
         Own(items).load(tmp_path)
     assert str(error.value).startswith(said)
+
+
+def broken() -> None:
+    raise FileNotFoundError("no data here\nand a second line")
+
+
+class Short:
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> tuple[list[float], int]:
+        if index > 1:
+            raise IndexError(index)
+        return [1.0], 0
+
+
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        (broken, r"data: .*:broken: FileNotFoundError: no data here \(test_own_data\.py:\d+\)"),
+        (Short(), r"data, split train, item 2: IndexError: 2 \(test_own_data\.py:\d+\)"),
+        ({"train": {"x": X, "y": Y[:2]}}, r"data, split train: columns differ in length: features has 4, label has 2"),
+        ((X[:0], Y[:0]), r"data, split train: there are no examples"),
+        ({"train": (X, Y), "valid": (X[:0], Y[:0])}, r"data, split valid: there are no examples"),
+        ((np.zeros((4, 0)), Y), r"data, split train: column 'features' has shape \(0,\), expected at least one"),
+        ((X.astype(complex), Y), r"data, split train, item 0: column 'features' has type complex128, expected numbers"),
+        ({"train": (X, Y), "valid": (X.astype(np.uint8), Y)}, r"data: features of split valid are uint8, which is"),
+        ([(X[0], 0), (X[1].astype(np.uint8), 1)], r"data, split train, item 1: features has type uint8, that of item"),
+        ([{"x": [1.0], "y": 2**70}], r"data, split train: column 'label': .*"),
+    ],
+)  # fmt: skip
+def test_own_data_that_cannot_be_read_are_one_line_with_the_place(items: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"^{said}$|^{said}"):
+        Own(items).load(tmp_path)
+
+
+def test_own_images_of_any_mode_are_stored_upright_on_white(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (4, 2), (9, 9, 9)).save(tmp_path / "turned.png", exif=exif)
+    images = [
+        Image.new("L", (4, 2), 9),
+        Image.new("RGBA", (4, 2), (255, 0, 0, 0)),
+        Image.fromarray(np.full((2, 4), 65535, np.uint16)),
+        Image.fromarray(np.full((2, 4), 1.0, np.float32)),
+        Image.new("RGB", (4, 2), (255, 255, 255)).quantize(2),
+    ]
+    data = Own([(image, 0) for image in images]).load(tmp_path)
+    assert data.card["shape"] == [3, 2, 4]
+    pixels = Classification().encode(data.splits["train"], None).rows["x"]
+    assert pixels[0].unique().tolist() == [9]
+    assert (pixels[1:] == 255).all()
+    turned = Own([(tmp_path / "turned.png", 0), (Image.open(tmp_path / "turned.png"), 0)]).load(tmp_path)
+    assert Classification().encode(turned.splits["train"], None).rows["x"].shape == (2, 3, 4, 2)
+
+
+def test_images_of_different_sizes_train_a_network_for_their_scaled_size(tmp_path: Path) -> None:
+    data = Own([(Image.new("RGB", (4 + k, 4)), k % 2) for k in range(3)]).load(tmp_path)
+    assert "shape" not in data.card
+    objective = Classification(image_size=8, grey=True)
+    assert objective.input_shape(data.splits["train"], None) == (1, 8, 8)
+    assert objective.encode(data.splits["train"], None).rows["x"].shape == (3, 1, 8, 8)
+    assert Classification().input_shape(data.splits["train"], (3, 5, 4)) == (3, 5, 4)

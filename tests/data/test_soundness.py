@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from PIL import Image
+from torch import nn
 
 import simfl
-from simfl.data.base import DOCUMENTS, QUESTIONS, Dataset, Split
+from simfl.data.base import DOCUMENTS, QUESTIONS, Data, Dataset, Split
 from simfl.data.check import check_dataset
 from simfl.data.io.arrow_store import write_dataset
 from simfl.data.io.images import encode_png
 from simfl.data.soundness import IMAGES, find_faults, require_sound
-from simfl.errors import DataError
+from simfl.errors import ConfigError, DataError
+from simfl.objectives.classification import Classification
+from simfl.protocol import Examples
 
 NOISE = encode_png(Image.fromarray(np.random.default_rng(0).integers(0, 255, (20, 20), dtype=np.uint8)))
 PAGE = encode_png(Image.new("L", (4, 4)))
@@ -261,3 +265,61 @@ def test_a_missing_column_is_named_before_the_run(
         simfl.run(experiment(documents_without(column), **changes), out=tmp_path / "run", backend="inline")
     assert str(error.value).startswith(said)
     assert not (tmp_path / "run").exists()
+
+
+@dataclass(frozen=True)
+class Mine(Data):
+    """Data of the user, in memory."""
+
+    made: object = None
+
+    def load(self, cache: Path) -> Any:
+        return self.made
+
+
+IMAGES_OF_NOTHING = Split(pa.table({"image": [b"x"], "label": [0]}))
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ([1], "data: load() returned list, expected simfl.data.base.Dataset"),
+        (Dataset("made", {"valid": IMAGES_OF_NOTHING}, ""), "data: there is no split 'train'; the data has valid"),
+        (plain(features=[[1.0], [NAN]], label=[0, 1]), "data, split train, row 1, column 'features': nan"),
+        (Dataset("made", {"train": IMAGES_OF_NOTHING}, ""), "data, split train, row 0, column 'image': not a readable"),
+        (plain(features=pa.array([], pa.list_(pa.float32())), label=[]), "data, split train: there are no examples"),
+    ],
+)
+def test_a_data_component_of_the_user_is_checked_at_every_run(made: object, said: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        simfl.run(experiment(Mine(made), evaluate={"splits": ["train"]}), out=tmp_path / "run", backend="inline")
+    assert str(error.value).startswith(said)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_with_fewer_outputs_than_classes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIMFL_CACHE", str(tmp_path / "cache"))
+    data = {"train": (X, np.arange(20) % 3), "valid": (X, np.arange(20) % 3)}
+    with pytest.raises(ConfigError, match=r"^model: it has 2 outputs, but the data has 3 classes$"):
+        simfl.run(experiment(data, model=nn.Linear(2, 2)), out=tmp_path / "run", backend="inline")
+    assert not (tmp_path / "run").exists()
+    assert simfl.run(experiment(data, model=nn.Linear(2, 4)), out=tmp_path / "run", backend="inline").summary["final"]
+
+
+def test_encoded_numbers_that_are_not_finite_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An objective of the user may make NaN from numbers that are finite."""
+    monkeypatch.setenv("SIMFL_CACHE", str(tmp_path / "cache"))
+    phase = {"objective": Logarithm(), "rounds": 1, "participation": 1.0}
+    phase["local"] = {"optimizer": "sgd", "learning_rate": 0.1}
+    data = {"train": (X, Y), "valid": (X, Y)}
+    with pytest.raises(DataError, match=r"^data, split .*: row 0: the encoded 'x' has a number that is not finite$"):
+        simfl.run(experiment(data, phases=[phase]), out=tmp_path / "run", backend="inline")
+
+
+@dataclass(frozen=True)
+class Logarithm(Classification):
+    """Classification of the logarithm of the features."""
+
+    def encode(self, split: Any, tokenizer: Any) -> Examples:
+        examples = super().encode(split, tokenizer)
+        return Examples({**examples.rows, "x": examples.rows["x"].log()})

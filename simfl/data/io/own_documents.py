@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,9 @@ def _page(given: dict[str, Any], where: str) -> dict[str, Any]:
         width, height = _measure(image)
     page = {"provider": _text(given.get("provider"), f"{where}: provider"), "words": words, "image": image}
     sizes = {"width": int(width or 0), "height": int(height or 0)}
-    return page | sizes | {"boxes": flat_boxes(given.get("boxes"), where), "image_path": given.get("image_path")}
+    path = given.get("image_path")
+    path = None if path is None else str(Path(path).absolute())  # workers may run in another folder
+    return page | sizes | {"boxes": flat_boxes(given.get("boxes"), where), "image_path": path}
 
 
 def _measure(image: bytes) -> tuple[int, int]:
@@ -196,7 +199,7 @@ def conform(split: Split, where: str) -> Split:
     if split.documents is None:
         return split if examples is split.examples else Split(examples)
     documents = _plain(split.documents, where)
-    examples = _with_ids(_with_answer_lists(examples, f"{where}, examples"))
+    examples = _with_ids(_with_answer_lists(_with_document_numbers(examples), f"{where}, examples"))
     documents = _with_ids(_with_flat_boxes(documents, f"{where}, documents"))
     same = examples is split.examples and documents is split.documents
     return split if same else Split(examples, documents)
@@ -235,6 +238,16 @@ def _with_ids(table: pa.Table) -> pa.Table:
         return table.add_column(0, "id", pa.array([str(row) for row in range(table.num_rows)], pa.string()))
     if pa.types.is_integer(table.schema.field("id").type):
         return _replaced(table, "id", table["id"].cast(pa.string()))
+    return table
+
+
+def _with_document_numbers(table: pa.Table) -> pa.Table:
+    """Return a table whose column `document` is of integers, if it has whole numbers as floats."""
+    if "document" in table.column_names and pa.types.is_floating(table.schema.field("document").type):
+        try:
+            return _replaced(table, "document", table["document"].cast(pa.int64()))
+        except pa.ArrowInvalid:
+            return table
     return table
 
 

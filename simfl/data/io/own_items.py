@@ -77,9 +77,14 @@ def _item(items: Any, number: int, where: str) -> Any:
     try:
         return items[number]
     except Exception as error:
-        line = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{Path(line.filename).name}:{line.lineno}"
-        raise DataError(f"{where}: {type(error).__name__}: {error} ({place})") from error
+        raise DataError(f"{where}: {described_error(error)}") from error
+
+
+def described_error(error: Exception) -> str:
+    """Describe an error of the user's code in one line, with its place."""
+    line = traceback.extract_tb(error.__traceback__)[-1]
+    text = str(error).splitlines()[0] if str(error) else ""
+    return f"{type(error).__name__}: {text} ({Path(line.filename).name}:{line.lineno})"
 
 
 def _row(item: object, where: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from simfl.constraints import PositiveFloat, PositiveInt
-from simfl.data.base import IMAGES, WORD_IMAGES, Data, Dataset, Split
+from simfl.data.base import DOCUMENTS, IMAGES, QUESTIONS, WORD_IMAGES, Data, Dataset, Split
 from simfl.data.classes import FROM_TRAIN, find_classes
 from simfl.data.faults import Fault
 from simfl.data.io import records
@@ -71,6 +71,9 @@ class HfDisk(Data):
                 raise ConfigError(f"data.columns: unknown column {name!r}; {nearest(name, COLUMNS)}")
         if not {"question", "label", "text"} & set(self.columns):
             raise ConfigError("data.columns: one of question, label and text is required, it defines the task")
+        for name in self.groups:
+            if name in (*QUESTIONS.names, *DOCUMENTS.names, *IMAGES.names, *WORD_IMAGES.names, "counts"):
+                raise ConfigError(f"data.groups: {name!r} is a column of simfl; rename it in the data set")
         files = _find_files(records.resolve_folder(self.path))
         sources = [path for paths in files.values() for path in paths]
         return load_or_build(cache, "hf_disk", VERSION, self, sources, lambda: self._build(files))

@@ -6,7 +6,7 @@ their content; workers memory-map these files. With several machines the cache m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +18,9 @@ from simfl.data.base import Data, Dataset, Split
 from simfl.data.classes import FROM_TRAIN, Classes, find_classes, with_names
 from simfl.data.io.arrow_store import content_sha256, read_dataset, write_dataset
 from simfl.data.io.own_documents import build_documents, conform, has_documents
-from simfl.data.io.own_items import FeatureType, encode_images, read_columns, to_table
+from simfl.data.io.own_items import FeatureType, described_error, encode_images, read_columns, to_table
 from simfl.data.soundness import IMAGES, require_sound
-from simfl.errors import DataError
+from simfl.errors import DataError, SimflError
 from simfl.images import measure_image
 
 VERSION = 2  # of the stored form; part of the folder's name
@@ -55,7 +55,7 @@ class Own(Data):
         """Read the items without checking their values."""
         made = imports.resolve(self.of, "data.of")
         if isinstance(made, type) or (callable(made) and not hasattr(made, "__getitem__")):
-            made = imports.call(made, self.settings, "data")
+            made = self._called(made)
         if isinstance(made, Dataset):
             return _conform_dataset(made, self.classes)
         items_of = made if isinstance(made, Mapping) and "train" in made else {"train": made}
@@ -67,6 +67,15 @@ class Own(Data):
         card = {"examples": {name: len(part) for name, part in splits.items()}, **card}
         card |= {"shape": list(shape)} if shape else {}
         return Dataset("own", splits, _sha256(splits, self.classes), card)
+
+    def _called(self, function: Callable[..., object]) -> object:
+        """Call the user's function; its errors become one line that names their place."""
+        try:
+            return imports.call(function, self.settings, "data")
+        except SimflError:
+            raise
+        except Exception as error:
+            raise DataError(f"data: {imports.reference(self.of)}: {described_error(error)}") from error
 
     def preview(self, cache: Path) -> Dataset:
         """Read the items without checking their values; nothing is stored."""
