@@ -155,3 +155,9 @@ def test_ray_runs_without_faststart() -> None:
 
 def test_the_top_of_the_package_holds_few_modules() -> None:
     assert len(list(ROOT.glob("*.py"))) <= 26
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    """pytest imports each file under its base name, so that a second one of that name is an error."""
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
