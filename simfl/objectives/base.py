@@ -75,6 +75,13 @@ class Objective(ABC):
     def score(self, predictions: dict[str, Any], split: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Return the metrics of each prediction, float64 [len(rows)]; `rows` are the predicted rows of the split."""
 
+    def perfect(self, split: Any, rows: np.ndarray) -> dict[str, Any] | None:
+        """Return the predictions of a model that is always right, as `score` takes them; None if it cannot be said.
+
+        Before a run, their score is compared with 1, the best value of the main metric.
+        """
+        return None
+
 
 def require_columns(table: Any, columns: Iterable[str], where: str) -> None:
     """Raise DataError if an Arrow table lacks one of these columns; `where` names the objective and the table."""

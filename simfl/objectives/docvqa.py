@@ -131,6 +131,10 @@ class DocVqa(Objective):
             "accuracy": np.array([accuracy(given, right) for given, right in pairs], np.float64),
         }
 
+    def perfect(self, split: Any, rows: np.ndarray) -> dict[str, Any]:
+        """Return the first answers."""
+        return {"answer": [(a or [""])[0] for a in answer_lists(split.examples.select(["answers"]).take(rows))]}
+
 
 def confidence(tokens: Tensor, probs: Tensor, rule: str) -> Tensor:
     """Return the product of the probabilities [B, n] of each answer's tokens [B, n] without its end token; [B].

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,8 +17,16 @@ from torch import Tensor
 
 from simfl.constraints import PositiveInt
 from simfl.errors import ConfigError, DataError
-from simfl.metrics import normalize_answer
-from simfl.objectives.answers import Lists, build_targets, count_answers, group_names, read_lists
+from simfl.objectives.answers import (
+    NORMALIZE,
+    AnswerRule,
+    Normalization,
+    SoftRule,
+    build_targets,
+    count_answers,
+    group_names,
+    read_lists,
+)
 from simfl.objectives.base import Objective, require_documents
 from simfl.objectives.notes import cut_questions, missing_answers, missing_images
 from simfl.objectives.pages import example_documents, page_images
@@ -33,7 +41,8 @@ class Ranking(Objective):
 
     answers: str | tuple[str, ...]  # the list, a file with one answer per line, or JSON by group
     by: str = "group"  # column that names an example's list, such as dataset or scene
-    soft: Literal["vqa", "share", "any"] = "vqa"  # rule for the score of an answer by the number of people who gave it
+    soft: SoftRule = "auto"  # score of an answer by the people who gave it; auto: vqa, with fewer than 4 people share
+    normalize: Normalization = "plain"  # of answers that are compared; vqa: also articles, numbers, punctuation
     max_answers: PositiveInt = 4  # most frequent answers of an example to learn
     num_ranked: PositiveInt = 64  # answers of the list to score in full, those with the likeliest first token
     first_twice: bool = False  # count the first token twice, as the published code does
@@ -61,7 +70,7 @@ class Ranking(Objective):
             raise DataError("ranking: needs documents and a model with a tokenizer; the model has none")
         self.check(split)
         examples = split.examples
-        labels, shares = self._labels(count_answers(examples), tokenizer)
+        labels, shares = self._labels(count_answers(examples, self.normalize), tokenizer)
         number, candidates, sizes = self._candidates(tokenizer)
         lists = np.array([self._list_of(group, number) for group in group_names(examples, self.by)], np.int64)
         ids, num_cut = self._questions(examples["question"].to_pylist(), tokenizer)
@@ -98,9 +107,10 @@ class Ranking(Objective):
 
     def _candidates(self, tokenizer: Any) -> tuple[dict[str, int], np.ndarray, np.ndarray]:
         """Return the index of each group's list, tokens [lists, A, T], and the number of answers [lists]."""
+        normalize = NORMALIZE[self.normalize]
         lists = {
-            name: self._tokens([normalize_answer(text) for text in texts], tokenizer)
-            for name, texts in self._lists.items()
+            name: self._tokens([normalize(text) for text in texts], tokenizer)
+            for name, texts in self._rule.lists.items()
         }
         most, length = (
             max(map(len, lists.values())),
@@ -155,11 +165,15 @@ class Ranking(Objective):
 
     def score(self, predictions: dict[str, Any], split: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Return `accuracy`, the score of the chosen answer, and `exact`, 1 if it is among the best."""
-        return build_targets(split.examples.take(rows), self._lists, self.soft, self.by).scores_of(predictions["label"])
+        return build_targets(split.examples.take(rows), self._rule).scores_of(predictions["label"])
+
+    def perfect(self, split: Any, rows: np.ndarray) -> dict[str, Any]:
+        """Return the answers with the highest scores."""
+        return {"label": build_targets(split.examples.take(rows), self._rule).best()}
 
     @cached_property
-    def _lists(self) -> Lists:
+    def _rule(self) -> AnswerRule:
         lists = read_lists(self.answers)
         if not lists or not all(lists.values()):
             raise ConfigError("objective.answers: a list of answers is empty")
-        return lists
+        return AnswerRule(lists, self.by, self.soft, self.normalize)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from simfl.constraints import PositiveInt
 from simfl.errors import ConfigError, DataError, nearest
-from simfl.objectives.answers import Lists, Targets, build_targets, read_lists
+from simfl.objectives.answers import AnswerRule, Normalization, SoftRule, build_targets, read_lists
 from simfl.objectives.base import Objective, require_documents
 from simfl.objectives.notes import cut_questions, missing_answers, missing_images
 from simfl.objectives.pages import example_documents, page_images
@@ -31,7 +31,8 @@ class Vqa(Objective):
 
     criterion: Literal["softmax", "sigmoid"] = "softmax"  # cross-entropy over answers, or of each answer
     answers: str | tuple[str, ...] | None = None  # list, file of lines, or JSON by group; null: labels of the data
-    soft: Literal["vqa", "share", "any"] = "vqa"  # rule for the score of an answer by the people who gave it
+    soft: SoftRule = "auto"  # score of an answer by the people who gave it; auto: vqa, with fewer than 4 people share
+    normalize: Normalization = "plain"  # of answers that are compared; vqa: also articles, numbers, punctuation
     by: str = "group"  # column that names an example's list and its task, such as dataset or scene
     tasks: tuple[str, ...] = ()  # values of that column, in the order of the model's heads
     max_tokens: PositiveInt = 40  # of the question, with start and end token; longer ones are cut
@@ -57,13 +58,13 @@ class Vqa(Objective):
             raise DataError("vqa: needs documents and a model with a tokenizer; the model has none")
         self.check(split)
         examples = split.examples
-        correct = build_targets(examples, self._lists, self.soft, self.by)
+        correct = build_targets(examples, self._rule)
         ids, num_cut = self._texts(examples, tokenizer)
         document = _documents(examples, split.documents, ids.shape[1])
         ids = ids if ids.shape[1] == document.shape[1] else np.repeat(ids, document.shape[1], 1)
         rows = {
             "input_ids": torch.from_numpy(ids if ids.shape[1] > 1 else ids[:, 0]),
-            "label": torch.from_numpy(_best(correct)),
+            "label": torch.tensor([NO_LABEL if label < 0 else label for label in correct.best()], dtype=torch.int64),
             "labels": torch.from_numpy(correct.labels),
             "scores": torch.from_numpy(correct.scores),
             "document": torch.from_numpy(document if document.shape[1] > 1 else document[:, 0]),
@@ -137,17 +138,15 @@ class Vqa(Objective):
 
     def score(self, predictions: dict[str, Any], split: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Return `accuracy`, the score of the chosen answer, and `exact`, 1 if it is among the best."""
-        return build_targets(split.examples.take(rows), self._lists, self.soft, self.by).scores_of(predictions["label"])
+        return build_targets(split.examples.take(rows), self._rule).scores_of(predictions["label"])
+
+    def perfect(self, split: Any, rows: np.ndarray) -> dict[str, Any]:
+        """Return the answers with the highest scores."""
+        return {"label": build_targets(split.examples.take(rows), self._rule).best()}
 
     @cached_property
-    def _lists(self) -> Lists:
-        return read_lists(self.answers)
-
-
-def _best(correct: Targets) -> np.ndarray:
-    rows = np.arange(len(correct.labels))
-    best = correct.labels[rows, correct.scores.argmax(-1)]
-    return np.where(best < 0, NO_LABEL, best)
+    def _rule(self) -> AnswerRule:
+        return AnswerRule(read_lists(self.answers), self.by, self.soft, self.normalize)
 
 
 def _cut(question: list[int], choice: list[int], max_tokens: int, tokenizer: Any) -> list[int]:

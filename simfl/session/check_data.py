@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from simfl.data.base import Dataset, Split
@@ -11,10 +12,13 @@ from simfl.errors import ConfigError, DataError
 from simfl.experiment import Experiment
 from simfl.models.meta_device import build_on_meta, without_compiler
 from simfl.models.own import OwnModel
+from simfl.objectives.base import Objective
 from simfl.protocol import Outputs
 from simfl.run_context import RunContext
 
 TRAIN = "train"
+ROUNDING = 1e-6
+NUM_SCORED = 500  # perfect predictions of each data set that are scored
 
 
 def check_data(experiment: Experiment, context: RunContext) -> tuple[str, ...]:
@@ -27,11 +31,12 @@ def check_data(experiment: Experiment, context: RunContext) -> tuple[str, ...]:
         DataError: A row is at fault; the message names split, row and column.
     """
     dataset, objectives = context.dataset, [phase.objective for phase in experiment.phases]
+    notes: list[str] = []
     if not isinstance(dataset, Dataset):
         raise DataError(f"data: load() returned {type(dataset).__name__}, expected simfl.data.base.Dataset")
     if TRAIN not in dataset.splits:
         raise DataError(f"data: there is no split 'train'; the data has {', '.join(dataset.splits) or 'none'}")
-    used = dict.fromkeys([TRAIN, *experiment.evaluate.splits])
+    used = dict.fromkeys(map(context.stored_split, [TRAIN, *experiment.evaluate.splits]))
     require_sound(dataset, decode=IMAGES if dataset.folder is None else ())
     for name in used:
         split = context.split(name)
@@ -40,13 +45,42 @@ def check_data(experiment: Experiment, context: RunContext) -> tuple[str, ...]:
         for objective in objectives:
             try:
                 objective.check(split)
+                notes += [f"data, split {name}: {note}" for note in check_best_score(objective, split)]
             except DataError as error:
                 raise DataError(f"data, split {name}: {error}") from error
     if not any(objective.reads_classes for objective in objectives):
-        return ()
+        return tuple(dict.fromkeys(notes))
     require_classes(dataset, used)
     _check_outputs(experiment, context)
-    return tuple(gaps(dataset))
+    return (*dict.fromkeys(notes), *gaps(dataset))
+
+
+def check_best_score(objective: Objective, split: Split) -> list[str]:
+    """Score perfect predictions on each data set of a split; return a note where their mean is below 1.
+
+    At most `NUM_SCORED` examples of a data set are scored, evenly spaced.
+
+    Raises:
+        DataError: The rule of the metric gives no prediction the best score, so every score would be too low.
+    """
+    notes, examples = [], split.examples
+    names = np.asarray(examples["dataset"].to_pylist() if "dataset" in examples.column_names else [""] * len(split))
+    for name in sorted(set(names.tolist())):
+        rows = np.flatnonzero(names == name)
+        rows = rows[:: -(-len(rows) // NUM_SCORED)]
+        predictions = objective.perfect(split, rows)
+        if predictions is None:
+            return []
+        scores, on = objective.score(predictions, split, rows)[objective.metric], f" on {name}" if name else ""
+        best, mean = float(scores.max()), float(scores.mean())
+        if 0 < best < 1 - ROUNDING:
+            raise DataError(
+                f"perfect predictions have {objective.metric} {best:.2f}{on}, expected 1: the rule of the objective"
+                " does not fit these data"
+            )
+        if mean < 1 - ROUNDING:
+            notes.append(f"perfect predictions have {objective.metric} {mean:.3f}{on}, not 1")
+    return notes
 
 
 def _check_outputs(experiment: Experiment, context: RunContext) -> None:

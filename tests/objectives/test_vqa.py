@@ -15,9 +15,11 @@ from documents import Letters, png
 
 from simfl.data.base import Split
 from simfl.errors import ConfigError, DataError
-from simfl.objectives.answers import top_answers
+from simfl.objectives.answers import Normalization, SoftRule, top_answers
 from simfl.objectives.vqa import Vqa
+from simfl.objectives.vqa_text import normalize_vqa_answer
 from simfl.protocol import Examples, Outputs
+from simfl.session.check_data import check_best_score
 
 
 def split(**columns: Sequence[object]) -> Split:
@@ -55,7 +57,7 @@ def test_the_score_of_an_answer_depends_on_how_many_people_gave_it(tmp_path: Pat
     people = [["Yes"] * 4 + ["no"] * 2 + ["maybe"] * 4, ["no", " NO ", "no"], ["who knows"]]
     rows = encoded(answered(tmp_path, ["yes", "no"]), split(answers=people)).rows
     assert rows["labels"].tolist() == [[0, 1], [1, -1], [-1, -1]]
-    assert torch.allclose(rows["scores"], torch.tensor([[1.0, 0.6], [0.9, 0.0], [0.0, 0.0]]))
+    assert torch.allclose(rows["scores"], torch.tensor([[1.0, 0.6], [1.0, 0.0], [0.0, 0.0]]))
     assert rows["label"].tolist() == [0, 1, -100]
     assert rows["num_answers"].tolist() == [2, 2, 2]
 
@@ -136,8 +138,77 @@ def test_soft_accuracy_is_the_score_of_the_chosen_answer(tmp_path: Path) -> None
     people = [["yes"] * 4 + ["no"] * 2, ["no"], ["maybe"]]
     scores = answered(tmp_path, ["yes", "no"]).score({"label": [1, 1, 0]}, split(answers=people), np.arange(3))
     assert tuple(scores) == Vqa.metrics
-    assert scores["accuracy"].tolist() == pytest.approx([0.6, 0.3, 0.0])
+    assert scores["accuracy"].tolist() == pytest.approx([0.6, 1.0, 0.0])
     assert scores["exact"].tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("soft", "expected"),
+    [
+        ("auto", [1.0, 0.5, 2 / 3, 0.9, 1.0]),
+        ("vqa", [0.3, 0.3, 0.6, 0.9, 1.0]),
+        ("share", [1.0, 0.5, 2 / 3, 0.3, 0.4]),
+        ("any", [1.0] * 5),
+    ],
+)
+def test_the_rule_of_vqa_needs_four_people(soft: SoftRule, expected: list[float]) -> None:
+    people = [["a"], ["a", "b"], ["a", "a", "b"], ["a"] * 3 + ["b"] * 7, ["a"] * 4 + ["b"] * 6]
+    scores = Vqa(answers=("a",), soft=soft).score({"label": [0] * 5}, split(answers=people), np.arange(5))
+    assert scores["accuracy"].tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("The Cat.", "cat"),
+        (" two  dogs\n", "2 dogs"),
+        ("none", "0"),
+        ("dont", "don't"),
+        ("couldnt've", "couldn't've"),
+        ("1,000", "1000"),
+        ("3.5", "3.5"),
+        ("red/blue", "red blue"),
+        ("a blue-green car !", "blue green car"),
+        ("it's", "it's"),
+    ],
+)
+def test_answers_are_normalized_as_in_the_evaluation_of_vqa(given: str, expected: str) -> None:
+    assert normalize_vqa_answer(given) == expected
+    assert normalize_vqa_answer(expected) == expected
+
+
+def test_normalized_answers_are_counted_together() -> None:
+    given = split(answers=[["a cat", "The cat.", "cat", "cats"]])
+    plain, vqa = (Vqa(answers=("cat",), soft="share", normalize=rule) for rule in ("plain", "vqa"))
+    assert plain.score({"label": [0]}, given, np.arange(1))["accuracy"].tolist() == [0.25]
+    assert vqa.score({"label": [0]}, given, np.arange(1))["accuracy"].tolist() == [0.75]
+    assert top_answers(given, 1, normalization="vqa") == {"": ["cat"]}
+
+
+def test_a_list_with_the_same_answer_twice_is_refused() -> None:
+    given = split(answers=[["cat"]])
+    with pytest.raises(ConfigError, match=r"objective\.answers: 'Cat' and 'cat' are the same answer"):
+        encoded(Vqa(answers=("Cat", "dog", "cat")), given)
+    assert encoded(Vqa(answers=("cat", "a cat")), given).rows["label"].tolist() == [0]
+    with pytest.raises(ConfigError, match=r"'cat' and 'a cat' are the same answer, with normalize: vqa"):
+        encoded(Vqa(answers=("cat", "a cat"), normalize="vqa"), given)
+
+
+@pytest.mark.parametrize("people", [["cat"], ["cat"] * 3, ["cat"] * 4, ["cat"] * 10])
+@pytest.mark.parametrize("normalize", ["plain", "vqa"])
+def test_perfect_predictions_have_the_best_score(people: list[str], normalize: Normalization) -> None:
+    assert check_best_score(Vqa(answers=("dog", "cat"), normalize=normalize), split(answers=[people] * 3)) == []
+
+
+def test_a_rule_that_cannot_give_the_best_score_is_refused_by_data_set() -> None:
+    given = split(answers=[["cat"] * 10, ["cat"]], dataset=["vqa", "gqa"])
+    with pytest.raises(DataError, match=r"^perfect predictions have accuracy 0\.30 on gqa, expected 1: "):
+        check_best_score(Vqa(answers=("cat",), soft="vqa"), given)
+
+
+def test_answers_on_which_people_disagree_are_noted() -> None:
+    given = split(answers=[["cat"] * 10, ["cat"] * 3 + list("abcdefg")])
+    assert check_best_score(Vqa(answers=("cat",)), given) == ["perfect predictions have accuracy 0.950, not 1"]
 
 
 def test_choices_follow_their_question() -> None:
