@@ -62,6 +62,10 @@ class Network:
             found[name] = tensor.detach()
         return found
 
+    def holds(self, name: str, tensor: Tensor) -> bool:
+        """Return whether the module's tensor of this name is `tensor` itself."""
+        return all(table.get(attribute) is tensor for table, attribute in self._slots[name])
+
     def sources(self, forward: Forward) -> dict[str, str]:
         """Return the source from which a pass reads each trained tensor, such as `received`; see `Forward.sources`."""
         if forward not in self._sources:

@@ -1,0 +1,196 @@
+"""State of a module besides its trained parameters: registered tensors, and values in plain attributes of its layers.
+
+Names are dotted paths: `norm.running_mean` is a buffer, `norm.calls` may be a number that a layer counts.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import random
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from simfl.weights import to_raw_bytes
+
+OWN_ATTRIBUTES = frozenset(vars(nn.Module())) | {"forward", "dropout_layer"}  # of every module, and what simfl sets
+BIG = 1 << 20  # values from which a tensor is summed instead of hashed
+HUGE = 1 << 26  # values from which a parameter that is not trained is not copied
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}  # by bytes of a value
+DEPTH = 12  # levels of objects within objects that are looked at
+SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, range)
+
+Table = MutableMapping[str, Any]
+
+
+def registered(module: nn.Module) -> dict[str, Tensor]:
+    """Return every parameter and buffer by name; a tied tensor has the first of its names."""
+    return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
+def digests(module: nn.Module, skipped: Collection[str] = ()) -> dict[str, str]:
+    """Return a digest of every registered tensor and of every plain attribute, by name, without those `skipped`.
+
+    Equal digests mean equal values. Functions count by what their closures hold, other objects by their attributes.
+    """
+    reader = _Reader(module)
+    return {
+        f"{path}{name}": reader.digest(value)
+        for path, table in _tables(module)
+        for name, value in table.items()
+        if f"{path}{name}" not in skipped
+    }
+
+
+def _tables(module: nn.Module) -> Iterator[tuple[str, Table]]:
+    """Yield the parameters, the buffers and the plain attributes of every layer, with the prefix of their names."""
+    for path, child in module.named_modules():
+        prefix = f"{path}." if path else ""
+        yield prefix, child._parameters
+        yield prefix, child._buffers
+        yield prefix, {name: value for name, value in vars(child).items() if name not in OWN_ATTRIBUTES}
+
+
+class _Reader:
+    """Reads values into digests; an object that several attributes share is read under each of them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.layers = {id(child) for child in module.modules()}
+
+    def digest(self, value: object) -> str:
+        """Return the digest of a value."""
+        digest = hashlib.blake2b(digest_size=16)
+        for part in self._parts(value, DEPTH, set()):
+            digest.update(part)
+        return digest.hexdigest()
+
+    def _parts(self, value: object, depth: int, open_objects: set[int]) -> Iterator[bytes]:
+        """Yield the bytes that describe a value."""
+        yield type(value).__qualname__.encode()
+        if isinstance(value, SCALARS):
+            yield repr(value).encode()
+        elif isinstance(value, Tensor):
+            yield from _tensor_parts(value)
+        elif isinstance(value, np.ndarray):
+            yield repr((value.dtype, value.shape)).encode()
+            yield value.tobytes() if value.dtype != object else repr(value.tolist()).encode()
+        elif depth and id(value) not in self.layers and id(value) not in open_objects:
+            for name, one in _members(value):
+                yield name.encode()
+                yield from self._parts(one, depth - 1, open_objects | {id(value)})
+
+
+def _tensor_parts(tensor: Tensor) -> Iterator[bytes]:
+    yield repr((tensor.dtype, tuple(tensor.shape), tensor.layout)).encode()
+    if isinstance(tensor, nn.parameter.UninitializedTensorMixin) or tensor.is_meta or tensor.layout != torch.strided:
+        return
+    if tensor.numel() < BIG:
+        yield to_raw_bytes(tensor).data
+    else:
+        bits = tensor.detach().contiguous().reshape(-1).view(BITS[tensor.element_size()])
+        yield repr([part.sum(dtype=torch.int64).item() for part in (bits, bits[::3], bits[::7])]).encode()
+
+
+def _members(value: object) -> Iterator[tuple[str, object]]:
+    """Yield the values that an object consists of, with a name for each."""
+    if isinstance(value, Mapping):
+        yield from ((repr(key) if isinstance(key, SCALARS) else "", one) for key, one in value.items())
+    elif isinstance(value, (list, tuple, deque)):
+        yield from (("", one) for one in value)
+    elif isinstance(value, (set, frozenset)):
+        yield "", sorted(map(repr, value))
+    elif isinstance(value, (FunctionType, MethodType)):
+        function = value.__func__ if isinstance(value, MethodType) else value
+        yield from (("", cell.cell_contents) for cell in getattr(function, "__closure__", None) or () if _is_set(cell))
+    elif isinstance(value, partial):
+        yield from (("", one) for one in (value.func, value.args, value.keywords))
+    elif isinstance(value, np.random.Generator):
+        yield "", value.bit_generator.state
+    elif isinstance(value, (np.random.RandomState, random.Random)):
+        yield "", value.getstate() if isinstance(value, random.Random) else value.get_state()
+    elif isinstance(value, torch.Generator):
+        yield "", value.get_state()
+    elif not isinstance(value, (type, ModuleType)):
+        yield from _attributes(value)
+
+
+def _attributes(value: object) -> Iterator[tuple[str, object]]:
+    """Yield the attributes of an object; of one that has none, its text, unless that is its address alone."""
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    found = {**getattr(value, "__dict__", {}), **{name: getattr(value, name, None) for name in slots}}
+    yield from found.items()
+    if not found and " at 0x" not in (text := repr(value)):
+        yield "", text
+
+
+def _is_set(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+class ModuleSnapshot:
+    """The state of a module at one moment, to which it can return."""
+
+    def __init__(self, module: nn.Module, trained: Collection[str] = ()) -> None:
+        """Copy the values of buffers, of parameters other than `trained`, and of plain attributes."""
+        self._memo: dict[int, Any] = {id(one): one for one in (*module.modules(), *module.parameters())}
+        self._memo |= {id(one): one for one in module.buffers()}
+        self._slots: list[tuple[str, Table, dict[str, Any]]] = []
+        self._attributes: list[tuple[Table, dict[str, Any]]] = []
+        self._values: list[tuple[Tensor, Tensor]] = []
+        for path, child in module.named_modules():
+            prefix = f"{path}." if path else ""
+            self._slots += [(prefix, table, dict(table)) for table in (child._parameters, child._buffers)]
+            own = {name: value for name, value in vars(child).items() if name not in OWN_ATTRIBUTES}
+            self._attributes.append((vars(child), {name: self._copy(value) for name, value in own.items()}))
+        for name, tensor in registered(module).items():
+            huge = isinstance(tensor, nn.Parameter) and tensor.numel() >= HUGE
+            if name not in trained and not huge and not tensor.is_meta:
+                self._values.append((tensor, tensor.detach().clone()))
+
+    def restore(self) -> None:
+        """Return the module to this moment."""
+        self.restore_tensors()
+        self.restore_attributes()
+
+    def restore_tensors(self, only: Collection[str] | None = None) -> None:
+        """Return registered tensors to this moment, and their values; those created since are removed.
+
+        `only`: the names of those to return; None: all.
+        """
+        kept: set[int] = set()
+        for prefix, table, before in self._slots:
+            if only is None:
+                table.clear()
+            mine = {name: t for name, t in before.items() if only is None or f"{prefix}{name}" in only}
+            table.update(mine)
+            kept |= {id(t) for t in mine.values()}
+        for tensor, value in self._values:
+            if id(tensor) in kept:
+                tensor.data.copy_(value)
+
+    def restore_attributes(self) -> None:
+        """Return the plain attributes to this moment; those created since are removed."""
+        for table, before in self._attributes:
+            for name in [name for name in table if name not in OWN_ATTRIBUTES and name not in before]:
+                del table[name]
+            table.update({name: self._copy(value) for name, value in before.items()})
+
+    def _copy(self, value: object) -> object:
+        if isinstance(value, SCALARS):
+            return value
+        if isinstance(value, Tensor):
+            return self._memo.get(id(value), value.detach().clone().requires_grad_(value.requires_grad))
+        try:
+            return copy.deepcopy(value, dict(self._memo))
+        except Exception:  # of the user's class; the object is kept
+            return value

@@ -1,0 +1,213 @@
+"""Probe of a training step before the run: training steps and an evaluation of a few examples, and what they change.
+
+Two steps and an evaluation are run on the driver's own module, which is then returned to its state. What differs is the
+state that the module keeps besides its trained parameters: buffers, parameters that no optimizer steps, and values in
+plain attributes. Layers are not looked at by type.
+
+An attribute that changes is state only where a later pass depends on it: a step from the first values and the same step
+from the later values are compared. Registered tensors that change are always state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from simfl.errors import ConfigError
+from simfl.models.call_context import ModelCall, call_context
+from simfl.models.module_state import ModuleSnapshot, digests, registered
+from simfl.models.own import to_outputs
+from simfl.objectives.base import Objective
+from simfl.protocol import Batch
+from simfl.training.context import Network
+
+CREATED = "the first training step creates it; create it when the model is built"
+RESHAPED = "a training step changes its shape or dtype"
+EVALUATED = "evaluation changes it, so that scores would depend on their order"
+OVERWRITTEN = "a training step replaces this trained parameter; list it in frozen, so that no optimizer steps it"
+HIDDEN = (
+    "the same training step gives another result the second time: the model depends on values outside of its buffers"
+    " and attributes"
+)
+
+
+@dataclass(frozen=True)
+class StepEffects:
+    """Effects of training steps and an evaluation on a module, by name.
+
+    Attributes:
+        tensors: Registered tensors that steps change and that keep shape and dtype, in the module's order.
+        counters: Those of `tensors` that are not floating-point.
+        attributes: Plain attributes that change and on which later passes depend.
+        caches: Further attributes and buffers that change, on which no later pass depends.
+        written: Trained parameters that a pass changes in place.
+        faults: Names of what cannot be carried from step to step, and the reasons.
+    """
+
+    tensors: tuple[str, ...] = ()
+    counters: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
+    caches: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
+    faults: tuple[tuple[str, str], ...] = ()
+
+
+class _Pass(NamedTuple):
+    """The results of a training pass: tensors to compare, and trained parameters that it wrote to or replaced."""
+
+    results: list[Tensor]
+    written: set[str]
+    replaced: set[str]
+
+
+def probe_step(network: Network, objective: Objective, batches: Sequence[Batch]) -> StepEffects:
+    """Return what training steps on two batches and an evaluation change in the network's module.
+
+    The module is returned to its state. Nothing is found where the module cannot run these batches; the run will say
+    why.
+
+    Raises:
+        ConfigError: The same step from the same state gives two results.
+    """
+    return _Probe(network, objective, batches).effects()
+
+
+@dataclass
+class _Probe:
+    """A network, the objective by which it is trained, and two batches."""
+
+    network: Network
+    objective: Objective
+    batches: Sequence[Batch]
+
+    def __post_init__(self) -> None:
+        self.start = ModuleSnapshot(self.network.module, self.network.trained)
+        self.training = self.network.module.training
+
+    def effects(self) -> StepEffects:
+        """Run the passes and return the module to its state."""
+        try:
+            return self._effects()
+        except ConfigError:
+            raise
+        except Exception:  # of the user's code: an error of the run, with its traceback
+            return StepEffects()
+        finally:
+            self.start.restore()
+            self.network.module.train(self.training)
+
+    def _effects(self) -> StepEffects:
+        module = self.network.module
+        before, own = self._digests(), registered(module)
+        kinds = {name: (t.shape, t.dtype) for name, t in own.items()}
+        passes = [self._train(batch) for batch in self.batches]
+        trained, created = self._digests(), set(registered(module)) - set(own)
+        reshaped = {n for n, t in registered(module).items() if n in kinds and (t.shape, t.dtype) != kinds[n]}
+        self._evaluate()
+        evaluated, after = self._digests(), ModuleSnapshot(module, self.network.trained)
+        changed = _differing(before, evaluated)
+        others = [name for name in changed if name not in own or name in reshaped]
+        tensors = tuple(name for name in own if name in changed and name not in reshaped)
+        self.start.restore()
+        self._check_repeatable(passes[0])
+        state = self._influential(others, tensors, after) if others else []
+        faults = {name: CREATED for name in state if name in created}
+        faults |= {name: RESHAPED for name in state if name in reshaped}
+        faults |= {name: CREATED for name in created if isinstance(registered(module).get(name), torch.nn.Parameter)}
+        faults |= {name: EVALUATED for name in _differing(trained, evaluated) if name in (*tensors, *state)}
+        faults |= {name: OVERWRITTEN for one in passes for name in sorted(one.replaced)}
+        return StepEffects(
+            tensors=tensors,
+            counters=tuple(name for name in tensors if not own[name].is_floating_point()),
+            attributes=tuple(name for name in state if name not in faults or faults[name] == EVALUATED),
+            caches=tuple(name for name in others if name not in state),
+            written=tuple(sorted({name for one in passes for name in one.written})),
+            faults=tuple(faults.items()),
+        )
+
+    def _digests(self) -> dict[str, str]:
+        return digests(self.network.module, set(self.network.trained))
+
+    def _check_repeatable(self, first: _Pass) -> None:
+        """Raise ConfigError if the first step, taken again from the same state, gives another result."""
+        again = self._train(self.batches[0])
+        self.start.restore()
+        if not _close(first.results, again.results):
+            raise ConfigError(f"model: {HIDDEN}")
+
+    def _influential(self, names: list[str], tensors: tuple[str, ...], after: ModuleSnapshot) -> list[str]:
+        """Return those of the changed values on which a training step or an evaluation depends.
+
+        `tensors`: the registered tensors that are carried from step to step, which are the same in both comparisons.
+        """
+        found = []
+        for others in (self.start, after):
+            others.restore()
+            self.start.restore_tensors(tensors)
+            evaluated = self._forward(self.batches[0])
+            others.restore()
+            self.start.restore_tensors(tensors)
+            found.append(([*evaluated, *self._train(self.batches[-1]).results], self._digests()))
+            self.start.restore()
+        (results, first), (results_after, second) = found
+        if not _close(results, results_after):
+            return names
+        return [name for name in names if first.get(name) != second.get(name)]
+
+    def _train(self, batch: Batch) -> _Pass:
+        """Run a pass and its gradient with copies of the trained parameters, as a local step does."""
+        network = self.network
+        values = network.tensors(network.trained)
+        leaves = {name: t.clone().requires_grad_(t.is_floating_point()) for name, t in values.items()}
+        with torch.enable_grad(), network.swapped(leaves):
+            results, total = self._run(batch, train=True)
+            if total.requires_grad:
+                steppable = [t for t in leaves.values() if t.requires_grad]
+                results += [g for g in torch.autograd.grad(total, steppable, allow_unused=True) if g is not None]
+            replaced = {name for name, t in leaves.items() if not network.holds(name, t)}
+        written = {name for name, t in leaves.items() if not torch.equal(t.detach(), values[name])}
+        return _Pass([one.detach().clone() for one in results], written, replaced)
+
+    def _forward(self, batch: Batch) -> list[Tensor]:
+        """Return the results of a pass in evaluation mode."""
+        with torch.no_grad():
+            return [one.clone() for one in self._run(batch, train=False)[0]]
+
+    def _run(self, batch: Batch, train: bool) -> tuple[list[Tensor], Tensor]:
+        module, objective = self.network.module, self.objective
+        module.train(train)
+        key = torch.tensor(1, device=batch["mask"].device)
+        inputs = {name: batch[name] for name in objective.inputs if name in batch}
+        with call_context(ModelCall(key if train else None)):
+            out = to_outputs(objective.run(module, inputs))
+        sums, weights = objective.loss(out, batch)
+        return [out.logits, sums, weights], sums.sum() / weights.sum().clamp_min(1e-12)
+
+    def _evaluate(self) -> None:
+        """Predict a batch, as an evaluation does."""
+        self.network.module.eval()
+        with torch.no_grad(), call_context(ModelCall()):
+            self.objective.predict(self.network.module, self.batches[0])
+
+
+def _differing(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """Return the names whose digests differ or that only one side has."""
+    return [name for name in {**before, **after} if before.get(name) != after.get(name)]
+
+
+def _close(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    """Return whether results agree: to the bit on a CPU, to rounding on a GPU, which may sum in any order."""
+    if len(first) != len(second):
+        return False
+    for a, b in zip(first, second, strict=True):
+        if a.shape != b.shape or not (torch.allclose(a, b, 1e-3, 1e-4, equal_nan=True) if a.is_cuda else _equal(a, b)):
+            return False
+    return True
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return bool(((a == b) | ((a != a) & (b != b))).all())
