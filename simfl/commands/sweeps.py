@@ -108,14 +108,14 @@ def table(
     """Compare runs and sweeps in a table: mean ± standard deviation over seeds, bytes, the best in bold."""
     from simfl.reports.formats import csv, latex, markdown, write_between
     from simfl.reports.results import results_of
-    from simfl.reports.table import compare, paired_bootstrap
+    from simfl.reports.table import compare, paired_test
     from simfl.reports.table_spec import read_spec, restrict_to_results
 
     formats, found = dict(zip(FORMATS, (markdown, csv, latex), strict=True)), results_of(paths)
     if not metrics and against is None:
         spec = restrict_to_results(read_spec(paths), found)
         metrics, against = spec.metrics, spec.against
-    text = formats[format_](compare(found, metrics, against, paired_bootstrap))
+    text = formats[format_](compare(found, metrics, against, paired_test))
     if target.into is None:
         click.echo(text, nl=False)
     else:

@@ -18,7 +18,8 @@ from pathlib import Path
 from simfl import files
 from simfl.errors import ConfigError, nearest
 from simfl.formatting import format_bytes, format_duration
-from simfl.reports.table import SIGNIFICANCE_LEVEL, Comparison, ComparisonRow, SeedScores
+from simfl.reports.statistical_tests import SIGNIFICANCE_LEVEL, student_quantile
+from simfl.reports.table import Comparison, ComparisonRow, SeedScores
 
 DIRECTIONS = ("download", "upload")
 END = "<!-- simfl: end -->"
@@ -42,12 +43,28 @@ def notes(comparison: Comparison) -> list[str]:
     lines = []
     if _has_seeds(comparison):
         lines.append("mean ± standard deviation over the seeds")
-    if any(score.p is not None for row in comparison.rows for score in row.scores.values()):
-        same = " with otherwise equal settings" if len(comparison.settings) > 1 else ""
-        test = f"paired bootstrap over the common examples, p < {SIGNIFICANCE_LEVEL}"
-        lines.append(f"{MARKDOWN.mark} differs from {comparison.reference}{same}: {test}")
+    lines += _test_notes(comparison)
     failed = [run for row in comparison.rows for run in row.runs if run.status == "failed"]
     return lines + [f"{run.label} failed: {run.error}" for run in failed]
+
+
+def _test_notes(comparison: Comparison) -> list[str]:
+    """Return the meaning of † and what its absence does not say."""
+    if not comparison.reference or len(comparison.rows) < 2:
+        return []
+    tests, mark = comparison.tests, MARKDOWN.mark
+    if not tests:
+        return [f"no row is tested against {comparison.reference}: a difference needs at least two common seeds"]
+    same = " with otherwise equal settings" if len(comparison.settings) > 1 else ""
+    seeds = min(test.seeds for test in tests)
+    error = student_quantile(SIGNIFICANCE_LEVEL / len(tests), seeds - 1)
+    number = "1 comparison" if len(tests) == 1 else f"{len(tests)} comparisons"
+    return [
+        f"{mark} differs from {comparison.reference}{same}: hierarchical bootstrap over seeds and examples, paired by"
+        f" seed, p < {SIGNIFICANCE_LEVEL} after Holm's correction for {number}",
+        f"with {seeds} seeds and {number}, the first {mark} needs a difference of {error:.1f} standard errors; without"
+        f" {mark}, this table cannot tell a difference from the chance of seeds and examples",
+    ]
 
 
 def markdown(comparison: Comparison) -> str:

@@ -29,7 +29,8 @@ from simfl.reports.page import Section, code, figure, figures, folded, page, tab
 from simfl.reports.results import RunResult, results_of
 from simfl.reports.shared_prefixes import longest_prefixes
 from simfl.reports.significance import client_means
-from simfl.reports.table import SEED, SIGNIFICANCE_LEVEL, Comparison, ComparisonRow, compare, paired_bootstrap
+from simfl.reports.statistical_tests import SIGNIFICANCE_LEVEL
+from simfl.reports.table import SEED, Comparison, ComparisonRow, compare, paired_test
 from simfl.reports.table_spec import read_spec
 from simfl.reports.time import time_section
 from simfl.runs.folder import RUN
@@ -40,7 +41,13 @@ MAX_SAMPLES = 8  # predictions
 MAX_CLIENTS = 60  # in a strip or a heat map
 MAX_PARTITIONS = 6
 MAX_VALUES = 40  # columns of a heat map
-HIDDEN = ("format", "resumes", "clients_per_batch", "forked")  # parts of a manifest that the report leaves out
+HIDDEN = (
+    "format",
+    "experiment_sha256",
+    "resumes",
+    "clients_per_batch",
+    "forked",
+)  # parts of a manifest that the report leaves out
 
 ROUNDS = Axis("rounds", by_round, format_number)
 BYTES = Axis("sent in both directions", by_bytes, format_bytes)
@@ -60,7 +67,7 @@ def write(paths: Sequence[Path], target: Path, title: str = "") -> None:
 
 def report(results: Sequence[RunResult], title: str, against: str | None = None) -> str:
     """Return the HTML of the report; `against` names the row that others are tested against, by default the first."""
-    comparison = compare(results, against=against, test=paired_bootstrap)
+    comparison = compare(results, against=against, test=paired_test)
     rows = [row for row in comparison.rows if row.done]
     curves = {run.label: run_curves(run) for row in rows for run in row.done}
     drawn = _without_prefixes(rows)

@@ -1,35 +1,21 @@
-"""Significance of the difference between two runs, and the spread of scores over clients, from scores per example.
-
-The paired bootstrap (Efron and Tibshirani 1993, chapter 16; Koehn 2004) resamples the common examples with replacement
-and counts how often the difference of the means falls on the other side of zero.
-"""
+"""Scores of single examples at the end of a run: their paired comparison between settings, and by client."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from simfl.data.base import HELD_OUT
+from simfl.evaluation import score_name
+from simfl.reports.statistical_tests import Difference, hierarchical_bootstrap
 from simfl.runs.results import Run
 from simfl.runs.tables import TableRow
-from simfl.seeds import rng
 
-NUM_DRAWS = 10_000  # bootstrap samples
-CHUNK = 2**22  # drawn examples that are held in memory at a time
 ExampleKey = tuple[int | None, int]  # client of a personal model, row of the split
 ScoresByName = dict[str, dict[ExampleKey, float]]  # by name, as in summaries: `anls`, `test.personal.anls`
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The difference of two means over the same examples."""
-
-    mean: float  # b − a
-    low: float  # 2.5th percentile of the resampled differences
-    high: float  # 97.5th percentile
-    p: float  # two-sided: twice the smaller fraction of draws at or beyond zero, at least 1 / draws
-    examples: int
 
 
 @dataclass(frozen=True)
@@ -51,40 +37,30 @@ class ClientSpread:
     clients: int
 
 
-def bootstrap(a: np.ndarray, b: np.ndarray, draws: int = NUM_DRAWS) -> Difference:
-    """Compare two arrays of scores, float64 [n], example by example.
-
-    The random draws depend on n alone, so the result is reproducible.
-    """
-    d = b - a
-    generator, n = rng("bootstrap", len(d)), len(d)
-    means = np.empty(draws)
-    step = max(1, CHUNK // n)
-    for first in range(0, draws, step):
-        count = min(step, draws - first)
-        means[first : first + count] = d[generator.integers(0, n, (count, n))].mean(axis=1)
-    sides = float(np.mean(means <= 0)), float(np.mean(means >= 0))
-    low, high = np.percentile(means, [2.5, 97.5])
-    return Difference(float(d.mean()), float(low), float(high), min(1.0, max(2 * min(sides), 1 / draws)), n)
-
-
 def difference(a: Sequence[ExampleScores], b: Sequence[ExampleScores], name: str) -> Difference | None:
-    """Compare two settings on a score; None if they have no example in common.
+    """Compare two settings on a score; None if fewer than two seeds have an example in common.
 
-    Runs are paired by seed. The score of an example is its mean over the seeds that both settings have, and examples
-    are resampled: the test is about these seeds on other examples.
+    Runs are paired by seed. Models of clients count as in the score itself: each client's mean once.
     """
     others = {(run.seed, run.data_sha256): run.scores.get(name, {}) for run in b}
-    pairs: dict[ExampleKey, list[tuple[float, float]]] = {}
+    pairs: list[dict[ExampleKey, float]] = []
     for run in a:
         mine, theirs = run.scores.get(name, {}), others.get((run.seed, run.data_sha256), {})
-        for key in mine.keys() & theirs.keys():
-            pairs.setdefault(key, []).append((mine[key], theirs[key]))
-    if not pairs:
+        if common := mine.keys() & theirs.keys():
+            pairs.append({key: theirs[key] - mine[key] for key in common})
+    if len(pairs) < 2:
         return None
-    ordered = sorted(pairs, key=lambda key: (-1 if key[0] is None else key[0], key[1]))
-    means = np.array([np.mean(pairs[key], axis=0) for key in ordered])
-    return bootstrap(means[:, 0], means[:, 1])
+    keys = sorted({key for seed in pairs for key in seed}, key=lambda key: (-1 if key[0] is None else key[0], key[1]))
+    differences = np.array([[seed.get(key, math.nan) for key in keys] for seed in pairs])
+    return hierarchical_bootstrap(differences, _client_weights(keys, ~np.isnan(differences)))
+
+
+def _client_weights(keys: Sequence[ExampleKey], known: np.ndarray) -> np.ndarray:
+    """Return the weight of each example [S, N], with which the examples of a client in a seed sum to 1."""
+    clients, codes = np.unique([-1 if client is None else client for client, _ in keys], return_inverse=True)
+    counts = np.stack([np.bincount(codes, row, len(clients)) for row in known.astype(np.float64)])
+    weights: np.ndarray = 1.0 / np.maximum(counts, 1.0)[:, codes]
+    return weights
 
 
 def example_scores(run: Run) -> ExampleScores:
@@ -94,14 +70,19 @@ def example_scores(run: Run) -> ExampleScores:
 
 def scores_by_name(run: Run) -> ScoresByName:
     """Return the score of each example at the end of a run, by the names that summaries use."""
-    first, found = run.experiment.evaluate.splits[0], dict[str, dict[ExampleKey, float]]()
-    table = run.scores()
+    found: dict[str, dict[ExampleKey, float]] = {}
+    table, naming = run.scores(), _naming(run)
     for metric in metric_columns(table.column_names):
         columns = (table[name].to_pylist() for name in ("split", "model", "client", "row", metric))
         for split, model, client, row, value in zip(*columns, strict=True):
             if value is not None:
-                found.setdefault(score_name(split, model, metric, first), {})[client, row] = value
+                found.setdefault(score_name(split, model, metric, *naming), {})[client, row] = value
     return found
+
+
+def _naming(run: Run) -> tuple[str, bool]:
+    """Return the first evaluated split, and whether clients' models are scored on held-out examples."""
+    return run.experiment.evaluate.splits[0], run.stored_partition.holds_out
 
 
 def metric_columns(columns: Sequence[str]) -> list[str]:
@@ -110,26 +91,20 @@ def metric_columns(columns: Sequence[str]) -> list[str]:
     return [name for name in columns if name not in known and not name.startswith("by_")]
 
 
-def score_name(split: str, model: str, metric: str, first: str) -> str:
-    """Return the name of a score in a summary, as `evaluation.headlines` does; `first` is the first evaluated split."""
-    path = [split] if split != first else []
-    return ".".join([*path, *([model] if model != "global" else []), metric])
-
-
 def client_means(run: Run) -> dict[str, dict[int, float]]:
     """Return each client's mean scores at the end of a run, by the names that summaries use.
 
-    A personal model is scored on the examples of its client. A model that all clients share is scored on the examples
-    of each client's groups; there are none where the partition has no groups of the evaluated split.
+    A personal model is scored on the examples of its client. A model that all clients share is scored on each client's
+    held-out examples, or on those of its groups; there are none where the partition has no groups of the split.
     """
     owners = _owners(run)
     found: dict[str, dict[int, list[float]]] = {}
-    first, table = run.experiment.evaluate.splits[0], run.scores()
+    table, naming = run.scores(), _naming(run)
     groups = [name for name in table.column_names if name.startswith("by_")]
     for row in table.to_pylist():
         clients = [row["client"]] if row["client"] is not None else _clients(row, groups, owners)
         for metric in metric_columns(table.column_names) if clients else ():
-            values = found.setdefault(score_name(row["split"], row["model"], metric, first), {})
+            values = found.setdefault(score_name(row["split"], row["model"], metric, *naming), {})
             for client in clients:
                 values.setdefault(client, []).append(row[metric])
     return {name: {k: float(np.mean(v)) for k, v in sorted(values.items())} for name, values in found.items()}
@@ -151,4 +126,6 @@ def _owners(run: Run) -> dict[str, list[int]]:
 
 
 def _clients(row: TableRow, groups: Sequence[str], owners: Mapping[str, list[int]]) -> list[int]:
+    if row.get("by_client") is not None and row["split"] == HELD_OUT:
+        return [int(row["by_client"])]
     return next((owners[str(row[g])] for g in groups if str(row[g]) in owners), [])

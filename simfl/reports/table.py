@@ -9,10 +9,10 @@ from statistics import mean, stdev
 from simfl.errors import ConfigError, nearest
 from simfl.reports.results import RunResult
 from simfl.reports.significance import difference
+from simfl.reports.statistical_tests import Difference, holm
 from simfl.runs.folder import JsonObject
 
 SEED = "seed"  # the setting that means are taken over
-SIGNIFICANCE_LEVEL = 0.05  # a difference with a smaller p is marked
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class SeedScores:
     """One metric of a setting, over its seeds."""
 
     values: tuple[float, ...]  # one per seed
-    p: float | None = None  # of the test against the reference; None: of the reference, or without common examples
+    p: float | None = None  # against the reference, corrected; None: of the reference, or fewer than two common seeds
 
     @property
     def mean(self) -> float:
@@ -60,6 +60,7 @@ class Comparison:
     metrics: tuple[str, ...]
     rows: tuple[ComparisonRow, ...]
     reference: str = ""  # what each row was tested against; empty: nothing was tested
+    tests: tuple[Difference, ...] = ()  # all tests of the table, for whose number each p is corrected
 
     def best(self, metric: str) -> set[int]:
         """Return the indices of the rows with the highest mean (lowest for a deviation); several if they are tied."""
@@ -68,13 +69,12 @@ class Comparison:
         return {i for i, value in means.items() if value == best(means.values())} if len(means) > 1 else set()
 
 
-Test = Callable[[ComparisonRow, ComparisonRow, str], float | None]  # row, reference, metric -> p
+Test = Callable[[ComparisonRow, ComparisonRow, str], Difference | None]  # row, reference, metric
 
 
-def paired_bootstrap(row: ComparisonRow, reference: ComparisonRow, metric: str) -> float | None:
-    """Test the difference over the examples that both rows have; None if there are none."""
-    found = difference([run.example_scores for run in reference.done], [run.example_scores for run in row.done], metric)
-    return None if found is None else found.p
+def paired_test(row: ComparisonRow, reference: ComparisonRow, metric: str) -> Difference | None:
+    """Test a difference over the seeds and examples that both rows have; None with fewer than two common seeds."""
+    return difference([run.example_scores for run in reference.done], [run.example_scores for run in row.done], metric)
 
 
 def compare(
@@ -102,8 +102,19 @@ def compare(
     if test is None or not rows:
         return Comparison(settings, names, tuple(rows))
     setting, value = _reference(rows, settings, against)
-    tested = tuple(_tested(row, _reference_row(row, rows, setting, value), test) for row in rows)
-    return Comparison(settings, names, tested, f"{setting} {value}" if setting else str(value))
+    tests = {
+        (i, metric): found
+        for i, row in enumerate(rows)
+        if (reference := _reference_row(row, rows, setting, value)) is not None
+        for metric in row.scores
+        if (found := test(row, reference, metric)) is not None
+    }
+    corrected = dict(zip(tests, holm([found.p for found in tests.values()]), strict=True))
+    tested = tuple(
+        replace(row, scores={m: replace(score, p=corrected.get((i, m))) for m, score in row.scores.items()})
+        for i, row in enumerate(rows)
+    )
+    return Comparison(settings, names, tested, f"{setting} {value}" if setting else str(value), tuple(tests.values()))
 
 
 def _metrics(results: Sequence[RunResult], requested: tuple[str, ...]) -> tuple[str, ...]:
@@ -150,13 +161,6 @@ def _reference_row(
         if (other.varied == wanted) if setting else any(run.label == value for run in other.runs):
             return other if other is not row else None
     return None
-
-
-def _tested(row: ComparisonRow, reference: ComparisonRow | None, test: Test) -> ComparisonRow:
-    if reference is None:
-        return row
-    scores = {metric: replace(score, p=test(row, reference, metric)) for metric, score in row.scores.items()}
-    return replace(row, scores=scores)
 
 
 def _value_at(summary: JsonObject, path: tuple[str, ...]) -> float:

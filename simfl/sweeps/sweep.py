@@ -15,7 +15,7 @@ from typing import Any
 from simfl import files
 from simfl.reports.formats import csv, latex, markdown
 from simfl.reports.results import result_rows, results_of
-from simfl.reports.table import compare, paired_bootstrap
+from simfl.reports.table import compare, paired_test
 from simfl.reports.table_spec import read_spec, restrict_to_results
 from simfl.runs import tables
 from simfl.runs.folder import RUN, SWEEP
@@ -137,7 +137,7 @@ def write_results(location: RunLocation) -> None:
     tables.write(location.folder / RESULTS, [{**row, "folder": f"{runs}/{row['label']}"} for row in result_rows(found)])
     location.send(RESULTS)
     spec = restrict_to_results(read_spec([location.folder]), found)
-    comparison = compare(found, spec.metrics, spec.against, paired_bootstrap)
+    comparison = compare(found, spec.metrics, spec.against, paired_test)
     for name, form in FORMATS.items():
         text = form(comparison)
         files.write(location.folder / name, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]

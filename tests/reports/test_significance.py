@@ -1,4 +1,4 @@
-"""The paired bootstrap and the spread over clients, against values computed by hand."""
+"""Paired scores of examples and the spread over clients, against values computed by hand."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 from fakes import experiment, run
 
+from simfl.evaluation import score_name
 from simfl.experiment import Evaluate
 from simfl.reports.significance import (
     ExampleScores,
-    bootstrap,
     client_means,
     client_spread,
     difference,
     example_scores,
-    score_name,
 )
 from simfl.runs.results import Run
 
@@ -27,59 +26,38 @@ def accuracies(scores: dict[tuple[int | None, int], float], seed: int = 1, data:
     return ExampleScores(seed, data, {"accuracy": scores})
 
 
-def test_equal_scores_have_no_difference() -> None:
-    found = bootstrap(np.arange(20.0), np.arange(20.0))
-    assert (found.mean, found.low, found.high, found.p, found.examples) == (0.0, 0.0, 0.0, 1.0, 20)
-
-
-def test_a_difference_in_every_example_has_the_smallest_possible_p() -> None:
-    found = bootstrap(np.zeros(10), np.full(10, 0.25), draws=500)
-    assert (found.mean, found.low, found.high, found.p) == (0.25, 0.25, 0.25, 1 / 500)
-
-
-def test_p_is_twice_the_fraction_of_draws_beyond_zero() -> None:
-    """n = 2, differences −1 and 3: the four equally likely draws have means −1, 1, 1, 3; p = 2 · 1/4."""
-    found = bootstrap(np.array([1.0, 0.0]), np.array([0.0, 3.0]), draws=40_000)
-    assert found.mean == 1.0
-    assert found.p == pytest.approx(0.5, abs=0.02)  # the standard deviation is 2·√(.25·.75/40000) = .0043
-
-
-def test_p_depends_on_pairs_and_not_only_on_means() -> None:
-    """Means are .50 and .55 twice; the difference is significant only if all differing pairs have the same sign."""
-    a = np.tile([0.0, 1.0], 100)
-    better = a.copy()
-    better[:20:2] = 1.0
-    shuffled = np.roll(better, 1)
-    assert bootstrap(a, better).p < 0.01
-    assert bootstrap(a, shuffled).p > 0.05
-    assert bootstrap(a, better).mean == bootstrap(a, shuffled).mean == 0.05
-
-
-def test_the_bootstrap_is_reproducible() -> None:
-    a, b = np.arange(50.0), np.arange(50.0)[::-1]
-    assert bootstrap(a, b) == bootstrap(a, b)
-
-
-def test_runs_are_paired_by_seed_and_data_and_scores_averaged_over_seeds() -> None:
-    """Example 0 changes from .0 to 1. with seed 1 and not with seed 2: mean .5. Example 1: 0. The mean is .25."""
+def test_runs_are_paired_by_seed_and_data() -> None:
+    """Example 0 changes from 0 to 1 with seed 1 and not with seed 2, example 1 never: the seeds' means are .5 and 0."""
     a = [accuracies({(None, 0): 0.0, (None, 1): 1.0}, 1), accuracies({(None, 0): 1.0, (None, 1): 1.0}, 2)]
     b = [accuracies({(None, 0): 1.0, (None, 1): 1.0}, 2), accuracies({(None, 0): 1.0, (None, 1): 1.0}, 1)]
     found = difference(a, b, "accuracy")
     assert found is not None
-    assert (found.mean, found.examples) == (0.25, 2)
+    assert (found.mean, found.seeds, found.examples) == (0.25, 2, 2)
+
+
+def test_clients_models_count_once_for_each_client() -> None:
+    """Client 0 has one example, which changes by 1, client 1 has three, which do not: the mean over clients is .5."""
+    before = {(0, 0): 0.0, **{(1, row): 1.0 for row in range(3)}}
+    a, b = ([accuracies(before | {(0, 0): value}, seed) for seed in (1, 2)] for value in (0.0, 1.0))
+    found = difference(a, b, "accuracy")
+    assert found is not None
+    assert found.mean == pytest.approx(0.5)
 
 
 def test_only_common_examples_are_compared() -> None:
     some = {key: value for key, value in SCORES.items() if key[1] < 30}
-    found = difference([accuracies(SCORES)], [accuracies(some)], "accuracy")
+    found = difference([accuracies(SCORES, s) for s in (1, 2)], [accuracies(some, s) for s in (1, 2)], "accuracy")
     assert found is not None
     assert found.examples == 30
 
 
-def test_without_common_examples_there_is_no_test() -> None:
-    assert difference([accuracies(SCORES, seed=1)], [accuracies(SCORES, seed=2)], "accuracy") is None
-    assert difference([accuracies(SCORES, data="d")], [accuracies(SCORES, data="e")], "accuracy") is None
-    assert difference([accuracies(SCORES)], [accuracies(SCORES)], "anls") is None
+def test_without_two_common_seeds_there_is_no_test() -> None:
+    two = [accuracies(SCORES, seed=1), accuracies(SCORES, seed=2)]
+    assert difference(two[:1], two, "accuracy") is None
+    assert difference(two, [accuracies(SCORES, seed=2), accuracies(SCORES, seed=3)], "accuracy") is None
+    assert difference(two, [accuracies(SCORES, seed=s, data="e") for s in (1, 2)], "accuracy") is None
+    assert difference(two, two, "anls") is None
+    assert difference(two, two, "accuracy") is not None
 
 
 def test_score_names_match_those_of_summaries() -> None:

@@ -12,6 +12,7 @@ import pytest
 from simfl.errors import ConfigError
 from simfl.reports.formats import csv, latex, markdown
 from simfl.reports.results import RunResult, result_rows, results_of
+from simfl.reports.statistical_tests import Difference
 from simfl.reports.table import ComparisonRow, compare
 from simfl.runs.folder import FORMAT
 
@@ -56,8 +57,8 @@ GRID = [
 ]
 
 
-def fake_test(row: ComparisonRow, reference: ComparisonRow, metric: str) -> float:
-    return 0.01 if metric == "anls" else 0.2
+def fake_test(row: ComparisonRow, reference: ComparisonRow, metric: str) -> Difference:
+    return Difference(0.1, 0.01, 0.01 if metric == "anls" else 0.2, 3, 100)
 
 
 def test_a_row_has_means_and_deviations_over_its_seeds() -> None:
@@ -80,7 +81,10 @@ def test_a_comparison_as_markdown() -> None:
         "| b_x | 3 | 1 of 2 | **0.7000**† | **0.3500** | 1.0 kB | 500 B | 2.0 s |",
         "",
         "- mean ± standard deviation over the seeds",
-        "- † differs from variant a with otherwise equal settings: paired bootstrap over the common examples, p < 0.05",
+        "- † differs from variant a with otherwise equal settings: hierarchical bootstrap over seeds and examples,"
+        " paired by seed, p < 0.05 after Holm's correction for 2 comparisons",
+        "- with 3 seeds and 2 comparisons, the first † needs a difference of 6.2 standard errors; without †, this table"
+        " cannot tell a difference from the chance of seeds and examples",
         "- b_2 failed: it broke",
     ]
 
@@ -100,9 +104,9 @@ def test_latex_escapes_special_characters() -> None:
 def test_the_reference_is_chosen_by_value_or_by_run() -> None:
     found = compare(GRID, against="b_x", test=fake_test)
     assert found.reference == "variant b_x"
-    assert found.rows[0].scores["anls"].p == 0.01
+    assert found.rows[0].scores["anls"].p == 0.02
     assert found.rows[1].scores["anls"].p is None
-    assert compare(GRID, against="a_2", test=fake_test).rows[1].scores["anls"].p == 0.01
+    assert compare(GRID, against="a_2", test=fake_test).rows[1].scores["anls"].p == 0.02
     with pytest.raises(ConfigError, match="--against: no row has 'b_y'; did you mean 'b_x'"):
         compare(GRID, against="b_y", test=fake_test)
 
@@ -111,12 +115,31 @@ def test_a_row_is_tested_against_the_row_with_otherwise_equal_settings() -> None
     tested: list[tuple[Any, ...]] = []
     grid = [result(f"{v}{k}", 0.5, variant=v, clients=k) for v in "ab" for k in (3, 9)]
 
-    def test(row: ComparisonRow, reference: ComparisonRow, metric: str) -> float:
+    def test(row: ComparisonRow, reference: ComparisonRow, metric: str) -> Difference:
         tested.append((*row.varied.values(), *reference.varied.values()))
-        return 1.0
+        return Difference(0.0, 0.1, 1.0, 3, 100)
 
     compare(grid, ["anls"], test=test)
     assert tested == [("b", 3, "a", 3), ("b", 9, "a", 9)]
+
+
+def test_p_is_corrected_for_all_comparisons_of_a_table() -> None:
+    """Raw p of .01, .02, .02 in a table of three tests: .03, .04, .04 by Holm's rule, where alone .02 would suffice."""
+    grid = [result(f"{v}{s}", 0.5, variant=v, seed=s) for v in "abcd" for s in (1, 2)]
+    raw = {"b": 0.01, "c": 0.02, "d": 0.02}
+
+    def test(row: ComparisonRow, reference: ComparisonRow, metric: str) -> Difference:
+        return Difference(0.0, 0.1, raw[str(row.varied["variant"])], 2, 100)
+
+    found = compare(grid, ["anls"], test=test)
+    assert [row.scores["anls"].p for row in found.rows] == [None, *map(pytest.approx, (0.03, 0.04, 0.04))]
+    assert len(found.tests) == 3
+
+
+def test_a_table_of_single_seeds_says_that_it_tests_nothing() -> None:
+    grid = [result(v, 0.5, variant=v, seed=1) for v in "ab"]
+    lines = markdown(compare(grid, ["anls"], test=lambda *_: None)).splitlines()
+    assert lines[-1] == "- no row is tested against variant a: a difference needs at least two common seeds"
 
 
 def test_the_smallest_deviation_is_the_best() -> None:
