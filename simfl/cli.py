@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ClientError as error:
         return _report(str(error), FAILED)  # the message ends with the traceback of the client
     except SimflError as error:
-        return _report(str(error), USER_ERROR)
+        return _report(str(error).replace("\n", "\nsimfl: "), USER_ERROR)  # one line for each problem
 
 
 def _report(text: str, code: int) -> int:
@@ -143,17 +143,20 @@ def _refuse_build(name: str) -> None:
 
 
 @commands.command("list")
-@click.argument("registry", required=False)
+@click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_(registry: str | None, as_json: bool) -> None:
-    """List all components; with a REGISTRY, such as algorithms, also their settings."""
+def list_(name: str | None, as_json: bool) -> None:
+    """List all components, or describe NAME with its settings.
+
+    NAME is a registry such as algorithms, a component such as fedprox, or a class of yours as package.module:Class.
+    """
     from simfl.config import catalogue
 
-    found = {name: catalogue.entries(name) for name in ([registry] if registry else catalogue.NAMES)}
+    found = catalogue.find(name) if name else {registry: catalogue.entries(registry) for registry in catalogue.NAMES}
     if as_json:
         click.echo(json.dumps({name: [asdict(e) for e in entries] for name, entries in found.items()}, indent=2))
-    elif registry:
-        _print_settings(found[registry])
+    elif name:
+        _print_settings([entry for entries in found.values() for entry in entries])
     else:
         _print_names(found)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import Toy
 
 from simfl import __version__, simulation
 from simfl.cli import main
@@ -130,7 +132,7 @@ def test_run_prints_the_backend_that_auto_chose(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--set", "phases.0.round=3"], "simfl: phases.0.round: simfl has no key 'round' (given 3); did you mean"),
+        (["--set", "phases.0.round=3"], "simfl: phases.0.round: unknown key (given 3); did you mean"),
         (["--workers", "0"], "simfl: --workers: '0' is not a whole number of at least 1 or auto"),
         (["--backend", "inline", "--workers", "2"], "simfl: --workers: has no effect with --backend inline"),
         (["--backend", "inline", "--address", "a"], "simfl: --address: has no effect with --backend inline"),
@@ -221,12 +223,23 @@ def test_every_setting_of_every_registry_has_a_meaning() -> None:
                 assert setting.meaning, f"{registry} {entry.name}.{setting.name} has no comment"
 
 
-def test_list_of_an_unknown_registry_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_of_an_unknown_name_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "codec"]) == 2
-    assert capsys.readouterr().err == "simfl: list: unknown registry 'codec'; did you mean 'codecs'?\n"
-    assert main(["list", "fedprox"]) == 2
-    said = "simfl: list: unknown registry 'fedprox'; it is one of algorithms: simfl list algorithms\n"
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == "simfl: list: unknown name 'codec'; did you mean 'codecs'?\n"
+    assert main(["list", "fedproxx"]) == 2
+    assert capsys.readouterr().err == "simfl: list: unknown name 'fedproxx'; did you mean 'fedprox'?\n"
+
+
+def test_list_describes_a_component_of_any_registry_and_a_class_of_the_user(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "fedprox", "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)["algorithms"]
+    assert [setting["name"] for setting in entry["settings"]] == ["mu"]
+    assert main(["list", "fakes:Toy", "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)["data"]
+    assert entry["name"] == "fakes:Toy"
+    assert entry["summary"].startswith(inspect.getdoc(Toy).partition("\n")[0])
+    assert main(["list", "json:JSONDecoder"]) == 2
+    assert "is not a class of one of the registries" in capsys.readouterr().err
 
 
 def test_a_command_group_without_a_command_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,13 +10,15 @@ import inspect
 import io
 import textwrap
 import tokenize
+from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields
 from typing import get_type_hints
 
 from simfl import experiment
 from simfl.config.fields import default, described, without_tensors, written
 from simfl.config.registries import REGISTRIES
-from simfl.errors import ConfigError, nearest
+from simfl.errors import ConfigError, closest, nearest
+from simfl.imports import import_object
 from simfl.optimizers import LOCAL_OPTIMIZERS, LocalOptimizer
 
 
@@ -47,22 +49,45 @@ SECTIONS = (
 NAMES = (*sorted([*REGISTRIES, "optimizers"]), "sections")
 
 
-def entries(registry: str) -> list[Entry]:
-    """Describe a registry; `optimizers` are torch's, and `sections` are the keys of an experiment file.
+def find(name: str) -> dict[str, list[Entry]]:
+    """Describe a registry, a component of any registry, or a class of the user given as `package.module:Class`.
+
+    Returns:
+        The descriptions, by registry.
 
     Raises:
-        ConfigError: There is no such registry.
+        ConfigError: There is no such name, or the class belongs to no registry.
     """
+    if name in NAMES:
+        return {name: entries(name)}
+    if ":" in name:
+        component = import_object(name, "list")
+        for registry, spec in REGISTRIES.items():
+            if isinstance(component, type) and issubclass(component, spec.kind):
+                return {registry: [entry(name, spec.find(name, "list"), spec.key)]}
+        raise ConfigError(f"list: {name!r} is not a class of one of the registries {', '.join(REGISTRIES)}")
+    found = {kind: [one for one in entries(kind) if one.name == name] for kind in NAMES if name in _known(kind)}
+    if not found:
+        known = {component for kind in NAMES for component in _known(kind)}
+        hint = nearest(name, known) if closest(name, known) and not closest(name, NAMES) else nearest(name, NAMES)
+        raise ConfigError(f"list: unknown name {name!r}; {hint}")
+    return found
+
+
+def entries(registry: str) -> list[Entry]:
+    """Describe a registry; `optimizers` are torch's, and `sections` are the keys of an experiment file."""
     if registry == "optimizers":
         return [_torch_entry(name) for name in LOCAL_OPTIMIZERS]
     if registry == "sections":
         return [entry(name.lower(), getattr(experiment, name)) for name in SECTIONS]
-    if registry not in REGISTRIES:
-        owners = [name for name, known in REGISTRIES.items() if registry in known.components]
-        hint = f"it is one of {owners[0]}: simfl list {owners[0]}" if owners else nearest(registry, NAMES)
-        raise ConfigError(f"list: unknown registry {registry!r}; {hint}")
     known = REGISTRIES[registry]
     return [entry(name, component, known.key) for name, component in known.components.items()]
+
+
+def _known(registry: str) -> Iterable[str]:
+    if registry == "optimizers":
+        return LOCAL_OPTIMIZERS
+    return [name.lower() for name in SECTIONS] if registry == "sections" else REGISTRIES[registry].components
 
 
 def entry(name: str, component: type, key: str = "") -> Entry:

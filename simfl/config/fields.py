@@ -1,7 +1,7 @@
 """Conversion between plain YAML values and typed fields, driven by type hints.
 
 `read` turns a YAML value into a field, `written` does the reverse, and `described` puts a type into words. `read`
-raises a one-line ConfigError with the path of the value at fault. A field whose type is the base class of a registry
+raises a ConfigError with one line for each value at fault, which begins with its path. A field whose type is the base class of a registry
 accepts the name of a component, or a mapping with its name and settings.
 """
 
@@ -16,7 +16,7 @@ import torch
 
 from simfl.config.registries import RegistrySpec, registry_of
 from simfl.constraints import Constraint, FiniteFloat, NonNegativeFloat, NonNegativeInt
-from simfl.errors import ConfigError, nearest
+from simfl.errors import ConfigError, Problems, closest, nearest
 from simfl.optimizers.local import LOCAL_OPTIMIZERS, LocalOptimizer
 
 DEFAULT_LIMITS: dict[object, object] = {int: NonNegativeInt, float: NonNegativeFloat}  # if a hint has no limits
@@ -70,21 +70,39 @@ def read(hint: object, value: object, path: str) -> Any:
     if isinstance(hint, type) and (registry := registry_of(hint)):
         return _read_component(registry, value, path)
     if isinstance(hint, type) and is_dataclass(hint):
-        return value if isinstance(value, hint) else build(hint, _mapping(value, path), path)
+        keys = ", ".join(field.name for field in fields(hint))
+        return (
+            value
+            if isinstance(value, hint)
+            else build(hint, _mapping(value, path, f"a mapping of keys to values (keys: {keys})"), path)
+        )
     return value  # `object` and `Any` accept every value
 
 
-def build(cls: type, given: Mapping[str, object], path: str, name: str = "simfl") -> Any:
-    """Build a dataclass from a mapping of its fields; error messages call the class `name`."""
+def build(cls: type, given: Mapping[str, object], path: str, name: str = "") -> Any:
+    """Build a dataclass from a mapping of its fields; error messages call a component `name`.
+
+    Raises:
+        ConfigError: Keys are unknown or missing, or values do not fit; one line for each problem.
+    """
     hints, known = get_type_hints(cls, include_extras=True), {field.name: field for field in fields(cls)}
-    for key, value in given.items():
-        if key not in known:
-            _refuse_key(key, value, path, name, known)
+    unknown = [key for key in given if key not in known]
+    meant = {RENAMED_KEYS.get(key) or closest(key, known) for key in unknown}
+    problems = Problems()
+    for key in unknown:
+        with problems:
+            _refuse_key(key, given[key], path, name, known)
     for key, field in known.items():
-        if key not in given and default(field) is MISSING:
-            raise ConfigError(f"{_join(path, key)}: missing; give {described(hints[key])}")
-    _check_defaults({name: field for name, field in known.items() if name not in given}, hints, path)
-    values = {key: read(hints[key], value, _join(path, key)) for key, value in given.items()}
+        if key not in given and key not in meant and default(field) is MISSING:
+            problems.add(f"{_join(path, key)}: missing; give {described(hints[key])}")
+    with problems:
+        _check_defaults({name: field for name, field in known.items() if name not in given}, hints, path)
+    values = {}
+    for key, value in given.items():
+        with problems:
+            if key in known:
+                values[key] = read(hints[key], value, _join(path, key))
+    problems.refuse()
     try:
         return cls(**values)
     except (ConfigError, ValueError) as error:
@@ -124,8 +142,9 @@ def _read_union(hint: object, value: object, path: str) -> object:
     options = [option for option in get_args(hint) if option is not type(None)]
     if value is None:
         return None if len(options) < len(get_args(hint)) else _refuse(hint, value, path)
-    if len(options) == 1:
-        return read(options[0], value, path)
+    sections = [option for option in options if isinstance(option, type) and is_dataclass(option)]
+    if len(options) == 1 or (len(sections) == 1 and isinstance(value, Mapping)):
+        return read((sections or options)[0], value, path)
     for option in options:
         try:
             return read(option, value, path)
@@ -141,12 +160,17 @@ def _read_tuple(hint: object, value: object, path: str) -> tuple[object, ...]:
     hints = arguments[:1] * len(value) if arguments[1:] == (...,) else arguments
     if len(hints) != len(value):
         _refuse(hint, value, path)
-    return tuple(read(one, item, _join(path, i)) for i, (one, item) in enumerate(zip(hints, value, strict=True)))
+    problems, items = Problems(), []
+    for i, (one, item) in enumerate(zip(hints, value, strict=True)):
+        with problems:
+            items.append(read(one, item, _join(path, i)))
+    problems.refuse()
+    return tuple(items)
 
 
-def _mapping(value: object, path: str) -> Mapping[str, object]:
+def _mapping(value: object, path: str, expected: str = "a mapping of keys to values") -> Mapping[str, object]:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{path or 'experiment'}: {shown(value)} is not a mapping of keys to values")
+        raise ConfigError(f"{path or 'experiment'}: {shown(value)} is not {expected}")
     return value
 
 
@@ -292,4 +316,5 @@ def _refuse_renamed(value: object, path: str) -> None:
 def _refuse_key(key: str, value: object, path: str, name: str, known: Iterable[str]) -> NoReturn:
     if RENAMED_KEYS.get(key, "") in known:
         raise ConfigError(f"{_join(path, key)}: renamed to {RENAMED_KEYS[key]}")
-    raise ConfigError(f"{_join(path, key)}: {name} has no key {key!r} (given {shown(value)}); {nearest(key, known)}")
+    fault = f"{name} has no key {key!r}" if name else "unknown key"
+    raise ConfigError(f"{_join(path, key)}: {fault} (given {shown(value)}); {nearest(key, known)}")

@@ -87,7 +87,7 @@ def test_a_resolved_experiment_keeps_the_order_of_its_keys(file: Path) -> None:
     ("path", "value", "expected"),
     [
         ("seed", "99999999999999999999", "99999999999999999999 is not a whole number from 0 to 2**63 - 1"),
-        ("phases.0.local.batch_sise", "8", "simfl has no key 'batch_sise' (given 8); did you mean 'batch_size'?"),
+        ("phases.0.local.batch_sise", "8", "unknown key (given 8); did you mean 'batch_size'?"),
         ("phases.0.algorithm", "fedproxx", "unknown 'fedproxx'; did you mean 'fedprox'?"),
         ("phases.0.algorithm.mew", "1", "fedavg has no key 'mew' (given 1)"),
         ("phases.0.local.batch_size", "'16'", "'16' is not a whole number of at least 1"),
@@ -372,3 +372,27 @@ def test_every_component_is_read_back_from_its_settings(shelf: str) -> None:
         settings = written(made)
         assert settings.pop(REGISTRIES[shelf].key) == name
         assert build(component, settings, shelf, name) == made, name
+
+
+def test_all_problems_of_a_file_are_reported_together_one_line_each() -> None:
+    given = {
+        "name": "many",
+        "data": "digitss",
+        "modl": "mlp",
+        "partition": "iid",
+        "execution": {"way": "batch"},
+        "phases": [{"algorithm": "fedavg", "objective": "classification", "rounds": -2, "codec": "int8", "local": {}}],
+    }
+    with pytest.raises(ConfigError) as caught:
+        config.parse(given)
+    lines = str(caught.value).splitlines()
+    assert [line.partition(": ")[0] for line in lines] == [
+        "modl",  # which is meant for `model`, so that no line says that the model is missing
+        "data",
+        "execution.way",
+        "phases.0.rounds",
+        "phases.0.codec",
+        "phases.0.local.optimizer",
+        "phases.0.local.learning_rate",
+    ]
+    assert lines[4].startswith("phases.0.codec: 'int8' is not a mapping of keys to values (keys: ")

@@ -215,8 +215,8 @@ def test_runs_of_a_sweep_share_a_group_in_weights_and_biases(tmp_path: Path) -> 
             {"seeds": [1], "set": {"seed": 2}},
             "set.seed: has no effect, because it varies in this sweep",
         ),
-        ({"seeds": [1], "stop": {"medain": {}}}, "stop.medain: simfl has no key 'medain'"),
-        ({"seeds": [1], "table": {"metric": []}}, "table.metric: simfl has no key 'metric' .*'metrics'"),
+        ({"seeds": [1], "stop": {"medain": {}}}, "stop.medain: unknown key"),
+        ({"seeds": [1], "table": {"metric": []}}, "table.metric: unknown key .*'metrics'"),
         (
             {"seeds": [1], "table": {"metrics": ["acuracy"]}},
             "kinds.yaml: table.metrics: no run will have a score 'acuracy'; did you mean 'accuracy'",
