@@ -17,6 +17,7 @@ from torch import Tensor
 
 from simfl import contract
 from simfl.algorithms.base import Algorithm
+from simfl.algorithms.similarity_preserving import SimilarityPreserving
 from simfl.codecs.base import Codec, MessageContext
 from simfl.codecs.casts import Cast
 from simfl.config import fields, rules
@@ -157,6 +158,13 @@ class WrongLimit(Algorithm):
 
 
 @dataclass(frozen=True)
+class Undeclared(SimilarityPreserving):
+    """A loss over pairs of examples that does not declare that it needs the whole batch."""
+
+    needs_whole_batch: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
 class InPlace(ServerOptimizer):
     """A server optimizer that changes the weights in place."""
 
@@ -182,6 +190,7 @@ class NoMetric(Objective):
         (WithoutBound, "declares no error bound; override error_bound(values, shape, contexts)"),
         (Undescribed, "mu: has no description; write a comment behind the field"),
         (WrongLimit, "sequential: at fedavg_settings: the global weights are not bit-identical to FedAvg's"),
+        (Undeclared, "needs_whole_batch: not declared, though a batch cannot be divided"),
         (InPlace, "step 0: changes weights or delta in place"),
         (NoMetric, "metric: must name the main metric"),
         (int, "is not a component: it needs one of these base classes"),

@@ -1,8 +1,8 @@
 """Conversion between plain YAML values and typed fields, driven by type hints.
 
 `read` turns a YAML value into a field, `written` does the reverse, and `described` puts a type into words. `read`
-raises a ConfigError with one line for each value at fault, which begins with its path. A field whose type is the base class of a registry
-accepts the name of a component, or a mapping with its name and settings.
+raises a ConfigError with one line for each value at fault, which begins with its path. A field whose type is the base
+class of a registry accepts the name of a component, or a mapping with its name and settings.
 """
 
 from __future__ import annotations

@@ -41,9 +41,11 @@ def check_algorithm(algorithm: Algorithm) -> Iterator[str]:
                 lines = [line.strip() for line in str(error).splitlines() if line.strip()]
                 yield f"execution.mode {mode}: {' '.join(dict.fromkeys((lines[0], lines[-1])))}"
                 return
-    if algorithm.privacy_unit is None:  # the noise of private updates is drawn in the order of each mode
+    if modes == MODES:
         with TemporaryDirectory() as folder:
             yield from _check_modes_agree(algorithm, Path(folder))
+    with TemporaryDirectory() as folder:
+        yield from _check_divided_batches(algorithm, Path(folder))
     if algorithm.fedavg_limit and algorithm.fedavg_settings is None:
         yield "fedavg_settings: not declared, though fedavg_limit is; give the settings at which it is FedAvg"
     if algorithm.supported_sgd_settings() is None and algorithm.privacy_unit is None:
@@ -78,6 +80,23 @@ def _check_modes_agree(algorithm: Algorithm, folder: Path) -> Iterator[str]:
             f"sequential and vectorized: the global weights differ by {distance / length:.2g} of their length;"
             " a loss must not depend on whether it runs under torch.func.vmap"
         )
+
+
+def _check_divided_batches(algorithm: Algorithm, folder: Path) -> Iterator[str]:
+    """Check that batches can be divided among workers, unless the algorithm declares that they cannot."""
+    divided = {"execution.data_parallel": 2, "rounds": 1}
+    if algorithm.needs_whole_batch or len(algorithm.micro_steps()) > 1:
+        return
+    try:
+        given = with_settings(_experiment(algorithm, "sequential"), {**algorithm.example, **divided})
+        config.parse(given)
+    except ConfigError:  # refused before a run, as it needs single local steps or gradients of examples
+        return
+    try:
+        _run(algorithm, "sequential", folder, divided)
+    except SimflError as error:
+        cause = str(error).splitlines()[-1].strip()
+        yield f"needs_whole_batch: not declared, though a batch cannot be divided: {cause}"
 
 
 def _check_models(algorithm: Algorithm, mode: str, folder: Path) -> Iterator[str]:
