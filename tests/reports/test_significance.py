@@ -37,7 +37,7 @@ def test_runs_are_paired_by_seed_and_data() -> None:
 
 def test_clients_models_count_once_for_each_client() -> None:
     """Client 0 has one example, which changes by 1, client 1 has three, which do not: the mean over clients is .5."""
-    before = {(0, 0): 0.0, **{(1, row): 1.0 for row in range(3)}}
+    before: dict[tuple[int | None, int], float] = {(0, 0): 0.0, (1, 0): 1.0, (1, 1): 1.0, (1, 2): 1.0}
     a, b = ([accuracies(before | {(0, 0): value}, seed) for seed in (1, 2)] for value in (0.0, 1.0))
     found = difference(a, b, "accuracy")
     assert found is not None
