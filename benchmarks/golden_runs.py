@@ -38,6 +38,7 @@ Settings = dict[str, Any]
 Experiments = dict[str, Settings]  # experiments by the name of their run
 
 SEQUENTIAL, VECTORIZED = MODES = ("sequential", "vectorized")
+NEWER_METRIC, NEWER_MEAN = "loss", "client:two_step"  # evaluations that version 0.1.0 did not compute
 FAILED = "failed"  # start of the result of a run that raised an error
 
 
@@ -131,9 +132,12 @@ def ledger_bytes(folder: Path) -> list[int]:
 
 
 def evaluation_values(folder: Path) -> list[float]:
-    """Return the values of all evaluations, in their order."""
+    """Return the values of all evaluations, in their order, without those that older versions did not compute."""
     table = read_table(folder, "evaluations")
-    return [float(value) for value in column(table, "value")] if table.num_rows else []
+    if not table.num_rows:
+        return []
+    rows = zip(*(column(table, name) for name in ("metric", "by", "value")), strict=True)
+    return [float(value) for metric, by, value in rows if metric != NEWER_METRIC and by != NEWER_MEAN]
 
 
 def read_table(folder: Path, name: str) -> pa.Table:

@@ -13,6 +13,7 @@ import numpy as np
 
 from benchmarks.works import WORKS
 from simfl import files
+from simfl.data.partition.holdout import assign
 from simfl.run_context import RunContext
 from simfl.sampling import sample_clients
 from simfl.training.batches import batches
@@ -28,7 +29,7 @@ def write(work: str, path: Path) -> None:
     for index, (name, p) in enumerate(context.module.named_parameters()):
         arrays[f"start:{index:03}:{name}"] = p.detach().numpy()
         arrays[f"trained:{index:03}"] = np.asarray(p.requires_grad)
-    partition = experiment.partition.split(context.split("train"), experiment.seed)
+    partition = assign(experiment.partition, context.split("train"), experiment.seed)
     updates, steps = [], []
     for number in range(phase.rounds):
         for client in sample_clients(phase, len(partition), experiment.seed, 0, number):

@@ -27,6 +27,7 @@ PowerOfTwo = Annotated[int, Constraint("a power of two", lambda n: n > 0 and n &
 NonNegativeFloat = Annotated[float, Constraint("a number of at least 0", lambda x: x >= 0 and math.isfinite(x))]
 PositiveFloat = Annotated[float, Constraint("a number above 0", lambda x: x > 0 and math.isfinite(x))]
 Fraction = Annotated[float, Constraint("a number above 0 and at most 1", lambda x: 0 < x <= 1)]
+ProperFraction = Annotated[float, Constraint("a number above 0 and below 1", lambda x: 0 < x < 1)]
 FiniteFloat = Annotated[float, Constraint("a finite number", math.isfinite)]
 
 FileName = Annotated[

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from simfl.client_state import ClientStore
+from simfl.data.base import HELD_OUT, TRAIN
 from simfl.data.partition.base import column, columns_of
 from simfl.data.partition.manifest import Partition
 from simfl.models.call_context import ModelCall, call_context
@@ -27,6 +28,8 @@ from simfl.training.context import LOCAL, PhaseContext
 TRUTH = ("id", "question", "answers", "label", "text")  # columns shown next to a prediction, where the data have them
 # columns by which scores are averaged too, where the data have them, in addition to those of the partition
 GROUPS = ("dataset", "provider", "scene", "task", "domain", "stage", "field", "group")
+GLOBAL = "global"  # the model that all clients share
+CLIENT_MEAN = "client:two_step"  # `by` of the mean over the clients' means
 
 Row = dict[str, Any]  # a row of a table: column -> value
 
@@ -153,16 +156,20 @@ def samples(run_context: RunContext, scores: Iterable[Scores], position: Row) ->
     return out
 
 
-def by_example(run_context: RunContext, scores: Iterable[Scores], position: Row) -> list[Row]:
+def by_example(
+    run_context: RunContext, scores: Iterable[Scores], position: Row, partition: Partition | None = None
+) -> list[Row]:
     """Return rows for `scores.parquet`: the scores of each example, and its groups as `by_<column>`.
 
-    Paired comparisons of two runs and measures of fairness between clients are computed from this table.
+    Held-out examples of the partition have their client as a group. Paired comparisons of two runs and measures of
+    fairness between clients are computed from this table.
     """
     out, known = [], dict[str, list[tuple[str, np.ndarray]]]()
     for shard in scores:
         plan = shard.plan
         if plan.split not in known:
-            known[plan.split] = _groups(run_context, plan.split, np.arange(len(run_context.split(plan.split))))
+            rows = np.arange(len(run_context.split(plan.split)))
+            known[plan.split] = _groups_with_clients(run_context, plan.split, rows, partition)
         base = {**position, "split": plan.split, "model": plan.model, "client": plan.client}
         groups = {f"by_{kind}": names[plan.rows].tolist() for kind, names in known[plan.split]}
         columns = groups | {name: values.astype(float).tolist() for name, values in shard.columns.items()}
@@ -171,10 +178,14 @@ def by_example(run_context: RunContext, scores: Iterable[Scores], position: Row)
     return out
 
 
-def summarise(run_context: RunContext, scores: Iterable[Scores], position: Row) -> list[Row]:
+def summarise(
+    run_context: RunContext, scores: Iterable[Scores], position: Row, partition: Partition | None = None
+) -> list[Row]:
     """Return rows for `evaluations.parquet`: the mean of each metric by split and model, and by group and client.
 
-    `two_step` is the mean of the group means, as paper 000 averages over data sets.
+    `two_step` is the mean of the group means, as paper 000 averages over data sets; `client:two_step` is the mean over
+    the clients that have examples, and its count is their number. Held-out examples of the partition are grouped by
+    their client too.
     """
     joined: dict[tuple[str, str, int | None], list[Scores]] = {}
     for shard in scores:
@@ -183,13 +194,29 @@ def summarise(run_context: RunContext, scores: Iterable[Scores], position: Row) 
     for (split, model, client), shards_ in joined.items():
         rows = np.concatenate([shard.plan.rows for shard in shards_])
         columns = {name: np.concatenate([shard.columns[name] for shard in shards_]) for name in shards_[0].columns}
-        groups = _groups(run_context, split, rows) if client is None else []
+        groups = _groups_with_clients(run_context, split, rows, partition) if client is None else []
         base = {**position, "split": split, "model": model}
         own = {**base, "by": "all", "group": ""} if client is None else {**base, "by": "client", "group": str(client)}
         for metric, values in columns.items():
             out.append({**own, "metric": metric, **_mean(values)})
             out += [row for kind, names in groups for row in _group_rows(base, metric, values, kind, names)]
-    return out
+    return out + _client_means(out)
+
+
+def _client_means(rows: Sequence[Row]) -> list[Row]:
+    """Return the mean over clients of each metric of the clients' own models."""
+    found: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        if row["model"] != GLOBAL and row["by"] == "client":
+            found.setdefault((row["split"], row["model"], row["metric"]), []).append(row)
+    return [
+        {**own[0], "by": CLIENT_MEAN, "group": "", "value": _over([row["value"] for row in own]), "count": len(own)}
+        for own in found.values()
+    ]
+
+
+def _over(values: Sequence[float]) -> float:
+    return float(np.mean(values))
 
 
 def _group_rows(base: Row, metric: str, values: np.ndarray, kind: str, names: np.ndarray) -> list[Row]:
@@ -204,44 +231,156 @@ def _mean(values: np.ndarray) -> Row:
     return {"value": float(np.mean(values, dtype=np.float64)), "count": len(values)}
 
 
+def _groups_with_clients(
+    run_context: RunContext, split: str, rows: np.ndarray, partition: Partition | None
+) -> list[tuple[str, np.ndarray]]:
+    """Return each group column of these rows of a split; held-out examples are grouped by their client too."""
+    found = _groups(run_context, split, rows)
+    if partition is None or split != HELD_OUT:
+        return found
+    owner = _owners(run_context, partition, split)
+    assert owner is not None
+    return [*found, ("client", np.array([str(client) for client in owner[rows]], dtype=object))]
+
+
 def _groups(run_context: RunContext, split: str, rows: np.ndarray) -> list[tuple[str, np.ndarray]]:
     """Return each group column of these rows of a split."""
+    return _group_columns(run_context, split, rows, [*columns_of(run_context.experiment.partition), *GROUPS])
+
+
+def _group_columns(
+    run_context: RunContext, split: str, rows: np.ndarray, names: Sequence[str]
+) -> list[tuple[str, np.ndarray]]:
+    """Return those of these columns that the split has, for these rows."""
     found = run_context.split(split)
     tables = [found.examples] + ([found.documents] if found.documents is not None else [])
-    wanted = dict.fromkeys([*columns_of(run_context.experiment.partition), *GROUPS])
-    present = [name for name in wanted if any(name in table.column_names for table in tables)]
+    present = [name for name in dict.fromkeys(names) if any(name in table.column_names for table in tables)]
     coded = {name: column(found, name) for name in present}
     return [(name, np.asarray(names.to_pylist(), dtype=object)[codes][rows]) for name, (codes, names) in coded.items()]
 
 
-def headline(rows: Sequence[Row], metric: str, split: str, model: str) -> float | None:
-    """Return the overall value of a metric, of personal models the mean over clients; None if it was not evaluated."""
+@dataclass(frozen=True)
+class Headline:
+    """An overall score: of a model that all clients share over examples, of the clients' models their mean."""
+
+    value: float
+    clients: int | None = None  # clients over which the mean is taken; None for a model that all clients share
+
+
+def headline(rows: Sequence[Row], metric: str, split: str, model: str) -> Headline | None:
+    """Return the overall value of a metric; None if it was not evaluated."""
     wanted = {"metric": metric, "split": split, "model": model}
-    found = [r for r in rows if r["by"] in ("all", "client") and all(r[key] == value for key, value in wanted.items())]
-    return headlines(found, split)[metric if model == "global" else f"{model}.{metric}"] if found else None
+    found = [row for row in rows if _is_headline(row) and all(row[key] == value for key, value in wanted.items())]
+    return next(iter(headlines(found, split).values())) if found else None
 
 
-def headlines(rows: Iterable[Row], first_split: str) -> dict[str, float]:
-    """Return overall values by name: `anls` of the global model on the first split, else `split.anls`, `personal.anls`.
+def headlines(rows: Iterable[Row], first_split: str) -> dict[str, Headline]:
+    """Return overall scores by name; see `score_name`.
 
-    Personal models are scored client by client; their value is the mean over clients.
+    Clients' models are scored client by client; their value is the mean over the clients that have examples.
     """
-    found: dict[str, list[float]] = {}
+    found: dict[tuple[str, str, str], list[float]] = {}
     for row in rows:
-        if row["by"] in ("all", "client"):
-            path = [row["split"]] if row["split"] != first_split else []
-            path += [row["model"]] if row["model"] != "global" else []
-            found.setdefault(".".join([*path, row["metric"]]), []).append(row["value"])
-    return {name: float(np.mean(values)) for name, values in found.items()}
+        if _is_headline(row):
+            found.setdefault((row["split"], row["model"], row["metric"]), []).append(row["value"])
+    held_out = {model for split, model, _ in found if split == HELD_OUT}
+    return {
+        score_name(split, model, metric, first_split, model in held_out): Headline(
+            float(np.mean(values)), None if model == GLOBAL else len(values)
+        )
+        for (split, model, metric), values in found.items()
+    }
 
 
-def rows_of_clients(run_context: RunContext, partition: Partition, split: str, rows: np.ndarray) -> list[np.ndarray]:
-    """Return the rows that each client is evaluated on: those of its groups, or all if no row has a client's group."""
-    if split == "train":
-        return [np.intersect1d(rows, partition.rows(k)) for k in range(len(partition))]
+def score_name(split: str, model: str, metric: str, first: str, held_out: bool = False) -> str:
+    """Return the name of an overall score: `anls`, else `split.anls`, `personal.anls`, `split.personal.anls`.
+
+    The split is left out if it is the first evaluated one, and for clients' models if it is `heldout`.
+
+    Args:
+        split: The split.
+        model: The model.
+        metric: The metric.
+        first: The first evaluated split.
+        held_out: Whether clients' models are scored on held-out examples.
+    """
+    home = HELD_OUT if held_out and model != GLOBAL else first
+    path = [split] if split != home else []
+    return ".".join([*path, *([model] if model != GLOBAL else []), metric])
+
+
+def _is_headline(row: Row) -> bool:
+    return bool(row["by"] == ("all" if row["model"] == GLOBAL else "client"))
+
+
+def evaluated_splits(run_context: RunContext, partition: Partition) -> tuple[str, ...]:
+    """Return the splits that are scored: the requested ones, and the held-out examples if the partition has them."""
+    splits = run_context.experiment.evaluate.splits
+    return splits if HELD_OUT in splits or not partition.holds_out else (*splits, HELD_OUT)
+
+
+def evaluated_rows(run_context: RunContext, partition: Partition, split: str) -> np.ndarray:
+    """Return the rows of a split that are scored, ascending: at most `evaluate.limit`.
+
+    The rows of `heldout` are rows of `train`, and are left out of `train`.
+    """
+    rows = None
+    if partition.holds_out and run_context.stored_split(split) == TRAIN:
+        rows = np.sort(partition.held_out_order)
+        rows = rows if split == HELD_OUT else np.setdiff1d(np.arange(len(run_context.split(TRAIN))), rows)
+    return run_context.choose_rows(split, run_context.experiment.evaluate.limit, rows)
+
+
+def rows_of_clients(
+    run_context: RunContext, partition: Partition, split: str, rows: np.ndarray
+) -> list[np.ndarray] | None:
+    """Return those of the rows that are each client's own; None if the split has no examples of single clients.
+
+    The own examples of `train` and `heldout` are those of the partition. Those of another split belong to a client by
+    the rule of the partition, or by the client's groups.
+    """
+    owner = _owners(run_context, partition, split)
+    if owner is not None:
+        own = _rows_by_owner(owner[rows], rows, len(partition))
+        return own if any(map(len, own)) else None
     groups = [{name for name, _ in partition.groups(k)} for k in range(len(partition))]
-    for _, values in _groups(run_context, split, rows) if any(groups) else ():
+    kinds = columns_of(run_context.experiment.partition) or GROUPS
+    for _, values in _group_columns(run_context, split, rows, kinds) if any(groups) else ():
         own = [rows[[value in names for value in values]] for names in groups]
         if any(map(len, own)):
             return own
-    return [rows] * len(partition)
+    return None
+
+
+def missing_scores(run_context: RunContext, partition: Partition) -> tuple[str, ...]:
+    """Return a note if clients' models are requested that no evaluated example belongs to, and so have no score."""
+    models = [model for model in run_context.experiment.evaluate.models if model != GLOBAL]
+    splits = evaluated_splits(run_context, partition) if models else ()
+    for split in splits:
+        if rows_of_clients(run_context, partition, split, evaluated_rows(run_context, partition, split)) is not None:
+            return ()
+    if not models:
+        return ()
+    return (
+        f"evaluate: no example of {' or '.join(splits)} belongs to a client, so {' and '.join(models)} models have no"
+        " score; hold out examples of each client by partition.holdout",
+    )
+
+
+def _owners(run_context: RunContext, partition: Partition, split: str) -> np.ndarray | None:
+    """Return the client of each example of a split, int64 [N]; −1: none. None if the groups decide."""
+    if run_context.stored_split(split) != TRAIN:
+        return run_context.experiment.partition.owners(run_context.split(split))
+    owner = np.full(len(run_context.split(TRAIN)), -1, np.int64)
+    if split == HELD_OUT and partition.held_out_starts is not None:
+        order, sizes = partition.held_out_order, np.diff(partition.held_out_starts)
+    else:
+        order, sizes = partition.order, partition.sizes
+    owner[order] = np.repeat(np.arange(len(partition)), sizes)
+    return owner
+
+
+def _rows_by_owner(owner: np.ndarray, rows: np.ndarray, clients: int) -> list[np.ndarray]:
+    """Return the rows of each client, in their order."""
+    by = np.argsort(owner, kind="stable")
+    return np.split(rows[by], np.searchsorted(owner[by], np.arange(clients + 1)))[1:-1]

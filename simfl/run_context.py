@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from simfl.data.base import Dataset, Split
+from simfl.data.base import HELD_OUT, TRAIN, Dataset, Split
 from simfl.errors import ConfigError, DataError, nearest
 from simfl.experiment import Experiment
 from simfl.models.base import Model, tied_names
@@ -122,15 +122,19 @@ class RunContext:
         return tied_names(self.module)
 
     def split(self, name: str) -> Split:
-        """Return a split by name.
+        """Return a split by name; the examples of `heldout` are among those of `train`.
 
         Raises:
             ConfigError: The data set has no such split.
         """
-        splits = self.dataset.splits
+        splits, name = self.dataset.splits, self.stored_split(name)
         if name not in splits:
             raise ConfigError(f"evaluate.splits: {self.dataset.name} has no split {name!r}; {nearest(name, splits)}")
         return splits[name]
+
+    def stored_split(self, name: str) -> str:
+        """Return the split of the data set that holds the examples of an evaluated split."""
+        return TRAIN if name == HELD_OUT and name not in self.dataset.splits else name
 
     def examples(self, objective: Objective, split: str) -> Examples:
         """Return a split as the objective encodes it, on the device; encoded once.
@@ -138,6 +142,7 @@ class RunContext:
         Raises:
             DataError: The split cannot be encoded, or its encoding has numbers that are not finite.
         """
+        split = self.stored_split(split)
         key = (repr(objective), split)
         if key not in self._encoded:
             try:
@@ -210,12 +215,15 @@ class RunContext:
         copies = Counter(self.tied_names.values()) if privacy.tied_weights == "always" else {}
         return Mechanism(privacy, noise_multiplier, self.experiment.seed, copies)
 
-    def choose_rows(self, split: str, limit: int | None) -> np.ndarray:
-        """Return the evaluated rows of a split in file order: all, or `limit` of them, sampled once."""
-        count = len(self.split(split))
-        if limit is None or limit >= count:
-            return np.arange(count)
-        return np.sort(rng(self.experiment.seed, "evaluate", split).choice(count, size=limit, replace=False))
+    def choose_rows(self, split: str, limit: int | None, rows: np.ndarray | None = None) -> np.ndarray:
+        """Return the evaluated rows of a split in file order: all, or `limit` of them, sampled once.
+
+        `rows`, ascending, are those to choose from; None: the whole split.
+        """
+        rows = np.arange(len(self.split(split))) if rows is None else rows
+        if limit is None or limit >= len(rows):
+            return rows
+        return rows[np.sort(rng(self.experiment.seed, "evaluate", split).choice(len(rows), size=limit, replace=False))]
 
 
 def _check_finite(examples: Examples) -> None:

@@ -9,9 +9,9 @@ from fakes import Toy, experiment, model, run
 
 from simfl import files
 from simfl.client_state import FileClientStore
-from simfl.data.partition.partitioners import Natural
+from simfl.data.partition.partitioners import Iid, Natural
 from simfl.errors import ConfigError
-from simfl.evaluation import EvaluationPlan, Scores, headline, headlines, rows_of_clients, shards, summarise
+from simfl.evaluation import EvaluationPlan, Headline, Scores, headline, headlines, rows_of_clients, shards, summarise
 from simfl.experiment import Evaluate
 from simfl.run_context import RunContext
 from simfl.runs import checkpoint, tables
@@ -132,13 +132,15 @@ ROWS = [
 
 
 def test_headlines_by_name():
-    assert headlines(ROWS, "valid") == {"anls": 0.5, "unseen.anls": 0.25, "personal.anls": 0.4}
+    """The score of clients' models is the mean over the two clients that were scored."""
+    found = headlines(ROWS, "valid")
+    assert found == {"anls": Headline(0.5), "unseen.anls": Headline(0.25), "personal.anls": Headline(0.4, clients=2)}
 
 
 def test_one_headline():
-    assert headline(ROWS, "anls", "valid", "global") == 0.5
-    assert headline(ROWS, "anls", "unseen", "global") == 0.25
-    assert headline(ROWS, "anls", "valid", "personal") == 0.4
+    assert headline(ROWS, "anls", "valid", "global") == Headline(0.5)
+    assert headline(ROWS, "anls", "unseen", "global") == Headline(0.25)
+    assert headline(ROWS, "anls", "valid", "personal") == Headline(0.4, clients=2)
     assert headline(ROWS, "anls", "unseen", "personal") is None
     assert headline(ROWS, "accuracy", "valid", "global") is None
 
@@ -178,14 +180,17 @@ def test_several_splits_and_a_limit(tmp_path):
     assert RunContext(case, files.cache_folder()).choose_rows("valid", 1000).tolist() == list(range(60))
 
 
-def test_clients_are_evaluated_on_all_rows_if_no_row_has_their_groups(setting):
-    train = setting.split("train")
-    partition = setting.experiment.partition.split(train, 42)
-    own = rows_of_clients(setting, partition, "train", np.arange(len(train)))
+def test_clients_are_evaluated_on_their_own_rows_alone(setting):
+    """By the partition for train, by the column `client` for another split, or not at all."""
+    train, official = setting.split("train"), replace(setting.experiment.partition, groups=None)
+    own = rows_of_clients(setting, official.split(train, 42), "train", np.arange(len(train)))
     assert [len(rows) for rows in own] == list(Toy().sizes)
-    ungrouped = replace(setting.experiment.partition, groups=None).split(train, 42)
-    own = rows_of_clients(setting, ungrouped, "valid", np.arange(60))
-    assert [len(rows) for rows in own] == [60] * 10
+    case = RunContext(replace(CASE, partition=official), files.cache_folder())
+    own = rows_of_clients(case, official.split(train, 42), "valid", np.arange(60))
+    client = setting.split("valid").examples["client"].to_numpy()
+    assert [rows.tolist() for rows in own] == [np.flatnonzero(client == k).tolist() for k in range(10)]
+    case = RunContext(replace(CASE, partition=Iid(clients=4)), files.cache_folder())
+    assert rows_of_clients(case, case.experiment.partition.split(train, 42), "valid", np.arange(60)) is None
 
 
 def test_clients_of_a_natural_column_are_evaluated_on_the_rows_of_their_value(setting):

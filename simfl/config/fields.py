@@ -20,6 +20,7 @@ from simfl.errors import ConfigError, Problems, closest, nearest
 from simfl.optimizers.local import LOCAL_OPTIMIZERS, LocalOptimizer
 
 DEFAULT_LIMITS: dict[object, object] = {int: NonNegativeInt, float: NonNegativeFloat}  # if a hint has no limits
+IMPLIED = {"of": "own", "rows": "rows"}  # the component of a mapping without a name, by a setting that only it has
 RENAMED_KEYS = {  # for error messages only: the old keys are not accepted
     "aliases": "tied_weights",
     "cohort": "execution",
@@ -179,8 +180,9 @@ def _read_component(registry: RegistrySpec, value: object, path: str) -> object:
         return value
     is_class = isinstance(value, type) and issubclass(value, registry.kind)
     if not isinstance(value, str) and not is_class and not (isinstance(value, Mapping) and registry.key in value):
-        if isinstance(value, Mapping) and "of" in value and "own" in registry.components:
-            value = {registry.key: "own", **value}
+        implied = [name for key, name in IMPLIED.items() if isinstance(value, Mapping) and key in value]
+        if implied and implied[0] in registry.components:
+            value = {registry.key: implied[0], **_mapping(value, path)}
         elif (wrapped := registry.wrapped(value)) is not None:
             return wrapped
     name, given = _name_and_settings(value, path, registry.key)

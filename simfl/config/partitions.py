@@ -14,6 +14,7 @@ from simfl.config import fields
 from simfl.constraints import FileName, Seed
 from simfl.data import leaks
 from simfl.data.base import Data, Dataset, Split
+from simfl.data.partition.holdout import assign
 from simfl.data.partition.manifest import Partition
 from simfl.data.partition.partitioners import Partitioner
 from simfl.errors import ConfigError, nearest
@@ -73,4 +74,4 @@ def build(spec: PartitionSpec, cache: Path) -> BuiltPartition:
     if spec.split not in dataset.splits:
         raise ConfigError(f"split: {dataset.name} has no split {spec.split!r}; {nearest(spec.split, dataset.splits)}")
     leaks.check_disjoint(dataset, spec.disjoint, spec.split)
-    return BuiltPartition(spec, dataset, spec.partition.split(dataset.splits[spec.split], spec.seed))
+    return BuiltPartition(spec, dataset, assign(spec.partition, dataset.splits[spec.split], spec.seed))

@@ -10,6 +10,8 @@ from typing import ClassVar
 
 import pyarrow as pa
 
+TRAIN = "train"  # the split that is divided among clients
+HELD_OUT = "heldout"  # name by which the held-out examples of clients are evaluated like a split
 DATA_SHA256 = b"simfl.data_sha256"  # schema metadata key of the examples: the hash of the whole data set
 CLASSES = b"simfl.classes"  # schema metadata key of the examples: names of the classes of text labels, a JSON list
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from simfl.data.base import Dataset, Published
+from simfl.data.partition.holdout import assign, expected_sizes
 from simfl.data.partition.manifest import Partition
 from simfl.data.placeholder import placeholder_dataset
 from simfl.errors import DataError
@@ -45,14 +46,14 @@ def client_sizes(experiment: Experiment, cache: Path) -> tuple[Dataset, ClientSi
         DataError: The data cannot be read and the experiment does not give the number of clients.
     """
     published = experiment.data.published()
-    sizes = None if published is None else experiment.partition.expected(published)
+    sizes = None if published is None else expected_sizes(experiment.partition, published)
     if published is not None and sizes is not None:
         exact = tuple(sizes) == published.clients
         groups = np.array(published.groups if exact and published.groups else [0] * len(sizes))
         return placeholder_dataset(published), ClientSizes(sizes, groups, exact, "published sizes")
     context, clients = RunContext(experiment, cache), experiment.partition.clients
     try:
-        partition = experiment.partition.split(context.split("train"), experiment.seed)
+        partition = assign(experiment.partition, context.split("train"), experiment.seed)
     except DataError as error:
         if clients is None:
             raise
@@ -99,7 +100,8 @@ def _steps_of_groups(experiment: Experiment, index: int, round_number: int, clie
     local, privacy, partition = experiment.phases[index].local, experiment.privacy, sizes.partition
     assert privacy is not None
     count = int(sizes.groups[client]) or privacy.min_groups or 1
-    chosen = sample_groups(count, privacy, experiment.seed, index, round_number, client)
+    repeatable = replace(privacy, secure=False)  # a typical sample of a run whose own is secret
+    chosen = sample_groups(count, repeatable, experiment.seed, index, round_number, client)
     if partition is None:
         return len(chosen) * num_steps(int(np.ceil(sizes.sizes[client] / count)), local)
     groups = partition.groups(client)

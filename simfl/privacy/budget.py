@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
+from simfl.data.partition.holdout import expected_sizes
 from simfl.data.partition.manifest import Partition
 from simfl.errors import ConfigError, PrivacyError
 from simfl.experiment import Experiment, Phase, Privacy
@@ -167,7 +168,7 @@ def _population(experiment: Experiment, partition: Partition | None, num_clients
             return replace(found, groups=(min_groups,))
         return found
     published = experiment.data.published()
-    sizes = None if published is None else experiment.partition.expected(published)
+    sizes = None if published is None else expected_sizes(experiment.partition, published)
     clients = num_clients or (experiment.partition.clients if sizes is None else len(sizes))
     if clients is None:
         raise ConfigError("partition.clients: needed for privacy accounting without the data")

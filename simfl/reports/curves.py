@@ -51,7 +51,7 @@ def run_curves(result: RunResult) -> RunCurves:
     scores: dict[str, dict[int, float]] = {}
     for step, found in by_step.items():
         for name, value in evaluation.headlines(found, first).items():
-            scores.setdefault(name, {})[step] = value
+            scores.setdefault(name, {})[step] = value.value
     loss = {row["step"]: row["loss"] for row in rows if row["loss"] is not None}
     metrics: dict[str, dict[int, float]] = {}
     for row in rows:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from simfl.data.base import HELD_OUT
 from simfl.errors import ConfigError, nearest
+from simfl.evaluation import score_name
 from simfl.experiment import Experiment
 from simfl.reports.results import SPREAD, RunResult
-from simfl.reports.significance import score_name
 from simfl.reports.table import SEED
 from simfl.runs.folder import SWEEP, read_json
 
@@ -86,9 +87,10 @@ def possible_scores(experiment: Experiment) -> list[str]:
     Statistics over clients exist only if the partition says which client an example belongs to.
     """
     evaluate, metrics = experiment.evaluate, experiment.phases[-1].objective.metrics
+    held_out = experiment.partition.holdout is not None
     names = [
-        score_name(split, model, metric, evaluate.splits[0])
-        for split in evaluate.splits
+        score_name(split, model, metric, evaluate.splits[0], held_out)
+        for split in dict.fromkeys([*evaluate.splits, *([HELD_OUT] if held_out else [])])
         for model in evaluate.models
         for metric in metrics
     ]

@@ -28,8 +28,10 @@ def summary_lines(summary: JsonObject) -> list[str]:
     """Format a summary in a few lines: status, scores with baselines, bytes of each direction, and the run folder."""
     rows = []
     for metric, value in summary["final"].items():
-        initial = summary["initial"].get(metric)
-        rows.append((metric, f"{value:.4f}" + ("" if initial is None else f" (before the first round {initial:.4f})")))
+        initial, clients = summary["initial"].get(metric), summary.get("scored_clients", {}).get(metric)
+        remarks = [] if clients is None else [f"mean over {clients} of {summary['clients']} clients"]
+        remarks += [] if initial is None else [f"before the first round {initial:.4f}"]
+        rows.append((metric, f"{value:.4f}" + (f" ({', '.join(remarks)})" if remarks else "")))
     rows += [(f"baseline {name}", f"{value:.4f}") for name, value in summary["baselines"].items()]
     rows += [(direction, _bytes(summary, direction)) for direction in ("download", "upload", "total")]
     if summary.get("plan"):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from simfl import evaluation
-from simfl.evaluation import EvaluationPlan, Scores
+from simfl.evaluation import GLOBAL, EvaluationPlan, Scores
 from simfl.protocol import Parts
 from simfl.runs.record import Rows
 from simfl.runs.snapshot import Snapshot
@@ -47,23 +47,22 @@ class PendingEvaluation:
 
 def shards(prepared: PreparedRun, state: Snapshot) -> list[EvaluationPlan]:
     """Divide the requested splits and models into shards for the workers."""
-    evaluate = prepared.experiment.evaluate
-    pairs = [(split, model) for split in evaluate.splits for model in evaluate.models]
+    pairs = _evaluated(prepared)
     found = [shard for pair in pairs for shard in _shards(prepared, state, *pair)]
     return [replace(shard, index=i) for i, shard in enumerate(found)]
 
 
 def _shards(prepared: PreparedRun, state: Snapshot, split: str, model: str) -> list[EvaluationPlan]:
     evaluate, context = prepared.experiment.evaluate, prepared.run_context
-    rows = context.choose_rows(split, evaluate.limit)
+    rows = evaluation.evaluated_rows(context, prepared.partition, split)
     size = evaluate.batch_size * (4 if len(rows) > FEW_BATCHES * evaluate.batch_size else 1)
-    if model == "global":
+    if model == GLOBAL:
         samples = evaluation.sample_rows(context, split, rows, evaluate.samples)
         return [replace(shard, samples=samples) for shard in evaluation.shards(split, model, rows, size)]
     per_client = evaluation.rows_of_clients(context, prepared.partition, split, rows)
     return [
         shard
-        for client, own in enumerate(per_client)
+        for client, own in enumerate(per_client or ())
         for shard in evaluation.shards(split, model, own, size, client, state.client_state(client))
     ]
 
@@ -72,21 +71,28 @@ def score_rows(prepared: PreparedRun, state: Snapshot, scores: Sequence[Scores],
     """Return the table rows of an evaluation; with `by_example` also the score of each example."""
     context, facts = prepared.run_context, _position(state)
     found: Rows = {
-        "evaluations": evaluation.summarise(context, scores, facts),
+        "evaluations": evaluation.summarise(context, scores, facts, prepared.partition),
         "samples": evaluation.samples(context, scores, facts),
     }
-    return found | ({"scores": evaluation.by_example(context, scores, facts)} if by_example else {})
+    return found | ({"scores": evaluation.by_example(context, scores, facts, prepared.partition)} if by_example else {})
 
 
 def headlines(prepared: PreparedRun, state: Snapshot, rows: Rows, metric: str) -> list[dict[str, Any]]:
-    """Return the headline score of every requested split and model."""
-    evaluate = prepared.experiment.evaluate
-    return [
-        {**_position(state), "split": split, "model": model, "metric": metric}
-        | {"value": evaluation.headline(rows["evaluations"], metric, split, model)}
-        for split in evaluate.splits
-        for model in evaluate.models
-    ]
+    """Return the headline score of every split and model that was scored; of clients' models the mean over clients."""
+    found = []
+    for split, model in _evaluated(prepared):
+        score = evaluation.headline(rows["evaluations"], metric, split, model)
+        if score is not None:
+            clients = {} if score.clients is None else {"clients": score.clients}
+            position = {**_position(state), "split": split, "model": model, "metric": metric}
+            found.append({**position, "value": score.value, **clients})
+    return found
+
+
+def _evaluated(prepared: PreparedRun) -> list[tuple[str, str]]:
+    """Return the splits and models that are scored."""
+    splits = evaluation.evaluated_splits(prepared.run_context, prepared.partition)
+    return [(split, model) for split in splits for model in prepared.experiment.evaluate.models]
 
 
 def _position(state: Snapshot) -> dict[str, int]:

@@ -9,8 +9,11 @@ from typing import Any
 import torch
 
 from simfl import config, files
+from simfl.data.base import HELD_OUT
+from simfl.data.partition.holdout import assign
 from simfl.data.partition.manifest import Partition, manifest_sha256
 from simfl.errors import ConfigError, nearest
+from simfl.evaluation import missing_scores
 from simfl.experiment import Experiment, Phase
 from simfl.privacy.account import Account
 from simfl.privacy.budget import Budget
@@ -92,6 +95,7 @@ def prepare_run(
     if workers is not None:
         workers.launch(context)
     check(experiment, context, partition)
+    notes = (*notes, *missing_scores(context, partition))
     identity = identity_of(experiment, context, len(partition), device)
     return PreparedRun(experiment, context, partition, partition_manifest, identity, notes)
 
@@ -99,7 +103,7 @@ def prepare_run(
 def partition_of(context: RunContext) -> tuple[Partition, bytes]:
     """Divide the training rows among clients; return the partition and its manifest."""
     experiment = context.experiment
-    partition = experiment.partition.split(context.split("train"), experiment.seed)
+    partition = assign(experiment.partition, context.split("train"), experiment.seed)
     spec = config.to_mapping(experiment)["partition"]
     return partition, partition.manifest(spec, context.dataset.sha256, experiment.seed)
 
@@ -182,8 +186,7 @@ def check(experiment: Experiment, context: RunContext, partition: Partition) -> 
     Raises:
         ConfigError: A split, a model to score, a number of clients or a unit of privacy does not exist.
     """
-    for split in experiment.evaluate.splits:
-        context.split(split)
+    _check_splits(context, partition)
     for index, phase in enumerate(experiment.phases):
         _check_phase(experiment, context, partition, index, phase)
     privacy = experiment.privacy
@@ -191,6 +194,16 @@ def check(experiment: Experiment, context: RunContext, partition: Partition) -> 
         raise ConfigError(
             "privacy.unit: group, but the partition has no groups; allowed: partition.by: provider or official"
         )
+
+
+def _check_splits(context: RunContext, partition: Partition) -> None:
+    """Raise ConfigError if an evaluated split does not exist."""
+    if partition.holds_out and HELD_OUT in context.dataset.splits:
+        raise ConfigError(f"partition.holdout: the data has a split {HELD_OUT!r}, a name that held-out examples need")
+    for split in context.experiment.evaluate.splits:
+        context.split(split)
+        if split == HELD_OUT and split not in context.dataset.splits and not partition.holds_out:
+            raise ConfigError(f"evaluate.splits: {HELD_OUT!r} needs partition.holdout, which holds out examples")
 
 
 def _check_phase(experiment: Experiment, context: RunContext, partition: Partition, index: int, phase: Phase) -> None:

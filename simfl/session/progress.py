@@ -112,6 +112,7 @@ class RunProgress:
         scores = {
             when: evaluation.headlines(record.rows_at("evaluations", step), split) for when, step in steps.items()
         }
+        over = {name: score.clients for name, score in scores["final"].items() if score.clients is not None}
         seconds = {
             "total": record.elapsed,
             "startup": self.session.startup_seconds,
@@ -120,7 +121,8 @@ class RunProgress:
         return {
             "name": prepared.experiment.name,
             "clients": len(prepared.partition),
-            **scores,
+            **{when: {name: score.value for name, score in found.items()} for when, found in scores.items()},
+            "scored_clients": over,
             "baselines": _baselines(prepared),
             "seconds": seconds,
             "plan": self._compare_with_plan(state) if with_plan else None,

@@ -1,7 +1,8 @@
 """The event that trackers receive after each round, and the names of its metrics.
 
 Metrics are named `rounds/<column>`, `timings/<name>`, `busy/<worker>`, `memory/<worker>`, `use/<worker>` and
-`evaluations/<split>/<model>/…/<metric>`, over the axis `round`. Headline scores are logged again as `by_bytes/…` and
+`evaluations/<split>/<model>/…/<metric>`, over the axis `round`. The score of clients' models is their mean, over the
+number of clients in `evaluations/<split>/<model>/clients`. Headline scores are logged again as `by_bytes/…` and
 `by_epsilon/…`, over the bytes and the privacy budget spent so far. A value that an algorithm reports is the column
 `metric:NAME` of the round, so its metric is `rounds/metric:NAME`.
 """
@@ -50,17 +51,20 @@ def metrics(event: TrackingEvent, first_split: str) -> dict[str, float]:
     for row in event.evaluations:
         if group_counts[row["split"], row["model"], row["by"], row["metric"]] <= MAX_GROUPS:
             found[evaluation_name(row)] = row["value"]
+        if row["by"] == evaluation.CLIENT_MEAN and row["model"] != evaluation.GLOBAL:
+            found[evaluation_name({**row, "metric": "clients"})] = row["count"]
     axes = {"by_bytes": event.bytes} | ({"by_epsilon": event.row["epsilon"]} if "epsilon" in event.row else {})
     headlines = evaluation.headlines(list(event.evaluations), first_split)
     for prefix, value in axes.items():
-        found |= {f"{prefix}/{name}": score for name, score in headlines.items()}
+        found |= {f"{prefix}/{name}": score.value for name, score in headlines.items()}
         found[AXES[prefix]] = value
     return found | {"round": event.step}
 
 
 def evaluation_name(row: TableRow) -> str:
     """Return the metric's name for a row of `evaluations.parquet`."""
-    by = [] if row["by"] == "all" else [row["by"], row["group"]]
+    is_overall = row["by"] == "all" or (row["by"] == evaluation.CLIENT_MEAN and row["model"] != evaluation.GLOBAL)
+    by = [] if is_overall else [row["by"], row["group"]]
     path = [row["split"], row["model"], *by, row["metric"]]
     return "/".join(["evaluations", *(str(part) for part in path if part != "")])
 

@@ -110,10 +110,9 @@ class Progress:
             self.message(f"round {row['step']}/{self.status.rounds}  {line}")
 
     def evaluated(self, row: TableRow) -> None:
-        """Show a headline score: `step`, `split`, `model`, `metric` and `value` (None: there was nothing to score)."""
-        if row["value"] is None:
-            return
-        model = "" if row["model"] == "global" else f" ({row['model']})"
+        """Show a headline score: `step`, `split`, `model`, `metric`, `value`; of clients' models also `clients`."""
+        over = f", mean over {row['clients']} clients" if "clients" in row else ""
+        model = "" if row["model"] == "global" else f" ({row['model']}{over})"
         self.status.score = f"{row['split']} {row['metric']} {row['value']:.4f}{model}"
         if self.progress.is_terminal:
             self.bar.update(self.task, line=self.status.line(self.clock()))

@@ -102,7 +102,6 @@ def test_a_terminal_shows_a_live_line(clock: Clock) -> None:
 def test_scores_are_shown_with_their_model(clock: Clock) -> None:
     progress = plain(clock)
     progress.evaluated({"step": 3, "split": "valid", "model": "personal", "metric": "anls", "value": 0.5})
-    progress.evaluated({"step": 3, "split": "valid", "model": "global", "metric": "anls", "value": None})
     assert shown(progress.progress) == "after round 3: valid anls 0.5000 (personal)\n"
 
 

@@ -4,17 +4,34 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from simfl.constraints import PositiveInt
+from simfl.constraints import PositiveInt, ProperFraction
 from simfl.data.base import Published, Split
 from simfl.data.partition.manifest import Partition
 from simfl.errors import ConfigError, DataError, nearest
+
+
+@dataclass(frozen=True)
+class Holdout:
+    """Examples of each client that are kept from training, on which its model is scored."""
+
+    fraction: ProperFraction | None = None  # share of each client's documents or examples, drawn at random
+    stratify: str | None = "label"  # column whose values keep their proportions, if the data have it; null: none
+    column: str | None = None  # or: the column that says which examples are held out
+    values: tuple[str, ...] = ()  # values of `column` that are held out; empty: all except `train`
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError unless exactly one rule is given."""
+        if (self.fraction is None) == (self.column is None):
+            raise ConfigError("fraction: give exactly one of fraction and column")
+        if self.values and self.column is None:
+            raise ConfigError("values: has no effect without column")
 
 
 @dataclass(frozen=True)
@@ -22,6 +39,9 @@ class Partitioner(ABC):
     """A rule that assigns the examples of a split to clients."""
 
     clients: PositiveInt | None = None  # K; null: the data define the number
+    holdout: ProperFraction | Holdout | None = field(
+        default=None, kw_only=True
+    )  # examples of each client on which its model is scored: a share, or a mapping; null: none
     group_columns: ClassVar[tuple[str, ...]] = ()  # fields that name a column whose values are the groups
     example: ClassVar[Mapping[str, object]] = {"clients": 5}  # settings for `simfl.contract.check`
 
@@ -35,6 +55,13 @@ class Partitioner(ABC):
         The default is equal shares. None if the number of clients is unknown.
         """
         return None if self.clients is None else np.full(self.clients, published.examples / self.clients)
+
+    def owners(self, split: Split) -> np.ndarray | None:
+        """Return the client of each example of a split that is only evaluated, int64 [N]; −1: none.
+
+        The default, None, leaves it to the named groups of the clients.
+        """
+        return None
 
     def num_clients(self, at_most: int, reason: str) -> int:
         """Return the requested number of clients. Raise ConfigError if it is missing, below 1 or above `at_most`."""

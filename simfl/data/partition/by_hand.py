@@ -68,7 +68,12 @@ class ByHand(Partitioner):
         """Return the settings as an experiment file contains them."""
         texts = [row_ranges(own) for own in self._rows_of_clients()]
         named = dict(zip(map(str, self.rows), texts, strict=True)) if isinstance(self.rows, Mapping) else texts
-        return {"clients": self.clients, "rows": named, "shared_documents": self.shared_documents}
+        return {
+            "clients": self.clients,
+            "holdout": self.holdout,
+            "rows": named,
+            "shared_documents": self.shared_documents,
+        }
 
     def __repr__(self) -> str:
         """Return the settings in short, however they were given."""
@@ -105,8 +110,6 @@ def _read_rows(given: Any, where: str) -> np.ndarray:
 def wrap(value: Any) -> Partitioner | None:
     """Return rows that are given in place of a partitioner's settings as a component; None for any other value."""
     if isinstance(value, Mapping):
-        if set(value) <= {"rows", "clients", "shared_documents"} and "rows" in value:
-            return ByHand(rows=value["rows"])
         if set(value) == {"clients"}:
             return wrap(value["clients"])
         return ByHand(rows=dict(value)) if value and all(map(_is_rows, value.values())) else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -20,6 +20,7 @@ import pyarrow as pa
 from simfl.errors import DataError
 
 FORMAT = "simfl-partition-1"
+HELD_OUT_FORMAT = "simfl-partition-2"  # with held-out rows, which the first format lacks
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +36,8 @@ class Partition:
     group_clients: np.ndarray  # int64 [K+1]: client k has groups group_clients[k] to group_clients[k+1]
     group_names: pa.Array = field(default_factory=lambda: pa.nulls(0, pa.string()))  # string [G]
     metas: tuple[dict[str, Any], ...] = ()  # metadata of each client (task, answer list); or empty
+    held_out_order: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # int64 [h], as `order`
+    held_out_starts: np.ndarray | None = None  # int64 [K+1], as `starts`; None: no rows are held out
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -58,6 +61,17 @@ class Partition:
         """Return the example rows of one client, int64."""
         return self.order[self.starts[client] : self.starts[client + 1]]
 
+    @property
+    def holds_out(self) -> bool:
+        """Return whether rows of clients are held out from training."""
+        return self.held_out_starts is not None
+
+    def held_out(self, client: int) -> np.ndarray:
+        """Return the rows of one client that are held out from training, int64."""
+        if self.held_out_starts is None:
+            return self.held_out_order
+        return self.held_out_order[self.held_out_starts[client] : self.held_out_starts[client + 1]]
+
     def groups(self, client: int) -> list[tuple[str, np.ndarray]]:
         """Return the named groups of one client with their example rows; empty if the partition has no groups."""
         first, last = self.group_clients[client], self.group_clients[client + 1]
@@ -72,8 +86,11 @@ class Partition:
 
     def manifest(self, spec: Mapping[str, Any], data_sha256: str, seed: int) -> bytes:
         """Return the partition as canonical JSON, with its settings, data hash, seed and own SHA-256."""
-        body: dict[str, Any] = {"format": FORMAT, "spec": dict(spec), "data_sha256": data_sha256, "seed": int(seed)}
+        spec = {key: value for key, value in spec.items() if key != "holdout" or value is not None}
+        body: dict[str, Any] = {"format": FORMAT, "spec": spec, "data_sha256": data_sha256, "seed": int(seed)}
         body["clients"] = _write_rows(self.order, self.starts)
+        if self.held_out_starts is not None:
+            body |= {"format": HELD_OUT_FORMAT, "held_out": _write_rows(self.held_out_order, self.held_out_starts)}
         if len(self.group_names):
             body["groups"] = _write_groups(self)
         if self.metas:
@@ -125,7 +142,13 @@ class Partition:
                 f"partition manifest: made from data {body['data_sha256'][:16]}, the data given is {data_sha256[:16]}"
             )
         order, starts = _read_rows(body["clients"])
-        return Partition(order, starts, *_read_groups(body.get("groups"), starts), tuple(body.get("meta", ())))
+        partition = Partition(order, starts, *_read_groups(body.get("groups"), starts), tuple(body.get("meta", ())))
+        if body["format"] == FORMAT:
+            return partition
+        held_out, held_out_starts = _read_rows(body["held_out"])
+        if len(both := np.intersect1d(order, held_out)):
+            raise DataError(f"partition manifest: row {both[0]} is held out and trained on")
+        return replace(partition, held_out_order=held_out, held_out_starts=held_out_starts)
 
 
 def _starts(owner: np.ndarray, count: int) -> np.ndarray:
@@ -150,9 +173,9 @@ def _parse(manifest: bytes) -> dict[str, Any]:
         body = json.loads(manifest)
     except ValueError as error:
         raise DataError(f"partition manifest: not JSON ({error})") from None
-    if not isinstance(body, dict) or body.get("format") != FORMAT:
+    if not isinstance(body, dict) or body.get("format") not in (FORMAT, HELD_OUT_FORMAT):
         given = body.get("format") if isinstance(body, dict) else type(body).__name__
-        raise DataError(f"partition manifest: format {given!r}, allowed: {FORMAT!r}")
+        raise DataError(f"partition manifest: format {given!r}, allowed: {FORMAT!r}, {HELD_OUT_FORMAT!r}")
     return body
 
 

@@ -106,6 +106,10 @@ class Subsample(Partitioner):
             return None
         return np.minimum(whole, self.examples) if self.examples is not None else self._share(whole)
 
+    def owners(self, split: Split) -> np.ndarray | None:
+        """Return the owners of `of`."""
+        return self.of.owners(split)
+
     def _share(self, sizes: np.ndarray) -> np.ndarray:
         return np.maximum(1, np.round((self.fraction or 0.0) * sizes)).astype(np.int64)
 
@@ -140,6 +144,10 @@ class AnswerLists(Partitioner):
         """Return the expectation of the inner partition, as if every example were kept."""
         return self.of.expected(published)
 
+    def owners(self, split: Split) -> np.ndarray | None:
+        """Return the owners of `of`."""
+        return self.of.owners(split)
+
 
 def _frequent(answers: Sequence[str | None], most: int) -> list[str]:
     counts = Counter(answer for answer in answers if answer is not None)
@@ -164,4 +172,11 @@ def select_rows(whole: Partition, kept: np.ndarray) -> Partition:
     clients = np.concatenate([[0], np.cumsum(full)])[whole.group_clients].astype(np.int64)
     names = whole.group_names.filter(pa.array(full))
     group_starts = np.append(group_starts[:-1][full], group_starts[-1])
-    return Partition(whole.order[kept], starts, group_starts, clients, names, whole.metas)
+    return replace(
+        whole,
+        order=whole.order[kept],
+        starts=starts,
+        group_starts=group_starts,
+        group_clients=clients,
+        group_names=names,
+    )

@@ -95,7 +95,7 @@ class Official(Partitioner):
             raise ConfigError(
                 "partition.by: official needs examples with a column 'client', which this data lacks; see iid, provider"
             )
-        owner = split.examples["client"].fill_null(-1).to_numpy().astype(np.int64)
+        owner = _official_clients(split)
         clients = self.check_num_clients(int(owner.max(initial=-1)) + 1)
         empty = np.flatnonzero(np.bincount(owner[owner >= 0], minlength=clients) == 0)
         if len(empty):
@@ -113,12 +113,30 @@ class Official(Partitioner):
         self.check_num_clients(len(published.clients))
         return np.array(published.clients, np.float64)
 
+    def owners(self, split: Split) -> np.ndarray | None:
+        """Return the column `client`, if the split has it and the clients have no groups of their own."""
+        names = split.examples.column_names
+        if "client" not in names or (self._groups(split) is not None and not self.shared_groups):
+            return None
+        return _official_clients(split)
+
     def _groups(self, split: Split) -> tuple[np.ndarray, pa.Array] | None:
         names = split.examples.column_names + (split.documents.column_names if split.documents is not None else [])
         if self.groups is None and "provider" not in names:
             return None
         codes, found = column(split, self.groups or "provider")
         return None if found.to_pylist() == [""] else (codes, found)  # no provider is known
+
+
+def _official_clients(split: Split) -> np.ndarray:
+    """Return the official client of each example, int64 [N]; −1: none."""
+    clients = split.examples["client"]
+    if not pa.types.is_integer(clients.type):
+        raise DataError(
+            f"partition: column 'client' has type {clients.type}, expected the numbers of clients from 0; see natural"
+        )
+    found: np.ndarray = clients.fill_null(-1).to_numpy().astype(np.int64)
+    return found
 
 
 def _metas(split: Split, clients: int) -> tuple[dict[str, object], ...]:
@@ -180,7 +198,7 @@ class FromManifest(Partitioner):
         except OSError as error:
             raise DataError(f"{path}: {error.strerror or error}") from error
         partition = Partition.read(manifest, data_sha256.decode())
-        last = int(partition.order.max(initial=-1))
+        last = int(np.append(partition.order, partition.held_out_order).max(initial=-1))
         if last >= len(split):
             raise DataError(f"{path}: contains row {last}, the split has {len(split)}; it was made for another split")
         self.check_num_clients(len(partition))
