@@ -20,7 +20,7 @@ from simfl.data.partition.manifest import Partition
 from simfl.models.call_context import ModelCall, call_context
 from simfl.protocol import Forward, Parts, State, Weights
 from simfl.run_context import RunContext
-from simfl.seeds import rng
+from simfl.seeds import rng, seed_for
 from simfl.stacking import select_namespace
 from simfl.timing import Clock, measured
 from simfl.training.context import LOCAL, PhaseContext
@@ -108,6 +108,7 @@ def evaluate(
         for first in range(0, len(plan.rows), batch_size):
             rows = plan.rows[first : first + batch_size]
             batch = examples.take(torch.from_numpy(rows).to(context.device))
+            context.generators.seed(seed_for(context.seed, "predict", context.index, plan.split, int(rows[0])))
             predictions = objective.predict(network.module, batch)
             scores.append(objective.score(predictions, split, rows))
             samples += [_sample(predictions, row, i) for i, row in enumerate(rows.tolist()) if row in plan.samples]

@@ -25,7 +25,7 @@ LAYERS = (  # low to high; modules of one line may import one another, unless th
         "imports",
         "registry",
     ),
-    ("keyed_random", "weights"),
+    ("generators", "keyed_random", "weights"),
     ("protocol", "client_state", "stacking"),
     REGISTRIES,
     ("experiment", "config"),

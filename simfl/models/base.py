@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from simfl.constraints import Constraint
 from simfl.errors import ConfigError
+from simfl.generators.process import global_states_kept, seed_global_generators, system_randomness
 from simfl.protocol import Task
 
 DropoutRate = Annotated[float, Constraint("a number of at least 0 and below 1", lambda p: 0 <= p < 1)]
@@ -67,9 +69,12 @@ def tied_names(module: nn.Module) -> dict[str, str]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed torch's CPU generator inside the block, and restore its state at the end."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    """Seed the global generators of torch, numpy and Python inside the block, and restore their states at the end.
+
+    A generator that Python or numpy seed from the operating system, as `default_rng()` does, is seeded by `seed` too.
+    """
+    with global_states_kept(), system_randomness(random.Random(seed).randbytes):
+        seed_global_generators(seed)
         yield
 
 

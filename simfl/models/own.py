@@ -11,7 +11,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from simfl import imports
@@ -28,10 +27,6 @@ from simfl.weights import sha256
 
 ATTENTION_DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "dropout_rate", "attn_pdrop")
 ATTENTION_BEFORE = "attention_before"  # attribute of a model of transformers: the implementation that ours replaced
-UNKEYED_RANDOMNESS = (
-    "the model draws from torch's global generator in training, so that no client update is reproducible; "
-    "replace functional dropout by nn.Dropout, which simfl keys, or turn it off"
-)
 
 
 @dataclass(frozen=True)
@@ -170,34 +165,18 @@ class BatchForward:
         if len(named) == 1 and not inputs and not named.keys() & self.names:
             inputs, named = tuple(named.values()), {}  # a single input is passed by position, whatever its name
         with _stackable_attention(self.module) if current_call().under_vmap else nullcontext():
-            if self.module.training and not self.checked:
-                self.checked = True
-                return _with_logits(_check_randomness(self.forward, *inputs, **named))
-            return _with_logits(self.forward(*inputs, **named))
+            if self.checked or not self.module.training:
+                return _with_logits(self.forward(*inputs, **named))
+            with refuse_other_checkpoints():
+                out = self.forward(*inputs, **named)
+            self.checked = True
+            return _with_logits(out)
 
     def _reshape(self, x: Tensor) -> Tensor:
         """Convert to floats, and flat examples to the shape of the data set's."""
         x = to_float(x)
         flat = self.shape is not None and len(self.shape) > 1 and x.dim() == 2 and x.shape[1] == math.prod(self.shape)
         return x.reshape(len(x), *self.shape) if flat and self.shape else x
-
-
-def _check_randomness(function: Callable[..., object], *inputs: Tensor, **named: Tensor) -> object:
-    """Call the function; raise ConfigError if it advanced torch's generators."""
-    before = _generator_states()
-    with refuse_other_checkpoints():
-        result = function(*inputs, **named)
-    if _generator_states() != before:
-        raise ConfigError(f"model.of: {UNKEYED_RANDOMNESS}")
-    return result
-
-
-def _generator_states() -> list[bytes]:
-    with torch._C._DisableFuncTorch():  # under `torch.func.vmap` a state would be a tensor without storage
-        states = [torch.random.get_rng_state()]
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            states.append(torch.cuda.get_rng_state())
-        return [state.numpy().tobytes() for state in states]
 
 
 def _with_logits(out: object) -> object:

@@ -11,6 +11,7 @@ from simfl.aggregation.round import CohortResult
 from simfl.autotune.probe import ProbeRequest, ProbeResult
 from simfl.errors import OutOfMemory
 from simfl.evaluation import EvaluationPlan, Scores
+from simfl.generators.process import global_states_kept
 from simfl.protocol import Parts, Weights
 from simfl.run_context import RunContext
 from simfl.runtime.gpu_monitor import processor
@@ -106,7 +107,14 @@ class InlinePool:
         return lambda: list(self._run(tasks, shard_names(plans)))
 
     def _run(self, tasks: Sequence[Callable[[], Result]], names: Sequence[str]) -> Iterator[Result]:
-        """Run tasks one after the other; one that runs out of memory is run a second time."""
+        """Run tasks one after the other; one that runs out of memory is run a second time.
+
+        The global generators of this process, which tasks seed, keep their states.
+        """
+        with global_states_kept():
+            yield from self._run_all(tasks, names)
+
+    def _run_all(self, tasks: Sequence[Callable[[], Result]], names: Sequence[str]) -> Iterator[Result]:
         began = time.perf_counter()
         for task, name in zip(tasks, names, strict=True):
             queue, cause = time.perf_counter() - began, None

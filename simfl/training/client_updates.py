@@ -23,6 +23,7 @@ from simfl.stacking import map_rows, select_namespace, stack_rows, take_row, tak
 from simfl.training import sequential, vectorized
 from simfl.training.batches import TrainingUnit, draw_unit, units_of
 from simfl.training.context import PhaseContext
+from simfl.training.draws import keyed_draws
 from simfl.training.executor import Executor, TrainingInputs, TrainingResult
 from simfl.training.plan import ClientPlan, CohortPlan
 
@@ -193,8 +194,12 @@ def _train_group(
     context, n = executor.context, len(units)
     update = client_update(context, plan, units, [owner.relative_weight for owner in owners])
     initial = _InitialState(executor, received, update, [_on_device(context, client_states[u.client]) for u in units])
-    inputs = initial.training_inputs(units)
-    result = MODES[plan.execution_mode.mode](executor, inputs)
+    mode = plan.execution_mode.mode
+
+    def train() -> TrainingResult:
+        return MODES[mode](executor, initial.training_inputs(units))
+
+    result = keyed_draws(context, mode, executor.observer.is_active, train)
     update = update._replace(step=update.num_steps.to(torch.int64))  # all local steps are taken
     uploads = _uploads(context, n)(result.weights, received, result.state, update)
     _check_parts(context, uploads)

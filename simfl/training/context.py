@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from simfl.experiment import Phase
+from simfl.generators.watched import Generators
 from simfl.models.grouped_layers import GroupedLayers, grouped_layers, ungrouped_params
 from simfl.parameter_groups import ParameterGroups
 from simfl.privacy.mechanism import Mechanism
@@ -147,6 +148,12 @@ class PhaseContext:
     def has_record_privacy(self) -> bool:
         """True if single examples are the privacy unit."""
         return self.mechanism is not None and self.mechanism.unit == "record"
+
+    @cached_property
+    def generators(self) -> Generators:
+        """The random generators that the user's code may draw from in this phase."""
+        modules = {"model": self.network.module} | ({} if self.mentor is None else {"mentor": self.mentor.module})
+        return Generators({**modules, "objective": self.phase.objective, "algorithm": self.phase.algorithm})
 
     def network_of(self, forward: Forward) -> Network:
         """Return the network that a pass runs: the second one for `mentor` passes, if there is one."""

@@ -16,6 +16,7 @@ from simfl.training.batches import TrainingUnit, draw_unit, units_of
 from simfl.training.compiled import CompiledSteps
 from simfl.training.context import PhaseContext
 from simfl.training.data_parallel import GradientTaker, MicroBatch, PartialGradient, SharedStepInputs, partial_gradient
+from simfl.training.draws import refuse_draws
 from simfl.training.forward import model_inputs, run_forward
 from simfl.training.plan import CohortPlan
 from simfl.training.tensor_optimizer import has_tensor_form
@@ -144,7 +145,9 @@ class Executor:
 
     def partial_gradient(self, micro_batch: MicroBatch, shared: SharedStepInputs) -> PartialGradient:
         """Return the contribution of a micro-batch to the gradient of its batch."""
-        return partial_gradient(self.context, self.batch_on_device(micro_batch), micro_batch, shared)
+        batch = self.batch_on_device(micro_batch)
+        with refuse_draws(self.context):
+            return partial_gradient(self.context, batch, micro_batch, shared)
 
     def partial_gradients(self, parts: Sequence[MicroBatch], shared: SharedStepInputs) -> list[PartialGradient]:
         """Return the contributions of micro-batches, in their order, from `gradient_taker` if there is one."""

@@ -87,8 +87,11 @@ def run_forward(
 ) -> Outputs:
     """Run a network with `weights` in place of its own tensors.
 
-    `key` is the dropout key: a scalar, or [num_groups] where the examples of several clients are concatenated.
+    `key` is the dropout key: a scalar, or [num_groups] where the examples of several clients are concatenated. Draws of
+    the module and of the loss that follows are keyed by it too, once the phase has drawn from a generator.
     """
+    if context.generators.keyed:
+        context.generators.seed(int(key))
     network = context.network_of(forward)
     call = ModelCall(key if forward.train else None, num_groups, forward.branch, under_vmap)
     with (

@@ -47,13 +47,6 @@ class Answering(nn.Module):
         return self.answer(self.head(pixels.flatten(1)))
 
 
-class Functional(Answering):
-    """Uses functional dropout."""
-
-    def forward(self, pixels: Tensor) -> Any:
-        return self.head(nn.functional.dropout(pixels.flatten(1), 0.5, self.training))
-
-
 class Echo(nn.Module):
     """Returns its input."""
 
@@ -136,13 +129,6 @@ def test_a_peft_configuration_is_read_and_saved_as_adapters() -> None:
     }
     plain = written(model)
     assert read(Model, {**plain, "of": f"{__name__}:net"}, "model").adapters == model.adapters
-
-
-def test_functional_dropout_is_rejected() -> None:
-    built = OwnModel(Functional()).build(TASK)
-    built(x=torch.rand(2, 12))  # evaluation draws nothing
-    with pytest.raises(ConfigError, match=r"^model.of: the model draws from torch's global generator in training"):
-        built.train()(x=torch.rand(2, 12))
 
 
 def test_dropout_of_a_users_module_is_keyed() -> None:

@@ -1,0 +1,86 @@
+"""The generators that some code may draw from, seeded and watched together."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from simfl.generators.process import is_for_simfl, system_randomness
+from simfl.generators.search import find_generators
+from simfl.generators.sources import NumpySource, PythonSource, TorchSource, global_sources, source_of
+
+MASK = (1 << 64) - 1
+SPREAD = 0x9E3779B97F4A7C15  # odd: spreads the seeds of neighbouring keys and generators
+
+
+class Generators:
+    """The global generators and those that some objects hold, seeded and watched together.
+
+    Attributes:
+        keyed: Whether each pass of a model seeds them; set once a draw was seen.
+    """
+
+    def __init__(self, owners: Mapping[str, object]) -> None:
+        """Search `owners`, which are named in messages."""
+        self.owners, self.keyed = owners, False
+        self._system_draws = 0
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Search again, for generators that were made since."""
+        self.sources = global_sources()
+        known = {id(source.generator) for source in self.sources if isinstance(source, (TorchSource, PythonSource))}
+        known |= {id(source.owner) for source in self.sources if isinstance(source, NumpySource)}
+        for name, owner in self.owners.items():
+            found = [(path, one) for path, one in find_generators(owner, name) if id(one) not in known]
+            known |= {id(one) for _, one in found}
+            self.sources += [source_of(one, path) for path, one in found]
+        modules = [owner for owner in self.owners.values() if isinstance(owner, nn.Module)]
+        self._tables = [vars(layer) for module in modules for layer in module.modules()]
+        self._searched = self._searched_state()
+        self._start: list[object] = []
+
+    def _searched_state(self) -> tuple[bool, int]:
+        """Return what changes where a module gets a new attribute, or the first tensor is put on a GPU."""
+        return torch.cuda.is_initialized(), sum(map(len, self._tables))
+
+    def seed(self, key: int) -> None:
+        """Set the state of every generator from a 63-bit key."""
+        for number, source in enumerate(self.sources, start=1):
+            mixed = (key + number * SPREAD) & MASK
+            source.seed((mixed ^ mixed >> 29) * SPREAD & MASK)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Set every generator to one state and watch it inside the block.
+
+        Draws of Python and numpy from the randomness of the operating system are counted.
+        """
+        if self._searched != self._searched_state():
+            self.refresh()
+        self.seed(0)
+        if not self._start:
+            self._start = [source.position() for source in self.sources]
+        self._system_draws, thread = 0, threading.get_ident()
+
+        def counted(size: int) -> bytes:
+            self._system_draws += threading.get_ident() == thread and not is_for_simfl()
+            return os.urandom(size)
+
+        with system_randomness(counted):
+            yield
+
+    def drawn(self) -> list[str]:
+        """Return the names of the generators that were drawn from since the last block of `watched` began."""
+        pairs = zip(self.sources, self._start, strict=True)
+        return [source.name for source, start in pairs if source.position() != start]
+
+    @property
+    def has_system_draws(self) -> bool:
+        """True if Python or numpy drew from the operating system's randomness in the last block of `watched`."""
+        return self._system_draws > 0

@@ -1,0 +1,90 @@
+"""Draws of the user's code in training: keyed by client and local step where they can be, refused where they cannot.
+
+`sequential` trains one client at a time, so each pass of a model can seed the generators by the key of its local step:
+the passes of one step have equal draws, as they have equal dropout. Seeding costs more than watching, so a phase starts
+to seed once an update has drawn, and repeats this update. An update without draws is the same in both cases, and an
+update with draws is always seeded; so it does not matter which update of a worker is the first to draw.
+
+Clients that train as one program, micro-batches on several workers, and the gradients of single examples cannot seed
+generators one by one. There a draw ends the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from simfl.errors import ConfigError
+from simfl.training.context import PhaseContext
+
+Result = TypeVar("Result")
+REMEDY = ", or nn.Dropout for dropout of nn.functional"
+
+
+def keyed_draws(context: PhaseContext, mode: str, observed: bool, train: Callable[[], Result]) -> Result:
+    """Call `train`, and once more if it drew from a generator that was not keyed.
+
+    Args:
+        context: The phase.
+        mode: The execution mode, `sequential` or `vectorized`.
+        observed: Whether an observer follows the update, so that it must not be repeated.
+        train: Computes a client update from new inputs.
+
+    Raises:
+        ConfigError: It drew where draws cannot be keyed, or from the operating system's randomness.
+    """
+    refusal = why_not_keyed(context, mode)
+    if not refusal and observed:
+        context.generators.keyed = True
+    keyed = context.generators.keyed
+    with _watched(context, "" if keyed else refusal):
+        result = train()
+    if keyed or not context.generators.drawn():
+        return result
+    context.generators.keyed = True
+    with _watched(context, ""):
+        return train()
+
+
+@contextmanager
+def refuse_draws(context: PhaseContext) -> Iterator[None]:
+    """Raise ConfigError if the block, the gradient of a micro-batch, draws from a generator."""
+    with _watched(context, why_not_keyed(context, "sequential")):
+        yield
+
+
+def why_not_keyed(context: PhaseContext, mode: str) -> str:
+    """Return the setting by which draws cannot be keyed, with what is allowed; empty if they can be."""
+    if mode == "vectorized":
+        return f"execution.mode: vectorized trains several clients as one program; allowed: sequential{REMEDY}"
+    if context.data_parallel > 1:
+        return f"execution.data_parallel: {context.data_parallel} cuts batches; allowed: 1{REMEDY}"
+    if context.has_record_privacy:
+        return f"privacy.unit: record takes the gradient of each example; allowed: group or client{REMEDY}"
+    return ""
+
+
+@contextmanager
+def _watched(context: PhaseContext, refusal: str) -> Iterator[None]:
+    """Watch all generators inside the block; raise ConfigError after a draw that is refused."""
+    generators = context.generators
+    try:
+        with generators.watched():
+            yield
+    except RuntimeError as error:
+        if "randomness" not in str(error) or not refusal:
+            raise
+        raise ConfigError(draws_refused(context, ["torch's global generator"], refusal)) from None
+    if generators.has_system_draws and not context.has_secure_randomness:
+        raise ConfigError(
+            f"phases.{context.index}: training draws from the randomness of the operating system (an unseeded"
+            " default_rng(), secrets or SystemRandom), which no run can repeat; allowed: generators with a seed"
+        )
+    if refusal and (names := generators.drawn()):
+        raise ConfigError(draws_refused(context, names, refusal))
+
+
+def draws_refused(context: PhaseContext, names: list[str], refusal: str) -> str:
+    """Return the message of an error for draws from the named generators."""
+    return f"phases.{context.index}: training draws from {' and '.join(names)}, but {refusal}"
