@@ -166,7 +166,7 @@ def _one_update(algorithm: Algorithm) -> tuple[Parts, Parts, State]:
     state = algorithm.prepare_state(received, algorithm.init_client(received, update), update)
     outputs = Outputs(torch.zeros(1, 2), torch.zeros(1, 4))
     trained = dict(weights)
-    extra = algorithm.extra_params(ModelInfo(outputs, weights, outputs), received, state, update)
+    extra = algorithm.extra_params(ModelInfo(outputs, weights, outputs, weights), received, state, update)
     for group, tensors in extra.items():
         trained |= {f"{EXTRA}/{group}/{name}": tensor for name, tensor in tensors.items()}
     sent = algorithm.upload(trained, received, state, update)

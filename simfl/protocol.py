@@ -136,7 +136,7 @@ class ModelInfo:
     Attributes:
         outputs: Outputs of the model for one example (B = 1), if the algorithm has `needs_features`; else None.
         mentor_weights: Initial tensors of the second network. Without a `mentor:` in the experiment, the second network
-            is a copy of the model.
+            is a copy of the model, and these are `initial_weights`.
         mentor_outputs: Outputs of the second network for one example, like `outputs`.
     """
 
@@ -149,11 +149,16 @@ class ClientUpdate(NamedTuple):
     """The facts of one client update, as scalar tensors, so that vectorized and compiled steps can read them."""
 
     client: Tensor  # number of the client, from 0, int64
+        initial_weights: Trained tensors of the model at the beginning of the phase, in whichever round the client is
+            sampled first, with the client's personal parameters.
+        has_own_mentor: Whether the experiment has a `mentor:`.
     key: Tensor  # key of this update's random draws, int64; see `simfl.keyed_random.step_uniform`
     round: Tensor  # round of the phase, from 0, int64
     step: Tensor  # local steps taken so far, int64
     num_steps: Tensor  # local steps of the whole update
     num_examples: Tensor  # examples of the client
+    initial_weights: Weights = field(default_factory=dict)
+    has_own_mentor: bool = False
     weight: Tensor  # weight of the client in a weighted mean, scaled to 1 on average over all clients
     num_clients: Tensor  # K, all clients
     num_sampled: Tensor  # clients sampled in this round

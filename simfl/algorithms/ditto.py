@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from simfl.algorithms.base import Algorithm
 from simfl.protocol import (
@@ -38,6 +38,7 @@ class Ditto(Algorithm):
     """
 
     strength: float = 0.1  # lambda in the paper: how close personal models stay
+    start: Literal["initial", "received"] = "initial"  # model that a client's first update begins its personal model at
 
     fedavg_limit: ClassVar[str] = "always"
     fedavg_settings: ClassVar[Mapping[str, object] | None] = {}
@@ -54,12 +55,14 @@ class Ditto(Algorithm):
         )
 
     def init_client(self, received: Parts, update: ClientUpdate) -> State:
-        """Return the received model as personal model."""
-        return {"personal": dict(received["weights"])}
+        """Return the received model as personal model, or nothing where it starts at the initial weights."""
+        return {"personal": dict(received["weights"])} if self.start == "received" else {}
 
     def extra_params(self, model: ModelInfo, received: Parts, state: State, update: ClientUpdate) -> dict[str, Weights]:
-        """Return the personal model."""
-        return {"personal": state["personal"]}
+        """Return the personal model, at first the initial weights of the phase."""
+        return {
+            "personal": state.get("personal") or {name: model.initial_weights[name] for name in received["weights"]}
+        }
 
     def personal_loss(
         self,

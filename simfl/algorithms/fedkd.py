@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ class FedKD(Algorithm):
     hidden: NonNegativeFloat = 1.0  # weight of the distance of features
     temperature: PositiveFloat = 1.0  # softens both sides
     adaptive: bool = True  # divide by the losses of both, so that unsure teachers count less
+    start: Literal["initial", "received"] = "initial"  # model that a client's first update copies as its mentor
     floor: PositiveFloat = 0.01  # smallest sum of losses to divide by (the paper has none)
     fedavg_limit: ClassVar[str] = "distill = hidden = 0"
     fedavg_settings: ClassVar[Mapping[str, object] | None] = {"algorithm.distill": 0.0, "algorithm.hidden": 0.0}
@@ -62,7 +63,8 @@ class FedKD(Algorithm):
         else:
             names = torch.arange(wide, device=update.key.device)
             weight = (2.0 * step_uniform(update.key, update.step, names, narrow) - 1.0) * narrow**-0.5
-        return {"mentor": model.mentor_weights, "projection": {"weight": weight}}
+        copied = received["weights"] if self.start == "received" and not model.has_own_mentor else {}
+        return {"mentor": {**model.mentor_weights, **copied}, "projection": {"weight": weight}}
 
     def loss(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -102,10 +102,10 @@ class _LocalTraining:
         """Trained parameters, with the extra parameters of the algorithm."""
         stage, messages = self.messages.stage, self.messages
         mentor = messages.trained if stage.mentor is None else stage.mentor.tensors(stage.mentor.trained)
-        facts = ModelInfo(None, dict(mentor))
+        facts = ModelInfo(None, dict(mentor), None, messages.trained)
         if stage.phase.algorithm.needs_features:
             outputs, mentor_outputs = Executor(stage).sample_outputs
-            facts = ModelInfo(outputs, dict(mentor), mentor_outputs)
+            facts = replace(facts, outputs=outputs, mentor_outputs=mentor_outputs)
         extras = stage.phase.algorithm.extra_params(facts, messages.received, messages.state, messages.update)
         extra = {f"{EXTRA}/{group}/{name}": t for group, tensors in extras.items() for name, t in tensors.items()}
         return messages.trained | extra

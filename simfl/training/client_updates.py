@@ -291,9 +291,10 @@ class _InitialState:
 
     def _extra_params(self, k: int, weights: Weights) -> Weights:
         context, mentor = self.context, self.context.mentor
-        mentor_weights = weights if mentor is None else mentor.tensors(mentor.trained)
+        initial = weights | context.network.tensors(context.parameter_groups.shared)
+        mentor_weights = initial if mentor is None else mentor.tensors(mentor.trained)
         outputs, mentor_outputs = self.executor.sample_outputs
-        model = ModelInfo(outputs, dict(mentor_weights), mentor_outputs)
+        model = ModelInfo(outputs, dict(mentor_weights), mentor_outputs, initial, mentor is not None)
         extras = context.phase.algorithm.extra_params(model, self.received, self.prepared[k], self.updates[k])
         return {f"{EXTRA}/{group}/{name}": t for group, tensors in extras.items() for name, t in tensors.items()}
 
