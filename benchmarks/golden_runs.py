@@ -328,6 +328,7 @@ def private(
     """Return an experiment with these privacy settings, on clients with several groups each."""
     local = {"epochs": 2, "batch_size": 3} | settings.pop("local", {})
     made = phase(algorithm, local, weighting="uniform", **settings)
+    rules = rules | ({"noise_seed": 0} if rules.get("noise_multiplier") or "epsilon" in rules else {})
     return {f"privacy/{name}/{mode}": experiment(made, mode=mode, partition=BY_GROUP, privacy=rules) for mode in modes}
 
 
@@ -505,10 +506,11 @@ def batch_norm_network() -> nn.Module:
 def models() -> Experiments:
     """Return networks with running statistics, convolutions, attention, hashed weights and adapters."""
     found: Experiments = {}
-    for buffers in ("average", "local"):
+    own: tuple[Settings, Settings] = {"personal": ["*"]}, {"models": ["personal", "local"]}
+    for name, (buffers, evaluate) in {"average": ({}, EVERY_MODEL), "local": own}.items():
         made = phase(local={"batch_size": 4}, buffers=buffers, rounds=3)
-        settings: Settings = {"model": batch_norm_network, "partition": IID, "evaluate": EVERY_MODEL}
-        found[f"model/batch_norm/{buffers}"] = experiment(made, **settings)
+        settings: Settings = {"model": batch_norm_network, "partition": IID, "evaluate": evaluate}
+        found[f"model/batch_norm/{name}"] = experiment(made, **settings)
     found |= in_both_modes("model/cnn", data=IMAGES, model=CNN)
     found |= in_both_modes("model/cnn_hashed", data=IMAGES, model=CNN | {"hash": "1/4"})
     found |= in_both_modes("model/vit", data=IMAGES, model=VIT)

@@ -67,11 +67,24 @@ class Codecs:
     parts: Mapping[str, PartCodecs] = field(
         default_factory=dict
     )  # codecs of single parts, such as scaffold's `control`
+    shared_start: bool = True  # clients have the initial weights of a run (seed, checkpoint) before the first download
 
     def of_part(self, direction: str, part: str) -> Codec:
         """Return the codec of a part in one direction, `download` or `upload`."""
         own = getattr(self.parts.get(part), direction, None)
         return getattr(self, direction) if own is None else own
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """Owners of the tensors that training steps change besides trained parameters, such as running statistics.
+
+    Globs of names; `frozen` before `personal` before `averaged`. With `communicate: false` all are personal.
+    """
+
+    averaged: tuple[str, ...] = ("*",)  # sent and averaged; integers advance by the clients' rounded mean increment
+    personal: tuple[str, ...] = ()  # kept by each client and never sent
+    frozen: tuple[str, ...] = ()  # reset to their initial values before each pass; attributes of layers too
 
 
 @dataclass(frozen=True)
@@ -94,7 +107,7 @@ class Phase:
     personal_params: tuple[str, ...] = ()  # globs of parameters that are trained and never uploaded
     communicate: bool = True  # false: every parameter is personal and each client trains alone
     centralized: bool = False  # true: train on the pooled examples of a round, as many steps as its clients would take
-    buffers: Literal["average", "local", "refuse"] = "average"  # treatment of running statistics, such as batch norm's
+    buffers: Buffers = field(default_factory=Buffers)  # owners of what training changes besides parameters
     codec: Codecs = field(default_factory=Codecs)  # encoding of downloads and uploads
     carry_over: tuple[
         Literal["algorithm", "optimizer", "codec", "personal_params"], ...
@@ -142,6 +155,8 @@ class Privacy:
     groups_per_client: PositiveInt | None = None  # M: groups sampled per client update, divisor of their sum; null: all
     group_rate: Fraction | None = None  # probability with which each group is sampled independently; replaces M
     min_groups: PositiveInt | None = None  # smallest number of groups of a client, public; null: as in the partition
+    min_examples: PositiveInt | None = None  # unit record: smallest number of examples of a client, public
+    min_clients: PositiveInt | None = None  # unit client: smallest number of clients, public
     adjacency: Literal["add_remove", "zero_out"] = "add_remove"  # neighbours differ by adding or by emptying a unit
     denominator: Literal["fixed", "realised"] = "fixed"  # divide by the expected or by the sampled number of units
     view: Literal["averages", "messages", "formula"] = "averages"  # what the adversary sees; formula: as in a paper
@@ -149,6 +164,17 @@ class Privacy:
     adaptive: AdaptiveClip | None = None  # adaptive clipping; null: constant clip
     tied_weights: Literal["once", "always"] = "once"  # count tied weights in the norm once, or once per name
     secure: bool = False  # true: sample and noise from the operating system's random source; runs are not repeatable
+    noise_seed: Seed | None = None  # for tests: noise from this seed, which claims nothing; null: from a secret key
+
+    @property
+    def adds_noise(self) -> bool:
+        """True if noise is added; otherwise updates are only clipped."""
+        return self.noise_multiplier != 0.0 and (self.noise_multiplier is not None or self.epsilon is not None)
+
+    @property
+    def has_secret_sampling(self) -> bool:
+        """True if a secret key or the operating system samples clients, groups and records."""
+        return self.adds_noise and (self.secure or self.noise_seed is None)
 
 
 @dataclass(frozen=True)

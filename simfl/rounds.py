@@ -23,8 +23,8 @@ from simfl.training.context import PhaseContext
 from simfl.training.plan import ClientPlan, CohortPlan, ExecutionMode, centralized, cohorts
 from simfl.transport import ledger
 from simfl.transport.broadcast import Broadcast
+from simfl.transport.buffers import advanced_buffers
 from simfl.transport.upload import BUFFERS
-from simfl.weights import add
 
 
 class RoundDraft(NamedTuple):
@@ -74,7 +74,7 @@ def plan_round(
 def draft_round(context: PhaseContext, partition: Partition, number: int) -> RoundDraft:
     """Sample the clients of a round and list their training rows; uses nothing that earlier rounds have computed."""
     sampled = sample_clients(
-        context.phase, context.num_clients, context.seed, context.index, number, context.has_secure_randomness
+        context.phase, context.num_clients, context.sampling_seed, context.index, number, context.has_secure_randomness
     )
     plans = [_client_plan(context, partition, number, client) for client in sampled]
     if context.phase.centralized and plans:
@@ -98,7 +98,7 @@ def apply_round(context: PhaseContext, plan: RoundPlan, results: RoundAggregator
     before, mechanism = plan.before, context.mechanism
     updates = results.mean()
     if mechanism is not None:
-        expected = expected_clients(context.phase, context.num_clients)
+        expected = expected_clients(context.phase, mechanism.privacy.min_clients or context.num_clients)
         name = (context.index, before.round, "server")
         updates = mechanism.averaged(updates, _num_units(results), expected, plan.received, name)
     client_states = dict(before.client_states)
@@ -127,7 +127,7 @@ def _step_server(context: PhaseContext, before: Snapshot, updates: AggregatedUpd
     weights, optimizer_state = optimizer.step(server.weights, delta, server.optimizer)
     server = replace(server, weights=weights, state=algorithm_state, optimizer=optimizer_state)
     clip = before.clip if context.mechanism is None else context.mechanism.next_clip(before.clip, updates)
-    buffers = add(before.buffers, updates.means[BUFFERS]) if before.buffers else before.buffers
+    buffers = advanced_buffers(before.buffers, updates.means[BUFFERS]) if before.buffers else before.buffers
     return replace(before, server=server, buffers=buffers, clip=clip)
 
 
@@ -136,7 +136,7 @@ def _client_plan(context: PhaseContext, partition: Partition, number: int, clien
     rows, mechanism = partition.rows(client), context.mechanism
     if mechanism is not None and mechanism.unit == "group":
         groups = partition.groups(client)
-        names = sample_groups(len(groups), mechanism.privacy, context.seed, context.index, number, client)
+        names = sample_groups(len(groups), mechanism.privacy, context.sampling_seed, context.index, number, client)
         units = tuple(groups[j][1] for j in names)
         return ClientPlan(client, 1.0, units, EMPTY, unit_names=tuple(names))
     if context.phase.weighting == "uniform":

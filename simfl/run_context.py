@@ -16,18 +16,24 @@ from torch import nn
 
 from simfl.data.base import HELD_OUT, TRAIN, Dataset, Split
 from simfl.errors import ConfigError, DataError, nearest
-from simfl.experiment import Experiment
+from simfl.experiment import Experiment, Phase
 from simfl.models.base import Model, tied_names
 from simfl.models.meta_device import build_on_meta
+from simfl.models.module_state import StepEffects
 from simfl.objectives.base import Objective
-from simfl.parameter_groups import ParameterGroups, group_parameters, running_statistics
+from simfl.parameter_groups import ATTRIBUTE, ParameterGroups, group_parameters, with_buffers
 from simfl.privacy.mechanism import Mechanism
-from simfl.protocol import Examples, Task, Weights
+from simfl.privacy.randomness import Randomness
+from simfl.protocol import Batch, Examples, Task, Weights
 from simfl.seeds import rng
 from simfl.training.context import LOCAL, Network, PhaseContext
+from simfl.training.step_probe import probe_on_meta, probe_step
 from simfl.transport.ledger import TiedWeights
 from simfl.transport.upload import MessageSpec
 from simfl.weights import select_names
+
+FEW = 2  # examples of a batch of the probe; more are tried where a model refuses so few
+META_ROWS = torch.zeros(FEW, dtype=torch.int64, device="meta")
 
 Value = TypeVar("Value")
 
@@ -49,6 +55,7 @@ class RunContext:
     cache: Path
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     shared: dict[str, Any] | None = None
+    effects: dict[tuple[object, ...], StepEffects] = field(default_factory=dict)  # of probes; see `_effects`
     _noted: set[tuple[str, str]] = field(default_factory=set)  # objectives and splits whose notes were taken
     _notes: list[str] = field(default_factory=list)
 
@@ -87,21 +94,25 @@ class RunContext:
 
     @cached_property
     def mentor(self) -> Network | None:
-        """The second network; None if the experiment has none.
+        """The second network; None if the experiment has none. Clients keep its state besides parameters.
 
         Raises:
-            ConfigError: It keeps running statistics.
+            ConfigError: Training changes what no client can keep.
         """
         model = self.experiment.mentor
         if model is None:
             return None
         module = self._build(model)
-        if running_statistics(module):
-            raise ConfigError("mentor: it keeps running statistics, which clients would share; allowed: layers without")
         names = [name for name, _ in module.named_parameters()]
         frozen = set(select_names(names, model.frozen_params(module), where="mentor"))
         trained = select_names(names, model.trainable_params(module), where="mentor")
-        return Network(module, tuple(name for name in trained if name not in frozen))
+        network = Network(module, tuple(name for name in trained if name not in frozen))
+        phases = self.experiment.phases
+        uses = (one for one in phases if any(forward.mentor for forward in one.algorithm.forwards().values()))
+        effects = self._effects("mentor", network, next(uses, phases[0]))
+        for name, reason in (*effects.faults, *((name, ATTRIBUTE) for name in effects.attributes)):
+            raise ConfigError(f"mentor: {name}: {reason}")
+        return Network(module, network.trained, effects.tensors)
 
     def _build(self, model: Model) -> nn.Module:
         return build_on_meta(model, self.task) if self.device.type == "meta" else model.build(self.task).to(self.device)
@@ -171,17 +182,54 @@ class RunContext:
         """Return the groups of the model's tensors in a phase.
 
         Raises:
-            ConfigError: A glob matches nothing, or the model keeps running statistics that the phase refuses.
+            ConfigError: A glob matches nothing, or a training step changes what has no owner.
         """
         settings, where = self.experiment.phases[phase], f"phases.{phase}"
         groups = group_parameters(self.experiment.model, self.module, settings, where)
-        if groups.buffers and settings.buffers == "refuse":
-            raise ConfigError(
-                f"{where}.buffers: refuse, but the model keeps running statistics ({groups.buffers[0]}, …)"
-            )
-        return groups
+        effects = self._effects("model", Network(self.module, groups.trained), settings)
+        return with_buffers(groups, effects, settings, where)
 
-    def phase_context(self, phase: int, num_clients: int, noise_multiplier: float = math.nan) -> PhaseContext:
+    def draws(self, phase: int) -> tuple[str, ...]:
+        """Return the names of the random generators from which a training step of a phase draws."""
+        settings = self.experiment.phases[phase]
+        groups = group_parameters(self.experiment.model, self.module, settings, f"phases.{phase}")
+        return self._effects("model", Network(self.module, groups.trained), settings).draws
+
+    def _effects(self, kind: str, network: Network, phase: Phase) -> StepEffects:
+        """Return what training steps of a phase change in the model or the mentor besides its trained parameters.
+
+        It is probed once, by the driver; workers are given what it found.
+        """
+        key = (kind, repr(phase.objective), network.trained)
+        if key not in self.effects:
+            self.effects[key] = self._probe(network, phase)
+        return self.effects[key]
+
+    def _probe(self, network: Network, phase: Phase) -> StepEffects:
+        objective = phase.objective
+        if self.device.type == "meta":
+            return probe_on_meta(network, objective, lambda: self.examples(objective, TRAIN).take(META_ROWS))
+        for size in sorted({FEW, phase.local.batch_size}):
+            try:
+                batches = self._first_batches(objective, size)
+                return probe_step(network, objective, batches)
+            except ConfigError:
+                raise
+            except Exception:  # the run will fail likewise, with a traceback
+                continue
+        return StepEffects()
+
+    def _first_batches(self, objective: Objective, size: int) -> list[Batch]:
+        """Return the first two batches of the training split; where it has fewer examples, they share some."""
+        split = self.split(TRAIN)
+        rows = np.arange(2 * size) % len(split) if len(split) < 2 * size else np.arange(2 * size)
+        encoded = objective.encode(split.first(int(rows.max()) + 1), self.experiment.model.tokenizer()).to(self.device)
+        halves = torch.from_numpy(rows).to(self.device).split(size)
+        return [encoded.take(half) for half in halves]
+
+    def phase_context(
+        self, phase: int, num_clients: int, noise_multiplier: float = math.nan, randomness: Randomness | None = None
+    ) -> PhaseContext:
         """Return the context of training in a phase. Without a noise multiplier, private updates cannot be released."""
         experiment, settings = self.experiment, self.experiment.phases[phase]
         groups = self.parameter_groups(phase)
@@ -190,13 +238,15 @@ class RunContext:
             index=phase,
             seed=experiment.seed,
             task=self.task,
-            network=Network(self.module, groups.trained),
+            network=Network(
+                self.module, groups.trained, groups.buffers, groups.frozen_buffers, groups.frozen_attributes
+            ),
             parameter_groups=groups,
             load_examples=partial(self.examples, settings.objective, "train"),
             device=self.device,
             num_clients=num_clients,
             messages=self._message_spec(phase, groups),
-            mechanism=self._mechanism(noise_multiplier),
+            mechanism=self._mechanism(noise_multiplier, randomness or Randomness.fresh()),
             mentor=self.mentor,
             keeps_local_model=LOCAL in experiment.evaluate.models,
             data_parallel=experiment.execution.data_parallel,
@@ -208,12 +258,12 @@ class RunContext:
         tied_weights = TiedWeights(experiment.ledger.tied_weights, owners, sizes, frozenset(groups.trained))
         return MessageSpec(settings.codec, experiment.seed, phase, settings.rounds, tied_weights)
 
-    def _mechanism(self, noise_multiplier: float) -> Mechanism | None:
+    def _mechanism(self, noise_multiplier: float, randomness: Randomness) -> Mechanism | None:
         privacy = self.experiment.privacy
         if privacy is None:
             return None
         copies = Counter(self.tied_names.values()) if privacy.tied_weights == "always" else {}
-        return Mechanism(privacy, noise_multiplier, self.experiment.seed, copies)
+        return Mechanism(privacy, noise_multiplier, randomness, copies)
 
     def choose_rows(self, split: str, limit: int | None, rows: np.ndarray | None = None) -> np.ndarray:
         """Return the evaluated rows of a split in file order: all, or `limit` of them, sampled once.

@@ -113,7 +113,7 @@ class Simulation:
         session, index = self.session, self.state.phase
         session.pool.begin(index, self.state.base_weights)
         context = session.prepared.run_context.phase_context(
-            index, len(session.prepared.partition), session.account.noise_multiplier
+            index, len(session.prepared.partition), session.account.noise_multiplier, session.account.randomness
         )
         self.context, self.drafts = context, {}
         if self.state.round == 0:

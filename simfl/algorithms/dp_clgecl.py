@@ -32,7 +32,7 @@ class DpClgecl(Algorithm):
     reduce: ClassVar[Mapping[str, str]] = {"weights": "clients"}
     privacy_unit: ClassVar[str | None] = "group"
     example: ClassVar[Mapping[str, object]] = {
-        "privacy": {"unit": "group", "clip": 5.0, "noise_multiplier": 0.01, "groups_per_client": 2},
+        "privacy": {"unit": "group", "clip": 5.0, "noise_multiplier": 0.01, "noise_seed": 0, "groups_per_client": 2},
         "weighting": "uniform",
         "personal_params": [],
     }

@@ -24,6 +24,6 @@ class DpFedAvg(Algorithm):
 
     privacy_unit: ClassVar[str | None] = "client"
     example: ClassVar[Mapping[str, object]] = {
-        "privacy": {"unit": "client", "clip": 5.0, "noise_multiplier": 0.01, "adjacency": "zero_out"},
+        "privacy": {"unit": "client", "clip": 5.0, "noise_multiplier": 0.01, "noise_seed": 0, "adjacency": "zero_out"},
         "weighting": "uniform",
     }

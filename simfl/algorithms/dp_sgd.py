@@ -22,7 +22,7 @@ class DpSgd(Algorithm):
 
     privacy_unit: ClassVar[str | None] = "record"
     example: ClassVar[Mapping[str, object]] = {
-        "privacy": {"unit": "record", "clip": 1.0, "noise_multiplier": 0.1},
+        "privacy": {"unit": "record", "clip": 1.0, "noise_multiplier": 0.1, "noise_seed": 0},
         "weighting": "uniform",
         "personal_params": [],
     }

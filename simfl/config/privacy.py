@@ -15,7 +15,7 @@ def violations(experiment: Experiment) -> Iterator[str]:
     privacy = experiment.privacy
     if privacy is None:
         return
-    yield from _without_effect(privacy)
+    yield from _without_effect(privacy, experiment)
     if privacy.epsilon is None and not privacy.noise_multiplier:
         return
     yield from _denominators(privacy, experiment)
@@ -24,11 +24,18 @@ def violations(experiment: Experiment) -> Iterator[str]:
         yield from (f"phases.{i}.{line}" for line in _phase(privacy, phase))
 
 
-def _without_effect(privacy: Privacy) -> Iterator[str]:
+def _without_effect(privacy: Privacy, experiment: Experiment) -> Iterator[str]:
     if privacy.unit != "group":
         for key in ("groups_per_client", "group_rate", "min_groups"):
             if getattr(privacy, key) is not None:
                 yield f"privacy.{key}: {getattr(privacy, key)} has no effect with unit: {privacy.unit}"
+    for key, unit in (("min_examples", "record"), ("min_clients", "client")):
+        if getattr(privacy, key) is not None and privacy.unit != unit:
+            yield f"privacy.{key}: {getattr(privacy, key)} has no effect with unit: {privacy.unit}"
+    if privacy.min_clients is not None and not all(p.clients_per_round or p.poisson for p in experiment.phases):
+        yield "privacy.min_clients: participation is a share of all clients; allowed: clients_per_round, poisson"
+    if privacy.noise_seed is not None and privacy.secure:
+        yield "privacy.noise_seed: has no effect with secure: true, which draws from the operating system"
     if privacy.unit == "client" and privacy.clip is None:
         yield "privacy: has no effect with unit: client and no clip"
     noise = privacy.epsilon is not None or bool(privacy.noise_multiplier)

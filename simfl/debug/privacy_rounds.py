@@ -14,6 +14,7 @@ from simfl.aggregation.round import RoundAggregator
 from simfl.experiment import Evaluate, Experiment, Local, Privacy
 from simfl.optimizers.local import LocalOptimizer
 from simfl.optimizers.server import Sgd
+from simfl.privacy.randomness import Randomness
 from simfl.protocol import Parts, Weights
 from simfl.rounds import apply_round, plan_round
 from simfl.run_context import RunContext
@@ -58,6 +59,7 @@ class PrivacyTestRounds:
         self.run_context = RunContext(self.experiment, cache)
         built = {name: value for name, value in vars(whole).items() if name in ("dataset", "module")}
         vars(self.run_context).update(built)  # cached properties: the data set and the module are built once
+        self.randomness = Randomness.fresh()
         self._released: dict[tuple[float, int, int], ReleasedRound] = {}
 
     def round(self, sigma: float, phase: int = 0, number: int = 0, without: PlanChange | None = None) -> ReleasedRound:
@@ -74,7 +76,13 @@ class PrivacyTestRounds:
             return self._released[key]
         context, messages = self.run_context, MessageRecorder()
         config = WorkerConfig(
-            self.experiment, context.cache, self.scratch, self.num_clients, context.device.type, noise_multiplier=sigma
+            self.experiment,
+            context.cache,
+            self.scratch,
+            self.num_clients,
+            context.device.type,
+            noise_multiplier=sigma,
+            randomness=self.randomness,
         )
         worker = Worker(config, context, home=context.device)
         worker.begin(phase, {})

@@ -31,6 +31,7 @@ from simfl.runs.results import Run
 from simfl.runs.snapshot import Snapshot, carry_over_states
 from simfl.runs.tables import TableRow
 from simfl.runtime.worker import Worker, WorkerConfig
+from simfl.session.noise_key import randomness_at
 from simfl.session.prepare import account_of
 from simfl.training.context import PhaseContext
 from simfl.training.executor import Observer
@@ -118,6 +119,7 @@ class Rerun:
             len(self.partition),
             self.run_context.device.type,
             noise_multiplier=self.account.noise_multiplier,
+            randomness=randomness_at(self.experiment, run.manifest, run.folder, 0),
         )
         self.store = FileClientStore(scratch / CLIENT_STATES)
         self.worker = Worker(self.config, self.run_context, home=self.run_context.device)
@@ -201,6 +203,11 @@ class Rerun:
         self._context: PhaseContext | None = None  # of the phase, once it is entered
 
     def _enter_phase(self) -> PhaseContext:
+        randomness = randomness_at(self.experiment, self.run.manifest, self.run.folder, self.snapshot.step)
+        if randomness != self.config.randomness:
+            self.config = replace(self.config, randomness=randomness)
+            self.worker = Worker(self.config, self.run_context, home=self.run_context.device)
+            self._context = None
         if self._context is None:
             self.worker.begin(self.snapshot.phase, self.snapshot.base_weights)
             self._context = self.worker.executors[self.snapshot.phase].context

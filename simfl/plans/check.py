@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, islice
-from pathlib import Path
 from typing import Any
 
-from simfl.data.base import Dataset
 from simfl.data.placeholder import placeholder_dataset
 from simfl.errors import ConfigError
-from simfl.experiment import Experiment
 from simfl.models.meta_device import without_compiler
 from simfl.plans.messages import PhaseMessages, RoundMessages
 from simfl.plans.plan import messages_of, meta_context
-from simfl.runs import tables
+from simfl.run_context import RunContext
+from simfl.runs.parts import TableParts
+from simfl.sampling import num_sampled
 
 MATCHES = "matches"
 SIZES = ("floats", "payload_bytes", "charged_bytes")
@@ -53,12 +53,12 @@ class NotCompared:
         return "".join(f"; {part}" for part in parts)
 
 
-def compare(experiment: Experiment, data: Dataset, clients: int, recorded: RunTables) -> str:
+def compare(run_context: RunContext, clients: int, recorded: RunTables) -> str:
     """Return `matches`, or one line with the first difference or the reason why there is no plan."""
     notes = NotCompared()
     try:
         with without_compiler():
-            for line in differences(experiment, data, clients, recorded, notes):
+            for line in differences(run_context, clients, recorded, notes):
                 return f"differs: {line}"
     except ConfigError as error:
         return f"not compared: {error}"
@@ -67,20 +67,33 @@ def compare(experiment: Experiment, data: Dataset, clients: int, recorded: RunTa
     return MATCHES + notes.text()
 
 
-def differences(
-    experiment: Experiment, data: Dataset, clients: int, recorded: RunTables, notes: NotCompared
-) -> Iterator[str]:
+def differences(run_context: RunContext, clients: int, recorded: RunTables, notes: NotCompared) -> Iterator[str]:
     """Yield a line for each row that differs from the plan, in the order of the rounds."""
-    context = meta_context(experiment, placeholder_dataset(data))
+    experiment = run_context.experiment
+    context = meta_context(experiment, placeholder_dataset(run_context.dataset))
+    context.effects.update(run_context.effects)
     ledger, updates = _RoundReader(recorded.ledger), _RoundReader(recorded.clients)
     phases = (messages_of(context, index, clients) for index in range(len(experiment.phases)))
-    planned = ((phase, in_round) for phase in phases for in_round in phase.rounds())
+    is_secret = experiment.privacy is not None and experiment.privacy.has_secret_sampling
+    planned = (
+        (phase, in_round)
+        for phase in phases
+        for in_round in phase.rounds(partial(_recorded_clients, ledger, phase.stage.index) if is_secret else None)
+    )
     notes.forked = recorded.forked
     for number, (phase, in_round) in enumerate(islice(planned, recorded.rounds)):
         position = (phase.stage.index, in_round.round)
+        count = num_sampled(phase.stage.phase, clients)
+        if is_secret and count not in (None, len(in_round.clients)):
+            yield f"phase {position[0]}, round {position[1]}, {len(in_round.clients)} clients, planned {count}"
         returned, rows = {row["client"] for row in updates.read(position)}, ledger.read(position)
         for line in _in_round(phase, in_round, rows, returned, notes) if number >= recorded.forked else ():
             yield f"phase {position[0]}, round {position[1]}, {line}"
+
+
+def _recorded_clients(ledger: _RoundReader, phase: int, number: int) -> list[int]:
+    """Return the clients that received a round's download: a secret key has sampled them, which no plan knows."""
+    return sorted({row["client"] for row in ledger.peek((phase, number + 1)) if row["direction"] == "download"})
 
 
 def _in_round(
@@ -133,12 +146,14 @@ class _RoundReader:
         (_, rows), self.next_round = self.next_round, None
         return rows
 
+    def peek(self, position: tuple[int, int]) -> list[Row]:
+        """Return the rows of a phase and round, which can be read again."""
+        rows = self.read(position)
+        if rows:
+            self.next_round = position, rows
+        return rows
 
-def tables_of(folder: Path, rounds: int, forked: int = 0) -> RunTables:
+
+def tables_of(parts: TableParts, rounds: int, forked: int = 0) -> RunTables:
     """Return the tables of a run after `rounds` rounds, of which `forked` belong to another run; read part by part."""
-    return RunTables(_rows(folder, "ledger"), _rows(folder, "clients"), rounds, forked)
-
-
-def _rows(folder: Path, name: str) -> Iterator[Row]:
-    for part in tables.parts(folder / "tables", name):
-        yield from tables.read(part).to_pylist()
+    return RunTables(parts.rows("ledger"), parts.rows("clients"), rounds, forked)

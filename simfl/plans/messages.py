@@ -6,7 +6,7 @@ accounting of downloads, the ledger's rule for tied weights, and the sampling of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -58,13 +58,8 @@ class PhaseMessages:
 
     @cached_property
     def buffers(self) -> Weights:
-        """Running statistics that are averaged."""
-        averaged = self.stage.phase.buffers == "average"
-        return (
-            pick(self.stage.network.tensors(self.stage.parameter_groups.buffers), self.stage.parameter_groups.buffers)
-            if averaged
-            else {}
-        )
+        """Buffers that are averaged, such as running statistics."""
+        return self.stage.network.tensors(self.stage.parameter_groups.averaged_buffers)
 
     @cached_property
     def received(self) -> Parts:
@@ -104,11 +99,18 @@ class PhaseMessages:
         """Return whether the bytes of a part depend on its values; the plan then has an upper bound."""
         return not self.stage.messages.codec(direction, part).fixed_size
 
-    def rounds(self) -> Iterator[RoundMessages]:
-        """Yield the messages of all rounds, with the clients sampled by the seed of the run."""
+    def rounds(self, clients_of: Callable[[int], list[int]] | None = None) -> Iterator[RoundMessages]:
+        """Yield the messages of all rounds.
+
+        Args:
+            clients_of: Returns the clients of a round, from 0; None: those that the seed of the run samples.
+        """
         stage, broadcast, sizes, full = self.stage, Broadcast(), self._sizes("download"), self._full_sizes()
         for number in range(stage.phase.rounds):
-            clients = sample_clients(stage.phase, stage.num_clients, stage.seed, stage.index, number)
+            if clients_of is None:
+                clients = sample_clients(stage.phase, stage.num_clients, stage.seed, stage.index, number)
+            else:
+                clients = clients_of(number)
             served = [] if stage.phase.centralized else clients
             download = dict.fromkeys(served, self.down)
             if self.changing:  # the first message is the full weights

@@ -36,12 +36,15 @@ COLUMNS = ("payload_bytes", "charged_bytes")  # of the ledger, added up over a p
 
 @dataclass(frozen=True)
 class PrivacyCost:
-    """Privacy budget that rounds spend, in the view that the experiment asks for."""
+    """Privacy budget that rounds spend."""
 
-    epsilon: float | None  # None: no bound
+    epsilon: float | None  # in the view that the experiment asks for, which may be a formula; None: no bound
     delta: float
     noise_multiplier: float
     sampling_rate: float
+    guaranteed: float | None  # epsilon of differential privacy, of the claimed view; None: no bound
+    claimed_view: str
+    adjacency: str
 
 
 @dataclass(frozen=True)
@@ -226,9 +229,20 @@ def _privacy(budget: Budget | None, phases: Sequence[int]) -> PrivacyCost | None
     """Return what the rounds of these phases spend."""
     if budget is None:
         return None
-    spent = budget.epsilon({index: budget.phases[index].rounds for index in phases})
-    rate = budget.rate(budget.phases[phases[0]])
-    return PrivacyCost(spent if math.isfinite(spent) else None, budget.privacy.delta, budget.noise_multiplier, rate)
+    rounds = {index: budget.phases[index].rounds for index in phases}
+    spent, guaranteed = (
+        value if math.isfinite(value := budget.epsilon(rounds, view)) else None
+        for view in (budget.view, budget.claimed_view)
+    )
+    return PrivacyCost(
+        epsilon=spent,
+        delta=budget.privacy.delta,
+        noise_multiplier=budget.noise_multiplier,
+        sampling_rate=budget.rate(budget.phases[phases[0]]),
+        guaranteed=guaranteed,
+        claimed_view=budget.claimed_view,
+        adjacency=budget.scheme.adjacency,
+    )
 
 
 def total(message: Message, column: str) -> int:

@@ -95,10 +95,18 @@ def _resources(plan: RunPlan, speed: MeasuredSpeed | None) -> Table:
 def _privacy(plan: RunPlan) -> str:
     assert plan.privacy is not None
     assert plan.experiment.privacy is not None
-    cost, unit, view = plan.privacy, plan.experiment.privacy.unit, plan.experiment.privacy.view
-    spent = "no bound on epsilon without noise" if cost.epsilon is None else f"epsilon {cost.epsilon:.4f}"
-    rest = f"delta {cost.delta:g}, noise multiplier {cost.noise_multiplier:.4f}"
-    return f"{spent} per {unit}, {rest}, sampling rate {cost.sampling_rate:g} (view: {view})"
+    cost, privacy = plan.privacy, plan.experiment.privacy
+    tests = "for tests, nothing is claimed: " if privacy.adds_noise and privacy.noise_seed is not None else ""
+    if cost.guaranteed is None:
+        return "no guarantee: no noise is added to what the observers see"
+    bound = f"epsilon {cost.guaranteed:.4f} per {privacy.unit} at delta {cost.delta:g}"
+    rest = (
+        f"{cost.adjacency.replace('_', '-')}, view: {cost.claimed_view}, noise multiplier {cost.noise_multiplier:.4f}"
+    )
+    formula = ""
+    if privacy.view == "formula" and cost.epsilon is not None:
+        formula = f"; the formula gives {cost.epsilon:.4f} at rate {cost.sampling_rate:g}, which is no guarantee"
+    return f"{tests}{bound} ({rest}){formula}"
 
 
 def _num_messages(plan: RunPlan) -> str:
@@ -110,7 +118,9 @@ def _num_messages(plan: RunPlan) -> str:
 def _steps(plan: RunPlan) -> str:
     if plan.steps is None:
         return f"unknown: {plan.sizes.source}"
-    about = "" if plan.sizes.exact else "about "
+    privacy = plan.experiment.privacy
+    is_secret = privacy is not None and privacy.has_secret_sampling
+    about = "" if plan.sizes.exact and not is_secret else "about "
     return f"{about}{plan.steps:,.0f}, from {plan.sizes.source}"
 
 

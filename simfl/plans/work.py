@@ -81,8 +81,9 @@ class LocalSteps:
     @cached_property
     def each(self) -> np.ndarray:
         """Local steps of one update of each client, [K], without sampling of groups."""
-        local = self.experiment.phases[self.index].local
-        return np.array([num_steps(int(np.ceil(size)), local) for size in self.client_sizes.sizes])
+        local, privacy = self.experiment.phases[self.index].local, self.experiment.privacy
+        public = None if privacy is None else privacy.min_examples
+        return np.array([num_steps(public or int(np.ceil(size)), local) for size in self.client_sizes.sizes])
 
     def in_round(self, messages: RoundMessages) -> int:
         """Return the local steps of all client updates of a round."""

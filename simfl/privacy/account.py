@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from simfl import files
+from simfl.privacy import paid
 from simfl.privacy.budget import Budget
+from simfl.privacy.randomness import Randomness
 from simfl.privacy.scheme import VIEWS
 from simfl.privacy.statement import statement
 
-CHARGES, STATEMENT = "privacy.jsonl", "privacy.md"
+STATEMENT = "privacy.md"
 
 Columns = dict[str, float | None]  # of a row of `rounds.parquet`
 
@@ -23,12 +22,18 @@ Columns = dict[str, float | None]  # of a row of `rounds.parquet`
 class Account:
     """The charges of a run by phase. Without a budget (`privacy: null`) nothing is charged and no file is written.
 
-    A round that is repeated after a crash is a bit-identical release and is charged once. With `secure: true` it is a
-    different release, so every line of the file counts.
+    Attributes:
+        budget: The budget; None: nothing is charged.
+        folder: The run folder; None: no file is written.
+        randomness: The source of the noise. A round that is made again with its key is charged once; see
+            `simfl.privacy.paid`.
+        store: Called when a charge is on the disk and before the round is released, to copy it to another place.
     """
 
     budget: Budget | None
-    folder: Path | None = None  # the run folder; None: no file is written
+    folder: Path | None = None
+    randomness: Randomness = field(default_factory=Randomness.fresh)
+    store: Callable[[], None] = lambda: None
 
     @property
     def noise_multiplier(self) -> float:
@@ -39,29 +44,14 @@ class Account:
         """Charge a round and return the charged rounds by phase. PrivacyError if the budget does not allow it."""
         if self.budget is None:
             return charged
-        before = self._charges_on_disk() if self.budget.privacy.secure else charged
-        after = {**before, phase: before.get(phase, 0) + 1}
+        now = paid.PaidRound(phase, round + 1, self.randomness.key_id)
+        before = [] if self.folder is None else paid.read(self.folder)
+        after = paid.with_round(before, now, charged)
         self.budget.check(after)
-        self._write({"phase": phase, "round": round + 1, "epsilon": self.budget.epsilon(after)})
+        if self.folder is not None and (not now.key or now not in before):
+            paid.append(self.folder, now, self.budget.epsilon(after))
+            self.store()
         return after
-
-    def _charges_on_disk(self) -> Mapping[int, int]:
-        assert self.folder is not None
-        path = self.folder / CHARGES
-        lines = path.read_text().splitlines() if path.exists() else []
-        return Counter(json.loads(line)["phase"] for line in lines if line.endswith("}"))
-
-    def _write(self, line: Mapping[str, object]) -> None:
-        if self.folder is None:
-            return
-        path = self.folder / CHARGES
-        try:
-            with open(path, "a") as file:
-                file.write(json.dumps(line) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise files.disk_error(path, error) from error
 
     def row(self, charged: Mapping[int, int], clip: float | None) -> Columns:
         """Return the privacy columns of a round: epsilon spent so far in every view, delta, noise multiplier, clip."""
@@ -92,4 +82,5 @@ class Account:
         self._write_statement(text)
         multipliers = self.budget.scheme.multipliers(self.noise_multiplier)
         limit = self.budget.privacy.epsilon
-        return {"privacy": self.row(charged, None) | {"limit": limit, **multipliers, "statement": text}}
+        facts = {"limit": limit, "view": self.budget.view, "adjacency": self.budget.scheme.adjacency}
+        return {"privacy": self.row(charged, None) | facts | {**multipliers, "statement": text}}

@@ -70,6 +70,7 @@ class Budget:
                 "privacy: null, so nothing is accounted; give privacy.epsilon or privacy.noise_multiplier"
             )
         scheme = Scheme(privacy, experiment.phases, _population(experiment, partition, num_clients))
+        _check_delta(scheme)
         if privacy.noise_multiplier is not None or privacy.epsilon is None:
             return Budget(scheme, privacy.noise_multiplier or 0.0)
         return Budget(scheme, _calibrate(scheme, privacy.epsilon))
@@ -97,6 +98,11 @@ class Budget:
     def view(self) -> str:
         """The view in which `epsilon` is limited."""
         return self.privacy.view
+
+    @property
+    def claimed_view(self) -> str:
+        """The view in which differential privacy is claimed: a formula is no bound on what an observer learns."""
+        return "averages" if self.view == "formula" else self.view
 
     @cached_property
     def limit(self) -> float:
@@ -159,14 +165,7 @@ def _population(experiment: Experiment, partition: Partition | None, num_clients
     assert privacy is not None
     min_groups = privacy.min_groups
     if partition is not None:
-        found = Population.of(partition)
-        if privacy.unit == "group" and min_groups is not None:
-            if min(found.groups) < min_groups:
-                raise ConfigError(
-                    f"privacy.min_groups: {min_groups} given, but a client has only {min(found.groups)} groups"
-                )
-            return replace(found, groups=(min_groups,))
-        return found
+        return _bounded(Population.of(partition), privacy)
     published = experiment.data.published()
     sizes = None if published is None else expected_sizes(experiment.partition, published)
     clients = num_clients or (experiment.partition.clients if sizes is None else len(sizes))
@@ -176,6 +175,43 @@ def _population(experiment: Experiment, partition: Partition | None, num_clients
     groups: tuple[int, ...] = () if min_groups is None else (min_groups,)
     if min_groups is None and published is not None and sizes is not None and tuple(sizes) == published.clients:
         groups = tuple(sorted(set(published.groups)))
-    if (privacy.unit == "record" and not examples) or (privacy.unit == "group" and not groups):
+    if privacy.unit == "group" and not groups:
         raise ConfigError("privacy.min_groups: needed for privacy accounting without the data")
-    return Population(clients, groups, examples)
+    if privacy.unit == "record" and not examples:
+        if privacy.min_examples is None:
+            raise ConfigError("privacy.min_examples: needed for privacy accounting without the data")
+        examples = (privacy.min_examples,)
+    total = None if published is None else published.examples
+    return _bounded(Population(clients, groups, examples, num_examples=total), privacy)
+
+
+def _bounded(found: Population, privacy: Privacy) -> Population:
+    """Replace sizes of the data by the public bounds that the experiment declares, after a check of these.
+
+    Raises:
+        ConfigError: The data do not keep a bound.
+    """
+    for name, bound, sizes in (
+        ("groups", privacy.min_groups, found.groups),
+        ("examples", privacy.min_examples, found.examples),
+    ):
+        if bound is not None and sizes and min(sizes) < bound:
+            raise ConfigError(f"privacy.min_{name}: {bound} given, but a client has only {min(sizes)} {name}")
+    if privacy.min_clients is not None and found.num_clients < privacy.min_clients:
+        raise ConfigError(
+            f"privacy.min_clients: {privacy.min_clients} given, but there are only {found.num_clients} clients"
+        )
+    groups = found.groups if privacy.min_groups is None else (privacy.min_groups,)
+    examples = found.examples if privacy.min_examples is None else (privacy.min_examples,)
+    return replace(found, groups=groups, examples=examples)
+
+
+def _check_delta(scheme: Scheme) -> None:
+    """Raise ConfigError for a delta that allows to publish the data of one unit out of all."""
+    privacy = scheme.privacy
+    units = scheme.population.num_units(privacy.unit)
+    if privacy.adds_noise and units is not None and privacy.delta * units >= 1.0:
+        raise ConfigError(
+            f"privacy.delta: {privacy.delta:g} given, but there are {units} {privacy.unit}s, and a delta of 1/{units}"
+            f" or more allows to publish one of them; allowed: below {1 / units:.2g}"
+        )

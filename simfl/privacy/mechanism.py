@@ -23,6 +23,7 @@ from torch import Tensor
 from simfl.errors import PrivacyError
 from simfl.experiment import Privacy
 from simfl.privacy.noise import noised
+from simfl.privacy.randomness import Randomness
 from simfl.privacy.units import Clipped, clipped
 from simfl.protocol import AggregatedUpdates, Parts, Weights
 from simfl.seeds import SeedName
@@ -51,7 +52,7 @@ class Mechanism:
 
     privacy: Privacy
     sigma: float = math.nan  # noise multiplier of everything that a unit contributes; NaN: nothing can be released
-    seed: int = 0
+    randomness: Randomness = field(default_factory=Randomness.fresh)  # the same on every worker
     copies: Mapping[str, int] = field(
         default_factory=dict
     )  # tied tensor -> number of its further names, if they count in the norm
@@ -66,6 +67,15 @@ class Mechanism:
         """The noise multiplier sigma."""
         assert not math.isnan(self.sigma), "the noise multiplier is not set"
         return self.sigma
+
+    @property
+    def adds_noise(self) -> bool:
+        """True if the noise multiplier is set and above 0."""
+        return self.sigma > 0.0
+
+    def sampling_seed(self, seed: int) -> int:
+        """Return the seed of the sampling of clients, groups and records, for the experiment's `seed`."""
+        return self.randomness.sampling_seed(seed)
 
     @property
     def update_multiplier(self) -> float:
@@ -110,19 +120,24 @@ class Mechanism:
         total = units.total if units is not None else {n: torch.zeros_like(t) for n, t in received["weights"].items()}
         divisor = self.divisor(0 if units is None else len(units.norms))
         if own and clip is not None:
-            total = noised(total, self.update_multiplier * clip, ("noise", self.seed, *name), self.privacy.secure)
+            total = self.noised(total, self.update_multiplier * clip, ("noise", clip, *name))
         parts: Parts = {"weights": scale(total, 1.0 / divisor)}
         if CLIP in received and clip is not None:
             norms = received[CLIP]["norm"].new_zeros(0) if units is None else units.norms
             parts[CLIP] = self._count(norms, clip, own, divisor, name)
         return Release(parts)
 
+    def noised(self, tensors: Weights, deviation: float, name: tuple[SeedName | float, ...]) -> Weights:
+        """Add noise with this standard deviation. `name` tells the draws of the run apart."""
+        texts = tuple(one.hex() if isinstance(one, float) else one for one in name)
+        return noised(tensors, deviation, (self.unit, self.privacy.noise, *texts), self.randomness)
+
     def _count(self, norms: Tensor, clip: float, own: bool, divisor: float, name: tuple[SeedName, ...]) -> Weights:
         assert self.privacy.adaptive is not None
         alone = {"left_alone": ((norms <= clip).to(torch.float32) - 0.5).sum()[None]}
         if own:
             deviation = self.privacy.adaptive.count_noise * self.noise_multiplier
-            alone = noised(alone, deviation, ("count", self.seed, *name), self.privacy.secure)
+            alone = self.noised(alone, deviation, ("count", clip, *name))
         return scale(alone, 1.0 / divisor)
 
     def divisor(self, units: int) -> float:
@@ -166,15 +181,13 @@ class Mechanism:
         self, means: AggregatedUpdates, share: float, received: Parts, name: tuple[SeedName, ...]
     ) -> AggregatedUpdates:
         """Add the server's noise; `share` is the weight of one unit in the average."""
-        clip, secure = self.clip_of(received), self.privacy.secure
+        clip = self.clip_of(received)
         deviation = 0.0 if clip is None else self.update_multiplier * clip * share
-        parts = {
-            **means.means,
-            "weights": noised(means.means["weights"], deviation, ("noise", self.seed, *name), secure),
-        }
+        noisy = self.noised(means.means["weights"], deviation, ("noise", clip or 0.0, *name))
+        parts = {**means.means, "weights": noisy}
         if CLIP in parts and self.privacy.adaptive is not None:
             deviation = self.privacy.adaptive.count_noise * self.noise_multiplier * share
-            parts[CLIP] = noised(parts[CLIP], deviation, ("count", self.seed, *name), secure)
+            parts[CLIP] = self.noised(parts[CLIP], deviation, ("count", clip or 0.0, *name))
         return replace(means, means=parts)
 
     def _empty(self, received: Parts) -> AggregatedUpdates:

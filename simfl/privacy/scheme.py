@@ -11,6 +11,10 @@
 In a sample of fixed size, an added unit replaces another one, so two samples differ by up to 2S: half the sigma. With
 `zero_out` the slot of a unit remains and its update becomes zero; that the slot was sampled may be visible, and its
 probability is then part of `client_rate`.
+
+`add_remove` is claimed only where the release hides the number of units, because every divisor, rate and number of
+steps is public: for clients with `min_clients`, for records with `min_examples`. Elsewhere `zero_out` is claimed, and
+the cost is the higher one of both. A declared bound allows every number from itself on, and the worst of them counts.
 """
 
 from __future__ import annotations
@@ -37,12 +41,20 @@ class Population:
     num_clients: int
     groups: tuple[int, ...] = ()  # distinct numbers of groups per client, ascending
     examples: tuple[int, ...] = ()  # distinct numbers of examples per client, ascending
+    num_groups: int | None = None  # of all clients together; None: not known
+    num_examples: int | None = None  # of all clients together; None: not known
 
     @staticmethod
     def of(partition: Partition) -> Population:
         """Build a `Population` from a partition."""
-        sizes = (tuple(int(n) for n in np.unique(counts)) for counts in (partition.num_groups, partition.sizes))
-        return Population(len(partition), *sizes)
+        groups, examples = (
+            tuple(int(n) for n in np.unique(counts)) for counts in (partition.num_groups, partition.sizes)
+        )
+        return Population(len(partition), groups, examples, int(partition.num_groups.sum()), int(partition.sizes.sum()))
+
+    def num_units(self, unit: str) -> int | None:
+        """Return the number of privacy units; None if it is not known."""
+        return {"client": self.num_clients, "group": self.num_groups, "record": self.num_examples}[unit]
 
 
 @dataclass(frozen=True)
@@ -52,6 +64,17 @@ class Scheme:
     privacy: Privacy
     phases: tuple[Phase, ...]
     population: Population
+
+    @property
+    def adjacency(self) -> str:
+        """The adjacency that is claimed: `add_remove` needs a release that hides the number of units."""
+        privacy = self.privacy
+        hides = {
+            "group": True,
+            "record": privacy.min_examples is not None,
+            "client": privacy.min_clients is not None and all(map(_has_public_sample, self.phases)),
+        }
+        return privacy.adjacency if hides[privacy.unit] else "zero_out"
 
     def rate(self, phase: Phase) -> float:
         """Return q by the formula: the sampling rate of a client times that of a unit of the smallest client."""
@@ -71,32 +94,45 @@ class Scheme:
         if view == "formula":
             events = [(self._formula_event(phase, sigma), times) for phase, times in rounds]
             return [events]
-        return [[(self._event(phase, size, view, sigma), n) for phase, n in rounds] for size in self._sizes()]
+        found = (
+            tuple((self._event(phase, size, view, sigma, adjacency), n) for phase, n in rounds)
+            for adjacency in dict.fromkeys((self.privacy.adjacency, self.adjacency))
+            for size in self._sizes(adjacency)
+        )
+        return list(dict.fromkeys(found))
 
     def _formula_event(self, phase: Phase, sigma: float) -> Event:
         smallest = min(self.population.examples, default=1)
         steps = _steps(phase, smallest) if self.privacy.unit == "record" else 1
         return Event(sigma, self.rate(phase), steps=steps)
 
-    def _sizes(self) -> list[int]:
-        """Return numbers of units that a client may have, including the protected one; a larger one lowers the rate."""
-        privacy, population = self.privacy, self.population
-        if privacy.unit == "client":
-            varies = privacy.noise == "central" and any(phase.clients_per_round is not None for phase in self.phases)
-            return [population.num_clients, population.num_clients + 1][: 1 + varies]
-        if privacy.unit == "record":
-            smallest: dict[tuple[int, ...], int] = {}
-            for n in reversed(population.examples or (1,)):
-                smallest[tuple(_steps(phase, n) for phase in self.phases)] = n
-            return list(smallest.values())
-        count = privacy.groups_per_client
-        if privacy.group_rate is not None or count is None:
-            return [max(population.groups, default=1)]
-        with_one_more = sorted({n + more for n in population.groups for more in (0, 1)})
-        complete, sampled = [n for n in with_one_more if n <= count], [n for n in with_one_more if n > count]
-        return complete[:1] + sampled[:1]
+    def _sizes(self, adjacency: str) -> list[int]:
+        """Return numbers of units of which one may have the highest cost, each of the larger one of two neighbours.
 
-    def _event(self, phase: Phase, size: int, view: str, sigma: float) -> Event:
+        A larger number lowers the rate, so the smallest one of each kind suffices.
+        """
+        privacy, population = self.privacy, self.population
+        if privacy.unit == "record":
+            return self._numbers_of_records(adjacency)
+        if privacy.unit == "client":
+            counts = {num_sampled(phase, population.num_clients) for phase in self.phases} - {None}
+            found = (population.num_clients,) if privacy.min_clients is None else (privacy.min_clients,)
+            sizes = {n for k in counts or {None} for n in _worst_sizes(found, k, privacy.min_clients is not None)}
+            return sorted(sizes) if privacy.noise == "central" and adjacency == "add_remove" else [found[0]]
+        if privacy.group_rate is not None or privacy.groups_per_client is None:
+            return [max(population.groups, default=1)]
+        return _worst_sizes(population.groups, privacy.groups_per_client, privacy.min_groups is not None)
+
+    def _numbers_of_records(self, adjacency: str) -> list[int]:
+        """Return the smallest number of records for each number of steps; by `min_examples`, both are constant."""
+        found, is_constant = self.population.examples or (1,), self.privacy.min_examples is not None
+        more = (0,) if is_constant or adjacency == "zero_out" else (-1, 0, 1)
+        smallest: dict[tuple[int, ...], int] = {}
+        for n in sorted({max(1, n + k) for n in found for k in more}, reverse=True):
+            smallest[tuple(_steps(phase, n) for phase in self.phases)] = n
+        return list(smallest.values())
+
+    def _event(self, phase: Phase, size: int, view: str, sigma: float, adjacency: str) -> Event:
         privacy = self.privacy
         if view == "messages" and privacy.noise == "central" and privacy.unit != "record":
             return Event(0.0, 1.0)  # messages carry no noise
@@ -106,12 +142,13 @@ class Scheme:
             rate = min(1.0, phase.local.batch_size / size)
             return Event(sigma, rate, client_rate, _steps(phase, size))
         if privacy.noise == "client" and view == "averages" and clients is not None and _keeps_no_upload(phase):
-            sigma *= math.sqrt(clients)  # an average holds the noise of all its clients
+            sigma *= self._combined_noise(clients)
         if privacy.unit == "group":
-            return _sampled(privacy, sigma, client_rate, size, privacy.groups_per_client, privacy.group_rate)
+            sampled = Sample(size, privacy.groups_per_client, privacy.group_rate)
+            return _sampled(privacy, sigma, client_rate, sampled, adjacency)
         if privacy.noise == "client":
             return Event(sigma, 1.0, client_rate)
-        return _sampled(privacy, sigma, 1.0, size, clients, phase.poisson)
+        return _sampled(privacy, sigma, 1.0, Sample(size, clients, phase.poisson), adjacency)
 
     def multipliers(self, sigma: float) -> dict[str, float]:
         """Return noise multipliers of a client's message and of the released average, in the first phase."""
@@ -121,7 +158,38 @@ class Scheme:
         if self.privacy.noise == "central":
             return {"message_multiplier": 0.0, "average_multiplier": sigma}
         clients = num_sampled(phase, self.population.num_clients)
-        return {"message_multiplier": sigma, "average_multiplier": sigma * math.sqrt(clients or 1)}
+        return {"message_multiplier": sigma, "average_multiplier": sigma * self._combined_noise(clients or 1)}
+
+    def _combined_noise(self, clients: int) -> float:
+        """Return the noise of an average over clients, in units of the noise of one client.
+
+        Where each client divides by its own number m of units, this is m_min·√(Σ 1/m²) for a unit of the client with
+        the fewest; at worst, all others have the most.
+        """
+        privacy = self.privacy
+        if privacy.unit != "group" or privacy.denominator == "fixed":
+            return math.sqrt(clients)
+        if privacy.group_rate is not None:  # numbers at random, which may be far apart
+            return 1.0
+        limit = privacy.groups_per_client or math.inf
+        fewest = min(*self.population.groups, limit)
+        most = limit if privacy.min_groups is not None else min(max(self.population.groups), limit)
+        return math.sqrt(1 + (clients - 1) * (fewest / most) ** 2)
+
+
+def _worst_sizes(found: tuple[int, ...], count: int | None, is_bound: bool) -> list[int]:
+    """Return the smallest number of units of which all are sampled, and the smallest of which `count` are sampled.
+
+    Args:
+        found: Numbers of units of the data; each neighbour may have one more.
+        count: Number of sampled units; None: all, or each at a rate.
+        is_bound: Whether `found` is a public lower bound, from which on every number is possible.
+    """
+    if count is None:
+        return [min(found)]
+    numbers = {n + more for n in found for more in (0, 1)} | ({max(min(found), count + 1)} if is_bound else set())
+    complete, sampled = (sorted(n for n in numbers if (n > count) == more) for more in (False, True))
+    return complete[:1] + sampled[:1]
 
 
 def _keeps_no_upload(phase: Phase) -> bool:
@@ -134,18 +202,30 @@ def _keeps_no_upload(phase: Phase) -> bool:
     return not kept and type(phase.algorithm).init_client is Algorithm.init_client
 
 
-def _sampled(
-    privacy: Privacy, sigma: float, client_rate: float, size: int, count: int | None, rate: float | None
-) -> Event:
-    """Return the event of one of `size` units, of which `count` are sampled, or each at the rate `rate`."""
+@dataclass(frozen=True)
+class Sample:
+    """A sample of units."""
+
+    size: int  # units to sample from
+    count: int | None  # units that are sampled; None: all
+    rate: float | None  # rate at which each is sampled, in place of `count`
+
+
+def _sampled(privacy: Privacy, sigma: float, client_rate: float, sample: Sample, adjacency: str) -> Event:
+    """Return the event of one of the units that are sampled from."""
     fixed = privacy.denominator == "fixed"
-    if rate is not None:
-        return Event(sigma, rate, client_rate) if fixed else Event(sigma, 1.0, client_rate * rate)
-    if count is None or size <= count:
+    if sample.rate is not None:
+        return Event(sigma, sample.rate, client_rate) if fixed else Event(sigma, 1.0, client_rate * sample.rate)
+    if sample.count is None or sample.size <= sample.count:
         return Event(sigma, 1.0, client_rate)
-    if privacy.adjacency == "zero_out":
-        return Event(sigma, 1.0, client_rate * count / size)
-    return Event(sigma / 2, count / size, client_rate)
+    if adjacency == "zero_out":
+        return Event(sigma, 1.0, client_rate * sample.count / sample.size)
+    return Event(sigma / 2, sample.count / sample.size, client_rate)
+
+
+def _has_public_sample(phase: Phase) -> bool:
+    """Return whether the number of sampled clients, or their rate, does not depend on how many clients there are."""
+    return phase.clients_per_round is not None or phase.poisson is not None
 
 
 def _client_rate(phase: Phase, population: Population) -> float:

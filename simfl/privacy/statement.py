@@ -1,4 +1,8 @@
-"""The privacy statement of a run (`privacy.md`): what is guaranteed, and what is not, for the people in the data."""
+"""The privacy statement of a run (`privacy.md`), for the people in the data.
+
+It names, in this order: the adjacency with epsilon and delta, the unit, what is public, what is not covered, and who
+must be trusted. Then it describes the mechanism, other views of the same run, and the randomness.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +12,32 @@ from collections.abc import Mapping
 
 from simfl.experiment import Privacy
 from simfl.privacy.budget import Budget
+from simfl.privacy.randomness import KEY_FILE
 
 UNITS = {
-    "record": "every single training example",
-    "group": "every group of a client's data (such as all documents of one provider), as a whole",
-    "client": "every client, with all its data",
+    "record": "A single training example.",
+    "group": "A group of a client's data (such as all documents of one provider), as a whole.",
+    "client": "A client, with all its data.",
 }
 ADJACENCY = {
-    "add_remove": "Compare two data sets that are equal except that one contains the unit's data and the other does"
-    " not.",
-    "zero_out": "Compare two data sets that are equal except that in one the unit's data are replaced by an empty slot,"
-    " whose update is zero. The number of units is assumed to be public.",
+    "add_remove": ("adding or removing the data of one unit", "one contains the unit's data and the other does not"),
+    "zero_out": (
+        "zeroing out the data of one unit (zero-out adjacency: the number of units is public)",
+        "in one, the unit's data are replaced by an empty slot, whose update is zero",
+    ),
+}
+NOT_HIDDEN = {
+    "client": "the number of clients is visible in the release; privacy.min_clients, with clients_per_round or poisson,"
+    " hides it",
+    "record": "sampling rate and number of local steps follow the number of examples; privacy.min_examples makes them"
+    " public",
 }
 OBSERVERS = {
-    "averages": "The guarantee holds against an observer of all models that clients receive and of the final model."
-    " The server, which sees single messages and knows which clients it samples, is trusted. A client knows its own"
-    " noise and could subtract it from an average to which it contributed; clients are trusted not to.",
-    "messages": "The guarantee also holds against the server, which sees every message and knows which clients it"
-    " samples, provided that clients follow the protocol.",
-    "formula": "Epsilon is the value of the formula of PFL-DocVQA (Tito et al. 2024, theorem B.9) for"
-    " q = (K/N)·M/min|G|. The formula assumes that units are sampled independently. Here, the units of a client are"
-    " sampled together, so the contributions of its other units can reveal that the client was sampled; the values in"
-    " the next paragraph account for this.",
+    "averages": "The server, which sees single messages and knows which clients it samples. The guarantee holds against"
+    " an observer of all models that clients receive and of the final model. A client knows its own noise and could"
+    " subtract it from an average to which it contributed; clients are trusted not to.",
+    "messages": "The clients, to follow the protocol. The guarantee also holds against the server, which sees every"
+    " message and knows which clients it samples.",
 }
 NOT_COVERED = (
     "Choices that were made by looking at these data outside of this run, such as learning rates, rounds and clip norms"
@@ -37,9 +45,19 @@ NOT_COVERED = (
     "Information other than updates: which clients were sampled and when, numbers of examples, groups and local steps,"
     " sizes of messages under a codec of variable length, durations. The tables of the run (losses, scores, samples)"
     " are the simulator's view and must not be published as if they were private.",
+    "That a run ended with an error: a client update that raises one (other than values that are not finite, which"
+    " count as zero) ends the run, and its message may name the data at fault.",
     "Knowledge of the initial model: its weights, and a tokenizer or vocabulary, if private text was used for them.",
     "Facts about a unit that follow from the data of others, such as a layout that many providers share.",
     "Two units that belong to one person, or one unit at two clients: the guarantee is for each unit separately.",
+)
+FOR_TESTS = (
+    "**For tests.** This run claims nothing: its noise follows from `privacy.noise_seed`, which is in its settings, and"
+    " whoever reads these can remove it. What follows is what the same run would guarantee with a secret key."
+)
+NONE = (
+    "**None.** No noise is added to what the observers of this statement see, so epsilon is infinite: no data are"
+    " protected, with or without clipping."
 )
 
 
@@ -52,48 +70,81 @@ def statement(budget: Budget, charged: Mapping[int, int], ahead: bool = False) -
         ahead: Whether these rounds are still to come.
     """
     privacy, rounds = budget.privacy, sum(charged.values())
-    spent = budget.epsilon(charged) if budget.noise_multiplier else math.inf
+    spent = budget.epsilon(charged, budget.claimed_view) if budget.noise_multiplier else math.inf
     when = (
         f"all {rounds} rounds, once they are finished" if ahead else f"the {rounds} round{'s' * (rounds != 1)} so far"
     )
-    paragraphs = ["# Privacy", _guarantee(privacy, spent, when)]
+    not_covered = ["**Not covered.**", "\n".join(_item(text) for text in NOT_COVERED)]
+    paragraphs = ["# Privacy"]
+    if privacy.adds_noise and privacy.noise_seed is not None:
+        paragraphs.append(FOR_TESTS)
     if math.isfinite(spent):
-        paragraphs += [
-            f"**Meaning.** {ADJACENCY[privacy.adjacency]} What the run releases changes the odds between the two by a"
-            f" factor of at most exp(epsilon) = {math.exp(min(spent, 700)):.3g}, except with probability"
-            f" {privacy.delta:g}.",
-            f"**Observers.** {OBSERVERS[budget.view]}",
-            _other_views(budget, charged),
-            _mechanism(budget),
-            _randomness(privacy),
-        ]
-    paragraphs += ["**Not covered.**", "\n".join(_item(text) for text in NOT_COVERED)]
+        paragraphs += [_guarantee(budget, spent, when), f"**Unit.** {UNITS[privacy.unit]}", _public(budget)]
+        paragraphs += [*not_covered, f"**Trusted.** {OBSERVERS[budget.claimed_view]}{_key_holders(privacy)}"]
+        paragraphs += [_mechanism(budget), _other_views(budget, charged), _randomness(privacy)]
+    else:
+        paragraphs += [NONE, *not_covered]
     wrapped = [text if text.startswith(("#", "- ")) else textwrap.fill(text, 100) for text in paragraphs]
     return "\n\n".join(wrapped) + "\n"
 
 
-def _guarantee(privacy: Privacy, spent: float, when: str) -> str:
-    if not math.isfinite(spent):
-        return (
-            "**None.** No noise is added to what the observers of this statement see, so epsilon is infinite: no data"
-            " are protected, with or without clipping."
-        )
+def _guarantee(budget: Budget, spent: float, when: str) -> str:
+    privacy, adjacency = budget.privacy, budget.scheme.adjacency
+    change, difference = ADJACENCY[adjacency]
+    limit = "" if privacy.epsilon is None or budget.view == "formula" else f", of a budget of {privacy.epsilon:g}"
+    reason = (
+        f" Adding and removing units is not claimed: {NOT_HIDDEN[privacy.unit]}."
+        if adjacency != privacy.adjacency
+        else ""
+    )
     return (
-        f"**Protected.** {UNITS[privacy.unit][0].upper()}{UNITS[privacy.unit][1:]}, by"
-        f" ({spent:.4g}, {privacy.delta:g})-differential privacy for {when}"
-        + (f", of a budget of {privacy.epsilon:g}." if privacy.epsilon is not None else ".")
+        f"**Adjacency.** For {change}, the run is ({spent:.4g}, {privacy.delta:g})-differentially private for"
+        f" {when}{limit}. Compare two data sets that are equal except that {difference}. What the run releases changes"
+        f" the odds between the two by a factor of at most exp(epsilon) = {math.exp(min(spent, 700)):.3g}, except with"
+        f" probability {privacy.delta:g}.{reason}"
     )
 
 
+def _public(budget: Budget) -> str:
+    """Name what the guarantee assumes to be known, and where it comes from."""
+    privacy, population = budget.privacy, budget.scheme.population
+    facts = ["all settings of the experiment but the key of the noise"]
+    if privacy.min_clients is not None:
+        facts.append(f"that there are at least {privacy.min_clients} clients (privacy.min_clients)")
+    else:
+        facts.append(f"the number of clients ({population.num_clients})")
+    if privacy.unit == "group" and privacy.group_rate is None and population.groups:
+        declared = "privacy.min_groups" if privacy.min_groups is not None else "of the data"
+        facts.append(f"the smallest number of groups of a client ({min(population.groups)}, {declared})")
+    if privacy.unit == "record" and population.examples:
+        if privacy.min_examples is not None:
+            facts.append(f"that each client has at least {privacy.min_examples} examples (privacy.min_examples)")
+        else:
+            facts.append("the number of examples of each client")
+    text = "; ".join(facts)
+    return f"**Public.** {text[0].upper()}{text[1:]}."
+
+
+def _key_holders(privacy: Privacy) -> str:
+    if privacy.secure or privacy.noise_seed is not None:
+        return ""
+    return f" Whoever can read `{KEY_FILE}` in the run folder: its keys remove the noise."
+
+
 def _other_views(budget: Budget, charged: Mapping[int, int]) -> str:
-    views = {
-        "averages": "an observer of the models",
-        "messages": "an observer of each client's messages",
-        "formula": "the formula of PFL-DocVQA",
-    }
-    values = [f"{views[view]}: {_epsilon(budget.epsilon(charged, view))}" for view in views if view != budget.view]
+    views = {"averages": "an observer of the models", "messages": "an observer of each client's messages"}
+    values = [
+        f"{views[view]}: {_epsilon(budget.epsilon(charged, view))}" for view in views if view != budget.claimed_view
+    ]
+    value, rate = _epsilon(budget.epsilon(charged, "formula")), budget.rate(budget.phases[0])
+    formula = (
+        f"The formula of PFL-DocVQA (Tito et al. 2024, theorem B.9) gives {value} for q = (K/N)·M/min|G| = {rate:.6g}."
+        " This is a number to compare with published ones, and no guarantee: it assumes that units are sampled"
+        " independently, but the units of a client are sampled together, so the contributions of its other units can"
+        " reveal that the client was sampled."
+    )
     bound = f"upper bounds by the accountant {budget.privacy.accountant!r}"
-    return f"**Other views of the same run.** Epsilon for {'; for '.join(values)} ({bound})."
+    return f"**Other views of the same run.** Epsilon for {'; for '.join(values)} ({bound}). {formula}"
 
 
 def _epsilon(epsilon: float) -> str:
@@ -109,21 +160,27 @@ def _mechanism(budget: Budget) -> str:
         f"**Mechanism.** The unit's {what} is clipped to the norm {clip} and summed with others, and noise is added"
         f" {where}, before encoding. Noise multipliers (standard deviation over the largest change by one unit): of a"
         f" client's message {_epsilon(multipliers['message_multiplier'])}, of the released average"
-        f" {_epsilon(multipliers['average_multiplier'])}. Sampling rate by the formula: q ="
-        f" {budget.rate(budget.phases[0]):.6g}."
+        f" {_epsilon(multipliers['average_multiplier'])}."
     )
 
 
 def _randomness(privacy: Privacy) -> str:
     if privacy.secure:
         return (
-            "**Randomness.** Noise and sampling come from the system's random source and cannot be repeated. Noise is"
-            " added in floating point, where theorems about real numbers hold approximately."
+            "**Randomness.** Noise and sampling (of clients, groups and records) come from the system's random source"
+            " and cannot be repeated. Noise is added in floating point, where theorems about real numbers hold"
+            " approximately."
         )
+    source = (
+        "`privacy.noise_seed`; samples follow from the experiment's seed"
+        if privacy.noise_seed is not None
+        else f"a key of 256 bits from the system's random source, which `{KEY_FILE}` in the run folder holds and which"
+        " must stay secret"
+    )
     return (
-        "**Randomness.** Noise and sampling are derived from the run's seed, so that the run can be repeated: the"
-        " guarantee is that of a simulation, and void against anyone who knows the seed. `secure: true` draws from the"
-        " system's random source."
+        f"**Randomness.** Noise and sampling (of clients, groups and records) are derived from {source}. The generator"
+        " (Philox) is not a cryptographic one, and noise is added in floating point, where theorems about real numbers"
+        " hold approximately. `secure: true` draws everything from the system's random source."
     )
 
 

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from simfl.errors import RunError
 from simfl.formatting import format_bytes, format_duration
-from simfl.runs.folder import SUMMARY, JsonObject
+from simfl.runs.folder import SUMMARY, JsonObject, read_json
 
 ENDED = ("completed", "stopped")  # statuses of runs that are not repeated
 
 
 def read_summary(folder: Path) -> JsonObject | None:
-    """Read the summary of a run; None while there is none. RunError if the file is damaged."""
+    """Read the summary of a run; None while there is none. DamagedFile if it was altered."""
     path = folder / SUMMARY
-    if not path.exists():
-        return None
-    try:
-        content: JsonObject = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise RunError(f"{path}: damaged: {error}") from None
-    return content
+    return read_json(path) if path.exists() else None
 
 
 def summary_lines(summary: JsonObject) -> list[str]:
@@ -49,7 +41,11 @@ def summary_lines(summary: JsonObject) -> list[str]:
 
 def _privacy(spent: JsonObject) -> str:
     limit = "" if spent["limit"] is None else f" of {spent['limit']:g}"
-    return f"epsilon {spent['epsilon']:.4g}{limit} at delta {spent['delta']:g}; explained in privacy.md"
+    view, formula = spent["view"], ""
+    if view == "formula":  # not a bound on what an observer learns
+        view, formula, limit = "averages", f"; the formula gives {spent['epsilon']:.4g}{limit}", ""
+    bound = f"epsilon {spent[f'epsilon_{view}']:.4g}{limit} at delta {spent['delta']:g}"
+    return f"{bound} ({spent['adjacency'].replace('_', '-')}){formula}; explained in privacy.md"
 
 
 def _bytes(summary: JsonObject, direction: str) -> str:

@@ -6,9 +6,9 @@ import ctypes
 import gc
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -19,6 +19,8 @@ from simfl.client_state import ClientStore, FileClientStore
 from simfl.errors import OutOfMemory
 from simfl.evaluation import EvaluationPlan, Scores, evaluate
 from simfl.experiment import Experiment
+from simfl.models.module_state import StepEffects
+from simfl.privacy.randomness import Randomness
 from simfl.protocol import Examples, Parts, Weights
 from simfl.run_context import RunContext
 from simfl.runtime.gpu_monitor import GpuMonitor, peak_memory, processor
@@ -47,6 +49,8 @@ class WorkerConfig:
         stacks: Folder for the stack traces of workers that hang; None: they are not written.
         traced: Whether spans are kept for a trace.
         noise_multiplier: Noise multiplier of private updates.
+        randomness: Source of the noise and the sampling of private updates.
+        effects: Effects of training steps on the model besides its trained parameters, as the driver has found them.
         session_name: Unique name of the session. A file of that name tells which workers see the run's folder.
     """
 
@@ -58,7 +62,9 @@ class WorkerConfig:
     stacks: Path | None = None
     traced: bool = False
     noise_multiplier: float = math.nan
+    randomness: Randomness = field(default_factory=Randomness.fresh)
     session_name: str = ""
+    effects: Mapping[tuple[object, ...], StepEffects] = field(default_factory=dict)
 
 
 class Worker:
@@ -85,6 +91,7 @@ class Worker:
             _set_gpu_precision(config.experiment.deterministic)
         self.config = config
         self.run_context = run_context or RunContext(config.experiment, config.cache, torch.device(config.device))
+        self.run_context.effects.update(config.effects)
         self.home = home or torch.device("cpu")
         self.store: ClientStore = store or FileClientStore(config.client_states)
         self.executors: dict[int, Executor] = {}  # by phase
@@ -99,7 +106,8 @@ class Worker:
         """Enter a phase. `base`: the model tensors that earlier phases have changed."""
         self.run_context.overwrite(base)
         self.phase, self.steps_chosen = phase, False
-        context = self.run_context.phase_context(phase, self.config.num_clients, self.config.noise_multiplier)
+        config = self.config
+        context = self.run_context.phase_context(phase, config.num_clients, config.noise_multiplier, config.randomness)
         self.executors[phase] = Executor(_time_reads(context))
 
     def train(self, plan: CohortPlan, received: Parts, next_round: NextRound = no_next_round) -> CohortResult:

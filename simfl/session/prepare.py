@@ -29,6 +29,7 @@ from simfl.sampling import auto_clients_per_batch, num_sampled
 from simfl.session.check_data import check_data
 from simfl.tracking import trackers
 from simfl.training.context import LOCAL
+from simfl.training.draws import draws_refused, why_not_keyed
 from simfl.training.plan import ExecutionMode
 from simfl.training.tensor_optimizer import has_tensor_form
 from simfl.training.vectorized import pays_on_cpu
@@ -68,6 +69,8 @@ class PreparedRun:
             folder / "stacks",
             profile,
             account.noise_multiplier,
+            account.randomness,
+            effects=dict(self.run_context.effects),
         )
 
 
@@ -108,9 +111,9 @@ def partition_of(context: RunContext) -> tuple[Partition, bytes]:
     return partition, partition.manifest(spec, context.dataset.sha256, experiment.seed)
 
 
-def account_of(experiment: Experiment, partition: Partition, folder: Path | None = None) -> Account:
-    """Return the privacy account of a run; without `privacy` it charges nothing."""
-    return Account(None if experiment.privacy is None else Budget.of(experiment, partition), folder)
+def account_of(experiment: Experiment, partition: Partition) -> Account:
+    """Return the privacy account of an experiment, without a folder; without `privacy` it charges nothing."""
+    return Account(None if experiment.privacy is None else Budget.of(experiment, partition))
 
 
 def identity_of(experiment: Experiment, context: RunContext, clients: int, device: str) -> RunIdentity:
@@ -120,6 +123,7 @@ def identity_of(experiment: Experiment, context: RunContext, clients: int, devic
         ConfigError: The requested execution mode cannot train this model.
     """
     _check_execution_mode(experiment, context)
+    _check_draws(experiment, context)
     mode, expected = experiment.execution.mode, _expected_clients(experiment, clients)
     if mode == "auto":
         mode = "vectorized" if _vectorizes(experiment, context, expected, device) else "sequential"
@@ -131,10 +135,10 @@ def identity_of(experiment: Experiment, context: RunContext, clients: int, devic
 
 
 def _check_execution_mode(experiment: Experiment, context: RunContext) -> None:
-    mode, buffers = experiment.execution.mode, context.parameter_groups(0).buffers
-    if mode == "vectorized" and buffers:
+    mode, changed = experiment.execution.mode, changed_in_passes(experiment, context)
+    if mode == "vectorized" and changed:
         raise ConfigError(
-            f"execution.mode: vectorized, but padding would enter the running statistics ({buffers[0]});"
+            f"execution.mode: vectorized, but training passes change running statistics or the like ({changed[0]});"
             " allowed: sequential"
         )
     reason = getattr(context.module, "sequential_only", "")
@@ -144,10 +148,28 @@ def _check_execution_mode(experiment: Experiment, context: RunContext) -> None:
         )
         raise ConfigError(f"{where}, but {reason}; allowed: {allowed}")
     pieces = experiment.execution.data_parallel
-    if pieces > 1 and buffers:
+    if pieces > 1 and changed:
         raise ConfigError(
-            f"execution.data_parallel: {pieces}, but running statistics ({buffers[0]}) need whole batches; allowed: 1"
+            f"execution.data_parallel: {pieces}, but running statistics or the like ({changed[0]}) need whole batches;"
+            " allowed: 1"
         )
+
+
+def _check_draws(experiment: Experiment, context: RunContext) -> None:
+    """Raise ConfigError if training draws from random generators where the draws cannot be keyed."""
+    execution = experiment.execution
+    refusal = why_not_keyed(execution.mode, execution.data_parallel, _unit_is_record(experiment))
+    for index in range(len(experiment.phases)) if refusal else ():
+        if names := context.draws(index):
+            raise ConfigError(draws_refused(index, names, refusal))
+
+
+def changed_in_passes(experiment: Experiment, context: RunContext) -> tuple[str, ...]:
+    """Return what training passes change in the model or the mentor besides the trained parameters, in any phase."""
+    changed = [
+        name for index in range(len(experiment.phases)) for name in context.parameter_groups(index).changed_in_passes
+    ]
+    return tuple(dict.fromkeys([*changed, *(context.mentor.carried if context.mentor is not None else ())]))
 
 
 def _vectorizes(experiment: Experiment, context: RunContext, expected: float, device: str) -> bool:
@@ -156,10 +178,11 @@ def _vectorizes(experiment: Experiment, context: RunContext, expected: float, de
         expected >= MANY_CLIENTS and pays_on_cpu(context.module, context.parameter_groups(0).trained)
     )
     sequential_only = bool(getattr(context.module, "sequential_only", "")) or _unit_is_record(experiment)
+    sequential_only = sequential_only or any(context.draws(index) for index in range(len(experiment.phases)))
     return (
         faster
         and experiment.execution.data_parallel == 1
-        and not (context.parameter_groups(0).buffers or sequential_only)
+        and not (changed_in_passes(experiment, context) or sequential_only)
     )
 
 
@@ -194,6 +217,7 @@ def check(experiment: Experiment, context: RunContext, partition: Partition) -> 
         raise ConfigError(
             "privacy.unit: group, but the partition has no groups; allowed: partition.by: provider or official"
         )
+    account_of(experiment, partition)  # raises if the budget cannot be met
 
 
 def _check_splits(context: RunContext, partition: Partition) -> None:
@@ -207,7 +231,7 @@ def _check_splits(context: RunContext, partition: Partition) -> None:
 
 
 def _check_phase(experiment: Experiment, context: RunContext, partition: Partition, index: int, phase: Phase) -> None:
-    buffers, sampled = context.parameter_groups(index).buffers, num_sampled(phase, len(partition))
+    groups, sampled = context.parameter_groups(index), num_sampled(phase, len(partition))
     if sampled is not None and sampled > len(partition):
         raise ConfigError(
             f"phases.{index}.clients_per_round: {sampled} requested, but the partition has {len(partition)} clients"
@@ -216,8 +240,15 @@ def _check_phase(experiment: Experiment, context: RunContext, partition: Partiti
         models, name = [*phase.algorithm.eval_models, LOCAL], type(phase.algorithm).__name__
         if model not in models:
             raise ConfigError(f"evaluate.models: {name} has no model {model!r}; {nearest(model, models)}")
-    if experiment.privacy is not None and buffers:
-        raise ConfigError(f"privacy: running statistics ({buffers[0]}, …) would be sent without noise")
+        if model == "global" and groups.personal_buffers and phase.communicate:
+            raise ConfigError(
+                f"evaluate.models: global, but clients keep its {groups.personal_buffers[0]} (phases.{index}.buffers),"
+                f" so that it has none to be scored with; allowed: {', '.join(sorted({*models} - {'global'}))}"
+            )
+    if experiment.privacy is not None and groups.averaged_buffers:
+        raise ConfigError(
+            f"privacy: running statistics or the like ({groups.averaged_buffers[0]}, …) would be sent without noise"
+        )
     for micro in phase.algorithm.micro_steps():
         trains, excludes = (
             [glob for glob in globs if not glob.startswith(f"{EXTRA}/")] for globs in (micro.trains, micro.excludes)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from simfl import files
 from simfl.client_state import FileClientStore
-from simfl.errors import ConfigError, nearest
+from simfl.errors import ConfigError, RunError, nearest
 from simfl.experiment import Experiment
 from simfl.privacy.account import Account
 from simfl.run_context import RunContext
@@ -25,6 +25,7 @@ from simfl.runtime.ray.pool import RayPool
 from simfl.runtime.ray.worker_group import WorkerGroup, open_worker_group
 from simfl.runtime.worker import WorkerConfig
 from simfl.session.callbacks import Callbacks, NullDisplay
+from simfl.session.noise_key import FOR_TESTS, open_randomness
 from simfl.session.options import RunOptions
 from simfl.session.prepare import PreparedRun, account_of, prepare_run
 from simfl.session.signals import Signals
@@ -61,13 +62,16 @@ def open_session(stack: ExitStack, experiment: Experiment, options: RunOptions) 
     workers = stack.enter_context(open_worker_group(options.backend, options.workers, options.address))
     prepared = prepare_run(experiment, options.backend, workers, options.shared)
     record = _open_record(stack, prepared, options)
-    account = account_of(experiment, prepared.partition, record.folder)
     stack.enter_context(files.locked(record.folder))
-    restored, warning = record.restore()
+    messages = _environment_messages(record, experiment)
+    restored, repairs = record.restore()
+    account = _open_account(prepared, record, options, 0 if restored is None else restored.step)
     callbacks = Callbacks(options.display or NullDisplay(), record)
     state = (restored or Snapshot()).to(prepared.run_context.device)
-    if warning:
-        callbacks.message(warning)
+    if experiment.privacy is not None and experiment.privacy.adds_noise and experiment.privacy.noise_seed is not None:
+        callbacks.message(FOR_TESTS)
+    for text in (*messages, *repairs):
+        callbacks.message(text)
     callbacks.note(prepared.notes)
     stack.enter_context(signals.caught())
     config = prepared.worker_config(record.folder, account, options.profile)
@@ -86,6 +90,35 @@ def open_session(stack: ExitStack, experiment: Experiment, options: RunOptions) 
     account.announce()
     _report_start(session, None if restored is None else state.step)
     return session, state
+
+
+def _open_account(prepared: PreparedRun, record: Record, options: RunOptions, step: int) -> Account:
+    """Return the privacy account of the run, with the source of its noise."""
+    account = account_of(prepared.experiment, prepared.partition)
+    on_cluster = options.address is not None
+    randomness = open_randomness(prepared.experiment, record.manifest, record.folder, step, on_cluster)
+    store = account.store if record.mirror is None else record.mirror.push
+    return replace(account, folder=record.folder, randomness=randomness, store=store)
+
+
+def _environment_messages(record: Record, experiment: Experiment) -> list[str]:
+    """Return a warning if a resumed run continues with other libraries, another processor or another commit of simfl.
+
+    Raises:
+        RunError: The experiment is deterministic, and results may differ.
+    """
+    manifest = record.manifest
+    if not manifest.resumes:
+        return []
+    change = manifest.environment_change()
+    if change and experiment.deterministic:
+        raise RunError(
+            f"{record.folder}: deterministic: true, but {change}; resume where the run started,"
+            " or continue from its state in a new run with simfl fork"
+        )
+    warning = f"{change}: results may differ in their last bits from those of an uninterrupted run"
+    code = manifest.environment.code_difference(manifest.resumes[-1].environment)
+    return [warning] * bool(change) + [code] * bool(code)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import numpy as np
 
 from simfl.experiment import Local
 from simfl.optimizers.schedules import Schedule
-from simfl.seeds import reused_rng, seed_for
+from simfl.seeds import reused_rng, seed_for, system_rng
 from simfl.training.context import PhaseContext
 from simfl.training.plan import ClientPlan, CohortPlan, num_steps
 
@@ -54,8 +54,18 @@ def units_of(client: ClientPlan) -> list[tuple[int, np.ndarray]]:
 def draw_unit(context: PhaseContext, plan: CohortPlan, client: ClientPlan, unit: int, rows: np.ndarray) -> TrainingUnit:
     """Draw the batches of one unit."""
     phase, name = context.phase, (context.seed, "visit", plan.phase, plan.round, client.client, unit)
-    draw = poisson_batches if context.has_record_privacy else batches
-    table = draw(rows, phase.local, *name, steps=client.steps_per_unit)
+    if context.has_record_privacy:
+        secret, secure = (context.sampling_seed, *name[1:]), context.has_secure_randomness
+        table = poisson_batches(
+            rows,
+            phase.local,
+            *secret,
+            steps=client.steps_per_unit,
+            secure=secure,
+            num_examples=context.public_examples,
+        )
+    else:
+        table = batches(rows, phase.local, *name, steps=client.steps_per_unit)
     rates = learning_rates(phase.local, phase.rounds, plan.round, len(table))
     positions = positions_of(rows, table) if phase.algorithm.needs_positions else None
     return TrainingUnit(client.client, unit, table, rates, seed_for(*name) >> 1, client.num_examples, positions)
@@ -78,14 +88,31 @@ def batches(rows: np.ndarray, local: Local, *name: str | int, steps: int | None 
     return table
 
 
-def poisson_batches(rows: np.ndarray, local: Local, *name: str | int, steps: int | None = None) -> np.ndarray:
+def poisson_batches(
+    rows: np.ndarray,
+    local: Local,
+    *name: str | int,
+    steps: int | None = None,
+    secure: bool = False,
+    num_examples: int | None = None,
+) -> np.ndarray:
     """Return Poisson-sampled batches, in which each row is included independently with probability B / n.
 
     The result is int64 [steps, largest batch], padded by −1; a batch may be empty. It has as many steps as `batches`.
+
+    Args:
+        rows: Rows of the client.
+        local: Settings of local training.
+        name: Names the draws.
+        steps: Number of local steps; None: as `batches` takes for n rows.
+        secure: Sample by the operating system's randomness.
+        num_examples: n; None: the number of rows.
     """
-    steps = num_steps(len(rows), local) if steps is None else steps
-    rate = min(1.0, local.batch_size / max(1, len(rows)))
-    sampled = [rows[reused_rng(*name, "sample", step).random(len(rows)) < rate] for step in range(steps)]
+    count = len(rows) if num_examples is None else num_examples
+    steps = num_steps(count, local) if steps is None else steps
+    rate = min(1.0, local.batch_size / max(1, count))
+    draws = [(system_rng() if secure else reused_rng(*name, "sample", k)).random(len(rows)) for k in range(steps)]
+    sampled = [rows[draw < rate] for draw in draws]
     table = np.full((steps, max([1, *map(len, sampled)])), -1, dtype=np.int64)
     for step, chosen in enumerate(sampled):
         table[step, : len(chosen)] = chosen

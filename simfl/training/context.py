@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from simfl.experiment import Phase
 from simfl.generators.watched import Generators
 from simfl.models.grouped_layers import GroupedLayers, grouped_layers, ungrouped_params
+from simfl.models.module_state import InitialAttributes
 from simfl.parameter_groups import ParameterGroups
 from simfl.privacy.mechanism import Mechanism
 from simfl.protocol import Examples, Forward, Task, Weights
@@ -34,8 +35,25 @@ class Network:
     `swapped` does what `torch.func.functional_call` does, without searching the module at each call.
     """
 
-    def __init__(self, module: nn.Module, trained: tuple[str, ...]) -> None:
-        self.module, self.trained = module, trained
+    def __init__(
+        self,
+        module: nn.Module,
+        trained: tuple[str, ...],
+        carried: tuple[str, ...] = (),
+        frozen: tuple[str, ...] = (),
+        frozen_attributes: tuple[str, ...] = (),
+    ) -> None:
+        """Store the module and the names of its tensors.
+
+        Args:
+            module: The module.
+            trained: Parameters that local training changes.
+            carried: Further tensors that passes change and that follow the model from step to step.
+            frozen: Tensors that passes change and that are reset before each pass.
+            frozen_attributes: Attributes of layers that are reset before each pass.
+        """
+        self.module, self.trained, self.carried, self.frozen = module, trained, carried, frozen
+        self._attributes = InitialAttributes(module, frozen_attributes)
         self._slots = _tensor_slots(module)
         self._sources: dict[Forward, dict[str, str]] = {}
 
@@ -52,6 +70,11 @@ class Network:
         finally:
             for table, attribute, old in before:
                 table[attribute] = old
+
+    def reset(self) -> Weights:
+        """Reset the frozen attributes; return copies of the frozen tensors for a pass to change."""
+        self._attributes.restore()
+        return {name: t.clone() for name, t in self.tensors(self.frozen).items()}
 
     def tensors(self, names: tuple[str, ...]) -> Weights:
         """Return the module's own tensors, detached."""
@@ -72,6 +95,11 @@ class Network:
         if forward not in self._sources:
             self._sources[forward] = {name: _source(forward, name) for name in self.trained}
         return self._sources[forward]
+
+    @property
+    def changes_in_passes(self) -> bool:
+        """True if passes change tensors or attributes besides the trained parameters."""
+        return bool(self.carried or self.frozen or self._attributes.names)
 
     @cached_property
     def has_grouped_form(self) -> bool:
@@ -145,6 +173,17 @@ class PhaseContext:
         return self.mechanism is not None and self.mechanism.privacy.secure
 
     @property
+    def sampling_seed(self) -> int:
+        """Seed of the sampling of clients, groups and records; secret where the guarantee rests on it."""
+        mechanism = self.mechanism
+        return self.seed if mechanism is None or not mechanism.adds_noise else mechanism.sampling_seed(self.seed)
+
+    @property
+    def public_examples(self) -> int | None:
+        """Number of examples by which records are sampled, the same for every client; None: that of each client."""
+        return None if self.mechanism is None else self.mechanism.privacy.min_examples
+
+    @property
     def has_record_privacy(self) -> bool:
         """True if single examples are the privacy unit."""
         return self.mechanism is not None and self.mechanism.unit == "record"
@@ -154,6 +193,17 @@ class PhaseContext:
         """The random generators that the user's code may draw from in this phase."""
         modules = {"model": self.network.module} | ({} if self.mentor is None else {"mentor": self.mentor.module})
         return Generators({**modules, "objective": self.phase.objective, "algorithm": self.phase.algorithm})
+
+    @property
+    def main_model(self) -> str:
+        """Name of the model that is sent and aggregated; see `Forward.model`."""
+        return self.phase.algorithm.eval_models.get("global", Forward()).model
+
+    @property
+    def has_model_state(self) -> bool:
+        """True if passes of a network change more than its trained parameters, so that clients train one by one."""
+        networks = [self.network] + ([self.mentor] if self.mentor is not None else [])
+        return any(network.changes_in_passes for network in networks)
 
     def network_of(self, forward: Forward) -> Network:
         """Return the network that a pass runs: the second one for `mentor` passes, if there is one."""

@@ -12,7 +12,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from simfl.privacy.noise import noised
 from simfl.privacy.units import factors, norms
 from simfl.protocol import Batch, MicroStep, Weights
 from simfl.training.batches import TrainingUnit
@@ -33,9 +32,8 @@ def noised_gradient(
     if len(inputs.batch["mask"]):
         gradients, sums, weights = example_gradients(context, micro, inputs, detached)
         total, loss_sum, loss_weight = clipped_sum(gradients, clip), sums.sum().detach(), weights.sum().detach()
-    name = ("step", context.index, int(inputs.update.round), unit.client, int(inputs.update.step))
-    seed = ("noise", mechanism.seed, *name)
-    total = noised(total, mechanism.noise_multiplier * clip, seed, mechanism.privacy.secure)
+    name = ("step", clip, context.index, int(inputs.update.round), unit.client, int(inputs.update.step))
+    total = mechanism.noised(total, mechanism.noise_multiplier * clip, name)
     return {name: t / context.phase.local.batch_size for name, t in total.items()}, loss_sum, loss_weight
 
 

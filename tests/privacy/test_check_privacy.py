@@ -18,6 +18,7 @@ from simfl.experiment import AdaptiveClip, Experiment, Privacy
 from simfl.models.mlp import Mlp
 from simfl.privacy import mechanism, noise
 from simfl.privacy.mechanism import Mechanism, Release
+from simfl.privacy.randomness import Draw, Randomness
 from simfl.privacy.units import Clipped, factors, norms
 from simfl.protocol import Parts, Weights
 from simfl.weights import stack_sum
@@ -90,7 +91,7 @@ def noise_before_clip(monkeypatch: pytest.MonkeyPatch) -> None:
     """Add noise to units, then clip: the release is not a Gaussian around the clipped sum."""
 
     def clip(updates: Weights, limit: float, copies: Any = None) -> Clipped:
-        return REAL_CLIP(REAL_NOISED(updates, SIGMA * limit, ("noise",)), limit)
+        return REAL_CLIP(REAL_NOISED(updates, SIGMA * limit, ("noise",), Randomness.fresh()), limit)
 
     monkeypatch.setattr(mechanism, "clipped", clip)
     monkeypatch.setattr(mechanism, "noised", lambda tensors, *rest: tensors)
@@ -102,7 +103,7 @@ def sampled_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "sample_groups", lambda *args: [real(*args)[0]] * 2)
 
 
-def _drawn(draw: noise.Draw, tensor: str, like: torch.Tensor) -> torch.Tensor:
+def _drawn(draw: Draw, tensor: str, like: torch.Tensor) -> torch.Tensor:
     values = np.empty(like.numel())
     draw(tensor, 0, values)
     return torch.from_numpy(values).float().view(like.shape)
@@ -111,8 +112,8 @@ def _drawn(draw: noise.Draw, tensor: str, like: torch.Tensor) -> torch.Tensor:
 def seed_reused_over_phases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seed the noise by round and client only."""
 
-    def noised(tensors: Weights, deviation: float, name: tuple, secure: bool = False) -> Weights:
-        draw = noise.seeded(*(n for k, n in enumerate(name) if k != 2))  # without the phase and the hash of the values
+    def noised(tensors: Weights, deviation: float, name: tuple, randomness: Randomness) -> Weights:
+        draw = noise.normals(randomness, *(n for k, n in enumerate(name) if k != 4))  # without the phase
         return {k: t + deviation * _drawn(draw, k, t) for k, t in tensors.items()}
 
     monkeypatch.setattr(mechanism, "noised", noised)
@@ -121,8 +122,8 @@ def seed_reused_over_phases(monkeypatch: pytest.MonkeyPatch) -> None:
 def seed_reused_over_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give every tensor of a message the same noise."""
 
-    def noised(tensors: Weights, deviation: float, name: tuple, secure: bool = False) -> Weights:
-        draw = noise.seeded(*name)
+    def noised(tensors: Weights, deviation: float, name: tuple, randomness: Randomness) -> Weights:
+        draw = noise.normals(randomness, *name)
         return {k: t + deviation * _drawn(draw, "", t) for k, t in tensors.items()}
 
     monkeypatch.setattr(mechanism, "noised", noised)
@@ -130,8 +131,8 @@ def seed_reused_over_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def seed_reused_over_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give every block of a large tensor the noise of the first."""
-    real = noise.seeded
-    monkeypatch.setattr(noise, "seeded", lambda *name: lambda tensor, index, out: real(*name)(tensor, 0, out))
+    real = noise.normals
+    monkeypatch.setattr(noise, "normals", lambda *name: lambda tensor, index, out: real(*name)(tensor, 0, out))
 
 
 def frozen_tensors_noised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from simfl.errors import ClientError, PrivacyError
 from simfl.experiment import AdaptiveClip, Codecs, Privacy
 from simfl.privacy import clipped, noise
 from simfl.privacy.mechanism import CLIP, Mechanism, Release
+from simfl.privacy.randomness import Randomness
 from simfl.privacy.units import norms
 from simfl.protocol import AggregatedUpdates, ClientUpdate, Parts, State, Weights
 from simfl.stacking import stack_rows
@@ -26,6 +27,7 @@ from simfl.training import client_updates as group
 from simfl.training.executor import NullObserver, Observer
 from simfl.weights import tree_sum
 
+SEEDED = Randomness.from_seed(0, {})
 D = 200_000  # values: the standard error of a standard deviation is 1/√(2 D) = 0.16 %
 
 
@@ -98,31 +100,29 @@ def test_a_fixed_denominator_is_the_expected_number_of_clients() -> None:
     assert_close(means.means["weights"]["w"][:1], torch.tensor([6.0 * 3 / 2]))
 
 
-def test_draws_differ_by_phase_round_client_tensor_and_values() -> None:
-    def draw(*name: int, base: float = 0.0, tensor: str = "w", seed: int = 1) -> tuple[float, ...]:
-        tensors = {tensor: torch.full((3,), base, dtype=torch.float64)}
-        out = noise.noised(tensors, 1.0, ("noise", seed, *name))[tensor] - base
+def test_draws_differ_by_phase_round_client_tensor_deviation_and_key() -> None:
+    def draw(*name: int, deviation: float = 1.0, tensor: str = "w", key: Randomness = SEEDED) -> tuple[float, ...]:
+        tensors = {tensor: torch.zeros(3, dtype=torch.float64)}
+        out = noise.noised(tensors, deviation, ("noise", *name), key)[tensor] / deviation
         return tuple(round(float(x), 9) for x in out)
 
     draws = [draw(p, r, c) for p in range(2) for r in range(3) for c in range(3)]
-    draws += [draw(0, 0, 0, base=1.0), draw(0, 0, 0, tensor="v"), draw(0, 0, 0, seed=2)]
+    draws += [draw(0, 0, 0, deviation=2.0), draw(0, 0, 0, tensor="v"), draw(0, 0, 0, key=Randomness.fresh())]
     values = [value for one in draws for value in one]
     assert len(set(values)) == len(values)
     assert draw(0, 1, 2) == draw(0, 1, 2)  # a repeated release is bit-identical
 
 
-def test_a_retry_with_another_result_has_different_noise() -> None:
-    first = released([along(0, 3.0)], clip=0.5, groups_per_client=1, sigma=1.0)["w"]
-    again = released([along(0, 3.0)], clip=0.5, groups_per_client=1, sigma=1.0)["w"]
-    other = released([along(1, 3.0)], clip=0.5, groups_per_client=1, sigma=1.0)["w"]
-    assert torch.equal(first, again)
-    correlation = float((first[2:] * other[2:]).mean() / (first[2:].std() * other[2:].std()))
-    assert abs(correlation) < 6 / math.sqrt(D)
+def test_the_noise_of_a_tensor_depends_neither_on_other_tensors_nor_on_their_order() -> None:
+    a, b = torch.zeros(5), torch.zeros(7)
+    alone = noise.noised({"a": a}, 1.0, ("noise",), SEEDED)["a"]
+    for tensors in ({"a": a, "b": b}, {"b": b, "a": a}, {"b": b.double(), "a": a}):
+        assert torch.equal(noise.noised(tensors, 1.0, ("noise",), SEEDED)["a"], alone)
 
 
-@pytest.mark.parametrize("secure", [False, True])
-def test_blocks_of_a_tensor_have_different_noise(secure: bool) -> None:
-    drawn = noise.noised({"w": torch.zeros(3 * noise.BLOCK + 5)}, 1.0, ("noise",), secure)["w"]
+@pytest.mark.parametrize("source", [SEEDED, Randomness.from_system()], ids=["key", "system"])
+def test_blocks_of_a_tensor_have_different_noise(source: Randomness) -> None:
+    drawn = noise.noised({"w": torch.zeros(3 * noise.BLOCK + 5)}, 1.0, ("noise",), source)["w"]
     assert len(drawn.unique()) > 0.95 * len(drawn)  # float32 has too few values near zero
     a, b, c = (drawn[k * noise.BLOCK : (k + 1) * noise.BLOCK] for k in range(3))
     for x, y in ((a, b), (b, c), (a, c)):
@@ -131,7 +131,7 @@ def test_blocks_of_a_tensor_have_different_noise(secure: bool) -> None:
 
 def test_noise_keeps_shapes_dtypes_and_its_input() -> None:
     given = {"a": torch.full((3, 4), 2.0).T, "b": torch.full((5,), 3.0, dtype=torch.float64), "c": torch.tensor(1.0)}
-    out = noise.noised(given, 1e-9, ("noise",))
+    out = noise.noised(given, 1e-9, ("noise",), SEEDED)
     assert {name: (t.dtype, t.shape) for name, t in out.items()} == {n: (t.dtype, t.shape) for n, t in given.items()}
     assert_close(out, given)
     assert out["b"].tolist() != given["b"].tolist()
@@ -140,7 +140,7 @@ def test_noise_keeps_shapes_dtypes_and_its_input() -> None:
 
 def test_secure_noise_is_gaussian_and_not_repeatable() -> None:
     zero = {"w": torch.zeros(D)}
-    a, b = (noise.noised(zero, 1.0, ("noise",), secure=True)["w"].double().numpy() for _ in range(2))
+    a, b = (noise.noised(zero, 1.0, ("noise",), Randomness.from_system())["w"].double().numpy() for _ in range(2))
     assert np.std(a) == pytest.approx(1.0, abs=0.01)
     assert np.mean(a**4) == pytest.approx(3.0, abs=0.15)  # √(96 / D) = 0.022 is one standard error
     assert abs(np.mean(a * b)) < 6 / math.sqrt(D)
@@ -216,8 +216,8 @@ def test_a_gpu_clips_without_synchronization_and_as_a_cpu_up_to_rounding() -> No
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_tensors_on_a_gpu_get_the_noise_of_a_cpu() -> None:
     given = {name: t[0] for name, t in stacked_units(1).items()} | {"d": torch.zeros(3, dtype=torch.float64)}
-    there = noise.noised({name: t.cuda() for name, t in given.items()}, 1.3, ("noise", 1))
-    here = noise.noised(given, 1.3, ("noise", 1))
+    there = noise.noised({name: t.cuda() for name, t in given.items()}, 1.3, ("noise", 1), SEEDED)
+    here = noise.noised(given, 1.3, ("noise", 1), SEEDED)
     assert all(t.is_cuda and torch.equal(t.cpu(), here[name]) for name, t in there.items())
 
 

@@ -21,12 +21,16 @@ from simfl.errors import ConfigError, PrivacyError, RunError
 from simfl.experiment import AdaptiveClip, Codecs, Experiment, Privacy
 from simfl.models.mlp import Mlp
 from simfl.optimizers.server import Adam
+from simfl.privacy.budget import Budget
+from simfl.privacy.scheme import Population, Scheme
+from simfl.privacy.statement import statement
 from simfl.runs import tables
 from simfl.runs.results import Run
+from simfl.runs.summary import summary_lines
 from simfl.weights import subtract
 
 SIZES = (12, 9, 6, 12, 9, 7)
-GROUPS = Privacy(clip=0.05, groups_per_client=2, noise_multiplier=0.7)
+GROUPS = Privacy(clip=0.05, groups_per_client=2, noise_multiplier=0.7, noise_seed=0)
 
 
 def private(algorithm: str = "group_dp", privacy: Privacy = GROUPS, **settings: Any) -> Experiment:
@@ -39,8 +43,10 @@ RUNS = {
     "vectorized": private(mode="vectorized"),
     "central": private(privacy=replace(GROUPS, noise="central")),
     "duals": private("dp_clgecl"),
-    "clients": private("dp_fedavg", Privacy(unit="client", clip=0.05, noise_multiplier=0.7, adjacency="zero_out")),
-    "records": private("dp_sgd", Privacy(unit="record", clip=0.5, noise_multiplier=0.7)),
+    "clients": private(
+        "dp_fedavg", Privacy(unit="client", clip=0.05, noise_multiplier=0.7, adjacency="zero_out", noise_seed=0)
+    ),
+    "records": private("dp_sgd", Privacy(unit="record", clip=0.5, noise_multiplier=0.7, noise_seed=0)),
     "adaptive": private(privacy=replace(GROUPS, adaptive=AdaptiveClip())),
     "poisson": private(privacy=replace(GROUPS, group_rate=0.4), poisson=0.3, participation=None, rounds=6),
     "adam and a codec": private(server=Adam(), codec=Codecs(upload=Nf4(error_feedback=True))),
@@ -184,7 +190,7 @@ def test_the_costs_of_phases_and_resumes_add_up(tmp_path: Path) -> None:
 
 
 def test_secure_runs_cannot_be_repeated_and_every_attempt_is_charged(tmp_path: Path) -> None:
-    given = private(privacy=replace(GROUPS, secure=True))
+    given = private(privacy=replace(GROUPS, secure=True, noise_seed=None))
     a, b = (run(given, tmp_path / name) for name in "ab")
     assert a["weights_sha256"] != b["weights_sha256"]
     with pytest.raises(RunError, match="no round can be repeated"):
@@ -206,18 +212,90 @@ def test_the_statement_names_units_budget_observers_and_what_is_not_covered(tmp_
     assert text == summary["privacy"]["statement"]
     flat = " ".join(text.split())
     for words in (
-        "Every group of a client's data (such as all documents of one provider), as a whole,",
-        "by (4, 1e-05)-differential privacy",
+        "For adding or removing the data of one unit, the run is (4, 1e-05)-differentially private",
         "for the 3 rounds so far, of a budget of 4.",
+        "A group of a client's data (such as all documents of one provider), as a whole.",
+        "the smallest number of groups of a client (3, of the data)",
         "one contains the unit's data and the other does not",
-        "The server, which sees single messages and knows which clients it samples, is trusted.",
+        "**Trusted.** The server, which sees single messages and knows which clients it samples.",
+        "Whoever can read `noise.key` in the run folder",
         "tuned on them",
         "other runs on the same data",
         "sizes of messages",
         "a tokenizer or vocabulary, if private text was used for them",
-        "void against anyone who knows the seed",
     ):
         assert words in flat
+    order = ["**Adjacency.**", "**Unit.**", "**Public.**", "**Not covered.**", "**Trusted.**", "**Mechanism.**"]
+    assert sorted(order, key=flat.index) == order
+
+
+def test_a_formula_is_never_called_differential_privacy(tmp_path: Path) -> None:
+    given = private(privacy=Privacy(clip=0.05, groups_per_client=2, epsilon=1.0, view="formula"))
+    summary = run(given, tmp_path / "run")
+    flat = " ".join((tmp_path / "run" / "privacy.md").read_text().split())
+    spent = summary["privacy"]["epsilon_averages"]
+    assert spent > 1.0 == pytest.approx(summary["privacy"]["epsilon"])
+    assert f"the run is ({spent:.4g}, 1e-05)-differentially private" in flat
+    assert "budget" not in flat.partition("**Unit.**")[0]
+    assert "(Tito et al. 2024, theorem B.9) gives 1 for" in flat
+    assert "a number to compare with published ones, and no guarantee" in flat
+    (line,) = [line for line in summary_lines(summary) if "privacy" in line]
+    assert f"epsilon {spent:.4g} at delta 1e-05" in line
+    assert "the formula gives 1 of 1" in line
+
+
+@pytest.mark.parametrize(
+    ("privacy", "settings", "change"),
+    [
+        ({"unit": "client", "noise": "central"}, {"poisson": 0.5}, "zeroing out"),
+        ({"unit": "client", "noise": "central", "min_clients": 4}, {"participation": 0.5}, "zeroing out"),
+        ({"unit": "client", "noise": "central", "min_clients": 4}, {"poisson": 0.5}, "adding or removing"),
+        ({"unit": "client", "noise": "central", "min_clients": 4}, {"clients_per_round": 2}, "adding or removing"),
+        ({"unit": "record"}, {}, "zeroing out"),
+        ({"unit": "record", "min_examples": 6}, {}, "adding or removing"),
+        ({"unit": "record", "min_examples": 6, "adjacency": "zero_out"}, {}, "zeroing out"),
+        ({"unit": "group", "groups_per_client": 2}, {}, "adding or removing"),
+    ],
+)
+def test_adding_and_removing_is_claimed_in_the_first_sentence_only_where_the_count_is_hidden(
+    privacy: dict[str, Any], settings: dict[str, Any], change: str
+) -> None:
+    sampled = {"participation": None} | settings
+    given = private("fedavg", Privacy(clip=0.05, noise_multiplier=1.0, **privacy), **sampled)
+    assert given.privacy is not None
+    budget = Budget(Scheme(given.privacy, given.phases, Population(6, (3,), (6, 9))), 1.0)
+    text = statement(budget, {0: 3})
+    assert text.split("\n\n")[1].startswith(f"**Adjacency.** For {change} the data of one unit")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "privacy", "sampled", "sizes"),
+    [
+        ("dp_fedavg", {"unit": "client", "noise": "central", "min_clients": 4}, {"poisson": 0.5}, [(8,) * 6, (8,) * 5]),
+        ("dp_sgd", {"unit": "record", "min_examples": 20}, {"participation": 1.0}, [(20,), (21,)]),
+    ],
+)
+def test_the_noise_of_a_release_does_not_tell_how_many_units_there_are(
+    algorithm: str, privacy: dict[str, Any], sampled: dict[str, Any], sizes: list[Any], tmp_path: Path
+) -> None:
+    found = []
+    for number, one in enumerate(sizes):
+        loud = Privacy(clip=1e-3, noise_multiplier=200.0, noise_seed=0, **privacy)
+        moved = []
+        for sigma in (0.0, 200.0):
+            given = private(
+                algorithm,
+                replace(loud, noise_multiplier=sigma),
+                **{"participation": None, **sampled},
+                rounds=1,
+                batch_size=10,
+                data=Toy(sizes=one),
+                model=Mlp(hidden_sizes=(256,), dropout=0.0),
+            )
+            run(given, tmp_path / f"{number}{sigma}")
+            moved.append(model(tmp_path / f"{number}{sigma}"))
+        found.append(float(torch.cat([t.reshape(-1) for t in subtract(moved[1], moved[0]).values()]).std()))
+    assert found[0] == pytest.approx(found[1], rel=0.08)
 
 
 def test_the_statement_of_a_run_without_noise_guarantees_nothing(tmp_path: Path) -> None:

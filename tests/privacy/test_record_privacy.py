@@ -26,7 +26,7 @@ from simfl.training.plan import num_steps
 
 
 def private(sigma: float = 1.0, clip: float = 0.5, **settings: Any) -> Any:
-    privacy = Privacy(unit="record", clip=clip, noise_multiplier=sigma)
+    privacy = Privacy(unit="record", clip=clip, noise_multiplier=sigma, noise_seed=0)
     return experiment("dp_sgd", privacy=privacy, weighting="uniform", data=Toy(sizes=(20, 16, 12)), **settings)
 
 

@@ -25,6 +25,7 @@ GROUPS = Privacy(clip=0.5, groups_per_client=50, noise_multiplier=1.0)
 def budget(privacy: Privacy, population: Population | None = None, rounds: int = 5, **settings: Any) -> Budget:
     """Return a budget for 2 of 10 clients with at least 400 groups each."""
     sampled = settings if "poisson" in settings else {"clients_per_round": 2, **settings}
+    sampled = {name: value for name, value in sampled.items() if value is not None}
     given = experiment("fedavg", rounds=rounds, weighting="uniform", **sampled)
     population = population or Population(10, (400, 401, 429), (4000, 5000))
     return Budget(Scheme(privacy, given.phases, population), privacy.noise_multiplier or 1.0)
@@ -98,21 +99,74 @@ def test_central_noise_protects_averages_and_not_messages() -> None:
 def test_events_with_clients_as_units() -> None:
     central = Privacy(unit="client", clip=1.0, noise="central", noise_multiplier=1.0)
     assert only_event(budget(central, poisson=0.2), "averages") == Event(1.0, 0.2)
-    fixed = events(budget(central), "averages")
-    assert fixed == [Event(0.5, 0.2), Event(0.5, 2 / 11)]
+    fixed = events(budget(replace(central, min_clients=10)), "averages")
+    assert fixed == [Event(0.5, 0.2)]  # with more clients, each is sampled more rarely
     alone = Privacy(unit="client", clip=1.0, noise_multiplier=1.0, adjacency="zero_out")
     assert only_event(budget(alone), "averages") == Event(math.sqrt(2), 1.0, 0.2)
     assert only_event(budget(alone), "messages") == Event(1.0, 1.0)
 
 
+def test_without_a_public_number_of_clients_both_adjacencies_are_accounted_and_zero_out_is_claimed() -> None:
+    given = budget(Privacy(unit="client", clip=1.0, noise="central", noise_multiplier=1.0))
+    assert events(given, "averages") == [Event(0.5, 0.2), Event(1.0, 1.0, 0.2)]
+    assert given.scheme.adjacency == "zero_out"
+
+
 def test_events_with_records_as_units() -> None:
     # 10 examples in batches of 8: two steps of 8/10 each; 40 examples: five steps of 8/40
-    record = Privacy(unit="record", clip=1.0, noise_multiplier=2.0)
+    record = Privacy(unit="record", clip=1.0, noise_multiplier=2.0, adjacency="zero_out")
     small = budget(record, Population(10, (), (10, 40)))
     assert sorted(events(small, "averages"), key=lambda e: e.steps) == [
         Event(2.0, 0.8, 0.2, 2),
         Event(2.0, 0.2, 0.2, 5),
     ]
+
+
+def test_a_record_more_that_makes_a_step_more_is_accounted() -> None:
+    # 20 records in batches of 10: two steps; 21: three steps
+    record = Privacy(unit="record", clip=1.0, noise_multiplier=1.0)
+    given = budget(
+        record, Population(1, (), (20,)), rounds=10, participation=1.0, clients_per_round=None, batch_size=10
+    )
+    assert {event.steps for event in events(given, "averages")} == {2, 3}
+    assert given.epsilon({0: 10}) >= 19.80
+    assert given.scheme.adjacency == "zero_out"
+
+
+def test_with_a_public_number_of_records_rate_and_steps_do_not_depend_on_the_data() -> None:
+    record = Privacy(unit="record", clip=1.0, noise_multiplier=1.0, min_examples=16)
+    given = budget(record, Population(10, (), (16,)))
+    assert events(given, "averages") == [Event(1.0, 0.5, 0.2, 2)]
+    assert given.scheme.adjacency == "add_remove"
+
+
+@pytest.mark.parametrize("sizes", [(10,), (10, 60), (20, 40), (51,), (70, 90)])
+def test_a_looser_bound_never_lowers_epsilon(sizes: tuple[int, ...]) -> None:
+    exact = budget(GROUPS, Population(10, sizes))
+    spent = exact.epsilon({0: 5})
+    for bound in range(sizes[0], 0, -9):
+        looser = budget(replace(GROUPS, min_groups=bound), Population(10, (bound,)))
+        assert looser.epsilon({0: 5}) >= spent
+        spent = looser.epsilon({0: 5})
+
+
+def test_realised_divisors_carry_less_than_the_noise_of_all_clients() -> None:
+    # clients with 1 and 50 groups, noise sigma·S/m of each: m_min·√(1/1² + 9/50²) = 1.0018 in place of √10
+    realised = Privacy(clip=0.5, noise_multiplier=1.0, denominator="realised", adjacency="zero_out")
+    given = budget(realised, Population(10, (1, 50)), rounds=1, participation=1.0, clients_per_round=None)
+    assert only_event(given, "averages").noise_multiplier == pytest.approx(1.0018, abs=1e-4)
+    assert given.epsilon({0: 1}) >= 4.7
+    rated = budget(replace(realised, group_rate=0.5), Population(10, (50,)), participation=1.0, clients_per_round=None)
+    assert only_event(rated, "averages").noise_multiplier == 1.0
+
+
+def test_a_delta_that_allows_to_publish_a_unit_is_refused() -> None:
+    given = replace(
+        experiment("fedavg", weighting="uniform", clients_per_round=2),
+        privacy=Privacy(unit="client", clip=1.0, noise="central", noise_multiplier=1.0, delta=0.1),
+    )
+    with pytest.raises(ConfigError, match=r"privacy\.delta: 0\.1 given, but there are 10 clients"):
+        Budget.of(given, num_clients=10)
 
 
 def test_multipliers_are_those_of_a_message_and_of_the_average() -> None:

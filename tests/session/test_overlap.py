@@ -58,7 +58,7 @@ CASES: dict[str, Callable[[], Experiment]] = {
     "differential privacy": lambda: experiment(
         mode="vectorized",
         weighting="uniform",
-        privacy=Privacy(clip=0.5, noise_multiplier=1.0, adaptive=AdaptiveClip()),
+        privacy=Privacy(clip=0.5, noise_multiplier=1.0, noise_seed=0, adaptive=AdaptiveClip()),
         evaluate=OVERLAPPED,
     ),
     "data parallel": lambda: experiment(
