@@ -14,6 +14,7 @@ from torch import nn
 
 MAX_DEPTH = 4  # of the search in attributes of attributes
 MAX_ITEMS = 1000  # of a container that is searched
+GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 LIBRARIES = ("torch", "transformers", "peft", "numpy", "simfl", "builtins", "collections", "functools")
 OWN_TABLES = ("_parameters", "_buffers", "_modules")  # attributes of a module that are read as tensors and layers
 
@@ -29,7 +30,7 @@ def find_generators(owner: object, name: str) -> list[tuple[str, object]]:
 def _search(value: object, path: str, seen: set[int], depth: int) -> Iterator[tuple[str, object]]:
     if id(value) in seen or depth > MAX_DEPTH:
         return
-    if isinstance(value, (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)):
+    if isinstance(value, GENERATORS):
         seen.add(id(value))
         if not isinstance(value, random.SystemRandom):
             yield path, value
@@ -76,7 +77,7 @@ def _of_class(kind: type) -> Iterator[tuple[str, object, int]]:
 
 def _globals(names: Mapping[str, object]) -> Iterator[tuple[str, object, int]]:
     """Yield the variables of a module that are generators or hold some, without its functions, classes and imports."""
-    holders = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator, dict, list, tuple)
+    holders = (*GENERATORS, dict, list, tuple)
     yield from ((name, child, 2) for name, child in list(names.items()) if isinstance(child, holders))
 
 

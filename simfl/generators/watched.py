@@ -15,6 +15,10 @@ from simfl.generators.search import find_generators
 from simfl.generators.sources import NumpySource, PythonSource, TorchSource, global_sources, source_of
 
 MASK = (1 << 64) - 1
+SYSTEM_DRAWS = (
+    "training draws from the randomness of the operating system (an unseeded default_rng(), secrets or SystemRandom),"
+    " which no run can repeat; allowed: generators with a seed"
+)
 SPREAD = 0x9E3779B97F4A7C15  # odd: spreads the seeds of neighbouring keys and generators
 
 

@@ -11,11 +11,12 @@ generators one by one. There a draw ends the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
 from simfl.errors import ConfigError
+from simfl.generators.watched import SYSTEM_DRAWS
 from simfl.training.context import PhaseContext
 
 Result = TypeVar("Result")
@@ -34,7 +35,7 @@ def keyed_draws(context: PhaseContext, mode: str, observed: bool, train: Callabl
     Raises:
         ConfigError: It drew where draws cannot be keyed, or from the operating system's randomness.
     """
-    refusal = why_not_keyed(context, mode)
+    refusal = why_not_keyed(mode, context.data_parallel, context.has_record_privacy)
     if not refusal and observed:
         context.generators.keyed = True
     keyed = context.generators.keyed
@@ -50,17 +51,17 @@ def keyed_draws(context: PhaseContext, mode: str, observed: bool, train: Callabl
 @contextmanager
 def refuse_draws(context: PhaseContext) -> Iterator[None]:
     """Raise ConfigError if the block, the gradient of a micro-batch, draws from a generator."""
-    with _watched(context, why_not_keyed(context, "sequential")):
+    with _watched(context, why_not_keyed("sequential", context.data_parallel, context.has_record_privacy)):
         yield
 
 
-def why_not_keyed(context: PhaseContext, mode: str) -> str:
+def why_not_keyed(mode: str, data_parallel: int, has_record_privacy: bool) -> str:
     """Return the setting by which draws cannot be keyed, with what is allowed; empty if they can be."""
     if mode == "vectorized":
         return f"execution.mode: vectorized trains several clients as one program; allowed: sequential{REMEDY}"
-    if context.data_parallel > 1:
-        return f"execution.data_parallel: {context.data_parallel} cuts batches; allowed: 1{REMEDY}"
-    if context.has_record_privacy:
+    if data_parallel > 1:
+        return f"execution.data_parallel: {data_parallel} cuts batches; allowed: 1{REMEDY}"
+    if has_record_privacy:
         return f"privacy.unit: record takes the gradient of each example; allowed: group or client{REMEDY}"
     return ""
 
@@ -75,16 +76,13 @@ def _watched(context: PhaseContext, refusal: str) -> Iterator[None]:
     except RuntimeError as error:
         if "randomness" not in str(error) or not refusal:
             raise
-        raise ConfigError(draws_refused(context, ["torch's global generator"], refusal)) from None
+        raise ConfigError(draws_refused(context.index, ["torch's global generator"], refusal)) from None
     if generators.has_system_draws and not context.has_secure_randomness:
-        raise ConfigError(
-            f"phases.{context.index}: training draws from the randomness of the operating system (an unseeded"
-            " default_rng(), secrets or SystemRandom), which no run can repeat; allowed: generators with a seed"
-        )
+        raise ConfigError(f"phases.{context.index}: {SYSTEM_DRAWS}")
     if refusal and (names := generators.drawn()):
-        raise ConfigError(draws_refused(context, names, refusal))
+        raise ConfigError(draws_refused(context.index, names, refusal))
 
 
-def draws_refused(context: PhaseContext, names: list[str], refusal: str) -> str:
+def draws_refused(phase: int, names: Sequence[str], refusal: str) -> str:
     """Return the message of an error for draws from the named generators."""
-    return f"phases.{context.index}: training draws from {' and '.join(names)}, but {refusal}"
+    return f"phases.{phase}: training draws from {' and '.join(names)}, but {refusal}"
