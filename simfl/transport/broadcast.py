@@ -1,6 +1,8 @@
 """The download: encoded once for all sampled clients, and charged to each of them.
 
-With `encode: weights` (and with a lossless codec) whole parts are sent. With `encode: update` the server sends the
+With `encode: weights` (and with a lossless codec) whole parts are sent. In the first round of a run they are charged
+like any other, and clients start from the initial weights, which they have from the seed or a public checkpoint
+(`codec.shared_start`). With `encode: update` the server sends the
 encoded change since the version it last made public; a client that missed rounds downloads the packets in between, or
 the whole in float32 where that is shorter, as in its first round. Each change is taken against the decoded version, so
 the error of one encoding becomes part of the next change.
@@ -51,6 +53,8 @@ class Broadcast:
             if not codec.broadcasts_deltas:
                 arrived[part], packet[part] = transmit(codec, tensors, context)
                 whole[part] = packet[part]
+                if spec.is_known(round_number):
+                    arrived[part] = tensors
                 continue
             whole[part] = {name: PLAIN.size(tuple(t.shape)) for name, t in tensors.items()}
             public[part], packet[part] = self._send_change(codec, part, tensors, context)

@@ -56,6 +56,10 @@ class MessageSpec:
         """Return the codec of a part; buffers and the clipping norm are sent in float32."""
         return PLAIN if part in (BUFFERS, CLIP) else self.codecs.of_part(direction, part)
 
+    def is_known(self, round_number: int) -> bool:
+        """Return whether clients have what a download contains before it arrives: the initial weights of the run."""
+        return self.codecs.shared_start and self.phase == 0 and round_number == 0
+
     def context(self, round_number: int, direction: str, client: int, part: str) -> MessageContext:
         """Return the identity of a message for its codec; `client` is −1 for what all clients receive."""
         progress = round_number / (self.num_rounds - 1) if self.num_rounds > 1 else 0.0

@@ -130,6 +130,23 @@ def test_with_encode_weights_the_whole_is_encoded():
     assert after == Broadcast()
 
 
+def test_clients_start_from_the_seed_whichever_codec_counts_their_first_download():
+    """Round 1 of the first phase is charged and arrives exactly; later rounds and phases arrive as they are decoded."""
+    codec = Codecs(download=Nf4(encode="weights"))
+    spec = message_spec(experiment(codec=codec))
+    arrived = {
+        "known": Broadcast().send(spec, 0, parts(VALUES), [4]),
+        "later": Broadcast().send(spec, 1, parts(VALUES), [4]),
+        "second phase": Broadcast().send(replace(spec, phase=1), 0, parts(VALUES), [4]),
+        "unknown": Broadcast().send(replace(spec, codecs=replace(codec, shared_start=False)), 0, parts(VALUES), [4]),
+    }
+    exact = {
+        name: torch.equal(sent.received["weights"]["layers.0.linear.weight"], VALUES) for name, sent in arrived.items()
+    }
+    assert exact == {"known": True, "later": False, "second phase": False, "unknown": False}
+    assert {row["payload_bytes"] for sent in arrived.values() for row in sent.rows} == {564}
+
+
 def test_a_lossless_codec_sends_the_whole():
     assert charges([[0], [0]], message_spec(experiment())) == [[4000], [4000]]
 
