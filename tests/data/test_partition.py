@@ -195,6 +195,26 @@ def test_dirichlet_reaches_min_size_or_raises():
         Dirichlet(clients=5, alpha=0).split(split, seed=0)
 
 
+def test_dirichlet_with_balance_gives_nothing_more_to_clients_with_an_equal_share():
+    labels = np.repeat(np.arange(10), 60)
+    sizes = []
+    for seed in range(5):
+        partition = Dirichlet(clients=6, alpha=0.1, balance=True, min_size=10).split(labelled(labels), seed=seed)
+        counts = np.stack([np.bincount(labels[partition.rows(k)], minlength=10) for k in range(6)], 1)  # [value, K]
+        before = np.cumsum(counts, 0) - counts
+        assert counts[before >= 100].sum() == 0  # 600 examples, 6 clients
+        assert counts.sum() == 600
+        assert partition.sizes.min() >= 10
+        sizes.append(partition.sizes.std())
+    free = [Dirichlet(clients=6, alpha=0.1, min_size=0).split(labelled(labels), seed=s).sizes.std() for s in range(5)]
+    assert np.mean(sizes) < 0.7 * np.mean(free)
+
+
+def test_dirichlet_with_balance_and_a_tiny_alpha_still_gives_every_example_to_a_client():
+    partition = Dirichlet(clients=4, alpha=1e-4, balance=True, min_size=0).split(labelled([0, 1, 2] * 9), seed=1)
+    assert covers(partition, 27)
+
+
 def test_dirichlet_by_a_column_that_differs_within_documents_needs_split_documents():
     split = paged([(d, 2) for d in range(20)], ["A"] * 20, field=["total", "date"] * 20)
     with pytest.raises(ConfigError, match="differs within a document"):

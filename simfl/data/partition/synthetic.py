@@ -38,11 +38,15 @@ class Iid(Partitioner):
 
 @dataclass(frozen=True)
 class Dirichlet(Partitioner):
-    """Each value of a column is divided among the clients in proportions drawn from Dir(alpha)."""
+    """Each value of a column is divided among the clients in proportions drawn from Dir(alpha).
+
+    NIID-Bench is `balance: true, min_size: 10`.
+    """
 
     column: str = "label"  # column of the examples or their documents
     alpha: PositiveFloat = 0.5  # small: each client has few values; large: equal distributions
     min_size: int = 1  # redraw until every client has this many examples (documents if they are kept whole)
+    balance: bool = False  # true: clients that have an equal share already get nothing of the values that follow
     split_documents: bool = False  # true: questions about one document may belong to several clients
 
     def split(self, split: Split, seed: int) -> Partition:
@@ -62,15 +66,26 @@ class Dirichlet(Partitioner):
         )
 
     def _draw(self, value: np.ndarray, num_values: int, clients: int, random: np.random.Generator) -> np.ndarray:
-        owner = np.empty(len(value), np.int64)
+        owner = np.full(len(value), -1, np.int64)
         for v in range(num_values):
             members = random.permutation(np.flatnonzero(value == v))
             shares = random.dirichlet(np.full(clients, self.alpha))
+            if self.balance:
+                shares = _without_full(shares, np.bincount(owner[owner >= 0], minlength=clients), len(value))
             ends = np.cumsum(shares)[:-1]
             # a random offset gives every client a chance to get rare values
             quantiles = (np.arange(len(members)) + random.random()) / max(1, len(members))
             owner[members] = np.searchsorted(ends, quantiles, side="right")
         return owner
+
+
+def _without_full(shares: np.ndarray, sizes: np.ndarray, count: int) -> np.ndarray:
+    """Return shares [K] of clients with fewer units than an equal share of `count`; the others have 0."""
+    is_open = sizes * len(sizes) < count
+    kept = np.where(is_open, shares, 0.0)
+    if not kept.sum() > 0:  # with a small alpha, all shares but one may underflow
+        kept = np.where(is_open, 1.0, 0.0)
+    return kept / kept.sum()
 
 
 @dataclass(frozen=True)
