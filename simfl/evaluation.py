@@ -30,6 +30,7 @@ TRUTH = ("id", "question", "answers", "label", "text")  # columns shown next to 
 GROUPS = ("dataset", "provider", "scene", "task", "domain", "stage", "field", "group")
 GLOBAL = "global"  # the model that all clients share
 CLIENT_MEAN = "client:two_step"  # `by` of the mean over the clients' means
+TWO_STEP = "two_step"  # `by` of the overall score with `evaluate.two_step`
 
 Row = dict[str, Any]  # a row of a table: column -> value
 
@@ -201,7 +202,13 @@ def summarise(
         for metric, values in columns.items():
             out.append({**own, "metric": metric, **_mean(values)})
             out += [row for kind, names in groups for row in _group_rows(base, metric, values, kind, names)]
-    return out + _client_means(out)
+    return out + _client_means(out) + _two_step(out, run_context.experiment.evaluate.two_step)
+
+
+def _two_step(rows: Sequence[Row], column: str | None) -> list[Row]:
+    """Return the overall scores of the global model as means of the means of this column's values."""
+    by = f"{column}:two_step"
+    return [{**row, "by": TWO_STEP, "group": column} for row in rows if row["by"] == by and row["model"] == GLOBAL]
 
 
 def _client_means(rows: Sequence[Row]) -> list[Row]:
@@ -246,7 +253,9 @@ def _groups_with_clients(
 
 def _groups(run_context: RunContext, split: str, rows: np.ndarray) -> list[tuple[str, np.ndarray]]:
     """Return each group column of these rows of a split."""
-    return _group_columns(run_context, split, rows, [*columns_of(run_context.experiment.partition), *GROUPS])
+    experiment = run_context.experiment
+    named = [experiment.evaluate.two_step] if experiment.evaluate.two_step else []
+    return _group_columns(run_context, split, rows, [*columns_of(experiment.partition), *GROUPS, *named])
 
 
 def _group_columns(
@@ -262,7 +271,10 @@ def _group_columns(
 
 @dataclass(frozen=True)
 class Headline:
-    """An overall score: of a model that all clients share over examples, of the clients' models their mean."""
+    """An overall score: of a model that all clients share over examples, of the clients' models their mean.
+
+    With `evaluate.two_step`, the score of a shared model is the mean of the means of a column's values.
+    """
 
     value: float
     clients: int | None = None  # clients over which the mean is taken; None for a model that all clients share
@@ -281,9 +293,9 @@ def headlines(rows: Iterable[Row], first_split: str) -> dict[str, Headline]:
     Clients' models are scored client by client; their value is the mean over the clients that have examples.
     """
     found: dict[tuple[str, str, str], list[float]] = {}
-    for row in rows:
-        if _is_headline(row):
-            found.setdefault((row["split"], row["model"], row["metric"]), []).append(row["value"])
+    for row in sorted(filter(_is_headline, rows), key=lambda row: row["by"] == TWO_STEP):
+        key, value = (row["split"], row["model"], row["metric"]), row["value"]
+        found[key] = [value] if row["by"] == TWO_STEP else [*found.get(key, []), value]
     held_out = {model for split, model, _ in found if split == HELD_OUT}
     return {
         score_name(split, model, metric, first_split, model in held_out): Headline(
@@ -311,7 +323,7 @@ def score_name(split: str, model: str, metric: str, first: str, held_out: bool =
 
 
 def _is_headline(row: Row) -> bool:
-    return bool(row["by"] == ("all" if row["model"] == GLOBAL else "client"))
+    return row["by"] in (("all", TWO_STEP) if row["model"] == GLOBAL else ("client",))
 
 
 def evaluated_splits(run_context: RunContext, partition: Partition) -> tuple[str, ...]:

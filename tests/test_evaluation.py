@@ -13,8 +13,10 @@ from simfl.data.partition.partitioners import Iid, Natural
 from simfl.errors import ConfigError
 from simfl.evaluation import EvaluationPlan, Headline, Scores, headline, headlines, rows_of_clients, shards, summarise
 from simfl.experiment import Evaluate
+from simfl.reports.significance import example_scores
 from simfl.run_context import RunContext
 from simfl.runs import checkpoint, tables
+from simfl.runs.results import Run
 from simfl.session.callbacks import NullDisplay
 
 CASE = experiment("ditto", personal_params=("head.*",), evaluate=Evaluate(models=("global", "personal")))
@@ -135,6 +137,36 @@ def test_headlines_by_name():
     """The score of clients' models is the mean over the two clients that were scored."""
     found = headlines(ROWS, "valid")
     assert found == {"anls": Headline(0.5), "unseen.anls": Headline(0.25), "personal.anls": Headline(0.4, clients=2)}
+
+
+def test_with_two_step_the_headline_is_the_mean_of_group_means(setting):
+    """Groups g0.0, g0.1 and g0.2 have the means 0, 1 and 1: 2/3, where half of the four rows are right."""
+    chosen = replace(setting.experiment, evaluate=replace(setting.experiment.evaluate, two_step="group"))
+    plan = EvaluationPlan(0, "valid", "global", np.array([0, 1, 2, 3]))
+    scores = [Scores(plan, {"m": np.array([0.0, 1.0, 1.0, 0.0])})]
+    rows = summarise(replace(setting, experiment=chosen), scores, {"step": 3})
+    assert headlines(rows, "valid") == {"m": Headline(2 / 3)}
+    assert headline(rows, "m", "valid", "global") == Headline(2 / 3)
+    assert headlines(summarise(setting, scores, {"step": 3}), "valid") == {"m": Headline(0.5)}
+
+
+def test_two_step_is_the_final_score_of_a_run_and_is_compared_like_it(tmp_path):
+    made = experiment(rounds=1, evaluate=Evaluate(every=0, two_step="group"))
+    summary = run(made, tmp_path / "r")
+    means = {
+        row["group"]: row["value"]
+        for row in Run(tmp_path / "r").evaluations().to_pylist()
+        if row["by"] == "group" and row["step"] == 1 and row["metric"] == "accuracy"
+    }
+    assert summary["final"]["accuracy"] == pytest.approx(np.mean(list(means.values())))
+    scores = example_scores(Run(tmp_path / "r")).scores["accuracy"]
+    assert {group for group, _ in scores} == set(means)
+
+
+def test_two_step_by_an_unknown_column_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"evaluate\.two_step: split valid has no column 'grup'; did you"):
+        run(experiment(evaluate=Evaluate(two_step="grup")), tmp_path / "r")
+    assert not (tmp_path / "r").exists()
 
 
 def test_one_headline():

@@ -14,7 +14,9 @@ from simfl.reports.statistical_tests import Difference, hierarchical_bootstrap
 from simfl.runs.results import Run
 from simfl.runs.tables import TableRow
 
-ExampleKey = tuple[int | None, int]  # client of a personal model, row of the split
+ExampleKey = tuple[
+    int | str | None, int
+]  # client of a personal model or value of `evaluate.two_step`; row of the split
 ScoresByName = dict[str, dict[ExampleKey, float]]  # by name, as in summaries: `anls`, `test.personal.anls`
 
 
@@ -40,7 +42,8 @@ class ClientSpread:
 def difference(a: Sequence[ExampleScores], b: Sequence[ExampleScores], name: str) -> Difference | None:
     """Compare two settings on a score; None if fewer than two seeds have an example in common.
 
-    Runs are paired by seed. Models of clients count as in the score itself: each client's mean once.
+    Runs are paired by seed. Examples count as in the score itself: of clients' models each client's mean once, with
+    `evaluate.two_step` each value's mean once.
     """
     others = {(run.seed, run.data_sha256): run.scores.get(name, {}) for run in b}
     pairs: list[dict[ExampleKey, float]] = []
@@ -50,15 +53,15 @@ def difference(a: Sequence[ExampleScores], b: Sequence[ExampleScores], name: str
             pairs.append({key: theirs[key] - mine[key] for key in common})
     if len(pairs) < 2:
         return None
-    keys = sorted({key for seed in pairs for key in seed}, key=lambda key: (-1 if key[0] is None else key[0], key[1]))
+    keys = sorted({key for seed in pairs for key in seed}, key=str)
     differences = np.array([[seed.get(key, math.nan) for key in keys] for seed in pairs])
-    return hierarchical_bootstrap(differences, _client_weights(keys, ~np.isnan(differences)))
+    return hierarchical_bootstrap(differences, _group_weights(keys, ~np.isnan(differences)))
 
 
-def _client_weights(keys: Sequence[ExampleKey], known: np.ndarray) -> np.ndarray:
-    """Return the weight of each example [S, N], with which the examples of a client in a seed sum to 1."""
-    clients, codes = np.unique([-1 if client is None else client for client, _ in keys], return_inverse=True)
-    counts = np.stack([np.bincount(codes, row, len(clients)) for row in known.astype(np.float64)])
+def _group_weights(keys: Sequence[ExampleKey], known: np.ndarray) -> np.ndarray:
+    """Return the weight of each example [S, N], with which the examples of a client or value in a seed sum to 1."""
+    groups, codes = np.unique([str(group) for group, _ in keys], return_inverse=True)
+    counts = np.stack([np.bincount(codes, row, len(groups)) for row in known.astype(np.float64)])
     weights: np.ndarray = 1.0 / np.maximum(counts, 1.0)[:, codes]
     return weights
 
@@ -72,11 +75,14 @@ def scores_by_name(run: Run) -> ScoresByName:
     """Return the score of each example at the end of a run, by the names that summaries use."""
     found: dict[str, dict[ExampleKey, float]] = {}
     table, naming = run.scores(), _naming(run)
+    by = f"by_{run.experiment.evaluate.two_step}"
+    values_of = table[by].to_pylist() if by in table.column_names else [None] * len(table)
     for metric in metric_columns(table.column_names):
         columns = (table[name].to_pylist() for name in ("split", "model", "client", "row", metric))
-        for split, model, client, row, value in zip(*columns, strict=True):
+        for split, model, client, row, value, group in zip(*columns, values_of, strict=True):
             if value is not None:
-                found.setdefault(score_name(split, model, metric, *naming), {})[client, row] = value
+                owner = group if client is None else client
+                found.setdefault(score_name(split, model, metric, *naming), {})[owner, row] = value
     return found
 
 

@@ -221,13 +221,22 @@ def check(experiment: Experiment, context: RunContext, partition: Partition) -> 
 
 
 def _check_splits(context: RunContext, partition: Partition) -> None:
-    """Raise ConfigError if an evaluated split does not exist."""
+    """Raise ConfigError if an evaluated split does not exist, or has no column `evaluate.two_step`."""
     if partition.holds_out and HELD_OUT in context.dataset.splits:
         raise ConfigError(f"partition.holdout: the data has a split {HELD_OUT!r}, a name that held-out examples need")
     for split in context.experiment.evaluate.splits:
         context.split(split)
         if split == HELD_OUT and split not in context.dataset.splits and not partition.holds_out:
             raise ConfigError(f"evaluate.splits: {HELD_OUT!r} needs partition.holdout, which holds out examples")
+        _check_two_step(context, split)
+
+
+def _check_two_step(context: RunContext, split: str) -> None:
+    """Raise ConfigError if a split has no column `evaluate.two_step`."""
+    found, name = context.split(split), context.experiment.evaluate.two_step
+    known = found.examples.column_names + (found.documents.column_names if found.documents is not None else [])
+    if name is not None and name not in known:
+        raise ConfigError(f"evaluate.two_step: split {split} has no column {name!r}; {nearest(name, known)}")
 
 
 def _check_phase(experiment: Experiment, context: RunContext, partition: Partition, index: int, phase: Phase) -> None:

@@ -47,7 +47,7 @@ class Joined(Data):
             if part not in known:
                 raise ConfigError(f"data.splits: unknown part {part!r}; {nearest(part, known)}")
             for split in names:
-                if split not in known[part]:
+                if split not in set().union(*known.values()):  # the part may lack a file that others have
                     raise ConfigError(f"data.splits.{part}: unknown split {split!r}; {nearest(split, known[part])}")
             if len({names.get(split, split) for split in known[part]}) < len(known[part]):
                 raise ConfigError(f"data.splits.{part}: {dict(names)} gives two splits one name")
