@@ -1,7 +1,9 @@
 """On-disk cache of data sets, as Arrow files that all workers of a machine memory-map.
 
-A data set is stored in a folder named by a hash of its settings and source files, so that other settings or changed
-sources build another folder. The card is written last: a folder without a card is incomplete and is built again.
+A data set is stored in a folder named by a hash of its settings and of the contents of its source files, so that other
+settings or changed sources build another folder. The card has a format number, its own hash, and the size and hash of
+every table; all are verified when the data set is read. The card is written last: a folder without a card, or with one
+of another format, is built again.
 """
 
 from __future__ import annotations
@@ -22,10 +24,13 @@ import pyarrow.compute as pc
 
 from simfl import files
 from simfl.data.base import Data, Dataset, Split
+from simfl.data.io.file_hashes import FileHashes
 from simfl.data.soundness import STORED, require_sound, require_split_name
 from simfl.errors import DataError
+from simfl.json_files import JsonObject, describe_format, is_intact, seal
 
 TABLES = ("examples", "documents")
+CARD, FORMAT = "card.json", 1  # FORMAT: version of the files; increase it when an older simfl could not read them
 READING = 2  # version of the reading of images and boxes that all readers share; increase it when results change
 BEFORE_BUILD: ContextVar[Callable[[str], object] | None] = ContextVar("before_build", default=None)
 
@@ -46,19 +51,21 @@ def load_or_build(
         name: Name of the data set, the first part of the folder's name.
         version: Version of the code that builds the data set; increase it when the result changes.
         data: The component, whose settings are part of the cache key.
-        sources: Files whose name, size and modification time are part of the cache key.
+        sources: Files whose names and contents are part of the cache key.
         build: Builds the data set.
         extra_files: Returns further files to store, by name, such as a contact sheet.
     """
+    hashes = FileHashes(cache)
     key = {
         "edition": version,
         "reading": READING,
         "settings": _settings(data),
-        "sources": [_stamp(path) for path in sources],
+        "sources": [[path.name, hashes.sha256(path)] for path in sources],
     }
+    hashes.save()
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     folder = cache / f"{name}-{digest[:16]}"
-    if not (folder / "card.json").exists():
+    if not is_stored(folder):
         if before := BEFORE_BUILD.get():
             before(name)
         dataset = build()
@@ -81,9 +88,15 @@ def _settings(data: Data) -> dict[str, object]:
     return {"class": type(data).__qualname__, **asdict(data)}
 
 
-def _stamp(path: Path) -> list[object]:
-    status = path.stat()
-    return [path.name, status.st_size, status.st_mtime_ns]
+def is_stored(folder: Path) -> bool:
+    """Return whether a folder holds a complete data set of the current format, which may be damaged."""
+    try:
+        card = json.loads((folder / CARD).read_bytes())
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True
+    return not isinstance(card, dict) or not describe_format(card.get("format"), FORMAT)
 
 
 def write_dataset(folder: Path, dataset: Dataset, extra_files: Mapping[str, bytes] | None = None) -> None:
@@ -93,18 +106,20 @@ def write_dataset(folder: Path, dataset: Dataset, extra_files: Mapping[str, byte
     name cannot be part of a file name.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    layout = {}
+    layout, stored = dict[str, list[str]](), dict[str, object]()
     for split_name, split in dataset.splits.items():
         require_split_name(split_name, "data")
         tables = {t: getattr(split, t) for t in TABLES if getattr(split, t) is not None}
         layout[split_name] = list(tables)
         for table_name, table in tables.items():
-            files.write(folder / f"{split_name}.{table_name}.arrow", partial(_write_table, table))
+            path = folder / f"{split_name}.{table_name}.arrow"
+            files.write(path, partial(_write_table, table))
+            stored[path.name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
     for name, content in (extra_files or {}).items():
         files.write(folder / name, partial(_write_bytes, content))
     card = {"name": dataset.name, "sha256": dataset.sha256, "splits": layout, "card": dict(dataset.card)}
-    text = json.dumps(card, indent=1, ensure_ascii=False).encode()
-    files.write(folder / "card.json", partial(_write_bytes, text))
+    text = json.dumps(seal({**card, "files": stored}, FORMAT), indent=1, ensure_ascii=False).encode()
+    files.write(folder / CARD, partial(_write_bytes, text))
     files.sync_folder(folder)
 
 
@@ -118,17 +133,58 @@ def _write_table(table: pa.Table, file: BinaryIO) -> None:
 
 
 def read_dataset(folder: Path) -> Dataset:
-    """Read the data set that `write_dataset` stored in a folder; DataError if a file is missing or damaged."""
+    """Read the data set that `write_dataset` stored in a folder; DataError if a file is missing or was altered."""
+    card = _read_card(folder)
+    _verify_tables(folder, card["files"])
     try:
-        card = json.loads((folder / "card.json").read_bytes())
         splits = {
             name: Split(**{table: _read_table(folder / f"{name}.{table}.arrow") for table in tables})
             for name, tables in card["splits"].items()
         }
-        splits = {name: split.with_sha256(card["sha256"]) for name, split in splits.items()}
-        return Dataset(card["name"], splits, card["sha256"], card["card"], folder)
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise DataError(f"{folder}: this cached data set is damaged, delete the folder ({error})") from error
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise _damaged(folder, str(error).splitlines()[0]) from error
+    splits = {name: split.with_sha256(card["sha256"]) for name, split in splits.items()}
+    return Dataset(card["name"], splits, card["sha256"], card["card"], folder)
+
+
+def _read_card(folder: Path) -> JsonObject:
+    """Read the card. DataError if it is missing, was altered or has another format."""
+    try:
+        card: JsonObject = json.loads((folder / CARD).read_bytes())
+    except (OSError, ValueError) as error:
+        raise _damaged(folder, f"{CARD}: {error}") from error
+    if not isinstance(card, dict):
+        raise _damaged(folder, f"{CARD}: a mapping was expected")
+    if difference := describe_format(card.get("format"), FORMAT):
+        raise DataError(f"{folder / CARD}: {difference}; delete the folder, and it is built again")
+    if not is_intact(card):
+        raise _damaged(folder, f"{CARD} does not match its hash")
+    return card
+
+
+def _verify_tables(folder: Path, stored: Mapping[str, Mapping[str, object]]) -> None:
+    """Compare every table with its size and hash, before it is mapped. DataError if one is missing or was altered."""
+    hashes = FileHashes(folder.parent)
+    for name, expected in stored.items():
+        path = folder / name
+        try:
+            size, digest = path.stat().st_size, hashes.sha256(path)
+        except OSError as error:
+            raise _damaged(folder, f"{name}: {error.strerror or error}") from error
+        if size != expected["bytes"]:
+            raise _damaged(folder, f"{name} has {size} bytes instead of {expected['bytes']}")
+        if digest != expected["sha256"]:
+            raise _damaged(folder, f"{name} does not match its hash")
+    hashes.save()
+
+
+def _damaged(folder: Path, reason: str) -> DataError:
+    return DataError(f"{folder}: this cached data set is damaged, delete the folder ({reason})")
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read_table(path: Path) -> pa.Table:

@@ -8,8 +8,11 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -124,19 +127,41 @@ def read_json_list(path: Path, field: str | None = None) -> Iterator[tuple[str, 
 def open_lmdb(folder: Path) -> Iterator[Callable[[bytes], bytes | None]]:
     """Open an LMDB folder and yield a function that returns the value of a key, or None.
 
+    The whole database is read once before, in a process of its own: a damaged one would end this process.
+
     Raises:
-        DataError: the folder is not an LMDB, or the package lmdb is not installed.
+        DataError: the folder is not an LMDB, or is damaged, or the package lmdb is not installed.
     """
     try:
         lmdb = importlib.import_module("lmdb")
     except ImportError as error:
         raise DataError(f"{folder}: reading it needs lmdb; pip install 'simfl[readers]'") from error
+    data = folder / "data.mdb"
+    _require_readable(folder, data.stat().st_mtime_ns if data.is_file() else 0)
     try:
         environment = lmdb.open(os.fspath(folder), readonly=True, lock=False, readahead=False, meminit=False)
     except lmdb.Error as error:
         raise DataError(f"{folder}: not a readable LMDB ({error})") from error
     with environment, environment.begin() as transaction:
         yield transaction.get
+
+
+READ_LMDB = """
+import sys, zlib, lmdb
+environment = lmdb.open(sys.argv[1], readonly=True, lock=False, readahead=True, meminit=False)
+with environment, environment.begin(buffers=True) as transaction:
+    for _, value in transaction.cursor():
+        zlib.crc32(value)
+"""
+
+
+@cache
+def _require_readable(folder: Path, changed: int) -> None:
+    """Read all values of an LMDB in another process. DataError if that fails; `changed` is a time of modification."""
+    done = subprocess.run([sys.executable, "-c", READ_LMDB, os.fspath(folder)], capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"reading it ends with signal {-done.returncode}"])[-1]
+        raise DataError(f"{folder}: not a readable LMDB ({reason})")
 
 
 def as_mapping(where: str, value: object, field: str = "") -> dict[str, object]:

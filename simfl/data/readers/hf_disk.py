@@ -202,9 +202,11 @@ def _find_files(root: Path) -> dict[str, list[Path]]:
 
 def _read_stream(path: Path) -> pa.Table:
     try:
-        return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path}: not a readable Arrow stream ({error})") from error
+        table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
+        table.validate(full=True)  # a wrong offset would end the process when the values are read
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise DataError(f"{path}: not a readable Arrow stream ({str(error).splitlines()[0]})") from error
+    return table
 
 
 def _class_names(folder: Path, column: str) -> list[str]:

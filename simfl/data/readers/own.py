@@ -16,7 +16,7 @@ from simfl import imports
 from simfl.constraints import PositiveInt
 from simfl.data.base import Data, Dataset, Split
 from simfl.data.classes import FROM_TRAIN, Classes, find_classes, with_names
-from simfl.data.io.arrow_store import content_sha256, read_dataset, write_dataset
+from simfl.data.io.arrow_store import content_sha256, is_stored, read_dataset, write_dataset
 from simfl.data.io.own_documents import build_documents, conform, has_documents
 from simfl.data.io.own_items import FeatureType, described_error, encode_images, read_columns, to_table
 from simfl.data.soundness import IMAGES, require_sound
@@ -39,13 +39,13 @@ class Own(Data):
     def load(self, cache: Path) -> Dataset:
         """Read the items and store them in the cache; data given from Python are found there again by their hash."""
         folder = None if self.sha256 is None else _folder(cache, self.sha256)
-        if folder is not None and (folder / "card.json").exists():
+        if folder is not None and is_stored(folder):
             return read_dataset(folder)
         if isinstance(self.of, str) and self.of.startswith(imports.OBJECT):
             raise DataError(f"data: {folder} with the data of {self.of} is missing; {imports.AGAIN}")
         dataset = self.read()
         folder = _folder(cache, dataset.sha256)
-        if not (folder / "card.json").exists():
+        if not is_stored(folder):
             require_sound(dataset, decode=IMAGES)
             write_dataset(folder, dataset)
         vars(self)["_sha256"] = dataset.sha256
