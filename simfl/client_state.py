@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from simfl import files
-from simfl.errors import RunError
+from simfl.errors import DamagedFile
 from simfl.weights import State, flatten, load_safetensors, sha256, unflatten, write_safetensors
 
 EMPTY = sha256({})  # digest of the empty state, which needs no file
@@ -70,7 +70,7 @@ class FileClientStore:
         """Return the state with this digest; its tensors must not be written to.
 
         Raises:
-            RunError: Its file is missing or damaged.
+            DamagedFile: Its file is missing or damaged.
         """
         if digest == EMPTY:
             return {}
@@ -80,6 +80,11 @@ class FileClientStore:
         state = self._cache[digest]
         self._evict()
         return {group: dict(tensors) for group, tensors in state.items()}
+
+    def verify(self, digests: Iterable[str]) -> None:
+        """Read the files of states. DamagedFile if one is missing or damaged."""
+        for digest in sorted(set(digests) - {EMPTY}):
+            self._read(digest)
 
     def collect(self, keep: Collection[str]) -> int:
         """Delete every state except those to keep, and return how many were deleted.
@@ -101,15 +106,15 @@ class FileClientStore:
     def _read(self, digest: str) -> State:
         path = self._path(digest)
         try:
-            flat = load_safetensors(path)
+            flat = load_safetensors(path, ordered=True)
         except FileNotFoundError as error:
-            raise RunError(f"{path}: this client state is missing") from error
+            raise DamagedFile(f"{path}: this client state is missing") from error
         except ValueError as error:
-            raise RunError(f"{path}: this client state is damaged") from error
+            raise DamagedFile(f"{path}: this client state is damaged") from error
         except OSError as error:
             raise files.disk_error(path, error) from error
         if sha256(flat) != digest:
-            raise RunError(f"{path}: this client state is damaged: the hash of its content is not its name")
+            raise DamagedFile(f"{path}: this client state is damaged: the hash of its content is not its name")
         return unflatten(flat)
 
     def _add_to_cache(self, digest: str, state: State) -> None:

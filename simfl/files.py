@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO
 
@@ -71,6 +72,16 @@ def write(path: Path, fill: Callable[[BinaryIO], object]) -> None:
         raise disk_error(path, error) from error
 
 
+def remove_temps(folder: Path) -> None:
+    """Delete all files and folders with temporary names in a folder that no process writes to; OSErrors are ignored."""
+    for path in folder.rglob(f"{TEMP}*"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                path.unlink()
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Lock a folder for the block; RunError if another process holds the lock.
@@ -78,7 +89,7 @@ def locked(folder: Path) -> Iterator[None]:
     The lock ends with the process, even if it is killed. On file systems without locks, every lock succeeds.
     """
     try:
-        file = open(folder / ".lock", "a+")  # noqa: SIM115  (closed below)
+        file = open(folder / ".lock", "a+", errors="replace")  # noqa: SIM115  (closed below)
     except OSError as error:
         raise disk_error(folder, error) from error
     with file:

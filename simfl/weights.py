@@ -238,14 +238,21 @@ def write_safetensors(weights: Weights, file: BinaryIO) -> None:
         file.write(to_raw_bytes(weights[name]).data)
 
 
-def load_safetensors(path: Path) -> Weights:
+def load_safetensors(path: Path, ordered: bool = False) -> Weights:
     """Return the tensors of a safetensors file on the CPU, in the order they were written.
 
-    Raises ValueError if the file is damaged.
+    Args:
+        path: The file.
+        ordered: Whether the file must state the order, as `write_safetensors` does; otherwise names are sorted.
+
+    Raises:
+        ValueError: The file is damaged.
     """
     try:
         with safe_open(path, framework="pt") as file:
             order = json.loads((file.metadata() or {}).get("order", "null"))
+            if ordered and not isinstance(order, list):
+                raise ValueError(f"{path}: the order of the tensors is missing")
             return {name: file.get_tensor(name) for name in order or sorted(file.keys())}
-    except SafetensorError as error:
+    except (SafetensorError, AttributeError, KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"{path}: not a complete safetensors file: {error}") from error

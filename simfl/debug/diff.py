@@ -33,7 +33,7 @@ NO_DIVERGENCE = (
     "the repeated runs are equal up to this round and equal to the record:"
     " the recorded difference was not caused by the settings"
 )
-NOT_COMPARED = ("resumes",)  # parts of the manifest that describe the course of a run
+NOT_COMPARED = ("resumes", "experiment_sha256")  # the course of a run; what is compared as settings
 
 
 class RowPosition(NamedTuple):

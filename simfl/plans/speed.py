@@ -5,15 +5,16 @@ For a run that was stopped in its first round, the speed is the one that autotun
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from simfl import config
-from simfl.errors import ConfigError
+from simfl.errors import ConfigError, RunError
 from simfl.experiment import Experiment
-from simfl.runs.folder import JsonObject
+from simfl.json_files import JsonLines
+from simfl.runs.folder import LOG, RUN, JsonObject, require_run
+from simfl.runs.manifest import read_experiment
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,12 @@ class MeasuredSpeed:
 def measured_speed(folder: Path, experiment: Experiment) -> MeasuredSpeed:
     """Return the speed of the run in `folder`; ConfigError if it is no run or has no finished round."""
     try:
-        lines = (folder / "log.jsonl").read_text().splitlines()
-        ran = config.load(folder / "experiment.yaml")
-    except OSError as error:
-        raise ConfigError(f"--speed: {folder}: no run in this folder ({error.strerror})") from None
-    events = [json.loads(line) for line in lines]
+        require_run(folder)
+        read_experiment(folder)  # verifies the file
+        events = list(JsonLines(folder / LOG).lines())
+    except RunError as error:
+        raise ConfigError(f"--speed: {error}") from None
+    ran = config.load(folder / RUN)
     rounds = [event for event in events if event["event"] == "round"]
     steps, seconds = (sum(row[key] for row in rounds) for key in ("local_steps", "seconds"))
     speed = steps / seconds if steps and seconds else _autotuned_speed(events)

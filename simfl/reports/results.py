@@ -9,7 +9,7 @@ from pathlib import Path
 
 from simfl.errors import ConfigError, RunError
 from simfl.reports.significance import ExampleScores, client_means, client_spread, example_scores
-from simfl.runs.folder import ERROR, RUN, SWEEP, JsonObject, check_run_format, read_json
+from simfl.runs.folder import ERROR, MANIFEST, RUN, SWEEP, JsonObject, check_run_format, missing_run, read_json
 from simfl.runs.results import Run
 from simfl.runs.summary import ENDED, read_summary
 from simfl.runs.tables import TableRow
@@ -87,6 +87,8 @@ def results_of(paths: Sequence[Path]) -> list[RunResult]:
             found += [result_of(path / "runs" / run["label"], run["varied"]) for run in runs]
         elif (path / RUN).exists():
             found.append(result_of(path, {"run": names[path]}))
+        elif (path / MANIFEST).exists():
+            raise missing_run(path)
         else:
             raise RunError(f"{path}: the folder holds neither a run nor a sweep")
     return found
@@ -98,9 +100,14 @@ def result_of(folder: Path, varied: Mapping[str, object]) -> RunResult:
         check_run_format(folder)
     summary, error = read_summary(folder), folder / ERROR
     if error.exists():
-        return RunResult(folder.name, varied, folder, "failed", error.read_text().splitlines()[0], summary or {})
+        return RunResult(folder.name, varied, folder, "failed", first_line(error), summary or {})
     status = "interrupted" if (folder / RUN).exists() else "waiting"
     return RunResult(folder.name, varied, folder, summary["status"] if summary else status, summary=summary or {})
+
+
+def first_line(path: Path) -> str:
+    """Return the first line of a text file of any content."""
+    return path.read_text(errors="replace").partition("\n")[0]
 
 
 def result_rows(results: Iterable[RunResult]) -> list[TableRow]:

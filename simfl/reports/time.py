@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from html import escape
 
 from simfl.formatting import format_duration
+from simfl.json_files import JsonLines
 from simfl.reports.chart import Bar, LineSeries, bar_chart, format_number, line_chart
 from simfl.reports.page import figure, figures, table
 from simfl.reports.results import RunResult
 from simfl.runs.folder import LOG, JsonObject
-from simfl.tracking.watch import LogReader
 
 LogLines = Sequence[JsonObject]
 
@@ -22,11 +23,9 @@ WORKERS_NOTE = "Each worker's busy time in each round, drawn from the start of t
 
 def time_section(results: Sequence[RunResult]) -> str:
     """Draw when each of several runs was in progress, and for the first two runs where the time of the rounds went."""
-    logs = {
-        result.label: list(LogReader(result.folder / LOG).lines())
-        for result in results
-        if (result.folder / LOG).exists()
-    }
+    readers = {result.label: JsonLines(result.folder / LOG) for result in results if (result.folder / LOG).exists()}
+    logs = {label: list(log.lines()) for label, log in readers.items()}
+    incomplete = [line for log in readers.values() if (line := log.cut_off())]
     sessions = [bar for label, log in logs.items() for bar in _sessions(label, log)]
     if not sessions:
         return ""
@@ -42,7 +41,8 @@ def time_section(results: Sequence[RunResult]) -> str:
     charts += [figure(f"Workers{suffix}", _busy_times(log), WORKERS_NOTE) for suffix, log in detailed]
     charts += [figure(f"Workers in all rounds{suffix}", _worker_totals(log)) for suffix, log in detailed]
     charts += [figure(f"{title}{suffix}", chart) for suffix, log in detailed for title, chart in _utilization(log)]
-    return figures([chart for chart in charts if chart])
+    remarks = "".join(f"<p>{escape(line)}</p>" for line in incomplete)
+    return remarks + figures([chart for chart in charts if chart])
 
 
 def _sessions(label: str, log: LogLines) -> Iterator[Bar]:

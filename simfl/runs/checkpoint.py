@@ -3,7 +3,7 @@
     checkpoints/000012/state.safetensors   every tensor
                        state.json          every other value that the run's future depends on
                        notes.json          values that may differ between two equal runs: clock times
-                       digests.json        the hashes of the files above, and the format
+                       digests.json        the format, the hashes of the files above, and which table parts are covered
 
 A checkpoint is filled under a temporary name, forced to the disk, and renamed in one step. The newest two are kept.
 """
@@ -14,21 +14,21 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from simfl import files
-from simfl.errors import RunError
-from simfl.runs.folder import FORMAT, check_format
+from simfl.errors import DamagedFile, RunError
+from simfl.runs.folder import FORMAT, parse_json
+from simfl.runs.parts import Coverage
 from simfl.weights import Weights, load_safetensors, sha256, write_safetensors
 
 NUM_KEPT = 2
 TENSORS, VALUES, NOTES, DIGESTS = "state.safetensors", "state.json", "notes.json", "digests.json"
-
-
-class DamagedCheckpoint(RunError):
-    """A checkpoint is missing, or its content does not match its hashes."""
+ORDER, TABLE_PARTS = "order", "table_parts"  # further entries of the digests: hash of the order of tensors; coverage
+RETRIES, RETRY_SECONDS = 3, 0.05  # a checkpoint that a running process replaces is missing for a moment
 
 
 @dataclass(frozen=True)
@@ -40,30 +40,42 @@ class StoredCheckpoint:
     values: dict[str, object]
     notes: dict[str, object]
     state_sha256: str  # of tensors and values
+    coverage: Coverage = field(default_factory=Coverage)  # the parts of tables that it needs
     warning: str = ""  # not empty: newer checkpoints are damaged and were skipped
 
 
 def write(
-    folder: Path, step: int, tensors: Weights, values: Mapping[str, object], notes: Mapping[str, object] | None = None
+    folder: Path,
+    step: int,
+    tensors: Weights,
+    values: Mapping[str, object],
+    notes: Mapping[str, object] | None = None,
+    coverage: Coverage | None = None,
 ) -> str:
     """Write `<folder>/<step>` and return its state_sha256; RunError if the disk refuses.
 
     Values and notes are JSON (string keys; NaN allowed). Nothing is written if an equal state exists already; a
     different checkpoint of the same step is replaced.
     """
-    tensors = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+    tensors, coverage = {name: tensor.detach().cpu() for name, tensor in tensors.items()}, coverage or Coverage()
     texts = {VALUES: _json(values), NOTES: _json(notes or {})}
-    digests = {TENSORS: sha256(tensors)} | {name: _sha256(text) for name, text in texts.items()}
+    digests: dict[str, object] = {TENSORS: sha256(tensors), ORDER: _order_sha256(tensors)}
+    digests |= {name: _sha256(text) for name, text in texts.items()}
     state_sha256 = _state_sha256(digests)
-    if not _exists(folder, step, state_sha256):
+    if not _exists(folder, step, state_sha256, coverage):
+        content = {"format": FORMAT, **digests, TABLE_PARTS: coverage.to_json()}
         files.make_folder(folder)
-        _write_folder(_path(folder, step), tensors, {**texts, DIGESTS: _json({"format": FORMAT, **digests})})
+        _write_folder(_path(folder, step), tensors, {**texts, DIGESTS: _json(content)})
         _prune(folder, step)
     return state_sha256
 
 
-def latest(folder: Path) -> StoredCheckpoint | None:
+def latest(folder: Path, check: Callable[[StoredCheckpoint], object] = bool) -> StoredCheckpoint | None:
     """Read the newest undamaged checkpoint; its warning names newer damaged ones. None if there is no checkpoint.
+
+    Args:
+        folder: The folder of the checkpoints.
+        check: Verifies the other files that a checkpoint needs; raises DamagedFile.
 
     Raises:
         RunError: Every checkpoint is damaged, or one has another format.
@@ -71,34 +83,77 @@ def latest(folder: Path) -> StoredCheckpoint | None:
     damage: list[str] = []
     for step in reversed(steps(folder)):
         try:
-            return read(folder, step, warning="; ".join(damage))
-        except DamagedCheckpoint as error:
-            damage.append(f"{error}; using the previous checkpoint")
+            found = read(folder, step)
+            check(found)
+        except DamagedFile as error:
+            damage.append(str(error))
+            continue
+        return replace(found, warning="; ".join(f"{line}; using the previous checkpoint" for line in damage))
     if damage:
-        raise RunError(f"{folder}: every checkpoint is damaged: {', '.join(str(step) for step in steps(folder))}")
+        raise RunError(f"{folder}: no checkpoint can be restored: {'; '.join(dict.fromkeys(damage))}")
     return None
 
 
-def read(folder: Path, step: int, warning: str = "") -> StoredCheckpoint:
+def newest(folder: Path) -> StoredCheckpoint | None:
+    """Read the newest checkpoint, of a run that may be in progress; None if there is no checkpoint.
+
+    Raises:
+        DamagedFile: It is damaged; an older one is not read in its place.
+        RunError: It has another format.
+    """
+    for attempt in range(RETRIES + 1):
+        found = steps(folder)
+        try:
+            return read(folder, found[-1]) if found else None
+        except DamagedFile as error:
+            if attempt == RETRIES or _path(folder, found[-1]).is_dir():
+                others = ", ".join(str(step) for step in found[:-1])
+                hint = f"; there are older checkpoints, after round {others}" if others else ""
+                raise DamagedFile(f"{error}{hint}") from error
+            time.sleep(RETRY_SECONDS)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def covered_parts(folder: Path) -> Coverage | None:
+    """Return the coverage of the newest checkpoint without reading its tensors; None if there is no checkpoint.
+
+    Raises:
+        DamagedFile: It is damaged.
+    """
+    found = steps(folder)
+    return _coverage(_path(folder, found[-1]) / DIGESTS) if found else None
+
+
+def _coverage(path: Path) -> Coverage:
+    try:
+        return Coverage.from_json(parse_json(path).get(TABLE_PARTS))
+    except ValueError as error:
+        raise DamagedFile(f"{path}: damaged: {error}") from None
+
+
+def read(folder: Path, step: int) -> StoredCheckpoint:
     """Read the checkpoint of one step.
 
     Raises:
-        DamagedCheckpoint: The checkpoint is missing, or a hash does not match.
+        DamagedFile: The checkpoint is missing, or a hash does not match.
         RunError: It has another format.
     """
     path = _path(folder, step)
+    if not path.is_dir():
+        raise DamagedFile(f"{path}: damaged checkpoint: the folder is missing")
     try:
-        digests = json.loads((path / DIGESTS).read_bytes())
-        check_format(path / DIGESTS, digests)
+        digests, coverage = parse_json(path / DIGESTS), _coverage(path / DIGESTS)
         values, notes = (path / VALUES).read_bytes(), (path / NOTES).read_bytes()
         tensors = load_safetensors(path / TENSORS)
-        found = {TENSORS: sha256(tensors), VALUES: _sha256(values), NOTES: _sha256(notes)}
-    except (OSError, ValueError) as error:
-        raise DamagedCheckpoint(f"{path}: damaged checkpoint: {str(error).splitlines()[0]}") from error
+        found = {TENSORS: sha256(tensors), ORDER: _order_sha256(tensors)}
+        found |= {VALUES: _sha256(values), NOTES: _sha256(notes)}
+    except (OSError, ValueError, DamagedFile) as error:
+        raise DamagedFile(f"{path}: damaged checkpoint: {str(error).splitlines()[0]}") from error
     wrong = [name for name in found if digests.get(name) != found[name]]
     if wrong:
-        raise DamagedCheckpoint(f"{path}: damaged checkpoint: {', '.join(wrong)} does not match its hash")
-    return StoredCheckpoint(step, tensors, json.loads(values), json.loads(notes), _state_sha256(digests), warning)
+        names = ", ".join(TENSORS if name == ORDER else name for name in wrong)
+        raise DamagedFile(f"{path}: damaged checkpoint: {names} does not match its hash")
+    return StoredCheckpoint(step, tensors, json.loads(values), json.loads(notes), _state_sha256(digests), coverage)
 
 
 def steps(folder: Path) -> list[int]:
@@ -113,12 +168,15 @@ def drop_after(folder: Path, step: int) -> None:
             _delete(_path(folder, later))
 
 
-def _exists(folder: Path, step: int, state_sha256: str) -> bool:
-    """Return whether the step has an undamaged checkpoint of this state."""
+def _exists(folder: Path, step: int, state_sha256: str, coverage: Coverage) -> bool:
+    """Return whether the step has an undamaged checkpoint of this state with the same table parts."""
+    if step not in steps(folder):
+        return False
     try:
-        return step in steps(folder) and read(folder, step).state_sha256 == state_sha256
+        found = read(folder, step)
     except RunError:
         return False  # a damaged checkpoint is replaced
+    return (found.state_sha256, found.coverage) == (state_sha256, coverage)
 
 
 def _write_folder(target: Path, tensors: Weights, texts: Mapping[str, bytes]) -> None:
@@ -168,5 +226,9 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _state_sha256(digests: Mapping[str, str]) -> str:
+def _order_sha256(tensors: Weights) -> str:
+    return _sha256(json.dumps(list(tensors)).encode())
+
+
+def _state_sha256(digests: Mapping[str, object]) -> str:
     return _sha256(f"{digests[TENSORS]} {digests[VALUES]}".encode())

@@ -6,22 +6,18 @@ only if it agrees with the stored one in every setting that changes a number.
 
 from __future__ import annotations
 
-import platform
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from simfl import __version__
-from simfl.errors import RunError
-from simfl.runs.folder import FORMAT, MANIFEST, RUN, JsonObject, check_run_format, read_json
+from simfl.errors import DamagedFile, RunError
+from simfl.runs.environment import Environment
+from simfl.runs.folder import MANIFEST, RUN, JsonObject, read_json
 
 # settings that change no number, so a resumed run may have others
 FREE = ("checkpoint", "tracking", "watchdog_seconds", "evaluate.overlap")
-LIBRARIES = ("torch", "numpy", "ray", "transformers", "peft", "pyarrow", "tokenizers")
 
 
 @dataclass(frozen=True)
@@ -45,24 +41,6 @@ class RunIdentity:
             stored, now = getattr(self, name), getattr(other, name)
             if stored != now:
                 yield f"{name} was {stored!r} at the start, now {now!r}"
-
-
-@dataclass(frozen=True)
-class Environment:
-    """Software and hardware of a process."""
-
-    simfl: str
-    python: str
-    libraries: Mapping[str, str | None]  # versions; None: not installed
-    machine: JsonObject  # system, processor, gpus
-
-    @staticmethod
-    def current() -> Environment:
-        """Describe this process."""
-        gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        machine = {"system": platform.platform(), "processor": platform.machine(), "gpus": gpus}
-        libraries = {name: _version(name) for name in LIBRARIES}
-        return Environment(__version__, platform.python_version(), libraries, machine)
 
 
 @dataclass(frozen=True)
@@ -90,6 +68,7 @@ class RunManifest:
     data_sha256: str
     partition_sha256: str
     identity: RunIdentity
+    experiment_sha256: str = ""  # of the text of `experiment.yaml`
     resumes: tuple[Resume, ...] = ()
     batch_sizes: tuple[tuple[int, int], ...] = ()  # (step, clients per batch in the rounds after it), in order
     choices: Mapping[int, JsonObject] = field(default_factory=dict)  # phase -> autotuned execution mode, with reasons
@@ -117,10 +96,10 @@ class RunManifest:
     def to_json(self) -> JsonObject:
         """Return the manifest as JSON; what the run does not have is left out."""
         content = {
-            "format": FORMAT,
             **asdict(self.environment),
             "data_sha256": self.data_sha256,
             "partition_sha256": self.partition_sha256,
+            "experiment_sha256": self.experiment_sha256,
             "identity": self.identity.to_json(),
             "resumes": [_resume_to_json(resume) for resume in self.resumes],
         }
@@ -146,6 +125,14 @@ class RunManifest:
             raise RunError(f"{folder}: {line}")
         return replace(self, resumes=(*self.resumes, Resume(now.environment)))
 
+    def environment_change(self) -> str:
+        """Describe how the environment of the newest resume differs from that of the start; empty if it does not.
+
+        Only what may change results is compared: versions of libraries, and how the processor computes.
+        """
+        now = self.resumes[-1].environment
+        return "; ".join(self.environment.differences(now, self.identity.device))
+
     def with_resume_step(self, step: int) -> RunManifest:
         """Return the manifest with the number of finished rounds at which the newest resume starts."""
         *earlier, newest = self.resumes
@@ -159,36 +146,47 @@ class RunManifest:
 
 def _from_json(content: JsonObject) -> RunManifest:
     return RunManifest(
-        _environment(content),
+        Environment.from_json(content),
         content["data_sha256"],
         content["partition_sha256"],
         RunIdentity(**content["identity"]),
-        tuple(Resume(_environment(resume), resume.get("step")) for resume in content["resumes"]),
+        content["experiment_sha256"],
+        tuple(Resume(Environment.from_json(resume), resume.get("step")) for resume in content["resumes"]),
         tuple((step, size) for step, size in content.get("clients_per_batch", ())),
         {int(phase): choice for phase, choice in content.get("choices", {}).items()},
         ForkOrigin(**content["forked"]) if "forked" in content else None,
     )
 
 
-def _environment(content: JsonObject) -> Environment:
-    return Environment(**{one.name: content[one.name] for one in fields(Environment)})
-
-
 def _resume_to_json(resume: Resume) -> JsonObject:
     return asdict(resume.environment) | ({} if resume.step is None else {"step": resume.step})
 
 
-def _version(library: str) -> str | None:
+def text_sha256(text: str) -> str:
+    """Return the hash of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_experiment(folder: Path) -> str:
+    """Return the text of the resolved experiment in a run folder.
+
+    Raises:
+        DamagedFile: It is missing, or not what the run wrote.
+        RunError: The run has another format.
+    """
+    manifest, path = RunManifest.read(folder), folder / RUN
     try:
-        return metadata.version(library)
-    except metadata.PackageNotFoundError:  # Ray, for example, is not needed to run in one process
-        return None
+        content = path.read_bytes()
+    except OSError as error:
+        raise DamagedFile(f"{path}: {error.strerror or error}") from None
+    if hashlib.sha256(content).hexdigest() != manifest.experiment_sha256:
+        raise DamagedFile(f"{path}: damaged: the content does not match its hash in {MANIFEST}")
+    return content.decode()
 
 
 def refuse_another(folder: Path, experiment_yaml: str) -> None:
     """Raise RunError if the experiment may not resume the run in a folder: a setting that changes numbers differs."""
-    check_run_format(folder)
-    stored, given = _binding_lines((folder / RUN).read_text()), _binding_lines(experiment_yaml)
+    stored, given = _binding_lines(read_experiment(folder)), _binding_lines(experiment_yaml)
     for a, b in zip(stored + [""] * len(given), given + [""] * len(stored), strict=False):
         if a != b:
             raise RunError(f"{folder}: the stored run has {a.strip()!r}, this experiment has {b.strip()!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,11 +13,13 @@ from torch import Tensor
 from simfl import files
 from simfl.aggregation.round import CohortResult
 from simfl.client_state import FileClientStore
-from simfl.errors import RunError
+from simfl.errors import DamagedFile, RunError
 from simfl.experiment import Checkpoint
+from simfl.json_files import JsonLines
 from simfl.runs import checkpoint, tables
 from simfl.runs.folder import (
     CHECKPOINTS,
+    CLIENT_STATES,
     LOG,
     MANIFEST,
     PARTITION,
@@ -26,11 +27,14 @@ from simfl.runs.folder import (
     SUMMARY,
     TABLE_PARTS,
     JsonObject,
-    check_run_format,
+    file_sha256,
+    missing_run,
     refuse_taken,
+    write_json,
 )
-from simfl.runs.manifest import RunManifest, refuse_another
+from simfl.runs.manifest import RunManifest, refuse_another, text_sha256
 from simfl.runs.mirror import Mirror
+from simfl.runs.parts import Coverage, TableParts
 from simfl.runs.snapshot import Snapshot
 from simfl.runs.tables import TableRow
 from simfl.timing import timed
@@ -50,11 +54,16 @@ class Record:
     manifest: RunManifest
     pending: Rows = field(default_factory=lambda: {name: [] for name in TABLES})
     mirror: Mirror | None = None  # copies the folder to a URL
+    parts: TableParts = field(init=False)  # the rows on the disk
     earlier_seconds: float = 0.0  # spent before this process, up to its last checkpoint
     state_sha256: str = ""
     _started: float = field(default_factory=time.monotonic)
     _last_checkpoint: tuple[int, float] = (0, 0.0)  # step, and time of the clock
     _digests: dict[int, set[str]] = field(default_factory=dict)  # step of a checkpoint -> its client states
+
+    def __post_init__(self) -> None:
+        """Begin without rows on the disk; `restore` finds those of a run to resume."""
+        self.parts = TableParts(self.folder / TABLE_PARTS)
 
     @staticmethod
     def open(
@@ -83,7 +92,8 @@ class Record:
         if not resume or not (folder / RUN).exists():
             refuse_taken(folder)
         if resume:
-            return Record(folder, policy, _resumed(folder, experiment_yaml, manifest), mirror=mirror)
+            return Record(folder, policy, _resumed(folder, experiment_yaml, manifest, partition), mirror=mirror)
+        manifest = replace(manifest, experiment_sha256=text_sha256(experiment_yaml))
         record = Record(folder, policy, manifest, mirror=mirror)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -100,20 +110,32 @@ class Record:
         """The run folder, or the URL of its copy, which stays when this machine is gone."""
         return str(self.folder) if self.mirror is None else self.mirror.url
 
-    def restore(self) -> tuple[Snapshot | None, str]:
-        """Return the newest undamaged state, and a warning if newer ones are damaged; None without a checkpoint."""
+    def restore(self) -> tuple[Snapshot | None, list[str]]:
+        """Return the newest undamaged state and messages about what was damaged or cut off; None without a checkpoint.
+
+        Everything that the state needs is verified: the checkpoint, the parts of all tables, and the client states.
+        Rounds after it are deleted; they will be repeated.
+
+        Raises:
+            DamagedFile, RunError: No checkpoint can be restored, or the log is damaged.
+        """
         folder = self.folder / CHECKPOINTS
-        found = checkpoint.latest(folder)
-        last = found.step if found else -1
-        checkpoint.drop_after(folder, last)
-        for name in TABLES:
-            tables.drop_after(self.folder / TABLE_PARTS, name, last)
+        log = JsonLines(self.folder / LOG).repair()
+        files.remove_temps(self.folder)
+        found = checkpoint.latest(folder, self._verify)
+        last = found.step if found else 0
+        checkpoint.drop_after(folder, last or -1)  # the scores before the first round are made again
+        self.parts = TableParts.open(self.folder / TABLE_PARTS, found.coverage if found and last else Coverage())
+        messages = [log, self.parts.drop_others(), found.warning if found else ""]
         if self.manifest.resumes:
-            self.manifest = self.manifest.with_resume_step(max(0, last))
+            self.manifest = self.manifest.with_resume_step(last)
             self._write_manifest()
+        return self._set_state(found), [text for text in messages if text]
+
+    def _set_state(self, found: checkpoint.StoredCheckpoint | None) -> Snapshot | None:
         if found is None:
-            return None, ""
-        snapshot = Snapshot.restore(found)
+            return None
+        snapshot, folder = Snapshot.restore(found), self.folder / CHECKPOINTS
         self.earlier_seconds = float(str(found.notes.get("seconds", 0.0)))
         self.state_sha256 = found.state_sha256
         self._last_checkpoint = (snapshot.step, time.monotonic())
@@ -121,7 +143,13 @@ class Record:
         for step in checkpoint.steps(folder)[:-1]:
             with suppress(RunError):  # a damaged older checkpoint is never restored
                 self._digests[step] = set(Snapshot.restore(checkpoint.read(folder, step)).client_states.values())
-        return snapshot, found.warning
+        FileClientStore(self.folder / CLIENT_STATES).collect(set().union(*self._digests.values()))  # damaged ones too
+        return snapshot
+
+    def _verify(self, found: checkpoint.StoredCheckpoint) -> None:
+        """Read every file that a checkpoint needs. DamagedFile if one is missing or was altered."""
+        TableParts.open(self.folder / TABLE_PARTS, found.coverage).verify()
+        FileClientStore(self.folder / CLIENT_STATES).verify(Snapshot.restore(found).client_states.values())
 
     def add(self, rows: Rows) -> None:
         """Add the rows of a finished round."""
@@ -130,19 +158,18 @@ class Record:
 
     def rows(self, name: str) -> list[TableRow]:
         """Return all rows of a table so far, written or not."""
-        parts = tables.parts(self.folder / TABLE_PARTS, name)
-        return [row for part in parts for row in tables.rows(part)] + self.pending[name]
+        return [*self.parts.rows(name), *self.pending[name]]
 
     def rows_at(self, name: str, step: int) -> list[TableRow]:
         """Return the rows that a table has of this step, written or not; only one part of the table is read."""
-        parts = [part for part in tables.parts(self.folder / TABLE_PARTS, name) if int(part.stem) >= step]
-        written: list[TableRow] = tables.where(tables.read(parts[0]), step=step).to_pylist() if parts else []
+        parts = [part for part in self.parts.of(name) if part.step >= step]
+        written: list[TableRow] = tables.where(self.parts.read(parts[0]), step=step).to_pylist() if parts else []
         return written + [row for row in self.pending[name] if row["step"] == step]
 
     def last_step(self, name: str) -> int:
         """Return the last step of which a table has rows; 0 for an empty table."""
-        newest = tables.parts(self.folder / TABLE_PARTS, name)[-1:]
-        rows = self.pending[name] or [row for part in newest for row in tables.rows(part)]
+        newest = self.parts.of(name)[-1:]
+        rows = self.pending[name] or [row for part in newest for row in self.parts.read(part).to_pylist()]
         return max((row["step"] for row in rows), default=0)
 
     def checkpoint_due(self, step: int) -> bool:
@@ -185,12 +212,13 @@ class Record:
             store: The client states.
             newer: A newer state whose client states are kept too.
         """
-        for name, rows in self.pending.items():
-            if rows:
-                tables.write_part(self.folder / TABLE_PARTS, name, snapshot.step, rows)
+        (self.folder / SUMMARY).unlink(missing_ok=True)  # of an earlier end of the run
+        self.parts.write(snapshot.step, self.pending)
         notes = {"seconds": self.elapsed}
         folder = self.folder / CHECKPOINTS
-        self.state_sha256 = checkpoint.write(folder, snapshot.step, snapshot.tensors(), snapshot.values(), notes)
+        self.state_sha256 = checkpoint.write(
+            folder, snapshot.step, snapshot.tensors(), snapshot.values(), notes, self.parts.coverage
+        )
         self.pending = {name: [] for name in TABLES}
         self._last_checkpoint = (snapshot.step, time.monotonic())
         self._digests[snapshot.step] = set(snapshot.client_states.values())
@@ -207,12 +235,7 @@ class Record:
 
     def log(self, event: str, **values: object) -> None:
         """Append a line to `log.jsonl`."""
-        path = self.folder / LOG
-        try:
-            with open(path, "a") as file:
-                file.write(json.dumps({"time": time.time(), "event": event, **values}) + "\n")
-        except OSError as error:
-            raise files.disk_error(path, error) from error
+        JsonLines(self.folder / LOG).append({"time": time.time(), "event": event, **values})
 
     def finish(self, snapshot: Snapshot, status: str, values: JsonObject) -> JsonObject:
         """Join the parts of each table, write `summary.json` and return its content.
@@ -223,8 +246,10 @@ class Record:
             values: Further content of the summary.
         """
         for name in TABLES:
-            tables.join(self.folder / TABLE_PARTS, name, self.folder / f"{name}.parquet")
-        rounds = tables.rows(self.folder / "rounds.parquet")  # far fewer rows than the ledger has, with their sums
+            tables.write_table(self.folder / f"{name}.parquet", self.parts.joined(name))
+        files.sync_folder(self.folder)
+        files.remove_temps(self.folder / CLIENT_STATES)
+        rounds = list(self.parts.rows("rounds"))  # far fewer rows than the ledger has, with their sums
         summary = {
             "status": status,
             "rounds": snapshot.step,
@@ -234,18 +259,16 @@ class Record:
             "charged": _sum_bytes(rounds, "charged_"),
             "weights_sha256": snapshot.weights_sha256,
             "state_sha256": self.state_sha256,
+            "table_parts": self.parts.coverage.to_json(),
+            "files": {f"{name}.parquet": file_sha256(self.folder / f"{name}.parquet") for name in TABLES},
         }
-        self._write(SUMMARY, summary)
+        summary = write_json(self.folder / SUMMARY, summary)
         if self.mirror is not None:
             self.mirror.push()
         return summary
 
     def _write_manifest(self) -> None:
-        self._write(MANIFEST, self.manifest.to_json())
-
-    def _write(self, name: str, content: JsonObject) -> None:
-        data = json.dumps(content, indent=2).encode()
-        files.write(self.folder / name, lambda file: file.write(data))
+        write_json(self.folder / MANIFEST, self.manifest.to_json())
 
 
 def round_rows(
@@ -295,13 +318,15 @@ def round_rows(
     }
 
 
-def _resumed(folder: Path, experiment_yaml: str, manifest: RunManifest) -> RunManifest:
+def _resumed(folder: Path, experiment_yaml: str, manifest: RunManifest, partition: bytes) -> RunManifest:
     """Check that an experiment may resume the run in a folder, and return the run's manifest with one more resume."""
     if not (folder / RUN).exists():
-        raise RunError(f"{folder}: there is no run to resume")
-    check_run_format(folder)
+        raise missing_run(folder) if (folder / MANIFEST).exists() else RunError(f"{folder}: there is no run to resume")
     refuse_another(folder, experiment_yaml)
-    return RunManifest.read(folder).resume(manifest, folder)
+    stored = RunManifest.read(folder).resume(manifest, folder)
+    if not (folder / PARTITION).exists() or (folder / PARTITION).read_bytes() != partition:
+        raise DamagedFile(f"{folder / PARTITION}: this file is missing or was altered")
+    return stored
 
 
 def _sum_bytes(rounds: Sequence[TableRow], prefix: str) -> dict[str, int]:

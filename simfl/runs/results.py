@@ -11,8 +11,8 @@ from torch import nn
 
 from simfl import config, files
 from simfl.client_state import FileClientStore
-from simfl.data.partition.manifest import Partition
-from simfl.errors import RunError
+from simfl.data.partition.manifest import Partition, manifest_sha256
+from simfl.errors import DamagedFile, DataError, RunError
 from simfl.experiment import Experiment
 from simfl.models.base import Model
 from simfl.models.own import release
@@ -20,7 +20,8 @@ from simfl.protocol import Weights
 from simfl.run_context import RunContext
 from simfl.runs import checkpoint, tables
 from simfl.runs.folder import CHECKPOINTS, CLIENT_STATES, PARTITION, RUN, TABLE_PARTS, JsonObject, require_run
-from simfl.runs.manifest import RunManifest
+from simfl.runs.manifest import RunManifest, read_experiment
+from simfl.runs.parts import Coverage, TableParts
 from simfl.runs.record import TABLES
 from simfl.runs.snapshot import Snapshot
 from simfl.runs.summary import read_summary, summary_lines
@@ -30,7 +31,9 @@ from simfl.stacking import select_namespace
 class Run:
     """The results in a run folder, of a run that has ended or is in progress. Nothing here writes to the folder.
 
-    Tables are Arrow tables: `.to_pandas()` and `.to_pylist()` convert them. Printing a run shows its summary.
+    Every file is compared with its hash when it is read. A file that is missing or altered raises DamagedFile, a
+    RunError that names it; no older state is read in its place. Tables are Arrow tables: `.to_pandas()` and
+    `.to_pylist()` convert them. Printing a run shows its summary.
     """
 
     def __init__(self, folder: Path | str, experiment: Experiment | None = None) -> None:
@@ -41,16 +44,20 @@ class Run:
             experiment: The experiment of the run; needed only if it used Python objects that the folder cannot store.
 
         Raises:
+            DamagedFile: The experiment, the manifest, the summary or the index of the tables was altered, or a part of
+                a table is missing.
             RunError: The folder holds no run, a run of another experiment, or files of another format.
         """
         self.folder = Path(folder)
         require_run(self.folder)
+        read_experiment(self.folder)
+        self._parts()
         if experiment is not None:
             self._refuse_another(experiment)
             self.experiment = experiment
 
     def _refuse_another(self, experiment: Experiment) -> None:
-        stored = (self.folder / RUN).read_text().splitlines()
+        stored = read_experiment(self.folder).splitlines()
         imported = False  # a function of `__main__`, stored with the hash of its source, can be imported by name now
         for there, here in zip(stored, config.dump(experiment).splitlines(), strict=False):
             pattern = re.sub(r"<__main__:(\w+)>", r"<?[\\w.]+:\1>?", re.escape(there)).replace("__main__:", r"[\w.]+:")
@@ -61,6 +68,7 @@ class Run:
     @cached_property
     def experiment(self) -> Experiment:
         """The resolved experiment. ConfigError if it used Python objects and they were not given to `load`."""
+        read_experiment(self.folder)  # verifies the file
         return config.parse(config.read_yaml(self.folder / RUN))
 
     @property
@@ -101,9 +109,22 @@ class Run:
         return self.table("scores")
 
     def table(self, name: str) -> tables.Table:
-        """Return a table by name, with the rows that the newest checkpoint covers."""
+        """Return a table by name, with the rows that the summary covers; of a run in progress, the newest checkpoint.
+
+        Raises:
+            DamagedFile: A part of the table is missing or was altered.
+        """
         assert name in TABLES, name
-        return tables.joined(self.folder / TABLE_PARTS, name)
+        return self._parts().joined(name)
+
+    def _parts(self) -> TableParts:
+        """Return the parts of the tables; a copy of a run without its checkpoints has all of them."""
+        summary = read_summary(self.folder)
+        if summary is not None:
+            coverage: Coverage | None = Coverage.from_json(summary["table_parts"])
+        else:
+            coverage = checkpoint.covered_parts(self.folder / CHECKPOINTS)
+        return TableParts.open(self.folder / TABLE_PARTS, coverage)
 
     @cached_property
     def partition(self) -> Partition:
@@ -117,11 +138,18 @@ class Run:
 
     @property
     def partition_manifest(self) -> bytes:
-        """The content of `partition.json`. RunError if the file is missing."""
+        """The content of `partition.json`. DamagedFile if the file is missing or was altered."""
         path = self.folder / PARTITION
         if not path.exists():
-            raise RunError(f"{self.folder}: {path.name} is missing; the folder is incomplete")
-        return path.read_bytes()
+            raise DamagedFile(f"{self.folder}: {path.name} is missing; the folder is incomplete")
+        content, stored = path.read_bytes(), self.manifest
+        try:
+            Partition.read(content, stored.data_sha256)
+        except DataError as error:
+            raise DamagedFile(f"{path}: damaged: {error}") from None
+        if manifest_sha256(content) != stored.partition_sha256:
+            raise DamagedFile(f"{path}: damaged: it is not the partition of the run")
+        return content
 
     @cached_property
     def context(self) -> RunContext:
@@ -137,13 +165,17 @@ class Run:
         """Return the state of a checkpoint.
 
         Args:
-            step: Finished rounds of the run, see `steps`; None: the newest undamaged checkpoint.
+            step: Finished rounds of the run, see `steps`; None: the newest checkpoint.
 
         Raises:
-            RunError: There is no such checkpoint, or it is damaged.
+            DamagedFile: The checkpoint is damaged, or is not the one that the summary names.
+            RunError: There is no such checkpoint.
         """
         folder = self.folder / CHECKPOINTS
-        found = checkpoint.latest(folder) if step is None else checkpoint.read(folder, step)
+        found = checkpoint.newest(folder) if step is None else checkpoint.read(folder, step)
+        summary = read_summary(self.folder) if step is None else None
+        if summary is not None and (found is None or found.state_sha256 != summary["state_sha256"]):
+            raise DamagedFile(f"{folder}: the checkpoint after round {summary['rounds']}, the last one, is missing")
         if found is None:
             raise RunError(f"{self.folder}: there is no checkpoint yet")
         return Snapshot.restore(found)
@@ -183,7 +215,7 @@ class Run:
         return release(module).eval()
 
     def __repr__(self) -> str:
-        try:
-            return "\n".join(summary_lines(self.summary))
-        except RunError:
+        summary = read_summary(self.folder)
+        if summary is None:
             return f"{self.folder}: a run with {len(self.rounds())} rounds so far"
+        return "\n".join(summary_lines(summary))

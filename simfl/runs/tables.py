@@ -1,4 +1,4 @@
-"""Tables of rows, written in parts while a run is in progress and joined when it ends.
+"""Tables of rows in memory, as bytes and in Parquet files.
 
 A row is a dict of ints, floats, strings, booleans, bytes and lists of these. Rows need not have the same keys: a value
 that a row lacks is null. Arrow is used here, in `data` and in `codecs` only.
@@ -35,12 +35,23 @@ def table(rows: Iterable[Mapping[str, object]]) -> pa.Table:
     return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
 
 
-def write_part(folder: Path, name: str, index: int, rows: Iterable[Mapping[str, object]]) -> None:
-    """Write part `index` of the table `name` and sync it to the disk; an older one is replaced."""
-    path = _part(folder, name, index)
-    files.make_folder(path.parent)
-    files.write(path, lambda file: pq.write_table(table(rows), file))
-    files.sync_folder(path.parent)
+def to_bytes(rows: Iterable[Mapping[str, object]]) -> bytes:
+    """Return the rows as the content of a Parquet file."""
+    buffer = pa.BufferOutputStream()
+    pq.write_table(table(rows), buffer)
+    content: bytes = buffer.getvalue().to_pybytes()
+    return content
+
+
+def from_bytes(path: Path, content: bytes) -> pa.Table:
+    """Read the content of a Parquet file; `path` names it in errors. RunError if it is damaged."""
+    return _read(path, pa.BufferReader(content))
+
+
+def concat(found: Iterable[pa.Table]) -> pa.Table:
+    """Join tables. Columns that one lacks are null; a column of ints and floats has floats."""
+    found = list(found)
+    return pa.concat_tables(found, promote_options="permissive") if found else pa.table({})
 
 
 def write(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
@@ -48,36 +59,19 @@ def write(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     files.write(path, lambda file: pq.write_table(table(rows), file))
 
 
-def drop_after(folder: Path, name: str, index: int) -> None:
-    """Delete the parts after `index`: those of rounds that no checkpoint covers."""
-    for path in parts(folder, name):
-        if int(path.stem) > index:
-            path.unlink()
-
-
-def parts(folder: Path, name: str) -> list[Path]:
-    """Return the parts of a table in the order of their index."""
-    found = [path for path in (folder / name).glob("*.parquet") if path.stem.isdigit()]
-    return sorted(found, key=lambda path: int(path.stem))
-
-
-def join(folder: Path, name: str, target: Path) -> None:
-    """Write all parts of a table as one Parquet file."""
-    whole = joined(folder, name)
-    files.write(target, lambda file: pq.write_table(whole, file))
-    files.sync_folder(target.parent)
-
-
-def joined(folder: Path, name: str) -> pa.Table:
-    """Return all parts as one table. Columns that a part lacks are null; a column of ints and floats has floats."""
-    found = [read(path) for path in parts(folder, name)]
-    return pa.concat_tables(found, promote_options="permissive") if found else pa.table({})
+def write_table(path: Path, content: pa.Table) -> None:
+    """Write a table as one Parquet file."""
+    files.write(path, lambda file: pq.write_table(content, file))
 
 
 def read(path: Path) -> pa.Table:
     """Read the table in a Parquet file. RunError if the file is missing or damaged."""
+    return _read(path, path)
+
+
+def _read(path: Path, source: Path | pa.BufferReader) -> pa.Table:
     try:
-        return pq.read_table(path, partitioning=None)
+        return pq.read_table(source, partitioning=None)
     except FileNotFoundError as error:
         raise RunError(f"{path}: there is no such table") from error
     except (pa.ArrowException, OSError) as error:
@@ -111,7 +105,3 @@ def sha256(content: pa.Table, exclude: Collection[str] = ()) -> str:
         present = {name: value for name, value in row.items() if value is not None}
         digest.update(json.dumps(present, default=bytes.hex).encode() + b"\n")
     return digest.hexdigest()
-
-
-def _part(folder: Path, name: str, index: int) -> Path:
-    return folder / name / f"{index:06d}.parquet"

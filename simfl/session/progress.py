@@ -132,7 +132,7 @@ class RunProgress:
     def _compare_with_plan(self, state: Snapshot) -> str:
         prepared, record = self.session.prepared, self.session.record
         forked = record.manifest.forked.step if record.manifest.forked is not None else 0
-        tables = tables_of(record.folder, state.step, forked)
+        tables = tables_of(record.parts, state.step, forked)
         return compare(prepared.experiment, prepared.run_context.dataset, len(prepared.partition), tables)
 
     def _start_scoring(self, state: Snapshot) -> PendingEvaluation:

@@ -25,8 +25,8 @@ from simfl.errors import ConfigError, RunError
 from simfl.experiment import Experiment, Phase
 from simfl.parameter_groups import pick
 from simfl.run_context import RunContext
-from simfl.runs import checkpoint, tables
-from simfl.runs.folder import CHECKPOINTS, CLIENT_STATES, TABLE_PARTS, refuse_taken
+from simfl.runs import checkpoint
+from simfl.runs.folder import CHECKPOINTS, CLIENT_STATES, refuse_taken
 from simfl.runs.manifest import ForkOrigin, RunManifest
 from simfl.runs.record import Record
 from simfl.runs.results import Run
@@ -199,12 +199,11 @@ def _write(source: Run, record: Record, experiment: Experiment, state: ForkState
     store = FileClientStore(target / CLIENT_STATES)
     for digest in sorted(set(snapshot.client_states.values()) - {EMPTY}):
         _link(state.client_states / f"{digest}.safetensors", store.folder / f"{digest}.safetensors")
-    for name in ("rounds", "ledger", "clients", *SCORE_TABLES):
-        rows = [row for row in source.table(name).to_pylist() if _belongs(name, row, snapshot, experiment)]
-        if rows:
-            tables.write_part(target / TABLE_PARTS, name, snapshot.step, rows)
-    notes = {"seconds": _seconds(source, snapshot.step)}
-    checkpoint.write(target / CHECKPOINTS, snapshot.step, snapshot.tensors(), snapshot.values(), notes)
+    found = {name: source.table(name).to_pylist() for name in ("rounds", "ledger", "clients", *SCORE_TABLES)}
+    kept = {name: [row for row in rows if _belongs(name, row, snapshot, experiment)] for name, rows in found.items()}
+    record.parts.write(snapshot.step, kept)
+    notes, coverage = {"seconds": _seconds(source, snapshot.step)}, record.parts.coverage
+    checkpoint.write(target / CHECKPOINTS, snapshot.step, snapshot.tensors(), snapshot.values(), notes, coverage)
 
 
 def _belongs(name: str, row: TableRow, snapshot: Snapshot, experiment: Experiment) -> bool:

@@ -5,7 +5,6 @@ Median stopping: Golovin et al. 2017, "Google Vizier: a service for black-box op
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -13,14 +12,15 @@ from statistics import mean, median
 
 from simfl import config, files
 from simfl.errors import RunError
+from simfl.json_files import JsonLines
 from simfl.reports.shared_prefixes import longest_prefixes
-from simfl.runs.folder import FORMAT, RUN, SWEEP, read_json
+from simfl.runs.folder import LOG, RUN, SWEEP, read_json, write_json
 from simfl.runs.manifest import refuse_another
 from simfl.runs.summary import ENDED, read_summary
 from simfl.sweeps.file import MedianStopping, Sweep
 from simfl.sweeps.folder import RunLocation
 from simfl.sweeps.job import Outcome, SweepJob, request_stop
-from simfl.tracking.watch import LogReader, RunView
+from simfl.tracking.watch import RunView
 
 FETCH_SECONDS = 5.0  # between two downloads of a log from a URL
 
@@ -36,7 +36,7 @@ class SweepState:
     outcomes: dict[str, Outcome] = field(default_factory=dict)  # of all ended runs
     before: set[str] = field(default_factory=set)  # runs that had ended before this session
     views: dict[str, RunView] = field(default_factory=dict)  # contents of the logs
-    logs: dict[str, LogReader] = field(default_factory=dict)
+    logs: dict[str, JsonLines] = field(default_factory=dict)
     _next_fetch: float = 0.0
 
     @staticmethod
@@ -83,9 +83,9 @@ class SweepState:
                 if (self.location_of(run["label"]).folder / RUN).exists():
                     runs.setdefault(run["label"], run["varied"])
         listed = [{"label": label, "varied": varied} for label, varied in runs.items()]
-        content = {"format": FORMAT, "name": self.sweep.name, "runs": listed, "table": asdict(self.sweep.table)}
+        content = {"name": self.sweep.name, "runs": listed, "table": asdict(self.sweep.table)}
         files.make_folder(self.location.folder / "runs")
-        files.write(path, lambda file: file.write(json.dumps(content, indent=1).encode()))
+        write_json(path, content)
         self.location.send(SWEEP)
 
     def next(self) -> SweepJob | None:
@@ -102,17 +102,16 @@ class SweepState:
         fetch = bool(self.location.url) and time.monotonic() >= self._next_fetch
         for label in self.running:
             if fetch:
-                self.location_of(label).fetch("log.jsonl")
+                self.location_of(label).fetch(LOG)
             self.read_log(label)
         if fetch:
             self._next_fetch = time.monotonic() + FETCH_SECONDS
 
     def read_log(self, label: str) -> None:
         """Read the new lines in the log of one run."""
-        log = self.logs.setdefault(label, LogReader(self.location_of(label).folder / "log.jsonl"))
-        if log.path.exists():
-            for line in log.lines():
-                self.views.setdefault(label, RunView()).update(line)
+        log = self.logs.setdefault(label, JsonLines(self.location_of(label).folder / LOG))
+        for line in log.lines():
+            self.views.setdefault(label, RunView()).update(line)
 
     def end(self, outcome: Outcome) -> None:
         """Record the outcome of a run."""

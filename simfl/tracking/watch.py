@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -16,8 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from simfl.errors import RunError
 from simfl.formatting import format_bytes, format_duration
+from simfl.json_files import JsonLines
 from simfl.runs.folder import LOG, JsonObject, require_run
 from simfl.runs.summary import read_summary, summary_lines
 from simfl.tracking.progress import ProgressStatus
@@ -102,27 +101,6 @@ def _message(line: JsonObject) -> str:
     return f"{line['event']}: " + (str(rest["text"]) if "text" in rest else json.dumps(rest))
 
 
-class LogReader:
-    """Reads a `log.jsonl` that may still grow."""
-
-    def __init__(self, path: Path) -> None:
-        """Start at the beginning of the log, which need not exist yet."""
-        self.path, self.position, self.rest = path, 0, b""
-
-    def lines(self) -> Iterator[JsonObject]:
-        """Yield the complete lines written since the last call; a line that a crash cut off is skipped."""
-        with open(self.path, "rb") as file:
-            file.seek(self.position)
-            new = file.read()
-        self.position += len(new)
-        *complete, self.rest = (self.rest + new).split(b"\n")
-        for line in complete:
-            try:
-                yield json.loads(line)
-            except ValueError:
-                continue
-
-
 def watch(folder: Path, once: bool, console: Console | None = None, every: float = POLL_SECONDS) -> str:
     """Show a run until it ends, and return its state.
 
@@ -133,15 +111,16 @@ def watch(folder: Path, once: bool, console: Console | None = None, every: float
         every: Seconds between two reads of the log.
 
     Raises:
+        DamagedFile: The log or the summary was altered.
         RunError: The folder holds no run, or one whose files have another format.
     """
     require_run(folder)
     console = console or Console()
-    view, log = RunView(), LogReader(folder / LOG)
     if once or not console.is_terminal:
-        _read(view, log)
+        view = current_view(folder)
         console.print(render(view, folder, time.time()))
         return view.state(time.time())
+    view, log = RunView(), JsonLines(folder / LOG)
     with Live(console=console, auto_refresh=False) as live:
         while True:
             _read(view, log)
@@ -151,10 +130,18 @@ def watch(folder: Path, once: bool, console: Console | None = None, every: float
             time.sleep(every)
 
 
-def _read(view: RunView, log: LogReader) -> None:
-    if log.path.exists():
-        for line in log.lines():
-            view.update(line)
+def current_view(folder: Path) -> RunView:
+    """Return the state of a run according to its whole log; a last line that a crash cut off is a message."""
+    view, log = RunView(), JsonLines(folder / LOG)
+    _read(view, log)
+    if cut_off := log.cut_off():
+        view.messages.append(cut_off)
+    return view
+
+
+def _read(view: RunView, log: JsonLines) -> None:
+    for line in log.lines():
+        view.update(line)
 
 
 def render(view: RunView, folder: Path, now: float) -> RenderableType:
@@ -198,11 +185,8 @@ def _curves(view: RunView) -> RenderableType:
 
 
 def _summary(folder: Path) -> list[str]:
-    try:
-        summary = read_summary(folder)
-    except (RunError, OSError):
-        summary = None
-    return summary_lines(summary) if summary is not None else ["there is no readable summary.json"]
+    summary = read_summary(folder)
+    return ["there is no summary.json"] if summary is None else summary_lines(summary)
 
 
 def sparkline(values: list[float], width: int = 40) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from fakes import Stopping, experiment, run
+from forging import forge_rows
 
 from simfl.algorithms.fedprox import FedProx
 from simfl.cli import main
@@ -15,7 +17,7 @@ from simfl.debug.diff import RowPosition, RunDiff, compare, diff_lines, differin
 from simfl.experiment import Evaluate, Experiment
 from simfl.optimizers.server import Sgd
 from simfl.protocol import Loss
-from simfl.runs import checkpoint, tables
+from simfl.runs import checkpoint
 from simfl.runs.results import Run
 
 BASE = experiment("fedprox", participation=0.5, evaluate=Evaluate(samples=0))
@@ -97,10 +99,7 @@ def test_different_sampled_clients_are_reported(tmp_path: Path) -> None:
 def test_a_run_that_differs_from_its_record_is_reported(tmp_path: Path) -> None:
     run(BASE, tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    part = tables.parts(tmp_path / "b" / "tables", "clients")[1]
-    rows = tables.read(part).to_pylist()
-    rows[2]["loss"] *= 2
-    tables.write_part(tmp_path / "b" / "tables", "clients", 2, rows)
+    rows = forge_rows(tmp_path / "b", "clients", 2, lambda rows: rows[2].update(loss=rows[2]["loss"] * 2))
     (line,) = compare(Run(tmp_path / "a"), Run(tmp_path / "b")).divergence
     client = rows[2]["client"]
     assert line.startswith(f"repeated run B differs from its record: clients phase 0, round 2, client {client}: loss")
@@ -123,7 +122,8 @@ def test_checkpoints_are_compared_by_tensor(tmp_path: Path) -> None:
     folder = tmp_path / "b" / "checkpoints"
     found = checkpoint.read(folder, 3)
     found.tensors["weights/head.bias"][3] += 0.5
-    checkpoint.write(folder, 3, found.tensors, found.values)
+    checkpoint.write(folder, 3, found.tensors, found.values, coverage=found.coverage)
+    os.remove(tmp_path / "b" / "summary.json")
     compared = compare(Run(tmp_path / "a"), Run(tmp_path / "b"), again=False)
     assert compared.checkpoints[0] == "after round 3:"
     assert compared.checkpoints[1].startswith("  weights/head.bias: max |A − B| 0.5 at [3], 1 of 5 values differ")

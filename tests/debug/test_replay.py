@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from fakes import Faulty, experiment, run, then
+from forging import forge_rows
 
 from simfl.algorithms.feddat import FedDat
 from simfl.cli import main
@@ -23,7 +24,6 @@ from simfl.experiment import Codecs, Privacy
 from simfl.models.bottleneck import Bottleneck
 from simfl.models.mlp import Mlp
 from simfl.optimizers.server import Adam
-from simfl.runs import tables
 from simfl.runs.results import Run
 
 LOSSY = Codecs(download=Nf4(encode="update"), upload=Nf4(error_feedback=True))
@@ -113,10 +113,7 @@ def test_a_client_update_that_was_skipped_fails_again(tmp_path: Path) -> None:
 
 def test_a_record_that_differs_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(experiment("fedavg"), tmp_path)
-    part = tables.parts(tmp_path / "tables", "clients")[1]
-    rows = tables.read(part).to_pylist()
-    rows[0]["loss"] += 1e-9
-    tables.write_part(tmp_path / "tables", "clients", 2, rows)
+    rows = forge_rows(tmp_path, "clients", 2, lambda rows: rows[0].update(loss=rows[0]["loss"] + 1e-9))
     where = f"clients phase 0, round 2, client {rows[0]['client']}: loss {rows[0]['loss']!r} recorded"
     done = replay(Run(tmp_path), 2, rows[0]["client"])
     assert [line[: len(where)] for line in done.differences] == [where]

@@ -11,6 +11,7 @@ from fakes import Stopping, experiment, run
 from simfl.cli import main
 from simfl.config import dump
 from simfl.experiment import Execution
+from simfl.json_files import JsonLines
 
 COUNT = {"download", "upload", "total"}
 ROOT = Path(__file__).parents[2] / "experiments"
@@ -78,18 +79,14 @@ def test_without_a_finished_round_the_speed_is_that_of_the_autotuned_mode(file, 
         {"mode": "sequential", "clients_per_batch": 1, "program": "eager", "step": 0.5},
         {"mode": "vectorized", "clients_per_batch": 4, "program": "eager", "step": 0.01},
     ]
-    with open(tmp_path / "run" / "log.jsonl", "a") as log:
-        log.write(
-            json.dumps(
-                {"event": "chosen", "mode": "vectorized", "clients_per_batch": 4, "program": "eager", "trials": trials}
-            )
-        )
+    chosen = {"event": "chosen", "mode": "vectorized", "clients_per_batch": 4, "program": "eager", "trials": trials}
+    JsonLines(tmp_path / "run" / "log.jsonl").append(chosen)
     assert " h at 100.00 steps/s" in planned(capsys, file, "--speed", tmp_path / "run")
 
 
 def test_a_folder_without_a_run_has_no_speed(file, tmp_path, capsys):
     assert main(["plan", str(file), "--speed", str(tmp_path)]) == 2
-    assert "no run in this folder" in capsys.readouterr().err
+    assert "the folder holds no run" in capsys.readouterr().err
 
 
 def test_the_plan_uses_the_accountant_of_the_run(capsys):

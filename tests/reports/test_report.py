@@ -18,6 +18,7 @@ from fakes import experiment, run
 from simfl.algorithms.fedavg import FedAvg
 from simfl.cli import main
 from simfl.experiment import Evaluate, Experiment
+from simfl.json_files import JsonLines
 from simfl.protocol import AggregatedUpdates, Server
 from simfl.reports.chart import Bar, LineSeries, Scale, bar_chart, dot_strips, format_number, heat_map, line_chart
 from simfl.reports.curves import run_curves, split_into_charts
@@ -25,6 +26,7 @@ from simfl.reports.page import DARK, LIGHT
 from simfl.reports.results import RunResult
 from simfl.reports.table import ComparisonRow
 from simfl.reports.time import time_section
+from simfl.runs.folder import write_json
 from simfl.runs.results import Run
 from simfl.sweeps import sweep
 from simfl.sweeps.file import Point, Sweep
@@ -113,7 +115,7 @@ def test_the_report_shows_busy_and_idle_time_of_each_worker(tmp_path: Path) -> N
         {"time": 125.0, "event": "round", "step": 2, "seconds": 10.0, "busy": [7.0, 4.0], "memory": [1, 1]},
     ]
     rounds[1]["ended"] = 120.0  # its scores were awaited longer
-    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [began, *rounds]))
+    JsonLines(tmp_path / "log.jsonl").append(began, *rounds)
     text = time_section([RunResult("one", {}, tmp_path, "completed")])
     rows = re.findall(r"<tr><td>(\d)</td>(.*?)</tr>", text)
     cells = {name: re.findall(r">([^<]+)</td>", row) for name, row in rows}
@@ -241,7 +243,7 @@ def test_rows_are_tested_against_the_reference_of_the_sweep_file(swept: Path, tm
     folder = tmp_path / "s"
     shutil.copytree(swept, folder)
     said = json.loads((folder / "sweep.json").read_text())
-    (folder / "sweep.json").write_text(json.dumps({**said, "table": {"metrics": [], "against": "slow"}}))
+    write_json(folder / "sweep.json", {"runs": said["runs"], "table": {"metrics": [], "against": "slow"}})
     for place, line in ((swept, "differs from rate &lt;fast&gt;"), (folder, "differs from rate slow")):
         assert main(["report", str(place)]) == 0
         assert line in (place / "report.html").read_text()

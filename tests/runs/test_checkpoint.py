@@ -13,6 +13,7 @@ import torch
 from simfl import files
 from simfl.errors import RunError
 from simfl.runs.checkpoint import drop_after, latest, read, steps, write
+from simfl.runs.folder import FORMAT
 from simfl.weights import sha256
 
 
@@ -125,7 +126,10 @@ def test_latest_raises_if_every_checkpoint_is_damaged(tmp_path):
     for step in (1, 2):
         put(tmp_path, step)
         damage(tmp_path / f"{step:06d}" / "state.json")
-    with pytest.raises(RunError, match=r"^[^\n]*: every checkpoint is damaged: 1, 2$"):
+    with pytest.raises(
+        RunError,
+        match=r"^[^\n]*: no checkpoint can be restored: [^\n]*000002: damaged [^\n]*; [^\n]*000001: damaged [^\n]*$",
+    ):
         latest(tmp_path)
 
 
@@ -231,7 +235,7 @@ def test_checkpoints_contain_no_pickles(tmp_path):
     assert {p.suffix for p in (tmp_path / "000001").iterdir()} == {".json", ".safetensors"}
 
 
-@pytest.mark.parametrize("found", [None, 0, 2])
+@pytest.mark.parametrize("found", [None, 0, FORMAT + 1])
 def test_a_checkpoint_of_another_format_is_refused_and_not_skipped(tmp_path, found):
     put(tmp_path, 1)
     put(tmp_path, 2)
@@ -240,5 +244,7 @@ def test_a_checkpoint_of_another_format_is_refused_and_not_skipped(tmp_path, fou
     path.write_text(json.dumps(digests | ({} if found is None else {"format": found})))
     shown = "no format number" if found is None else f"format {found}"
     for call in (lambda: read(tmp_path, 2), lambda: latest(tmp_path)):
-        with pytest.raises(RunError, match=rf"^[^\n]*000002/digests.json: {shown} found, format 1 expected[^\n]*$"):
+        with pytest.raises(
+            RunError, match=rf"^[^\n]*000002/digests.json: {shown} found, format {FORMAT} expected[^\n]*$"
+        ):
             call()

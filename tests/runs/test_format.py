@@ -11,6 +11,7 @@ from fakes import Stopping, experiment, run
 from simfl import config
 from simfl.cli import main
 from simfl.errors import RunError
+from simfl.json_files import seal
 from simfl.runs import checkpoint
 from simfl.runs.folder import FORMAT
 from simfl.runs.manifest import RunManifest
@@ -89,7 +90,8 @@ def test_resuming_refuses_another_format(other: Path) -> None:
     [
         (None, "manifest.json is missing; the folder is incomplete$"),
         ("{", "manifest.json: damaged: [^\n]*$"),
-        (json.dumps({"format": FORMAT}), "manifest.json: damaged: KeyError 'simfl'$"),
+        (json.dumps({"format": FORMAT}), "manifest.json: damaged: the content does not match its hash$"),
+        (json.dumps(seal({}, FORMAT)), "manifest.json: damaged: KeyError 'simfl'$"),
     ],
 )
 def test_a_missing_or_damaged_manifest_raises_one_line(tmp_path: Path, content: str | None, line: str) -> None:

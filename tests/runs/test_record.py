@@ -14,6 +14,7 @@ from simfl import config, simulation
 from simfl.codecs.nf4 import Nf4
 from simfl.data.partition.manifest import Partition
 from simfl.experiment import Checkpoint, Codecs, Evaluate
+from simfl.json_files import seal
 from simfl.models.mlp import Mlp
 from simfl.runs import checkpoint, tables
 from simfl.runs.folder import FORMAT
@@ -73,7 +74,7 @@ def test_the_manifest_has_identity_versions_and_hashes(finished):
     assert Partition.read(partition, manifest["data_sha256"]).sizes.tolist() == list(Toy().sizes)
     assert manifest["resumes"] == []
     assert manifest["format"] == FORMAT
-    assert RunManifest.read(folder).to_json() == manifest
+    assert seal(RunManifest.read(folder).to_json(), FORMAT) == manifest
 
 
 def test_the_summary_has_all_keys(finished):

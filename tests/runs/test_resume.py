@@ -15,7 +15,9 @@ from fakes import Killed, Official, Stopping, Toy, experiment, run, then, traces
 from simfl import files
 from simfl.data.partition.partitioners import Iid
 from simfl.errors import ConfigError, RunError
+from simfl.json_files import body_of
 from simfl.runs import checkpoint, tables
+from simfl.runs.folder import read_json, write_json
 
 TOY = Toy(sizes=(3, 9, 2), valid=10)
 SMALL = experiment("scaffold", data=TOY, clients_per_round=2, participation=None)
@@ -108,7 +110,7 @@ def test_resuming_a_finished_run_changes_nothing(whole, tmp_path):
 
 def test_a_run_killed_before_the_summary_keeps_its_scores(tmp_path, monkeypatch):
     expected = run(SMALL, tmp_path / "whole")
-    monkeypatch.setattr(tables, "join", killed)
+    monkeypatch.setattr(tables, "write_table", killed)
     with pytest.raises(Killed):
         run(SMALL, tmp_path / "killed")
     monkeypatch.undo()
@@ -201,9 +203,9 @@ def test_a_different_partition_with_the_same_settings_is_refused(tmp_path, monke
 def test_a_different_device_is_refused(tmp_path):
     run(SMALL, tmp_path, display=Stopping(1))
     path = tmp_path / "manifest.json"
-    stored = json.loads(path.read_text())
+    stored = body_of(read_json(path))
     stored["identity"]["device"] = "cuda"
-    path.write_text(json.dumps(stored))
+    write_json(path, stored)
     with pytest.raises(RunError, match=f"{LINE}: device was 'cuda' at the start, now 'cpu'$"):
         run(SMALL, tmp_path, resume=True)
 
@@ -244,19 +246,28 @@ def test_a_run_with_only_damaged_checkpoints_is_refused(tmp_path):
     run(SMALL, tmp_path, display=Stopping(2))
     for step in (1, 2):
         damage(tmp_path / "checkpoints" / f"{step:06d}" / "state.json")
-    with pytest.raises(RunError, match=f"{LINE}: every checkpoint is damaged: 1, 2$"):
+    with pytest.raises(
+        RunError, match=f"{LINE}: no checkpoint can be restored: .*000002: damaged[^\n]*000001: damaged[^\n]*$"
+    ):
         run(SMALL, tmp_path, resume=True)
 
 
-def test_a_damaged_or_missing_client_state_is_refused_with_its_file(tmp_path):
+@pytest.mark.parametrize("spoil", [damage, Path.unlink])
+def test_a_damaged_or_missing_client_state_is_named_before_the_run_resumes(tmp_path, spoil):
     case = replace(SMALL, phases=(replace(SMALL.phases[0], clients_per_round=3),))
-    for spoil in (damage, Path.unlink):
-        folder = tmp_path / spoil.__name__
-        run(case, folder, display=Stopping(2))
-        digests = checkpoint.latest(folder / "checkpoints").values["client_states"]
-        spoil(folder / "client_states" / f"{digests['1']}.safetensors")
-        with pytest.raises(RunError, match=f"{LINE}{digests['1']}.safetensors: this client state is (damaged|missing)"):
-            run(case, folder, resume=True)
+    run(case, tmp_path, display=Stopping(2))
+    states = [checkpoint.read(tmp_path / "checkpoints", step).values["client_states"]["1"] for step in (1, 2)]
+    spoil(tmp_path / "client_states" / f"{states[1]}.safetensors")
+    display = Stopping(3)
+    run(case, tmp_path, resume=True, display=display)  # from the previous checkpoint
+    line = (
+        f"{LINE}{states[1]}.safetensors: this client state is (damaged|missing)[^\n]*; using the previous checkpoint$"
+    )
+    assert re.match(line, display.messages[0])
+    for path in (tmp_path / "client_states").iterdir():
+        spoil(path)
+    with pytest.raises(RunError, match=f"{LINE}: no checkpoint can be restored: [^\n]*this client state is [^\n]*$"):
+        run(case, tmp_path, resume=True)
 
 
 # errors of the disk

@@ -12,9 +12,9 @@ import torch
 from fakes import experiment, run
 
 from simfl.cli import main
+from simfl.json_files import JsonLines
 from simfl.runtime import gpu_monitor
 from simfl.runtime.gpu_monitor import GpuMonitor
-from simfl.tracking.watch import LogReader
 
 CUDA = torch.device("cuda", 1)
 
@@ -95,7 +95,7 @@ def test_use_is_shown_in_the_log_the_report_and_simfl_watch(
     monkeypatch.setattr(GpuMonitor, "use", lambda self: 0.43)
     run(experiment(rounds=2), tmp_path / "seen")
     plain, seen = (
-        [row for row in LogReader(tmp_path / f / "log.jsonl").lines() if row["event"] == "round"] for f in FOLDERS
+        [row for row in JsonLines(tmp_path / f / "log.jsonl").lines() if row["event"] == "round"] for f in FOLDERS
     )
     assert all("use" not in row for row in plain)
     assert [row["use"] for row in seen] == [[pytest.approx(0.43)]] * 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import threading
 import time
 from pathlib import Path
@@ -15,8 +14,9 @@ from rich.console import Console
 
 from simfl.cli import main
 from simfl.errors import RunError
-from simfl.runs.folder import FORMAT
-from simfl.tracking.watch import LogReader, RunView, sparkline, watch
+from simfl.json_files import JsonLines, encode_line
+from simfl.runs.folder import write_json
+from simfl.tracking.watch import RunView, sparkline, watch
 
 STARTED = {"event": "started", "name": "toy", "rounds": 4, "clients": 10, "workers": 2, "resumed_at": None}
 SCORE = {"event": "evaluated", "split": "valid", "model": "global", "metric": "accuracy"}
@@ -77,12 +77,14 @@ def test_the_utilization_of_workers_is_shown() -> None:
 
 def test_a_partial_line_is_read_once_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    log = LogReader(path)
-    path.write_text('{"a": 1}\n{"a"')
+    log = JsonLines(path)
+    assert list(log.lines()) == []
+    first, second = encode_line({"a": 1}), encode_line({"a": 2})
+    path.write_bytes(first + second[:7])
     assert list(log.lines()) == [{"a": 1}]
-    with open(path, "a") as file:
-        file.write(': 2}\nnot json\n{"a": 3}\n')
-    assert list(log.lines()) == [{"a": 2}, {"a": 3}]
+    with open(path, "ab") as file:
+        file.write(second[7:])
+    assert list(log.lines()) == [{"a": 2}]
     assert list(log.lines()) == []
 
 
@@ -107,7 +109,7 @@ def test_a_killed_run_is_shown_up_to_its_last_log_line(tmp_path: Path, capsys: p
 
 def test_watching_ends_when_the_run_ends(tmp_path: Path) -> None:
     (tmp_path / "experiment.yaml").touch()
-    (tmp_path / "manifest.json").write_text(json.dumps({"format": FORMAT}))
+    write_json(tmp_path / "manifest.json", {})
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=120)
     answers: list[str] = []
@@ -117,11 +119,10 @@ def test_watching_ends_when_the_run_ends(tmp_path: Path) -> None:
     for line in lines:
         time.sleep(0.05)
         assert answers == []
-        with open(tmp_path / "log.jsonl", "a") as file:
-            file.write(json.dumps({"time": time.time(), **line}) + "\n")
+        JsonLines(tmp_path / "log.jsonl").append({"time": time.time(), **line})
     thread.join(timeout=10)
     assert answers == ["completed"]
-    assert "there is no readable summary.json" in output.getvalue()
+    assert "there is no summary.json" in output.getvalue()
 
 
 def test_a_folder_without_a_run_raises_one_line(tmp_path: Path) -> None:
