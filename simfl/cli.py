@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from simfl import __version__
-from simfl.commands import data, inspection, options, partitions, submit, sweeps, templates
+from simfl.commands import audit, data, inspection, options, partitions, submit, sweeps, templates
 from simfl.errors import ClientError, ConfigError, SimflError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def commands(context: click.Context) -> None:
 
 
 for command in (
-    *inspection.COMMANDS, *sweeps.COMMANDS, data.data, partitions.partition, submit.submit, templates.new
+    *inspection.COMMANDS, audit.audit, *sweeps.COMMANDS, data.data, partitions.partition, submit.submit, templates.new
 ):  # fmt: skip
     commands.add_command(command)
 

@@ -42,6 +42,7 @@ LAYERS = (  # low to high; modules of one line may import one another, unless th
     ("runtime",),
     ("session", "simulation", "api"),
     ("contract", "debug", "reports"),
+    ("audit",),
     ("sweeps",),
     ("submit",),
     ("commands",),

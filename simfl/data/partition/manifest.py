@@ -80,6 +80,34 @@ class Partition:
             for g in range(first, last)
         ]
 
+    def with_empty_groups(self, names: Sequence[Sequence[str]]) -> Partition:
+        """Return the partition in which each client has further groups, without examples, after its own.
+
+        Args:
+            names: Names of the further groups of each client.
+        """
+        starts, known, all_names = list[int](), self.group_names.to_pylist(), list[str]()
+        for client, more in enumerate(names):
+            first, last = self.group_clients[client], self.group_clients[client + 1]
+            starts += self.group_starts[first:last].tolist() + [int(self.starts[client + 1])] * len(more)
+            all_names += [*known[first:last], *more]
+        counts = np.array([len(more) for more in names], np.int64)
+        return replace(
+            self,
+            group_starts=np.array([*starts, int(self.group_starts[-1])], np.int64),
+            group_clients=self.group_clients + np.concatenate([[0], np.cumsum(counts)]),
+            group_names=pa.array(all_names, pa.string()),
+        )
+
+    def with_empty_clients(self, more: int) -> Partition:
+        """Return the partition with further clients, without examples and groups, after its own."""
+        return replace(
+            self,
+            starts=np.append(self.starts, np.full(more, self.starts[-1])),
+            group_clients=np.append(self.group_clients, np.full(more, self.group_clients[-1])),
+            metas=self.metas and (*self.metas, *({} for _ in range(more))),
+        )
+
     def meta(self, client: int) -> dict[str, Any]:
         """Return the metadata of one client; empty if there are none."""
         return self.metas[client] if self.metas else {}

@@ -1,0 +1,44 @@
+"""The command `simfl audit`: attacks on a run, and lower bounds on its epsilon."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+VIOLATED = 1  # exit code: a lower bound exceeds the claimed epsilon
+
+folder = click.Path(exists=True, file_okay=False, path_type=Path)
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group()
+def audit() -> None:
+    """Attack a run with what an attacker sees, and compare the success with the claimed epsilon."""
+
+
+@audit.command()
+@click.argument("run", type=folder)
+@click.option("--canaries", type=int, help="Number of canaries.  [default: one per participation, at most 1000]")
+@click.option("--rounds", type=int, help="Rounds of the first phase to audit.  [default: all]")
+@click.option("--width", type=int, default=1, show_default=True, help="Coordinates of a canary's update.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the canaries' coins and directions.")
+@as_json_option
+def canaries(run: Path, canaries: int | None, rounds: int | None, width: int, seed: int, as_json: bool) -> int:
+    """Repeat rounds of RUN with canaries and compute lower bounds on epsilon; exit code 1 if one exceeds its claim."""
+    from simfl.audit import one_run, report
+    from simfl.runs.results import Run
+
+    found = one_run.audit(Run(run), one_run.AuditSettings(canaries, rounds, width, seed), _log)
+    if as_json:
+        click.echo(json.dumps(asdict(found) | {"holds": found.holds}, indent=1))
+    else:
+        click.echo("\n".join(report.canary_lines(found)))
+    return 0 if found.holds else VIOLATED
+
+
+def _log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
