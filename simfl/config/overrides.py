@@ -70,15 +70,36 @@ def overridden(given: Mapping[str, object], overrides: Iterable[str]) -> dict[st
 
 
 def with_settings(given: Mapping[str, object], settings: Mapping[str, object]) -> dict[str, object]:
-    """Return a copy of `given` with the value of each path set in turn, with paths as `resolve` expands them."""
+    """Return a copy of `given` with the value of each path set in turn, with paths as `resolve` expands them.
+
+    Each of new `phases` starts from the phase of `given` at its place, or the last one; see `_phase`.
+    """
     out: Any = dict(given)
     for path, value in settings.items():
+        if path == "phases" and isinstance(value, list) and (base := out.get("phases")) and isinstance(base, list):
+            value = [_phase(base[min(i, len(base) - 1)], phase) for i, phase in enumerate(value)]
         for whole in resolve(out, path):
             try:
                 out = override(out, whole, value)
             except ConfigError as error:
                 raise ConfigError(str(error).removeprefix("--set ")) from None
     return dict(out)
+
+
+def _phase(base: object, given: object) -> object:
+    """Return a phase of a base with the settings of another phase, by name or path.
+
+    A component of the same name as in the base, such as the objective, keeps the settings that are not given.
+    """
+    if not isinstance(base, Mapping) or not isinstance(given, Mapping):
+        return given
+    out: Any = dict(base)
+    for path, value in given.items():
+        name, before = COMPONENT_KEYS.get(str(path), "name"), out.get(path)
+        same = isinstance(value, Mapping) and isinstance(before, Mapping) and name in value
+        same = same and value[name] == before.get(name)
+        out = override(out, str(path), {**before, **value} if same else value)
+    return out
 
 
 def override(given: object, path: str, value: object) -> Any:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from simfl import config
+from simfl.algorithms.fedprox import FedProx
 from simfl.cli import main
 from simfl.errors import ConfigError
+from simfl.objectives.vqa import Vqa
 
 BASE = """
 name: base
@@ -51,6 +54,39 @@ def test_a_base_may_extend_another_file(tmp_path: Path) -> None:
     assert (phase.rounds, phase.local.clip_norm, phase.local.batch_size, phase.local.learning_rate) == (9, 2, 8, 0.1)
     assert config.load(path).name == "b"
     assert config.settings(path) == {"name": "b", "rounds": 9, "local.clip_norm": 2}
+
+
+def test_phases_state_their_differences_from_those_of_the_base(tmp_path: Path) -> None:
+    two = "experiment: base.yaml\nphases: [{rounds: 2}, {rounds: 1, communicate: false, local.steps: 5}]\n"
+    first, second = config.load(write_files(tmp_path, two=two)).phases
+    (base,) = config.load(tmp_path / "base.yaml").phases
+    assert first == replace(base, rounds=2)
+    assert second == replace(base, rounds=1, communicate=False, local=replace(base.local, steps=5))
+    three = "experiment: two.yaml\nphases: [{}, {rounds: 4}, {rounds: 7}]\n"
+    found = config.load(write_files(tmp_path, three=three, two=two)).phases
+    assert found == (first, replace(second, rounds=4), replace(second, rounds=7))
+
+
+def test_a_component_of_the_same_name_keeps_its_settings_in_a_phase(tmp_path: Path) -> None:
+    named = BASE.replace("fedavg", "{name: scaffold, option: i}")
+    same, other = (
+        f"experiment: base.yaml\nphases: [{{algorithm: {{name: {name}}}}}]\n" for name in ("scaffold", "fedprox")
+    )
+    write_files(tmp_path, same=same, other=other)
+    (tmp_path / "base.yaml").write_text(named)
+    assert config.load(tmp_path / "same.yaml") == config.load(tmp_path / "base.yaml")
+    assert config.load(tmp_path / "other.yaml").phases[0].algorithm == FedProx()
+
+
+def test_a_phase_of_an_objective_keeps_the_answers_of_another_base(tmp_path: Path) -> None:
+    """The phases were written for data with labels, and are used with data that need a list of answers."""
+    lists = BASE.replace("objective: classification", "objective: {name: vqa, answers: [cat, dog]}")
+    phases = "experiment: base.yaml\nphases: [{objective: {name: vqa, by: task}, rounds: 2}, {communicate: false}]\n"
+    write_files(tmp_path, phases=phases)
+    (tmp_path / "base.yaml").write_text(lists)
+    first, second = (phase.objective for phase in config.load(tmp_path / "phases.yaml").phases)
+    assert first == Vqa(answers=("cat", "dog"), by="task")
+    assert second == Vqa(answers=("cat", "dog"))
 
 
 def test_a_file_may_set_a_key_of_all_phases(tmp_path: Path) -> None:
