@@ -27,6 +27,7 @@ from simfl.constraints import (
 )
 from simfl.data.base import Data
 from simfl.data.partition.partitioners import Partitioner
+from simfl.data.transform import Transform
 from simfl.models.base import Model
 from simfl.objectives.base import Objective
 from simfl.optimizers.local import LocalOptimizer
@@ -109,6 +110,7 @@ class Phase:
     centralized: bool = False  # true: train on the pooled examples of a round, as many steps as its clients would take
     buffers: Buffers = field(default_factory=Buffers)  # owners of what training changes besides parameters
     codec: Codecs = field(default_factory=Codecs)  # encoding of downloads and uploads
+    transform: Transform | None = None  # random transform of training examples, keyed by client, round, epoch, example
     carry_over: tuple[
         Literal["algorithm", "optimizer", "codec", "personal_params"], ...
     ] = ()  # client state kept from the previous phase

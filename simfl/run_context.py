@@ -26,6 +26,7 @@ from simfl.privacy.mechanism import Mechanism
 from simfl.privacy.randomness import Randomness
 from simfl.protocol import Batch, Examples, Task, Weights
 from simfl.seeds import rng
+from simfl.training.augmentation import augmentation
 from simfl.training.context import LOCAL, Network, PhaseContext
 from simfl.training.step_probe import probe_on_meta, probe_step
 from simfl.transport.ledger import TiedWeights
@@ -218,6 +219,17 @@ class RunContext:
             except Exception:  # the run will fail likewise, with a traceback
                 continue
         return StepEffects()
+
+    def check_transform(self, phase: int) -> None:
+        """Transform the first training example once.
+
+        Raises:
+            ConfigError: The transform of the phase cannot be built, fails, or returns anything but such an example.
+        """
+        settings = self.experiment.phases[phase]
+        found = augmentation(settings, phase, self.task)
+        if found is not None and self.device.type != "meta":
+            found.check(self._first_batches(settings.objective, 1)[0])
 
     def _first_batches(self, objective: Objective, size: int) -> list[Batch]:
         """Return the first two batches of the training split; where it has fewer examples, they share some."""

@@ -16,6 +16,7 @@ import torch
 
 from simfl.config.registries import RegistrySpec, registry_of
 from simfl.constraints import Constraint, FiniteFloat, NonNegativeFloat, NonNegativeInt
+from simfl.data.transform import Transform
 from simfl.errors import ConfigError, Problems, closest, nearest
 from simfl.optimizers.local import LOCAL_OPTIMIZERS, LocalOptimizer
 
@@ -70,6 +71,8 @@ def read(hint: object, value: object, path: str) -> Any:
         return _read_local_optimizer(value, path)
     if isinstance(hint, type) and (registry := registry_of(hint)):
         return _read_component(registry, value, path)
+    if hint is Transform and (isinstance(value, str) or callable(value)):
+        value = {"of": value}
     if isinstance(hint, type) and is_dataclass(hint):
         keys = ", ".join(field.name for field in fields(hint))
         return (

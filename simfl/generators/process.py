@@ -34,13 +34,6 @@ def system_randomness(read: Callable[[int], bytes]) -> Iterator[None]:
         setattr(random, "_urandom", original)  # noqa: B010
 
 
-def seed_global_generators(seed: int) -> None:
-    """Seed the global generators of torch, numpy and Python."""
-    torch.manual_seed(seed)
-    np.random.seed(seed % (1 << 32))  # noqa: NPY002
-    random.seed(seed)
-
-
 @contextmanager
 def global_states_kept() -> Iterator[None]:
     """Restore the states of the global generators of torch, numpy and Python at the end of the block."""
@@ -51,3 +44,16 @@ def global_states_kept() -> Iterator[None]:
         finally:
             np.random.set_state(numpy_state)  # noqa: NPY002
             random.setstate(python_state)
+
+
+@contextmanager
+def reproducible(seed: int) -> Iterator[None]:
+    """Seed the global generators of torch, numpy and Python inside the block, and restore their states at the end.
+
+    A generator that Python or numpy seed from the operating system, as `default_rng()` does, is seeded by `seed` too.
+    """
+    with global_states_kept(), system_randomness(random.Random(seed).randbytes):
+        torch.manual_seed(seed)
+        np.random.seed(seed % (1 << 32))  # noqa: NPY002
+        random.seed(seed)
+        yield

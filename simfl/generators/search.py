@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import partial
 from types import FunctionType, MethodType
@@ -14,6 +15,8 @@ from torch import nn
 
 MAX_DEPTH = 4  # of the search in attributes of attributes
 MAX_ITEMS = 1000  # of a container that is searched
+MAX_OBJECTS = 100_000  # that are looked at in one search
+VALUES = (str, bytes, int, float, type(None), torch.Tensor, np.ndarray)  # hold no generator
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 LIBRARIES = ("torch", "transformers", "peft", "numpy", "simfl", "builtins", "collections", "functools")
 OWN_TABLES = ("_parameters", "_buffers", "_modules")  # attributes of a module that are read as tensors and layers
@@ -22,24 +25,24 @@ OWN_TABLES = ("_parameters", "_buffers", "_modules")  # attributes of a module t
 def find_generators(owner: object, name: str) -> list[tuple[str, object]]:
     """Return the generators that an object holds, each with its path: in attributes, containers and closures.
 
-    Of the classes of users, attributes of the class and variables of its module are searched too.
+    Of the classes of users, attributes of the class and variables of its module are searched too. The search is by
+    levels and ends after MAX_OBJECTS objects, so that a large data set costs no more than a small one.
     """
-    return list(_search(owner, name, set(), 0))
-
-
-def _search(value: object, path: str, seen: set[int], depth: int) -> Iterator[tuple[str, object]]:
-    if id(value) in seen or depth > MAX_DEPTH:
-        return
-    if isinstance(value, GENERATORS):
-        seen.add(id(value))
-        if not isinstance(value, random.SystemRandom):
-            yield path, value
-        return
-    if value is None or isinstance(value, (str, bytes, int, float, torch.Tensor, np.ndarray)):
-        return
-    seen.add(id(value))
-    for name, child, step in _children(value):
-        yield from _search(child, f"{path}.{name}" if name else path, seen, depth + step)
+    found: list[tuple[str, object]] = []
+    seen = {id(owner)}
+    queue: deque[tuple[object, str, int]] = deque([(owner, name, 0)])
+    visited = 0
+    while queue and visited < MAX_OBJECTS:
+        value, path, depth = queue.popleft()
+        if isinstance(value, GENERATORS):
+            found += [] if isinstance(value, random.SystemRandom) else [(path, value)]
+            continue
+        for key, child, step in _children(value) if depth < MAX_DEPTH else ():
+            visited += 1
+            if not isinstance(child, VALUES) and id(child) not in seen:
+                seen.add(id(child))
+                queue.append((child, f"{path}.{key}" if key else path, depth + step))
+    return found
 
 
 def _children(value: Any) -> Iterator[tuple[str, object, int]]:

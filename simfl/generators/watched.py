@@ -32,7 +32,8 @@ class Generators:
     def __init__(self, owners: Mapping[str, object]) -> None:
         """Search `owners`, which are named in messages."""
         self.owners, self.keyed = owners, False
-        self._system_draws = 0
+        self._system_draws, self._is_watching = 0, False
+        self._drawn: dict[str, None] = {}  # those of the last block that moved before a pause
         self.refresh()
 
     def refresh(self) -> None:
@@ -47,7 +48,8 @@ class Generators:
         modules = [owner for owner in self.owners.values() if isinstance(owner, nn.Module)]
         self._tables = [vars(layer) for module in modules for layer in module.modules()]
         self._searched = self._searched_state()
-        self._start: list[object] = []
+        self._zero: list[object] = []  # positions after `seed(0)`
+        self._start: list[object] = []  # positions at the start of the last watched block
 
     def _searched_state(self) -> tuple[bool, int]:
         """Return what changes where a module gets a new attribute, or the first tensor is put on a GPU."""
@@ -68,8 +70,20 @@ class Generators:
         if self._searched != self._searched_state():
             self.refresh()
         self.seed(0)
-        if not self._start:
-            self._start = [source.position() for source in self.sources]
+        if not self._zero:
+            self._zero = [source.position() for source in self.sources]
+        with self._watched_from(self._zero):
+            yield
+
+    @contextmanager
+    def observed(self) -> Iterator[None]:
+        """Watch the generators inside the block from the states that they have."""
+        with self._watched_from([source.position() for source in self.sources]):
+            yield
+
+    @contextmanager
+    def _watched_from(self, start: list[object]) -> Iterator[None]:
+        self._start, self._drawn, self._is_watching = start, {}, True
         self._system_draws, thread = 0, threading.get_ident()
 
         def counted(size: int) -> bytes:
@@ -77,14 +91,27 @@ class Generators:
             return os.urandom(size)
 
         with system_randomness(counted):
-            yield
+            try:
+                yield
+            finally:
+                self._is_watching = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take no notice of draws inside the block, after which the generators are watched again."""
+        if self._is_watching:
+            self._drawn |= dict.fromkeys(self.drawn())
+        yield
+        if self._is_watching:
+            self.seed(0)
 
     def drawn(self) -> list[str]:
-        """Return the names of the generators that were drawn from since the last block of `watched` began."""
+        """Return the names of the generators that were drawn from since the last watched block began."""
         pairs = zip(self.sources, self._start, strict=True)
-        return [source.name for source, start in pairs if source.position() != start]
+        moved = [source.name for source, start in pairs if source.position() != start]
+        return [*self._drawn, *(name for name in moved if name not in self._drawn)]
 
     @property
     def has_system_draws(self) -> bool:
-        """True if Python or numpy drew from the operating system's randomness in the last block of `watched`."""
+        """True if Python or numpy drew from the operating system's randomness in the last watched block."""
         return self._system_draws > 0

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -17,12 +15,13 @@ from torch import Tensor, nn
 
 from simfl.constraints import Constraint
 from simfl.errors import ConfigError
-from simfl.generators.process import global_states_kept, seed_global_generators, system_randomness
+from simfl.generators.process import reproducible
 from simfl.protocol import Task
 
 DropoutRate = Annotated[float, Constraint("a number of at least 0 and below 1", lambda p: 0 <= p < 1)]
 AutogradContext = Any  # the `ctx` of `torch.autograd.Function`, which accepts any attribute
 Network = TypeVar("Network", bound=nn.Module)
+seeded = reproducible  # the block in which models are built
 
 
 @dataclass(frozen=True)
@@ -65,17 +64,6 @@ def tied_names(module: nn.Module) -> dict[str, str]:
     owners = {id(parameter): name for name, parameter in module.named_parameters()}
     names = module.named_parameters(remove_duplicate=False)
     return {name: owners[id(parameter)] for name, parameter in names if owners[id(parameter)] != name}
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed the global generators of torch, numpy and Python inside the block, and restore their states at the end.
-
-    A generator that Python or numpy seed from the operating system, as `default_rng()` does, is seeded by `seed` too.
-    """
-    with global_states_kept(), system_randomness(random.Random(seed).randbytes):
-        seed_global_generators(seed)
-        yield
 
 
 def shape_and_classes(task: Task, model: str) -> tuple[tuple[int, ...], int]:

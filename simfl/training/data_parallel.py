@@ -40,6 +40,7 @@ class MicroBatch:
         positions: Positions of these rows among the client's own, if the algorithm needs them.
         first: Number of examples of the batch before this part.
         batch_size: Number of examples of the whole batch.
+        keys: Keys of these examples for the phase's transform; None without one.
     """
 
     client: int
@@ -47,6 +48,7 @@ class MicroBatch:
     positions: np.ndarray | None
     first: int
     batch_size: int
+    keys: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -76,13 +78,20 @@ class PartialGradient:
 GradientTaker = Callable[[Sequence[MicroBatch], SharedStepInputs], list[PartialGradient]]
 
 
-def micro_batches(unit: TrainingUnit, step: int, count: int) -> list[MicroBatch]:
-    """Cut a local batch into neighbouring parts of equal size up to one; fewer where it has fewer examples."""
+def micro_batches(unit: TrainingUnit, step: int, count: int, keys: np.ndarray | None = None) -> list[MicroBatch]:
+    """Cut a local batch into neighbouring parts of equal size up to one; fewer where it has fewer examples.
+
+    `keys`: keys of all examples of the unit, like its batches, for the phase's transform.
+    """
     size = int((unit.batches[step] >= 0).sum())
     ends = [size * k // count for k in range(count + 1)]
-    rows, positions = unit.batches[step], None if unit.positions is None else unit.positions[step]
+    rows = unit.batches[step]
+
+    def part_of(table: np.ndarray | None, a: int, b: int) -> np.ndarray | None:
+        return None if table is None else table[step, a:b]
+
     return [
-        MicroBatch(unit.client, rows[a:b], None if positions is None else positions[a:b], first=a, batch_size=size)
+        MicroBatch(unit.client, rows[a:b], part_of(unit.positions, a, b), a, size, part_of(keys, a, b))
         for a, b in pairwise(ends)
         if b > a
     ]

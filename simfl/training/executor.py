@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from simfl.errors import ConfigError
 from simfl.protocol import Batch, ClientUpdate, Examples, Forward, Outputs, Parts, State, Weights
+from simfl.training.augmentation import Augmentation, augmentation, example_keys
 from simfl.training.batches import TrainingUnit, draw_unit, units_of
 from simfl.training.compiled import CompiledSteps
 from simfl.training.context import PhaseContext
@@ -132,16 +134,33 @@ class Executor:
         """The encoded training split."""
         return self.context.load_examples()
 
-    def batch(self, rows: Tensor, positions: Tensor | None = None) -> Batch:
-        """Return the examples at these rows of the training split (any shape; −1 is padding)."""
+    @cached_property
+    def augmentation(self) -> Augmentation | None:
+        """The transform of the phase's training examples; None without one."""
+        return augmentation(self.context.phase, self.context.index, self.context.task)
+
+    def example_keys(self, unit: TrainingUnit) -> np.ndarray | None:
+        """Return the key of each example of a unit, int64 like its batches; None without a transform."""
+        return None if self.augmentation is None else example_keys(unit.key, unit.batches)
+
+    def batch(self, rows: Tensor, positions: Tensor | None = None, keys: np.ndarray | None = None) -> Batch:
+        """Return the examples at these rows of the training split (any shape; −1 is padding).
+
+        `keys`, like `rows`, key the draws of the phase's transform; None without one.
+        """
         batch = self.examples.take(rows)
+        if self.augmentation is not None:
+            assert keys is not None
+            with self.context.generators.paused():
+                batch = self.augmentation.apply(batch, rows, keys)
         return batch if positions is None else batch | {"position": positions}
 
     def batch_on_device(self, micro_batch: MicroBatch) -> Batch:
         """Return the examples of a micro-batch."""
         device, positions = self.context.device, micro_batch.positions
         rows = torch.from_numpy(micro_batch.rows).to(device)
-        return self.batch(rows, None if positions is None else torch.from_numpy(positions).to(device))
+        own_positions = None if positions is None else torch.from_numpy(positions).to(device)
+        return self.batch(rows, own_positions, micro_batch.keys)
 
     def partial_gradient(self, micro_batch: MicroBatch, shared: SharedStepInputs) -> PartialGradient:
         """Return the contribution of a micro-batch to the gradient of its batch."""
@@ -196,6 +215,8 @@ def compiled_steps(context: PhaseContext, program: str) -> CompiledSteps | None:
 
 def reason_not_compiled(context: PhaseContext, program: str) -> str:
     """Return why local steps run eagerly; empty if they do not. On a CPU only `compiled` steps are programs."""
+    if context.phase.transform is not None:
+        return "the phase transforms examples"
     if context.device.type != "cuda" and program != "compiled":
         return "the device is not a GPU"
     if not has_tensor_form(context.phase.local):

@@ -79,14 +79,15 @@ def _micro_step(micro: MicroStep, optimizer: StackedOptimizer, weights: Weights)
 
 def _batches(executor: Executor, unit: TrainingUnit) -> Iterator[Batch]:
     """Yield the batch of every local step, without padding; empty ones where micro-batches are taken instead."""
-    device = executor.context.device
+    device, keys = executor.context.device, executor.example_keys(unit)
     rows = torch.from_numpy(unit.batches).to(device)
     positions = None if unit.positions is None else torch.from_numpy(unit.positions).to(device)
     for step, count in enumerate((unit.batches >= 0).sum(1).tolist()):
         if executor.context.data_parallel > 1:
             yield {}
         else:
-            yield executor.batch(rows[step, :count], None if positions is None else positions[step, :count])
+            own_positions = None if positions is None else positions[step, :count]
+            yield executor.batch(rows[step, :count], own_positions, None if keys is None else keys[step, :count])
 
 
 def _local_step(
@@ -145,7 +146,8 @@ def _gradient(
     if context.data_parallel > 1:
         trained = {name: t.detach() for name, t in inputs.trained.items()}
         shared = SharedStepInputs(trained, tuple(own.leaves), inputs.received, inputs.state, inputs.update, inputs.key)
-        parts = executor.partial_gradients(micro_batches(unit, step, context.data_parallel), shared)
+        micro = micro_batches(unit, step, context.data_parallel, executor.example_keys(unit))
+        parts = executor.partial_gradients(micro, shared)
         return combine(parts, shared.names)
     if context.has_record_privacy:
         return noised_gradient(context, own.micro, inputs, own.leaves, unit)

@@ -85,11 +85,14 @@ def _train_eagerly(
     optimizers = stacked_optimizers(context, training.weights, inputs.client_states)
     num_steps = max(unit.num_steps for unit in units)
     rows, positions = _batch_tables(units, num_steps, context.device)
+    own_keys = [keys for unit in units if (keys := executor.example_keys(unit)) is not None]
+    keys = _side_by_side(own_keys, num_steps, 0) if own_keys else None
     rates = np.zeros((num_steps, len(units)))
     for k, unit in enumerate(units):
         rates[: unit.num_steps, k] = unit.learning_rates
     for step in range(num_steps):
-        batch = executor.batch(rows[step], None if positions is None else positions[step])
+        own_positions = None if positions is None else positions[step]
+        batch = executor.batch(rows[step], own_positions, None if keys is None else keys[step])
         active = [step < unit.num_steps for unit in units]
         callback = _callback(executor, units, step)
         local_step(context, gradients_of, optimizers, training, LocalStep(step, batch, active, rates[step], callback))

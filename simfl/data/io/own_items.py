@@ -8,7 +8,8 @@ and documents (`simfl.data.io.own_documents`).
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pyarrow as pa
 
 from simfl.data.io.images import encode_upright
 from simfl.errors import DataError
+from simfl.generators.watched import Generators
 
 NAMES = {"x": "features", "y": "label"}  # columns that simfl's objectives read
 Columns = dict[str, Sequence[Any]]
@@ -57,12 +59,27 @@ def _columns(items: Any, where: str) -> dict[str, Sequence[Any]]:
         return {"x": items[0], "y": items[1]}
     if not (hasattr(items, "__getitem__") and hasattr(items, "__len__")):
         raise DataError(f"{where}: {type(items).__name__} has no length, or its items cannot be read by index")
-    rows = [_row(_item(items, i, f"{where}, item {i}"), f"{where}, item {i}") for i in range(len(items))]
+    with _draws_refused(items, where):
+        rows = [_row(_item(items, i, f"{where}, item {i}"), f"{where}, item {i}") for i in range(len(items))]
     names = rows[0].keys() if rows else ()
     for i, row in enumerate(rows):
         if row.keys() != names:
             raise DataError(f"{where}, item {i}: its fields are {', '.join(row)}, those of item 0 {', '.join(names)}")
     return {name: [row[name] for row in rows] for name in names}
+
+
+@contextmanager
+def _draws_refused(items: object, where: str) -> Iterator[None]:
+    """Raise DataError if reading all items inside the block draws from a random generator."""
+    generators = Generators({"items": items})
+    with generators.observed():
+        yield
+    names = generators.drawn() + ["the randomness of the operating system"] * generators.has_system_draws
+    if names:
+        raise DataError(
+            f"{where}: its items draw from {' and '.join(names)} when they are read, which is once; allowed: draws in"
+            " the constructor, and phases.0.transform for random augmentation, which draws in every epoch"
+        )
 
 
 def _sequence(name: object, values: Any, where: str) -> Sequence[Any]:
