@@ -24,13 +24,14 @@ from simfl.seeds import rng, seed_for
 from simfl.stacking import select_namespace
 from simfl.timing import Clock, measured
 from simfl.training.context import LOCAL, PhaseContext
+from simfl.training.model_states import LAST, NAMESPACE, main_state, state_of
 
 TRUTH = ("id", "question", "answers", "label", "text")  # columns shown next to a prediction, where the data have them
 # columns by which scores are averaged too, where the data have them, in addition to those of the partition
 GROUPS = ("dataset", "provider", "scene", "task", "domain", "stage", "field", "group")
 GLOBAL = "global"  # the model that all clients share
-CLIENT_MEAN = "client:two_step"  # `by` of the mean over the clients' means
 TWO_STEP = "two_step"  # `by` of the overall score with `evaluate.two_step`
+CLIENT_MEAN = "client:two_step"  # `by` of the mean over the clients' means
 
 Row = dict[str, Any]  # a row of a table: column -> value
 
@@ -110,7 +111,8 @@ def evaluate(
             rows = plan.rows[first : first + batch_size]
             batch = examples.take(torch.from_numpy(rows).to(context.device))
             context.generators.seed(seed_for(context.seed, "predict", context.index, plan.split, int(rows[0])))
-            predictions = objective.predict(network.module, batch)
+            with network.swapped(network.reset()):
+                predictions = objective.predict(network.module, batch)
             scores.append(objective.score(predictions, split, rows))
             samples += [_sample(predictions, row, i) for i, row in enumerate(rows.tolist()) if row in plan.samples]
     return Scores(plan, {name: np.concatenate([s[name] for s in scores]) for name in scores[0]}, tuple(samples))
@@ -119,13 +121,22 @@ def evaluate(
 def evaluated_weights(context: PhaseContext, plan: EvaluationPlan, received: Parts, client_state: State) -> Weights:
     """Return the tensors of the evaluated model: what the algorithm offers, with the client's own tensors."""
     algorithm, state = context.phase.algorithm, select_namespace(client_state, "algorithm")
+    buffers = evaluated_state(context, plan.model, received, client_state)
     if context.network_of(algorithm.eval_models.get(plan.model, Forward())) is not context.network:
-        return algorithm.eval_weights({}, state)[plan.model]  # a second network shares no tensor with the global model
+        # a second network shares no tensor with the global model
+        return {**algorithm.eval_weights({}, state)[plan.model], **buffers}
     models = algorithm.eval_weights(received["weights"], state)
     models |= {LOCAL: {**received["weights"], **select_namespace(client_state, "local").get("weights", {})}}
     stored = select_namespace(client_state, "personal_params").get("weights", {})
-    buffers = {**received.get("buffers", {}), **select_namespace(client_state, "buffers").get("weights", {})}
     return {**models[plan.model], **buffers, **(stored if plan.client is not None else {})}
+
+
+def evaluated_state(context: PhaseContext, model: str, received: Parts, client_state: State) -> Weights:
+    """Return the running statistics and the like of an evaluated model: its own, see `training.model_states`."""
+    main = main_state(context, received, client_state)
+    if model == LOCAL:
+        return select_namespace(client_state, NAMESPACE).get(LAST) or main
+    return state_of(context, context.phase.algorithm.eval_models.get(model, Forward()), main, client_state)
 
 
 def _sample(predictions: Row, row: int, index: int) -> Row:

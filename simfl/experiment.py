@@ -188,9 +188,9 @@ class Evaluate:
     models: tuple[str, ...] = ("global",)  # global, local, or personal if the algorithm has personal models
     batch_size: PositiveInt = 64  # examples per forward pass
     limit: PositiveInt | None = None  # examples per split, sampled once; null: all
+    two_step: str | None = None  # column whose values' means make up the global model's overall scores; null: examples
     overlap: bool = False  # true: evaluate while Ray trains the next round; a round is complete once evaluated
     samples: NonNegativeInt = 8  # predictions of the global model saved per evaluation, for rows sampled once per split
-    two_step: str | None = None  # column whose values' means make up the global model's overall scores; null: examples
 
 
 @dataclass(frozen=True)

@@ -2,25 +2,27 @@
 
 trained = (adapters + `train:` globs, by default everything) − what the model freezes − `frozen:` globs
 personal ⊆ trained: never sent, stored by the client          shared = trained − personal
+buffers = what training steps change besides: averaged, personal or frozen, by the globs of `buffers:`
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
-import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from simfl.errors import ConfigError
-from simfl.experiment import Phase
+from simfl.experiment import Buffers, Phase
 from simfl.models.base import Model
+from simfl.models.module_state import RESET_BY_FREEZING, StepEffects
 from simfl.objectives.base import Objective
 from simfl.protocol import Weights
 from simfl.weights import select_names
 
+ATTRIBUTE = "training steps change this attribute, which no file or message carries; register it by register_buffer"
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -32,17 +34,32 @@ class ParameterGroups:
         trained: Parameters that local training changes.
         shared: Trained parameters that are sent.
         personal_params: Trained parameters that stay on the client.
-        buffers: Running statistics, in floating point.
+        buffers: Further tensors that training steps change and that follow the model from step to step, such as
+            running statistics.
+        personal_buffers: Those of `buffers` that stay on the client; the others are averaged.
+        frozen_buffers: Tensors that steps change and that are reset before each pass.
+        frozen_attributes: Attributes of layers that are reset before each pass.
+        changed_in_passes: Everything that a training pass changes, parameters that it writes to included; clients of
+            such a model are trained one at a time.
     """
 
     trained: tuple[str, ...]
     shared: tuple[str, ...]
     personal_params: tuple[str, ...]
-    buffers: tuple[str, ...]
+    buffers: tuple[str, ...] = ()
+    personal_buffers: tuple[str, ...] = ()
+    frozen_buffers: tuple[str, ...] = ()
+    frozen_attributes: tuple[str, ...] = ()
+    changed_in_passes: tuple[str, ...] = ()
+
+    @property
+    def averaged_buffers(self) -> tuple[str, ...]:
+        """Those of `buffers` that are sent and averaged."""
+        return tuple(name for name in self.buffers if name not in self.personal_buffers)
 
 
 def group_parameters(model: Model, module: nn.Module, phase: Phase, where: str) -> ParameterGroups:
-    """Group the tensors of `module` for `phase`.
+    """Group the parameters of `module` for `phase`; `with_buffers` adds what training steps change besides.
 
     Raises:
         ConfigError: A glob matches nothing or contradicts another, or nothing is trained; `where` is the phase's path.
@@ -64,7 +81,53 @@ def group_parameters(model: Model, module: nn.Module, phase: Phase, where: str) 
     globs = ("*",) if not phase.communicate else phase.personal_params + phase.algorithm.personal_params
     personal = select_names(trained, globs, where=f"{where}.personal_params")
     shared = tuple(name for name in trained if name not in set(personal))
-    return ParameterGroups(tuple(trained), shared, tuple(personal), running_statistics(module))
+    return ParameterGroups(tuple(trained), shared, tuple(personal))
+
+
+def with_buffers(groups: ParameterGroups, effects: StepEffects, phase: Phase, where: str) -> ParameterGroups:
+    """Add what training steps change besides the trained parameters, each with its owner.
+
+    Raises:
+        ConfigError: It cannot be carried from step to step, nothing owns it, or a glob matches nothing.
+    """
+    owners, where = phase.buffers, f"{where}.buffers"
+    changing = (*effects.tensors, *effects.attributes)
+    frozen = select_names(changing, owners.frozen, where=f"{where}.frozen")
+    personal = select_names(effects.tensors, owners.personal, where=f"{where}.personal")
+    if not phase.communicate:
+        personal = list(effects.tensors)
+    _check_averaged(effects, owners, where)
+    for name, reason in effects.faults:
+        if name not in frozen or reason not in RESET_BY_FREEZING:
+            raise ConfigError(f"model: {name}: {reason}")
+    for name in effects.attributes:
+        if name not in frozen:
+            raise ConfigError(f"{where}: {name}: {ATTRIBUTE}, or list it in frozen, to reset it before each pass")
+    carried = [name for name in effects.tensors if name not in frozen]
+    averaged = _matching(carried, owners.averaged)
+    unowned = [name for name in carried if name not in personal and name not in averaged]
+    if unowned:
+        raise ConfigError(
+            f"{where}: {unowned[0]} changes in training; allowed: list it in averaged, personal or frozen"
+        )
+    return replace(
+        groups,
+        buffers=tuple(carried),
+        personal_buffers=tuple(name for name in carried if name in personal),
+        frozen_buffers=tuple(name for name in effects.tensors if name in frozen),
+        frozen_attributes=tuple(name for name in effects.attributes if name in frozen),
+        changed_in_passes=effects.changed,
+    )
+
+
+def _check_averaged(effects: StepEffects, owners: Buffers, where: str) -> None:
+    """Check the globs of `averaged`; the default, all, may match nothing."""
+    if owners.averaged != Buffers().averaged:
+        select_names(effects.tensors, owners.averaged, where=f"{where}.averaged")
+
+
+def _matching(names: Iterable[str], globs: Iterable[str]) -> list[str]:
+    return [name for name in names if any(fnmatchcase(name, glob) for glob in globs)]
 
 
 def _check_inputs(module: nn.Module, phase: Phase, where: str) -> None:
@@ -80,17 +143,6 @@ def _check_inputs(module: nn.Module, phase: Phase, where: str) -> None:
         raise ConfigError(
             f"{where}.objective: {name} provides the inputs {provided}; the model also requires {', '.join(missing)}"
         )
-
-
-def running_statistics(module: nn.Module) -> tuple[str, ...]:
-    """Return the buffers that normalisation layers update in training, without counters, whose mean has no meaning."""
-    layers = ((path, layer) for path, layer in module.named_modules() if isinstance(layer, _NormBase))
-    return tuple(
-        f"{path}.{name}" if path else name
-        for path, layer in layers
-        for name, buffer in layer.named_buffers(recurse=False)
-        if torch.is_floating_point(buffer)
-    )
 
 
 def pick(weights: Weights, names: Iterable[str]) -> Weights:

@@ -54,6 +54,17 @@ class Forward:
     grad: bool = True
     mentor: bool = False
 
+    @property
+    def model(self) -> str:
+        """Name of the model that the pass runs, such as `trained`, `received` or `extra:personal`.
+
+        Passes with equal sources and branch run the same model. Each model has its own running statistics; see
+        `simfl.training.model_states`.
+        """
+        (_, first), *others = self.sources
+        name = first if not others else ",".join(f"{glob} {source}" for glob, source in self.sources)
+        return f"{name}@{self.branch}".replace("/", "|") if self.branch else name.replace("/", "|")
+
 
 @dataclass(frozen=True)
 class MicroStep:
@@ -138,27 +149,27 @@ class ModelInfo:
         mentor_weights: Initial tensors of the second network. Without a `mentor:` in the experiment, the second network
             is a copy of the model, and these are `initial_weights`.
         mentor_outputs: Outputs of the second network for one example, like `outputs`.
+        initial_weights: Trained tensors of the model at the beginning of the phase, in whichever round the client is
+            sampled first, with the client's personal parameters.
+        has_own_mentor: Whether the experiment has a `mentor:`.
     """
 
     outputs: Outputs | None
     mentor_weights: Weights
     mentor_outputs: Outputs | None = None
+    initial_weights: Weights = field(default_factory=dict)
+    has_own_mentor: bool = False
 
 
 class ClientUpdate(NamedTuple):
     """The facts of one client update, as scalar tensors, so that vectorized and compiled steps can read them."""
 
     client: Tensor  # number of the client, from 0, int64
-        initial_weights: Trained tensors of the model at the beginning of the phase, in whichever round the client is
-            sampled first, with the client's personal parameters.
-        has_own_mentor: Whether the experiment has a `mentor:`.
     key: Tensor  # key of this update's random draws, int64; see `simfl.keyed_random.step_uniform`
     round: Tensor  # round of the phase, from 0, int64
     step: Tensor  # local steps taken so far, int64
     num_steps: Tensor  # local steps of the whole update
     num_examples: Tensor  # examples of the client
-    initial_weights: Weights = field(default_factory=dict)
-    has_own_mentor: bool = False
     weight: Tensor  # weight of the client in a weighted mean, scaled to 1 on average over all clients
     num_clients: Tensor  # K, all clients
     num_sampled: Tensor  # clients sampled in this round

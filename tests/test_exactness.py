@@ -10,7 +10,7 @@ from fakes import SIZES, Killed, Normalised, Stopping, Toy, experiment, run, sca
 
 from simfl.algorithms.feddat import FedDat
 from simfl.codecs.nf4 import Nf4
-from simfl.experiment import Codecs, Evaluate, Privacy
+from simfl.experiment import Buffers, Codecs, Evaluate, Privacy
 from simfl.models.bottleneck import Bottleneck
 from simfl.models.lora import Lora
 from simfl.models.mlp import Mlp
@@ -54,7 +54,7 @@ CASES |= {
     "groups": experiment("fedavg", "vectorized", privacy=Privacy(clip=0.5, groups_per_client=1), weighting="uniform"),
     "poisson": experiment("fedavg", "vectorized", poisson=0.15, rounds=5, weighting="uniform"),
     "running averages": experiment("scaffold", data=EVEN, model=Normalised()),
-    "own averages": experiment("fedavg", data=EVEN, model=Normalised(), buffers="local", evaluate=PERSONAL),
+    "own averages": experiment("fedavg", data=EVEN, model=Normalised(), buffers=Buffers(personal=("*",)), evaluate=PERSONAL),
 }
 SELDOM = {
     "two phases, vectorized",

@@ -160,7 +160,7 @@ class Tuner:
             "execution.mode and execution.clients_per_batch are given": execution.mode == "vectorized"
             and execution.clients_per_batch != "auto",
             "with privacy.secure no random draw of a round can be repeated": context.has_secure_randomness,
-            "running statistics depend on the batches of a single client": bool(context.parameter_groups.buffers),
+            "passes change what the model keeps": bool(context.parameter_groups.changed_in_passes),
             sequential_only: bool(sequential_only),
             "with privacy.unit: record clients train one at a time": privacy is not None and privacy.unit == "record",
             "micro-batches belong to a single client": context.data_parallel > 1,
@@ -172,7 +172,7 @@ class Tuner:
     @property
     def rule(self) -> ExecutionMode:
         """Return the mode that the rules choose for this phase."""
-        if self.identity.mode == "sequential" or self.context.parameter_groups.buffers:
+        if self.identity.mode == "sequential" or self.context.parameter_groups.changed_in_passes:
             return self._sequential
         return ExecutionMode("vectorized", self._clients_per_batch, self.programs[0])
 

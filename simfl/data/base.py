@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 TRAIN = "train"  # the split that is divided among clients
 HELD_OUT = "heldout"  # name by which the held-out examples of clients are evaluated like a split
@@ -77,10 +78,27 @@ class Split:
     def __len__(self) -> int:
         return self.examples.num_rows
 
+    def first(self, count: int) -> Split:
+        """Return the first examples, with their documents alone."""
+        examples = self.examples.slice(0, count)
+        if self.documents is None or "document" not in examples.column_names:
+            return Split(_without_sha256(examples), self.documents)
+        used = pc.unique(examples["document"])
+        position = examples.column_names.index("document")
+        kept = pc.index_in(examples["document"], used).cast(examples.schema.field(position).type)
+        examples = examples.set_column(position, examples.schema.field(position), kept)
+        return Split(_without_sha256(examples), self.documents.take(used))
+
     def with_sha256(self, sha256: str) -> Split:
         """Return the split with the hash of its data set in the metadata of its examples."""
         metadata = {**(self.examples.schema.metadata or {}), DATA_SHA256: sha256.encode()}
         return Split(self.examples.replace_schema_metadata(metadata), self.documents)
+
+
+def _without_sha256(table: pa.Table) -> pa.Table:
+    """Return a part of a table without the hash of the whole."""
+    metadata = {key: value for key, value in (table.schema.metadata or {}).items() if key != DATA_SHA256}
+    return table.replace_schema_metadata(metadata)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,10 @@ from simfl.data.base import DOCUMENTS, QUESTIONS, WORD_IMAGES, Dataset, Publishe
 
 NUM_WORDS = 2000  # on the page, more than any model reads
 WORD = "simulator"  # most tokenizers divide it into several tokens
+WHITE_PIXEL = (  # a PNG
+    "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de000"
+    "0000c49444154789c63f8ffff3f0005fe02fe0def46b80000000049454e44ae426082"
+)
 
 
 def placeholder_dataset(data: Dataset | Published) -> Dataset:
@@ -34,7 +38,7 @@ def placeholder_dataset(data: Dataset | Published) -> Dataset:
 def _full_page() -> Split:
     text = " ".join([WORD] * 100)
     question = {"id": "0", "document": 0, "question": text, "answers": [text], "field": ""}
-    example = {**question, "text": WORD, "width": 1, "height": 1}
+    example = {**question, "text": WORD, "image": bytes.fromhex(WHITE_PIXEL), "width": 1, "height": 1}
     boxes = [0.5] * 4 * NUM_WORDS
     page = {"id": "0", "provider": "", "words": [WORD] * NUM_WORDS, "boxes": boxes, "width": 1, "height": 1}
     types = {field.name: field.type for field in [*QUESTIONS, *WORD_IMAGES]}

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import random
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
+from simfl.generators.search import GENERATORS, find_generators
 from simfl.weights import to_raw_bytes
 
 OWN_ATTRIBUTES = frozenset(vars(nn.Module())) | {"forward", "dropout_layer"}  # of every module, and what simfl sets
@@ -27,7 +29,41 @@ BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch
 DEPTH = 12  # levels of objects within objects that are looked at
 SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, range)
 
+CREATED = "the first training step creates it; create it when the model is built"
+RESHAPED = "a training step changes its shape or dtype"
+EVALUATED = "evaluation changes it, so that scores would depend on their order"
+OVERWRITTEN = "a training step replaces this trained parameter; list it in frozen, so that no optimizer steps it"
+RESET_BY_FREEZING = (EVALUATED,)  # reasons that do not hold for what is reset before each pass
+
 Table = MutableMapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StepEffects:
+    """Effects of training steps and an evaluation on a module, by name.
+
+    Attributes:
+        tensors: Registered tensors that steps change and that keep shape and dtype, in the module's order.
+        counters: Those of `tensors` that are not floating-point.
+        attributes: Plain attributes that change and on which later passes depend.
+        caches: Further attributes and buffers that change, on which no later pass depends.
+        written: Trained parameters that a pass changes in place.
+        faults: Names of what cannot be carried from step to step, and the reasons.
+        draws: Names of the random generators from which a training step draws.
+    """
+
+    tensors: tuple[str, ...] = ()
+    counters: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
+    caches: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
+    faults: tuple[tuple[str, str], ...] = ()
+    draws: tuple[str, ...] = ()
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """The names of everything that changes."""
+        return (*self.tensors, *self.attributes, *self.caches, *self.written)
 
 
 def registered(module: nn.Module) -> dict[str, Tensor]:
@@ -89,10 +125,10 @@ class _Reader:
 
 def _tensor_parts(tensor: Tensor) -> Iterator[bytes]:
     yield repr((tensor.dtype, tuple(tensor.shape), tensor.layout)).encode()
-    if isinstance(tensor, nn.parameter.UninitializedTensorMixin) or tensor.is_meta or tensor.layout != torch.strided:
+    if isinstance(tensor, UninitializedTensorMixin) or tensor.is_meta or tensor.layout != torch.strided:
         return
     if tensor.numel() < BIG:
-        yield to_raw_bytes(tensor).data
+        yield to_raw_bytes(tensor).tobytes()
     else:
         bits = tensor.detach().contiguous().reshape(-1).view(BITS[tensor.element_size()])
         yield repr([part.sum(dtype=torch.int64).item() for part in (bits, bits[::3], bits[::7])]).encode()
@@ -111,13 +147,7 @@ def _members(value: object) -> Iterator[tuple[str, object]]:
         yield from (("", cell.cell_contents) for cell in getattr(function, "__closure__", None) or () if _is_set(cell))
     elif isinstance(value, partial):
         yield from (("", one) for one in (value.func, value.args, value.keywords))
-    elif isinstance(value, np.random.Generator):
-        yield "", value.bit_generator.state
-    elif isinstance(value, (np.random.RandomState, random.Random)):
-        yield "", value.getstate() if isinstance(value, random.Random) else value.get_state()
-    elif isinstance(value, torch.Generator):
-        yield "", value.get_state()
-    elif not isinstance(value, (type, ModuleType)):
+    elif not isinstance(value, (type, ModuleType, *GENERATORS)):  # generators are seeded before each pass
         yield from _attributes(value)
 
 
@@ -143,7 +173,7 @@ class ModuleSnapshot:
     def __init__(self, module: nn.Module, trained: Collection[str] = ()) -> None:
         """Copy the values of buffers, of parameters other than `trained`, and of plain attributes."""
         self._memo: dict[int, Any] = {id(one): one for one in (*module.modules(), *module.parameters())}
-        self._memo |= {id(one): one for one in module.buffers()}
+        self._memo |= {id(one): one for one in (*module.buffers(), *(one for _, one in find_generators(module, "")))}
         self._slots: list[tuple[str, Table, dict[str, Any]]] = []
         self._attributes: list[tuple[Table, dict[str, Any]]] = []
         self._values: list[tuple[Tensor, Tensor]] = []
@@ -178,6 +208,14 @@ class ModuleSnapshot:
             if id(tensor) in kept:
                 tensor.data.copy_(value)
 
+    def restore_attribute(self, table: Table, name: str, existed: bool) -> None:
+        """Return one attribute of a layer, whose attributes are `table`, to this moment."""
+        if not existed:
+            table.pop(name, None)
+            return
+        before = next(values for attributes, values in self._attributes if attributes is table)
+        table[name] = self._copy(before[name])
+
     def restore_attributes(self) -> None:
         """Return the plain attributes to this moment; those created since are removed."""
         for table, before in self._attributes:
@@ -194,3 +232,24 @@ class ModuleSnapshot:
             return copy.deepcopy(value, dict(self._memo))
         except Exception:  # of the user's class; the object is kept
             return value
+
+
+class InitialAttributes:
+    """The initial values of some plain attributes of a module's layers, to which they can return."""
+
+    def __init__(self, module: nn.Module, names: Collection[str]) -> None:
+        """Copy the values of the attributes `names`, such as `norm.calls`."""
+        self.names = tuple(names)
+        self._snapshot = ModuleSnapshot(module, registered(module)) if names else None
+        self._kept = [(*_owner(module, name), name in digests(module)) for name in names]
+
+    def restore(self) -> None:
+        """Return the attributes to their initial values."""
+        if self._snapshot is not None:
+            for table, name, existed in self._kept:
+                self._snapshot.restore_attribute(table, name, existed)
+
+
+def _owner(module: nn.Module, name: str) -> tuple[Table, str]:
+    path, _, attribute = name.rpartition(".")
+    return vars(module.get_submodule(path)), attribute

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import inspect
 import math
@@ -20,6 +19,7 @@ from simfl.models.base import Model, seeded, set_trainable, to_float
 from simfl.models.call_context import current_call
 from simfl.models.dropout import KeyedDropout, install_keyed_dropout
 from simfl.models.peft_method import check_given
+from simfl.models.portable import copied, make_picklable, refuse_lazy
 from simfl.models.recomputation import refuse_other_checkpoints, use_recomputable_checkpoints
 from simfl.models.saved_adapters import save_with_adapters
 from simfl.protocol import Outputs, Task
@@ -39,10 +39,16 @@ class OwnModel(Model):
     sha256: str | None = None  # written by simfl for a module given from Python: a hash of its structure and values
     example: ClassVar[Mapping[str, object]] = {"of": "torch.nn:LayerNorm", "settings": {"normalized_shape": 4}}
 
+    def __post_init__(self) -> None:
+        """Let a given module be sent to workers."""
+        if isinstance(self.of, nn.Module):
+            make_picklable(self.of)
+
     def build(self, task: Task) -> nn.Module:
         """Build the module and wrap its `forward` to take batches and return `Outputs`; ConfigError if it is none."""
         with seeded(task.seed):
             module = self._module(task)
+            refuse_lazy(module)
             _key_attention_dropout(module)
             if self.adapters is not None:
                 self.adapters.attach(module)
@@ -56,7 +62,7 @@ class OwnModel(Model):
     def _module(self, task: Task) -> nn.Module:
         found = imports.resolve(self.of, "model.of")
         if isinstance(found, nn.Module):
-            return copy.deepcopy(found)
+            return copied(found)
         if not callable(found):
             raise ConfigError(f"model.of: {found!r} is neither a torch module nor a function that returns one")
         module = imports.call(found, self.settings, "model", task)

@@ -21,6 +21,7 @@ from simfl.protocol import EXTRA, Batch, ModelInfo, State, Weights
 from simfl.run_context import RunContext
 from simfl.training.executor import Executor
 from simfl.training.forward import model_inputs, run_forward, tensors_from, with_task_loss
+from simfl.training.model_states import has_states, main_state, state_of, stored_states
 from simfl.training.optimizer_step import StackedOptimizer
 from simfl.weights import select_names
 
@@ -136,8 +137,12 @@ class _LocalTraining:
         kept += [messages.sent[part] for part in corrected]
         if stage.keeps_local_model:
             kept.append(pick(start, stage.parameter_groups.shared))
-        if stage.phase.buffers == "local":
-            kept.append(stage.network.tensors(stage.parameter_groups.buffers))
+        kept.append(stage.network.tensors(stage.parameter_groups.personal_buffers))
+        if has_states(stage):
+            main = main_state(stage, messages.received, {})
+            forwards = stage.phase.algorithm.forwards().values()
+            states = {stage.main_model: main} | {one.model: state_of(stage, one, main, {}) for one in forwards}
+            kept += stored_states(stage, states).values()
         if stage.phase.local.keep_optimizer:
             kept += [group for state in self.optimizer for group in state.values()]
         return sum(_bytes(tensors) for tensors in kept)

@@ -20,6 +20,8 @@ from simfl.transport.broadcast import Broadcast
 from simfl.transport.upload import BUFFERS
 from simfl.weights import State, flatten, sha256, unflatten
 
+CARRIED_WITH = {"buffers": "personal_params", "model_state": "algorithm"}  # kinds of client state that go together
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -63,8 +65,7 @@ class Snapshot:
         weights = pick(values, groups.shared)
         server = Server({n: t.detach().clone() for n, t in weights.items()})
         server = replace(server, state=context.phase.algorithm.init_server(server.weights, context.task))
-        averaged = groups.buffers if context.phase.buffers == "average" else ()
-        buffers = {n: t.clone() for n, t in pick(values, averaged).items()}
+        buffers = {n: t.clone() for n, t in pick(values, groups.averaged_buffers).items()}
         privacy = None if context.mechanism is None else context.mechanism.privacy
         clip = privacy.clip if privacy is not None and privacy.adaptive is not None else None
         return replace(self, server=server, buffers=buffers, broadcast=Broadcast(), clip=clip)
@@ -153,7 +154,7 @@ def carry_over_states(client_states: Mapping[int, str], phase: Phase, store: Fil
     carried = {}
     for client, digest in sorted(client_states.items()):
         groups = store.get(digest)
-        names = [name for name in groups if _kind(name) in phase.carry_over]
+        names = [name for name in groups if CARRIED_WITH.get(_kind(name), _kind(name)) in phase.carry_over]
         carried[client] = store.put({name: groups[name] for name in names}) if names else EMPTY
     return carried
 

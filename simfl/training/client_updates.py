@@ -25,6 +25,7 @@ from simfl.training.batches import TrainingUnit, draw_unit, units_of
 from simfl.training.context import PhaseContext
 from simfl.training.draws import keyed_draws
 from simfl.training.executor import Executor, TrainingInputs, TrainingResult
+from simfl.training.model_states import has_states, initial_states
 from simfl.training.plan import ClientPlan, CohortPlan
 
 MODES: dict[str, Callable[[Executor, TrainingInputs], TrainingResult]] = {
@@ -43,7 +44,7 @@ class UpdateGroup:
         update: Facts of the client updates after the last local step, [n].
         upload: Parts to send, [n, …].
         trained: Trained tensors and extra parameters, [n, …].
-        buffers: Running statistics, [n, …].
+        model_states: State of the models of each client, see `training.model_states`; empty if passes change none.
         state: The algorithm's state as `after_step` left it, [n, …]; without the groups that some clients lack.
         prepared: The algorithm's state of each client at the start of the update. Whatever exceeds its shapes in
             `state` is padding.
@@ -51,6 +52,7 @@ class UpdateGroup:
         losses: Mean task loss, [n].
         release: The privacy mechanism's release, where the units of a client are released as one message.
         num_noised_steps: Local steps whose gradients were clipped and noised example by example.
+        num_zero: Number of privacy units' updates that were not finite, and count as zero; None: not counted.
     """
 
     plans: tuple[ClientPlan, ...]
@@ -58,13 +60,14 @@ class UpdateGroup:
     update: ClientUpdate
     upload: Parts
     trained: Weights
-    buffers: Weights
+    model_states: tuple[dict[str, Weights], ...]
     state: State
     prepared: tuple[State, ...]
     optimizer_states: tuple[tuple[State, ...], ...]
     losses: Tensor
     release: Release | None = None
     num_noised_steps: int = 0
+    num_zero: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.plans)
@@ -93,7 +96,7 @@ class UpdateGroup:
             update=ClientUpdate(*(t[here] for t in self.update)),
             upload={part: rows(tensors) for part, tensors in self.upload.items()},
             trained=rows(self.trained),
-            buffers=rows(self.buffers),
+            model_states=self.model_states[here],
             state=state,
             prepared=self.prepared[here],
             optimizer_states=self.optimizer_states[here],
@@ -140,9 +143,16 @@ def _train_units(
         upload=parts,
         trained={**first.trained, **known},
         optimizer_states=((),),
-        losses=losses.double().mean()[None],
+        losses=_mean_of_finite(losses)[None],
         release=replace(release, parts=parts),
+        num_zero=clipped.num_not_finite if mechanism.clip_of(received) is not None else None,
     )
+
+
+def _mean_of_finite(losses: Tensor) -> Tensor:
+    """Return the mean of the losses that are finite, float64 []; NaN if none is."""
+    is_finite = torch.isfinite(losses)
+    return torch.where(is_finite, losses.double(), 0.0).sum() / is_finite.sum()
 
 
 def _clip_and_sum(
@@ -211,12 +221,13 @@ def _train_group(
         update=update,
         upload=uploads,
         trained=result.weights,
-        buffers=result.buffers,
+        model_states=tuple(result.model_states),
         state=result.state,
         prepared=tuple(initial.prepared),
         optimizer_states=tuple(tuple(result.optimizer_states[k::n]) for k in range(n)),
         losses=result.loss_sums / result.loss_weights.clamp_min(1e-12),
         num_noised_steps=result.num_noised_steps,
+        num_zero=result.num_zero,
     )
 
 
@@ -257,7 +268,7 @@ class _InitialState:
         states = self.prepared
         state = {key: stack_rows([s[key] for s in states]) for key in states[0] if all(key in s for s in states)}
         return TrainingInputs(
-            units, self._weights(), self._buffers(), self.received, state, self.update, self.client_states
+            units, self._weights(), self._model_states(), self.received, state, self.update, self.client_states
         )
 
     def _prepare(self) -> list[State]:
@@ -298,15 +309,11 @@ class _InitialState:
         extras = context.phase.algorithm.extra_params(model, self.received, self.prepared[k], self.updates[k])
         return {f"{EXTRA}/{group}/{name}": t for group, tensors in extras.items() for name, t in tensors.items()}
 
-    def _buffers(self) -> Weights:
-        """Return the running statistics: stored ones, else received ones, else the model's own."""
-        names = self.context.parameter_groups.buffers
-        if not names:
-            return {}
-        initial = self.received.get("buffers") or self.context.network.tensors(names)
-        return stack_rows(
-            [select_namespace(state, "buffers").get("weights") or initial for state in self.client_states]
-        )
+    def _model_states(self) -> list[dict[str, Weights]]:
+        """Return the state of each client's models, to be changed in place."""
+        if not has_states(self.context):
+            return []
+        return [initial_states(self.context, self.received, state) for state in self.client_states]
 
 
 def _copies(tensor: Tensor, n: int) -> Tensor:

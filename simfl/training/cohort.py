@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,9 +23,11 @@ from simfl.timing import measured
 from simfl.training.client_updates import UpdateGroup, train_clients
 from simfl.training.context import PhaseContext
 from simfl.training.executor import Executor
+from simfl.training.model_states import stored_states
 from simfl.training.plan import ClientPlan, CohortPlan, NextRound, no_next_round
 from simfl.training.retry import FailureHandler, SkippedClient
 from simfl.transport import ledger
+from simfl.transport.buffers import buffer_change
 from simfl.transport.upload import BUFFERS, rows_are_finite, send_uploads
 
 
@@ -73,6 +76,13 @@ class ReleasedUpdates:
     owned: bool
 
 
+class UpdateFacts(NamedTuple):
+    """Facts of clients that were trained together, on the device: mean loss, [n], and number of updates set to zero."""
+
+    losses: Tensor
+    num_zero: Tensor | None
+
+
 @dataclass(frozen=True)
 class _Cohort:
     """A cohort and what its training needs. `checks_uploads`: whether each upload is checked to be finite."""
@@ -88,11 +98,11 @@ class _Cohort:
         """Run every update once; None if uploads were not checked and a sum is not finite."""
         context, plan = self.executor.context, self.plan
         result, sums = CohortResult(plan.index, plan.num_positions), PartSums(context.phase.algorithm.reduce)
-        losses: list[Tensor] = []
+        facts: list[UpdateFacts] = []
         # the units of one client fill a vectorized program
         size = plan.clients_per_batch if plan.execution_mode.mode == "vectorized" and context.mechanism is None else 1
         for first in range(0, len(plan.clients), size):
-            losses += self._add(plan.clients[first : first + size], result, sums)
+            facts += self._add(plan.clients[first : first + size], result, sums)
         result.sums, result.gathered = sums.totals(), sums.gathered
         with measured("save"):
             self.store.sync(result.client_states.values())
@@ -100,14 +110,13 @@ class _Cohort:
         with measured("train"):  # waits for all work of a GPU
             if not self.checks_uploads and not _is_finite(result):
                 return None
-            for row, loss in zip(result.clients, torch.cat(losses).tolist() if losses else [], strict=True):
-                row["loss"] = loss
+            _fill_rows(result, facts)
         compiled = self.executor.compiled
         result.messages += [] if compiled is None else compiled.new_messages()  # not those of a run that is repeated
         return result
 
-    def _add(self, clients: Sequence[ClientPlan], result: CohortResult, sums: PartSums) -> list[Tensor]:
-        """Train clients together and add their uploads to the cohort's sums; return their losses.
+    def _add(self, clients: Sequence[ClientPlan], result: CohortResult, sums: PartSums) -> list[UpdateFacts]:
+        """Train clients together and add their uploads to the cohort's sums; return what their rows still lack.
 
         A method of its own, so that nothing of these clients is held while the next ones are trained.
         """
@@ -123,7 +132,7 @@ class _Cohort:
             groups: Sequence[UpdateGroup | SkippedClient] = train(clients)
         except Exception as error:
             groups = handler.handle(error, clients, train)
-        losses: list[Tensor] = []
+        facts: list[UpdateFacts] = []
         for group in groups:
             if isinstance(group, SkippedClient):
                 self._skip(group, result, sums)
@@ -137,8 +146,8 @@ class _Cohort:
                     self._skip(part, result, sums)
                 else:
                     self._store(part, result, sums)
-                    losses.append(part.group.losses)
-        return losses
+                    facts.append(UpdateFacts(part.group.losses, part.group.num_zero))
+        return facts
 
     def _release_again(
         self, group: UpdateGroup, client_states: Mapping[int, State], some: Sequence[ClientPlan]
@@ -202,8 +211,9 @@ def _upload(context: PhaseContext, group: UpdateGroup, received: Parts) -> Parts
     """Return the algorithm's upload and the change of running statistics; PrivacyError if it was not made private."""
     upload = group.upload
     if BUFFERS in received:
-        change = {name: group.buffers[name] - t for name, t in received[BUFFERS].items()}
-        upload = {**upload, BUFFERS: change}
+        states = [models[context.main_model] for models in group.model_states]
+        own = {name: torch.stack([state[name] for state in states]) for name in received[BUFFERS]}
+        upload = {**upload, BUFFERS: buffer_change(own, received[BUFFERS])}
     if context.mechanism is not None:
         for unit in group.units:
             bare_steps = unit.num_steps - group.num_noised_steps
@@ -233,8 +243,11 @@ def _new_state(
         stored["personal_params:weights"] = _pick_row(group.trained, groups.personal_params, k)
     if context.keeps_local_model:
         stored["local:weights"] = _pick_row(group.trained, groups.shared, k)
-    if groups.buffers and context.phase.buffers == "local":
-        stored["buffers:weights"] = take_row(group.buffers, k)
+    if group.model_states:
+        models = group.model_states[k]
+        stored |= stored_states(context, models)
+        if groups.personal_buffers:
+            stored["buffers:weights"] = {name: models[context.main_model][name] for name in groups.personal_buffers}
     for number, moments in enumerate(group.optimizer_states[k]):
         stored |= {f"optimizer{number}:{key}": tensors for key, tensors in moments.items()}
     return {key: {n: t.detach().cpu().contiguous() for n, t in tensors.items()} for key, tensors in stored.items()}
@@ -246,6 +259,21 @@ def _rows_of(parts: Parts, k: int) -> Parts:
 
 def _pick_row(tensors: Weights, names: tuple[str, ...], k: int) -> Weights:
     return {name: tensors[name][k] for name in names}
+
+
+def _fill_rows(result: CohortResult, facts: Sequence[UpdateFacts]) -> None:
+    """Add to the rows of the clients what had to be fetched from the device, all at once."""
+    losses = torch.cat([one.losses for one in facts]).tolist() if facts else []
+    for row, loss in zip(result.clients, losses, strict=True):
+        row["loss"] = loss
+    counted = [one.num_zero for one in facts if one.num_zero is not None]
+    if not counted:
+        return
+    for row, count in zip(result.clients, torch.stack(counted).tolist(), strict=True):
+        row["not_finite"] = count
+        if count:
+            where = f"client {row['client']}, phase {row['phase']}, round {row['round']}"
+            result.messages.append(f"{where}: {count} updates are not finite, and count as zero")
 
 
 def _client_row(plan: CohortPlan, group: UpdateGroup, k: int) -> ClientRow:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from simfl.privacy.units import factors, norms
+from simfl.privacy.units import factors, finite_or_zero, norms
 from simfl.protocol import Batch, MicroStep, Weights
 from simfl.training.batches import TrainingUnit
 from simfl.training.context import PhaseContext
@@ -21,20 +21,29 @@ from simfl.training.forward import StepInputs, micro_step_loss
 
 def noised_gradient(
     context: PhaseContext, micro: MicroStep, inputs: StepInputs, leaves: Weights, unit: TrainingUnit
-) -> tuple[Weights, Tensor, Tensor]:
-    """Return the noised gradient by each of `leaves`, and the sum and weight of the task loss."""
+) -> tuple[Weights, Tensor, Tensor, Tensor]:
+    """Return the noised gradient by each of `leaves`, sum and weight of the task loss, and how many examples are zero.
+
+    An example whose gradient is not finite counts as zero, and not in the loss.
+    """
     mechanism, detached = context.mechanism, {name: t.detach() for name, t in leaves.items()}
     assert mechanism is not None
     clip = mechanism.clip_of(inputs.received)
     assert clip is not None
     total = {name: torch.zeros_like(t) for name, t in detached.items()}
     loss_sum = loss_weight = torch.zeros((), device=inputs.key.device)
+    num_zero = torch.zeros((), dtype=torch.int64, device=inputs.key.device)
     if len(inputs.batch["mask"]):
         gradients, sums, weights = example_gradients(context, micro, inputs, detached)
-        total, loss_sum, loss_weight = clipped_sum(gradients, clip), sums.sum().detach(), weights.sum().detach()
+        lengths = norms(gradients)
+        counts = torch.isfinite(lengths)
+        total, num_zero = clipped_sum(finite_or_zero(gradients, lengths), clip), (~counts).sum()
+        loss_sum = torch.where(counts, sums.detach(), 0.0).sum()
+        loss_weight = torch.where(counts, weights.detach(), 0.0).sum()
     name = ("step", clip, context.index, int(inputs.update.round), unit.client, int(inputs.update.step))
     total = mechanism.noised(total, mechanism.noise_multiplier * clip, name)
-    return {name: t / context.phase.local.batch_size for name, t in total.items()}, loss_sum, loss_weight
+    gradient = {name: t / context.phase.local.batch_size for name, t in total.items()}
+    return gradient, loss_sum, loss_weight, num_zero
 
 
 def example_gradients(

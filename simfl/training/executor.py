@@ -72,7 +72,7 @@ class TrainingInputs:
     Attributes:
         units: The batches of each.
         weights: Trained tensors and extra parameters, [n, …]; they are stepped in place.
-        buffers: Running statistics, [n, …].
+        model_states: State of the models of each client, which is changed in place; empty if passes change none.
         received: The decoded download.
         state: The algorithm's state, [n, …].
         update: Facts of the client updates at local step 0, [n].
@@ -81,7 +81,7 @@ class TrainingInputs:
 
     units: list[TrainingUnit]
     weights: Weights
-    buffers: Weights
+    model_states: list[dict[str, Weights]]
     received: Parts
     state: State
     update: ClientUpdate
@@ -94,21 +94,23 @@ class TrainingResult:
 
     Attributes:
         weights: Trained tensors and extra parameters, [n, …].
-        buffers: Running statistics, [n, …].
+        model_states: State of the models of each client, see `training.model_states`; empty if passes change none.
         loss_sums: Task loss summed over the update, [n].
         loss_weights: Weight of the task loss over the update, [n].
         state: The algorithm's state as `after_step` left it, [n, …].
         optimizer_states: State of each optimizer, by micro-step, then client; empty if it is not kept.
         num_noised_steps: Steps whose gradients were clipped and noised example by example.
+        num_zero: Number of gradients of examples that were not finite, and count as zero; None: not counted.
     """
 
     weights: Weights
-    buffers: Weights
+    model_states: list[dict[str, Weights]]
     loss_sums: Tensor
     loss_weights: Tensor
     state: State
     optimizer_states: list[State]
     num_noised_steps: int = 0
+    num_zero: Tensor | None = None
 
 
 @dataclass
@@ -121,6 +123,7 @@ class Executor:
         compiled: Compiled local steps of `vectorized`; None: they run eagerly.
         gradient_taker: Takes the gradients of micro-batches on several workers; None: they are taken in this process.
         drawn_units: Units whose batches were drawn ahead, by round, client and unit.
+        num_zero_examples: Examples of each local step, in the update under way, whose gradients count as zero.
     """
 
     context: PhaseContext
@@ -128,6 +131,7 @@ class Executor:
     compiled: CompiledSteps | None = None
     gradient_taker: GradientTaker | None = None
     drawn_units: dict[tuple[int, int, int], TrainingUnit] = field(default_factory=dict)
+    num_zero_examples: list[Tensor] = field(default_factory=list)
 
     @cached_property
     def examples(self) -> Examples:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from simfl.models.own import to_outputs
 from simfl.models.recomputation import recomputable
 from simfl.protocol import EXTRA, Batch, ClientUpdate, Forward, Loss, MicroStep, Outputs, Parts, State, Weights
 from simfl.training.context import Network, PhaseContext
+from simfl.training.model_states import NO_STATE, ModelStates, PassState
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class StepInputs:
         state: The algorithm's state.
         update: Facts of the client update; `step` counts the local steps taken so far.
         key: Dropout key of this local step.
+        states: State of the client's models; None where no pass changes any.
     """
 
     batch: Batch
@@ -38,6 +39,7 @@ class StepInputs:
     state: State
     update: ClientUpdate
     key: Tensor
+    states: ModelStates | None = None
 
 
 def micro_step_loss(
@@ -48,7 +50,8 @@ def micro_step_loss(
     for name in micro.forwards:
         weights = pass_weights(context, forwards[name], inputs)
         arguments = model_inputs(context, inputs.batch)
-        found = run_forward(context, forwards[name], weights, arguments, inputs.key, under_vmap=under_vmap)
+        state = NO_STATE if inputs.states is None else inputs.states.of(forwards[name], micro.at is not None)
+        found = run_forward(context, forwards[name], weights, arguments, inputs.key, 1, under_vmap, state)
         outputs[name] = with_task_loss(context, found, inputs.batch)
     return micro.loss(outputs, inputs.batch, inputs.trained, inputs.received, inputs.state, inputs.update)
 
@@ -84,6 +87,7 @@ def run_forward(
     key: Tensor,
     num_groups: int = 1,
     under_vmap: bool = False,
+    state: PassState = NO_STATE,
 ) -> Outputs:
     """Run a network with `weights` in place of its own tensors.
 
@@ -95,20 +99,39 @@ def run_forward(
     network = context.network_of(forward)
     call = ModelCall(key if forward.train else None, num_groups, forward.branch, under_vmap)
     with (
-        recomputable(partial(_pass_context, network, forward.train, call, weights)),
+        recomputable(_Entrance(network, forward.train, call, weights, state.tensors)),
         torch.set_grad_enabled(forward.grad and torch.is_grad_enabled()),
     ):
         out = context.phase.objective.run(network.module, inputs)
+        if state.followed:
+            state.keep(network.tensors(network.carried))
     return to_outputs(out)
 
 
-@contextmanager
-def _pass_context(network: Network, train: bool, call: ModelCall, weights: Weights) -> Iterator[None]:
-    """Make the network compute with `weights` in train or evaluation mode inside the block."""
-    if network.module.training != train:
-        network.module.train(train)
-    with call_context(call), network.swapped(weights):
-        yield
+class _Entrance:
+    """Enters the context of a pass, and enters it again where layers are recomputed in the backward pass.
+
+    A recomputed layer reads the state of before the pass, and what it changes is dropped.
+    """
+
+    def __init__(
+        self, network: Network, train: bool, call: ModelCall, weights: Mapping[str, Tensor], state: Weights
+    ) -> None:
+        self.network, self.train, self.call, self.weights = network, train, call, weights
+        self.state, self.entered = state, False
+        recomputes = bool(state) and bool(getattr(network.module, "sequential_only", ""))
+        self.before = {name: t.clone() for name, t in state.items()} if recomputes else {}
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Make the network compute with the pass's tensors inside the block."""
+        state = {name: t.clone() for name, t in self.before.items()} if self.entered else self.state
+        self.entered = True
+        module = self.network.module
+        if module.training != self.train:
+            module.train(self.train)
+        with call_context(self.call), self.network.swapped({**self.weights, **state, **self.network.reset()}):
+            yield
 
 
 def with_task_loss(context: PhaseContext, outputs: Outputs, batch: Batch) -> Outputs:

@@ -14,6 +14,7 @@ from simfl.training.data_parallel import SharedStepInputs, combine, micro_batche
 from simfl.training.dp_records import noised_gradient
 from simfl.training.executor import Executor, OptimizerStep, TrainingInputs, TrainingResult
 from simfl.training.forward import StepInputs, evaluation_point, keeps_gradients, micro_step_loss, step_key
+from simfl.training.model_states import ModelStates
 from simfl.training.optimizer_step import StackedOptimizer, stacked_optimizers
 
 Gradient = tuple[Weights, Tensor, Tensor]  # by tensor; sum and weight of the task loss
@@ -41,25 +42,29 @@ def train(executor: Executor, inputs: TrainingInputs) -> TrainingResult:
     context, (unit,) = executor.context, inputs.units
     optimizers = stacked_optimizers(context, inputs.weights, inputs.client_states)
     micro_steps = [_micro_step(micro, optimizer, inputs.weights) for micro, optimizer in optimizers]
-    buffers, trained = _only_row(inputs.buffers), _only_row(inputs.weights)
+    trained = _only_row(inputs.weights)
     state = {key: _only_row(group) for key, group in inputs.state.items()}
     update, key = ClientUpdate(*(t[0] for t in inputs.update)), torch.tensor(unit.key, device=context.device)
     loss_sum = loss_weight = torch.zeros((), device=context.device)
-    with context.network.swapped(buffers):
-        for step, batch in enumerate(_batches(executor, unit)):
-            update_now = update._replace(step=update.step + step)
-            step_inputs = StepInputs(batch, trained, inputs.received, state, update_now, step_key(key, step))
-            (sums, weights), state = _local_step(executor, unit, step, micro_steps, step_inputs)
-            loss_sum, loss_weight = loss_sum + sums, loss_weight + weights
+    states = ModelStates(context, inputs.model_states[0]) if inputs.model_states else None
+    for step, batch in enumerate(_batches(executor, unit)):
+        if states is not None:
+            states.begin_step()
+        update_now = update._replace(step=update.step + step)
+        step_inputs = StepInputs(batch, trained, inputs.received, state, update_now, step_key(key, step), states)
+        (sums, weights), state = _local_step(executor, unit, step, micro_steps, step_inputs)
+        loss_sum, loss_weight = loss_sum + sums, loss_weight + weights
     keep = context.phase.local.keep_optimizer
+    zeros = [executor.num_zero_examples.pop() for _ in range(len(executor.num_zero_examples))]
     return TrainingResult(
         weights=inputs.weights,
-        buffers=_as_row(buffers),
+        model_states=inputs.model_states,
         loss_sums=loss_sum[None],
         loss_weights=loss_weight[None],
         state={key: _as_row(group) for key, group in state.items()},
         optimizer_states=[s for _, optimizer in optimizers for s in optimizer.states()] if keep else [],
         num_noised_steps=unit.num_steps if context.has_record_privacy else 0,
+        num_zero=torch.stack(zeros).sum() if zeros else None,
     )
 
 
@@ -150,7 +155,9 @@ def _gradient(
         parts = executor.partial_gradients(micro, shared)
         return combine(parts, shared.names)
     if context.has_record_privacy:
-        return noised_gradient(context, own.micro, inputs, own.leaves, unit)
+        gradient, loss_sum, loss_weight, num_zero = noised_gradient(context, own.micro, inputs, own.leaves, unit)
+        executor.num_zero_examples.append(num_zero)
+        return gradient, loss_sum, loss_weight
     loss = micro_step_loss(context, own.micro, inputs, outputs)
     (sums, weights), total = loss.task_totals(), loss.total(inputs.batch["mask"])
     found = torch.autograd.grad(total, list(own.leaves.values()), materialize_grads=True)

@@ -10,50 +10,36 @@ from the later values are compared. Registered tensors that change are always st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from simfl.errors import ConfigError
+from simfl.generators.watched import SYSTEM_DRAWS, Generators
 from simfl.models.call_context import ModelCall, call_context
-from simfl.models.module_state import ModuleSnapshot, digests, registered
+from simfl.models.module_state import (
+    CREATED,
+    EVALUATED,
+    OVERWRITTEN,
+    RESHAPED,
+    ModuleSnapshot,
+    StepEffects,
+    digests,
+    registered,
+)
 from simfl.models.own import to_outputs
 from simfl.objectives.base import Objective
 from simfl.protocol import Batch
 from simfl.training.context import Network
 
-CREATED = "the first training step creates it; create it when the model is built"
-RESHAPED = "a training step changes its shape or dtype"
-EVALUATED = "evaluation changes it, so that scores would depend on their order"
-OVERWRITTEN = "a training step replaces this trained parameter; list it in frozen, so that no optimizer steps it"
 HIDDEN = (
     "the same training step gives another result the second time: the model depends on values outside of its buffers"
     " and attributes"
 )
-
-
-@dataclass(frozen=True)
-class StepEffects:
-    """Effects of training steps and an evaluation on a module, by name.
-
-    Attributes:
-        tensors: Registered tensors that steps change and that keep shape and dtype, in the module's order.
-        counters: Those of `tensors` that are not floating-point.
-        attributes: Plain attributes that change and on which later passes depend.
-        caches: Further attributes and buffers that change, on which no later pass depends.
-        written: Trained parameters that a pass changes in place.
-        faults: Names of what cannot be carried from step to step, and the reasons.
-    """
-
-    tensors: tuple[str, ...] = ()
-    counters: tuple[str, ...] = ()
-    attributes: tuple[str, ...] = ()
-    caches: tuple[str, ...] = ()
-    written: tuple[str, ...] = ()
-    faults: tuple[tuple[str, str], ...] = ()
 
 
 class _Pass(NamedTuple):
@@ -67,13 +53,63 @@ class _Pass(NamedTuple):
 def probe_step(network: Network, objective: Objective, batches: Sequence[Batch]) -> StepEffects:
     """Return what training steps on two batches and an evaluation change in the network's module.
 
-    The module is returned to its state. Nothing is found where the module cannot run these batches; the run will say
-    why.
+    The module is returned to its state.
 
     Raises:
         ConfigError: The same step from the same state gives two results.
+        Exception: The module cannot run these batches.
     """
     return _Probe(network, objective, batches).effects()
+
+
+def probe_on_meta(network: Network, objective: Objective, batch: Callable[[], Batch]) -> StepEffects:
+    """Return what a training step changes in a module on the device `meta`, where tensors have no values.
+
+    Tensors that operators write to in place or that are replaced count as changed. Nothing is found where the module
+    cannot run without values; plans then lack what the run finds.
+    """
+    module, own = network.module, registered(network.module)
+    versions, training = {name: t._version for name, t in own.items()}, module.training
+    leaves = {
+        name: t.clone().requires_grad_(t.is_floating_point()) for name, t in network.tensors(network.trained).items()
+    }
+    start = ModuleSnapshot(module, own)
+    try:
+        with (
+            _Statistics() as statistics,
+            call_context(ModelCall(torch.tensor(1, device="meta"))),
+            network.swapped(leaves),
+        ):
+            module.train()
+            given = batch()
+            objective.run(module, {name: given[name] for name in objective.inputs if name in given})
+            after = registered(module)
+    except Exception:  # of the user's code, or of an operator without a form on this device
+        return StepEffects()
+    finally:
+        start.restore()
+        module.train(training)
+    tensors = tuple(
+        name
+        for name, t in own.items()
+        if name not in network.trained
+        and (after.get(name) is not t or t._version != versions[name] or id(t) in statistics.written)
+    )
+    return StepEffects(tensors, tuple(name for name in tensors if not own[name].is_floating_point()))
+
+
+class _Statistics(TorchDispatchMode):
+    """Sees the running statistics that operators write to without counting it as a change in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: set[int] = set()
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator."""
+        if "batch_norm" in str(operator) and len(args) > 5 and args[5] is True:
+            self.written |= {id(one) for one in args[3:5] if isinstance(one, Tensor)}
+        return operator(*args, **(kwargs or {}))
 
 
 @dataclass
@@ -87,15 +123,13 @@ class _Probe:
     def __post_init__(self) -> None:
         self.start = ModuleSnapshot(self.network.module, self.network.trained)
         self.training = self.network.module.training
+        self.generators = Generators({"model": self.network.module, "objective": self.objective})
+        self.draws: dict[str, None] = {}
 
     def effects(self) -> StepEffects:
         """Run the passes and return the module to its state."""
         try:
             return self._effects()
-        except ConfigError:
-            raise
-        except Exception:  # of the user's code: an error of the run, with its traceback
-            return StepEffects()
         finally:
             self.start.restore()
             self.network.module.train(self.training)
@@ -127,6 +161,7 @@ class _Probe:
             caches=tuple(name for name in others if name not in state),
             written=tuple(sorted({name for one in passes for name in one.written})),
             faults=tuple(faults.items()),
+            draws=tuple(self.draws),
         )
 
     def _digests(self) -> dict[str, str]:
@@ -178,6 +213,16 @@ class _Probe:
             return [one.clone() for one in self._run(batch, train=False)[0]]
 
     def _run(self, batch: Batch, train: bool) -> tuple[list[Tensor], Tensor]:
+        """Run a pass from one state of all random generators."""
+        with self.generators.watched():
+            found = self._pass(batch, train)
+        if train:
+            self.draws |= dict.fromkeys(self.generators.drawn())
+        if self.generators.has_system_draws:
+            raise ConfigError(f"model: {SYSTEM_DRAWS}")
+        return found
+
+    def _pass(self, batch: Batch, train: bool) -> tuple[list[Tensor], Tensor]:
         module, objective = self.network.module, self.objective
         module.train(train)
         key = torch.tensor(1, device=batch["mask"].device)

@@ -2,7 +2,7 @@
 
 On a CPU, and where the optimizer has no form of tensor operations alone, Python runs each step. On a GPU a step is a
 program of tensors (see `simfl.training.compiled`). Batches are padded here, and padding would enter the statistics of
-batch normalisation: models with running statistics are trained by `sequential`.
+batch normalisation: models whose passes change more than trained parameters are trained by `sequential`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def train(executor: Executor, inputs: TrainingInputs) -> TrainingResult:
         training, optimizer_states = train_steps(executor, gradients_of, inputs, training)
     return TrainingResult(
         training.weights,
-        inputs.buffers,
+        inputs.model_states,
         training.loss_sums,
         training.loss_weights,
         training.state,

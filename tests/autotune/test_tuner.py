@@ -66,7 +66,8 @@ def of(execution_mode: ExecutionMode, seconds: float | None, why: str = "") -> T
 
 def choice(identity=IDENTITY, **cohort) -> Tuner:
     case = experiment(execution=Execution(**cohort))
-    context: Any = SimpleNamespace(phase=case.phases[0], num_clients=10, parameter_groups=SimpleNamespace(buffers=()))
+    groups = SimpleNamespace(changed_in_passes=())
+    context: Any = SimpleNamespace(phase=case.phases[0], num_clients=10, parameter_groups=groups)
     record: Any = SimpleNamespace(manifest=SimpleNamespace(identity=identity))
     unused: Any = None
     pool: Any = SimpleNamespace(num_workers=1)

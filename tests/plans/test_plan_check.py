@@ -116,12 +116,8 @@ def ledger(tmp_path_factory):
 
 
 def compared(rows, updates, case=None):
-    return compare(
-        case or experiment(),
-        RunContext(experiment(), files.cache_folder()).dataset,
-        len(SIZES),
-        RunTables(rows, updates, 3),
-    )
+    context = RunContext(case or experiment(), files.cache_folder())
+    return compare(context, len(SIZES), RunTables(rows, updates, 3))
 
 
 def changed(rows, index, **values):

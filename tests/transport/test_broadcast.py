@@ -206,14 +206,14 @@ def test_without_communication_nothing_is_sent(tmp_path):
 
 
 def test_running_statistics_are_sent_in_float32_with_every_codec(tmp_path):
-    """8 means and 8 variances in both directions, with 12·8 + 8 + 8 + 8 + 8·5 + 5 = 165 weights."""
+    """8 means, 8 variances and a counter in both directions, with 12·8 + 8 + 8 + 8 + 8·5 + 5 = 165 weights."""
     codec = Codecs(download=Nf4(encode="weights"), upload=Nf4())
     even = Toy(sizes=(2, 40, 6, 8, 27, 13, 3, 21, 10, 16))
     run(experiment(data=even, model=Normalised(), codec=codec), tmp_path)
     for direction in ("download", "upload"):
         total, rows = totals(tmp_path, direction=direction, part="buffers")
-        assert [row["floats"] for row in rows] == [16] * 21
-        assert total == 21 * 64
+        assert [row["floats"] for row in rows] == [17] * 21
+        assert total == 21 * 68
         assert {row["floats"] for row in totals(tmp_path, direction=direction, part="weights")[1]} == {165}
 
 
