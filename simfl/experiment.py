@@ -45,6 +45,7 @@ class Local:
     epochs: PositiveInt = 1  # E: passes over the client's examples
     steps: PositiveInt | None = None  # number of local steps; replaces epochs
     batch_size: PositiveInt = 16  # B: examples per local step
+    drop_last: bool = False  # true: leave out the last batch of an epoch if it is smaller than batch_size
     shuffle: bool = True  # true: reshuffle before each epoch; false: keep the order of the data set
     clip_norm: PositiveFloat | None = None  # largest gradient norm; null: no clipping
     clip_value: PositiveFloat | None = None  # largest absolute value of a gradient entry; null: no clipping

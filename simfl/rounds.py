@@ -14,6 +14,7 @@ from typing import NamedTuple
 from simfl.aggregation.round import RoundAggregator
 from simfl.client_state import EMPTY
 from simfl.data.partition.manifest import Partition
+from simfl.errors import RunError
 from simfl.protocol import AggregatedUpdates, Parts
 from simfl.runs.record import Rows, round_rows
 from simfl.runs.snapshot import Snapshot
@@ -122,6 +123,11 @@ def _step_server(context: PhaseContext, before: Snapshot, updates: AggregatedUpd
     if updates is None:
         return before
     phase, server = context.phase, before.server
+    if updates.num_sampled < phase.algorithm.least_uploads():
+        raise RunError(
+            f"round {before.round + 1} of phase {context.index}: {updates.num_sampled} uploads, but"
+            f" {type(phase.algorithm).__name__} needs {phase.algorithm.least_uploads()}; others were skipped"
+        )
     delta, algorithm_state = phase.algorithm.aggregate(server, updates)
     optimizer = phase.server.at(before.round, phase.rounds)
     weights, optimizer_state = optimizer.step(server.weights, delta, server.optimizer)

@@ -14,7 +14,7 @@ from typing import Any
 
 from simfl.aggregation.round import CohortResult, RoundAggregator
 from simfl.autotune.tuner import Tuner, describe_choice, execution_mode_of
-from simfl.errors import OutOfMemory, SimflError
+from simfl.errors import OutOfMemory, RunError, SimflError
 from simfl.experiment import Experiment
 from simfl.rounds import RoundDraft, RoundPlan, apply_round, cut_into_cohorts, draft_round, plan_round
 from simfl.runs.record import Rows
@@ -78,6 +78,7 @@ class Simulation:
     options: RunOptions
     context: PhaseContext | None = None  # the phase that the workers are in
     drafts: dict[int, RoundDraft] = field(default_factory=dict)  # rounds drafted while the one before them trains
+    failure: str = ""  # the last message about a skipped client
 
     @property
     def experiment(self) -> Experiment:
@@ -103,6 +104,7 @@ class Simulation:
                     if status := self.options.until():
                         return self.finish(status)
                     self.train_round(context)
+                self._check_trained(context)
                 self.leave_phase()
             return self.finish("completed")
         except KeyboardInterrupt:  # Interrupted, or what Ray raises when a signal arrives while it waits
@@ -168,6 +170,7 @@ class Simulation:
             session.stopwatch.count([result.clock], training=True)
             for text in result.messages:
                 session.callbacks.message(text)
+            self.failure = result.messages[-1] if result.skipped and result.messages else self.failure
             session.callbacks.note(result.notes)
             yield result
 
@@ -213,6 +216,16 @@ class Simulation:
         )
         if found:
             session.callbacks.chosen(context.index, found, describe_choice(found))
+
+    def _check_trained(self, context: PhaseContext) -> None:
+        """Raise RunError if every client update of the phase failed and was skipped."""
+        rows = [row for row in self.session.record.rows("rounds") if row["phase"] == context.index]
+        skipped = sum(row["skipped"] for row in rows)
+        if skipped and skipped == sum(row["sampled"] for row in rows):
+            raise RunError(
+                f"phase {context.index}: all {skipped} client updates failed and were skipped, so nothing was trained;"
+                f" log.jsonl has each failure{self.failure and '; the last one: '}{self.failure}"
+            )
 
     def leave_phase(self) -> None:
         """Make the model of the phase the base of the next one; clients keep the state that it carries over."""

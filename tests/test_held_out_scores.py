@@ -136,7 +136,7 @@ def test_held_out_rows_can_be_the_only_evaluated_split(tmp_path):
 
 def test_held_out_scores_without_held_out_rows_are_refused(tmp_path):
     case = replace(CASE, partition=Official(), evaluate=Evaluate(splits=("heldout",)))
-    with pytest.raises(ConfigError, match="evaluate.splits: 'heldout' needs partition.holdout"):
+    with pytest.raises(ConfigError, match=r"evaluate.splits: 'heldout' needs partition.holdout"):
         run(case, tmp_path / "r")
     assert not (tmp_path / "r").exists()
 

@@ -24,7 +24,7 @@ class ClientRow(TypedDict):
     units: int
     steps: int
     weight: float
-    loss: float
+    loss: float | None  # None: the update had no examples
 
 
 @dataclass

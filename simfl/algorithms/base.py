@@ -84,6 +84,10 @@ class Algorithm:
         """
         return None
 
+    def least_uploads(self) -> int:
+        """Return the smallest number of uploads that `aggregate` is defined for, such as Krum's 2f + 3."""
+        return 0
+
     # Client
 
     def forwards(self) -> dict[str, Forward]:

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 
 from simfl.algorithms.base import Algorithm
+from simfl.constraints import PositiveInt
 from simfl.protocol import AggregatedUpdates, Server, State, Weights
 
 
@@ -37,19 +38,24 @@ def _median(rows: torch.Tensor) -> torch.Tensor:
 class Krum(Algorithm):
     """FedAvg with one delta in place of the mean: the delta closest to its n − f − 2 nearest neighbours.
 
-    With `keep` above 1, the mean of that many closest deltas (multi-Krum).
+    With `keep` above 1, the mean of that many closest deltas (multi-Krum). A round needs n ≥ 2f + 3 uploads, and
+    multi-Krum also n ≥ f + 2 + keep (Damaskinos et al. 2019, AggregaThor).
     """
 
     attackers: int = 1  # f: how many uploads may be arbitrary
-    keep: int = 1  # deltas averaged
+    keep: PositiveInt = 1  # deltas averaged
     reduce: ClassVar[Mapping[str, str]] = {"weights": "gather"}
+
+    def least_uploads(self) -> int:
+        """Return the larger of 2f + 3 and f + 2 + keep, below which no guarantee holds."""
+        return max(2 * self.attackers + 3, self.attackers + 2 + self.keep)
 
     def aggregate(self, server: Server, aggregated: AggregatedUpdates) -> tuple[Weights, State]:
         """Return the mean of the deltas with the smallest distances to their neighbours."""
         uploads = aggregated.gathered["weights"]
         flat = torch.stack([torch.cat([t.flatten() for t in u.values()]) for u in uploads]).double()
         distances = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
-        num_neighbours = max(1, len(uploads) - self.attackers - 2)
+        num_neighbours = len(uploads) - self.attackers - 2
         scores = distances.sort(1).values[:, 1 : num_neighbours + 1].sum(1)
         best = scores.argsort(stable=True)[: self.keep].tolist()
         chosen = [uploads[i] for i in sorted(best)]

@@ -43,8 +43,9 @@ def build(spec: Path, out: Path | None, overrides: tuple[str, ...]) -> None:
     out = out or spec.with_name(f"{built.spec.name}.json")
     manifest = built.manifest
     files.write(out, lambda file: file.write(manifest))
-    sizes = built.partition.sizes
-    click.echo(f"{out}: {len(sizes):,} clients hold {sizes.sum():,} of {len(built.split):,} examples")
+    sizes, held_out = built.partition.sizes, len(built.partition.held_out_order)
+    more = f", and {held_out:,} held-out ones" if held_out else ""
+    click.echo(f"{out}: {len(sizes):,} clients hold {sizes.sum():,} of {len(built.split):,} examples{more}")
     click.echo(f"sha256  {manifest_sha256(manifest)}")
 
 

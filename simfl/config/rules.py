@@ -115,6 +115,8 @@ def _local(phase: Phase, experiment: Experiment) -> Violations:
     local = phase.local
     if local.steps is not None and local.epochs != 1:
         yield f"local.steps: {local.steps} given, but local.epochs is {local.epochs}; give one of them"
+    if local.drop_last and experiment.privacy is not None and experiment.privacy.unit == "record":
+        yield "local.drop_last: has no effect with privacy.unit: record, whose batches are Poisson samples"
     if local.keep_optimizer and local.optimizer.name == "sgd" and not local.optimizer.settings.get("momentum"):
         yield "local.keep_optimizer: true has no effect, because sgd without momentum has no state"
 

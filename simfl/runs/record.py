@@ -295,7 +295,9 @@ def round_rows(
     ledger_rows = [*downloads, *(row for result in results for row in result.ledger)]
     examples = sum(row["examples"] for row in trained)
     totals = ledger.totals(ledger_rows)
-    loss = sum(row["loss"] * row["examples"] for row in trained) / examples if examples else None
+    losses = [(row["loss"], row["examples"]) for row in trained if row["loss"] is not None]
+    weight = sum(count for _, count in losses)
+    loss = sum(value * count for value, count in losses) / weight if weight else None
     values: TableRow = {
         "phase": context.index,
         "round": after.round,

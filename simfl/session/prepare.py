@@ -26,6 +26,7 @@ from simfl.runs.record import Record
 from simfl.runtime.ray.worker_group import WorkerGroup
 from simfl.runtime.worker import WorkerConfig
 from simfl.sampling import auto_clients_per_batch, num_sampled
+from simfl.session.check_batches import check_batches
 from simfl.session.check_data import check_data
 from simfl.tracking import trackers
 from simfl.training.context import LOCAL
@@ -246,6 +247,7 @@ def _check_phase(experiment: Experiment, context: RunContext, partition: Partiti
         raise ConfigError(
             f"phases.{index}.clients_per_round: {sampled} requested, but the partition has {len(partition)} clients"
         )
+    _check_num_uploads(phase, sampled, f"phases.{index}")
     for model in experiment.evaluate.models:
         models, name = [*phase.algorithm.eval_models, LOCAL], type(phase.algorithm).__name__
         if model not in models:
@@ -255,6 +257,7 @@ def _check_phase(experiment: Experiment, context: RunContext, partition: Partiti
                 f"evaluate.models: global, but clients keep its {groups.personal_buffers[0]} (phases.{index}.buffers),"
                 f" so that it has none to be scored with; allowed: {', '.join(sorted({*models} - {'global'}))}"
             )
+    check_batches(experiment, context, partition, index)
     if experiment.privacy is not None and groups.averaged_buffers:
         raise ConfigError(
             f"privacy: running statistics or the like ({groups.averaged_buffers[0]}, …) would be sent without noise"
@@ -264,6 +267,20 @@ def _check_phase(experiment: Experiment, context: RunContext, partition: Partiti
             [glob for glob in globs if not glob.startswith(f"{EXTRA}/")] for globs in (micro.trains, micro.excludes)
         )
         select_names(context.parameter_groups(index).trained, trains, excludes, f"phases.{index}.algorithm")
+
+
+def _check_num_uploads(phase: Phase, sampled: int | None, where: str) -> None:
+    """Raise ConfigError if a round can have fewer uploads than the algorithm needs."""
+    name, least = type(phase.algorithm).__name__, phase.algorithm.least_uploads()
+    if sampled is not None and sampled < least:
+        raise ConfigError(
+            f"{where}.algorithm: {name} needs at least {least} clients per round, but {sampled} are sampled"
+        )
+    if sampled is None and least > 0:
+        raise ConfigError(
+            f"{where}.poisson: a round can have any number of clients, but {name} needs at least {least};"
+            " allowed: clients_per_round, participation"
+        )
 
 
 def remarks(prepared: PreparedRun, phase: Phase, mode: ExecutionMode, workers: int) -> list[str]:

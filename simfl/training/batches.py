@@ -11,7 +11,7 @@ from simfl.experiment import Local
 from simfl.optimizers.schedules import Schedule
 from simfl.seeds import reused_rng, seed_for, system_rng
 from simfl.training.context import PhaseContext
-from simfl.training.plan import ClientPlan, CohortPlan, num_steps
+from simfl.training.plan import ClientPlan, CohortPlan, batches_per_epoch, num_steps
 
 EMPTY_UNIT = np.empty(0, np.int64)  # of a sampled client of which no privacy unit was sampled
 
@@ -74,15 +74,16 @@ def draw_unit(context: PhaseContext, plan: CohortPlan, client: ClientPlan, unit:
 def batches(rows: np.ndarray, local: Local, *name: str | int, steps: int | None = None) -> np.ndarray:
     """Return the rows of each local step: int64 [steps, B], padded by −1 where an epoch's last batch is partial.
 
-    Every epoch contains every row once, in an order that depends on `name` and the epoch.
+    Every epoch contains every row once, in an order that depends on `name` and the epoch; with `drop_last` without the
+    rows of the partial batch.
     """
     steps = num_steps(len(rows), local) if steps is None else steps
-    per_epoch = -(-len(rows) // local.batch_size) if len(rows) else 0
+    per_epoch = batches_per_epoch(len(rows), local)
     table = np.full((steps, local.batch_size), -1, dtype=np.int64)
     for epoch in range(-(-steps // per_epoch) if per_epoch else 0):
         order = reused_rng(*name, "order", epoch).permutation(rows) if local.shuffle else rows
         padded = np.full(per_epoch * local.batch_size, -1, dtype=np.int64)
-        padded[: len(rows)] = order
+        padded[: len(rows)] = order[: len(padded)]
         first = epoch * per_epoch
         table[first : first + per_epoch] = padded.reshape(per_epoch, -1)[: steps - first]
     return table

@@ -49,7 +49,7 @@ class UpdateGroup:
         prepared: The algorithm's state of each client at the start of the update. Whatever exceeds its shapes in
             `state` is padding.
         optimizer_states: Optimizer states of each client, one per micro-step; empty if they are not kept.
-        losses: Mean task loss, [n].
+        losses: Mean task loss, [n]; NaN without examples.
         release: The privacy mechanism's release, where the units of a client are released as one message.
         num_noised_steps: Local steps whose gradients were clipped and noised example by example.
         num_zero: Number of privacy units' updates that were not finite, and count as zero; None: not counted.
@@ -225,10 +225,16 @@ def _train_group(
         state=result.state,
         prepared=tuple(initial.prepared),
         optimizer_states=tuple(tuple(result.optimizer_states[k::n]) for k in range(n)),
-        losses=result.loss_sums / result.loss_weights.clamp_min(1e-12),
+        losses=_mean_losses(result),
         num_noised_steps=result.num_noised_steps,
         num_zero=result.num_zero,
     )
+
+
+def _mean_losses(result: TrainingResult) -> Tensor:
+    """Return the mean task loss of each client update, [n]; NaN where no example had a loss."""
+    means = result.loss_sums / result.loss_weights.clamp_min(1e-12)
+    return torch.where(result.loss_weights > 0, means, torch.nan)
 
 
 def client_update(

@@ -5,6 +5,7 @@ Execution modes differ in how many clients they train at once, and in nothing th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -265,7 +266,7 @@ def _fill_rows(result: CohortResult, facts: Sequence[UpdateFacts]) -> None:
     """Add to the rows of the clients what had to be fetched from the device, all at once."""
     losses = torch.cat([one.losses for one in facts]).tolist() if facts else []
     for row, loss in zip(result.clients, losses, strict=True):
-        row["loss"] = loss
+        row["loss"] = None if math.isnan(loss) else loss
     counted = [one.num_zero for one in facts if one.num_zero is not None]
     if not counted:
         return
@@ -286,5 +287,5 @@ def _client_row(plan: CohortPlan, group: UpdateGroup, k: int) -> ClientRow:
         "units": len(client.units),
         "steps": group.units[k].num_steps,
         "weight": client.weight,
-        "loss": float("nan"),  # not known yet
+        "loss": None,  # not known yet
     }

@@ -137,9 +137,22 @@ def no_next_round() -> Sequence[CohortPlan]:
 
 def num_steps(num_examples: int, local: Local) -> int:
     """Return the number of local steps of a unit with this many examples."""
-    if num_examples == 0:
+    per_epoch = batches_per_epoch(num_examples, local)
+    if per_epoch == 0:
         return 0
-    return local.steps if local.steps is not None else local.epochs * -(-num_examples // local.batch_size)
+    return local.steps if local.steps is not None else local.epochs * per_epoch
+
+
+def batches_per_epoch(num_examples: int, local: Local) -> int:
+    """Return the number of batches of an epoch; the last one may be partial unless `drop_last` leaves it out."""
+    return num_examples // local.batch_size if local.drop_last else -(-num_examples // local.batch_size)
+
+
+def last_batch(num_examples: int, local: Local) -> int:
+    """Return the size of the smallest batch of an epoch; 0 without batches."""
+    if batches_per_epoch(num_examples, local) == 0:
+        return 0
+    return num_examples % local.batch_size * (not local.drop_last) or local.batch_size
 
 
 def cohorts(
