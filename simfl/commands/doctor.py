@@ -87,16 +87,32 @@ def ray_view(address: str | None) -> Iterator[MachineFinding]:
     cpu, gpu, store = (resources.get(kind, 0.0) for kind in ("CPU", "GPU", "object_store_memory"))
     fix = "" if cpu >= 1 else "Ray has no CPU for a worker: start it with --num-cpus"
     yield MachineFinding("Ray", "CPUs", f"{cpu:g}", PROBLEM if fix else OK, fix)
-    fix = ""
-    if own["gpus"] and gpu < 1:
-        fix = "torch sees GPUs and Ray none, so no worker could start: start Ray with --num-gpus, or hide the GPUs"
-    yield MachineFinding("Ray", "GPUs", f"{gpu:g}", PROBLEM if fix else OK, fix)
+    yield from _gpu_view(int(own["gpus"]), gpu, int(worker["gpus"]))
     yield MachineFinding("Ray", "object store", format_bytes(store))
     unequal = [f"{name} {own[name]} here, {worker[name]} on a worker" for name in VERSIONS if own[name] != worker[name]]
     fix = "install the same versions on every machine of the cluster" if unequal else ""
     yield MachineFinding(
         "Ray", "worker versions", "; ".join(unequal) or "equal to those of this process", PROBLEM if fix else OK, fix
     )
+
+
+def _gpu_view(own: int, of_ray: float, of_worker: int) -> Iterator[MachineFinding]:
+    """Compare the GPUs that torch sees here, that Ray offers, and that torch sees on a worker with a GPU of Ray's."""
+    grade, fix = OK, ""
+    if own and of_ray < 1:
+        grade = PROBLEM
+        fix = "torch sees GPUs and Ray none, so no worker could start: start Ray with --num-gpus, or hide the GPUs"
+    elif own > of_ray:
+        grade = WARNING
+        fix = f"torch sees {own} GPUs and Ray {of_ray:g}, so some stay idle: start Ray with --num-gpus={own}"
+    yield MachineFinding("Ray", "GPUs", f"{of_ray:g}", grade, fix)
+    if of_ray >= 1:
+        fix = (
+            ""
+            if of_worker
+            else "install torch with CUDA on every machine, and check CUDA_VISIBLE_DEVICES and the driver"
+        )
+        yield MachineFinding("Ray", "GPUs of a worker", f"torch sees {of_worker}", OK if of_worker else PROBLEM, fix)
 
 
 def torch_view() -> dict[str, str | int]:

@@ -14,7 +14,7 @@ from simfl.generators.process import reproducible
 
 @dataclass(frozen=True)
 class Transform:
-    """A function of one training example, called anew each time a client trains on the example.
+    """A function of one training example, called each time that a client trains on the example.
 
     It takes the model's input as a tensor in the shape of the data, or a mapping of tensors where the objective has
     several inputs, and returns the same in equal shapes and types. Before each call the global generators of torch,

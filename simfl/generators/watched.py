@@ -65,8 +65,12 @@ class Generators:
     def watched(self) -> Iterator[None]:
         """Set every generator to one state and watch it inside the block.
 
-        Draws of Python and numpy from the randomness of the operating system are counted.
+        Draws of Python and numpy from the randomness of the operating system are counted. Within a watched block it
+        has no effect, since the block notices the same draws.
         """
+        if self._is_watching:
+            yield
+            return
         if self._searched != self._searched_state():
             self.refresh()
         self.seed(0)

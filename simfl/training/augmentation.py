@@ -67,7 +67,7 @@ class Augmentation:
         self.generators = Generators({"transform": function})
 
     def apply(self, batch: Batch, rows: Tensor, keys: np.ndarray) -> Batch:
-        """Return the batch with each example transformed; padding stays as it is.
+        """Return the batch with each example transformed; padding does not change.
 
         Args:
             batch: Examples [*rows.shape, …].

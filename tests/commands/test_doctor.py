@@ -47,6 +47,29 @@ def test_doctor_starts_ray_and_compares_a_worker(ray_session: None) -> None:
     assert {finding.grade for finding in found.values()} == {OK}
 
 
+@pytest.mark.parametrize(
+    ("own", "of_ray", "of_worker", "grades", "fix"),
+    [
+        (4, 4, 1, [OK, OK], ""),
+        (0, 0, 0, [OK], ""),
+        (0, 8, 1, [OK, OK], ""),  # the cluster has GPUs, this machine none
+        (4, 1, 1, [WARNING, OK], "torch sees 4 GPUs and Ray 1"),
+        (4, 0, 0, [PROBLEM], "torch sees GPUs and Ray none"),
+        (4, 4, 0, [OK, PROBLEM], "install torch with CUDA"),
+    ],
+)
+def test_gpus_that_ray_or_a_worker_lacks_are_found(
+    own: int, of_ray: int, of_worker: int, grades: list[str], fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = doctor.torch_view()
+    resources = {"CPU": 8.0, "GPU": float(of_ray), "object_store_memory": 1e9}
+    monkeypatch.setattr(doctor, "survey", lambda address, look: (resources, {**view, "gpus": of_worker}))
+    monkeypatch.setattr(doctor, "torch_view", lambda: {**view, "gpus": own})
+    found = [finding for finding in doctor.ray_view(None) if finding.item.startswith("GPUs")]
+    assert [finding.grade for finding in found] == grades
+    assert fix in " ".join(finding.fix for finding in found)
+
+
 def test_a_problem_has_exit_code_1_and_its_fix_is_printed_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
