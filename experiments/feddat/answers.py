@@ -19,7 +19,6 @@ from simfl.objectives.vqa import Vqa
 
 
 def main() -> None:
-    """Write the lists."""
     """Read the arguments and write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiment", type=Path, help="experiment file whose objective has answers")
@@ -32,7 +31,7 @@ def main() -> None:
     assert isinstance(objective, Vqa | Ranking)
     assert isinstance(objective.answers, str), "objective.answers must name a file"
     split = experiment.data.load(given.cache).splits["train"]
-    lists = top_answers(split, given.most, None if given.all else objective.by)
+    lists = top_answers(split, given.most, None if given.all else objective.by, objective.normalize)
     file = Path(objective.answers)
     file.write_text(json.dumps(lists, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     for name, answers in lists.items():
