@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from simfl.audit.membership import MembershipResult
 from simfl.audit.one_run import CanaryAudit, ViewAudit
+from simfl.audit.statistics import Roc
 
 
 def canary_lines(found: CanaryAudit) -> list[str]:
@@ -57,3 +59,34 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
         )
         for row in rows
     ]
+
+
+def membership_lines(found: MembershipResult) -> list[str]:
+    """Format a membership attack; the last line compares the main score with guessing."""
+    first = found.attacks[0].roc
+    rates = list(first.true_positives)
+    lines = [
+        f"{found.unit} membership: {first.members} members ({found.members}), {first.others} others ({found.others});"
+        " intervals with 95 % confidence"
+    ]
+    header = ("score", "AUC", *(f"TPR at {100 * rate:g} % FPR" for rate in rates))
+    rows = [(one.name, *_roc_cells(one.roc)) for one in found.attacks]
+    rows += [(f"initial model: {one.name}", *_roc_cells(one.roc)) for one in found.control]
+    lines += table([header, *rows])
+    for rate in rates:
+        if (allowed := found.allowed(rate)) is not None:
+            lines.append(f"epsilon {found.epsilon:.4g} allows a TPR of at most {allowed:.3g} at {100 * rate:g} % FPR")
+    return [*lines, membership_verdict(found)]
+
+
+def membership_verdict(found: MembershipResult) -> str:
+    """Return one sentence about the main score."""
+    main, auc = found.main, found.main.roc.auc
+    if auc.low > 0.5:
+        return f"membership leaks: {main.name} has an AUC of {auc}"
+    return f"no better than guessing: {main.name} has an AUC of {auc}"
+
+
+def _roc_cells(found: Roc) -> tuple[str, ...]:
+    rates = ("too few units" if one is None else str(one) for one in found.true_positives.values())
+    return (str(found.auc), *rates)

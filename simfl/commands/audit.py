@@ -40,5 +40,39 @@ def canaries(run: Path, canaries: int | None, rounds: int | None, width: int, se
     return 0 if found.holds else VIOLATED
 
 
+@audit.command()
+@click.argument("run", type=folder)
+@click.option("--unit", type=click.Choice(["provider", "document"]), default="provider", show_default=True)
+@click.option("--members", default="train", show_default=True, help="Split with units of providers trained on.")
+@click.option("--others", help="Split with units not trained on.  [default: unseen, test or valid, the first there is]")
+@click.option("--shadow", "shadows", multiple=True, type=folder, help="Run with other units; may be repeated.")
+@click.option("--examples", type=click.IntRange(1), default=16, show_default=True, help="Examples of a unit, at most.")
+@click.option("--limit", type=click.IntRange(2), help="Units of each kind, at most.  [default: all]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the choice of examples and units.")
+@as_json_option
+def membership(
+    run: Path,
+    unit: str,
+    members: str,
+    others: str | None,
+    shadows: tuple[Path, ...],
+    examples: int,
+    limit: int | None,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Infer from the final model of RUN which providers or documents it was trained on."""
+    from simfl.audit import membership, report
+    from simfl.runs.results import Run
+
+    runs = [Run(shadow) for shadow in shadows]
+    settings = membership.MembershipSettings(unit, members, others, runs, examples, limit, seed)
+    found = membership.attack(Run(run), settings, _log)
+    if as_json:
+        click.echo(json.dumps(asdict(found), indent=1))
+    else:
+        click.echo("\n".join(report.membership_lines(found)))
+
+
 def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
