@@ -292,8 +292,11 @@ class Examples:
         return len(next(iter(self.rows.values())))
 
     def take(self, index: Tensor) -> Batch:
-        """Return the batch at int64 `index` (any shape; -1 is padding), with `mask` (float, 1 for real examples)."""
-        safe = index.clamp_min(0)
+        """Return the batch at int64 `index` (any shape; -1 is padding), with `mask` (float, 1 for real examples).
+
+        Padding repeats the first example of its batch: 0 times another client's values is not 0 if these overflow.
+        """
+        safe = torch.where(index < 0, index[..., :1], index).clamp_min(0) if index.dim() else index.clamp_min(0)
         flat = safe.dim() == 1 and not safe.is_cuda
         batch = {name: v.index_select(0, safe) if flat else v[safe] for name, v in self.rows.items()}
         for name, (key, table) in self.shared.items():

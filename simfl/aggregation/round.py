@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import torch
 
@@ -24,6 +24,7 @@ class ClientRow(TypedDict):
     units: int
     steps: int
     weight: float
+    not_finite: NotRequired[int]  # with privacy: units whose update was not finite, and counts as zero
     loss: float | None  # None: the update had no examples
 
 

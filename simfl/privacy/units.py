@@ -1,5 +1,7 @@
 """Clipping of the updates of privacy units to a norm (Abadi et al. 2016).
 
+An update with a value that is not finite counts as zero: whether a run fails must not depend on a single unit.
+
 Units are stacked, [n, …] in every tensor, and clipped together: n norms, n factors, one product. No value is copied
 from a GPU to its host.
 """
@@ -26,7 +28,12 @@ class Clipped:
     """The sum of clipped units."""
 
     total: Weights  # the sum, on a tree over the positions of the units
-    norms: Tensor  # of each unit before clipping, float64 [n]
+    norms: Tensor  # of each unit before clipping, float64 [n]; not finite for a unit that counts as zero
+
+    @property
+    def num_not_finite(self) -> Tensor:
+        """Number of units that count as zero, int64 []."""
+        return (~torch.isfinite(self.norms)).sum()
 
 
 def clipped(updates: Weights, limit: float | None, copies: Mapping[str, int] | None = None) -> Clipped:
@@ -43,7 +50,7 @@ def clipped(updates: Weights, limit: float | None, copies: Mapping[str, int] | N
     lengths, total = norms(updates, copies), dict[str, Tensor]()
     scales = None if limit is None else factors(lengths, limit)[:, None]
     for names, rows in _bundles(updates):
-        short = rows if scales is None else rows * scales.to(rows.dtype)
+        short = rows if scales is None else _finite_rows(rows * scales.to(rows.dtype), lengths)
         parts = stack_sum({"": short})[""].split([updates[name][0].numel() for name in names])
         total |= {name: part.view(updates[name].shape[1:]) for name, part in zip(names, parts, strict=True)}
     return Clipped({name: total[name] for name in updates}, lengths)
@@ -63,6 +70,20 @@ def norms(updates: Weights, copies: Mapping[str, int] | None = None) -> Tensor:
 def factors(lengths: Tensor, limit: float) -> Tensor:
     """Return the factors that scale updates with these norms to the limit, float32 [n]; 1 for norms within it."""
     return torch.where(lengths > limit, MARGIN * limit / lengths, 1.0).to(torch.float32)
+
+
+def finite_or_zero(updates: Weights, lengths: Tensor) -> Weights:
+    """Return updates [n, …] with zero in place of those whose norm is not finite."""
+    shaped = {name: t.reshape(len(t), -1) for name, t in updates.items()}
+    return {name: _finite_rows(rows, lengths).view(updates[name].shape) for name, rows in shaped.items()}
+
+
+def _finite_rows(rows: Tensor, lengths: Tensor) -> Tensor:
+    """Return rows [n, d] with zero in place of those whose norm is not finite; a GPU is not synchronized."""
+    is_finite = torch.isfinite(lengths)
+    if rows.device.type == "cpu" and bool(is_finite.all()):
+        return rows
+    return torch.where(is_finite[:, None], rows, torch.zeros((), dtype=rows.dtype, device=rows.device))
 
 
 def _bundles(updates: Weights) -> Iterator[tuple[list[str], Tensor]]:

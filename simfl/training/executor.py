@@ -185,19 +185,10 @@ class Executor:
         Raises:
             ConfigError: The model has no features.
         """
-        context, algorithm = self.context, self.context.phase.algorithm
-        if not algorithm.needs_features:
+        if not self.context.phase.algorithm.needs_features:
             return None, None
-        inputs = model_inputs(context, self.examples.take(torch.zeros(1, dtype=torch.int64, device=context.device)))
-        passes = Forward(train=False), Forward(train=False, mentor=True)
-        with torch.no_grad():
-            model, mentor = (run_forward(context, one, {}, inputs, torch.tensor(0)) for one in passes)
-        if model.features is None or mentor.features is None:
-            name = type(algorithm).__name__
-            raise ConfigError(
-                f"phases.{context.index}.algorithm: {name} needs features, which the model does not return"
-            )
-        return model, mentor
+        first = torch.zeros(1, dtype=torch.int64, device=self.context.device)
+        return sample_outputs(self.context, self.examples.take(first))
 
     def draw_ahead(self, plans: Sequence[CohortPlan]) -> None:
         """Draw the batches of cohorts and keep them until these are trained; drops those kept before."""
@@ -208,6 +199,20 @@ class Executor:
                 for unit, rows in units_of(client):
                     drawn = draw_unit(self.context, plan, client, unit, rows)
                     self.drawn_units[plan.round, client.client, unit] = drawn
+
+
+def sample_outputs(context: PhaseContext, batch: Batch) -> tuple[Outputs, Outputs]:
+    """Return the outputs of model and mentor for a batch; ConfigError if one of them has no features."""
+    inputs, passes = model_inputs(context, batch), (Forward(train=False), Forward(train=False, mentor=True))
+    with torch.no_grad():
+        model, mentor = (run_forward(context, one, {}, inputs, torch.tensor(0)) for one in passes)
+    if model.features is None or mentor.features is None:
+        name, network = type(context.phase.algorithm).__name__, "model" if model.features is None else "mentor"
+        raise ConfigError(
+            f"phases.{context.index}.algorithm: {name} needs features, which the {network} does not return;"
+            " return simfl.protocol.Outputs(logits, features) from its forward"
+        )
+    return model, mentor
 
 
 def compiled_steps(context: PhaseContext, program: str) -> CompiledSteps | None:

@@ -221,14 +221,20 @@ def test_tensors_on_a_gpu_get_the_noise_of_a_cpu() -> None:
     assert all(t.is_cuda and torch.equal(t.cpu(), here[name]) for name, t in there.items())
 
 
-def test_clipping_does_not_hide_values_that_are_not_finite() -> None:
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_an_update_that_is_not_finite_counts_as_zero(value: float) -> None:
     updates = stacked_units(3)
-    updates["bias"][1, 2] = math.inf
+    zeroed = {name: t.clone() for name, t in updates.items()}
+    updates["bias"][1, 2] = value
+    for t in zeroed.values():
+        t[1] = 0.0
     found = clipped(updates, 1.0)
-    alone = clipped({name: t[2:] for name, t in updates.items()}, 1.0)
-    assert torch.equal(found.norms[2:], alone.norms)
+    assert_close(found.total, clipped(zeroed, 1.0).total, rtol=0.0, atol=0.0)
+    assert int(found.num_not_finite) == 1
     assert not math.isfinite(float(found.norms[1]))
-    assert bool(found.total["bias"].isnan().any())  # so the client update fails, and nothing is released
+    assert (
+        bool(clipped(updates, None).total["bias"].isfinite().all()) is False
+    )  # without a clip norm, nothing is hidden
 
 
 # adaptive clipping
