@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 import click
@@ -16,6 +18,7 @@ import click
 from simfl import __version__
 from simfl.commands import audit, data, inspection, options, partitions, submit, sweeps, templates
 from simfl.errors import ClientError, ConfigError, SimflError
+from simfl.safe_text import printable, safe_streams
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +30,17 @@ USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
+    sys.excepthook = _show_traceback
+    with safe_streams(sys):
+        return _run_command(arguments)
+
+
+def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print the traceback of an unexpected error, without secrets."""
+    print(printable("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr)
+
+
+def _run_command(arguments: Sequence[str] | None) -> int:
     warnings.filterwarnings("ignore", message="Image size .* exceeds limit")  # simfl refuses such images itself
     sys.path.append(os.getcwd())  # components may be defined in a module of the working directory
     try:
@@ -186,6 +200,6 @@ def _print_settings(entries: list[Entry]) -> None:
 
 def _console() -> Console:
     """Return a console as wide as the terminal, or 160 columns wide if the output is not a terminal."""
-    from rich.console import Console
+    from simfl.tracking.console import SafeConsole
 
-    return Console(width=None if sys.stdout.isatty() else 160)
+    return SafeConsole(width=None if sys.stdout.isatty() else 160)

@@ -19,6 +19,7 @@ from simfl.constraints import Constraint, FiniteFloat, NonNegativeFloat, NonNega
 from simfl.data.transform import Transform
 from simfl.errors import ConfigError, Problems, closest, nearest
 from simfl.optimizers.local import LOCAL_OPTIMIZERS, LocalOptimizer
+from simfl.safe_text import has_secret, mask_secrets
 
 DEFAULT_LIMITS: dict[object, object] = {int: NonNegativeInt, float: NonNegativeFloat}  # if a hint has no limits
 IMPLIED = {"of": "own", "rows": "rows"}  # the component of a mapping without a name, by a setting that only it has
@@ -52,6 +53,10 @@ RENAMED_VALUES = {
 
 def read(hint: object, value: object, path: str) -> Any:
     """Return `value` as the type `hint`, with every part checked; `path` locates it in error messages."""
+    if isinstance(value, str) and has_secret(value):  # it would be written to the run folder
+        raise ConfigError(
+            f"{path}: {mask_secrets(value)} holds a user or a password; use a variable of the environment"
+        )
     hint = DEFAULT_LIMITS.get(hint, hint)
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:

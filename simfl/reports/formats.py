@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv as csv_files
 import io
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +21,44 @@ from simfl.errors import ConfigError, nearest
 from simfl.formatting import format_bytes, format_duration
 from simfl.reports.statistical_tests import SIGNIFICANCE_LEVEL, student_quantile
 from simfl.reports.table import Comparison, ComparisonRow, SeedScores
+from simfl.safe_text import printable
 
 DIRECTIONS = ("download", "upload")
 END = "<!-- simfl: end -->"
+
+
+HTML_START = re.compile(r"<(?=[A-Za-z/!?])")
+FORMULA_STARTS = ("=", "+", "-", "@", "\t")  # of a cell that a spreadsheet takes for a formula
+LATEX_SIGNS = {sign: f"\\{sign}" for sign in "_%&#${}"} | {
+    "\\": r"\textbackslash{}",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "[": "{[}",  # after the end of a row it would begin an argument
+}
+
+
+def _one_line(text: str) -> str:
+    """Return text that others may have written as one line without control characters."""
+    return printable(" ".join(text.splitlines()))
+
+
+def _escape_markdown(cell: str) -> str:
+    """Return text that cannot end a cell, and holds no HTML and no link."""
+    cell = _one_line(cell).replace("\\", "\\\\").replace("|", "\\|")
+    return HTML_START.sub("&lt;", cell).replace("](", "]\\(")
+
+
+def _escape_csv(cell: object) -> object:
+    """Return a cell that a spreadsheet shows as text and does not run as a formula; numbers stay."""
+    if not isinstance(cell, str):
+        return cell
+    text = printable(cell)
+    return f"'{text}" if text.startswith(FORMULA_STARTS) else text
+
+
+def _escape_latex(cell: str) -> str:
+    """Return text without commands."""
+    return "".join(LATEX_SIGNS.get(sign, sign) for sign in _one_line(cell))
 
 
 @dataclass(frozen=True)
@@ -32,10 +68,11 @@ class CellStyle:
     sign: str  # before a deviation
     bold: str  # format of the best
     mark: str  # after a score that differs significantly from the reference
+    escape: Callable[[str], str]  # of text that others may have written
 
 
-MARKDOWN = CellStyle(" ± ", "**{}**", "†")
-LATEX = CellStyle(r" $\pm$ ", r"\textbf{{{}}}", r"$^\dagger$")
+MARKDOWN = CellStyle(" ± ", "**{}**", "†", _escape_markdown)
+LATEX = CellStyle(r" $\pm$ ", r"\textbf{{{}}}", r"$^\dagger$", _escape_latex)
 
 
 def notes(comparison: Comparison) -> list[str]:
@@ -50,11 +87,11 @@ def notes(comparison: Comparison) -> list[str]:
 
 def _test_notes(comparison: Comparison) -> list[str]:
     """Return the meaning of † and what its absence does not say."""
-    if not comparison.reference or len(comparison.rows) < 2:
+    if not comparison.reference:
         return []
     tests, mark = comparison.tests, MARKDOWN.mark
     if not tests:
-        return [f"no row is tested against {comparison.reference}: a difference needs at least two common seeds"]
+        return [f"no row is tested against {comparison.reference}: a test needs two seeds with common examples"]
     same = " with otherwise equal settings" if len(comparison.settings) > 1 else ""
     seeds = min(test.seeds for test in tests)
     error = student_quantile(SIGNIFICANCE_LEVEL / len(tests), seeds - 1)
@@ -69,12 +106,12 @@ def _test_notes(comparison: Comparison) -> list[str]:
 
 def markdown(comparison: Comparison) -> str:
     """Format a comparison as a Markdown table, the best scores in bold, with notes below it."""
-    header = _header(comparison)
+    header = [_escape_markdown(name) for name in _header(comparison)]
     left = len(comparison.settings or ("run",))
     rule = ["---" if i < left else "---:" for i in range(len(header))]
     lines = [_cells(comparison, i, MARKDOWN) for i in range(len(comparison.rows))]
-    rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in [header, rule, *lines]]
-    items = [f"- {note}" for note in notes(comparison)]
+    rows = ["| " + " | ".join(row) + " |" for row in [header, rule, *lines]]
+    items = [f"- {_escape_markdown(note)}" for note in notes(comparison)]
     return "\n".join([*rows, *([""] if items else []), *items]) + "\n"
 
 
@@ -84,7 +121,8 @@ def csv(comparison: Comparison) -> str:
     writer = csv_files.writer(out, lineterminator="\n")
     parts = [f"{metric}{end}" for metric in comparison.metrics for end in ("", "_deviation", "_p")]
     byte_columns = [f"{direction}_bytes" for direction in DIRECTIONS]
-    writer.writerow([*(comparison.settings or ("run",)), "seeds", *parts, *byte_columns, "seconds"])
+    header = [*(comparison.settings or ("run",)), "seeds", *parts, *byte_columns, "seconds"]
+    writer.writerow(map(_escape_csv, header))
     for row in comparison.rows:
         cells: list[object] = [*row.varied.values()] or [row.runs[0].label]
         cells.append(len(row.done))
@@ -92,7 +130,7 @@ def csv(comparison: Comparison) -> str:
             score = row.scores.get(metric)
             cells += [score.mean, score.deviation, score.p] if score is not None else [None] * 3
         cells += [row.mean_of("bytes", direction) for direction in DIRECTIONS]
-        writer.writerow([*cells, row.mean_of("seconds", "total")])
+        writer.writerow(map(_escape_csv, [*cells, row.mean_of("seconds", "total")]))
     return out.getvalue()
 
 
@@ -101,10 +139,10 @@ def latex(comparison: Comparison) -> str:
     header = _header(comparison)
     left = len(comparison.settings or ("run",))
     rows = [_cells(comparison, i, LATEX) for i in range(len(comparison.rows))]
-    body = [" & ".join(_escape_latex(cell) for cell in row) + r" \\" for row in rows]
+    body = [" & ".join(row) + r" \\" for row in rows]
     top = [rf"\begin{{tabular}}{{{'l' * left}{'r' * (len(header) - left)}}}", r"\toprule"]
     middle = [" & ".join(_escape_latex(cell) for cell in header) + r" \\", r"\midrule", *body]
-    comments = [f"% {note.replace(MARKDOWN.mark, 'dagger:')}" for note in notes(comparison)]
+    comments = [f"% {_one_line(note).replace(MARKDOWN.mark, 'dagger:')}" for note in notes(comparison)]
     return "\n".join([*comments, *top, *middle, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
@@ -153,12 +191,13 @@ def _cells(comparison: Comparison, index: int, style: CellStyle) -> list[str]:
     """Return the cells of a row as text."""
     row = comparison.rows[index]
     ended = f"{len(row.done)}" if len(row.done) == len(row.runs) else f"{len(row.done)} of {len(row.runs)}"
-    cells = ["" if value is None else str(value) for value in row.varied.values()] or [row.runs[0].label]
+    names = ["" if value is None else str(value) for value in row.varied.values()] or [row.runs[0].label]
+    cells = [style.escape(name) for name in names]
     cells += [ended] if _has_seeds(comparison) else []
     for metric in comparison.metrics:
         score = row.scores.get(metric)
         best = index in comparison.best(metric)
-        cells.append(_status_of(row) if score is None else format_score(score, best, style))
+        cells.append(style.escape(_status_of(row)) if score is None else format_score(score, best, style))
     for direction in DIRECTIONS:
         count = row.mean_of("bytes", direction)
         cells.append("" if count is None else format_bytes(count))
@@ -169,9 +208,3 @@ def _cells(comparison: Comparison, index: int, style: CellStyle) -> list[str]:
 def _status_of(row: ComparisonRow) -> str:
     """Return what a cell shows in place of a missing score."""
     return row.runs[0].status if not row.done else ""
-
-
-def _escape_latex(cell: str) -> str:
-    for sign in "_%&#":
-        cell = cell.replace(sign, f"\\{sign}")
-    return cell

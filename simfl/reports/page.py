@@ -10,6 +10,8 @@ from html import escape
 LIGHT = ("#0072b2", "#d55e00", "#007a5a", "#b0528f", "#a97100", "#2b8fc7", "#5b4fa8", "#555555")
 DARK = ("#4aa8e0", "#ff8a3d", "#2fc79b", "#e39ac4", "#f0b429", "#8ed0f5", "#aea4f0", "#bbbbbb")
 
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # no script and no download, whatever is shown
+
 
 @dataclass(frozen=True)
 class Section:
@@ -27,6 +29,7 @@ def page(title: str, lead: str, sections: Sequence[Section]) -> str:
     parts = "".join(_section(section) for section in shown)
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="color-scheme" content="light dark">'
         f"<title>{escape(title)}</title><style>{_style()}</style>"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -36,6 +37,7 @@ from simfl.reports.time import time_section
 from simfl.runs.folder import RUN
 from simfl.runs.manifest import RunManifest
 from simfl.runs.tables import TableRow
+from simfl.safe_text import printable
 
 MAX_SAMPLES = 8  # predictions
 MAX_CLIENTS = 60  # in a strip or a heat map
@@ -61,7 +63,7 @@ def write(paths: Sequence[Path], target: Path, title: str = "") -> None:
         RunError: A folder holds neither a run nor a sweep, or files of another format.
     """
     results, against = results_of(paths), read_spec(paths).against
-    text = report(results, title or ", ".join(path.name for path in paths), against)
+    text = printable(report(results, title or ", ".join(path.name for path in paths), against))
     files.write(target, lambda file: file.write(text.encode()))
 
 
@@ -119,7 +121,7 @@ def _comparison(comparison: Comparison) -> str:
 def _score(comparison: Comparison, row: ComparisonRow, index: int, metric: str) -> str:
     score = row.scores.get(metric)
     if score is None:
-        return f'<span class="tag">{row.runs[0].status}</span>' if not row.done else ""
+        return f'<span class="tag">{escape(row.runs[0].status)}</span>' if not row.done else ""
     text = f"{score.mean:.4f}" + ("" if score.deviation is None else f" ± {score.deviation:.4f}")
     text = f"<b>{text}</b>" if index in comparison.best(metric) else text
     title = "" if score.p is None else f' title="p = {score.p:.4f}"'
@@ -218,7 +220,7 @@ def _commands(results: Sequence[RunResult]) -> str:
         if not path.exists():
             continue
         manifest = {k: v for k, v in RunManifest.read(result.folder).to_json().items() if k not in HIDDEN}
-        command = f"simfl run {path} --out {result.folder.name}-again"
+        command = shlex.join(["simfl", "run", str(path), "--out", f"{result.folder.name}-again"])
         inner = code(command) + code(json.dumps(manifest, indent=1)) + code(path.read_text())
         parts.append(folded(f"{result.label}: {result.status}", inner))
     return "".join(parts)

@@ -20,6 +20,7 @@ from simfl import files
 from simfl.errors import ConfigError, RunError
 from simfl.runs.checkpoint import DIGESTS
 from simfl.runs.folder import CHECKPOINTS, CLIENT_STATES, TABLE_PARTS
+from simfl.safe_text import has_secret, mask_secrets, without_password
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -47,7 +48,7 @@ def read(url: str) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise RunError(f"{url}: {error}") from error
+        raise _storage_error(url, error) from error
     return content
 
 
@@ -58,7 +59,7 @@ def write(url: str, content: bytes) -> None:
         system.makedirs(system._parent(path), exist_ok=True)
         system.pipe_file(path, content)
     except OSError as error:
-        raise RunError(f"{url}: {error}") from error
+        raise _storage_error(url, error) from error
 
 
 def remove(url: str) -> None:
@@ -69,7 +70,7 @@ def remove(url: str) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise RunError(f"{url}: {error}") from error
+        raise _storage_error(url, error) from error
 
 
 @contextmanager
@@ -85,7 +86,8 @@ def mirrored(url: str, cache: Path, without: Collection[str] = ()) -> Iterator[M
         ConfigError: The scheme of the URL is unknown.
         RunError: The storage fails, or another process of this machine uses the copy.
     """
-    name = f"{url.rstrip('/').rpartition('/')[2]}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
+    shown = mask_secrets(url).rstrip("/").rpartition("/")[2].rpartition("@")[2]
+    name = f"{shown}-{hashlib.sha256(without_password(url).encode()).hexdigest()[:12]}"
     base = cache / "mirrored" / name
     files.make_folder(base)
     with files.locked(base):
@@ -119,7 +121,7 @@ class Mirror:
                 system.get_file(path, str(target))
                 self.copied[name] = _stamp(target)
         except OSError as error:
-            raise RunError(f"{self.url}: {error}") from error
+            raise _storage_error(self.url, error) from error
 
     def push(self) -> None:
         """Upload new and changed files, checkpoints after the files that they need; then delete files that are gone."""
@@ -137,7 +139,7 @@ class Mirror:
                 system.rm_file(f"{root}/{name}")
                 del self.copied[name]
         except OSError as error:
-            raise RunError(f"{self.url}: {error}") from error
+            raise _storage_error(self.url, error) from error
 
     def _system(self) -> tuple[AbstractFileSystem, str]:
         return _system(self.url)
@@ -146,12 +148,20 @@ class Mirror:
 def _system(url: str) -> tuple[AbstractFileSystem, str]:
     """Return the file system of a URL, and the path in it."""
     import fsspec
+    from fsspec.implementations.local import LocalFileSystem
 
     try:
         system, root = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:
-        raise ConfigError(f"--out: {url}: {error}") from None
+        raise ConfigError(mask_secrets(f"--out: {url}: {error}")) from None
+    if isinstance(system, LocalFileSystem) and has_secret(url):
+        raise ConfigError(f"--out: {mask_secrets(url)}: a file:// URL has no user and no password")
     return system, root.rstrip("/")
+
+
+def _storage_error(url: str, error: OSError) -> RunError:
+    """Return an error of the storage at a URL, without the password of the URL."""
+    return RunError(mask_secrets(f"{url}: {error}"))
 
 
 def _is_copied(path: Path) -> bool:

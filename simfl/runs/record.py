@@ -37,6 +37,7 @@ from simfl.runs.mirror import Mirror
 from simfl.runs.parts import Coverage, TableParts
 from simfl.runs.snapshot import Snapshot
 from simfl.runs.tables import TableRow
+from simfl.safe_text import mask_secrets
 from simfl.timing import timed
 from simfl.training.context import PhaseContext
 from simfl.transport import ledger
@@ -108,7 +109,7 @@ class Record:
     @property
     def location(self) -> str:
         """The run folder, or the URL of its copy, which stays when this machine is gone."""
-        return str(self.folder) if self.mirror is None else self.mirror.url
+        return str(self.folder) if self.mirror is None else mask_secrets(self.mirror.url)
 
     def restore(self) -> tuple[Snapshot | None, list[str]]:
         """Return the newest undamaged state and messages about what was damaged or cut off; None without a checkpoint.

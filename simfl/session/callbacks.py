@@ -8,6 +8,7 @@ from typing import Any
 
 from simfl.runs.folder import JsonObject
 from simfl.runs.record import Record, Rows
+from simfl.safe_text import mask_secrets
 from simfl.timing import Lap
 from simfl.tracking.events import TrackingEvent
 from simfl.tracking.trackers import Tracker
@@ -43,7 +44,8 @@ class Callbacks:
     notes: set[str] = field(default_factory=set)  # those that were reported
 
     def message(self, text: str) -> None:
-        """Report a message."""
+        """Report a message, without secrets of URLs."""
+        text = mask_secrets(text)
         self.display.message(text)
         self.record.log("message", text=text)
 

@@ -13,6 +13,7 @@ from typing import Protocol
 from simfl import config
 from simfl.config.inheritance import SWEEP
 from simfl.errors import ConfigError
+from simfl.safe_text import has_secret, mask_secrets
 from simfl.submit.package import Package, gather
 from simfl.sweeps import file as sweeps
 
@@ -77,6 +78,11 @@ def read(
     Raises:
         ConfigError: The file is invalid, a file it needs is not in `folder` or not sent, or a path is missing.
     """
+    if out is not None and has_secret(out):
+        raise ConfigError(
+            f"--out: {mask_secrets(out)} holds a user or a password, which everyone with access to the cluster could"
+            " read; use variables of the environment, with --env"
+        )
     folder = folder.resolve()
     is_sweep = not config.keys_of(file).keys().isdisjoint(SWEEP)
     if is_sweep:

@@ -14,6 +14,7 @@ from simfl.formatting import format_bytes, format_duration
 from simfl.runs.summary import read_summary
 from simfl.sweeps.job import Outcome
 from simfl.sweeps.status import NullSweepDisplay, SweepState
+from simfl.tracking.console import SafeConsole
 from simfl.tracking.watch import RunView, sparkline
 
 STYLES = {"completed": "green", "stopped": "yellow", "failed": "bold red", "interrupted": "yellow", "waiting": "dim"}
@@ -24,7 +25,7 @@ class Board(NullSweepDisplay):
     """Live display; as a context manager it restores the terminal when the sweep ends."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console, self.announced = console or Console(stderr=True), False
+        self.console, self.announced = console or SafeConsole(stderr=True), False
         self.folder, self.table = "", ""  # of the results, once they are written
         self.live = Live(console=self.console, auto_refresh=False)
 

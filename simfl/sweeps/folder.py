@@ -16,6 +16,7 @@ from simfl import files
 from simfl.runs import mirror
 from simfl.runs.folder import CHECKPOINTS, CLIENT_STATES
 from simfl.runs.mirror import Mirror, is_url, mirrored
+from simfl.safe_text import mask_secrets
 
 NOT_COPIED = (CHECKPOINTS, CLIENT_STATES, "stacks", "tensorboard", "wandb")  # parts of a run needed only to resume it
 
@@ -28,7 +29,7 @@ class RunLocation:
     url: str = ""  # empty: the folder itself is the location
 
     def __str__(self) -> str:
-        return self.url or str(self.folder)
+        return mask_secrets(self.url) or str(self.folder)
 
     def child(self, *names: str) -> RunLocation:
         """Return a location inside this one."""

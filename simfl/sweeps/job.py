@@ -13,6 +13,7 @@ from simfl.experiment import Experiment
 from simfl.runs.folder import ERROR
 from simfl.runs.results import Run
 from simfl.runs.summary import read_summary
+from simfl.safe_text import mask_secrets
 from simfl.session.options import RunOptions
 from simfl.sweeps.folder import RunLocation
 from simfl.sweeps.fork import fork
@@ -80,8 +81,8 @@ def failed(job: SweepJob, error: Exception) -> Outcome:
     """Return the outcome of a run that raised `error`, and write the traceback to its folder."""
     lines = str(error).strip().splitlines() or [""]
     kind = [] if isinstance(error, SimflError) else [f"{type(error).__name__}:"]
-    line = " ".join([*kind, lines[0], *lines[1:][-1:]])  # the last line of a ClientError is the cause
-    job.location.write(ERROR, f"{line}\n\n{''.join(traceback.format_exception(error))}")
+    line = mask_secrets(" ".join([*kind, lines[0], *lines[1:][-1:]]))  # the last line of a ClientError is the cause
+    job.location.write(ERROR, mask_secrets(f"{line}\n\n{''.join(traceback.format_exception(error))}"))
     return Outcome(job.label, "failed", line)
 
 

@@ -15,6 +15,7 @@ from simfl.formatting import format_bytes, format_duration, format_rate
 from simfl.runs.folder import JsonObject
 from simfl.runs.summary import summary_lines
 from simfl.runs.tables import TableRow
+from simfl.tracking.console import SafeConsole
 
 LINE_SECONDS = 10.0  # least time between two plain lines about rounds
 
@@ -72,7 +73,7 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take the consoles for progress and for the summary, and a clock in seconds."""
-        self.progress, self.result, self.clock = progress or Console(stderr=True), result or Console(), clock
+        self.progress, self.result, self.clock = progress or SafeConsole(stderr=True), result or SafeConsole(), clock
         self.status, self.bar, self.task, self.printed = ProgressStatus(), _bar(self.progress), TaskID(0), -LINE_SECONDS
 
     def __enter__(self) -> Progress:

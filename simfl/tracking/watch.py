@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -15,10 +17,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from simfl.errors import DamagedFile
 from simfl.formatting import format_bytes, format_duration
 from simfl.json_files import JsonLines
 from simfl.runs.folder import LOG, JsonObject, require_run
 from simfl.runs.summary import read_summary, summary_lines
+from simfl.tracking.console import SafeConsole
 from simfl.tracking.progress import ProgressStatus
 
 SILENT_SECONDS = 60.0  # time without a log line after which a run may have died
@@ -26,7 +30,20 @@ POLL_SECONDS = 0.5  # time between two reads of the log
 SPARK_BARS = "▁▂▃▄▅▆▇█"
 MIN_SECONDS = 0.05  # activities of a round that take less are not shown
 MAX_MESSAGES = 5
+MAX_SHOWN = 200  # characters of an error
 PROGRESS_EVENTS = ("round", "started", "evaluated", "finished")  # all other events are shown as messages
+
+
+DAMAGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, OSError, RecursionError)
+
+
+@contextmanager
+def refused_damage(name: object) -> Iterator[None]:
+    """Turn an error that content of a wrong form causes within the block into a DamagedFile of one line."""
+    try:
+        yield
+    except DAMAGE as error:
+        raise DamagedFile(f"{name}: damaged: {type(error).__name__} {str(error)[:MAX_SHOWN]}") from None
 
 
 @dataclass
@@ -45,8 +62,16 @@ class RunView:
     messages: list[str] = field(default_factory=list)
 
     def update(self, line: JsonObject) -> None:
-        """Apply one line of the log."""
-        self.last = line["time"]
+        """Apply one line of the log.
+
+        Raises:
+            DamagedFile: The line is none that a run writes.
+        """
+        with refused_damage(LOG):
+            self._apply(line)
+
+    def _apply(self, line: JsonObject) -> None:
+        self.last = float(line["time"])
         match line["event"]:
             case "started":
                 self._start(line)
@@ -56,12 +81,12 @@ class RunView:
                 self.times = {name: s for name, s in line.get("timings", {}).items() if s >= MIN_SECONDS}
                 self.workers = _utilization(line)
                 if line["loss"] is not None:
-                    self.losses[line["step"]] = line["loss"]
+                    self.losses[int(line["step"])] = float(line["loss"])
             case "evaluated" if line["value"] is not None:
                 name = line["metric"] if line["model"] == "global" else f"{line['metric']} ({line['model']})"
-                self.scores.setdefault(f"{line['split']} {name}", {})[line["step"]] = line["value"]
+                self.scores.setdefault(f"{line['split']} {name}", {})[int(line["step"])] = float(line["value"])
             case "finished":
-                self.ended = line["status"]
+                self.ended = str(line["status"])
         if line["event"] not in PROGRESS_EVENTS:
             self.messages = [*self.messages, _message(line)][-MAX_MESSAGES:]
 
@@ -115,16 +140,16 @@ def watch(folder: Path, once: bool, console: Console | None = None, every: float
         RunError: The folder holds no run, or one whose files have another format.
     """
     require_run(folder)
-    console = console or Console()
+    console = console or SafeConsole()
     if once or not console.is_terminal:
         view = current_view(folder)
-        console.print(render(view, folder, time.time()))
+        console.print(_render(view, folder))
         return view.state(time.time())
     view, log = RunView(), JsonLines(folder / LOG)
     with Live(console=console, auto_refresh=False) as live:
         while True:
             _read(view, log)
-            live.update(render(view, folder, time.time()), refresh=True)
+            live.update(_render(view, folder), refresh=True)
             if view.ended:
                 return view.ended
             time.sleep(every)
@@ -137,6 +162,11 @@ def current_view(folder: Path) -> RunView:
     if cut_off := log.cut_off():
         view.messages.append(cut_off)
     return view
+
+
+def _render(view: RunView, folder: Path) -> RenderableType:
+    with refused_damage(folder):
+        return render(view, folder, time.time())
 
 
 def _read(view: RunView, log: JsonLines) -> None:

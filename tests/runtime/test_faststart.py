@@ -64,7 +64,9 @@ def test_started_ray_can_be_joined_and_ends_with_its_launcher() -> None:
     code = """
 address = launcher.address()
 import ray
-ray.init(address=address, log_to_driver=False, configure_logging=False)
+from simfl.runtime.ray.access import on_loopback
+with on_loopback():
+    ray.init(address=address, log_to_driver=False, configure_logging=False)
 print(ray.cluster_resources()["CPU"], os.path.exists(launcher.folder))
 ray.shutdown()
 launcher.close()

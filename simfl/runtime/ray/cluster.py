@@ -21,6 +21,8 @@ from typing import Any, TypeVar
 
 from simfl.errors import ConfigError
 from simfl.runtime import machine
+from simfl.runtime.ray.access import on_loopback, private_token
+from simfl.safe_text import has_secret, mask_secrets
 
 try:
     from simfl.runtime.ray import faststart
@@ -154,8 +156,17 @@ def running() -> bool:
 
 
 def resolve_address(address: str | None) -> str | None:
-    """Return the address of the Ray to join: the one given, or RAY_ADDRESS; None to start Ray on this machine."""
-    return address or os.environ.get("RAY_ADDRESS") or None
+    """Return the address of the Ray to join: the one given, or RAY_ADDRESS; None to start Ray on this machine.
+
+    Raises:
+        ConfigError: The address holds a user or a password.
+    """
+    found = address or os.environ.get("RAY_ADDRESS") or None
+    if found is not None and (has_secret(found) or "@" in found):
+        name = "--address" if address else "RAY_ADDRESS"
+        shown = mask_secrets(found) if has_secret(found) else f"***@{found.rpartition('@')[2]}"
+        raise ConfigError(f"{name}: {shown} holds a user or a password; Ray takes a token instead, in RAY_AUTH_TOKEN")
+    return found
 
 
 def worker_resource(address: str | None) -> str:
@@ -224,7 +235,8 @@ def _connect(address: str | None, launcher: faststart.RayLauncher | None) -> Ray
                 _check_reachable(address)
                 ray.init(address=address, **QUIET)
             elif launcher is None or not _join(ray, launcher):
-                ray.init("local", include_dashboard=False, num_cpus=machine.cpus(), **QUIET)
+                with private_token(), on_loopback():
+                    ray.init("local", include_dashboard=False, num_cpus=machine.cpus(), **QUIET)
         except (ConnectionError, ValueError) as error:
             raise ConfigError(f"--address: no Ray cluster answers at {address!r}: {last_line(error)}") from None
     return ray
@@ -244,7 +256,8 @@ def _check_reachable(address: str | None) -> None:
 def _join(ray: RayModule, launcher: faststart.RayLauncher) -> bool:
     """Join the Ray of the launcher; return False and log the cause if it did not start."""
     try:
-        ray.init(launcher.address(), **QUIET)
+        with on_loopback():
+            ray.init(launcher.address(), **QUIET)
         return True
     except Exception as error:
         log.warning(

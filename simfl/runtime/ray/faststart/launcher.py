@@ -20,6 +20,7 @@ from subprocess import PIPE, Popen
 from typing import Any
 
 from simfl.runtime import machine
+from simfl.runtime.ray.access import on_loopback, private_token
 from simfl.runtime.ray.faststart.patches import patched
 
 MAIN = (
@@ -86,7 +87,8 @@ def _start(fork_address: str) -> Any:
     from ray._private import node, parameter
     from ray._private.authentication import authentication_token_setup as tokens
 
-    tokens.ensure_token_if_auth_enabled({}, create_token_if_missing=True)
-    with patched(fork_address):
+    with private_token():
+        tokens.ensure_token_if_auth_enabled({}, create_token_if_missing=True)
+    with on_loopback(), patched(fork_address):
         settings = parameter.RayParams(num_cpus=machine.cpus(), include_dashboard=False)
         return node.Node(settings, head=True, shutdown_at_exit=False, spawn_reaper=True, ray_init_cluster=True)
