@@ -140,8 +140,10 @@ class Vqa(Objective):
         """Return `accuracy`, the score of the chosen answer, and `exact`, 1 if it is among the best."""
         return build_targets(split.examples.take(rows), self._rule).scores_of(predictions["label"])
 
-    def perfect(self, split: Any, rows: np.ndarray) -> dict[str, Any]:
-        """Return the answers with the highest scores."""
+    def perfect(self, split: Any, rows: np.ndarray) -> dict[str, Any] | None:
+        """Return the answers with the highest scores; None where the data bring their own scores."""
+        if "scores" in split.examples.column_names:
+            return None
         return {"label": build_targets(split.examples.take(rows), self._rule).best()}
 
     @cached_property

@@ -59,7 +59,7 @@ class Comparison:
     settings: tuple[str, ...]  # names of the settings that vary, except the seed
     metrics: tuple[str, ...]
     rows: tuple[ComparisonRow, ...]
-    reference: str = ""  # what each row was tested against; empty: nothing was tested
+    reference: str = ""  # what each row was tested against; empty: no row has another one to be tested against
     tests: tuple[Difference, ...] = ()  # all tests of the table, for whose number each p is corrected
 
     def best(self, metric: str) -> set[int]:
@@ -102,12 +102,15 @@ def compare(
     if test is None or not rows:
         return Comparison(settings, names, tuple(rows))
     setting, value = _reference(rows, settings, against)
+    references = {i: _reference_row(row, rows, setting, value) for i, row in enumerate(rows)}
+    pairs = [(i, reference) for i, reference in references.items() if reference is not None]
+    if not pairs:
+        return Comparison(settings, names, tuple(rows))
     tests = {
         (i, metric): found
-        for i, row in enumerate(rows)
-        if (reference := _reference_row(row, rows, setting, value)) is not None
-        for metric in row.scores
-        if (found := test(row, reference, metric)) is not None
+        for i, reference in pairs
+        for metric in rows[i].scores
+        if (found := test(rows[i], reference, metric)) is not None
     }
     corrected = dict(zip(tests, holm([found.p for found in tests.values()]), strict=True))
     tested = tuple(

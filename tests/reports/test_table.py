@@ -139,7 +139,7 @@ def test_p_is_corrected_for_all_comparisons_of_a_table() -> None:
 def test_a_table_of_single_seeds_says_that_it_tests_nothing() -> None:
     grid = [result(v, 0.5, variant=v, seed=1) for v in "ab"]
     lines = markdown(compare(grid, ["anls"], test=lambda *_: None)).splitlines()
-    assert lines[-1] == "- no row is tested against variant a: a difference needs at least two common seeds"
+    assert lines[-1] == "- no row is tested against variant a: a test needs two seeds with common examples"
 
 
 def test_the_smallest_deviation_is_the_best() -> None:
