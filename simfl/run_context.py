@@ -28,6 +28,7 @@ from simfl.protocol import Batch, Examples, Task, Weights
 from simfl.seeds import rng
 from simfl.training.augmentation import augmentation
 from simfl.training.context import LOCAL, Network, PhaseContext
+from simfl.training.executor import sample_outputs
 from simfl.training.step_probe import probe_on_meta, probe_step
 from simfl.transport.ledger import TiedWeights
 from simfl.transport.upload import MessageSpec
@@ -230,6 +231,18 @@ class RunContext:
         found = augmentation(settings, phase, self.task)
         if found is not None and self.device.type != "meta":
             found.check(self._first_batches(settings.objective, 1)[0])
+
+    def check_features(self, phase: int) -> None:
+        """Raise ConfigError if the algorithm of a phase needs features that the model or the mentor does not return."""
+        settings = self.experiment.phases[phase]
+        if not settings.algorithm.needs_features or self.device.type == "meta":
+            return
+        try:
+            sample_outputs(self.phase_context(phase, 1), self._first_batches(settings.objective, 1)[0])
+        except ConfigError:
+            raise
+        except Exception:  # of the user's code; the run will fail likewise, with a traceback
+            return
 
     def _first_batches(self, objective: Objective, size: int) -> list[Batch]:
         """Return the first two batches of the training split; where it has fewer examples, they share some."""

@@ -242,6 +242,7 @@ def _check_two_step(context: RunContext, split: str) -> None:
 
 def _check_phase(experiment: Experiment, context: RunContext, partition: Partition, index: int, phase: Phase) -> None:
     context.check_transform(index)
+    context.check_features(index)
     groups, sampled = context.parameter_groups(index), num_sampled(phase, len(partition))
     if sampled is not None and sampled > len(partition):
         raise ConfigError(

@@ -16,6 +16,7 @@ from torch import Tensor
 from simfl.data.io.own_items import described_error
 from simfl.errors import ConfigError
 from simfl.experiment import Phase
+from simfl.generators.process import global_states_kept
 from simfl.generators.watched import SYSTEM_DRAWS, Generators
 from simfl.protocol import Batch, Task
 
@@ -95,7 +96,7 @@ class Augmentation:
         """
         first = {name: t[:1] for name, t in batch.items()}
         try:
-            with self.generators.watched():
+            with global_states_kept(), self.generators.watched():
                 self.apply(first, torch.zeros(1, dtype=torch.int64), np.zeros(1, np.int64))
         except ConfigError:
             raise

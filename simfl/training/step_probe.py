@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from simfl.errors import ConfigError
+from simfl.generators.process import global_states_kept
 from simfl.generators.watched import SYSTEM_DRAWS, Generators
 from simfl.models.call_context import ModelCall, call_context
 from simfl.models.module_state import (
@@ -59,7 +60,8 @@ def probe_step(network: Network, objective: Objective, batches: Sequence[Batch])
         ConfigError: The same step from the same state gives two results.
         Exception: The module cannot run these batches.
     """
-    return _Probe(network, objective, batches).effects()
+    with global_states_kept():
+        return _Probe(network, objective, batches).effects()
 
 
 def probe_on_meta(network: Network, objective: Objective, batch: Callable[[], Batch]) -> StepEffects:

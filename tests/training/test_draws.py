@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from fakes import Killed, Stopping, experiment, run, scatter, traces
+from fakes import Killed, Stopping, Toy, experiment, run, scatter, traces
 from torch import nn
 
 from simfl.algorithms.ditto import Ditto
@@ -17,6 +17,7 @@ from simfl.errors import ConfigError
 from simfl.experiment import Evaluate, Execution, Privacy
 from simfl.models.own import OwnModel
 from simfl.objectives.classification import Classification
+from simfl.session.prepare import prepare_run
 
 
 class Net(nn.Module):
@@ -30,6 +31,15 @@ class Net(nn.Module):
     def forward(self, x):
         hidden = torch.relu(self.first(x.flatten(1)))
         return self.second(self.draw(hidden, self) if self.training else hidden)
+
+
+SEEN: list[tuple[float, ...]] = []
+
+
+def noted(h, _):
+    """Draws two numbers and keeps them."""
+    SEEN.append(tuple(torch.rand(2).tolist()))
+    return h + sum(SEEN[-1])
 
 
 def mask(numbers):
@@ -70,16 +80,10 @@ def test_draws_are_equal_on_workers_of_ray(tmp_path, ray_session):
 
 
 def test_draws_differ_between_clients_and_steps(tmp_path):
-    seen = []
-
-    def draw(h, _):
-        numbers = torch.rand(2)
-        seen.append(tuple(numbers.tolist()))
-        return h + numbers.sum()
-
     torch.manual_seed(1)
-    run(experiment(model=OwnModel(Net(draw)), rounds=1, steps=2), tmp_path)
-    assert len(set(seen)) >= 7 * 2
+    SEEN.clear()
+    run(experiment(model=OwnModel(Net(noted)), rounds=1, steps=2), tmp_path)
+    assert len(set(SEEN[-7 * 2 :])) == 7 * 2
 
 
 @pytest.mark.parametrize("on_error", ["stop", "retry", "skip"])
@@ -88,6 +92,20 @@ def test_draws_that_cannot_be_keyed_end_the_run(name, on_error, tmp_path):
     with pytest.raises(ConfigError, match=r"^phases\.0: training draws from .*allowed: sequential") as error:
         run(drawing(name, "vectorized", on_error=on_error), tmp_path)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["dropout", "numpy", "python", "own generator"])
+def test_draws_of_every_step_are_refused_before_the_run(name, tmp_path):
+    with pytest.raises(ConfigError, match=r"^phases\.0: training draws from"):
+        run(drawing(name, "vectorized"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_draws_is_trained_by_sequential_unless_a_mode_is_set():
+    case = drawing("dropout", "auto", data=Toy(sizes=(2,) * 64), participation=1.0, clients_per_batch="auto")
+    assert prepare_run(case, "inline", None, None).identity.mode == "sequential"
+    plain = replace(case, model=OwnModel(Net(lambda h, _: h)))
+    assert prepare_run(plain, "inline", None, None).identity.mode == "vectorized"
 
 
 def test_draws_are_refused_with_micro_batches_and_with_single_examples(tmp_path):
@@ -103,7 +121,7 @@ def test_draws_are_refused_with_micro_batches_and_with_single_examples(tmp_path)
 @pytest.mark.parametrize("mode", ["sequential", "vectorized"])
 def test_an_unseeded_generator_is_refused(mode, tmp_path):
     model = OwnModel(Net(lambda h, _: h * mask(np.random.default_rng().random(8))))
-    with pytest.raises(ConfigError, match=r"^phases\.0: training draws from the randomness of the operating system"):
+    with pytest.raises(ConfigError, match=r"^(phases\.0|model): training draws from the randomness of the"):
         run(experiment("fedavg", mode, model=model), tmp_path)
 
 
