@@ -28,6 +28,7 @@ State = dict[str, Weights]
 SMALL, MANY = 1 << 16, 16  # most values of a small tensor; least number of small tensors that are packed into one
 PACK = "small tensors"  # name of the packed tensor
 
+HALF = (torch.float16, torch.bfloat16)  # dtypes that are summed and normalized in float32
 DTYPES = {  # names of dtypes in safetensors files
     torch.float64: "F64",
     torch.float32: "F32",

@@ -37,6 +37,7 @@ class CohortResult:
         num_positions: Positions of the round's tree of sums.
         sums: Weighted sum of each part.
         gathered: All uploads of each gathered part.
+        dtypes: For each part, the dtypes of tensors in half precision, whose sums are in float32.
         client_states: Client -> digest of its new stored state.
         ledger: Rows of the ledger for the uploads.
         clients: Rows of the `clients` table.
@@ -50,6 +51,7 @@ class CohortResult:
     num_positions: int
     sums: Parts = field(default_factory=dict)
     gathered: dict[str, list[Weights]] = field(default_factory=dict)
+    dtypes: dict[str, dict[str, torch.dtype]] = field(default_factory=dict)
     client_states: dict[int, str] = field(default_factory=dict)
     ledger: list[dict[str, int | str]] = field(default_factory=list)
     clients: list[ClientRow] = field(default_factory=list)
@@ -77,6 +79,7 @@ class RoundAggregator:
         self.results: list[CohortResult] = []  # without their sums
         self._reducers: dict[str, TreeReducer] = {}
         self._gathered: dict[str, list[Weights]] = {}
+        self._dtypes: dict[str, dict[str, torch.dtype]] = {}
         self._num_positions = 0
 
     @timed("sum")
@@ -87,6 +90,7 @@ class RoundAggregator:
                 self._reducers[part] = TreeReducer(self._num_positions)
         for part, reducer in self._reducers.items():
             reducer.push(result.sums.pop(part, None), result.num_positions)
+        self._dtypes |= result.dtypes
         for part, uploads in result.gathered.items():
             self._gathered.setdefault(part, []).extend(uploads)
         self._num_positions += result.num_positions
@@ -106,4 +110,6 @@ class RoundAggregator:
             divisor = float(len(rows)) if self.reduce.get(part) == "clients" else weight
             means = torch._foreach_div(list(total.values()), divisor) if total else []
             parts[part] = dict(zip(total, means, strict=True))
+            half = self._dtypes.get(part, {})
+            parts[part] |= {name: parts[part][name].to(dtype) for name, dtype in half.items()}
         return AggregatedUpdates(parts, self._gathered, self.num_clients, len(rows), weight)

@@ -13,7 +13,7 @@ from simfl.aggregation.row_sums import row_sums
 from simfl.protocol import Parts, Weights
 from simfl.stacking import take_row, to_device
 from simfl.timing import timed
-from simfl.weights import add, add_into, stack_sum
+from simfl.weights import HALF, add, add_into, stack_sum
 
 
 class _Block(NamedTuple):
@@ -63,6 +63,7 @@ class PartSums:
         self.reduce, self.position = reduce, 0
         self.reducers: dict[str, TreeReducer] = {}
         self.gathered: dict[str, list[Weights]] = {}
+        self.dtypes: dict[str, dict[str, torch.dtype]] = {}  # of tensors in half precision, which are summed in float32
 
     def skip(self) -> None:
         """Leave the next position empty."""
@@ -83,6 +84,10 @@ class PartSums:
                 self.gathered.setdefault(part, []).extend(take_row(tensors, k) for k in range(n))
                 continue
             unweighted = rule != "weighting" or all(weight == 1.0 for weight in weights)
+            half = {name: t.dtype for name, t in tensors.items() if t.dtype in HALF}
+            if half:
+                self.dtypes[part] = half
+                tensors = {name: t.float() if name in half else t for name, t in tensors.items()}
             total = _weighted_sum(tensors, [] if unweighted else weights, owned)
             if part not in self.reducers:
                 self.reducers[part] = TreeReducer(self.position)

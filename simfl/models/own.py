@@ -7,9 +7,10 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from simfl import imports
@@ -23,7 +24,7 @@ from simfl.models.portable import copied, make_picklable, refuse_lazy
 from simfl.models.recomputation import refuse_other_checkpoints, use_recomputable_checkpoints
 from simfl.models.saved_adapters import save_with_adapters
 from simfl.protocol import Outputs, Task
-from simfl.weights import sha256
+from simfl.weights import HALF, sha256
 
 ATTENTION_DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "dropout_rate", "attn_pdrop")
 ATTENTION_BEFORE = "attention_before"  # attribute of a model of transformers: the implementation that ours replaced
@@ -49,6 +50,7 @@ class OwnModel(Model):
         with seeded(task.seed):
             module = self._module(task)
             refuse_lazy(module)
+            _refuse_complex(module)
             _key_attention_dropout(module)
             if self.adapters is not None:
                 self.adapters.attach(module)
@@ -114,6 +116,12 @@ def _content_sha256(of: object) -> str | None:
     return hashlib.sha256(f"{of!r} {sha256(of.state_dict())}".encode()).hexdigest()
 
 
+def _refuse_complex(module: nn.Module) -> None:
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_complex():
+            raise ConfigError(f"model: {name} has dtype {tensor.dtype}, which cannot be sent; allowed: real numbers")
+
+
 def _key_attention_dropout(module: nn.Module) -> None:
     """Switch models of transformers to our keyed attention if the attention of one of their parts has dropout."""
     for model in module.modules():
@@ -159,7 +167,9 @@ class BatchForward:
 
     def __init__(self, module: nn.Module, shape: tuple[int, ...] | None) -> None:
         self.forward: Callable[..., object] = module.forward
-        self.module, self.shape, self.checked = module, shape, False
+        self.module, self.shape, self.checked, self.casts = module, shape, False, False
+        dtypes = (parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())
+        self.dtype = next(dtypes, torch.float32)  # of the first parameter
         self.__signature__ = inspect.signature(self.forward)
         self.names = set(self.__signature__.parameters)
 
@@ -172,11 +182,30 @@ class BatchForward:
             inputs, named = tuple(named.values()), {}  # a single input is passed by position, whatever its name
         with _stackable_attention(self.module) if current_call().under_vmap else nullcontext():
             if self.checked or not self.module.training:
-                return _with_logits(self.forward(*inputs, **named))
+                return _with_logits(self._forward(inputs, named))
             with refuse_other_checkpoints():
-                out = self.forward(*inputs, **named)
+                out = self._forward(inputs, named)
             self.checked = True
             return _with_logits(out)
+
+    def _forward(self, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> object:
+        """Call the forward; floating inputs get the dtype of the parameters where the module does not take theirs."""
+        if self.casts:
+            return self.forward(*map(self._cast, inputs), **{name: self._cast(x) for name, x in named.items()})
+        try:
+            return self.forward(*inputs, **named)
+        except RuntimeError:
+            if not any(self._cast(x) is not x for x in (*inputs, *named.values())):
+                raise
+            self.casts = True
+            try:
+                return self._forward(inputs, named)
+            except Exception:
+                self.casts = False
+            raise
+
+    def _cast(self, x: Tensor) -> Tensor:
+        return x.to(self.dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
 
     def _reshape(self, x: Tensor) -> Tensor:
         """Convert to floats, and flat examples to the shape of the data set's."""
@@ -190,20 +219,26 @@ def _with_logits(out: object) -> object:
     return out if isinstance(getattr(out, "logits", None), Tensor) else to_outputs(out)
 
 
+def _wide(tensor: Tensor) -> Tensor:
+    """Return outputs in float32 at least, in which losses are computed."""
+    return tensor.float() if tensor.dtype in HALF else tensor
+
+
 def to_outputs(out: object) -> Outputs:
-    """Convert a module's result to `Outputs`; raise ConfigError if it has no logits.
+    """Convert a module's result to `Outputs`; raise ConfigError if it has no logits. Half precision becomes float32.
 
     It may be logits, a tuple that starts with them, or a mapping or object with `logits`.
     """
     if isinstance(out, Outputs):
-        return out
+        return replace(out, **{name: _wide(tensor) for name, tensor in out.tensors().items()})
     if isinstance(out, Tensor):
-        return Outputs(out)
+        return Outputs(_wide(out))
     if isinstance(out, Mapping) and "logits" in out:
-        return Outputs(out["logits"], out.get("features"))
+        features = out.get("features")
+        return Outputs(_wide(out["logits"]), _wide(features) if isinstance(features, Tensor) else features)
     if isinstance(out, (tuple, list)) and out and isinstance(out[0], Tensor):
-        return Outputs(out[0])
+        return Outputs(_wide(out[0]))
     logits = getattr(out, "logits", None)
     if isinstance(logits, Tensor):
-        return Outputs(logits)
+        return Outputs(_wide(logits))
     raise ConfigError(f"model.of: its forward returns {type(out).__name__}; allowed: logits, or simfl's Outputs")

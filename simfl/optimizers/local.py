@@ -53,6 +53,11 @@ class LocalOptimizer:
         reserved = {"self", "params", "lr", "foreach", "fused", "differentiable", "capturable", "stacked"}
         return [p for p in inspect.signature(LOCAL_OPTIMIZERS[self.name]).parameters if p not in reserved]
 
+    def setting(self, name: str) -> object:
+        """Return a setting, or torch's default of it; None if the optimizer has no such setting."""
+        parameters = inspect.signature(LOCAL_OPTIMIZERS[self.name]).parameters
+        return self.settings.get(name, parameters[name].default if name in parameters else None)
+
     @property
     def stackable(self) -> bool:
         """Return whether one instance can step the stacked tensors of several clients."""

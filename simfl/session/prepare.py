@@ -259,6 +259,7 @@ def _check_phase(experiment: Experiment, context: RunContext, partition: Partiti
                 f" so that it has none to be scored with; allowed: {', '.join(sorted({*models} - {'global'}))}"
             )
     check_batches(experiment, context, partition, index)
+    _check_epsilon(context, index)
     if experiment.privacy is not None and groups.averaged_buffers:
         raise ConfigError(
             f"privacy: running statistics or the like ({groups.averaged_buffers[0]}, …) would be sent without noise"
@@ -268,6 +269,19 @@ def _check_phase(experiment: Experiment, context: RunContext, partition: Partiti
             [glob for glob in globs if not glob.startswith(f"{EXTRA}/")] for globs in (micro.trains, micro.excludes)
         )
         select_names(context.parameter_groups(index).trained, trains, excludes, f"phases.{index}.algorithm")
+
+
+def _check_epsilon(context: RunContext, index: int) -> None:
+    """Raise ConfigError if the optimizer's eps is zero in the dtype of a trained parameter, which then becomes NaN."""
+    optimizer = context.experiment.phases[index].local.optimizer
+    eps = optimizer.setting("eps")
+    trained = set(context.parameter_groups(index).trained)
+    for name, parameter in context.module.named_parameters() if isinstance(eps, float) and eps > 0 else ():
+        if name in trained and not torch.tensor(eps, dtype=parameter.dtype).item():
+            raise ConfigError(
+                f"phases.{index}.local.optimizer.eps: {eps:g} is 0 in {parameter.dtype}, the dtype of {name};"
+                " set it to about 1e-4, or train in bfloat16 or float32"
+            )
 
 
 def _check_num_uploads(phase: Phase, sampled: int | None, where: str) -> None:

@@ -104,7 +104,7 @@ class _Cohort:
         size = plan.clients_per_batch if plan.execution_mode.mode == "vectorized" and context.mechanism is None else 1
         for first in range(0, len(plan.clients), size):
             facts += self._add(plan.clients[first : first + size], result, sums)
-        result.sums, result.gathered = sums.totals(), sums.gathered
+        result.sums, result.gathered, result.dtypes = sums.totals(), sums.gathered, sums.dtypes
         with measured("save"):
             self.store.sync(result.client_states.values())
         self.executor.draw_ahead(next_round())

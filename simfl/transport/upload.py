@@ -160,7 +160,7 @@ def transmit_stacked(
         own_contexts = [context.child(name) for context in contexts]
         payloads = codec.encode_stacked(tensor + base[name] if base else tensor, own_contexts)
         decoded = codec.decode_stacked(payloads, tuple(tensor.shape[1:]), own_contexts).to(tensor.device)
-        arrived[name] = decoded - base[name] if base else decoded
+        arrived[name] = (decoded - base[name] if base else decoded).to(tensor.dtype)  # codecs decode to float32
         for own, payload in zip(payload_lengths, payloads, strict=True):
             own[name] = len(payload)
     return arrived, payload_lengths
