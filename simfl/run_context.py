@@ -275,6 +275,7 @@ class RunContext:
             mentor=self.mentor,
             keeps_local_model=LOCAL in experiment.evaluate.models,
             data_parallel=experiment.execution.data_parallel,
+            draws=self.draws(phase),
         )
 
     def _message_spec(self, phase: int, groups: ParameterGroups) -> MessageSpec:

@@ -29,9 +29,9 @@ class Generators:
         keyed: Whether each pass of a model seeds them; set once a draw was seen.
     """
 
-    def __init__(self, owners: Mapping[str, object]) -> None:
+    def __init__(self, owners: Mapping[str, object], keyed: bool = False) -> None:
         """Search `owners`, which are named in messages."""
-        self.owners, self.keyed = owners, False
+        self.owners, self.keyed = owners, keyed
         self._system_draws, self._is_watching = 0, False
         self._drawn: dict[str, None] = {}  # those of the last block that moved before a pause
         self.refresh()
@@ -62,8 +62,8 @@ class Generators:
             source.seed((mixed ^ mixed >> 29) * SPREAD & MASK)
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Set every generator to one state and watch it inside the block.
+    def watched(self, key: int = 0) -> Iterator[None]:
+        """Set every generator to the state of `key` and watch it inside the block.
 
         Draws of Python and numpy from the randomness of the operating system are counted. Within a watched block it
         has no effect, since the block notices the same draws.
@@ -73,10 +73,12 @@ class Generators:
             return
         if self._searched != self._searched_state():
             self.refresh()
-        self.seed(0)
-        if not self._zero:
-            self._zero = [source.position() for source in self.sources]
-        with self._watched_from(self._zero):
+        self.seed(key)
+        if key:
+            positions = [source.position() for source in self.sources]
+        else:
+            positions = self._zero = self._zero or [source.position() for source in self.sources]
+        with self._watched_from(positions):
             yield
 
     @contextmanager

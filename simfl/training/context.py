@@ -150,6 +150,7 @@ class PhaseContext:
         mentor: The experiment's second network; None without one.
         keeps_local_model: Whether clients store their last local model, to be evaluated.
         data_parallel: Number of micro-batches that each local batch is cut into; 1: batches stay whole.
+        draws: Names of the random generators from which the first training steps draw.
     """
 
     phase: Phase
@@ -166,6 +167,7 @@ class PhaseContext:
     mentor: Network | None = None
     keeps_local_model: bool = False
     data_parallel: int = 1
+    draws: tuple[str, ...] = ()
 
     @property
     def has_secure_randomness(self) -> bool:
@@ -192,7 +194,8 @@ class PhaseContext:
     def generators(self) -> Generators:
         """The random generators that the user's code may draw from in this phase."""
         modules = {"model": self.network.module} | ({} if self.mentor is None else {"mentor": self.mentor.module})
-        return Generators({**modules, "objective": self.phase.objective, "algorithm": self.phase.algorithm})
+        owners = {**modules, "objective": self.phase.objective, "algorithm": self.phase.algorithm}
+        return Generators(owners, keyed=bool(self.draws))
 
     @property
     def main_model(self) -> str:

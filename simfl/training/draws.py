@@ -36,10 +36,8 @@ def keyed_draws(context: PhaseContext, mode: str, observed: bool, train: Callabl
         ConfigError: It drew where draws cannot be keyed, or from the operating system's randomness.
     """
     refusal = why_not_keyed(mode, context.data_parallel, context.has_record_privacy)
-    if not refusal and observed:
-        context.generators.keyed = True
-    keyed = context.generators.keyed
-    with _watched(context, "" if keyed else refusal):
+    keyed = context.generators.keyed = not refusal and (observed or context.generators.keyed)
+    with _watched(context, refusal):
         result = train()
     if keyed or not context.generators.drawn():
         return result

@@ -33,6 +33,12 @@ class Net(nn.Module):
         return self.second(self.draw(hidden, self) if self.training else hidden)
 
 
+def restored(h):
+    """Draws from a generator that then returns to its state."""
+    with torch.random.fork_rng():
+        return nn.functional.dropout(h, 0.5)
+
+
 SEEN: list[tuple[float, ...]] = []
 
 
@@ -53,6 +59,7 @@ DRAWS = {
     "numpy": lambda h, _: h * mask(np.random.rand(8)),
     "python": lambda h, _: h if random.random() < 0.5 else 2 * h,
     "own generator": lambda h, layer: h * mask(layer.own.random(8)),
+    "restored": lambda h, _: restored(h),
     "in some branch": lambda h, _: nn.functional.dropout(h, 0.5) if h.sum() > 14 else h,
 }
 
@@ -94,7 +101,7 @@ def test_draws_that_cannot_be_keyed_end_the_run(name, on_error, tmp_path):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["dropout", "numpy", "python", "own generator"])
+@pytest.mark.parametrize("name", ["dropout", "numpy", "python", "own generator", "restored"])
 def test_draws_of_every_step_are_refused_before_the_run(name, tmp_path):
     with pytest.raises(ConfigError, match=r"^phases\.0: training draws from"):
         run(drawing(name, "vectorized"), tmp_path / "run")
