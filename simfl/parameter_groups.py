@@ -39,8 +39,9 @@ class ParameterGroups:
         personal_buffers: Those of `buffers` that stay on the client; the others are averaged.
         frozen_buffers: Tensors that steps change and that are reset before each pass.
         frozen_attributes: Attributes of layers that are reset before each pass.
-        changed_in_passes: Everything that a training pass changes, parameters that it writes to included; clients of
-            such a model are trained one at a time.
+        changed_in_passes: Everything that training passes change and depend on, trained parameters that they write to
+            included; clients of such a model are trained one at a time.
+        mixes_examples: Whether results of an example depend on the others of its batch, so that none may be padding.
     """
 
     trained: tuple[str, ...]
@@ -51,6 +52,7 @@ class ParameterGroups:
     frozen_buffers: tuple[str, ...] = ()
     frozen_attributes: tuple[str, ...] = ()
     changed_in_passes: tuple[str, ...] = ()
+    mixes_examples: bool = False
 
     @property
     def averaged_buffers(self) -> tuple[str, ...]:
@@ -107,9 +109,7 @@ def with_buffers(groups: ParameterGroups, effects: StepEffects, phase: Phase, wh
     averaged = _matching(carried, owners.averaged)
     unowned = [name for name in carried if name not in personal and name not in averaged]
     if unowned:
-        raise ConfigError(
-            f"{where}: {unowned[0]} changes in training; allowed: list it in averaged, personal or frozen"
-        )
+        raise ConfigError(f"{where}: {unowned[0]} changes in training; list it in averaged, personal or frozen")
     return replace(
         groups,
         buffers=tuple(carried),
@@ -117,6 +117,7 @@ def with_buffers(groups: ParameterGroups, effects: StepEffects, phase: Phase, wh
         frozen_buffers=tuple(name for name in effects.tensors if name in frozen),
         frozen_attributes=tuple(name for name in effects.attributes if name in frozen),
         changed_in_passes=effects.changed,
+        mixes_examples=effects.mixes_examples,
     )
 
 

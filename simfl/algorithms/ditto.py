@@ -27,6 +27,7 @@ from simfl.protocol import (
 from simfl.weights import squared_norm
 
 PERSONAL = f"{EXTRA}/personal/"
+PERSONAL_PASS = Forward(sources=(("*", "extra:personal"),))
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,13 @@ class Ditto(Algorithm):
     strength: float = 0.1  # lambda in the paper: how close personal models stay
     start: Literal["initial", "received"] = "initial"  # model that a client's first update begins its personal model at
 
+    eval_models: ClassVar[Mapping[str, Forward]] = {"global": Forward(), "personal": PERSONAL_PASS}
     fedavg_limit: ClassVar[str] = "always"
     fedavg_settings: ClassVar[Mapping[str, object] | None] = {}
 
     def forwards(self) -> dict[str, Forward]:
         """Return the passes of the shared and the personal model."""
-        return {"student": Forward(), "personal": Forward(sources=(("*", "extra:personal"),))}
+        return {"student": Forward(), "personal": PERSONAL_PASS}
 
     def micro_steps(self) -> tuple[MicroStep, ...]:
         """Return a step of the shared model, then one of the personal model."""

@@ -45,7 +45,7 @@ class FedKD(Algorithm):
     fedavg_settings: ClassVar[Mapping[str, object] | None] = {"algorithm.distill": 0.0, "algorithm.hidden": 0.0}
     needs_whole_batch: ClassVar[bool] = True
     needs_features: ClassVar[bool] = True
-    eval_models: ClassVar[Mapping[str, Forward]] = {"global": Forward(), "personal": Forward(mentor=True)}
+    eval_models: ClassVar[Mapping[str, Forward]] = {"global": Forward(), "personal": MENTOR}
 
     def forwards(self) -> dict[str, Forward]:
         """Return the passes of mentee and mentor."""

@@ -161,6 +161,8 @@ class Tuner:
             and execution.clients_per_batch != "auto",
             "with privacy.secure no random draw of a round can be repeated": context.has_secure_randomness,
             "passes change what the model keeps": bool(context.parameter_groups.changed_in_passes),
+            "results of an example depend on its batch": context.parameter_groups.mixes_examples,
+            "sequential alone keys random draws": bool(context.draws),
             sequential_only: bool(sequential_only),
             "with privacy.unit: record clients train one at a time": privacy is not None and privacy.unit == "record",
             "micro-batches belong to a single client": context.data_parallel > 1,
@@ -172,7 +174,7 @@ class Tuner:
     @property
     def rule(self) -> ExecutionMode:
         """Return the mode that the rules choose for this phase."""
-        if self.identity.mode == "sequential" or self.context.parameter_groups.changed_in_passes:
+        if self.identity.mode == "sequential" or _trains_one_by_one(self.context):
             return self._sequential
         return ExecutionMode("vectorized", self._clients_per_batch, self.programs[0])
 
@@ -281,3 +283,9 @@ def load_trial(facts: dict[str, Any]) -> Trial:
     """Restore a trial from JSON."""
     mode = ExecutionMode(facts["mode"], facts["clients_per_batch"], facts["program"])
     return Trial(mode, **{name: facts[name] for name in ("step", "round", "gap", "memory", "why")})
+
+
+def _trains_one_by_one(context: PhaseContext) -> bool:
+    """Return whether the model's passes depend on each other, its examples on their batch, or results on draws."""
+    groups = context.parameter_groups
+    return bool(groups.changed_in_passes or groups.mixes_examples or context.draws)

@@ -48,6 +48,7 @@ class StepEffects:
         attributes: Plain attributes that change and on which later passes depend.
         caches: Further attributes and buffers that change, on which no later pass depends.
         written: Trained parameters that a pass changes in place.
+        mixes_examples: Whether results of an example in training depend on the other examples of its batch.
         faults: Names of what cannot be carried from step to step, and the reasons.
         draws: Names of the random generators from which a training step draws.
     """
@@ -57,13 +58,14 @@ class StepEffects:
     attributes: tuple[str, ...] = ()
     caches: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
+    mixes_examples: bool = False
     faults: tuple[tuple[str, str], ...] = ()
     draws: tuple[str, ...] = ()
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """The names of everything that changes."""
-        return (*self.tensors, *self.attributes, *self.caches, *self.written)
+        """The names of everything that changes and on which later passes depend."""
+        return (*self.tensors, *self.attributes, *self.written)
 
 
 def registered(module: nn.Module) -> dict[str, Tensor]:

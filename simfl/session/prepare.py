@@ -142,6 +142,12 @@ def _check_execution_mode(experiment: Experiment, context: RunContext) -> None:
             f"execution.mode: vectorized, but training passes change running statistics or the like ({changed[0]});"
             " allowed: sequential"
         )
+    for given in (f"execution.mode: {mode}",) if mode == "vectorized" else _data_parallel(experiment):
+        if _mixes_examples(experiment, context):
+            raise ConfigError(
+                f"{given}, but in training the model's results for an example depend on the others of its batch, which"
+                " this mode pads or cuts; allowed: execution.mode: sequential, execution.data_parallel: 1"
+            )
     reason = getattr(context.module, "sequential_only", "")
     if reason and (mode == "vectorized" or _unit_is_record(experiment)):
         where, allowed = (
@@ -154,6 +160,18 @@ def _check_execution_mode(experiment: Experiment, context: RunContext) -> None:
             f"execution.data_parallel: {pieces}, but running statistics or the like ({changed[0]}) need whole batches;"
             " allowed: 1"
         )
+
+
+def _data_parallel(experiment: Experiment) -> tuple[str, ...]:
+    pieces = experiment.execution.data_parallel
+    return (f"execution.data_parallel: {pieces}",) if pieces > 1 else ()
+
+
+def _mixes_examples(experiment: Experiment, context: RunContext) -> bool:
+    """Return whether results of an example depend on the others of its batch, of the model or the mentor."""
+    if any(context.parameter_groups(index).mixes_examples for index in range(len(experiment.phases))):
+        return True
+    return any(effects.mixes_examples for key, effects in context.effects.items() if key[0] == "mentor")
 
 
 def _check_draws(experiment: Experiment, context: RunContext) -> None:
@@ -183,7 +201,7 @@ def _vectorizes(experiment: Experiment, context: RunContext, expected: float, de
     return (
         faster
         and experiment.execution.data_parallel == 1
-        and not (changed_in_passes(experiment, context) or sequential_only)
+        and not (changed_in_passes(experiment, context) or _mixes_examples(experiment, context) or sequential_only)
     )
 
 

@@ -55,6 +55,8 @@ class Network:
         self.module, self.trained, self.carried, self.frozen = module, trained, carried, frozen
         self._attributes = InitialAttributes(module, frozen_attributes)
         self._slots = _tensor_slots(module)
+        parameters = {name for name, _ in module.named_parameters()}
+        self._kept_parameters = parameters.intersection((*carried, *frozen))
         self._sources: dict[Forward, dict[str, str]] = {}
 
     @contextmanager
@@ -74,7 +76,14 @@ class Network:
     def reset(self) -> Weights:
         """Reset the frozen attributes; return copies of the frozen tensors for a pass to change."""
         self._attributes.restore()
-        return {name: t.clone() for name, t in self.tensors(self.frozen).items()}
+        return self.as_registered({name: t.clone() for name, t in self.tensors(self.frozen).items()})
+
+    def as_registered(self, tensors: Weights) -> Weights:
+        """Return tensors in the form in which the module registers them: as parameters, to which passes may assign."""
+        return {
+            name: nn.Parameter(t, requires_grad=False) if name in self._kept_parameters else t
+            for name, t in tensors.items()
+        }
 
     def tensors(self, names: tuple[str, ...]) -> Weights:
         """Return the module's own tensors, detached."""

@@ -130,7 +130,8 @@ class _Entrance:
         module = self.network.module
         if module.training != self.train:
             module.train(self.train)
-        with call_context(self.call), self.network.swapped({**self.weights, **state, **self.network.reset()}):
+        tensors = {**self.weights, **self.network.as_registered(state), **self.network.reset()}
+        with call_context(self.call), self.network.swapped(tensors):
             yield
 
 
