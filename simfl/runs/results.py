@@ -6,6 +6,7 @@ import re
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -13,6 +14,7 @@ from simfl import config, files
 from simfl.client_state import FileClientStore
 from simfl.data.partition.manifest import Partition, manifest_sha256
 from simfl.errors import DamagedFile, DataError, RunError
+from simfl.evaluation import EvaluationPlan, evaluated_weights
 from simfl.experiment import Experiment
 from simfl.models.base import Model
 from simfl.models.own import release
@@ -25,7 +27,10 @@ from simfl.runs.parts import Coverage, TableParts
 from simfl.runs.record import TABLES
 from simfl.runs.snapshot import Snapshot
 from simfl.runs.summary import read_summary, summary_lines
-from simfl.stacking import select_namespace
+from simfl.training.context import PhaseContext
+from simfl.transport.upload import BUFFERS
+
+NO_ROWS = np.empty(0, np.int64)
 
 
 class Run:
@@ -197,14 +202,18 @@ class Run:
             raise RunError(f"{self.folder}: there is no client {client}; clients are 0 to {len(self.partition) - 1}")
         snapshot = self.snapshot()
         phases = self.experiment.phases
-        algorithm = phases[min(snapshot.phase, len(phases) - 1)].algorithm
+        context = self._phase_context(min(snapshot.phase, len(phases) - 1), snapshot)
         stored = FileClientStore(self.folder / CLIENT_STATES).get(snapshot.client_state(client))
-        state = select_namespace(stored, "algorithm")
-        if algorithm.eval_models["personal"].mentor and self.experiment.mentor is not None:
-            return self._build(algorithm.eval_weights({}, state)["personal"], self.experiment.mentor)
-        weights = algorithm.eval_weights(snapshot.server.weights, state)["personal"]
-        own = (select_namespace(stored, kind).get("weights", {}) for kind in ("buffers", "personal_params"))
-        return self._build({**snapshot.model, **weights, **{n: t for group in own for n, t in group.items()}})
+        received = {"weights": snapshot.server.weights, BUFFERS: snapshot.buffers}
+        weights = evaluated_weights(context, EvaluationPlan(0, "", "personal", NO_ROWS, client), received, stored)
+        if context.phase.algorithm.eval_models["personal"].mentor and self.experiment.mentor is not None:
+            return self._build(weights, self.experiment.mentor)
+        return self._build({**snapshot.model, **weights})
+
+    def _phase_context(self, phase: int, snapshot: Snapshot) -> PhaseContext:
+        """Return the context of a phase, with the model as earlier phases have left it."""
+        self.context.overwrite(snapshot.base_weights)
+        return self.context.phase_context(phase, len(self.partition))
 
     def _build(self, weights: Weights, model: Model | None = None) -> nn.Module:
         module = (model or self.experiment.model).build(self.context.task)
