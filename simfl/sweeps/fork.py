@@ -21,7 +21,7 @@ from simfl.autotune.cache import basis
 from simfl.client_state import EMPTY, FileClientStore
 from simfl.data.partition.manifest import manifest_sha256
 from simfl.debug.rerun import Rerun
-from simfl.errors import ConfigError, RunError
+from simfl.errors import ConfigError, DamagedFile, RunError
 from simfl.experiment import Experiment, Phase
 from simfl.parameter_groups import pick
 from simfl.run_context import RunContext
@@ -160,12 +160,14 @@ def _state(source: Run, step: int, scratch: Path, log: Log) -> ForkState:
     phases, phase = source.experiment.phases, _phase_at(source.experiment.phases, step)
     number = step - sum(p.rounds for p in phases[:phase])
     if step in source.steps:
-        with suppress(RunError):  # the checkpoint is damaged: repeat the rounds
+        try:
             found = source.snapshot(step)
             if found.phase == phase:
                 return ForkState(found, source.folder / CLIENT_STATES)
             if found.phase == phase + 1 == len(phases):  # the end of the run differs only in the number of the phase
                 return ForkState(replace(found, phase=phase), source.folder / CLIENT_STATES)
+        except DamagedFile as error:
+            log(f"{error}; the rounds before it are repeated")
     rerun = Rerun(source, scratch, log)
     rerun.go_to(phase, number)
     rerun.rerun_round()

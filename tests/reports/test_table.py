@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from simfl.reports.formats import csv, latex, markdown
 from simfl.reports.results import RunResult, result_rows, results_of
 from simfl.reports.statistical_tests import Difference
 from simfl.reports.table import ComparisonRow, compare
-from simfl.runs.folder import FORMAT
+from simfl.runs.folder import write_json
 
 SUMMARY = {
     "rounds": 1,
@@ -164,7 +163,7 @@ def test_runs_with_equal_names_are_distinguished_by_their_folders(tmp_path: Path
     for folder in folders:
         folder.mkdir(parents=True)
         (folder / "experiment.yaml").touch()
-        (folder / "manifest.json").write_text(json.dumps({"format": FORMAT}))
+        write_json(folder / "manifest.json", {})
     assert [one.varied["run"] for one in results_of(folders)] == ["x/r", "y/r", "q"]
     with pytest.raises(ConfigError, match=r"q: given twice; give each run or sweep once$"):
         results_of([*folders, tmp_path / "x" / ".." / "y" / "q"])

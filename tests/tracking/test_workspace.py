@@ -10,7 +10,7 @@ import pytest
 
 from simfl import config
 from simfl.cli import main
-from simfl.runs.folder import FORMAT
+from simfl.runs.folder import write_json
 from simfl.sweeps.file import load
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # wandb-workspaces, when it is imported
@@ -44,7 +44,7 @@ def write_sweep(folder: Path, text: str) -> Path:
         own = folder / "out" / "runs" / point.label
         own.mkdir(parents=True)
         (own / "experiment.yaml").write_text(config.dump(point.experiment))
-    (folder / "out" / "sweep.json").write_text(json.dumps({"format": FORMAT, "name": sweep.name, "runs": runs}))
+    write_json(folder / "out" / "sweep.json", {"name": sweep.name, "runs": runs})
     return folder / "out"
 
 
