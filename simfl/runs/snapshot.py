@@ -123,7 +123,7 @@ class Snapshot:
         """Return the snapshot that a checkpoint was written from, bit-identical.
 
         Raises:
-            RunError: The checkpoint lacks a value.
+            RunError: The checkpoint lacks a value, or has one that this simfl does not know.
         """
         groups = unflatten(stored.tensors)
 
@@ -133,7 +133,7 @@ class Snapshot:
         values: JsonObject = stored.values
         try:
             missed = {int(client): count for client, count in values["missed"].items()}
-            return Snapshot(
+            snapshot = Snapshot(
                 values["phase"],
                 values["round"],
                 values["step"],
@@ -147,6 +147,9 @@ class Snapshot:
             )
         except KeyError as error:
             raise RunError(f"checkpoint after round {stored.step}: the value {error} is missing") from None
+        if unknown := sorted(values.keys() - snapshot.values().keys()):
+            raise RunError(f"checkpoint after round {stored.step}: the value {unknown[0]!r} is unknown")
+        return snapshot
 
 
 def carry_over_states(client_states: Mapping[int, str], phase: Phase, store: FileClientStore) -> dict[int, str]:
