@@ -201,15 +201,27 @@ def _train_group(
     client_states: Mapping[int, State],
     received: Parts,
 ) -> UpdateGroup:
+    """Train clients together, with keyed draws."""
+
+    def train() -> UpdateGroup:
+        return _train_once(executor, plan, units, owners, client_states, received)
+
+    mode, key = plan.execution_mode.mode, units[0].key
+    return keyed_draws(executor.context, mode, executor.observer.is_active, key, train)
+
+
+def _train_once(
+    executor: Executor,
+    plan: CohortPlan,
+    units: list[TrainingUnit],
+    owners: list[ClientPlan],
+    client_states: Mapping[int, State],
+    received: Parts,
+) -> UpdateGroup:
     context, n = executor.context, len(units)
     update = client_update(context, plan, units, [owner.relative_weight for owner in owners])
     initial = _InitialState(executor, received, update, [_on_device(context, client_states[u.client]) for u in units])
-    mode = plan.execution_mode.mode
-
-    def train() -> TrainingResult:
-        return MODES[mode](executor, initial.training_inputs(units))
-
-    result = keyed_draws(context, mode, executor.observer.is_active, train)
+    result = MODES[plan.execution_mode.mode](executor, initial.training_inputs(units))
     update = update._replace(step=update.num_steps.to(torch.int64))  # all local steps are taken
     uploads = _uploads(context, n)(result.weights, received, result.state, update)
     _check_parts(context, uploads)

@@ -23,13 +23,14 @@ Result = TypeVar("Result")
 REMEDY = ", or nn.Dropout for dropout of nn.functional"
 
 
-def keyed_draws(context: PhaseContext, mode: str, observed: bool, train: Callable[[], Result]) -> Result:
+def keyed_draws(context: PhaseContext, mode: str, observed: bool, key: int, train: Callable[[], Result]) -> Result:
     """Call `train`, and once more if it drew from a generator that was not keyed.
 
     Args:
         context: The phase.
         mode: The execution mode, `sequential` or `vectorized`.
         observed: Whether an observer follows the update, so that it must not be repeated.
+        key: Key of the client update, for draws outside of passes, as of an algorithm's state.
         train: Computes a client update from new inputs.
 
     Raises:
@@ -37,12 +38,12 @@ def keyed_draws(context: PhaseContext, mode: str, observed: bool, train: Callabl
     """
     refusal = why_not_keyed(mode, context.data_parallel, context.has_record_privacy)
     keyed = context.generators.keyed = not refusal and (observed or context.generators.keyed)
-    with _watched(context, refusal):
+    with _watched(context, refusal, key if keyed else 0):
         result = train()
     if keyed or not context.generators.drawn():
         return result
     context.generators.keyed = True
-    with _watched(context, ""):
+    with _watched(context, "", key):
         return train()
 
 
@@ -65,11 +66,11 @@ def why_not_keyed(mode: str, data_parallel: int, has_record_privacy: bool) -> st
 
 
 @contextmanager
-def _watched(context: PhaseContext, refusal: str) -> Iterator[None]:
-    """Watch all generators inside the block; raise ConfigError after a draw that is refused."""
+def _watched(context: PhaseContext, refusal: str, key: int = 0) -> Iterator[None]:
+    """Seed all generators by `key` and watch them inside the block; raise ConfigError after a draw that is refused."""
     generators = context.generators
     try:
-        with generators.watched():
+        with generators.watched(key):
             yield
     except RuntimeError as error:
         if "randomness" not in str(error) or not refusal:

@@ -13,6 +13,7 @@ from fakes import Killed, Stopping, Toy, experiment, run, scatter, traces
 from torch import nn
 
 from simfl.algorithms.ditto import Ditto
+from simfl.algorithms.fedavg import FedAvg
 from simfl.errors import ConfigError
 from simfl.experiment import Evaluate, Execution, Privacy
 from simfl.models.own import OwnModel
@@ -152,6 +153,31 @@ def test_draws_of_a_loss_and_of_predictions_are_keyed(tmp_path, monkeypatch):
     assert traces(tmp_path / "first") == traces(tmp_path / "second")
     with pytest.raises(ConfigError, match=r"^phases\.0: training draws from torch's global generator"):
         run(replace(case, execution=Execution(mode="vectorized")), tmp_path / "third")
+
+
+@dataclass(frozen=True)
+class DrawingState(FedAvg):
+    """Draws in its state and in its upload."""
+
+    def init_client(self, received, update):
+        return {"noise": {"scale": torch.rand(1)}}
+
+    def upload(self, trained, received, state, update):
+        parts = super().upload(trained, received, state, update)
+        return {
+            "weights": {
+                name: t * (1 + state["noise"]["scale"] * np.random.rand()) for name, t in parts["weights"].items()
+            }
+        }
+
+
+def test_draws_of_an_algorithm_are_keyed(tmp_path, monkeypatch):
+    case = experiment(DrawingState(), rounds=2)
+    run(case, tmp_path / "first")
+    scatter(monkeypatch)
+    np.random.seed(9), torch.manual_seed(9)
+    run(case, tmp_path / "second")
+    assert traces(tmp_path / "first") == traces(tmp_path / "second")
 
 
 def test_the_passes_of_a_step_have_equal_draws(tmp_path):
