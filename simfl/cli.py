@@ -17,7 +17,7 @@ import click
 
 from simfl import __version__
 from simfl.commands import audit, data, inspection, options, partitions, submit, sweeps, templates
-from simfl.errors import ClientError, ConfigError, SimflError
+from simfl.errors import ClientError, ClusterError, ConfigError, SimflError
 from simfl.safe_text import printable, safe_streams
 
 if TYPE_CHECKING:
@@ -25,14 +25,26 @@ if TYPE_CHECKING:
 
     from simfl.config.catalogue import Entry
 
-USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
+USER_ERROR, FAILED, LOST, INTERRUPTED = 2, 1, 3, 130  # explained in docs/failures.md
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     sys.excepthook = _show_traceback
     with safe_streams(sys):
-        return _run_command(arguments)
+        code = _run_command(arguments)
+    if code == LOST:
+        _leave_lost_ray(code)
+    return code
+
+
+def _leave_lost_ray(code: int) -> None:
+    """Exit at once if this process is connected to a Ray that is lost, which its usual exit would wait for."""
+    from simfl.runtime.ray import cluster
+
+    if cluster.is_abandoned():
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(code)
 
 
 def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -54,6 +66,8 @@ def _run_command(arguments: Sequence[str] | None) -> int:
         return INTERRUPTED
     except ClientError as error:
         return _report(str(error), FAILED)  # the message ends with the traceback of the client
+    except ClusterError as error:
+        return _report(str(error), LOST)
     except SimflError as error:
         return _report(str(error).replace("\n", "\nsimfl: "), USER_ERROR)  # one line for each problem
 

@@ -32,6 +32,10 @@ class ClientError(SimflError):
     """The computation of a client failed; the message names the client, the round and the seed."""
 
 
+class ClusterError(RunError):
+    """Ray or its workers ended or do not answer; the run can be resumed."""
+
+
 class PrivacyError(SimflError):
     """An operation would violate the privacy guarantee of the experiment or exceed its budget."""
 

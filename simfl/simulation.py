@@ -108,6 +108,7 @@ class Simulation:
                 self.leave_phase()
             return self.finish("completed")
         except KeyboardInterrupt:  # Interrupted, or what Ray raises when a signal arrives while it waits
+            self.session.pool.raise_if_lost()  # then the monitor of Ray has sent the signal
             return self.finish("interrupted")
 
     def enter_phase(self) -> PhaseContext:

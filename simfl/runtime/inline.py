@@ -68,6 +68,9 @@ class WorkerPool(Protocol):
         OutOfMemory if a shard does not fit.
         """
 
+    def raise_if_lost(self) -> None:
+        """Raise ClusterError if what runs the workers was found to have ended or to be frozen."""
+
     def close(self) -> None:
         """Stop the workers."""
 
@@ -134,6 +137,9 @@ class InlinePool:
             return task()
         except OutOfMemory:
             raise OutOfMemory(f"out of memory on {name}, tried twice: {cause}") from None
+
+    def raise_if_lost(self) -> None:
+        """Do nothing: this process is alive."""
 
     def close(self) -> None:
         """Close the worker's watchdog."""

@@ -77,6 +77,8 @@ def open_session(stack: ExitStack, experiment: Experiment, options: RunOptions) 
     config = prepared.worker_config(record.folder, account, options.profile)
     pool = stack.enter_context(open_pool(options.backend, config, prepared.run_context, workers, callbacks.message))
     tables.warm_up()  # while workers start
+    if workers is not None:
+        stack.enter_context(workers.monitored(signals.send))
     stack.enter_context(signals.caught())  # again: a Ray that was started here has replaced the handler of SIGTERM
     callbacks.trackers = stack.enter_context(
         trackers.opened(experiment, prepared.run_context, record.folder, state.step, callbacks.message)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as an exception in the main thread, deferred while a checkpoint is written."""
+"""Ctrl-C, SIGTERM and SIGHUP as an exception in the main thread, deferred while a checkpoint is written."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -31,16 +33,25 @@ class Signals:
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM inside the block; outside of the main thread this does nothing."""
+        """Handle SIGINT, SIGTERM and SIGHUP inside the block; outside of the main thread this does nothing.
+
+        A SIGHUP that is ignored, as under nohup, stays ignored.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._handle) for number in numbers}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def send(self) -> None:
+        """Interrupt the main thread from another thread, as SIGTERM does."""
+        if not self._closed:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -59,6 +59,7 @@ class RayStartup:
         self.address = resolve_address(address)
         self.launcher = faststart.RayLauncher() if _uses_faststart(address) else None
         self.error: BaseException | None = None
+        self.abandoned = False
         self._ready, self._closing = Event(), Event()
         self._thread: Thread | None = None
         if self.launcher is None:
@@ -66,7 +67,7 @@ class RayStartup:
 
     def _start_thread(self) -> None:
         if self._thread is None:
-            self._thread = Thread(target=self._live, name="ray")
+            self._thread = Thread(target=self._live, name="ray", daemon=True)
             self._thread.start()
 
     def _live(self) -> None:
@@ -88,8 +89,16 @@ class RayStartup:
         if self.error is not None:
             raise self.error
 
+    def abandon(self) -> None:
+        """Kill a Ray that is lost. This process stays connected to it: to disconnect could wait forever."""
+        self.abandoned = True
+        if self.launcher is not None:
+            self.launcher.kill()
+
     def close(self, wait: bool) -> None:
         """Stop Ray, in the background unless `wait` is set."""
+        if self.abandoned:
+            return
         self._closing.set()
         if self._thread is None:
             assert self.launcher is not None, "without a launcher, the thread starts at once"
@@ -101,6 +110,11 @@ class RayStartup:
     def closing(self) -> bool:
         """Return whether `close` was called."""
         return self._closing.is_set()
+
+    @property
+    def ended(self) -> bool:
+        """Return whether Ray is lost or is being stopped."""
+        return self.closing or self.abandoned
 
 
 _current: RayStartup | None = None
@@ -138,6 +152,17 @@ def connect(address: str | None) -> RayModule:
     if _current is not None and not _current.closing:
         _current.wait()
     return _connect(resolve_address(address), None)
+
+
+def abandon() -> None:
+    """Kill a Ray that was started here and is lost."""
+    if _current is not None:
+        _current.abandon()
+
+
+def is_abandoned() -> bool:
+    """Return whether this process is connected to a Ray that is lost; its exit would wait for that Ray."""
+    return _current is not None and _current.abandoned
 
 
 def fork_address() -> str | None:
@@ -239,6 +264,8 @@ def _connect(address: str | None, launcher: faststart.RayLauncher | None) -> Ray
                     ray.init("local", include_dashboard=False, num_cpus=machine.cpus(), **QUIET)
         except (ConnectionError, ValueError) as error:
             raise ConfigError(f"--address: no Ray cluster answers at {address!r}: {last_line(error)}") from None
+        if faststart is not None and faststart.enabled():
+            faststart.mute_errors()
     return ray
 
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from simfl.aggregation.round import CohortResult
 from simfl.autotune.probe import ProbeRequest, ProbeResult
-from simfl.errors import OutOfMemory, RunError
+from simfl.errors import ClusterError, OutOfMemory, RunError
 from simfl.evaluation import EvaluationPlan, Scores
 from simfl.protocol import Parts, Weights
 from simfl.runtime.inline import cohort_names, shard_names
@@ -118,6 +118,11 @@ class RayPool:
         batch: TaskBatch[Scores] = self._submit("evaluate", tasks, [self._put(received)])
         self._dispatch(self.queue.batches)
         return lambda: list(self._results(batch))
+
+    def raise_if_lost(self) -> None:
+        """Raise ClusterError if the monitor has found that Ray has ended or is frozen."""
+        if self.group.is_lost:
+            self.group.raise_if_lost()
 
     def close(self) -> None:
         """Stop the workers."""
@@ -237,6 +242,7 @@ class RayPool:
             dropped = self._replace(running.worker)
             self._retry([running, *(other for other in dropped if other is not running)], error)
         except Exception as error:
+            self.group.raise_if_lost()
             batch.error = batch.error or error
         if ref in self.queue.running:
             self.queue.finish(ref)
@@ -294,9 +300,9 @@ def wait_any(group: WorkerGroup, queue: TaskQueue, last_event: float, held_back:
             absent = f"{len(group.starting)} of {group.size} workers are not ready"
             group.on_message(f"{absent}; Ray has free: {group.describe_free()}")
     if not queue.running:
-        raise RunError(f"no worker was ready after {limit:g} s; Ray has free: {group.describe_free()}")
+        raise ClusterError(f"no worker was ready after {limit:g} s; Ray has free: {group.describe_free()}")
     silent = "; ".join(f"worker {running.worker} on {running.task.name}" for running in queue.current())
-    raise RunError(
+    raise ClusterError(
         f"no result for {watchdog:g} s from {silent}; their stacks are in {group.config.stacks}; resume the run with"
         " --resume; if a cohort may take this long, increase watchdog_seconds"
     )

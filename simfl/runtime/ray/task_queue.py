@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from simfl.autotune.probe import ProbeRequest
-from simfl.errors import OutOfMemory, RunError
+from simfl.errors import ClusterError, OutOfMemory
 from simfl.evaluation import EvaluationPlan
 from simfl.runtime.ray.cluster import ObjectRef
 from simfl.runtime.ray.cost_model import CostModel, Shape, assign, remaining
@@ -106,12 +106,12 @@ class TaskBatch(Generic[Result]):
     def retry_after_death(self, index: int, cause: str) -> str:
         """Retry a task whose worker died, exclusively from the second time on; return a message.
 
-        Raises RunError after too many retries.
+        Raises ClusterError after too many retries.
         """
         self._num_retried += 1
         self._deaths[index] += 1
         if self._deaths[index] > MAX_RETRIES:
-            raise RunError(f"a worker died {self._deaths[index]} times on {self.tasks[index].name}: {cause}")
+            raise ClusterError(f"a worker died {self._deaths[index]} times on {self.tasks[index].name}: {cause}")
         if self._deaths[index] == 1:
             self.waiting.insert(0, index)
         else:

@@ -25,6 +25,7 @@ from simfl.run_context import RunContext
 from simfl.runtime.ray import cluster
 from simfl.runtime.ray.actor import VERSIONS, DriverLocation, WorkerActor, WorkerLocation, WorkerSpec, share_tensors
 from simfl.runtime.ray.cluster import ActorHandle, ObjectRef, RayModule, last_line
+from simfl.runtime.ray.monitor import RayMonitor, monitored
 from simfl.runtime.ray.remote_store import StateTransfer
 from simfl.runtime.worker import WorkerConfig
 
@@ -62,6 +63,7 @@ class WorkerGroup:
         self._error: BaseException | None = None
         self._lock, self._closed = Lock(), False
         self._cleanup = ExitStack()
+        self.monitor: RayMonitor | None = None
 
     @cached_property
     def resource(self) -> str:
@@ -173,8 +175,28 @@ class WorkerGroup:
         if added:
             self.on_message(f"Ray has room for {added} more worker{'s'[: added > 1]}: {self.size} from now on")
 
+    @contextmanager
+    def monitored(self, on_lost: Callable[[], object]) -> Iterator[None]:
+        """Watch Ray for the block; `on_lost` is called in another thread when Ray has ended or is frozen."""
+        with monitored(self.ray, self.config.experiment.watchdog_seconds, on_lost) as self.monitor:
+            yield
+
+    def raise_if_lost(self) -> None:
+        """Raise ClusterError if Ray itself has ended or is frozen."""
+        if self.monitor is not None:
+            self.monitor.raise_if_lost()
+
+    @property
+    def is_lost(self) -> bool:
+        """Return whether Ray is known to have ended or to be frozen."""
+        return self.monitor is not None and bool(self.monitor.lost)
+
     def replace(self, worker: int, retries: int = 0) -> None:
-        """Replace a worker that died, or that cannot be reached although it is alive."""
+        """Replace a worker that died, or that cannot be reached although it is alive.
+
+        Raises ClusterError if Ray itself is lost.
+        """
+        self.raise_if_lost()
         self.ray.kill(self.actors[worker])
         self.actors[worker] = self._new_actor()
         self._begin(worker, retries)
@@ -250,8 +272,11 @@ class WorkerGroup:
         """Stop the actors, and start none that are not started yet. May be called twice."""
         with self._lock:
             self._closed = True
-            for actor in self.actors:
-                self.ray.kill(actor)
+            if self.is_lost:
+                cluster.abandon()
+            else:
+                for actor in self.actors:
+                    self.ray.kill(actor)
         self._cleanup.close()
         self.starting, self._phase = {}, (-1, None)
 

@@ -19,8 +19,9 @@ from functools import cache
 from importlib import metadata
 
 from simfl.runtime.ray.faststart.launcher import RayLauncher
+from simfl.runtime.ray.faststart.patches import mute_errors
 
-__all__ = ["PLAIN", "TESTED_VERSIONS", "RayLauncher", "enabled"]
+__all__ = ["PLAIN", "TESTED_VERSIONS", "RayLauncher", "enabled", "mute_errors"]
 
 log = logging.getLogger(__name__)
 TESTED_VERSIONS = frozenset(

@@ -13,10 +13,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
-from subprocess import PIPE, Popen
+from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any
 
 from simfl.runtime import machine
@@ -27,6 +29,7 @@ MAIN = (
     "import sys; sys.path[:] = sys.argv[2:]; from simfl.runtime.ray.faststart import launcher;"
     " launcher.main(sys.argv[1])"
 )
+KILL_TIMEOUT = 5.0  # seconds that the processes of a lost Ray have to end
 AUTH = "RAY_AUTH_MODE"  # environment variable: authentication, the same in all processes of Ray
 
 
@@ -62,6 +65,17 @@ class RayLauncher:
         if wait:
             self._process.wait()
             self._process.stdout.close()
+
+    def kill(self) -> None:
+        """Kill Ray, whose processes may be frozen, and remove its folder."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        with suppress(TimeoutExpired):
+            self._process.wait(KILL_TIMEOUT)
+        with suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def main(fork_address: str) -> None:

@@ -56,6 +56,13 @@ def patched(fork_address: str | None = None) -> Iterator[None]:
         yield
 
 
+def mute_errors() -> None:
+    """Keep Ray from printing errors of its servers, such as 20 lines of a log when one dies; simfl does."""
+    from ray._private import worker
+
+    vars(worker)["print_to_stdstream"] = lambda *args, **kwargs: None
+
+
 @contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
     """Set an environment variable, which Ray's processes inherit, for a block."""
