@@ -361,8 +361,10 @@ def rows_of_clients(
     """Return those of the rows that are each client's own; None if the split has no examples of single clients.
 
     The own examples of `train` and `heldout` are those of the partition. Those of another split belong to a client by
-    the rule of the partition, or by the client's groups.
+    the rule of the partition, or by the client's groups. All rows of `evaluate.all_clients` are each client's.
     """
+    if split in run_context.experiment.evaluate.all_clients:
+        return [rows] * len(partition)
     owner = _owners(run_context, partition, split)
     if owner is not None:
         own = _rows_by_owner(owner[rows], rows, len(partition))
@@ -387,7 +389,7 @@ def missing_scores(run_context: RunContext, partition: Partition) -> tuple[str, 
         return ()
     return (
         f"evaluate: no example of {' or '.join(splits)} belongs to a client, so {' and '.join(models)} models have no"
-        " score; hold out examples of each client by partition.holdout",
+        " score; hold out examples of each client by partition.holdout, or list the split in evaluate.all_clients",
     )
 
 

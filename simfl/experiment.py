@@ -186,6 +186,7 @@ class Evaluate:
 
     every: NonNegativeInt = 1  # rounds between evaluations; 0: only before the first and after the last round
     splits: tuple[str, ...] = ("valid",)  # splits of the data set
+    all_clients: tuple[str, ...] = ()  # those of the splits on which each client's model is scored on all examples
     models: tuple[str, ...] = ("global",)  # global, local, or personal if the algorithm has personal models
     batch_size: PositiveInt = 64  # examples per forward pass
     limit: PositiveInt | None = None  # examples per split, sampled once; null: all

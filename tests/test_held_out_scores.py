@@ -11,6 +11,7 @@ from fakes import SIZES, experiment, model, run
 import simfl
 from simfl import files
 from simfl.client_state import FileClientStore
+from simfl.config.rules import check
 from simfl.data.partition.partitioners import Iid, Official
 from simfl.errors import ConfigError
 from simfl.experiment import Evaluate
@@ -109,8 +110,17 @@ def test_a_split_without_examples_of_clients_gives_no_score(tmp_path):
     messages = [json.loads(line).get("text", "") for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [text for text in messages if text.startswith("evaluate: ")] == [
         "evaluate: no example of valid belongs to a client, so personal and local models have no score;"
-        " hold out examples of each client by partition.holdout"
+        " hold out examples of each client by partition.holdout, or list the split in evaluate.all_clients"
     ]
+
+
+def test_a_split_can_be_scored_by_all_clients_on_request(tmp_path):
+    """Each personal model is scored on all 60 examples."""
+    case = replace(CASE, partition=Iid(clients=10), evaluate=replace(MODELS, all_clients=("valid",)))
+    assert run(case, tmp_path)["scored_clients"]["personal.accuracy"] == 10
+    assert {row["count"] for row in last(tmp_path, model="personal", by="client", metric="accuracy")} == {60}
+    with pytest.raises(ConfigError, match=r"evaluate.all_clients: 'vali' is not evaluated; did you mean 'valid'"):
+        check(replace(CASE, evaluate=replace(MODELS, all_clients=("vali",))))
 
 
 def test_the_column_client_of_another_split_holds_official_test_rows(tmp_path):

@@ -45,6 +45,7 @@ def violations(experiment: Experiment) -> Violations:
             yield from (f"phases.{i}.{line}" for line in rule(phase, experiment))
         yield from (f"phases.{i}.{line}" for line in _carry_over(phase, experiment.phases[i - 1] if i else None))
     yield from _evaluate(experiment)
+    yield from _all_clients(experiment)
     yield from _mentor(experiment)
     yield from _autotune(experiment)
     yield from privacy.violations(experiment)
@@ -63,6 +64,13 @@ def _evaluate(experiment: Experiment) -> Violations:
             yield f"evaluate.{key}: the list is empty; give at least one"
         if len(set(names)) < len(names):
             yield f"evaluate.{key}: {list(names)} contains a duplicate"
+
+
+def _all_clients(experiment: Experiment) -> Violations:
+    evaluate = experiment.evaluate
+    for name in evaluate.all_clients:
+        if name not in evaluate.splits:
+            yield f"evaluate.all_clients: {name!r} is not evaluated; {nearest(name, evaluate.splits)}"
 
 
 def _mentor(experiment: Experiment) -> Violations:
