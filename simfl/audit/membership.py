@@ -205,8 +205,7 @@ def _providers(target: Target, members: str, others: str) -> tuple[Units, Units]
 
 
 def _kept(units: Units, keep: Sequence[bool]) -> Units:
-    names, rows = (list(compress(values, keep)) for values in (units.names, units.rows))
-    return Units(units.split, names, rows)
+    return Units(units.split, list(compress(units.names, keep)), list(compress(units.rows, keep)))
 
 
 def _trained_rows(partition: Partition) -> Units:
@@ -229,7 +228,7 @@ def _by_column(target: Target, split: str, names: set[str]) -> Units:
 
 
 def _documents(data: Split, split: str, rows: np.ndarray) -> Units:
-    """Return the documents of some rows of a split; each row by itself, where the data have no documents."""
+    """Return the documents of some rows of a split; each row as one, where the data have no documents."""
     if data.documents is None:
         return Units(split, [f"{split} {row}" for row in rows.tolist()], [np.array([row]) for row in rows.tolist()])
     codes, names = data.examples["document"].to_pylist(), data.documents["id"].to_pylist()

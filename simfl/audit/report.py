@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from simfl.audit.inversion import InversionResult
 from simfl.audit.membership import MembershipResult
 from simfl.audit.one_run import CanaryAudit, ViewAudit
 from simfl.audit.statistics import Roc
+from simfl.formatting import format_bytes
 
 
 def canary_lines(found: CanaryAudit) -> list[str]:
@@ -90,3 +92,17 @@ def membership_verdict(found: MembershipResult) -> str:
 def _roc_cells(found: Roc) -> tuple[str, ...]:
     rates = ("too few units" if one is None else str(one) for one in found.true_positives.values())
     return (str(found.auc), *rates)
+
+
+def inversion_lines(found: InversionResult) -> list[str]:
+    """Format the attacks on one upload."""
+    lines = [
+        f"upload of client {found.client} in round {found.round}, {format_bytes(found.payload)}: {found.examples}"
+        f" examples, {found.tokens} distinct tokens in their questions"
+    ]
+    rows = [("attack", "AUC", "tokens found", "dimensions")]
+    for one in found.attacks:
+        rows.append(
+            (one.name, str(one.roc.auc), f"{100 * one.recall:.0f} %", "-" if one.rank is None else str(one.rank))
+        )
+    return [*lines, *table(rows)]

@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from simfl.debug.rerun import PlannedRound, Rerun
 from simfl.errors import RunError
 from simfl.protocol import Parts, Weights
 from simfl.runs.results import Run
-from simfl.training.executor import Observer
+from simfl.training.executor import Observer, OptimizerStep
 from simfl.weights import subtract
 
 Report = Callable[[str], None]
@@ -37,6 +39,8 @@ class Seen:
             model holds its tensors.
         received: The trained tensors that clients received in this round, decoded.
         payload: Encoded bytes of the message by part, as in the ledger; empty for the final model.
+        trained_rows: Rows of the training split that the client trained on, int64, ascending, by which attacks are
+            judged; no attacker sees them. None for averages and the final model.
     """
 
     phase: int
@@ -45,11 +49,12 @@ class Seen:
     parts: Parts
     received: Weights
     payload: dict[str, int]
+    trained_rows: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
 class AttackerView:
-    """What an attacker sees of a run.
+    """The tensors that an attacker sees of a run.
 
     Attributes:
         kind: `messages`, `averages` or `model`.
@@ -126,10 +131,16 @@ def _downloads(rerun: Rerun, phase: int) -> Iterator[Seen]:
 
 
 class _Server(Observer):
-    """An observer that keeps the decoded upload of one client."""
+    """An observer that keeps the decoded upload of one client, and the rows of its batches."""
 
     def __init__(self, client: int) -> None:
-        self.client, self.arrived = client, Parts()
+        self.client, self.arrived, self.rows = client, Parts(), set[int]()
+
+    def stepped(self, step: OptimizerStep) -> None:
+        """Keep the rows of the client's batches."""
+        for unit in step.units:
+            if unit.client == self.client and step.step < unit.num_steps:
+                self.rows.update(row for row in unit.batches[step.step].tolist() if row >= 0)
 
     def sent(self, client: int, upload: Parts, arrived: Parts) -> None:
         """Keep the decoded upload."""
@@ -142,8 +153,9 @@ def _message(rerun: Rerun, planned: PlannedRound, client: int) -> Seen:
     result = rerun.train(rerun.smallest_cohort(planned, client), planned.received, server)
     payload = _payload([row for row in result.ledger if row["client"] == client])
     _compare(rerun, planned, client, payload)
-    before = planned.before
-    return Seen(before.phase, before.round + 1, client, server.arrived, dict(planned.received["weights"]), payload)
+    before, received = planned.before, dict(planned.received["weights"])
+    rows = np.array(sorted(server.rows), np.int64)
+    return Seen(before.phase, before.round + 1, client, server.arrived, received, payload, rows)
 
 
 def _payload(rows: Sequence[dict[str, int | str]]) -> dict[str, int]:

@@ -74,5 +74,19 @@ def membership(
         click.echo("\n".join(report.membership_lines(found)))
 
 
+@audit.command()
+@click.argument("run", type=folder)
+@click.option("--round", "round_", type=int, required=True, help="Round of the first phase, from 1.")
+@click.option("--client", type=int, required=True, help="Client, from 0.")
+@as_json_option
+def inversion(run: Path, round_: int, client: int, as_json: bool) -> None:
+    """Infer from one upload of RUN which tokens the questions contain that the client trained on."""
+    from simfl.audit import inversion, report
+    from simfl.runs.results import Run
+
+    found = inversion.invert(Run(run), client, round_, _log)
+    click.echo(json.dumps(asdict(found), indent=1) if as_json else "\n".join(report.inversion_lines(found)))
+
+
 def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
