@@ -19,10 +19,10 @@ from simfl.reports.significance import (
 )
 from simfl.runs.results import Run
 
-SCORES: dict[tuple[int | None, int], float] = {(None, row): float(row % 2) for row in range(100)}
+SCORES: dict[tuple[int | str | None, int], float] = {(None, row): float(row % 2) for row in range(100)}
 
 
-def accuracies(scores: dict[tuple[int | None, int], float], seed: int = 1, data: str = "d") -> ExampleScores:
+def accuracies(scores: dict[tuple[int | str | None, int], float], seed: int = 1, data: str = "d") -> ExampleScores:
     return ExampleScores(seed, data, {"accuracy": scores})
 
 
@@ -37,7 +37,7 @@ def test_runs_are_paired_by_seed_and_data() -> None:
 
 def test_clients_models_count_once_for_each_client() -> None:
     """Client 0 has one example, which changes by 1, client 1 has three, which do not: the mean over clients is .5."""
-    before: dict[tuple[int | None, int], float] = {(0, 0): 0.0, (1, 0): 1.0, (1, 1): 1.0, (1, 2): 1.0}
+    before: dict[tuple[int | str | None, int], float] = {(0, 0): 0.0, (1, 0): 1.0, (1, 1): 1.0, (1, 2): 1.0}
     a, b = ([accuracies(before | {(0, 0): value}, seed) for seed in (1, 2)] for value in (0.0, 1.0))
     found = difference(a, b, "accuracy")
     assert found is not None
