@@ -31,8 +31,10 @@ This page is written by `python docs/make_algorithms.py` from the registries; a 
 papers and published codes disagree, [fidelity.md](fidelity.md) states what simfl does.
 
 Every algorithm works with every server optimizer, codec, partition and adapter kind, and in both execution modes
-(`sequential`, `vectorized`); a model with running statistics is trained in `sequential` mode. Combinations without a
-meaning are refused before the run (`simfl/config/rules.py`).
+(`sequential`, `vectorized`); a model with running statistics is trained in `sequential` mode. Each model that a method
+runs (personal models, mentors, received and earlier models) has its own running statistics; see
+[your own module](walkthroughs/own_module.md#what-training-changes-besides-parameters). Combinations without a meaning
+are refused before the run (`simfl/config/rules.py`).
 
 The columns of the table:
 
@@ -52,7 +54,7 @@ Some methods are settings of a phase:
 
 - **Centralized training**: `centralized: true` trains on the examples of a round's clients, with as many steps as these
   clients would take.
-- **Local training**: `communicate: false` trains every client alone. Fine-tuning after the last round is a second phase
+- **Local training**: `communicate: false` trains every client alone and sends nothing, running statistics included. Fine-tuning after the last round is a second phase
   with `communicate: false` and `participation: 1.0`.
 - **FedPer** (Arivazhagan et al. 2019, "Federated learning with personalization layers"): the head stays on the client.
   [experiments/personal/fedper.yaml](../experiments/personal/fedper.yaml)
@@ -70,7 +72,7 @@ Some methods are settings of a phase:
   phases:
     - algorithm: fedavg
       personal_params: ["*bn*"]
-      buffers: local
+      buffers: {personal: ["*"]}
   ```
 
 ## Overview

@@ -41,8 +41,9 @@ class OwnModel(Model):
     example: ClassVar[Mapping[str, object]] = {"of": "torch.nn:LayerNorm", "settings": {"normalized_shape": 4}}
 
     def __post_init__(self) -> None:
-        """Let a given module be sent to workers."""
+        """Let a given module be sent to workers; ConfigError if its tensors have no shapes yet."""
         if isinstance(self.of, nn.Module):
+            refuse_lazy(self.of)
             make_picklable(self.of)
 
     def build(self, task: Task) -> nn.Module:

@@ -76,10 +76,14 @@ class Network:
     def reset(self) -> Weights:
         """Reset the frozen attributes; return copies of the frozen tensors for a pass to change."""
         self._attributes.restore()
+        if not self.frozen:
+            return {}
         return self.as_registered({name: t.clone() for name, t in self.tensors(self.frozen).items()})
 
     def as_registered(self, tensors: Weights) -> Weights:
         """Return tensors in the form in which the module registers them: as parameters, to which passes may assign."""
+        if not self._kept_parameters:
+            return tensors
         return {
             name: nn.Parameter(t, requires_grad=False) if name in self._kept_parameters else t
             for name, t in tensors.items()
@@ -98,6 +102,10 @@ class Network:
     def holds(self, name: str, tensor: Tensor) -> bool:
         """Return whether the module's tensor of this name is `tensor` itself."""
         return all(table.get(attribute) is tensor for table, attribute in self._slots[name])
+
+    def replaced(self, tensors: Weights) -> Weights:
+        """Return the tensors, detached, that the module holds in place of some of these."""
+        return self.tensors(tuple(name for name, t in tensors.items() if not self.holds(name, t)))
 
     def sources(self, forward: Forward) -> dict[str, str]:
         """Return the source from which a pass reads each trained tensor, such as `received`; see `Forward.sources`."""

@@ -104,7 +104,7 @@ def run_forward(
     ):
         out = context.phase.objective.run(network.module, inputs)
         if state.followed:
-            state.keep(network.tensors(network.carried))
+            state.keep(network.replaced(state.tensors))
     return to_outputs(out)
 
 

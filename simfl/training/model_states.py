@@ -37,9 +37,9 @@ class PassState:
     tensors: Weights = field(default_factory=dict)
     followed: bool = False
 
-    def keep(self, after: Weights) -> None:
-        """Take over what a pass has left: the tensors, changed in place, or others in their place."""
-        for name, tensor in after.items() if self.followed else ():
+    def keep(self, replaced: Weights) -> None:
+        """Take over the tensors that a pass has put in place of others; the others it may have changed in place."""
+        for name, tensor in replaced.items():
             if tensor.data_ptr() != self.tensors[name].data_ptr():
                 self.tensors[name].copy_(tensor)
 
