@@ -265,7 +265,7 @@ def _shadow_features(
     sums = {name: np.zeros(len(units)) for name in initial}
     counts = np.zeros(len(units))
     for shadow in settings.shadows:
-        outside = np.array([name not in _trained_names(shadow, settings.unit) for name in units.names])
+        outside = np.array([name not in trained_names(shadow, settings.unit) for name in units.names])
         values = unit_features(target.with_weights_of(shadow), units, wordings)
         counts += outside
         for name, own in values.items():
@@ -273,7 +273,7 @@ def _shadow_features(
     return {name: np.where(counts > 0, sums[name] / np.maximum(counts, 1), initial[name]) for name in initial}
 
 
-def _trained_names(run: Run, unit: str) -> set[str]:
+def trained_names(run: Run, unit: str) -> set[str]:
     """Return the names of the units that a run has trained on."""
     partition = run.partition
     if unit == "provider":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from simfl.audit.extraction import ExtractionResult
 from simfl.audit.inversion import InversionResult
 from simfl.audit.membership import MembershipResult
 from simfl.audit.one_run import CanaryAudit, ViewAudit
@@ -106,3 +107,12 @@ def inversion_lines(found: InversionResult) -> list[str]:
             (one.name, str(one.roc.auc), f"{100 * one.recall:.0f} %", "-" if one.rank is None else str(one.rank))
         )
     return [*lines, *table(rows)]
+
+
+def extraction_lines(found: ExtractionResult) -> list[str]:
+    """Format an extraction; the last line is the verdict."""
+    rows = [("erased fields", "number", "right answers")]
+    rows += [(one.name, str(one.fields), str(one.extracted)) for one in found.rates]
+    compared = f"{found.gained} fields more and {found.lost} fewer than the {found.baseline} (p = {found.p:.2g})"
+    verdict = "fields leak" if found.leaks else "no field is shown to leak"
+    return [*table(rows), f"{verdict}: {compared}"]

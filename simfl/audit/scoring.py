@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 
 from simfl.data.base import Split
-from simfl.errors import RunError
+from simfl.errors import ConfigError, RunError
 from simfl.models.call_context import ModelCall, call_context
 from simfl.protocol import Examples, Forward, Weights
 from simfl.runs.results import Run
@@ -17,6 +18,7 @@ from simfl.seeds import seed_for
 from simfl.training.context import PhaseContext
 from simfl.training.forward import model_inputs, run_forward, with_task_loss
 
+ACCURACY = "accuracy"  # an extracted field is the whole answer
 Features = dict[str, np.ndarray]  # name -> one value per example; a larger one speaks for membership
 REPHRASINGS: tuple[Callable[[str], str], ...] = (
     lambda question: question,
@@ -71,15 +73,37 @@ class Target:
 
     def encoded(self, split: str, rephrasing: int = 0) -> Examples:
         """Return a split as the objective encodes it, with each question in other words."""
-        context, objective = self.run.context, self.context.phase.objective
+        context = self.run.context
         if not rephrasing:
-            return context.examples(objective, split)
+            return context.examples(self.context.phase.objective, split)
         data = context.split(split)
         position = data.examples.column_names.index("question")
         texts = [REPHRASINGS[rephrasing](text) for text in data.examples["question"].to_pylist()]
         changed = data.examples.set_column(position, "question", [texts])
-        encoded = objective.encode(replace(data, examples=changed), context.experiment.model.tokenizer())
+        return self.encode(replace(data, examples=changed))
+
+    def encode(self, data: Split) -> Examples:
+        """Return data that are no split of the data set as the objective encodes them."""
+        context = self.run.context
+        encoded = self.context.phase.objective.encode(data, context.experiment.model.tokenizer())
         return encoded.to(context.device)
+
+    def scores(self, data: Split, examples: Examples) -> np.ndarray:
+        """Return the accuracy of the predictions for encoded data, float64 [n].
+
+        Raises:
+            ConfigError: The objective has no accuracy.
+        """
+        context, objective = self.context, self.context.phase.objective
+        size, found, module = self.run.experiment.evaluate.batch_size, list[np.ndarray](), context.network.module.eval()
+        with torch.no_grad(), call_context(ModelCall()), context.network.swapped(self.weights):
+            for rows in np.array_split(np.arange(len(data)), math.ceil(len(data) / size)):
+                predictions = objective.predict(module, examples.take(torch.from_numpy(rows).to(context.device)))
+                scores = objective.score(predictions, data, rows)
+                if ACCURACY not in scores:
+                    raise ConfigError(f"extraction: {type(objective).__name__} has no metric {ACCURACY!r}")
+                found.append(np.asarray(scores[ACCURACY], np.float64))
+        return np.concatenate(found)
 
     def features(self, split: str, rows: np.ndarray, initial: bool = False, rephrasing: int = 0) -> Features:
         """Return the features of some examples.

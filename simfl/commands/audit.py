@@ -76,6 +76,28 @@ def membership(
 
 @audit.command()
 @click.argument("run", type=folder)
+@click.option(
+    "--others", help="Split with documents not trained on.  [default: unseen, test or valid, the first there is]"
+)
+@click.option("--shadow", "shadows", multiple=True, type=folder, help="Run on other documents; may be repeated.")
+@click.option("--limit", type=click.IntRange(1), default=200, show_default=True, help="Fields of each kind, at most.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the choice of fields.")
+@as_json_option
+def extraction(run: Path, others: str | None, shadows: tuple[Path, ...], limit: int, seed: int, as_json: bool) -> None:
+    """Ask the final model of RUN for fields that are erased from their pages."""
+    from simfl.audit import extraction, report
+    from simfl.runs.results import Run
+
+    settings = extraction.ExtractionSettings(others, [Run(shadow) for shadow in shadows], limit, seed)
+    found = extraction.extract(Run(run), settings, _log)
+    if as_json:
+        click.echo(json.dumps(asdict(found) | {"leaks": found.leaks}, indent=1))
+    else:
+        click.echo("\n".join(report.extraction_lines(found)))
+
+
+@audit.command()
+@click.argument("run", type=folder)
 @click.option("--round", "round_", type=int, required=True, help="Round of the first phase, from 1.")
 @click.option("--client", type=int, required=True, help="Client, from 0.")
 @as_json_option

@@ -63,7 +63,7 @@ def given(**settings: Any) -> Experiment:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("membership")
-    private = Privacy(clip=1.0, groups_per_client=10, epsilon=1.0)
+    private = Privacy(clip=1.0, groups_per_client=10, epsilon=1.0, noise_seed=0)
     kinds = {
         "bare": given(),
         "shadow": given(data=ByHeart(first=20), seed=5),
