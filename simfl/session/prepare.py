@@ -216,7 +216,9 @@ def _expected_clients(experiment: Experiment, clients: int) -> float:
 
 def _gpu_identity(experiment: Experiment, identity: RunIdentity) -> RunIdentity:
     """Add how local steps run on a GPU, and in which precision it multiplies float32."""
-    captured = identity.mode == "vectorized" and all(has_tensor_form(phase.local) for phase in experiment.phases)
+    captured = identity.mode == "vectorized" and all(
+        has_tensor_form(phase.local) and phase.transform is None for phase in experiment.phases
+    )
     program = experiment.execution.program if captured else "eager"
     products = "float32" if experiment.deterministic else "tf32"
     return replace(identity, program="graph" if program == "auto" else program, products=products)
