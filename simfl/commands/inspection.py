@@ -99,7 +99,7 @@ def doctor(out: Path, ray: bool, address: str | None, as_json: bool) -> int:
 @click.option("--seed", type=int, help="Seed to use instead of the experiment's.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check_privacy(file: Path, overrides: tuple[str, ...], seed: int | None, as_json: bool) -> int:
-    """Test the privacy mechanism of the experiment in FILE: sensitivity, scale and independence of the noise."""
+    """Test the privacy mechanism of the experiment in FILE: units, samples, sensitivity, noise and account."""
     from simfl import config, files
     from simfl.debug import privacy_check
 

@@ -6,39 +6,88 @@ clipped.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch import Tensor
+
 from simfl.aggregation.round import RoundAggregator
+from simfl.algorithms.base import Algorithm
+from simfl.client_state import FileClientStore
 from simfl.experiment import Evaluate, Experiment, Local, Privacy
 from simfl.optimizers.local import LocalOptimizer
 from simfl.optimizers.server import Sgd
 from simfl.privacy.randomness import Randomness
-from simfl.protocol import Parts, Weights
+from simfl.protocol import ClientUpdate, Parts, State, Weights
 from simfl.rounds import apply_round, plan_round
 from simfl.run_context import RunContext
 from simfl.runs.snapshot import Snapshot
 from simfl.runtime.worker import Worker, WorkerConfig
 from simfl.sampling import expected_clients
 from simfl.session.prepare import account_of, check, partition_of
-from simfl.training.executor import Observer
+from simfl.training.executor import Observer, OptimizerStep
 from simfl.training.plan import ClientPlan, CohortPlan, ExecutionMode
 from simfl.weights import subtract
 
 MAX_CLIENTS, MAX_UNITS = 3, 3
 LONG_STEP = 1e4  # learning rate with which every update is clipped
+SHORT_STEP = 1e-30  # learning rate with which no float32 weight moves
+STILL_STEPS = 3  # local steps of rounds in which no weight moves
 
+Craft = Callable[[str, Tensor, ClientUpdate], Tensor]  # tensor name, received tensor and client -> update
 PlanChange = Callable[[ClientPlan], ClientPlan | None]  # changes a client plan before it is trained; None drops it
 
 
 @dataclass(frozen=True)
 class ReleasedRound:
-    """Messages and average that a round released."""
+    """Release of a round, and the states that its clients stored.
 
-    messages: dict[int, Weights]  # by client, before encoding
+    Attributes:
+        messages: Messages by client, before encoding; tensors of the parts other than `weights` as `part/tensor`.
+        average: Change of the global model.
+        plans: The clients.
+        gradients: Gradient of each local step, as the optimizer got it, by client.
+        clip: Adaptive clip norm of the next round; None without one.
+        after: State of the run after the round.
+        states: State that each client stored.
+    """
+
+    messages: dict[int, Weights]
     average: Weights
     plans: tuple[ClientPlan, ...]
+    gradients: dict[int, list[Weights]]
+    clip: float | None
+    after: Snapshot
+    states: dict[int, State]
+
+
+@dataclass(frozen=True)
+class RoundRequest:
+    """A test round.
+
+    Attributes:
+        sigma: The noise multiplier; 0: none.
+        phase: The phase.
+        number: The round of the phase, from 0.
+        without: Changes or drops client plans.
+        craft: Returns the update of a privacy unit in place of the trained one, from the received weights.
+        still: Whether local steps are so short that no weight moves.
+        before: The state that the round starts from; None: the initial one.
+        randomness: The source of the draws; None: that of all rounds.
+        poisson: Rate at which each client is sampled; None: all of them are.
+    """
+
+    sigma: float
+    phase: int = 0
+    number: int = 0
+    without: PlanChange | None = None
+    craft: Craft | None = None
+    still: bool = False
+    before: Snapshot | None = None
+    randomness: Randomness | None = None
+    poisson: float | None = None
 
 
 class PrivacyTestRounds:
@@ -46,10 +95,11 @@ class PrivacyTestRounds:
 
     def __init__(self, experiment: Experiment, cache: Path, scratch: Path) -> None:
         """Prepare the rounds of an experiment, with data from the cache and client states in the scratch folder."""
-        whole = RunContext(experiment, cache)
-        self.partition, _ = partition_of(whole)
-        check(experiment, whole, self.partition)
-        self.sigma = account_of(experiment, self.partition).noise_multiplier
+        self.given, self.whole = experiment, RunContext(experiment, cache)
+        self.partition, _ = partition_of(self.whole)
+        check(experiment, self.whole, self.partition)
+        self.account = account_of(experiment, self.partition)
+        self.sigma = self.account.noise_multiplier
         expected = expected_clients(experiment.phases[0], len(self.partition))
         self.num_clients = max(2, min(MAX_CLIENTS, round(expected), len(self.partition)))
         self.experiment, self.scratch = shrink(experiment, self.num_clients), scratch
@@ -57,84 +107,138 @@ class PrivacyTestRounds:
         mode = "vectorized" if experiment.execution.mode == "vectorized" else "sequential"
         self.execution_mode = ExecutionMode(mode, 1, experiment.execution.program)
         self.run_context = RunContext(self.experiment, cache)
-        built = {name: value for name, value in vars(whole).items() if name in ("dataset", "module")}
+        built = {name: value for name, value in vars(self.whole).items() if name in ("dataset", "module")}
         vars(self.run_context).update(built)  # cached properties: the data set and the module are built once
-        self.randomness = Randomness.fresh()
+        self.randomness = Randomness.from_seed(secrets.randbits(62), {})  # its samples are those of the seed
+        self.store = FileClientStore(scratch)
         self._released: dict[tuple[float, int, int], ReleasedRound] = {}
 
     def round(self, sigma: float, phase: int = 0, number: int = 0, without: PlanChange | None = None) -> ReleasedRound:
-        """Run one round from the initial model and return what it releases.
-
-        Args:
-            sigma: The noise multiplier.
-            phase: The phase, 0 or 1.
-            number: The round of the phase, from 0.
-            without: Changes or drops client plans.
-        """
+        """Run one round from the initial model and return what it releases; see `RoundRequest`."""
         key = (sigma, phase, number)
-        if without is None and key in self._released:
-            return self._released[key]
-        context, messages = self.run_context, MessageRecorder()
+        if without is not None:
+            return self.run(RoundRequest(sigma, phase, number, without))
+        if key not in self._released:
+            self._released[key] = self.run(RoundRequest(sigma, phase, number))
+        return self._released[key]
+
+    def run(self, request: RoundRequest) -> ReleasedRound:
+        """Run a test round and return what it releases."""
+        worker, recorder = self._worker(request)
+        context = worker.executors[request.phase].context
+        start = request.before or Snapshot(phase=request.phase).enter_phase(context)
+        before = replace(start, round=request.number)
+        plan = plan_round(context, self.partition, before)
+        results, trained = RoundAggregator(context.phase.algorithm.reduce, self.num_clients), list[ClientPlan]()
+        for cohort in plan.cohorts(context, self.execution_mode):
+            changed = _changed(cohort, request.without)
+            if request.craft is not None:  # nothing that training computes is used
+                idle = tuple(replace(client, steps_per_unit=0) for client in changed.clients)
+                changed = replace(changed, clients=idle)
+            trained += changed.clients
+            result = worker.train(changed, plan.received)
+            result.skipped = [0] * (len(cohort.clients) - len(result.clients))  # clients that were dropped on purpose
+            results.take(result)
+        after, _ = apply_round(context, plan, results)
+        return ReleasedRound(
+            messages=recorder.messages,
+            average=subtract(after.server.weights, before.server.weights),
+            plans=tuple(trained),
+            gradients=recorder.gradients,
+            clip=after.clip,
+            after=after,
+            states={plan.client: self.store.get(after.client_state(plan.client)) for plan in trained},
+        )
+
+    def _worker(self, request: RoundRequest) -> tuple[Worker, MessageRecorder]:
+        context, recorder = self.run_context, MessageRecorder()
         config = WorkerConfig(
             self.experiment,
             context.cache,
             self.scratch,
             self.num_clients,
             context.device.type,
-            noise_multiplier=sigma,
-            randomness=self.randomness,
+            noise_multiplier=request.sigma,
+            randomness=request.randomness or self.randomness,
         )
         worker = Worker(config, context, home=context.device)
-        worker.begin(phase, {})
-        executor = worker.executors[phase] = replace(worker.executors[phase], observer=messages)
-        phase_context = executor.context
-        before = replace(Snapshot(phase=phase).enter_phase(phase_context), round=number)
-        plan = plan_round(phase_context, self.partition, before)
-        results, trained = RoundAggregator(phase_context.phase.algorithm.reduce, self.num_clients), list[ClientPlan]()
-        for cohort in plan.cohorts(phase_context, self.execution_mode):
-            changed = _changed(cohort, without)
-            trained += changed.clients
-            result = worker.train(changed, plan.received)
-            result.skipped = [0] * (len(cohort.clients) - len(result.clients))  # clients that were dropped on purpose
-            results.take(result)
-        after, _ = apply_round(phase_context, plan, results)
-        average = subtract(after.server.weights, before.server.weights)
-        released = ReleasedRound(messages.messages, average, tuple(trained))
-        if without is None:
-            self._released[key] = released
-        return released
+        worker.begin(request.phase, {})
+        executor = worker.executors[request.phase]
+        phase = executor.context.phase
+        if request.craft is not None:
+            phase = replace(phase, algorithm=with_crafted_updates(phase.algorithm, request.craft))
+        if request.still:
+            phase = replace(phase, local=replace(phase.local, learning_rate=SHORT_STEP, steps=STILL_STEPS))
+        if request.poisson is not None:
+            phase = replace(phase, poisson=request.poisson, clients_per_round=None)
+        own = replace(executor.context, phase=phase)
+        worker.executors[request.phase] = replace(executor, context=own, observer=recorder)
+        return worker, recorder
+
+
+def with_crafted_updates(algorithm: Algorithm, craft: Craft) -> Algorithm:
+    """Return the algorithm with given updates of privacy units in place of trained ones."""
+    kind = type(algorithm)
+
+    class Crafted(kind):  # type: ignore[misc, valid-type]
+        def upload(self, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> Parts:
+            return {"weights": {name: craft(name, w, update) for name, w in received["weights"].items()}}
+
+    made = object.__new__(Crafted)
+    for name, value in vars(algorithm).items():
+        object.__setattr__(made, name, value)
+    found: Algorithm = made
+    return found
 
 
 class MessageRecorder(Observer):
-    """An observer that records every client's weights as they are uploaded, before encoding."""
+    """An observer that records every client's upload before encoding, and the gradient of each local step."""
 
     def __init__(self) -> None:
         """Record from now on."""
         self.messages: dict[int, Weights] = {}
+        self.gradients: dict[int, list[Weights]] = {}
+
+    def stepped(self, step: OptimizerStep) -> None:
+        """Record the gradients of a step."""
+        for k, unit in enumerate(step.units):
+            gradient = {name: t[k].detach().clone() for name, t in step.gradients.items()}
+            self.gradients.setdefault(unit.client, []).append(gradient)
 
     def sent(self, client: int, upload: Parts, arrived: Parts) -> None:
         """Record an upload."""
-        self.messages[client] = {name: t.clone() for name, t in upload["weights"].items()}
+        own = {name: t.clone() for name, t in upload["weights"].items()}
+        rest = {f"{part}/{name}": t.clone() for part in upload if part != "weights" for name, t in upload[part].items()}
+        self.messages[client] = {**own, **rest}
 
 
 def shrink(experiment: Experiment, num_clients: int) -> Experiment:
-    """Return the experiment with few clients and units, two equal phases, and one local step that is always clipped."""
-    privacy, first = experiment.privacy or Privacy(), experiment.phases[0]
+    """Return the experiment with few clients and units, and one local step that is always clipped.
+
+    Clients and groups are sampled in a fixed number. An experiment of one phase has it twice.
+    """
+    privacy = experiment.privacy or Privacy()
     units = None if privacy.groups_per_client is None else min(privacy.groups_per_client, MAX_UNITS)
-    privacy = replace(privacy, groups_per_client=units, group_rate=None, min_groups=None, secure=False)
+    privacy = replace(
+        privacy, groups_per_client=units, group_rate=None, min_groups=None, secure=False, noise_seed=0, min_clients=None
+    )
     if privacy.unit == "record" and privacy.clip is not None:  # the gradient is clipped, not the long step
         privacy = replace(privacy, clip=privacy.clip / LONG_STEP)
-    phase = replace(
-        first,
-        local=Local(LocalOptimizer("sgd"), LONG_STEP, steps=1, batch_size=first.local.batch_size),
-        server=Sgd(),
-        rounds=2,
-        participation=None,
-        poisson=None,
-        clients_per_round=num_clients,
-        carry_over=(),
+    phases = tuple(
+        replace(
+            phase,
+            local=Local(LocalOptimizer("sgd"), LONG_STEP, steps=1, batch_size=phase.local.batch_size),
+            server=Sgd(),
+            rounds=2,
+            participation=None,
+            poisson=None,
+            clients_per_round=num_clients,
+            carry_over=(),
+        )
+        for phase in experiment.phases
     )
-    return replace(experiment, privacy=privacy, phases=(phase, phase), evaluate=Evaluate(every=0))
+    phases = phases * 2 if len(phases) == 1 else phases
+    return replace(experiment, privacy=privacy, phases=phases, evaluate=Evaluate(every=0))
 
 
 def without_group(client: int, group: int) -> PlanChange:
