@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +25,6 @@ def forge_rows(folder: Path, name: str, step: int, change: Callable[[list[TableR
         covered[len(new.parts)] = new.coverage
     write_json(folder / "summary.json", {**body_of(summary), "table_parts": new.coverage.to_json()})
     for path in (folder / "checkpoints").glob("*/digests.json"):
-        digests = json.loads(path.read_text())
-        digests["table_parts"] = covered[digests["table_parts"]["parts"]].to_json()
-        path.write_text(json.dumps(digests))
+        digests = body_of(read_json(path))
+        write_json(path, {**digests, "table_parts": covered[digests["table_parts"]["parts"]].to_json()})
     return changed

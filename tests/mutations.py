@@ -27,6 +27,14 @@ from simfl.runs.results import Run
 from simfl.tracking.watch import current_view, render
 from simfl.weights import sha256
 
+SIGNS = {  # of what a text reports -> the file
+    "is incomplete": "log.jsonl",
+    "log.jsonl: this file is missing": "log.jsonl",
+    "there is no summary.json": "summary.json",
+    "interrupted": "summary.json",  # a run without a summary has not ended
+    "one run, not finished yet": "summary.json",
+}
+
 Reader = Callable[[Path], object]
 UNREAD = (".lock", "error.txt", "noise.key", "privacy.md")  # nothing reads a number from these
 
@@ -80,24 +88,26 @@ def watched(folder: Path) -> object:
     """Return what `simfl watch` shows of a run."""
     console, view = Console(file=io.StringIO(), width=500), current_view(folder)
     console.print(render(view, folder, view.last))
-    return _unless_incomplete(console.file.getvalue().replace(str(folder), ""), folder)  # type: ignore[attr-defined]
+    return _unless_noticed(console.file.getvalue().replace(str(folder), ""), folder)  # type: ignore[attr-defined]
 
 
-def _unless_incomplete(text: str, folder: Path) -> str:
-    if "is incomplete" in text:
-        raise Noticed(f"{folder / 'log.jsonl'} is incomplete")
+def _unless_noticed(text: str, folder: Path) -> str:
+    """Return a text, or raise Noticed if it says what is wrong with a file."""
+    for sign, name in SIGNS.items():
+        if sign in text:
+            raise Noticed(f"{folder / name}: {sign}")
     return text
 
 
 def reported(folder: Path) -> object:
     """Return the report on a run, without the name of its folder."""
-    text = _unless_incomplete(report.report(results_of([folder]), "title"), folder)
+    text = _unless_noticed(report.report(results_of([folder]), "title"), folder)
     return hashlib.sha256(text.replace(str(folder), "").encode()).hexdigest()
 
 
 def tabled(folder: Path) -> object:
     """Return the row of a run in a table."""
-    return markdown(compare_rows(results_of([folder])))
+    return _unless_noticed(markdown(compare_rows(results_of([folder]))), folder)
 
 
 class Noticed(SimflError):

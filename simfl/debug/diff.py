@@ -141,14 +141,11 @@ def _rows(a: Run, b: Run, name: str) -> Iterator[tuple[RowPosition, str]]:
 
 
 def _checkpoints(a: Run, b: Run) -> Iterator[str]:
-    """Yield lines about the newest checkpoint that both runs have."""
+    """Yield lines about the newest checkpoint that both runs have. DamagedFile if it is damaged."""
     common = sorted(set(a.steps) & set(b.steps))
     if not common:
         return
-    try:
-        lines = shorten(list(compare_states(a.snapshot(common[-1]), b.snapshot(common[-1]))))
-    except SimflError as error:
-        lines = [str(error)]
+    lines = shorten(list(compare_states(a.snapshot(common[-1]), b.snapshot(common[-1]))))
     if lines:
         yield f"after round {common[-1]}:"
         yield from (f"  {line}" for line in lines)

@@ -23,12 +23,14 @@ WORKERS_NOTE = "Each worker's busy time in each round, drawn from the start of t
 
 def time_section(results: Sequence[RunResult]) -> str:
     """Draw when each of several runs was in progress, and for the first two runs where the time of the rounds went."""
-    readers = {result.label: JsonLines(result.folder / LOG) for result in results if (result.folder / LOG).exists()}
-    logs = {label: list(log.lines()) for label, log in readers.items()}
-    incomplete = [line for log in readers.values() if (line := log.cut_off())]
+    readers = {result.label: JsonLines(result.folder / LOG) for result in results}
+    logs = {label: lines for label, log in readers.items() if (lines := list(log.lines()))}
+    remarks = [line for log in readers.values() if (line := log.cut_off())]
+    remarks += [f"{run.folder / LOG}: this file is missing" for run in results if run.summary and run.label not in logs]
+    notes = "".join(f"<p>{escape(line)}</p>" for line in remarks)
     sessions = [bar for label, log in logs.items() for bar in _sessions(label, log)]
     if not sessions:
-        return ""
+        return notes
     began = min(bar.begin for bar in sessions)
     shifted = [Bar(bar.row, bar.begin - began, bar.end - began, bar.name, bar.colour) for bar in sessions]
     shown = list(dict.fromkeys(bar.row for bar in shifted))[:MAX_ROWS]
@@ -41,8 +43,7 @@ def time_section(results: Sequence[RunResult]) -> str:
     charts += [figure(f"Workers{suffix}", _busy_times(log), WORKERS_NOTE) for suffix, log in detailed]
     charts += [figure(f"Workers in all rounds{suffix}", _worker_totals(log)) for suffix, log in detailed]
     charts += [figure(f"{title}{suffix}", chart) for suffix, log in detailed for title, chart in _utilization(log)]
-    remarks = "".join(f"<p>{escape(line)}</p>" for line in incomplete)
-    return remarks + figures([chart for chart in charts if chart])
+    return notes + figures([chart for chart in charts if chart])
 
 
 def _sessions(label: str, log: LogLines) -> Iterator[Bar]:

@@ -21,7 +21,8 @@ from pathlib import Path
 
 from simfl import files
 from simfl.errors import DamagedFile, RunError
-from simfl.runs.folder import FORMAT, parse_json
+from simfl.json_files import seal
+from simfl.runs.folder import FORMAT, read_json
 from simfl.runs.parts import Coverage
 from simfl.weights import Weights, load_safetensors, sha256, write_safetensors
 
@@ -63,7 +64,7 @@ def write(
     digests |= {name: _sha256(text) for name, text in texts.items()}
     state_sha256 = _state_sha256(digests)
     if not _exists(folder, step, state_sha256, coverage):
-        content = {"format": FORMAT, **digests, TABLE_PARTS: coverage.to_json()}
+        content = seal({**digests, TABLE_PARTS: coverage.to_json()}, FORMAT)
         files.make_folder(folder)
         _write_folder(_path(folder, step), tensors, {**texts, DIGESTS: _json(content)})
         _prune(folder, step)
@@ -126,7 +127,7 @@ def covered_parts(folder: Path) -> Coverage | None:
 
 def _coverage(path: Path) -> Coverage:
     try:
-        return Coverage.from_json(parse_json(path).get(TABLE_PARTS))
+        return Coverage.from_json(read_json(path).get(TABLE_PARTS))
     except ValueError as error:
         raise DamagedFile(f"{path}: damaged: {error}") from None
 
@@ -142,7 +143,7 @@ def read(folder: Path, step: int) -> StoredCheckpoint:
     if not path.is_dir():
         raise DamagedFile(f"{path}: damaged checkpoint: the folder is missing")
     try:
-        digests, coverage = parse_json(path / DIGESTS), _coverage(path / DIGESTS)
+        digests, coverage = read_json(path / DIGESTS), _coverage(path / DIGESTS)
         values, notes = (path / VALUES).read_bytes(), (path / NOTES).read_bytes()
         tensors = load_safetensors(path / TENSORS)
         found = {TENSORS: sha256(tensors), ORDER: _order_sha256(tensors)}

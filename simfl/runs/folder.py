@@ -31,7 +31,7 @@ def refuse_taken(folder: Path) -> None:
     """Raise RunError if the folder holds a run or a sweep."""
     if (folder / SWEEP).exists():
         raise RunError(f"{folder}: the folder holds a sweep already; give another --out")
-    if (folder / RUN).exists() or (folder / MANIFEST).exists():
+    if (folder / RUN).exists() or (folder / CHECKPOINTS).exists():
         raise RunError(f"{folder}: the folder holds a run already; resume it with --resume, or give another --out")
 
 
@@ -85,7 +85,7 @@ def read_json(path: Path) -> JsonObject:
 
 
 def parse_json(path: Path) -> JsonObject:
-    """Read a JSON file that carries a format number, whose content is verified otherwise.
+    """Read a JSON file that carries a format number; the content is not verified.
 
     Raises:
         DamagedFile: The file is missing or is no JSON.

@@ -90,7 +90,7 @@ class Record:
         Raises:
             RunError: The folder holds another run, or lacks the run to resume, or has another format.
         """
-        if not resume or not (folder / RUN).exists():
+        if not resume:
             refuse_taken(folder)
         if resume:
             return Record(folder, policy, _resumed(folder, experiment_yaml, manifest, partition), mirror=mirror)

@@ -20,7 +20,7 @@ from rich.text import Text
 from simfl.errors import DamagedFile
 from simfl.formatting import format_bytes, format_duration
 from simfl.json_files import JsonLines
-from simfl.runs.folder import LOG, JsonObject, require_run
+from simfl.runs.folder import CHECKPOINTS, LOG, JsonObject, require_run
 from simfl.runs.summary import read_summary, summary_lines
 from simfl.tracking.console import SafeConsole
 from simfl.tracking.progress import ProgressStatus
@@ -156,8 +156,14 @@ def watch(folder: Path, once: bool, console: Console | None = None, every: float
 
 
 def current_view(folder: Path) -> RunView:
-    """Return the state of a run according to its whole log; a last line that a crash cut off is a message."""
+    """Return the state of a run according to its whole log; a last line that a crash cut off is a message.
+
+    Raises:
+        DamagedFile: The log is missing or was altered.
+    """
     view, log = RunView(), JsonLines(folder / LOG)
+    if not log.path.exists() and (folder / CHECKPOINTS).exists():
+        raise DamagedFile(f"{log.path}: this file is missing")
     _read(view, log)
     if cut_off := log.cut_off():
         view.messages.append(cut_off)
