@@ -9,6 +9,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ import click
 
 from simfl import __version__
 from simfl.commands import audit, data, inspection, options, partitions, submit, sweeps, templates
+from simfl.commands.supervisor import LOST, is_supervised, say_last_word, supervised
 from simfl.errors import ClientError, ClusterError, ConfigError, SimflError
 from simfl.safe_text import printable, safe_streams
 
@@ -25,11 +27,13 @@ if TYPE_CHECKING:
 
     from simfl.config.catalogue import Entry
 
-USER_ERROR, FAILED, LOST, INTERRUPTED = 2, 1, 3, 130  # explained in docs/failures.md
+USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130  # explained in docs/failures.md
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code."""
+    """Run a command, by default that of this process, and return its exit code."""
+    if arguments is None and is_supervised(sys.argv[1:]):
+        return supervised(partial(main, sys.argv[1:]))
     sys.excepthook = _show_traceback
     with safe_streams(sys):
         code = _run_command(arguments)
@@ -44,6 +48,7 @@ def _leave_lost_ray(code: int) -> None:
 
     if cluster.is_abandoned():
         sys.stdout.flush(), sys.stderr.flush()
+        say_last_word()
         os._exit(code)
 
 

@@ -25,6 +25,7 @@ from simfl.runs.folder import (
     PARTITION,
     RUN,
     SUMMARY,
+    SWEEP,
     TABLE_PARTS,
     JsonObject,
     file_sha256,
@@ -42,6 +43,7 @@ from simfl.timing import timed
 from simfl.training.context import PhaseContext
 from simfl.transport import ledger
 
+BEGUN = (RUN, CHECKPOINTS, TABLE_PARTS, LOG)  # of these, a run that was killed before it began has none
 TABLES = ("rounds", "ledger", "clients", "evaluations", "samples", "scores")
 Rows = dict[str, list[TableRow]]  # rows by table
 
@@ -76,7 +78,7 @@ class Record:
         resume: bool,
         mirror: Mirror | None = None,
     ) -> Record:
-        """Create a run folder, or open the folder of the run to resume.
+        """Create a run folder, or open the folder of the run to resume; a run that did not begin is created.
 
         Args:
             folder: The run folder.
@@ -90,9 +92,9 @@ class Record:
         Raises:
             RunError: The folder holds another run, or lacks the run to resume, or has another format.
         """
-        if not resume:
+        if (folder / SWEEP).exists() or not resume:
             refuse_taken(folder)
-        if resume:
+        if resume and any((folder / name).exists() for name in BEGUN):
             return Record(folder, policy, _resumed(folder, experiment_yaml, manifest, partition), mirror=mirror)
         manifest = replace(manifest, experiment_sha256=text_sha256(experiment_yaml))
         record = Record(folder, policy, manifest, mirror=mirror)
@@ -324,7 +326,7 @@ def round_rows(
 def _resumed(folder: Path, experiment_yaml: str, manifest: RunManifest, partition: bytes) -> RunManifest:
     """Check that an experiment may resume the run in a folder, and return the run's manifest with one more resume."""
     if not (folder / RUN).exists():
-        raise missing_run(folder) if (folder / MANIFEST).exists() else RunError(f"{folder}: there is no run to resume")
+        raise missing_run(folder)
     refuse_another(folder, experiment_yaml)
     stored = RunManifest.read(folder).resume(manifest, folder)
     if not (folder / PARTITION).exists() or (folder / PARTITION).read_bytes() != partition:

@@ -70,6 +70,8 @@ def open_session(stack: ExitStack, experiment: Experiment, options: RunOptions) 
     state = (restored or Snapshot()).to(prepared.run_context.device)
     if experiment.privacy is not None and experiment.privacy.adds_noise and experiment.privacy.noise_seed is not None:
         callbacks.message(FOR_TESTS)
+    if options.resume and not record.manifest.resumes:
+        callbacks.message(f"there is no run to resume in {record.location}: it starts")
     for text in (*messages, *repairs):
         callbacks.message(text)
     callbacks.note(prepared.notes)

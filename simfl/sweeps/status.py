@@ -44,16 +44,14 @@ class SweepState:
         """Find out which runs have ended and which remain.
 
         Raises:
-            RunError: The location holds a run or, without `resume`, a sweep; or there is no sweep to resume; or a run
-                in it belongs to another experiment.
+            RunError: The location holds a run or, without `resume`, a sweep; or a run in it belongs to another
+                experiment.
         """
         if (location.folder / RUN).exists():
             raise RunError(f"{location}: holds a run; give another --out")
         exists = (location.folder / SWEEP).exists()
         if exists and not resume:
             raise RunError(f"{location}: holds a sweep; resume it with --resume, or give another --out")
-        if resume and not exists:
-            raise RunError(f"{location}: there is no sweep to resume")
         state, prefixes = SweepState(sweep, location), longest_prefixes({p.label: p.experiment for p in sweep.points})
         for point in sweep.points:
             own = state.location_of(point.label)

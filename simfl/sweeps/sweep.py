@@ -44,7 +44,7 @@ def run(
     `out` is a folder that all machines can access, or a URL that fsspec supports. A failed run does not affect others.
 
     Raises:
-        RunError: `out` holds another sweep or a run of another experiment or, with `resume`, no sweep.
+        RunError: `out` holds another sweep or a run of another experiment.
     """
     shown, signals = display or NullSweepDisplay(), Signals()
     with location_of(out) as location, signals.caught():

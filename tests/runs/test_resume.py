@@ -141,10 +141,17 @@ def test_the_manifest_has_the_environment_of_every_resume(tmp_path):
 # runs that do not match are refused
 
 
-def test_a_folder_without_a_run_cannot_be_resumed(tmp_path):
-    with pytest.raises(RunError, match=f"{LINE}: there is no run to resume$"):
-        run(SMALL, tmp_path / "absent", resume=True)
-    assert not (tmp_path / "absent").exists()
+@pytest.mark.parametrize("left", [None, "manifest.json", "partition.json"])
+def test_a_run_that_has_not_begun_starts_when_it_is_resumed(left, tmp_path):
+    """A killed process leaves no folder, or one whose experiment is not written yet."""
+    run(SMALL, tmp_path / "whole")
+    if left is not None:
+        (tmp_path / "r").mkdir()
+        (tmp_path / "r" / left).write_text("{")
+    display = Stopping()
+    assert run(SMALL, tmp_path / "r", resume=True, display=display)["resumed_at"] == []
+    assert f"there is no run to resume in {tmp_path / 'r'}: it starts" in display.messages
+    assert traces(tmp_path / "r") == traces(tmp_path / "whole")
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):

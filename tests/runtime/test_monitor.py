@@ -114,7 +114,7 @@ FAULTS = {
 
 def session_of(process: int) -> dict[int, str]:
     """Return the living processes of a session with their command lines, without the first."""
-    rows = subprocess.run(["ps", "-eo", "pid,sid,stat,args"], capture_output=True, text=True, check=True).stdout
+    rows = subprocess.run(["ps", "-wweo", "pid,sid,stat,args"], capture_output=True, text=True, check=True).stdout
     split = [row.split(None, 3) for row in rows.splitlines()[1:]]
     return {int(p): a for p, s, stat, a in split if int(s) == process != int(p) and not stat.startswith("Z")}
 
@@ -151,7 +151,9 @@ def test_run_whose_ray_is_lost_ends_with_one_line_and_is_resumed_bit_identically
     try:
         log = out / "log.jsonl"
         wait_for(lambda: process.poll() is not None or (log.exists() and log.read_text().count('"event": "round"') > 2))
-        victim = next(pid for pid, words in session_of(process.pid).items() if pattern in words)
+        assert process.poll() is None, process.communicate()[0]
+        victim = next((pid for pid, words in session_of(process.pid).items() if pattern in words), 0)
+        assert victim, session_of(process.pid)
         os.kill(victim, number)
         began = time.monotonic()
         output, _ = process.communicate(timeout=60)

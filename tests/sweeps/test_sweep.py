@@ -175,8 +175,10 @@ def test_a_resumed_sweep_accepts_new_runs_and_refuses_changed_ones(tmp_path: Pat
         sweep.run(sweep_of(replace(BASE, seed=5)), tmp_path / "s", INLINE, resume=True)
     with pytest.raises(RunError, match="holds a sweep; resume it with --resume, or give another --out"):
         sweep.run(sweep_of(BASE), tmp_path / "s", INLINE)
-    with pytest.raises(RunError, match="there is no sweep to resume"):
-        sweep.run(sweep_of(BASE), tmp_path / "t", INLINE, resume=True)
+
+
+def test_sweep_that_has_not_begun_starts_when_it_is_resumed(tmp_path: Path) -> None:
+    assert statuses(sweep.run(sweep_of(BASE), tmp_path / "t", INLINE, resume=True)) == ["completed"]
 
 
 def test_a_run_below_the_median_is_stopped_early(tmp_path: Path) -> None:

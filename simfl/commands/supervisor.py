@@ -1,0 +1,99 @@
+"""A parent process of `simfl run` and `simfl sweep` that reports an end which the run itself cannot report.
+
+The kernel kills a process when memory is short, and Ray ends a driver whose raylet has died, both without a word. The
+parent is a fork from before anything is imported; it passes signals on, waits, and prints one line if the run ended
+without its last word. If the parent is killed, the run is killed too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+
+COMMANDS = ("run", "sweep")
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SET_PARENT_DEATH_SIGNAL = 1  # of prctl
+LOST = 3  # exit code
+RESUME = "what its last checkpoint holds is saved; resume it with the same command and --resume"
+
+_last_word: int | None = None  # the pipe to the parent
+
+
+def is_supervised(arguments: list[str]) -> bool:
+    """Return whether a command is run under a parent: on Linux, outside of a debugger."""
+    return sys.platform == "linux" and sys.gettrace() is None and arguments[:1] in [[name] for name in COMMANDS]
+
+
+def supervised(command: Callable[[], int]) -> int:
+    """Run a command in a fork, and return its exit code; `LOST` and a line if it ended without a word."""
+    ended, last_word = os.pipe()
+    parent = os.getpid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # until both processes can handle them
+    process = os.fork()
+    if process == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        os.close(ended)
+        return _run(command, last_word, parent)
+    os.close(last_word)
+    for number in FORWARDED:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _forward_to(process))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+    word = os.read(ended, 1)  # at the end of the command or of its process, whose forks do not hold the pipe
+    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    if word:
+        return status if status >= 0 else 128 - status
+    print(f"simfl: {_describe(status)}; {RESUME}", file=sys.stderr, flush=True)
+    return LOST
+
+
+def _run(command: Callable[[], int], last_word: int, parent: int) -> int:
+    """Run the command in the fork, which ends with its parent."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(LOST)
+    os.set_inheritable(last_word, False)
+    os.register_at_fork(after_in_child=_forget)
+    global _last_word
+    _last_word = last_word
+    try:
+        return command()
+    finally:
+        say_last_word()
+
+
+def say_last_word() -> None:
+    """Tell the parent, if there is one, that this process has reported how it ends."""
+    if _last_word is not None:
+        os.write(_last_word, b".")
+
+
+def _forget() -> None:
+    """Close the pipe in a fork of the run, which could outlive it."""
+    global _last_word
+    if _last_word is not None:
+        os.close(_last_word)
+    _last_word = None
+
+
+def _forward_to(process: int) -> Callable[[int, FrameType | None], None]:
+    def forward(number: int, frame: FrameType | None) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(process, number)
+
+    return forward
+
+
+def _describe(status: int) -> str:
+    """Describe an end without a word."""
+    if status == -signal.SIGKILL:
+        return "the process of the run was killed (SIGKILL, as the system does when memory is short)"
+    if status < 0:
+        return f"the process of the run was ended by {signal.Signals(-status).name}"
+    return f"the process of the run was ended with exit code {status}, as Ray does when its raylet or its GCS ends"

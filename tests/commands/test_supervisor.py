@@ -1,0 +1,91 @@
+"""The parent of a run: it passes signals and exit codes on, and reports an end that the run could not report."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from simfl.commands.supervisor import is_supervised
+
+PROGRAM = """
+import os, signal, sys, time
+from simfl.commands.supervisor import supervised
+
+def command():
+    {body}
+
+sys.exit(supervised(command))
+"""
+
+
+def start(body: str) -> subprocess.Popen[str]:
+    """Run a command under a parent."""
+    program = [sys.executable, "-c", PROGRAM.format(body=body)]
+    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Return the exit code and what was printed to standard error."""
+    _, errors = process.communicate(timeout=60)
+    return process.returncode, errors
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 130])
+def test_exit_code_of_the_command_is_passed_on(code: int) -> None:
+    assert end(start(f"return {code}")) == (code, "")
+
+
+def test_traceback_is_the_last_word() -> None:
+    code, errors = end(start("raise ZeroDivisionError"))
+    assert (code, errors.splitlines()[-1]) == (1, "ZeroDivisionError")
+
+
+@pytest.mark.parametrize(
+    ("body", "cause"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was killed (SIGKILL, as the system does when memory is short)"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "was ended by SIGSEGV"),
+        ("os._exit(1)", "was ended with exit code 1, as Ray does when its raylet or its GCS ends"),
+        ("os.fork() and os._exit(1); time.sleep(1); os._exit(0)", "was ended with exit code 1"),
+    ],
+    ids=["SIGKILL", "SIGSEGV", "exit", "exit with a fork left"],
+)
+def test_end_without_a_word_is_reported_in_one_line(body: str, cause: str) -> None:
+    code, errors = end(start(body))
+    assert (code, errors.count("\n")) == (3, 1), errors
+    assert errors.startswith(f"simfl: the process of the run {cause}")
+    assert errors.endswith("resume it with the same command and --resume\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_are_passed_on(number: signal.Signals) -> None:
+    body = f"got = []; signal.signal({int(number)}, lambda *_: got.append(os.write(2, b'ended')))"
+    process = start(f"{body}; print('up', flush=True)\n    while not got: time.sleep(0.01)\n    return 130")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(number)
+    assert end(process) == (130, "ended")
+
+
+def test_command_is_killed_with_its_parent() -> None:
+    process = start("print(os.getpid(), flush=True); time.sleep(600)")
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    process.kill()
+    deadline = time.monotonic() + 10
+    state = Path(f"/proc/{child}/stat")
+    while state.exists() and state.read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline, "the command is still running"
+        time.sleep(0.01)
+    process.communicate()
+
+
+def test_run_and_sweep_alone_have_a_parent() -> None:
+    assert is_supervised(["run", "x.yaml"]) is is_supervised(["sweep", "x"]) is (sys.gettrace() is None)
+    assert not is_supervised(["plan", "run"])
+    assert not is_supervised([])
