@@ -73,13 +73,19 @@ class Generators:
             return
         if self._searched != self._searched_state():
             self.refresh()
-        self.seed(key)
-        if key:
-            positions = [source.position() for source in self.sources]
-        else:
-            positions = self._zero = self._zero or [source.position() for source in self.sources]
-        with self._watched_from(positions):
+        with self._watched_from(self._seeded(key)):
             yield
+
+    def _seeded(self, key: int) -> list[object]:
+        """Seed every generator and return their positions; key 0 seeds only those that left its state."""
+        positions = [source.position() for source in self.sources]
+        if not key and positions == self._zero:
+            return positions
+        self.seed(key)
+        positions = [source.position() for source in self.sources]
+        if not key:
+            self._zero = positions
+        return positions
 
     @contextmanager
     def observed(self) -> Iterator[None]:
