@@ -83,6 +83,10 @@ class Canaries:
         pairs = zip(self.owners.tolist(), self.numbers.tolist(), strict=True)
         return np.array([k for k, (owner, number) in enumerate(pairs) if number in named.get(owner, ())], np.int64)
 
+    def of(self, client: int) -> np.ndarray:
+        """Return the canaries of a client, int64, ascending."""
+        return np.flatnonzero(self.owners == client)
+
     def updates(self, which: np.ndarray, norm: float, like: Weights) -> Weights:
         """Return the updates of some canaries before the clip, [n, …] in every tensor."""
         rows = torch.zeros(len(which), sum(self.tensors.values()))

@@ -38,7 +38,7 @@ from simfl.privacy.budget import Budget
 from simfl.privacy.mechanism import Mechanism
 from simfl.privacy.randomness import Randomness
 from simfl.privacy.units import MARGIN
-from simfl.protocol import Parts, Weights
+from simfl.protocol import Parts
 from simfl.rounds import RoundPlan, apply_round, plan_round
 from simfl.run_context import RunContext
 from simfl.runs.record import Record
@@ -220,7 +220,7 @@ class AuditedRounds:
     def scores(self, scratch: Path, report: Callable[[str], None]) -> Scores:
         """Make the rounds and return the scores of all canaries."""
         executor, worker, mechanism = self._executor(scratch)
-        context, server = executor.context, _Server()
+        context, server = executor.context, _Server(self.canaries)
         worker.executors[0] = replace(executor, observer=server)
         state = first = Snapshot().enter_phase(context)
         mode = execution_mode_of(self.experiment, Record(scratch, self.experiment.checkpoint, self.manifest), 0, 0)
@@ -234,8 +234,8 @@ class AuditedRounds:
                 results.take(worker.train(cohort, plan.received))
             state, _ = apply_round(context, plan, results)
             expected = expected_clients(context.phase, self.privacy.min_clients or context.num_clients)
-            collected.add(mechanism, plan, which, server.arrived, clip * MARGIN, expected)
-            server.arrived = {}
+            collected.add(mechanism, plan, which, server.products, clip * MARGIN, expected)
+            server.products = {}
             report(f"audited round {number + 1} of {self.rounds}: {len(which)} canaries were sampled")
         collected.totals["model"] = self.canaries.scores(subtract(state.server.weights, first.server.weights))
         return collected.result()
@@ -259,14 +259,16 @@ class AuditedRounds:
 
 
 class _Server(Observer):
-    """An observer that keeps the decoded upload of each client."""
+    """An observer that scores the canaries of each client on its decoded upload, and keeps no upload."""
 
-    def __init__(self) -> None:
-        self.arrived: dict[int, Weights] = {}
+    def __init__(self, canaries: Canaries) -> None:
+        self.canaries = canaries
+        self.products: dict[int, np.ndarray] = {}
 
     def sent(self, client: int, upload: Parts, arrived: Parts) -> None:
-        """Keep a decoded upload."""
-        self.arrived[client] = {name: t.clone() for name, t in arrived["weights"].items()}
+        """Keep the inner products of a decoded upload with the directions of the client's canaries."""
+        if len(here := self.canaries.of(client)):
+            self.products[client] = self.canaries.scores(arrived["weights"], here)
 
 
 class _Collected:
@@ -285,7 +287,7 @@ class _Collected:
         mechanism: CanaryMechanism,
         plan: RoundPlan,
         which: np.ndarray,
-        messages: Mapping[int, Weights],
+        messages: Mapping[int, np.ndarray],
         clip: float,
         expected: float,
     ) -> None:
@@ -295,7 +297,7 @@ class _Collected:
             mechanism: The mechanism, with the average that it released.
             plan: The round.
             which: The canaries that took part, included or not.
-            messages: The decoded upload of each client.
+            messages: Inner products of each client's decoded upload with the directions of its canaries.
             clip: Norm of a canary's clipped update.
             expected: Expected number of clients of a round.
         """
@@ -307,14 +309,12 @@ class _Collected:
         average = canaries.scores(mechanism.record.average) / (shares / clients)
         self.totals["averages"] += np.array([owner in sizes or self.hides_clients for owner in owners]) * average
         self.single["averages"].append((average[which], canaries.included[which]))
-        for client, message in messages.items():
-            here = np.flatnonzero(canaries.owners == client)
-            if len(here):
-                score = np.zeros(len(canaries))
-                score[here] = canaries.scores(message, here) / shares[here]
-                self.totals["messages"] += score
-                taking_part = np.intersect1d(here, which)
-                self.single["messages"].append((score[taking_part], canaries.included[taking_part]))
+        for client, products in messages.items():
+            here, score = canaries.of(client), np.zeros(len(canaries))
+            score[here] = products / shares[here]
+            self.totals["messages"] += score
+            taking_part = np.intersect1d(here, which)
+            self.single["messages"].append((score[taking_part], canaries.included[taking_part]))
         if not self.hides_clients:
             self.middle += [self.rate(owner) / 2 if owner in sizes else 0.0 for owner in owners]
 

@@ -126,7 +126,7 @@ def _downloads(rerun: Rerun, phase: int) -> Iterator[Seen]:
         rows = planned.plan.download_rows
         payload = _payload([dict(row) for row in rows])
         _compare(rerun, planned, None, payload)
-        received = {name: t.clone() for name, t in planned.received["weights"].items()}
+        received = _copied(planned.received["weights"])
         yield Seen(phase, number, None, {}, received, payload)
 
 
@@ -145,7 +145,7 @@ class _Server(Observer):
     def sent(self, client: int, upload: Parts, arrived: Parts) -> None:
         """Keep the decoded upload."""
         if client == self.client:
-            self.arrived = {part: {n: t.clone() for n, t in tensors.items()} for part, tensors in arrived.items()}
+            self.arrived = {part: _copied(tensors) for part, tensors in arrived.items()}
 
 
 def _message(rerun: Rerun, planned: PlannedRound, client: int) -> Seen:
@@ -153,9 +153,14 @@ def _message(rerun: Rerun, planned: PlannedRound, client: int) -> Seen:
     result = rerun.train(rerun.smallest_cohort(planned, client), planned.received, server)
     payload = _payload([row for row in result.ledger if row["client"] == client])
     _compare(rerun, planned, client, payload)
-    before, received = planned.before, dict(planned.received["weights"])
+    before, received = planned.before, _copied(planned.received["weights"])
     rows = np.array(sorted(server.rows), np.int64)
     return Seen(before.phase, before.round + 1, client, server.arrived, received, payload, rows)
+
+
+def _copied(tensors: Weights) -> Weights:
+    """Return copies on the CPU."""
+    return {name: t.detach().cpu().clone() for name, t in tensors.items()}
 
 
 def _payload(rows: Sequence[dict[str, int | str]]) -> dict[str, int]:
