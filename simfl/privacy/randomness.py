@@ -146,6 +146,7 @@ def stored_key(folder: Path, step: int, platform: str | None) -> Randomness:
     """
     keys = read_keys(folder)
     if keys and platform is not None and keys[-1].platform == platform:
+        (folder / KEY_FILE).chmod(0o600)  # a copy from a URL has other access rights
         return keys[-1].randomness
     new = StoredKey(step, platform or "", Randomness.fresh())
     _write_keys(folder, [*(one for one in keys if one.step <= step), new])

@@ -98,6 +98,14 @@ def test_the_plan_uses_the_accountant_of_the_run(capsys):
     assert (found["delta"], found["sampling_rate"]) == (1e-5, pytest.approx(0.025))
 
 
+def test_the_plan_gives_the_guarantee_before_the_formula(capsys):
+    text = planned(capsys, ROOT / "pfl_docvqa/track2_baseline.yaml")
+    line = " ".join(text[text.index("privacy") :].split())
+    assert line.startswith("privacy epsilon 3.8")
+    assert "per group at delta 1e-05 (add-remove, view: averages" in line
+    assert "the formula gives 1.0000 at rate 0.025, which is no guarantee" in line
+
+
 def test_without_data_local_steps_are_unknown_but_bytes_are_known(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SIMFL_REAL_DATA", str(tmp_path))
     text = planned(capsys, ROOT / "sroie/lora_nf4.yaml")

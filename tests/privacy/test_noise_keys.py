@@ -13,17 +13,22 @@ import pytest
 import torch
 from fakes import Stopping, Toy, experiment, model, run, traces
 
+from simfl import simulation
 from simfl.config.rules import violations
 from simfl.debug.replay import replay
 from simfl.errors import RunError
-from simfl.experiment import AdaptiveClip, Experiment, Privacy
+from simfl.experiment import AdaptiveClip, Checkpoint, Experiment, Privacy
 from simfl.models.mlp import Mlp
+from simfl.privacy.account import Account
+from simfl.privacy.budget import Budget
 from simfl.privacy.paid import PaidRound, append, read, with_round
 from simfl.privacy.randomness import KEY_FILE, read_keys, stored_key
+from simfl.privacy.scheme import Population, Scheme
 from simfl.runs.manifest import RunManifest
 from simfl.runs.results import Run
 from simfl.session import noise_key
 from simfl.session.noise_key import source_of
+from simfl.session.options import RunOptions
 from simfl.training import batches
 
 GROUPS = Privacy(clip=0.05, groups_per_client=2, noise_multiplier=0.7)
@@ -204,3 +209,42 @@ def test_batches_and_samples_of_two_private_runs_differ(
 def test_a_noise_seed_has_no_effect_on_secure_runs_and_is_refused() -> None:
     found = list(violations(private(replace(GROUPS, secure=True, noise_seed=1))))
     assert any(line.startswith("privacy.noise_seed: has no effect with secure: true") for line in found)
+
+
+def test_a_round_is_paid_for_before_anything_of_it_is_planned_and_copied_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any) -> None:
+        raise RuntimeError("no plan")
+
+    monkeypatch.setattr(simulation, "plan_round", fail)
+    with pytest.raises(RuntimeError, match="no plan"):
+        run(private(), tmp_path / "run")
+    (paid,) = read(tmp_path / "run")
+    assert (paid.phase, paid.round) == (0, 1)
+    seen: list[int] = []
+    budget = Budget(Scheme(GROUPS, private().phases, Population(3, (3,))), 0.7)
+    account = Account(budget, tmp_path, store=lambda: seen.append(len(read(tmp_path))))
+    charged = account.charge({}, 0, 0)
+    assert account.charge({}, 0, 0) == charged == {0: 1}  # the same release
+    assert account.charge(charged, 0, 1) == {0: 2}
+    assert seen == [1, 2]
+
+
+def test_the_copy_at_a_url_has_every_paid_round_before_it_is_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, real, found = f"file://{tmp_path}/copy/run", simulation.plan_round, []
+
+    def plan(*args: Any) -> Any:
+        found.append(len(read(tmp_path / "copy" / "run")))
+        return real(*args)
+
+    monkeypatch.setattr(simulation, "plan_round", plan)
+    monkeypatch.setenv("SIMFL_CACHE", str(tmp_path / "cache"))
+    simulation.run(private(rounds=3, checkpoint=Checkpoint(rounds=3, seconds=0.0)), RunOptions(url, "inline"))
+    assert found == [1, 2, 3]
+    pulled = tmp_path / "copy" / "run"  # with the access rights of the storage
+    first = read_keys(pulled)[0]
+    assert stored_key(pulled, 3, first.platform) == first.randomness
+    assert stat.S_IMODE((pulled / KEY_FILE).stat().st_mode) == 0o600
