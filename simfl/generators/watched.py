@@ -117,6 +117,10 @@ class Generators:
         if self._is_watching:
             self.seed(0)
 
+    def positions(self) -> dict[str, object]:
+        """Return the position of each generator by its name."""
+        return {source.name: source.position() for source in self.sources}
+
     def drawn(self) -> list[str]:
         """Return the names of the generators that were drawn from since the last watched block began."""
         pairs = zip(self.sources, self._start, strict=True)

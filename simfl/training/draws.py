@@ -54,6 +54,25 @@ def refuse_draws(context: PhaseContext) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def refuse_recomputed_draws(context: PhaseContext) -> Iterator[None]:
+    """Raise ConfigError if recomputed layers draw inside the block, a backward pass, with other results than before.
+
+    torch restores its own generators for a layer that gradient checkpointing repeats, and no others.
+    """
+    if not (context.generators.keyed and getattr(context.network.module, "sequential_only", "")):
+        yield
+        return
+    before = context.generators.positions()
+    yield
+    after = context.generators.positions()
+    if names := [name for name, position in before.items() if after[name] != position]:
+        raise ConfigError(
+            f"model.of: layers under gradient checkpointing draw from {' and '.join(names)}, which torch does not"
+            " restore when it repeats them; allowed: draws of torch, or no gradient checkpointing"
+        )
+
+
 def why_not_keyed(mode: str, data_parallel: int, has_record_privacy: bool) -> str:
     """Return the setting by which draws cannot be keyed, with what is allowed; empty if they can be."""
     if mode == "vectorized":

@@ -12,6 +12,7 @@ from simfl.protocol import Batch, ClientUpdate, MicroStep, Outputs, State, Weigh
 from simfl.training.batches import TrainingUnit
 from simfl.training.data_parallel import SharedStepInputs, combine, micro_batches
 from simfl.training.dp_records import noised_gradient
+from simfl.training.draws import refuse_recomputed_draws
 from simfl.training.executor import Executor, OptimizerStep, TrainingInputs, TrainingResult
 from simfl.training.forward import StepInputs, evaluation_point, keeps_gradients, micro_step_loss, step_key
 from simfl.training.model_states import ModelStates
@@ -160,5 +161,6 @@ def _gradient(
         return gradient, loss_sum, loss_weight
     loss = micro_step_loss(context, own.micro, inputs, outputs)
     (sums, weights), total = loss.task_totals(), loss.total(inputs.batch["mask"])
-    found = torch.autograd.grad(total, list(own.leaves.values()), materialize_grads=True)
+    with refuse_recomputed_draws(context):
+        found = torch.autograd.grad(total, list(own.leaves.values()), materialize_grads=True)
     return dict(zip(own.leaves, found, strict=True)), sums.detach(), weights.detach()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,3 +116,27 @@ def test_checkpointing_of_the_users_own_is_refused(reentrant: bool) -> None:
         module(torch.rand(2, 12))
     plain = Recomputing(reentrant)
     plain(torch.rand(2, 12)).sum().backward()  # torch's own functions are restored
+
+
+class Dropping(nn.Module):
+    """A layer that is repeated in the backward pass, as transformers do, and draws by `draw`."""
+
+    def __init__(self, draw: Callable[[], Any]) -> None:
+        super().__init__()
+        self.first, self.head, self.draw = nn.Linear(12, 8), nn.Linear(8, 5), draw
+        self.gradient_checkpointing = True
+        self._gradient_checkpointing_func: Any = checkpoint
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self._gradient_checkpointing_func(self.layer, x.flatten(1).requires_grad_()))
+
+    def layer(self, x: Tensor) -> Tensor:
+        return torch.relu(self.first(x)) * torch.as_tensor(self.draw(), dtype=torch.float32)
+
+
+def test_repeated_layers_draw_from_torch_alone(tmp_path: Path) -> None:
+    case = experiment(model=OwnModel(Dropping(lambda: torch.rand(8))), rounds=1)
+    assert run(case, tmp_path / "torch")["status"] == "completed"
+    case = experiment(model=OwnModel(Dropping(lambda: [random.random() for _ in range(8)])), rounds=1)
+    with pytest.raises(ConfigError, match=r"gradient checkpointing draw from the global generator of Python's random"):
+        run(case, tmp_path / "python")
