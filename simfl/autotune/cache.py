@@ -19,9 +19,11 @@ import torch
 from simfl import __version__, config, files
 from simfl.errors import SimflError
 from simfl.experiment import Experiment
+from simfl.json_files import body_of, is_intact, seal
 
 EXPERIMENT_KEYS = ("model", "mentor", "data", "partition", "privacy", "deterministic", "execution")
 IGNORED_LOCAL_KEYS = ("learning_rate", "schedule")
+FORMAT = 1  # version of the file of a result
 
 
 def basis(experiment: Experiment, phase: int) -> dict[str, Any]:
@@ -60,8 +62,9 @@ class TuningCache:
     def read(self) -> dict[str, Any] | None:
         """Read the result; None if there is none, or the file is damaged."""
         with suppress(OSError, ValueError):
-            found: dict[str, Any] = json.loads(self.path.read_bytes())
-            return found
+            found = json.loads(self.path.read_bytes())
+            if isinstance(found, dict) and is_intact(found):
+                return body_of(found)
         return None
 
     @contextmanager
@@ -80,4 +83,5 @@ class TuningCache:
         """Write the result, if the disk permits it; a run does not depend on it."""
         with suppress(OSError, SimflError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            files.write(self.path, lambda file: file.write(json.dumps(found, indent=1).encode()))
+            text = json.dumps(seal(found, FORMAT), indent=1)
+            files.write(self.path, lambda file: file.write(text.encode()))

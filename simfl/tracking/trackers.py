@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from PIL import Image
 
-from simfl import config, files
+from simfl import config
 from simfl.data.base import Split
 from simfl.errors import ConfigError
 from simfl.experiment import Experiment, Wandb
 from simfl.run_context import RunContext
-from simfl.runs.folder import CHECKPOINTS, PARTITION, JsonObject
+from simfl.runs.folder import CHECKPOINTS, PARTITION, JsonObject, read_json, write_json
 from simfl.runs.tables import TableRow
 from simfl.tracking.events import AXES, TrackingEvent, metrics
 
@@ -174,11 +174,11 @@ def _has_key() -> bool:
 
 
 def _run_id(folder: Path) -> str:
+    """Return the id of the tracked run, kept in the run folder. DamagedFile if the file was altered."""
     path = folder / STATE_FILE
     if not path.exists():
-        text = json.dumps({"wandb": {"id": uuid.uuid4().hex[:12]}})
-        files.write(path, lambda file: file.write(text.encode()))
-    return str(json.loads(path.read_text())["wandb"]["id"])
+        write_json(path, {"wandb": {"id": uuid.uuid4().hex[:12]}})
+    return str(read_json(path)["wandb"]["id"])
 
 
 class TensorBoardTracker:

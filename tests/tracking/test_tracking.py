@@ -17,7 +17,7 @@ from fakes import Stopping, Toy, experiment, run, traces
 from fakes_documents import Pages
 
 from simfl.algorithms.fedavg import FedAvg
-from simfl.errors import ConfigError
+from simfl.errors import ConfigError, DamagedFile
 from simfl.experiment import Evaluate, Tracking, Wandb
 from simfl.protocol import AggregatedUpdates, ClientUpdate, Parts, Server, State
 from simfl.runs import tables
@@ -299,3 +299,13 @@ def test_epsilon_is_an_axis_if_the_round_has_it():
     found = metrics(TrackingEvent(1, 8, {"epsilon": 0.25}, evaluations=(row,)), "valid")
     assert (found["epsilon"], found["by_epsilon/anls"]) == (0.25, 0.5)
     assert (found["bytes"], found["by_bytes/anls"]) == (8, 0.5)
+
+
+def test_a_damaged_id_of_the_tracked_run_is_one_line(tmp_path: Path) -> None:
+    first = tracking._run_id(tmp_path)
+    assert tracking._run_id(tmp_path) == first
+    path = tmp_path / tracking.STATE_FILE
+    for content in (path.read_bytes().replace(first.encode(), b"another"), b"{", b""):
+        path.write_bytes(content)
+        with pytest.raises(DamagedFile, match=r"^[^\n]*tracking\.json: damaged: [^\n]*$"):
+            tracking._run_id(tmp_path)
