@@ -56,13 +56,16 @@ def encode_line(values: Mapping[str, object]) -> bytes:
 
 
 def decode_line(line: bytes) -> JsonObject | None:
-    """Return the values of a line without its end; None if the checksum does not match."""
+    """Return the values of a line without its end; None if the checksum does not match, or it is no JSON object."""
     found = CHECKSUM.search(line)
     text = line[: found.start()] + b"}" if found else b""
     if found is None or int(found[1], 16) != zlib.crc32(text):
         return None
-    values: JsonObject = json.loads(text)
-    return values
+    try:
+        values: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) else None
 
 
 class JsonLines:

@@ -90,7 +90,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
     for where, line in read_lines(path):
         try:
             yield where, as_mapping(where, json.loads(line))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: not JSON ({error})") from error
 
 
@@ -100,7 +100,7 @@ def read_json(path: Path) -> object:
         content: object = json.loads(path.read_bytes())
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not JSON ({error})") from error
     return content
 
