@@ -1,13 +1,12 @@
 """Check of the local batches before a run: clients too small for one batch, and batches of one example.
 
 A model with batch normalization refuses a batch of one example in training, some drop the axis of the examples. Whether
-a model does is tried: it runs two examples and then one, without memory on the device `meta` or, where it cannot, on a
-copy.
+a model does is tried: it runs two examples and then one, without memory on the device `meta` or, where it cannot, on
+the module, which is then restored.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 
 import numpy as np
@@ -18,7 +17,9 @@ from simfl.data.base import TRAIN, Split
 from simfl.data.partition.manifest import Partition
 from simfl.errors import ConfigError
 from simfl.experiment import Experiment
+from simfl.generators.process import global_states_kept
 from simfl.models.meta_device import build_on_meta, without_compiler
+from simfl.models.module_state import ModuleSnapshot
 from simfl.models.own import OwnModel
 from simfl.protocol import Examples, Outputs
 from simfl.run_context import RunContext
@@ -77,13 +78,20 @@ def _refusal_of_one(experiment: Experiment, context: RunContext, index: int) -> 
     if len(few) < TWO:
         return ""
     with without_compiler():
-        meta = few.to(torch.device("meta"))
-        module, examples = build_on_meta(experiment.model, context.task), meta
-        if _failure(experiment, index, module, examples, TWO):
-            module, examples = copy.deepcopy(context.module), few.to(context.device)
-            if _failure(experiment, index, module, examples, TWO):
-                return ""
-        return _failure(experiment, index, module, examples, 1)
+        module, examples = build_on_meta(experiment.model, context.task), few.to(torch.device("meta"))
+        if not _failure(experiment, index, module, examples, TWO):
+            return _failure(experiment, index, module, examples, 1)
+        module, examples = context.module, few.to(context.device)
+        start, training = ModuleSnapshot(module), module.training  # hooks of a module cannot always be copied
+        try:
+            return (
+                ""
+                if _failure(experiment, index, module, examples, TWO)
+                else _failure(experiment, index, module, examples, 1)
+            )
+        finally:
+            start.restore()
+            module.train(training)
 
 
 def _failure(experiment: Experiment, index: int, module: nn.Module, examples: Examples, count: int) -> str:
@@ -92,7 +100,7 @@ def _failure(experiment: Experiment, index: int, module: nn.Module, examples: Ex
     device = next(iter(examples.rows.values())).device
     module.train()
     try:
-        with torch.no_grad(), torch.random.fork_rng():
+        with torch.no_grad(), global_states_kept():
             batch = examples.take(torch.arange(count, device=device))
             found = objective.run(module, {name: batch[name] for name in objective.inputs})
             outputs = found if isinstance(found, Outputs) else Outputs(getattr(found, "logits", found))

@@ -60,7 +60,7 @@ def refuse_recomputed_draws(context: PhaseContext) -> Iterator[None]:
 
     torch restores its own generators for a layer that gradient checkpointing repeats, and no others.
     """
-    if not (context.generators.keyed and getattr(context.network.module, "sequential_only", "")):
+    if not (context.generators.keyed and bool(getattr(context.network.module, "sequential_only", ""))):
         yield
         return
     before = context.generators.positions()
