@@ -40,7 +40,11 @@ class PageText:
 
 @contextmanager
 def open_pdf(path: Path) -> Iterator[Document]:
-    """Open a PDF; UnreadablePdf if it cannot be opened, DataError if pypdfium2 is not installed."""
+    """Open a PDF for the block; DataError if pypdfium2 is not installed.
+
+    Raises:
+        UnreadablePdf: The file cannot be opened, or PDFium cannot read a page within the block.
+    """
     pdfium = _pdfium()
     with PDFIUM_LOCK:
         try:
@@ -50,6 +54,8 @@ def open_pdf(path: Path) -> Iterator[Document]:
             raise UnreadablePdf(str(error)) from error
         try:
             yield document
+        except pdfium.PdfiumError as error:
+            raise UnreadablePdf(str(error)) from error
         finally:
             document.close()
 

@@ -12,6 +12,7 @@ import math
 import pickle
 import re
 import sys
+import tokenize
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,7 +22,7 @@ from simfl.errors import DataError
 
 UNPICKLE_ERRORS = (
     *(pickle.UnpicklingError, ValueError, TypeError, KeyError, IndexError, AttributeError),
-    *(EOFError, OverflowError, MemoryError, RecursionError, ImportError),
+    *(EOFError, OverflowError, MemoryError, RecursionError, ImportError, SyntaxError, tokenize.TokenError),
 )  # raised by a damaged or malicious pickle
 
 

@@ -194,10 +194,18 @@ def _find_files(root: Path) -> dict[str, list[Path]]:
         listed = records.as_list(str(path), state.get("_data_files") or [], "_data_files")
         entries = [records.as_mapping(str(path), entry) for entry in listed]
         listed_files = [records.get_text(str(path), entry, "filename") for entry in entries]
-        found[split] = [records.inside(root / name, file, str(path)) for file in listed_files]
+        found[split] = [_listed_file(root / name, file, str(path)) for file in listed_files]
     if not found.get("train"):
         raise DataError(f"data.path: {root} has no split train")
     return found
+
+
+def _listed_file(folder: Path, name: str, where: str) -> Path:
+    """Return the path of a file that `state.json` lists; DataError if it is elsewhere or missing."""
+    path = records.inside(folder, name, where)
+    if not path.is_file():
+        raise DataError(f"{path} is missing, but {where} lists it")
+    return path
 
 
 def _read_stream(path: Path) -> pa.Table:
