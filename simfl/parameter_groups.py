@@ -17,7 +17,7 @@ from torch import nn
 from simfl.errors import ConfigError
 from simfl.experiment import Buffers, Phase
 from simfl.models.base import Model
-from simfl.models.module_state import RESET_BY_FREEZING, StepEffects
+from simfl.models.module_state import RESET_BY_FREEZING, StepEffects, attribute_names, registered
 from simfl.objectives.base import Objective
 from simfl.protocol import Weights
 from simfl.weights import select_names
@@ -86,13 +86,19 @@ def group_parameters(model: Model, module: nn.Module, phase: Phase, where: str) 
     return ParameterGroups(tuple(trained), shared, tuple(personal))
 
 
-def with_buffers(groups: ParameterGroups, effects: StepEffects, phase: Phase, where: str) -> ParameterGroups:
+def with_buffers(
+    groups: ParameterGroups, effects: StepEffects, module: nn.Module, phase: Phase, where: str
+) -> ParameterGroups:
     """Add what training steps change besides the trained parameters, each with its owner.
+
+    A buffer or an attribute whose name is listed in full has this owner even if the steps before the run did not change
+    it, as it may change later.
 
     Raises:
         ConfigError: It cannot be carried from step to step, nothing owns it, or a glob matches nothing.
     """
     owners, where = phase.buffers, f"{where}.buffers"
+    effects = _with_listed(effects, owners, module, groups.trained)
     changing = (*effects.tensors, *effects.attributes)
     frozen = select_names(changing, owners.frozen, where=f"{where}.frozen")
     personal = select_names(effects.tensors, owners.personal, where=f"{where}.personal")
@@ -119,6 +125,17 @@ def with_buffers(groups: ParameterGroups, effects: StepEffects, phase: Phase, wh
         changed_in_passes=effects.changed,
         mixes_examples=effects.mixes_examples,
     )
+
+
+def _with_listed(effects: StepEffects, owners: Buffers, module: nn.Module, trained: tuple[str, ...]) -> StepEffects:
+    """Add the tensors and attributes that `buffers` lists by their whole names."""
+    listed = {*owners.averaged, *owners.personal, *owners.frozen} - {*effects.tensors, *effects.attributes, "*"}
+    if not listed:
+        return effects
+    own = registered(module)
+    tensors = tuple(n for n in own if n in effects.tensors or (n in listed and n not in trained))
+    attributes = [n for n in attribute_names(module) if n in listed and n in owners.frozen]
+    return replace(effects, tensors=tensors, attributes=(*effects.attributes, *attributes))
 
 
 def _check_averaged(effects: StepEffects, owners: Buffers, where: str) -> None:

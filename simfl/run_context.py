@@ -189,7 +189,7 @@ class RunContext:
         settings, where = self.experiment.phases[phase], f"phases.{phase}"
         groups = group_parameters(self.experiment.model, self.module, settings, where)
         effects = self._effects("model", Network(self.module, groups.trained), settings)
-        return with_buffers(groups, effects, settings, where)
+        return with_buffers(groups, effects, self.module, settings, where)
 
     def draws(self, phase: int) -> tuple[str, ...]:
         """Return the names of the random generators from which a training step of a phase draws."""
@@ -263,9 +263,7 @@ class RunContext:
             index=phase,
             seed=experiment.seed,
             task=self.task,
-            network=Network(
-                self.module, groups.trained, groups.buffers, groups.frozen_buffers, groups.frozen_attributes
-            ),
+            network=self._network(groups, settings),
             parameter_groups=groups,
             load_examples=partial(self.examples, settings.objective, "train"),
             device=self.device,
@@ -277,6 +275,15 @@ class RunContext:
             data_parallel=experiment.execution.data_parallel,
             draws=self.draws(phase),
         )
+
+    def _network(self, groups: ParameterGroups, phase: Phase) -> Network:
+        """Return the model for a phase, watched for changes that the probe has not found."""
+        buffers = groups.buffers, groups.frozen_buffers, groups.frozen_attributes
+        network = Network(self.module, groups.trained, *buffers)
+        if self.device.type != "meta":
+            effects = self._effects("model", network, phase)
+            network.watch((*effects.changed, *effects.caches))
+        return network
 
     def _message_spec(self, phase: int, groups: ParameterGroups) -> MessageSpec:
         experiment, settings, owners = self.experiment, self.experiment.phases[phase], self.tied_names

@@ -32,6 +32,7 @@ SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch
 CREATED = "the first training step creates it; create it when the model is built"
 RESHAPED = "a training step changes its shape or dtype"
 EVALUATED = "evaluation changes it, so that scores would depend on their order"
+BACKWARD = "the backward pass changes it, while state is carried from one forward pass to the next"
 OVERWRITTEN = "a training step replaces this trained parameter; list it in frozen, so that no optimizer steps it"
 RESET_BY_FREEZING = (EVALUATED,)  # reasons that do not hold for what is reset before each pass
 
@@ -71,6 +72,17 @@ class StepEffects:
 def registered(module: nn.Module) -> dict[str, Tensor]:
     """Return every parameter and buffer by name; a tied tensor has the first of its names."""
     return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
+def attribute_names(module: nn.Module) -> list[str]:
+    """Return the names of all plain attributes of a module's layers."""
+    layers = module.named_modules()
+    return [
+        f"{path}.{name}" if path else name
+        for path, layer in layers
+        for name in vars(layer)
+        if name not in OWN_ATTRIBUTES
+    ]
 
 
 def digests(module: nn.Module, skipped: Collection[str] = ()) -> dict[str, str]:
@@ -255,3 +267,49 @@ class InitialAttributes:
 def _owner(module: nn.Module, name: str) -> tuple[Table, str]:
     path, _, attribute = name.rpartition(".")
     return vars(module.get_submodule(path)), attribute
+
+
+class ModuleWatch:
+    """Notices cheaply that a module's own tensors or attributes have changed, which others than those `known` must not.
+
+    Tensors count their changes in place; of attributes, values and lengths are compared. Changes within objects and
+    arrays are not noticed.
+    """
+
+    def __init__(self, module: nn.Module, known: Collection[str]) -> None:
+        """Remember the module's state."""
+        self._values: list[tuple[str, Table, str, object, object]] = []
+        self._sizes: list[tuple[str, Table, int]] = []
+        for path, child in module.named_modules():
+            prefix = f"{path}." if path else ""
+            for table in (child._parameters, child._buffers, vars(child)):
+                for name, value in table.items():
+                    watched = table is not vars(child) or _is_watched(name, value)
+                    if watched and f"{prefix}{name}" not in known:
+                        self._values.append((f"{prefix}{name}", table, name, value, _count(value)))
+            self._sizes += [(prefix, table, len(table)) for table in (child._parameters, child._buffers)]
+
+    def changed(self) -> str:
+        """Return the name of something that has changed, or an empty string."""
+        for name, table, key, before, count in self._values:
+            now = table.get(key)
+            if not (now is before or _are_equal_scalars(now, before)) or _count(now) != count:
+                return name
+        for prefix, table, size in self._sizes:
+            if len(table) != size:
+                return f"{prefix}{list(table)[-1]}"
+        return ""
+
+
+def _is_watched(name: str, value: object) -> bool:
+    return name not in OWN_ATTRIBUTES and isinstance(value, (*SCALARS, Tensor, list, dict, set, deque))
+
+
+def _count(value: object) -> object:
+    if isinstance(value, Tensor):
+        return value._version
+    return len(value) if isinstance(value, (list, dict, set, deque)) else None
+
+
+def _are_equal_scalars(now: object, before: object) -> bool:
+    return isinstance(now, SCALARS) and type(now) is type(before) and now == before

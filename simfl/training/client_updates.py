@@ -222,6 +222,7 @@ def _train_once(
     update = client_update(context, plan, units, [owner.relative_weight for owner in owners])
     initial = _InitialState(executor, received, update, [_on_device(context, client_states[u.client]) for u in units])
     result = MODES[plan.execution_mode.mode](executor, initial.training_inputs(units))
+    context.refuse_late_changes()
     update = update._replace(step=update.num_steps.to(torch.int64))  # all local steps are taken
     uploads = _uploads(context, n)(result.weights, received, result.state, update)
     _check_parts(context, uploads)

@@ -6,7 +6,7 @@ is the batch size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -15,10 +15,11 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from simfl.errors import ConfigError
 from simfl.experiment import Phase
 from simfl.generators.watched import Generators
 from simfl.models.grouped_layers import GroupedLayers, grouped_layers, ungrouped_params
-from simfl.models.module_state import InitialAttributes
+from simfl.models.module_state import InitialAttributes, ModuleWatch
 from simfl.parameter_groups import ParameterGroups
 from simfl.privacy.mechanism import Mechanism
 from simfl.protocol import Examples, Forward, Task, Weights
@@ -54,6 +55,7 @@ class Network:
         """
         self.module, self.trained, self.carried, self.frozen = module, trained, carried, frozen
         self._attributes = InitialAttributes(module, frozen_attributes)
+        self._watch: ModuleWatch | None = None
         self._slots = _tensor_slots(module)
         parameters = {name for name, _ in module.named_parameters()}
         self._kept_parameters = parameters.intersection((*carried, *frozen))
@@ -79,6 +81,14 @@ class Network:
         if not self.frozen:
             return {}
         return self.as_registered({name: t.clone() for name, t in self.tensors(self.frozen).items()})
+
+    def watch(self, known: Collection[str]) -> None:
+        """Watch the module for changes other than those of `known`, from now on."""
+        self._watch = ModuleWatch(self.module, {*known, *self.carried, *self.frozen, *self._attributes.names})
+
+    def late_change(self) -> str:
+        """Return the name of what has changed since `watch`, as no step before the run did; empty if nothing has."""
+        return self._watch.changed() if self._watch is not None else ""
 
     def as_registered(self, tensors: Weights) -> Weights:
         """Return tensors in the form in which the module registers them: as parameters, to which passes may assign."""
@@ -224,6 +234,15 @@ class PhaseContext:
         """True if passes of a network change more than its trained parameters, so that clients train one by one."""
         networks = [self.network] + ([self.mentor] if self.mentor is not None else [])
         return any(network.changes_in_passes for network in networks)
+
+    def refuse_late_changes(self) -> None:
+        """Raise ConfigError if a client update changed what the steps before the run did not."""
+        for network, where in ((self.network, f"phases.{self.index}.buffers"), (self.mentor, "mentor")):
+            if network is not None and (name := network.late_change()):
+                raise ConfigError(
+                    f"{where}: {name} changed in a client update, though not in the steps before the run, and would"
+                    " pass from client to client; list it by its name in averaged, personal or frozen"
+                )
 
     def network_of(self, forward: Forward) -> Network:
         """Return the network that a pass runs: the second one for `mentor` passes, if there is one."""

@@ -23,6 +23,7 @@ from simfl.generators.process import global_states_kept
 from simfl.generators.watched import SYSTEM_DRAWS, Generators
 from simfl.models.call_context import ModelCall, call_context
 from simfl.models.module_state import (
+    BACKWARD,
     CREATED,
     EVALUATED,
     OVERWRITTEN,
@@ -37,6 +38,7 @@ from simfl.objectives.base import Objective
 from simfl.protocol import Batch
 from simfl.training.context import Network
 
+MOVED = 1.01  # factor by which parameters differ in a later step
 MIXING = 1e-4  # relative change of an example's results from which it depends on the others; rounding is below
 HIDDEN = (
     "the same training step gives another result the second time: the model depends on values outside of its buffers"
@@ -130,6 +132,9 @@ class _Probe:
         self.training = self.network.module.training
         self.generators = Generators({"model": self.network.module, "objective": self.objective})
         self.draws: dict[str, None] = {}
+        self.backward: dict[str, None] = {}  # changed by the first backward pass, and "" once it has been run
+        if getattr(self.network.module, "sequential_only", ""):
+            self.backward[""] = None  # recomputed layers change their state again, which training drops
         self.key = 0  # of the state of the generators before each pass
 
     def effects(self) -> StepEffects:
@@ -144,7 +149,7 @@ class _Probe:
         module = self.network.module
         before, own = self._digests(), registered(module)
         kinds = {name: (t.shape, t.dtype) for name, t in own.items()}
-        passes = [self._train(batch) for batch in self.batches]
+        passes = [self._train(batch, moved=number > 0) for number, batch in enumerate(self.batches)]
         trained, created = self._digests(), set(registered(module)) - set(own)
         reshaped = {n for n, t in registered(module).items() if n in kinds and (t.shape, t.dtype) != kinds[n]}
         self._evaluate()
@@ -159,6 +164,7 @@ class _Probe:
         faults |= {name: RESHAPED for name in state if name in reshaped}
         faults |= {name: CREATED for name in created if isinstance(registered(module).get(name), torch.nn.Parameter)}
         faults |= {name: EVALUATED for name in _differing(trained, evaluated) if name in (*tensors, *state)}
+        faults |= {name: BACKWARD for name in self.backward if name in (*tensors, *state)}
         faults |= {name: OVERWRITTEN for one in passes for name in sorted(one.replaced)}
         return StepEffects(
             tensors=tensors,
@@ -217,16 +223,24 @@ class _Probe:
             return names
         return [name for name in names if first.get(name) != second.get(name)]
 
-    def _train(self, batch: Batch) -> _Pass:
-        """Run a pass and its gradient with copies of the trained parameters, as a local step does."""
+    def _train(self, batch: Batch, moved: bool = False) -> _Pass:
+        """Run a pass and its gradient with copies of the trained parameters, as a local step does.
+
+        `moved`: the parameters are others than at first, as in a later step.
+        """
         network = self.network
         values = network.tensors(network.trained)
+        if moved:
+            values = {name: t * MOVED + (MOVED - 1) if t.is_floating_point() else t for name, t in values.items()}
         leaves = {name: t.clone().requires_grad_(t.is_floating_point()) for name, t in values.items()}
         with torch.enable_grad(), network.swapped(leaves):
             results, total = self._run(batch, train=True)
+            before = self._digests() if not self.backward else {}
             if total.requires_grad:
                 steppable = [t for t in leaves.values() if t.requires_grad]
                 results += [g for g in torch.autograd.grad(total, steppable, allow_unused=True) if g is not None]
+            if before:
+                self.backward = dict.fromkeys(["", *_differing(before, self._digests())])
             replaced = {name for name, t in leaves.items() if not network.holds(name, t)}
         written = {name for name, t in leaves.items() if not torch.equal(t.detach(), values[name])}
         return _Pass([one.detach().clone() for one in results], written, replaced)

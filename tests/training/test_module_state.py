@@ -94,6 +94,49 @@ REFUSED = {
 }
 
 
+class Teacher(nn.Module):
+    """A linear model and a moving average of its weights, which equals them until the first step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.average = nn.Linear(12, 5), nn.Linear(12, 5).requires_grad_(False)
+        self.average.load_state_dict(self.linear.state_dict())
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                for mean, now in zip(self.average.parameters(), self.linear.parameters(), strict=True):
+                    mean.mul_(0.5).add_(now, alpha=0.5)
+        return self.linear(x)
+
+
+class Backward(nn.Module):
+    """A linear model with a buffer that the backward pass changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.linear = nn.Linear(12, 12), nn.Linear(12, 5)
+        self.register_buffer("mean", torch.zeros(5))
+        self.linear.register_full_backward_hook(self._follow)
+
+    def _follow(self, layer: nn.Module, inputs: Any, outputs: tuple[Tensor, ...]) -> None:
+        self.mean += outputs[0].mean(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.first(x)) + self.mean
+
+
+def test_what_follows_the_trained_parameters_is_found_before_the_first_step(tmp_path):
+    run(case(Teacher()), tmp_path)
+    assert {"average.weight", "average.bias"} <= model(tmp_path).keys()
+
+
+def test_state_of_the_backward_pass_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="model: mean: the backward pass changes it"):
+        run(case(Backward()), tmp_path / "run")
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_nothing_carries_is_refused_by_name_before_the_run(name, tmp_path):
     module, message = REFUSED[name]
@@ -227,3 +270,38 @@ def test_local_models_are_scored_with_the_statistics_of_their_last_update(tmp_pa
     state = last(tmp_path)
     stored = [FileClientStore(tmp_path / "client_states").get(digest) for digest in state.client_states.values()]
     assert all(not torch.equal(one["model_state:last"][MEAN], state.buffers[MEAN]) for one in stored)
+
+
+class Late(nn.Module):
+    """A linear model in which the fourth call in training changes what the first calls do not."""
+
+    kept: Any
+    calls: Tensor
+
+    def __init__(self, kept: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(12, 5)
+        self.register_buffer("calls", torch.tensor(0))
+        if isinstance(kept, Tensor):
+            self.register_buffer("kept", kept)
+        else:
+            self.kept = kept
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+            if self.calls > 3 and isinstance(self.kept, list):
+                self.kept.append(1.0)
+            elif self.calls > 3:
+                self.kept += 1
+        return self.linear(x) * (1.0 + len(self.kept) if isinstance(self.kept, list) else self.kept)
+
+
+@pytest.mark.parametrize("kept", [torch.tensor(1.0), 1, [1.0]])
+def test_what_changes_late_ends_the_run_unless_it_is_listed_by_name(kept, tmp_path):
+    with pytest.raises(ConfigError, match=r"phases.0.buffers: kept changed in a client update, though"):
+        run(case(Late(kept)), tmp_path / "run")
+    owned = Buffers(personal=("kept",)) if isinstance(kept, Tensor) else Buffers(frozen=("kept",))
+    settings = {"buffers": owned, "evaluate": Evaluate(models=("personal",)), "rounds": 1}
+    assert run(case(Late(kept), **settings), tmp_path / "listed")["status"] == "completed"
