@@ -87,7 +87,7 @@ def _words_of(generator: random.Random) -> Any:
 
 
 def _layout_is_known() -> bool:
-    """Return whether position and words of a generator lie in memory where `_words_of` reads them."""
+    """Return whether position and words of a generator are in memory where `_words_of` reads them."""
     if sys.implementation.name != "cpython":
         return False
     generator = random.Random(1)
