@@ -7,6 +7,7 @@ command line sends everything that it prints through it.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,6 +57,36 @@ def printable(text: str) -> str:
     return escape_controls(mask_secrets(text))
 
 
+class LossyStream:
+    """A text stream that drops what it cannot write because its reader is gone: a closed terminal or pipe."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text and return its length."""
+        with _reader_may_be_gone():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        with _reader_may_be_gone():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _reader_may_be_gone() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EIO, errno.EPIPE):
+            raise
+
+
 class SafeStream:
     """A text stream whose texts are made printable; a Rich console, which does this itself, bypasses it.
 
@@ -63,7 +94,7 @@ class SafeStream:
     """
 
     def __init__(self, stream: Any) -> None:
-        self.rich_proxied_file = stream  # the attribute by which Rich finds the stream that it writes to
+        self.rich_proxied_file = LossyStream(stream)  # the attribute by which Rich finds the stream that it writes to
 
     def write(self, text: str) -> int:
         """Write a text and return its length."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -22,7 +23,7 @@ from simfl.reports.results import RunResult
 from simfl.reports.table import compare
 from simfl.runs import mirror
 from simfl.runtime.ray.cluster import resolve_address
-from simfl.safe_text import SafeStream, mask_secrets, printable, without_password
+from simfl.safe_text import LossyStream, SafeStream, mask_secrets, printable, without_password
 from simfl.session.options import RunOptions
 from simfl.tracking import watch
 from simfl.tracking.console import SafeConsole
@@ -63,6 +64,26 @@ def test_printed_text_is_printable_and_keeps_the_start_of_progress_bars() -> Non
     stream = io.StringIO()
     print(f"\rx\x1b[31m{HOSTILE} s3://u:{SECRET}@b\x1b[0m", file=SafeStream(stream))
     assert stream.getvalue() == "\rx" + r"\x1b]0;title\x07hidden\u202e\x9b2J s3://***@b" + "\n"
+
+
+class Gone(io.StringIO):
+    """A terminal that was closed."""
+
+    number = errno.EIO
+
+    def write(self, text: str) -> int:
+        raise OSError(self.number, "gone")
+
+    def flush(self) -> None:
+        raise OSError(self.number, "gone")
+
+
+def test_output_to_a_closed_terminal_or_pipe_is_dropped_and_other_errors_are_not() -> None:
+    stream = Gone()
+    print("x", file=SafeStream(stream), flush=True)
+    stream.number = errno.ENOSPC
+    with pytest.raises(OSError, match="gone"):
+        print("x", file=SafeStream(stream))
 
 
 def test_console_shows_foreign_text_without_obeying_it() -> None:
@@ -210,7 +231,7 @@ def test_streams_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     before = sys.stdout, sys.stderr
     assert main(["list", "no such name"]) == 2
     assert (sys.stdout, sys.stderr) == before
-    assert isinstance(Console(file=cast(IO[str], SafeStream(io.StringIO()))).file, io.StringIO)
+    assert isinstance(Console(file=cast(IO[str], SafeStream(io.StringIO()))).file, LossyStream)
 
 
 def test_messages_of_a_run_hold_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

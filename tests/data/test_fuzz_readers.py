@@ -127,7 +127,7 @@ def _read_pdf(path: Path) -> None:
             extract_text(page)
 
 
-MANIFEST = {
+MANIFEST: dict[str, Any] = {
     "simfl": "1", "commit": None, "dirty": False, "python": "3", "libraries": {"torch": "2"}, "machine": {"gpus": []},
     "data_sha256": "a", "partition_sha256": "b", "experiment_sha256": "c", "resumes": [],
     "identity": {"mode": "sequential", "clients_per_batch": 1, "threads": 1, "device": "cpu"},
