@@ -22,6 +22,8 @@ from simfl.sweeps import sweep
 
 WARNING_SECONDS = 120  # time between SIGTERM and the time limit
 POLL_SECONDS = 2.0  # between two reads of a log
+MAX_FAILURES = 60  # of squeue in a row, two minutes
+GONE = "Invalid job id"  # error of squeue for a job that ended some time ago
 EXIT_CODE = re.compile(r"^simfl: exit code (\d+)$", re.MULTILINE)  # the script's last line
 RECORDS = {"run": "experiment.yaml", "sweep": "sweep.json"}  # file of a folder that can be resumed
 ACTIVE = ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "REQUEUED", "SUSPENDED", "RESIZING", "STAGE_OUT")
@@ -37,10 +39,11 @@ temp=/tmp/ray-$(id -un)-$SLURM_JOB_ID
 
 # the head: this node
 "$python" -m ray.scripts.scripts start --head --block --node-ip-address="$address" --port="$port" \
-  --temp-dir="$temp" --include-dashboard=false --num-cpus="$SLURM_CPUS_ON_NODE" --num-gpus="${SLURM_GPUS_ON_NODE:-0}" &
+  --temp-dir="$temp" --include-dashboard=false --num-cpus="$SLURM_CPUS_ON_NODE" --num-gpus="${SLURM_GPUS_ON_NODE:-0}" \
+  > "$temp.log" 2>&1 &
 head=$!
 until (exec 3<>"/dev/tcp/$address/$port") 2>/dev/null; do
-  kill -0 "$head" || exit 1
+  kill -0 "$head" 2>/dev/null || { cat "$temp.log"; echo "simfl: Ray did not start on $SLURMD_NODENAME"; exit 1; }
   sleep 1
 done
 
@@ -69,7 +72,7 @@ done
 trap '' TERM
 kill -TERM $others "$head" 2>/dev/null
 wait
-rm -rf "$temp"
+rm -rf "$temp" "$temp.log"
 echo "simfl: exit code $code"
 exit "$code"
 """
@@ -105,7 +108,7 @@ class Slurm:
         ]
         lines = [
             "#!/bin/bash",
-            *(f"#SBATCH {option}" for option in options),
+            *(f"#SBATCH {_quoted(option)}" for option in options),
             "",
             *(f': "${{{name}:?is not set}}"' for name in request.environment),
             f"python={shlex.quote(request.python)}",
@@ -125,6 +128,18 @@ class Slurm:
         return _follow(job, log_file, log) if follow else 0
 
 
+def _quoted(option: str) -> str:
+    """Return an option of sbatch with its value quoted where it needs to be, as for a path with a space.
+
+    Raises:
+        ConfigError: It holds a line break, which would end it.
+    """
+    if "\n" in option or "\r" in option:
+        raise ConfigError(f"--to slurm: {option!r} holds a line break")
+    name, equals, value = option.partition("=")
+    return f"{name}{equals}{shlex.quote(value)}" if value else option
+
+
 def with_folder(request: Request) -> tuple[Request, Path]:
     """Return the request with an output folder, and the folder of the log: the same one, if it is not a URL."""
     if not request.out:
@@ -137,10 +152,10 @@ def with_folder(request: Request) -> tuple[Request, Path]:
 
 def _follow(job: str, log_file: Path, log: Callable[[str], None]) -> int:
     """Print the log of a job until it ends; return its exit code, or 1 if the log does not contain it."""
-    position, text = 0, ""
+    position, text, queue = 0, "", Queue(job)
     try:
         while True:
-            ended = _state(job) not in ACTIVE
+            ended = queue.has_ended()
             if log_file.exists():
                 with log_file.open(errors="replace") as file:
                     file.seek(position)
@@ -157,9 +172,29 @@ def _follow(job: str, log_file: Path, log: Callable[[str], None]) -> int:
         return 130
 
 
-def _state(job: str) -> str:
-    command = ["squeue", "--noheader", "--jobs", job, "--format=%T"]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip().split("\n")[0]
+@dataclass
+class Queue:
+    """The state of a job in Slurm's queue; a squeue that fails is asked again."""
+
+    job: str
+    failures: int = 0  # in a row
+
+    def has_ended(self) -> bool:
+        """Return whether the job has ended, as far as Slurm knows.
+
+        Raises:
+            ConfigError: squeue has failed too often in a row.
+        """
+        command = ["squeue", "--noheader", "--jobs", self.job, "--format=%T"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode and GONE not in done.stderr:
+            self.failures += 1
+            if self.failures > MAX_FAILURES:
+                errors = done.stderr.strip().splitlines() or ["no error message"]
+                raise ConfigError(f"--to slurm: squeue fails ({errors[-1]}); Slurm job {self.job} may still be running")
+            return False
+        self.failures = 0
+        return done.stdout.strip().split("\n")[0] not in ACTIVE
 
 
 def _call(command: list[str], text: str) -> str:

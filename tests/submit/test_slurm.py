@@ -14,7 +14,7 @@ from test_request import RUN
 
 from simfl.errors import ConfigError
 from simfl.submit.request import read
-from simfl.submit.slurm import Slurm
+from simfl.submit.slurm import Queue, Slurm
 
 
 @pytest.fixture
@@ -110,3 +110,43 @@ def test_a_failed_slurm_job_fails_the_command(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("simfl.submit.slurm.POLL_SECONDS", 0.1)
     request = read(tmp_path / "small.yaml", tmp_path, str(tmp_path / "out"))
     assert shorter.submit(request, print, follow=True) == 2
+
+
+def test_path_with_a_space_is_quoted_and_a_line_break_refused(folder: Path) -> None:
+    found = options(Slurm().shown(read(folder / "small.yaml", folder, "/tmp/a b/r")))
+    assert "--output='/tmp/a b/r/slurm-%j.log'" in found
+    with pytest.raises(ConfigError, match="holds a line break"):
+        Slurm(sbatch=("comment=a\nb",)).shown(read(folder / "small.yaml", folder, "/a"))
+
+
+def fake_squeue(folder: Path, monkeypatch: pytest.MonkeyPatch, *answers: str) -> None:
+    """Make squeue run one line of bash after the other, the last one for ever."""
+    lines = "\n".join(f"  {number}) {line};;" for number, line in enumerate(answers))
+    path, count = folder / "squeue", folder / "count"
+    count.write_text("0")
+    path.write_text(
+        f"#!/bin/bash\nn=$(cat {count}); echo $((n<{len(answers) - 1}?n+1:n)) > {count}\ncase $n in\n{lines}\nesac\n"
+    )
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_failing_squeue_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail, gone = (
+        "echo 'slurm_load_jobs error: Socket timed out' >&2; exit 1",
+        "echo 'Invalid job id specified' >&2; exit 1",
+    )
+    fake_squeue(tmp_path, monkeypatch, fail, fail, "echo RUNNING", fail, "echo COMPLETING", gone)
+    queue = Queue("7")
+    assert [queue.has_ended() for _ in range(6)] == [False] * 5 + [True]
+
+
+def test_squeue_that_keeps_failing_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simfl.submit.slurm.MAX_FAILURES", 1)
+    fake_squeue(tmp_path, monkeypatch, "echo 'Unable to contact slurm controller' >&2; exit 1")
+    queue = Queue("7")
+    assert not queue.has_ended()
+    with pytest.raises(
+        ConfigError, match=r"squeue fails \(Unable to contact slurm controller\); Slurm job 7 may still"
+    ):
+        queue.has_ended()
