@@ -235,6 +235,9 @@ class Scattered:
         self.clocks: list[Any] = []
         self.random = np.random.default_rng(7)
 
+    def raise_if_lost(self) -> None:
+        pass
+
     def begin(self, phase: int, base: Weights) -> None:
         for worker in self.workers:
             worker.begin(phase, base)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from fakes import Normalised, experiment, run, toy
+from fakes import Normalised, Toy, experiment, run, toy
 from fakes_documents import Pages
 
 from simfl.aggregation.tree import PartSums
@@ -136,7 +136,7 @@ def test_both_execution_modes_agree_on_a_fully_trained_vt5(tmp_path: Path) -> No
 
 def test_vectorized_training_refuses_running_statistics(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="running statistics"):
-        run(small("mlp", "fedavg", model=Normalised(), mode="vectorized"), tmp_path)
+        run(small("mlp", "fedavg", model=Normalised(), data=Toy(sizes=(2, 4, 6)), mode="vectorized"), tmp_path)
 
 
 def test_sequential_training_holds_one_client_update_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
