@@ -85,6 +85,13 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
+def _innermost(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the values in nested lists."""
+    while _is_list(kind):
+        kind = kind.value_type
+    return kind
+
+
 def _is_texts(kind: pa.DataType) -> bool:
     return _is_list(kind) and _is_text(kind.value_type)
 
@@ -153,13 +160,20 @@ def _null_answer_faults(table: SplitTable) -> Iterator[Fault]:
 
 
 def _number_faults(table: SplitTable, name: str) -> Iterator[Fault]:
-    """Find numbers that are not finite, in a column of floats or of lists of floats; null is allowed."""
+    """Find numbers that are not finite, in a column of floats, of lists or of mappings; null is allowed."""
     kind, first = table.data.schema.field(name).type, 0
-    if not (pa.types.is_floating(kind) or _is_floats(kind)):
+    if pa.types.is_struct(kind):
+        inner = SplitTable(table.split, table.name, table.data.select([name]).flatten())
+        for inner_name in inner.data.column_names:
+            yield from _number_faults(inner, inner_name)
+        return
+    if not pa.types.is_floating(_innermost(kind)):
         return
     count, problem, bad_row = 0, "", 0
     for chunk in table.data[name].chunks:
-        flat = chunk.flatten() if _is_list(kind) else chunk
+        flat = chunk
+        while _is_list(flat.type):
+            flat = flat.flatten()
         wrong = np.flatnonzero(~np.isfinite(to_numpy(filled(flat, 0.0))))
         if len(wrong) and not count:
             bad_row = first + _row_of_value(chunk, int(wrong[0]))
@@ -171,6 +185,8 @@ def _number_faults(table: SplitTable, name: str) -> Iterator[Fault]:
 
 def _row_of_value(chunk: pa.Array, index: int) -> int:
     """Return the row of a value in the flattened array."""
+    if _is_list(chunk.type) and _is_list(chunk.type.value_type):
+        index = _row_of_value(chunk.flatten(), index)
     if pa.types.is_fixed_size_list(chunk.type) and not chunk.null_count:
         return index // int(chunk.type.list_size)
     if not _is_list(chunk.type):

@@ -56,6 +56,11 @@ def test_own_data_accept_arrays_pairs_and_mappings(items: Any, tmp_path: Path) -
     assert dataset.sha256 == Own((X, Y)).load(tmp_path).sha256
 
 
+@pytest.mark.parametrize("labels", [[1, 0, 0, 1], ["b", "a", "a", "b"], (1.0, 0.0, 0.0, 1.0)])
+def test_labels_of_an_array_can_be_a_list(labels: Any, tmp_path: Path) -> None:
+    assert encoded(Own({"train": (X, labels)}).load(tmp_path))[1] == [1, 0, 0, 1]
+
+
 def test_own_data_keep_further_keys_as_columns(tmp_path: Path) -> None:
     table = Own(rows()).load(tmp_path).splits["train"].examples
     assert table.column_names == ["features", "label", "client", "place"]

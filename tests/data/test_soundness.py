@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,6 +200,20 @@ def experiment(data: object, **changes: object) -> dict[str, object]:
     phase["local"] = {"optimizer": "sgd", "learning_rate": 0.1, "batch_size": 4}
     base = {"name": "faulty", "data": data, "partition": {"by": "iid", "clients": 2}, "model": "mlp", "phases": [phase]}
     return base | changes
+
+
+def test_numbers_within_mappings_and_nested_lists_are_checked():
+    columns = {
+        "label": [0, 1, 0],
+        "facts": [{"weight": 1.0}, {"weight": 2.0}, {"weight": math.inf}],
+        "curves": [[[1.0], []], [[2.0, 3.0], [4.0, NAN]], []],
+    }
+    split = Split(pa.table(columns))
+    found = [str(fault) for fault in find_faults(Dataset("d", {"train": split}, "0"))]
+    assert found == [
+        "data, split train, row 2, column 'facts.weight': inf, expected a finite number (null: unknown)",
+        "data, split train, row 1, column 'curves': nan, expected a finite number (null: unknown)",
+    ]
 
 
 @pytest.mark.parametrize(

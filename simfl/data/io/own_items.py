@@ -55,7 +55,7 @@ def read_columns(items: Any, where: str) -> Columns:
 def _columns(items: Any, where: str) -> dict[str, Sequence[Any]]:
     if isinstance(items, Mapping):
         return {str(name): _sequence(name, values, where) for name, values in items.items()}
-    if isinstance(items, tuple) and len(items) == 2 and all(hasattr(part, "shape") for part in items):
+    if isinstance(items, tuple) and len(items) == 2 and hasattr(items[0], "shape") and _is_column(items[1]):
         return {"x": items[0], "y": items[1]}
     if not (hasattr(items, "__getitem__") and hasattr(items, "__len__")):
         raise DataError(f"{where}: {type(items).__name__} has no length, or its items cannot be read by index")
@@ -66,6 +66,10 @@ def _columns(items: Any, where: str) -> dict[str, Sequence[Any]]:
         if row.keys() != names:
             raise DataError(f"{where}, item {i}: its fields are {', '.join(row)}, those of item 0 {', '.join(names)}")
     return {name: [row[name] for row in rows] for name in names}
+
+
+def _is_column(values: object) -> bool:
+    return hasattr(values, "shape") or (isinstance(values, Sequence) and not isinstance(values, (str, bytes)))
 
 
 @contextmanager
