@@ -6,9 +6,10 @@ workers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,18 +18,23 @@ from simfl.client_state import ClientStore
 from simfl.data.base import HELD_OUT, TRAIN
 from simfl.data.partition.base import column, columns_of
 from simfl.data.partition.manifest import Partition
+from simfl.errors import RunError
 from simfl.models.call_context import ModelCall, call_context
-from simfl.protocol import Forward, Parts, State, Weights
+from simfl.models.own import to_outputs
+from simfl.protocol import Batch, Forward, Parts, State, Weights
 from simfl.run_context import RunContext
 from simfl.seeds import rng, seed_for
 from simfl.stacking import select_namespace
 from simfl.timing import Clock, measured
-from simfl.training.context import LOCAL, PhaseContext
+from simfl.training.context import LOCAL, Network, PhaseContext
+from simfl.training.forward import model_inputs
 from simfl.training.model_states import LAST, NAMESPACE, main_state, state_of
+from simfl.training.retry import brief, is_out_of_memory
 
 TRUTH = ("id", "question", "answers", "label", "text")  # columns shown next to a prediction, where the data have them
 # columns by which scores are averaged too, where the data have them, in addition to those of the partition
 GROUPS = ("dataset", "provider", "scene", "task", "domain", "stage", "field", "group")
+LOSS = "loss"  # metric of the mean task loss
 GLOBAL = "global"  # the model that all clients share
 TWO_STEP = "two_step"  # `by` of the overall score with `evaluate.two_step`
 CLIENT_MEAN = "client:two_step"  # `by` of the mean over the clients' means
@@ -69,6 +75,7 @@ class Scores:
         samples: Predictions of the plan's sample rows.
         notes: Notes on the data that the worker encoded for this shard, each reported once per run.
         clock: Time spent.
+        loss_weights: Weight of each example in a mean of the column `loss`; None without losses.
     """
 
     plan: EvaluationPlan
@@ -76,6 +83,7 @@ class Scores:
     samples: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()
     clock: Clock = field(default_factory=Clock)
+    loss_weights: np.ndarray | None = None
 
 
 def shards(
@@ -104,18 +112,50 @@ def evaluate(
     examples, split = run_context.examples(objective, plan.split), run_context.split(plan.split)
     network.module.eval()
     scores: list[dict[str, np.ndarray]] = []
+    losses: list[Losses] = []
     samples: list[Row] = []
     tensors = {name: tensor.to(context.device) for name, tensor in weights.items()}
     with torch.no_grad(), call_context(ModelCall(branch=forward.branch)), network.swapped(tensors):
         for first in range(0, len(plan.rows), batch_size):
             rows = plan.rows[first : first + batch_size]
             batch = examples.take(torch.from_numpy(rows).to(context.device))
-            context.generators.seed(seed_for(context.seed, "predict", context.index, plan.split, int(rows[0])))
+            seed = seed_for(context.seed, "predict", context.index, plan.split, int(rows[0]))
+            context.generators.seed(seed)
             with network.swapped(network.reset()):
                 predictions = objective.predict(network.module, batch)
+            if run_context.experiment.evaluate.loss:
+                context.generators.seed(seed)
+                with network.swapped(network.reset()):
+                    losses.append(_losses(context, network, batch, plan.split))
             scores.append(objective.score(predictions, split, rows))
             samples += [_sample(predictions, row, i) for i, row in enumerate(rows.tolist()) if row in plan.samples]
-    return Scores(plan, {name: np.concatenate([s[name] for s in scores]) for name in scores[0]}, tuple(samples))
+    columns = {name: np.concatenate([s[name] for s in scores]) for name in scores[0]}
+    if not losses or LOSS in columns:  # an objective may have a metric of this name
+        return Scores(plan, columns, tuple(samples))
+    columns[LOSS] = np.concatenate([loss.means for loss in losses])
+    return Scores(plan, columns, tuple(samples), loss_weights=np.concatenate([loss.weights for loss in losses]))
+
+
+class Losses(NamedTuple):
+    """The mean loss of each example, NaN without weight, and its weight, float64 [B]."""
+
+    means: np.ndarray
+    weights: np.ndarray
+
+
+def _losses(context: PhaseContext, network: Network, batch: Batch, split: str) -> Losses:
+    """Return the task loss of a batch in evaluation mode. Raise RunError if the objective has none there."""
+    try:
+        outputs = to_outputs(context.phase.objective.run(network.module, model_inputs(context, batch)))
+        sums, weights = (t.double().cpu().numpy() for t in context.phase.objective.loss(outputs, batch))
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise RunError(
+            f"evaluate.loss: the loss on split {split} cannot be computed in evaluation mode ({brief(error)});"
+            " set evaluate.loss: false to score predictions alone"
+        ) from error
+    return Losses(np.divide(sums, weights, out=np.full(len(sums), np.nan), where=weights > 0), weights)
 
 
 def evaluated_weights(context: PhaseContext, plan: EvaluationPlan, received: Parts, client_state: State) -> Weights:
@@ -185,7 +225,10 @@ def by_example(
             known[plan.split] = _groups_with_clients(run_context, plan.split, rows, partition)
         base = {**position, "split": plan.split, "model": plan.model, "client": plan.client}
         groups = {f"by_{kind}": names[plan.rows].tolist() for kind, names in known[plan.split]}
-        columns = groups | {name: values.astype(float).tolist() for name, values in shard.columns.items()}
+        scored = {name: values.astype(float).tolist() for name, values in shard.columns.items()}
+        if shard.loss_weights is not None:
+            scored[LOSS] = [None if math.isnan(value) else value for value in scored[LOSS]]
+        columns = groups | scored
         for row, *cells in zip(plan.rows.tolist(), *columns.values(), strict=True):
             out.append({**base, "row": row, **dict(zip(columns, cells, strict=True))})
     return out
@@ -210,9 +253,14 @@ def summarise(
         groups = _groups_with_clients(run_context, split, rows, partition) if client is None else []
         base = {**position, "split": split, "model": model}
         own = {**base, "by": "all", "group": ""} if client is None else {**base, "by": "client", "group": str(client)}
+        known = [shard.loss_weights for shard in shards_ if shard.loss_weights is not None]
+        weights = np.concatenate(known) if known else None
         for metric, values in columns.items():
-            out.append({**own, "metric": metric, **_mean(values)})
-            out += [row for kind, names in groups for row in _group_rows(base, metric, values, kind, names)]
+            column_weights = weights if metric == LOSS else None
+            if mean := _mean(values, column_weights):
+                out.append({**own, "metric": metric, **mean})
+                grouped = [_group_rows(values, column_weights, kind, names) for kind, names in groups]
+                out += [{**base, "metric": metric, **row} for found in grouped for row in found]
     return out + _client_means(out) + _two_step(out, run_context.experiment.evaluate.two_step)
 
 
@@ -238,16 +286,27 @@ def _over(values: Sequence[float]) -> float:
     return float(np.mean(values))
 
 
-def _group_rows(base: Row, metric: str, values: np.ndarray, kind: str, names: np.ndarray) -> list[Row]:
+def _group_rows(values: np.ndarray, weights: np.ndarray | None, kind: str, names: np.ndarray) -> list[Row]:
     """Return the mean of each group, and the mean of these means."""
-    means = {group: _mean(values[names == group]) for group in sorted(set(names))}
-    out = [{**base, "by": kind, "group": group, "metric": metric, **mean} for group, mean in means.items()]
+    means: dict[str, Row] = {}
+    for group in sorted(set(names)):
+        here = names == group
+        if mean := _mean(values[here], None if weights is None else weights[here]):
+            means[group] = mean
+    out: list[Row] = [{"by": kind, "group": group, **mean} for group, mean in means.items()]
     two_step = {"value": float(np.mean([mean["value"] for mean in means.values()])), "count": len(means)}
-    return [*out, {**base, "by": f"{kind}:two_step", "group": "", "metric": metric, **two_step}]
+    return [*out, {"by": f"{kind}:two_step", "group": "", **two_step}]
 
 
-def _mean(values: np.ndarray) -> Row:
-    return {"value": float(np.mean(values, dtype=np.float64)), "count": len(values)}
+def _mean(values: np.ndarray, weights: np.ndarray | None) -> Row | None:
+    """Return the mean of the values, weighted if there are weights; None if all weights are zero."""
+    if weights is None:
+        return {"value": float(np.mean(values, dtype=np.float64)), "count": len(values)}
+    counted = weights > 0
+    if not counted.any():
+        return None
+    value = float((values[counted] * weights[counted]).sum() / weights[counted].sum())
+    return {"value": value, "count": int(counted.sum())}
 
 
 def _groups_with_clients(

@@ -188,6 +188,7 @@ class Evaluate:
     splits: tuple[str, ...] = ("valid",)  # splits of the data set
     all_clients: tuple[str, ...] = ()  # those of the splits on which each client's model is scored on all examples
     models: tuple[str, ...] = ("global",)  # global, local, or personal if the algorithm has personal models
+    loss: bool = True  # also compute the mean task loss, by one more forward pass
     batch_size: PositiveInt = 64  # examples per forward pass
     limit: PositiveInt | None = None  # examples per split, sampled once; null: all
     two_step: str | None = None  # column whose values' means make up the global model's overall scores; null: examples

@@ -10,9 +10,10 @@ from fakes import Toy, experiment, model, run
 from simfl import files
 from simfl.client_state import FileClientStore
 from simfl.data.partition.partitioners import Iid, Natural
-from simfl.errors import ConfigError
+from simfl.errors import ConfigError, RunError
 from simfl.evaluation import EvaluationPlan, Headline, Scores, headline, headlines, rows_of_clients, shards, summarise
 from simfl.experiment import Evaluate
+from simfl.objectives.classification import Classification
 from simfl.reports.significance import example_scores
 from simfl.run_context import RunContext
 from simfl.runs import checkpoint, tables
@@ -44,6 +45,7 @@ def right(setting, weights, rows, split="valid"):
 
 
 def last(folder, **wanted):
+    wanted = {"metric": "accuracy", **wanted}
     rows = tables.rows(folder / "evaluations.parquet")
     step = max(row["step"] for row in rows)
     return [row for row in rows if row["step"] == step and all(row[key] == value for key, value in wanted.items())]
@@ -55,6 +57,55 @@ def test_the_score_of_the_global_model_by_hand(finished, setting):
     assert summary["final"]["accuracy"] == pytest.approx(expected, abs=1e-12)
     (row,) = last(folder, model="global", by="all")
     assert (row["value"], row["count"], row["metric"]) == (summary["final"]["accuracy"], 60, "accuracy")
+
+
+def test_the_loss_is_evaluated_by_hand(finished, setting):
+    """In evaluation mode, as the mean over all examples; by client and by example too."""
+    folder, summary = finished
+    module = CASE.model.build(setting.task).eval()
+    module.load_state_dict({**module.state_dict(), **model(folder)})
+    examples = setting.split("valid").examples
+    x = torch.from_numpy(np.stack(examples["features"].to_numpy(zero_copy_only=False)))
+    with torch.no_grad():
+        losses = torch.nn.functional.cross_entropy(
+            module(x).logits, torch.tensor(examples["label"].to_pylist()), reduction="none"
+        )
+    assert summary["final"]["loss"] == pytest.approx(losses.mean().item(), rel=1e-5)
+    rows = [row for row in tables.rows(folder / "scores.parquet") if row["model"] == "global"]
+    assert [row["loss"] for row in rows] == pytest.approx(losses.tolist(), rel=1e-4)
+    assert len(last(folder, metric="loss", model="personal", by="client")) == 10
+
+
+def test_the_loss_can_be_left_out(tmp_path):
+    summary = run(replace(CASE, evaluate=Evaluate(loss=False)), tmp_path)
+    assert set(summary["final"]) == {"accuracy"}
+
+
+def test_examples_without_weight_have_no_loss(setting):
+    """The mean is weighted, as in training; an example or a group without weight is left out."""
+    plan, nan = EvaluationPlan(0, "valid", "global", np.arange(4)), float("nan")
+    scores = Scores(plan, {"loss": np.array([1.0, nan, 4.0, nan])}, loss_weights=np.array([1.0, 0.0, 3.0, 0.0]))
+    found = {(row["by"], row["group"]): (row["value"], row["count"]) for row in summarise(setting, [scores], {})}
+    assert found == {
+        ("all", ""): (3.25, 2),
+        ("group", "g0.0"): (1.0, 1),
+        ("group", "g0.2"): (4.0, 1),
+        ("group:two_step", ""): (2.5, 2),
+    }
+    nothing = replace(scores, loss_weights=np.zeros(4))
+    assert summarise(setting, [nothing], {}) == []
+
+
+class Untrainable(Classification):
+    """An objective whose loss needs training mode."""
+
+    def loss(self, outputs, batch):
+        raise ValueError("no loss")
+
+
+def test_a_loss_that_cannot_be_evaluated_is_one_line(tmp_path):
+    with pytest.raises(RunError, match=r"evaluate.loss: the loss on split valid cannot be computed in evaluation mode"):
+        run(experiment(objective=Untrainable()), tmp_path)
 
 
 def test_the_initial_score_is_that_of_the_initial_model(finished, setting):
@@ -89,8 +140,13 @@ def test_personal_models_are_evaluated_on_the_clients_own_groups(finished, setti
 def test_scores_do_not_depend_on_the_size_of_batches_and_shards(size, finished, tmp_path):
     folder, summary = finished
     again = run(replace(CASE, evaluate=replace(CASE.evaluate, batch_size=size)), tmp_path)
-    assert again["final"] == summary["final"]
-    assert tables.rows(tmp_path / "evaluations.parquet") == tables.rows(folder / "evaluations.parquet")
+    assert again["final"] == pytest.approx(summary["final"], abs=1e-6)  # losses are rounded differently
+    assert again["final"]["accuracy"] == summary["final"]["accuracy"]
+    scores = [
+        [row for row in tables.rows(path / "evaluations.parquet") if row["metric"] == "accuracy"]
+        for path in (tmp_path, folder)
+    ]
+    assert scores[0] == scores[1]
 
 
 def test_shards_cover_the_rows_in_order():
@@ -202,7 +258,8 @@ def test_several_splits_and_a_limit(tmp_path):
     requested = Evaluate(splits=("train", "valid"), models=("global", "personal"), limit=20)
     case = experiment("ditto", evaluate=requested)
     summary = run(case, tmp_path)
-    assert set(summary["final"]) == {"accuracy", "valid.accuracy", "personal.accuracy", "valid.personal.accuracy"}
+    scores = {name for name in summary["final"] if "loss" not in name}
+    assert scores == {"accuracy", "valid.accuracy", "personal.accuracy", "valid.personal.accuracy"}
     assert {row["count"] for row in last(tmp_path, by="all")} == {20}
     assert sum(row["count"] for row in last(tmp_path, by="client", split="train")) == 20
     chosen = RunContext(case, files.cache_folder()).choose_rows("train", 20)

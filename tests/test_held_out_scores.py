@@ -32,6 +32,7 @@ def finished(tmp_path_factory):
 
 
 def last(folder, **wanted):
+    wanted = {"metric": "accuracy", **wanted}
     rows = tables.rows(folder / "evaluations.parquet")
     step = max(row["step"] for row in rows)
     return [row for row in rows if row["step"] == step and all(row[key] == value for key, value in wanted.items())]
@@ -105,7 +106,7 @@ def test_held_out_rows_are_never_trained_on(finished):
 def test_a_split_without_examples_of_clients_gives_no_score(tmp_path):
     """One note instead, and no silent average over the rows of all clients."""
     summary = run(replace(CASE, partition=Iid(clients=10)), tmp_path)
-    assert set(summary["final"]) == {"accuracy"}
+    assert set(summary["final"]) == {"accuracy", "loss"}
     assert not last(tmp_path, model="personal")
     messages = [json.loads(line).get("text", "") for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [text for text in messages if text.startswith("evaluate: ")] == [
@@ -125,7 +126,8 @@ def test_a_split_can_be_scored_by_all_clients_on_request(tmp_path):
 
 def test_the_column_client_of_another_split_holds_official_test_rows(tmp_path):
     summary = run(replace(CASE, partition=Official()), tmp_path)
-    assert summary["scored_clients"] == {"personal.accuracy": 10, "local.accuracy": 10}
+    assert set(summary["scored_clients"]) == {"personal.accuracy", "local.accuracy", "personal.loss", "local.loss"}
+    assert set(summary["scored_clients"].values()) == {10}
     assert {row["count"] for row in last(tmp_path, model="personal", by="client", metric="accuracy")} == {6}
 
 
@@ -133,7 +135,7 @@ def test_held_out_rows_can_be_the_only_evaluated_split(tmp_path):
     """As one split among others, with a limit; `train` is then what is trained on."""
     case = replace(CASE, evaluate=Evaluate(splits=("heldout", "train"), models=("global",), limit=20))
     summary = run(case, tmp_path)
-    assert set(summary["final"]) == {"accuracy", "train.accuracy"}
+    assert set(summary["final"]) == {"accuracy", "train.accuracy", "loss", "train.loss"}
     held = set(simfl.load(tmp_path).partition.held_out_order.tolist())
     rows = {
         split: {row["row"] for row in tables.rows(tmp_path / "scores.parquet") if row["split"] == split}
@@ -165,4 +167,4 @@ def test_a_partition_in_python_holds_out_too(tmp_path):
     }
     found = simfl.run(case, tmp_path / "r")
     assert [len(found.partition.held_out(k)) for k in range(2)] == [3, 3]
-    assert found.summary["scored_clients"] == {"personal.accuracy": 2}
+    assert found.summary["scored_clients"] == {"personal.accuracy": 2, "personal.loss": 2}

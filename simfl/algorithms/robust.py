@@ -45,6 +45,7 @@ class Krum(Algorithm):
     attackers: int = 1  # f: how many uploads may be arbitrary
     keep: PositiveInt = 1  # deltas averaged
     reduce: ClassVar[Mapping[str, str]] = {"weights": "gather"}
+    example: ClassVar[Mapping[str, object]] = {"phases.0.participation": 1.0}
 
     def least_uploads(self) -> int:
         """Return the larger of 2f + 3 and f + 2 + keep, below which no guarantee holds."""

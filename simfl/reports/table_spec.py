@@ -9,7 +9,7 @@ from typing import Protocol
 
 from simfl.data.base import HELD_OUT
 from simfl.errors import ConfigError, nearest
-from simfl.evaluation import score_name
+from simfl.evaluation import LOSS, score_name
 from simfl.experiment import Experiment
 from simfl.reports.results import SPREAD, RunResult
 from simfl.reports.table import SEED
@@ -87,6 +87,7 @@ def possible_scores(experiment: Experiment) -> list[str]:
     Statistics over clients exist only if the partition says which client an example belongs to.
     """
     evaluate, metrics = experiment.evaluate, experiment.phases[-1].objective.metrics
+    metrics = (*metrics, LOSS) if metrics and evaluate.loss and LOSS not in metrics else metrics
     held_out = experiment.partition.holdout is not None
     names = [
         score_name(split, model, metric, evaluate.splits[0], held_out)

@@ -73,5 +73,6 @@ def test_personal_heads_and_client_adapters_are_never_sent(tmp_path: Path) -> No
 def test_each_client_is_evaluated_with_its_own_head(tmp_path: Path) -> None:
     run(given(tmp_path), tmp_path / "r")
     scores = tables.read(tmp_path / "r" / "evaluations.parquet").to_pylist()
-    scored = [row["group"] for row in scores if row["model"] == "personal" and row["metric"] == "accuracy"]
+    personal = [row for row in scores if row["model"] == "personal" and row["by"] == "client"]
+    scored = [row["group"] for row in personal if row["metric"] == "accuracy"]
     assert set(scored) == {"0", "1", "2"}
