@@ -18,7 +18,7 @@ from simfl.errors import DataError
 BOX = [0.1, 0.2, 0.3, 0.4]
 
 
-@pytest.mark.parametrize("name", ["../x.png", "a/../../x.png", "/etc/passwd", "", "..", "a\0b"])
+@pytest.mark.parametrize("name", ["../x.png", "a/../../x.png", "/etc/passwd", "", "..", "a\0b", "a" * 256, "\ud800"])
 def test_a_name_that_leads_outside_of_its_folder_is_refused(name: str, tmp_path: Path) -> None:
     for read in (lambda: records.inside(tmp_path, name, "list row 3"), lambda: records.find(tmp_path, "a.png", name)):
         with pytest.raises(DataError, match="is not the name of a file in the folder"):

@@ -23,6 +23,8 @@ from simfl.errors import DataError
 
 Record = Mapping[str, object]
 
+MAX_NAME_BYTES = 255  # of a file or folder, on all common file systems
+
 
 def resolve_folder(path: str) -> Path:
     """Return the folder that a setting names, with `~` and `$VARIABLES` expanded; DataError if it does not exist."""
@@ -56,9 +58,17 @@ def inside(root: Path, name: str, where: str = "") -> Path:
         DataError: The name is absolute or leads outside of the folder; `where` is the file and row that gives it.
     """
     parts = Path(name).parts
-    if not parts or Path(name).is_absolute() or ".." in parts or "\0" in name:
+    if not parts or Path(name).is_absolute() or ".." in parts or not _can_be_stored(parts):
         raise DataError(f"{where or root}: {shown(name)} is not the name of a file in the folder {root}")
     return root / name
+
+
+def _can_be_stored(parts: Sequence[str]) -> bool:
+    """Return whether a file system can hold these names."""
+    try:
+        return all(len(os.fsencode(part)) <= MAX_NAME_BYTES and "\0" not in part for part in parts)
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can hold
+        return False
 
 
 def require(root: Path, *names: str) -> Path:
