@@ -33,6 +33,7 @@ SIGNS = {  # of what a text reports -> the file
     "there is no summary.json": "summary.json",
     "interrupted": "summary.json",  # a run without a summary has not ended
     "one run, not finished yet": "summary.json",
+    "|  |  |  |": "summary.json",  # a row of a table without results
 }
 
 Reader = Callable[[Path], object]
