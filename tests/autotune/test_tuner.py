@@ -67,7 +67,7 @@ def of(execution_mode: ExecutionMode, seconds: float | None, why: str = "") -> T
 def choice(identity=IDENTITY, **cohort) -> Tuner:
     case = experiment(execution=Execution(**cohort))
     groups = SimpleNamespace(changed_in_passes=(), mixes_examples=False)
-    context: Any = SimpleNamespace(phase=case.phases[0], num_clients=10, parameter_groups=groups)
+    context: Any = SimpleNamespace(phase=case.phases[0], num_clients=10, parameter_groups=groups, draws=())
     record: Any = SimpleNamespace(manifest=SimpleNamespace(identity=identity))
     unused: Any = None
     pool: Any = SimpleNamespace(num_workers=1)
