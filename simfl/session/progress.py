@@ -133,7 +133,7 @@ class RunProgress:
         prepared, record = self.session.prepared, self.session.record
         forked = record.manifest.forked.step if record.manifest.forked is not None else 0
         tables = tables_of(record.parts, state.step, forked)
-        return compare(prepared.experiment, prepared.run_context.dataset, len(prepared.partition), tables)
+        return compare(prepared.run_context, len(prepared.partition), tables)
 
     def _start_scoring(self, state: Snapshot) -> PendingEvaluation:
         """Start to score a state; after the last round of the run the scores of each example are kept."""
