@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import simfl
-from simfl.errors import ConfigError
+from simfl.errors import ConfigError, RunError
 from simfl.runtime.ray import cluster, faststart
 
 TESTS = Path(__file__).parents[1]
@@ -194,7 +194,7 @@ def test_address_without_a_cluster_is_one_line(address: str, cause: str) -> None
 
 CONNECT = """
 import sys
-from simfl.errors import ConfigError
+from simfl.errors import ConfigError, RunError
 from simfl.runtime.ray import cluster
 try:
     cluster.connect(sys.argv[1])
@@ -209,3 +209,16 @@ def test_more_workers_than_processors_are_refused() -> None:
     assert cluster.count_workers("CPU", 3.0, 2) == 2
     with pytest.raises(ConfigError, match=r"^--workers: requested 9 workers, but Ray has 3 CPUs$"):
         cluster.count_workers("CPU", 3.0, 9)
+
+
+def test_full_folder_of_ray_is_one_line_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("RAY_TMPDIR", "")
+    monkeypatch.setenv("RAY_ADDRESS", "")
+    monkeypatch.setattr(cluster, "running", lambda: False)
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda folder: usage._replace(free=1_000_000 if folder == str(tmp_path) else 0)
+    )
+    with pytest.raises(RunError, match=r"1\.0 MB are free, Ray needs 20 MB to start; free space, set TMPDIR"):
+        cluster._begin(None)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from contextlib import contextmanager, nullcontext
 from threading import Event, Thread
 from typing import Any, TypeVar
 
-from simfl.errors import ConfigError
+from simfl.errors import ConfigError, RunError
 from simfl.runtime import machine
 from simfl.runtime.ray.access import on_loopback, private_token
 from simfl.safe_text import has_secret, mask_secrets
@@ -43,6 +44,7 @@ SETTINGS = {  # environment variables
 REACH_TIMEOUT = 10.0  # seconds that an address has to answer
 CLIENT_PORT = "10001"  # of a ray:// address without a port
 SURVEY_TIMEOUT = 30.0  # seconds that a worker has to answer `survey`
+MIN_FREE_BYTES = 20_000_000  # in the folder of Ray's session
 QUIET = {"log_to_driver": False, "configure_logging": False}
 
 
@@ -238,7 +240,10 @@ def _begin(address: str | None) -> RayStartup | None:
     global _current
     if running():
         return None
-    _check_reachable(resolve_address(address))  # before the run's folder is made
+    found = resolve_address(address)  # checked before the run's folder is made
+    if found is None:
+        _check_space(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp")
+    _check_reachable(found)
     _current = RayStartup(address)
     return _current
 
@@ -267,6 +272,19 @@ def _connect(address: str | None, launcher: faststart.RayLauncher | None) -> Ray
         if faststart is not None and faststart.enabled():
             faststart.mute_errors()
     return ray
+
+
+def _check_space(folder: str) -> None:
+    """Raise RunError if the folder of Ray's session has too little space, in which Ray would not start."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:  # Ray chooses another folder
+        return
+    if free < MIN_FREE_BYTES:
+        raise RunError(
+            f"{folder}: {free / 1e6:.1f} MB are free, Ray needs {MIN_FREE_BYTES / 1e6:g} MB to start; free space,"
+            " set TMPDIR to another folder, or use --backend inline"
+        )
 
 
 def _check_reachable(address: str | None) -> None:
