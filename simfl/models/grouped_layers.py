@@ -136,6 +136,7 @@ def grouped_layers(module: nn.Module, trained: tuple[str, ...]) -> GroupedLayers
 @contextmanager
 def grouped_forward(layers: GroupedLayers) -> Iterator[None]:
     """Replace the forward of these layers by their grouped form inside the block."""
+    before = [(layer, layer.__dict__["forward"]) for layer, _ in layers if "forward" in layer.__dict__]
     for layer, form in layers:
         layer.__dict__["forward"] = partial(form, layer)  # takes precedence over the method of the class
     try:
@@ -143,3 +144,5 @@ def grouped_forward(layers: GroupedLayers) -> Iterator[None]:
     finally:
         for layer, _ in layers:
             del layer.__dict__["forward"]
+        for layer, forward in before:  # of a model that is a single layer
+            layer.__dict__["forward"] = forward
