@@ -33,7 +33,7 @@ papers and published codes disagree, [fidelity.md](fidelity.md) states what simf
 Every algorithm works with every server optimizer, codec, partition and adapter kind, and in both execution modes
 (`sequential`, `vectorized`); a model with running statistics is trained in `sequential` mode. Each model that a method
 runs (personal models, mentors, received and earlier models) has its own running statistics; see
-[your own module](walkthroughs/own_module.md#what-training-changes-besides-parameters). Combinations without a meaning
+[your own module](walkthroughs/own_module.md#state-besides-parameters). Combinations without a meaning
 are refused before the run (`simfl/config/rules.py`).
 
 The columns of the table:
