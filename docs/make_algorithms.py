@@ -54,8 +54,8 @@ Some methods are settings of a phase:
 
 - **Centralized training**: `centralized: true` trains on the examples of a round's clients, with as many steps as these
   clients would take.
-- **Local training**: `communicate: false` trains every client alone and sends nothing, running statistics included. Fine-tuning after the last round is a second phase
-  with `communicate: false` and `participation: 1.0`.
+- **Local training**: `communicate: false` trains every client alone and sends nothing, running statistics included.
+  Fine-tuning after the last round is a second phase with `communicate: false` and `participation: 1.0`.
 - **FedPer** (Arivazhagan et al. 2019, "Federated learning with personalization layers"): the head stays on the client.
   [experiments/personal/fedper.yaml](../experiments/personal/fedper.yaml)
 
