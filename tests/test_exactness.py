@@ -54,7 +54,9 @@ CASES |= {
     "groups": experiment("fedavg", "vectorized", privacy=Privacy(clip=0.5, groups_per_client=1), weighting="uniform"),
     "poisson": experiment("fedavg", "vectorized", poisson=0.15, rounds=5, weighting="uniform"),
     "running averages": experiment("scaffold", data=EVEN, model=Normalised()),
-    "own averages": experiment("fedavg", data=EVEN, model=Normalised(), buffers=Buffers(personal=("*",)), evaluate=PERSONAL),
+    "own averages": experiment(
+        "fedavg", data=EVEN, model=Normalised(), buffers=Buffers(personal=("*",)), evaluate=PERSONAL
+    ),
 }
 SELDOM = {
     "two phases, vectorized",
