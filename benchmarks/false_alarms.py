@@ -57,7 +57,7 @@ def p_values(setting: Setting, deviation: float, generator: np.random.Generator)
 
 def false_alarms(setting: Setting, deviation: float, tables: int, seed: int = 0) -> float:
     """Return the fraction of tables in which any variant is marked."""
-    generator = rng(seed, "false alarms", setting.seeds, setting.variants, deviation)
+    generator = rng(seed, "false alarms", setting.seeds, setting.variants, str(deviation))
     return float(
         np.mean([min(holm(p_values(setting, deviation, generator))) < SIGNIFICANCE_LEVEL for _ in range(tables)])
     )

@@ -35,12 +35,13 @@ class Layer(nn.Module):
         return x + SHARED.normal()
 
 
+VALUES = torch.ones(1, 2, 4)
 DRAWS = {
     "torch": lambda: torch.rand(1),
     "torch dropout": lambda: nn.functional.dropout(torch.ones(2)),
     "multinomial": lambda: torch.multinomial(torch.ones(3), 1),
     "in place": lambda: torch.empty(2).normal_(),
-    "attention": lambda: nn.functional.scaled_dot_product_attention(*[torch.ones(1, 2, 4)] * 3, dropout_p=0.5),
+    "attention": lambda: nn.functional.scaled_dot_product_attention(VALUES, VALUES, VALUES, dropout_p=0.5),
     "numpy": lambda: np.random.rand(),
     "a block of numpy": lambda: np.random.rand(312),
     "numpy's normal": lambda: np.random.randn(),

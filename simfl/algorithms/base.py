@@ -53,7 +53,8 @@ class Algorithm:
             (mean over clients) or "gather" (all uploads). It is an error to upload a part that is missing here.
         personal_params: Globs of trained tensors that stay on the client.
         eval_models: Models that can be evaluated, and the pass that evaluates each. `eval_weights` returns their
-            tensors; running statistics are those of the model that the pass names (`Forward.model`). The engine adds the model `local`, a client's model at the end of its last update.
+            tensors; running statistics are those of the model that the pass names (`Forward.model`). The engine adds
+            the model `local`, a client's model at the end of its last update.
         needs_features: Whether a loss reads `Outputs.features`, or `extra_params` reads `ModelInfo.outputs`.
         needs_targets: Whether a loss reads `Outputs.targets`.
         needs_positions: Whether a loss reads `batch["position"]`, the index of an example among the client's own

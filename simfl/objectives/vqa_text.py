@@ -15,8 +15,10 @@ _NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", 
 NUMBERS = {word: str(number) for number, word in enumerate(_NUMBER_WORDS)} | {"none": "0"}
 ARTICLES = ("a", "an", "the")
 
-_NOT = ("ain", "aren", "couldn", "didn", "doesn", "don", "hadn", "hasn", "haven", "isn", "mightn", "mustn", "needn")
-_NOT += ("oughtn", "shan", "shouldn", "wasn", "weren", "won", "wouldn")
+_NOT = (
+    "ain", "aren", "couldn", "didn", "doesn", "don", "hadn", "hasn", "haven", "isn", "mightn", "mustn", "needn",
+    "oughtn", "shan", "shouldn", "wasn", "weren", "won", "wouldn",
+)  # fmt: skip
 _ENDINGS = {  # contracted ending -> words before it
     "'ve": ["could", "might", "must", "not", "should", "they", "we", "what", "where", "who", "would", "you", "i"],
     "'d": ["he", "how", "it", "someone", "something", "there", "they", "where", "who", "you"],

@@ -2,12 +2,12 @@
 
 import random
 from contextlib import suppress
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from fakes import Killed, Stopping, experiment, model, run, scatter, traces
+from torch import nn
 
 import simfl
 from simfl.config import read
@@ -15,6 +15,7 @@ from simfl.config.fields import written
 from simfl.data.transform import Transform
 from simfl.errors import ConfigError, DataError
 from simfl.experiment import Execution
+from simfl.models.own import OwnModel
 from simfl.training.augmentation import Augmentation, example_keys
 
 # ruff: noqa: NPY002  (users draw from numpy's global generator)
@@ -89,11 +90,19 @@ def test_keys_name_the_row_and_its_epoch_whatever_the_batches():
     assert (example_keys(98, wide) != example_keys(99, wide)).all()
 
 
-def test_draws_of_a_module_are_noticed_beside_those_of_a_transform(tmp_path):
-    from test_draws import drawing
+class FunctionalDropout(nn.Module):
+    """One layer, with dropout that draws from torch's global generator."""
 
-    case = drawing("dropout", "vectorized")
-    case = replace(case, phases=(replace(case.phases[0], transform=NOISE),))
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(12, 5)
+
+    def forward(self, x):
+        return nn.functional.dropout(self.layer(x.flatten(1)), 0.5, self.training)
+
+
+def test_draws_of_a_module_are_noticed_beside_those_of_a_transform(tmp_path):
+    case = experiment("fedavg", "vectorized", model=OwnModel(FunctionalDropout()), rounds=2, transform=NOISE)
     with pytest.raises(ConfigError, match="training draws from torch's global generator"):
         run(case, tmp_path / "refused")
     run(augmented(NOISE, "vectorized"), tmp_path / "alone")
