@@ -7,6 +7,8 @@ mask is the same for one client at a time, under `vmap`, grouped along the batch
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 
@@ -36,7 +38,24 @@ def keyed_bits(key: Tensor, layer: int, count: int, first: int = 0) -> Tensor:
     salt = salt ^ keyed_random.logical_shift(salt, 13)
     x = torch.arange(first // 2, -(-(first + count) // 2), dtype=torch.int32, device=key.device) ^ salt[..., None]
     x = keyed_random.finalize(keyed_random.mix_second(keyed_random.mix_first(x) ^ high[..., None]))
-    return x.view(torch.int16)[..., first % 2 : first % 2 + count]
+    return _halves(x)[..., first % 2 : first % 2 + count]
+
+
+def _halves(words: Tensor) -> Tensor:
+    """Return the two 16-bit halves of 32-bit words, the low half first: int16 [..., 2 n] of int32 [..., n]."""
+    if current_call().under_vmap and not _vmap_views_dtypes():
+        return torch.stack((words, words >> 16), -1).to(torch.int16).flatten(-2)
+    return words.view(torch.int16)
+
+
+@cache
+def _vmap_views_dtypes() -> bool:
+    """Return whether `torch.func.vmap` has a rule for views of another dtype, as torch 2.13 has and 2.11 has not."""
+    try:
+        torch.func.vmap(lambda words: words.view(torch.int16))(torch.zeros(1, 2, dtype=torch.int32))
+    except RuntimeError:
+        return False
+    return True
 
 
 def layer_salt(layer: int) -> int:

@@ -24,6 +24,16 @@ def test_keyed_bits_are_uniform() -> None:
     assert 170 < chi_square < 350  # 255 degrees of freedom: mean 255, deviation 22.6
 
 
+@pytest.mark.parametrize("first", [0, 3])
+def test_bits_are_the_same_where_vmap_cannot_view_a_dtype(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = torch.arange(3)
+    expected = torch.stack([keyed_bits(key, 2, 21, first) for key in keys])
+    for has_rule in (dropout._vmap_views_dtypes(), False):
+        monkeypatch.setattr(dropout, "_vmap_views_dtypes", lambda has_rule=has_rule: has_rule)
+        with call_context(ModelCall(under_vmap=True)):
+            assert torch.equal(torch.func.vmap(lambda key: keyed_bits(key, 2, 21, first))(keys), expected)
+
+
 def test_masks_of_neighbouring_keys_layers_and_positions_are_uncorrelated() -> None:
     keys = torch.arange(40) * 2 + 1
     rows = torch.cat([keyed_bits(keys, layer, 20_000).double() for layer in range(5)])
