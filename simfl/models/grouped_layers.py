@@ -102,6 +102,11 @@ def _rms_norm(layer: rms_norm.T5Norm, x: Tensor) -> Tensor:
     return (rms_norm.normalize(x, layer.variance_epsilon) * weight).to(rms_norm.output_dtype(x, weight))
 
 
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "simfl",
+)  # whose classes have the names below; a user's class may mean another layer
 GROUPED: dict[str, GroupedForward] = {  # by class name, so that no model library needs to be imported
     "Linear": _linear,
     "BoxLinear": _linear,
@@ -115,8 +120,14 @@ GROUPED: dict[str, GroupedForward] = {  # by class name, so that no model librar
 
 
 def grouped_form(layer: nn.Module) -> GroupedForward | None:
-    """Return the grouped forward of a layer, if there is one. Batch norm has none: padding would enter its mean."""
-    return GROUPED.get(type(layer).__name__)
+    """Return the grouped forward of a layer, if there is one.
+
+    Batch norm has none: padding would enter its mean. Neither has a layer that computes its weight from other
+    parameters, as `torch.nn.utils.weight_norm` does.
+    """
+    kind = type(layer)
+    is_plain = kind.__module__.partition(".")[0] in LIBRARIES and layer._parameters.keys() <= {"weight", "bias"}
+    return GROUPED.get(kind.__name__) if is_plain else None
 
 
 def ungrouped_params(module: nn.Module, trained: tuple[str, ...]) -> list[str]:

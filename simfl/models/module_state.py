@@ -278,6 +278,7 @@ class ModuleWatch:
 
     def __init__(self, module: nn.Module, known: Collection[str]) -> None:
         """Remember the module's state."""
+        self._reader = _Reader(module)
         self._values: list[tuple[str, Table, str, object, object]] = []
         self._sizes: list[tuple[str, Table, int]] = []
         for path, child in module.named_modules():
@@ -293,12 +294,16 @@ class ModuleWatch:
         """Return the name of something that has changed, or an empty string."""
         for name, table, key, before, count in self._values:
             now = table.get(key)
-            if not (now is before or _are_equal_scalars(now, before)) or _count(now) != count:
+            if _count(before) != count or not (now is before or self._are_equal(now, before)):
                 return name
         for prefix, table, size in self._sizes:
             if len(table) != size:
                 return f"{prefix}{list(table)[-1]}"
         return ""
+
+    def _are_equal(self, now: object, before: object) -> bool:
+        """Return whether an object that replaces another has its value, as one that each pass computes again."""
+        return type(now) is type(before) and self._reader.digest(now) == self._reader.digest(before)
 
 
 def _is_watched(name: str, value: object) -> bool:
@@ -309,7 +314,3 @@ def _count(value: object) -> object:
     if isinstance(value, Tensor):
         return value._version
     return len(value) if isinstance(value, (list, dict, set, deque)) else None
-
-
-def _are_equal_scalars(now: object, before: object) -> bool:
-    return isinstance(now, SCALARS) and type(now) is type(before) and now == before

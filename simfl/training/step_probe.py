@@ -154,7 +154,7 @@ class _Probe:
         reshaped = {n for n, t in registered(module).items() if n in kinds and (t.shape, t.dtype) != kinds[n]}
         self._evaluate()
         evaluated, after = self._digests(), ModuleSnapshot(module, self.network.trained)
-        changed = _differing(before, evaluated)
+        changed = dict.fromkeys((*_differing(before, trained), *_differing(before, evaluated)))
         others = [name for name in changed if name not in own or name in reshaped]
         tensors = tuple(name for name in own if name in changed and name not in reshaped)
         self.start.restore()

@@ -455,7 +455,7 @@ def test_a_damaged_memory_of_it_is_none(tmp_path):
 
 @pytest.mark.gpu
 def test_on_a_gpu_auto_tries_and_ends_as_if_its_choice_had_been_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(probe, "SHARE", 1e6)  # as for many rounds
+    monkeypatch.setattr(probe, "MAX_SHARE", 1e6)  # as for many rounds
     case = experiment("scaffold", execution=Execution())
     run(case, tmp_path / "auto")
     kept = manifest(tmp_path / "auto")["choices"]["0"]

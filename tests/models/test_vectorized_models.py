@@ -17,7 +17,7 @@ from simfl.models.base import Model
 from simfl.models.bottleneck import Bottleneck
 from simfl.models.call_context import ModelCall, call_context
 from simfl.models.cnn import Cnn
-from simfl.models.grouped_layers import grouped_forward, grouped_layers
+from simfl.models.grouped_layers import grouped_forward, grouped_layers, ungrouped_params
 from simfl.models.layout_t5 import LayoutT5
 from simfl.models.lora import Lora
 from simfl.models.mlp import Mlp
@@ -171,3 +171,19 @@ def test_features_are_a_vector_for_each_example_with_a_gradient(name: str) -> No
     trained = [p for p in module.parameters() if p.requires_grad]
     found = torch.autograd.grad(features.square().sum(), trained, allow_unused=True)
     assert any(g is not None and g.abs().sum() > 0 for g in found)
+
+
+class Linear(nn.Linear):
+    """A layer of a user that has the name of one of torch's and computes something else."""
+
+    def forward(self, x):
+        return super().forward(x) * 2
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("kind", ["own class", "weight norm"])
+def test_a_layer_that_only_resembles_a_known_one_has_no_grouped_form(kind: str) -> None:
+    module = nn.Sequential(Linear(3, 2) if kind == "own class" else nn.utils.weight_norm(nn.Linear(3, 2)))
+    trained = tuple(name for name, _ in module.named_parameters())
+    assert ungrouped_params(module, trained) == list(trained)
+    assert grouped_layers(module, trained) == []
