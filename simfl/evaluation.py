@@ -73,17 +73,47 @@ class Scores:
         plan: The shard.
         columns: Metric -> one value per example, in the order of the plan's rows.
         samples: Predictions of the plan's sample rows.
-        notes: Notes on the data that the worker encoded for this shard, each reported once per run.
-        clock: Time spent.
         loss_weights: Weight of each example in a mean of the column `loss`; None without losses.
     """
 
     plan: EvaluationPlan
     columns: dict[str, np.ndarray]
     samples: tuple[Row, ...] = ()
+    loss_weights: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class EvaluationTask:
+    """Shards that a worker evaluates in one call, so that many small models do not cost a call each."""
+
+    shards: tuple[EvaluationPlan, ...]
+
+    @property
+    def num_examples(self) -> int:
+        """Number of examples of all shards."""
+        return sum(len(shard.rows) for shard in self.shards)
+
+    @property
+    def name(self) -> str:
+        """Name of the task in error messages."""
+        first, others = self.shards[0], len(self.shards) - 1
+        models = "" if not others else f" by {others + 1} models of clients"
+        return f"{self.num_examples} examples of split {first.split}{models}"
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """The result of a task.
+
+    Attributes:
+        scores: The scores of each shard, in their order.
+        notes: Notes on the data that the worker encoded for this task, each reported once per run.
+        clock: Time spent.
+    """
+
+    scores: tuple[Scores, ...]
     notes: tuple[str, ...] = ()
     clock: Clock = field(default_factory=Clock)
-    loss_weights: np.ndarray | None = None
 
 
 def shards(
@@ -93,6 +123,24 @@ def shards(
     return [
         EvaluationPlan(0, split, model, rows[i : i + size], client, state_digest) for i in range(0, len(rows), size)
     ]
+
+
+def tasks_of(shards_: Sequence[EvaluationPlan], batch_size: int, most_batches: int) -> list[EvaluationTask]:
+    """Group shards into tasks: a shard of a shared model alone, shards of clients' models up to `most_batches`.
+
+    Scores do not depend on the grouping, since every shard is evaluated alone.
+    """
+    found: list[list[EvaluationPlan]] = []
+    batches, last = 0, None
+    for shard in shards_:
+        key = None if shard.client is None else (shard.split, shard.model)
+        more = -(-len(shard.rows) // batch_size)
+        if key is None or key != last or batches + more > most_batches:
+            found.append([])
+            batches = 0
+        found[-1].append(shard)
+        batches, last = batches + more, key
+    return [EvaluationTask(tuple(group)) for group in found]
 
 
 def evaluate(
@@ -289,13 +337,19 @@ def _over(values: Sequence[float]) -> float:
 def _group_rows(values: np.ndarray, weights: np.ndarray | None, kind: str, names: np.ndarray) -> list[Row]:
     """Return the mean of each group, and the mean of these means."""
     means: dict[str, Row] = {}
-    for group in sorted(set(names)):
-        here = names == group
+    for group, here in _rows_by_name(names):
         if mean := _mean(values[here], None if weights is None else weights[here]):
             means[group] = mean
     out: list[Row] = [{"by": kind, "group": group, **mean} for group, mean in means.items()]
     two_step = {"value": float(np.mean([mean["value"] for mean in means.values()])), "count": len(means)}
     return [*out, {"by": f"{kind}:two_step", "group": "", **two_step}]
+
+
+def _rows_by_name(names: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """Return the distinct names in order, each with its positions, ascending."""
+    distinct, codes = np.unique(names.astype(str), return_inverse=True)
+    by = np.argsort(codes, kind="stable")
+    return list(zip(distinct.tolist(), np.split(by, np.flatnonzero(np.diff(codes[by])) + 1), strict=True))
 
 
 def _mean(values: np.ndarray, weights: np.ndarray | None) -> Row | None:
@@ -431,7 +485,9 @@ def rows_of_clients(
     groups = [{name for name, _ in partition.groups(k)} for k in range(len(partition))]
     kinds = columns_of(run_context.experiment.partition) or GROUPS
     for _, values in _group_columns(run_context, split, rows, kinds) if any(groups) else ():
-        own = [rows[[value in names for value in values]] for names in groups]
+        of_name = dict(_rows_by_name(values)) if len(values) else {}
+        found = [[of_name[name] for name in sorted(names & of_name.keys())] for names in groups]
+        own = [rows[np.sort(np.concatenate(here))] if here else rows[:0] for here in found]
         if any(map(len, own)):
             return own
     return None

@@ -131,7 +131,7 @@ class FakeActor:
         self.free_at = max(self.free_at, ray.now) + seconds
         self.ends.append(self.free_at)
         if method in ("train", "evaluate"):
-            task = f"{given[0].round}.{given[0].index}" if method == "train" else given[0].model
+            task = f"{given[0].round}.{given[0].index}" if method == "train" else given[0].shards[0].model
             ray.sent.append((worker, method, task))
             if len(self.ends) == 2:
                 ray.sent_ahead.append((method, task))
@@ -149,7 +149,7 @@ class FakeActor:
     def _seconds(self, method: str, given: Sequence[Any]) -> float:
         if method == "train":
             return float(sum(client.num_steps(self.ray.local) for client in given[0].clients))
-        return len(given[0].rows) * self.ray.row_seconds if method == "evaluate" else 0.0
+        return given[0].num_examples * self.ray.row_seconds if method == "evaluate" else 0.0
 
     def _begin(self, seconds: float, setup: bytes, phase: int, base: Any) -> WorkerLocation:
         if "worker" not in self.__dict__:

@@ -11,7 +11,17 @@ from simfl import files
 from simfl.client_state import FileClientStore
 from simfl.data.partition.partitioners import Iid, Natural
 from simfl.errors import ConfigError, RunError
-from simfl.evaluation import EvaluationPlan, Headline, Scores, headline, headlines, rows_of_clients, shards, summarise
+from simfl.evaluation import (
+    EvaluationPlan,
+    Headline,
+    Scores,
+    headline,
+    headlines,
+    rows_of_clients,
+    shards,
+    summarise,
+    tasks_of,
+)
 from simfl.experiment import Evaluate
 from simfl.objectives.classification import Classification
 from simfl.reports.significance import example_scores
@@ -223,6 +233,25 @@ def test_two_step_by_an_unknown_column_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"evaluate\.two_step: split valid has no column 'grup'; did you"):
         run(experiment(evaluate=Evaluate(two_step="grup")), tmp_path / "r")
     assert not (tmp_path / "r").exists()
+
+
+def test_models_of_clients_share_calls_up_to_a_number_of_batches():
+    """Shared models have a call for each shard; a call has models of one kind and split, of at most three batches."""
+    plans = shards("valid", "global", np.arange(8), 4)
+    plans += [EvaluationPlan(0, "valid", "personal", np.arange(n), k) for k, n in enumerate((4, 5, 1, 9, 1, 1))]
+    plans += [EvaluationPlan(0, "test", "personal", np.arange(2), 0)]
+    found = tasks_of(plans, batch_size=4, most_batches=3)
+    assert [len(task.shards) for task in found] == [1, 1, 2, 1, 1, 2, 1]
+    assert [shard for task in found for shard in task.shards] == plans
+    assert found[2].name == "9 examples of split valid by 2 models of clients"
+
+
+def test_calls_with_many_models_have_the_scores_of_single_ones(finished, tmp_path, monkeypatch):
+    folder, summary = finished
+    monkeypatch.setattr("simfl.session.evaluation.MAX_BATCHES", 1)
+    assert run(CASE, tmp_path)["final"] == summary["final"]
+    assert tables.rows(tmp_path / "evaluations.parquet") == tables.rows(folder / "evaluations.parquet")
+    assert tables.rows(tmp_path / "scores.parquet") == tables.rows(folder / "scores.parquet")
 
 
 def test_one_headline():

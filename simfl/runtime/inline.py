@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from simfl.aggregation.round import CohortResult
 from simfl.autotune.probe import ProbeRequest, ProbeResult
 from simfl.errors import OutOfMemory
-from simfl.evaluation import EvaluationPlan, Scores
+from simfl.evaluation import EvaluationResult, EvaluationTask
 from simfl.generators.process import global_states_kept
 from simfl.protocol import Parts, Weights
 from simfl.run_context import RunContext
@@ -19,7 +19,7 @@ from simfl.runtime.worker import Worker, WorkerConfig
 from simfl.training.data_parallel import MicroBatch, PartialGradient, SharedStepInputs
 from simfl.training.plan import CohortPlan, NextRound, no_next_round
 
-Result = TypeVar("Result", CohortResult, Scores)
+Result = TypeVar("Result", CohortResult, EvaluationResult)
 
 
 class WorkerPool(Protocol):
@@ -61,11 +61,11 @@ class WorkerPool(Protocol):
         Raises OutOfMemory if one does not fit.
         """
 
-    def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> Callable[[], list[Scores]]:
+    def evaluate(self, tasks: Sequence[EvaluationTask], received: Parts) -> Callable[[], list[EvaluationResult]]:
         """Start an evaluation, in the background if the pool can, and return a function that waits for the scores.
 
-        Call the function once, in the same phase. It returns the scores in the order of the plans and raises
-        OutOfMemory if a shard does not fit.
+        Call the function once, in the same phase. It returns the results in the order of the tasks and raises
+        OutOfMemory if a task does not fit.
         """
 
     def raise_if_lost(self) -> None:
@@ -104,10 +104,10 @@ class InlinePool:
         """Return the gradients of the micro-batches, in their order."""
         return [self.worker.partial_gradient(micro_batch, shared, shared.received) for micro_batch in micro_batches]
 
-    def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> Callable[[], list[Scores]]:
-        """Return a function that evaluates the shards, since nothing can run in the background."""
-        tasks = [partial(self.worker.evaluate, plan, received) for plan in plans]
-        return lambda: list(self._run(tasks, shard_names(plans)))
+    def evaluate(self, tasks: Sequence[EvaluationTask], received: Parts) -> Callable[[], list[EvaluationResult]]:
+        """Return a function that carries out the tasks, since nothing can run in the background."""
+        calls = [partial(self.worker.evaluate, task, received) for task in tasks]
+        return lambda: list(self._run(calls, [task.name for task in tasks]))
 
     def _run(self, tasks: Sequence[Callable[[], Result]], names: Sequence[str]) -> Iterator[Result]:
         """Run tasks one after the other; one that runs out of memory is run a second time.
@@ -149,8 +149,3 @@ class InlinePool:
 def cohort_names(plans: Sequence[CohortPlan]) -> list[str]:
     """Return the name of each cohort in error messages."""
     return [f"clients {', '.join(str(client.client) for client in plan.clients)}" for plan in plans]
-
-
-def shard_names(plans: Sequence[EvaluationPlan]) -> list[str]:
-    """Return the name of each shard in error messages."""
-    return [f"{len(plan.rows)} examples of split {plan.split}" for plan in plans]

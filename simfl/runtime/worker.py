@@ -17,7 +17,7 @@ from simfl.aggregation.round import CohortResult
 from simfl.autotune.probe import ProbeRequest, ProbeResult, probe
 from simfl.client_state import ClientStore, FileClientStore
 from simfl.errors import OutOfMemory
-from simfl.evaluation import EvaluationPlan, Scores, evaluate
+from simfl.evaluation import EvaluationResult, EvaluationTask, evaluate
 from simfl.experiment import Experiment
 from simfl.models.module_state import StepEffects
 from simfl.privacy.randomness import Randomness
@@ -153,12 +153,13 @@ class Worker:
         result.clock = clock
         return result
 
-    def evaluate(self, plan: EvaluationPlan, received: Parts) -> Scores:
-        """Evaluate a shard."""
+    def evaluate(self, task: EvaluationTask, received: Parts) -> EvaluationResult:
+        """Evaluate the shards of a task."""
         size, context = self.config.experiment.evaluate.batch_size, self.executors[self.phase].context
-        with self._task("evaluate", f"{len(plan.rows)} examples of {plan.split}") as clock:
-            scores = evaluate(self.run_context, context, self.store, plan, self._to_device(received), size)
-        return replace(scores, clock=clock, notes=self.run_context.new_notes())
+        with self._task("evaluate", task.name) as clock:
+            parts = self._to_device(received)
+            scores = tuple(evaluate(self.run_context, context, self.store, shard, parts, size) for shard in task.shards)
+        return EvaluationResult(scores, self.run_context.new_notes(), clock)
 
     def free_memory(self) -> None:
         """Free the memory that torch caches, and that of captured steps."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from simfl import evaluation
-from simfl.evaluation import GLOBAL, EvaluationPlan, Scores
+from simfl.evaluation import GLOBAL, EvaluationPlan, EvaluationTask, Scores
 from simfl.protocol import Parts
 from simfl.runs.record import Rows
 from simfl.runs.snapshot import Snapshot
@@ -17,6 +17,9 @@ from simfl.timing import Clock
 from simfl.transport.upload import BUFFERS
 
 FEW_BATCHES = 32  # a split with at most so many batches is sent one batch at a time, so that all workers take part
+MAX_BATCHES = 32  # of clients' models in one task, so that a round never waits long for it
+MAX_STATE_BYTES = 256 << 20  # about; of the clients' states that travel with one task
+TASKS_PER_WORKER = 4
 
 
 class PendingEvaluation:
@@ -35,14 +38,25 @@ class PendingEvaluation:
         self.prepared, self.state, self.metric, self.by_example = prepared, state, metric, by_example
         self.notes: tuple[str, ...] = ()  # on the data that the workers encoded; known after `wait`
         buffers: Parts = {BUFFERS: state.buffers} if state.buffers else {}
-        self._scores = pool.evaluate(shards(prepared, state), {"weights": state.server.weights} | buffers)
+        tasks = _tasks(prepared, shards(prepared, state), pool.num_workers)
+        self._results = pool.evaluate(tasks, {"weights": state.server.weights} | buffers)
 
     def wait(self) -> tuple[Rows, list[dict[str, Any]], list[Clock]]:
         """Wait for the scores; return table rows, headline scores, and the clocks of the workers' tasks."""
-        scores = self._scores()
-        self.notes = tuple(note for score in scores for note in score.notes)
+        results = self._results()
+        self.notes = tuple(note for result in results for note in result.notes)
+        scores = [one for result in results for one in result.scores]
         rows = score_rows(self.prepared, self.state, scores, self.by_example)
-        return rows, headlines(self.prepared, self.state, rows, self.metric), [score.clock for score in scores]
+        return rows, headlines(self.prepared, self.state, rows, self.metric), [result.clock for result in results]
+
+
+def _tasks(prepared: PreparedRun, found: Sequence[EvaluationPlan], workers: int) -> list[EvaluationTask]:
+    """Group shards into tasks, several for each worker; the states of a task's clients fit into memory."""
+    batch_size = prepared.experiment.evaluate.batch_size
+    batches = sum(-(-len(shard.rows) // batch_size) for shard in found if shard.client is not None)
+    model_bytes = sum(p.nbytes for p in prepared.run_context.module.parameters())
+    most = min(MAX_BATCHES, MAX_STATE_BYTES // max(1, model_bytes), batches // (TASKS_PER_WORKER * workers))
+    return evaluation.tasks_of(found, batch_size, max(1, most))
 
 
 def shards(prepared: PreparedRun, state: Snapshot) -> list[EvaluationPlan]:

@@ -17,7 +17,7 @@ from simfl import __version__
 from simfl.aggregation.round import CohortResult
 from simfl.autotune.probe import ProbeRequest, ProbeResult
 from simfl.errors import DataError, RunError
-from simfl.evaluation import EvaluationPlan, Scores
+from simfl.evaluation import EvaluationResult, EvaluationTask
 from simfl.experiment import Experiment
 from simfl.files import cache_folder as local_cache
 from simfl.protocol import Parts, Weights
@@ -143,10 +143,10 @@ class WorkerActor:
         with self._states(states):
             return self.worker.probe(request, received), {}
 
-    def evaluate(self, plan: EvaluationPlan, received: Parts, states: StateRefs) -> tuple[Scores, States]:
-        """Evaluate a shard."""
+    def evaluate(self, task: EvaluationTask, received: Parts, states: StateRefs) -> tuple[EvaluationResult, States]:
+        """Evaluate the shards of a task."""
         with self._states(states) as new:
-            return self.worker.evaluate(plan, received), new
+            return self.worker.evaluate(task, received), new
 
     def partial_gradient(
         self, micro_batch: MicroBatch, shared: SharedStepInputs, received: Parts, states: StateRefs

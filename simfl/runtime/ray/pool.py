@@ -20,9 +20,9 @@ from dataclasses import replace
 from simfl.aggregation.round import CohortResult
 from simfl.autotune.probe import ProbeRequest, ProbeResult
 from simfl.errors import ClusterError, OutOfMemory, RunError
-from simfl.evaluation import EvaluationPlan, Scores
+from simfl.evaluation import EvaluationResult, EvaluationTask
 from simfl.protocol import Parts, Weights
-from simfl.runtime.inline import cohort_names, shard_names
+from simfl.runtime.inline import cohort_names
 from simfl.runtime.ray.cluster import ObjectRef, RayModule, last_line
 from simfl.runtime.ray.cost_model import CostModel
 from simfl.runtime.ray.task_queue import AnyBatch, Result, RunningTask, TaskBatch, TaskQueue, WorkerTask
@@ -109,13 +109,18 @@ class RayPool:
         batch: TaskBatch[PartialGradient] = self._submit("partial_gradient", tasks, refs)
         return list(self._results(batch, alone=True))
 
-    def evaluate(self, plans: Sequence[EvaluationPlan], received: Parts) -> Callable[[], list[Scores]]:
-        """Send shards to idle workers, and return a function that waits for all scores."""
-        tasks = [
-            WorkerTask(plan, name, (1.0, float(len(plan.rows))), [plan.state_digest])
-            for plan, name in zip(plans, shard_names(plans), strict=True)
+    def evaluate(self, tasks: Sequence[EvaluationTask], received: Parts) -> Callable[[], list[EvaluationResult]]:
+        """Send tasks to idle workers, and return a function that waits for all scores."""
+        calls = [
+            WorkerTask(
+                task,
+                task.name,
+                (1.0, float(len(task.shards)), float(task.num_examples)),
+                [shard.state_digest for shard in task.shards],
+            )
+            for task in tasks
         ]
-        batch: TaskBatch[Scores] = self._submit("evaluate", tasks, [self._put(received)])
+        batch: TaskBatch[EvaluationResult] = self._submit("evaluate", calls, [self._put(received)])
         self._dispatch(self.queue.batches)
         return lambda: list(self._results(batch))
 

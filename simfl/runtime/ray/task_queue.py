@@ -19,7 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from simfl.autotune.probe import ProbeRequest
 from simfl.errors import ClusterError, OutOfMemory
-from simfl.evaluation import EvaluationPlan
+from simfl.evaluation import EvaluationTask
 from simfl.runtime.ray.cluster import ObjectRef
 from simfl.runtime.ray.cost_model import CostModel, Shape, assign, remaining
 from simfl.timing import Clock, Span
@@ -44,7 +44,7 @@ Result = TypeVar("Result", bound=TimedResult)
 class WorkerTask:
     """One call of a worker."""
 
-    plan: CohortPlan | EvaluationPlan | MicroBatch | ProbeRequest
+    plan: CohortPlan | EvaluationTask | MicroBatch | ProbeRequest
     name: str  # in error messages
     shape: Shape  # quantities that its duration grows with
     states: Sequence[str] = ()  # digests of the client states that it reads
