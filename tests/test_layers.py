@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "simfl"
-REGISTRIES = ("algorithms", "codecs", "data", "models", "objectives", "optimizers")
+REGISTRIES = ("algorithms", "codecs", "data", "factorizations", "models", "objectives", "optimizers")
 LAYERS = (  # low to high; modules of one line may import one another, unless they are registries
     (
         "__init__",
@@ -33,6 +33,7 @@ LAYERS = (  # low to high; modules of one line may import one another, unless th
     ("experiment", "config"),
     ("privacy", "parameter_groups", "sampling"),
     ("aggregation",),
+    ("secure_aggregation",),
     ("transport",),
     ("training",),
     ("run_context", "evaluation"),
@@ -58,7 +59,7 @@ OWNERS = {  # an outside library, and the modules or packages that may import it
     "pynvml": ("runtime.gpu_monitor",),
     "rapidfuzz": ("metrics",),
     "pyarrow": ("runs.tables", "codecs", "contract", "data"),
-    "ray": ("runtime.ray", "sweeps.pool", "submit.ray_job"),
+    "ray": ("runtime.ray", "sweeps.pool", "submit.kuberay_pod", "submit.ray_job", "submit.ray_node"),
     "rich": ("cli", "tracking.progress", "tracking.watch", "tracking.console", "plans.table", "sweeps.board"),
     "ruamel": ("config",),
     "tensorboard": ("tracking.trackers",),

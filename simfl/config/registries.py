@@ -68,8 +68,10 @@ REGISTRIES: dict[str, RegistrySpec] = {
         wrap="simfl.models.peft_method:wrap",
     ),
     "algorithms": RegistrySpec("simfl.algorithms.base:Algorithm", "simfl.algorithms:ALGORITHMS"),
+    "clusters": RegistrySpec("simfl.submit.cluster:Cluster", "simfl.submit.cluster:CLUSTERS", key="to"),
     "codecs": RegistrySpec("simfl.codecs.base:Codec", "simfl.codecs:CODECS"),
     "data": RegistrySpec("simfl.data.base:Data", "simfl.data:DATA", wrap="simfl.data.readers.own:wrap"),
+    "factorizations": RegistrySpec("simfl.factorizations.base:Factorization", "simfl.factorizations:FACTORIZATIONS"),
     "models": RegistrySpec("simfl.models.base:Model", "simfl.models:MODELS", wrap="simfl.models.own:wrap"),
     "objectives": RegistrySpec("simfl.objectives.base:Objective", "simfl.objectives:OBJECTIVES"),
     "partitioners": RegistrySpec(

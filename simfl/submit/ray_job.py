@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from simfl.errors import ConfigError, RunError
+from simfl.submit.cluster import Cluster
 from simfl.submit.request import Request, check_out, values
 
 EXIT_CODES = {"SUCCEEDED": 0, "FAILED": 1, "STOPPED": 130}
@@ -45,17 +46,17 @@ def address_of(target: str) -> str:
 
 
 @dataclass(frozen=True)
-class RunningRay:
-    """A running Ray cluster."""
+class RunningRay(Cluster):
+    """A running Ray cluster, through its Job API."""
 
-    target: str  # ray://HOST, ray://HOST:PORT or http://HOST:PORT of the dashboard, or auto
+    address: str  # ray://HOST, ray://HOST:PORT or http://HOST:PORT of the dashboard, or auto
 
     def shown(self, request: Request) -> str:
         """Return the job as JSON, in the format of the API."""
-        check_out(request, self.target)
+        check_out(request, self.address)
         variables = dict.fromkeys(request.environment, "value of this process")
         job = {
-            "address": address_of(self.target),
+            "address": address_of(self.address),
             "entrypoint": request.command_line,
             "runtime_env": {"working_dir": list(request.package.files), "env_vars": variables},
             "metadata": {"simfl": request.name},
@@ -64,8 +65,8 @@ class RunningRay:
 
     def submit(self, request: Request, log: Callable[[str], None], follow: bool) -> int:
         """Upload the files and submit the job."""
-        check_out(request, self.target)
-        variables, address = values(request.environment), address_of(self.target)
+        check_out(request, self.address)
+        variables, address = values(request.environment), address_of(self.address)
         client = _client(address)
         with tempfile.TemporaryDirectory(prefix="simfl-") as folder:
             request.package.copy(Path(folder))

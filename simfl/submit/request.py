@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from simfl import config
 from simfl.config.inheritance import SWEEP
@@ -36,6 +35,7 @@ class Request:
     environment: tuple[str, ...] = ()  # names of environment variables; their values are never written to a file
     required_paths: tuple[str, ...] = ()  # files and folders that must exist on every machine
     python: str = "python"  # command of the Python interpreter on the cluster
+    labels: tuple[str, ...] = ()  # names of the runs of a sweep
 
     @property
     def arguments(self) -> list[str]:
@@ -48,20 +48,6 @@ class Request:
     def command_line(self) -> str:
         """Shell command that runs on a machine of the cluster and joins its Ray."""
         return shlex.join([self.python, "-m", "simfl", *self.arguments, "--address", "auto"])
-
-
-class Target(Protocol):
-    """A kind of cluster. The fields of a target are the options that it accepts."""
-
-    def shown(self, request: Request) -> str:
-        """Return the job as it would be submitted, without the values of environment variables."""
-
-    def submit(self, request: Request, log: Callable[[str], None], follow: bool) -> int:
-        """Submit the job; with `follow`, print its log until it ends.
-
-        Returns:
-            Exit code: 0 completed or not followed, 1 failed, 130 stopped or no longer followed.
-        """
 
 
 def read(
@@ -85,8 +71,10 @@ def read(
         )
     folder = folder.resolve()
     is_sweep = not config.keys_of(file).keys().isdisjoint(SWEEP)
+    labels: tuple[str, ...] = ()
     if is_sweep:
         sweep = sweeps.load(file, overrides)
+        labels = tuple(point.label for point in sweep.points)
         name, experiments, needed = sweep.name, [point.experiment for point in sweep.points], list(sweep.files)
     else:
         experiment = config.load(file, overrides)
@@ -102,7 +90,7 @@ def read(
     paths = dict.fromkeys(path for one in experiments for path in _paths(config.to_mapping(one)))
     return Request(
         name, "sweep" if is_sweep else "run", relative[file], package, out or "", tuple(overrides), resume,
-        _variables(environment), tuple(_required_paths(paths, package)),
+        _variables(environment), tuple(_required_paths(paths, package)), labels=labels,
     )  # fmt: skip
 
 

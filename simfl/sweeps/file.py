@@ -65,6 +65,7 @@ class Sweep:
     stop: EarlyStopping = field(default_factory=EarlyStopping)
     table: TableSpec = field(default_factory=TableSpec)
     files: tuple[Path, ...] = ()  # files that the sweep was read from, its own first
+    partial: bool = False  # whether --only left runs out
 
 
 def load(path: Path, overrides: Iterable[str] = (), only: Iterable[str] = ()) -> Sweep:
@@ -92,9 +93,8 @@ def load(path: Path, overrides: Iterable[str] = (), only: Iterable[str] = ()) ->
     points = tuple(_points(path, name, base, common, axes))
     stop, chosen = read(EarlyStopping, _or_empty(given, "stop"), "stop"), _chosen(points, tuple(only))
     files += [file for axis in axes for entry in axis for file in entry.files]
-    return Sweep(
-        name, chosen, stop, _table(path, _or_empty(given, "table"), points, chosen), tuple(dict.fromkeys(files))
-    )
+    shown = _table(path, _or_empty(given, "table"), points, chosen)
+    return Sweep(name, chosen, stop, shown, tuple(dict.fromkeys(files)), partial=len(chosen) < len(points))
 
 
 def _check_keys(path: Path, given: Mapping[str, object]) -> None:

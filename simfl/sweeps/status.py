@@ -73,13 +73,18 @@ class SweepState:
         return self.location.child("runs", label)
 
     def write_points(self) -> None:
-        """Write the list of runs; runs of an earlier version of the file remain if they have a folder."""
+        """Write the list of runs; runs of an earlier version of the file remain if they have a folder.
+
+        The part of a sweep that `--only` selects leaves the others on the list: other processes may execute them.
+        """
         runs = {point.label: dict(point.varied) for point in self.sweep.points}
         path = self.location.folder / SWEEP
-        if path.exists():
-            for run in read_json(path)["runs"]:
-                if (self.location_of(run["label"]).folder / RUN).exists():
-                    runs.setdefault(run["label"], run["varied"])
+        listed_before = read_json(path)["runs"] if path.exists() else []
+        if self.sweep.partial:
+            runs = {run["label"]: run["varied"] for run in listed_before} | runs
+        for run in listed_before:
+            if (self.location_of(run["label"]).folder / RUN).exists():
+                runs.setdefault(run["label"], run["varied"])
         listed = [{"label": label, "varied": varied} for label, varied in runs.items()]
         content = {"name": self.sweep.name, "runs": listed, "table": asdict(self.sweep.table)}
         files.make_folder(self.location.folder / "runs")

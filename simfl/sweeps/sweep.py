@@ -61,6 +61,15 @@ def run(
     return [state.outcomes.get(p.label, Outcome(p.label, "interrupted")) for p in sweep.points]
 
 
+def begin(sweep: Sweep, folder: Path, resume: bool = False) -> None:
+    """Write the list of runs, for processes that each execute some of them with `--only` and `--resume`.
+
+    Raises:
+        RunError: The folder holds another sweep or a run, or without `resume` a sweep.
+    """
+    SweepState.open(sweep, RunLocation(folder), resume).write_points()
+
+
 def folder_of(name: str, resume: bool) -> Path:
     """Return the first free folder `runs/NAME`, `runs/NAME-2`, …; to resume, the newest one that holds a sweep."""
     number, found = 1, list[Path]()

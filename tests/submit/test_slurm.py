@@ -50,7 +50,7 @@ def test_a_slurm_job_writes_to_the_first_free_folder(folder: Path, monkeypatch: 
     monkeypatch.chdir(folder)
     script = Slurm().shown(read(Path("small.yaml"), Path(), None))
     assert f"--output={folder}/runs/small/slurm-%j.log" in options(script)
-    assert f"record={folder}/runs/small/experiment.yaml" in script
+    assert f"arguments=(run small.yaml --out {Path().resolve()}/runs/small)" in script
 
 
 def test_the_script_checks_variables_without_their_values(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,8 @@ def test_a_failed_slurm_job_fails_the_command(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setenv(name, value)
     (tmp_path / "small.yaml").write_text(RUN)
     shorter = Slurm()
-    monkeypatch.setattr("simfl.submit.slurm.SCRIPT", "\necho 'simfl: exit code 2'\nexit 2\n")
+    (tmp_path / "script.sh").write_text("\necho 'simfl: exit code 2'\nexit 2\n")
+    monkeypatch.setattr("simfl.submit.slurm.SCRIPT", tmp_path / "script.sh")
     monkeypatch.setattr("simfl.submit.slurm.POLL_SECONDS", 0.1)
     request = read(tmp_path / "small.yaml", tmp_path, str(tmp_path / "out"))
     assert shorter.submit(request, print, follow=True) == 2
@@ -136,9 +137,29 @@ def test_failing_squeue_is_asked_again(tmp_path: Path, monkeypatch: pytest.Monke
         "echo 'slurm_load_jobs error: Socket timed out' >&2; exit 1",
         "echo 'Invalid job id specified' >&2; exit 1",
     )
-    fake_squeue(tmp_path, monkeypatch, fail, fail, "echo RUNNING", fail, "echo COMPLETING", gone)
+    running, completing = "echo '7|RUNNING|None'", "echo '7|COMPLETING|None'"
+    fake_squeue(tmp_path, monkeypatch, fail, fail, running, fail, completing, gone)
     queue = Queue("7")
     assert [queue.has_ended() for _ in range(6)] == [False] * 5 + [True]
+    assert queue.news() == ["Slurm job 7: running", "Slurm job 7: completing"]
+
+
+def test_a_job_that_slurm_restarts_has_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = ["RUNNING|None", "PREEMPTED|None", "PENDING|BeginTime", "RUNNING|None", "COMPLETED|None"]
+    fake_squeue(tmp_path, monkeypatch, *(f"echo '7|{answer}'" for answer in answers))
+    queue = Queue("7")
+    assert [queue.has_ended() for _ in range(6)] == [False] * 5 + [True]
+    assert "Slurm job 7: pending (BeginTime)" in queue.news()
+
+
+def test_an_array_ends_with_its_last_element(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, both = (
+        "echo '7_0|COMPLETED|None'; echo '7_1|RUNNING|None'",
+        "echo '7_0|COMPLETED|None'; echo '7_1|FAILED|None'",
+    )
+    fake_squeue(tmp_path, monkeypatch, one, one, both)
+    queue = Queue("7")
+    assert [queue.has_ended() for _ in range(4)] == [False, False, False, True]
 
 
 def test_squeue_that_keeps_failing_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
