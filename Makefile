@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
 BUNDLED := provider_invoices multi_docqa word5 scene_vqa domains
-.PHONY: help setup run data test test-all coverage check format bench clean
+.PHONY: help setup run data test test-all test-clusters coverage check format bench clean
 
 help:  ## List the jobs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?(.*)/\1\t\2/' | expand -t 12
@@ -30,6 +30,12 @@ test: setup  ## Run the fast tests
 
 test-all: setup  ## Run all tests, slow ones included
 	$(BIN)/python -m pytest -q
+
+test-clusters: setup  ## Run the tests on a real Slurm and S3 server, on loopback (root installs the Debian packages of Slurm)
+	@PATH=$$PATH:/usr/sbin; command -v slurmctld > /dev/null && command -v munged > /dev/null || if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; \
+	then RUNLEVEL=1 apt-get install --yes --no-install-recommends slurm-wlm munge; \
+	else echo "Slurm's tests are skipped: they need apt-get install slurm-wlm munge"; fi
+	$(BIN)/python -m pytest -q -m clusters
 
 coverage: setup  ## Run the fast tests and report which lines they reach
 	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile -m "not slow and not gpu" --cov --cov-report=term

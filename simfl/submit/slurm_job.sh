@@ -65,10 +65,12 @@ start_others() {
   export -f node
   export address interface folder run_line="${run[*]@Q}"
   [ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
-  srun --nodes=$((SLURM_NNODES - 1)) --ntasks=$((SLURM_NNODES - 1)) --ntasks-per-node=1 --exclude="$SLURMD_NODENAME" \
-    --no-kill --kill-on-bad-exit=0 bash -c \
-    'eval "run=($run_line)"; node --join "$address" --folder "$folder-$SLURM_NODEID-$SLURMD_NODENAME"' \
-    >> "$folder/ready" 2> "$folder/others" < /dev/null &
+  (
+    trap '' TERM HUP INT  # srun would end the step
+    exec srun --nodes=$((SLURM_NNODES - 1)) --ntasks=$((SLURM_NNODES - 1)) --ntasks-per-node=1 --no-kill \
+      --exclude="$SLURMD_NODENAME" --kill-on-bad-exit=0 bash -c \
+      'eval "run=($run_line)"; node --join "$address" --folder "$folder-$SLURM_NODEID-$SLURMD_NODENAME"'
+  ) >> "$folder/ready" 2> "$folder/others" < /dev/null &
   others=$!
   local end=$((SECONDS + join_seconds))
   until [ "$(joined | wc -l)" -eq "$SLURM_NNODES" ] || [ "$SECONDS" -ge "$end" ] || ! kill -0 "$others" 2>/dev/null; do

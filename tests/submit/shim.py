@@ -1,4 +1,4 @@
-"""Fake Slurm commands for one machine, to be put on PATH; `srun` runs its command here.
+"""Fake Slurm commands for one machine, to be put on PATH.
 
 A job is a process, and its state is a file. `squeue` prints RUNNING until the process has ended.
 """
@@ -23,22 +23,16 @@ echo $! > "$SHIM/pid.$SLURM_JOB_ID"
 echo "$SLURM_JOB_ID;cluster"
 """
 
-SRUN = """#!/bin/bash
-# record the options and run the rest as the other node
-while [[ "$1" == --* ]]; do echo "$1" >> "$SHIM/srun"; shift; done
-SLURMD_NODENAME=node1 exec "$@"
-"""
-
 SQUEUE = """#!/bin/bash
 while [ "$#" -gt 1 ]; do [ "$1" = --jobs ] && job=$2; shift; done
-kill -0 "$(cat "$SHIM/pid.$job")" 2>/dev/null && echo RUNNING
+kill -0 "$(cat "$SHIM/pid.$job")" 2>/dev/null && echo "$job|RUNNING|None"
 true
 """
 
 
 def lay(folder: Path) -> dict[str, str]:
     """Write the commands to a folder, and return the environment that contains it."""
-    for name, text in (("sbatch", SBATCH), ("srun", SRUN), ("squeue", SQUEUE)):
+    for name, text in (("sbatch", SBATCH), ("squeue", SQUEUE)):
         path = folder / name
         path.write_text(text)
         path.chmod(path.stat().st_mode | stat.S_IXUSR)

@@ -1,11 +1,9 @@
-"""The sbatch script, and its execution with fake Slurm commands on one machine."""
+"""The sbatch script, and the following of jobs, with fake commands; tests/clusters has those on a real Slurm."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +11,9 @@ import shim
 from test_request import RUN
 
 from simfl.errors import ConfigError
+from simfl.submit.ray_node import address_of
 from simfl.submit.request import read
-from simfl.submit.slurm import Queue, Slurm
+from simfl.submit.slurm import Queue, Slurm, seconds_of
 
 
 @pytest.fixture
@@ -72,32 +71,6 @@ def test_an_error_of_sbatch_is_reported_in_one_line(folder: Path, monkeypatch: p
     monkeypatch.setenv("PATH", environment["PATH"])
     with pytest.raises(ConfigError, match="--to slurm: sbatch failed: sbatch: error: invalid partition: gpu"):
         Slurm().submit(read(folder / "small.yaml", folder, str(folder / "a")), print, follow=False)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(280)
-def test_a_slurm_job_starts_ray_on_two_nodes_and_stops_it(tmp_path: Path) -> None:
-    commands, work = tmp_path / "bin", tmp_path / "work"
-    commands.mkdir()
-    work.mkdir()
-    (work / "small.yaml").write_text(RUN)
-    words = ["submit", "small.yaml", "--to", "slurm", "--nodes", "2", "--out", str(tmp_path / "out")]
-    done = subprocess.run(
-        [sys.executable, "-m", "simfl", *words], cwd=work, env={**os.environ, **shim.lay(commands)},
-        capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.rstrip().endswith("simfl: exit code 0")
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["status"] == "completed"
-    assert "--exclude=node0" in (commands / "srun").read_text()
-    started = next(
-        json.loads(line)
-        for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()
-        if json.loads(line)["event"] == "started"
-    )
-    assert started["workers"] >= 1
-    job = next(commands.glob("pid.*")).name.partition(".")[2]
-    assert not list(Path("/tmp").glob(f"ray-*-{job}"))
 
 
 def test_a_failed_slurm_job_fails_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,3 +144,32 @@ def test_squeue_that_keeps_failing_is_reported(tmp_path: Path, monkeypatch: pyte
         ConfigError, match=r"squeue fails \(Unable to contact slurm controller\); Slurm job 7 may still"
     ):
         queue.has_ended()
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [("90", 5400), ("2:30", 150), ("1:00:00", 3600), ("2-0", 172800), ("1-2:03", 93780), ("1-2:03:04", 93784),
+     ("UNLIMITED", None)],
+)  # fmt: skip
+def test_time_limits_are_read_as_sbatch_reads_them(limit: str, seconds: int | None) -> None:
+    assert seconds_of(limit) == seconds
+
+
+@pytest.mark.parametrize(("limit", "warning"), [(None, 120), ("1:00:00", 120), ("3:00", 60), ("2:00", 40)])
+def test_the_signal_before_the_limit_leaves_time_to_train(folder: Path, limit: str | None, warning: int) -> None:
+    script = Slurm(time=limit).shown(read(folder / "small.yaml", folder, "/a"))
+    assert f"--signal=B:USR1@{warning}" in options(script)
+
+
+def test_an_array_has_an_element_for_each_run(folder: Path) -> None:
+    (folder / "many.yaml").write_text("experiment: small.yaml\nseeds: [1, 2, 3]\n")
+    script = Slurm(array=2).shown(read(folder / "many.yaml", folder, "/shared/a"))
+    assert {"--array=0-2%2", "--output=/shared/a/slurm-%A-%a.log"} <= set(options(script))
+    assert "\nlabels=(seed-1 seed-2 seed-3)\n" in script
+    assert "\narguments=(sweep many.yaml --out /shared/a --resume)\n" in script
+
+
+def test_an_unknown_interface_is_refused_with_those_that_exist() -> None:
+    assert address_of("lo") == "127.0.0.1"
+    with pytest.raises(ConfigError, match=r"--interface: 'ib7' has no IPv4 address on .*; interfaces: .*lo"):
+        address_of("ib7")

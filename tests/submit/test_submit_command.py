@@ -81,6 +81,13 @@ def test_a_dry_run_prints_the_sbatch_script(folder: Path, capsys: pytest.Capture
             "simfl: --to: unknown 'slurn'; allowed: ray://HOST, http://HOST:8265, auto, slurm, kuberay\n",
         ),
         (("--to", "slurm", "--image", "a"), "simfl: --image: has no effect with --to slurm\n"),
+        ((), "simfl: --to: missing; give ray://HOST, http://HOST:8265, auto, slurm, kuberay\n"),
+        (("--to", "slurm", "--time", "1"), "simfl: --time: 1 is too short; give at least 2 minutes: Slurm signals"),
+        (("--to", "slurm", "--time", "soon"), "simfl: --time: 'soon' given; allowed: MINUTES, HOURS:MINUTES:SECONDS"),
+        (("--to", "slurm", "--min-nodes", "3"), "simfl: --min-nodes: 3 is more than nodes, 1"),
+        (("--to", "kuberay", "--label", "team"), "simfl: --label: 'team' given; allowed: KEY=VALUE"),
+        (("--to", "kuberay", "--toleration", "a=b=c"), "simfl: --toleration: 'a=b=c' given; allowed: KEY[=VALUE]"),
+        (("--to", "kuberay", "--memory", "8 GB"), "simfl: --memory: '8 GB' given; allowed: a quantity of Kubernetes"),
         (("--to", "ray://head", "--nodes", "2"), "simfl: --nodes: has no effect with --to ray://head\n"),
         (("--to", "ray://head"), "simfl: --out: needed with --to ray://head: a folder of the cluster that persists"),
         (("--to", "slurm", "--resume"), "simfl: --out: needed with --resume: the folder of the run or sweep\n"),
@@ -91,6 +98,54 @@ def test_wrong_submit_options_are_refused_in_one_line(
     folder: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], line: str
 ) -> None:
     code, out, err = said(capsys, *words)
+    assert (code, out) == (2, "")
+    assert err.startswith(line)
+    assert err.count("\n") == 1
+
+
+def test_a_profile_file_gives_the_options_and_the_command_line_precedes_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "team.yaml").write_text(
+        "cluster:\n  to: slurm\n  nodes: 4\n  time: 2:00:00\n  interface: ib0\n  setup: [module load cuda]\n"
+        "  sbatch: [partition=gpu]\n"
+    )
+    code, out, _ = said(capsys, "--cluster", "team.yaml", "--nodes", "2", "--dry-run")
+    assert code == 0
+    for line in ("#SBATCH --nodes=2", "#SBATCH --time=2:00:00", "#SBATCH --partition=gpu", "module load cuda"):
+        assert line in out.splitlines()
+    assert "interface=ib0" in out
+    (folder / "pods.yaml").write_text(
+        "cluster:\n  to: kuberay\n  image: simfl:1\n  claim: a=/shared\n  labels: {kueue.x-k8s.io/queue-name: fl}\n"
+    )
+    code, out, _ = said(capsys, "--cluster", "pods.yaml", "--out", "/shared/a", "--label", "team=fl", "--dry-run")
+    labels = json.loads(out)["items"][1]["metadata"]["labels"]
+    assert labels == {"app.kubernetes.io/managed-by": "simfl", "team": "fl"}
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("clusters: {to: slurm}", "simfl: team.yaml: holds no mapping with the key 'cluster'"),
+        ("cluster: {to: slurm}\nnodes: 2", "simfl: team.yaml: unknown key 'nodes'"),
+        ("cluster: {nodes: 2}", "simfl: --to: missing; give ray://HOST"),
+        ("cluster: {to: slurn}", "simfl: --to: unknown 'slurn'"),
+        (
+            "cluster: {to: slurm, node: 2}",
+            "simfl: team.yaml: cluster.node: slurm has no key 'node' (given 2); did you mean 'nodes'",
+        ),
+        ("cluster: {to: slurm, nodes: 0}", "simfl: team.yaml: cluster.nodes: 0 is not a whole number of at least 1"),
+        ("cluster: {to: slurm, time: '1:30'}", "simfl: team.yaml: cluster.time: 1:30 is too short; give at least 2"),
+        ("cluster: {to: slurm, min_nodes: 3}", "simfl: team.yaml: cluster.min_nodes: 3 is more than nodes, 1"),
+        ("cluster: {to: slurm, array: 2}", "simfl: --array: needs a sweep"),
+        ("cluster: {to: kuberay, memory: 8 GB}", "simfl: team.yaml: cluster.memory: '8 GB' given; allowed: a quantity"),
+    ],
+)
+def test_mistakes_in_a_profile_are_reported_in_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], text: str, line: str
+) -> None:
+    (folder / "team.yaml").write_text(text + "\n")
+    code, out, err = said(capsys, "--cluster", "team.yaml", "--dry-run")
     assert (code, out) == (2, "")
     assert err.startswith(line)
     assert err.count("\n") == 1
