@@ -72,6 +72,20 @@ def write(path: Path, fill: Callable[[BinaryIO], object]) -> None:
         raise disk_error(path, error) from error
 
 
+def link(source: Path, target: Path) -> Path:
+    """Create a hard link to a file, or a copy on another disk or where there are no links, and return `target`."""
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        raise
+    except OSError:
+        data = source.read_bytes()
+        write(target, lambda file: file.write(data))
+    return target
+
+
 def remove_temps(folder: Path) -> None:
     """Delete all files and folders with temporary names in a folder that no process writes to; OSErrors are ignored."""
     for path in folder.rglob(f"{TEMP}*"):

@@ -53,7 +53,7 @@ LAYERS = (  # low to high; modules of one line may import one another, unless th
 LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
 OWNERS = {  # an outside library, and the modules or packages that may import it
     "click": ("cli", "commands"),
-    "fsspec": ("runs.mirror",),
+    "fsspec": ("runs.storage",),
     "opacus": ("privacy",),
     "peft": ("models",),
     "pynvml": ("runtime.gpu_monitor",),

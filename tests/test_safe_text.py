@@ -21,7 +21,7 @@ from simfl.reports.formats import csv, latex, markdown
 from simfl.reports.page import Section, page
 from simfl.reports.results import RunResult
 from simfl.reports.table import compare
-from simfl.runs import mirror
+from simfl.runs.storage import Storage
 from simfl.runtime.ray.cluster import resolve_address
 from simfl.safe_text import LossyStream, SafeStream, mask_secrets, printable, without_password
 from simfl.session.options import RunOptions
@@ -110,14 +110,14 @@ def test_password_of_the_output_url_is_nowhere_on_screen_or_disk(
         assert path.is_dir() or SECRET.encode() not in path.read_bytes()
 
 
-def test_storage_errors_hold_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_errors_hold_no_password() -> None:
     class Broken:
         def cat_file(self, path: str) -> bytes:
             raise OSError(f"cannot read s3://u:{SECRET}@b{path}")
 
-    monkeypatch.setattr(mirror, "_system", lambda url: (Broken(), "/x"))
+    system: Any = Broken()
     with pytest.raises(RunError, match=r"\*\*\*@b") as failed:
-        mirror.read(f"s3://u:{SECRET}@b/x")
+        Storage(f"s3://u:{SECRET}@b", system, "").read("x")
     assert SECRET not in str(failed.value)
 
 

@@ -132,8 +132,8 @@ def table(
 def fork(run: Path, step: int, out: str | None, overrides: tuple[str, ...]) -> None:
     """Fork RUN after a round: a new run with the same rounds up to there and other settings afterwards."""
     from simfl import config
-    from simfl.runs.mirror import is_url
     from simfl.runs.results import Run
+    from simfl.runs.storage import is_url
     from simfl.sweeps.fork import fork
 
     source, folder = Run(run), Path(out) if out else run.with_name(f"{run.name}-at-{step}")

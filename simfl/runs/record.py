@@ -267,7 +267,7 @@ class Record:
         }
         summary = write_json(self.folder / SUMMARY, summary)
         if self.mirror is not None:
-            self.mirror.push()
+            self.mirror.push_and_wait()
         return summary
 
     def _write_manifest(self) -> None:

@@ -16,9 +16,10 @@ from simfl.privacy.account import Account
 from simfl.run_context import RunContext
 from simfl.runs import tables
 from simfl.runs.folder import RUN, check_run_format
-from simfl.runs.mirror import is_url, mirrored
+from simfl.runs.mirror import mirrored
 from simfl.runs.record import Record
 from simfl.runs.snapshot import Snapshot
+from simfl.runs.storage import is_url
 from simfl.runtime import watchdog
 from simfl.runtime.inline import InlinePool, WorkerPool
 from simfl.runtime.ray.pool import RayPool
@@ -98,10 +99,10 @@ def open_session(stack: ExitStack, experiment: Experiment, options: RunOptions) 
 
 def _open_account(prepared: PreparedRun, record: Record, options: RunOptions, step: int) -> Account:
     """Return the privacy account of the run, with the source of its noise."""
-    account = account_of(prepared.experiment, prepared.partition)
+    account = account_of(prepared.experiment, prepared.partition, prepared.run_context.num_values)
     on_cluster = options.address is not None
     randomness = open_randomness(prepared.experiment, record.manifest, record.folder, step, on_cluster)
-    store = account.store if record.mirror is None else record.mirror.push
+    store = account.store if record.mirror is None else record.mirror.push_and_wait
     return replace(account, folder=record.folder, randomness=randomness, store=store)
 
 
@@ -154,8 +155,11 @@ def open_pool(
 
 def _open_record(stack: ExitStack, prepared: PreparedRun, options: RunOptions) -> Record:
     """Open the run folder, or the local folder that is copied to the URL."""
-    mirror = stack.enter_context(mirrored(str(options.out), files.cache_folder())) if is_url(options.out) else None
-    return prepared.record(Path(options.out) if mirror is None else mirror.folder, options.resume, mirror)
+    if not is_url(options.out):
+        return prepared.record(Path(options.out), options.resume, None)
+    display = options.display or NullDisplay()
+    mirror = stack.enter_context(mirrored(str(options.out), files.cache_folder(), on_wait=display.message))
+    return prepared.record(mirror.folder, options.resume, mirror)
 
 
 def _report_start(session: RunSession, resumed_at: int | None) -> None:

@@ -6,6 +6,7 @@ sweep reads its own copy. Machines need no shared disk.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simfl import files
-from simfl.runs import mirror
 from simfl.runs.folder import CHECKPOINTS, CLIENT_STATES
-from simfl.runs.mirror import Mirror, is_url, mirrored
+from simfl.runs.mirror import mirrored
+from simfl.runs.storage import Storage, is_url
 from simfl.safe_text import mask_secrets
 
 NOT_COPIED = (CHECKPOINTS, CLIENT_STATES, "stacks", "tensorboard", "wandb")  # parts of a run needed only to resume it
@@ -38,14 +39,14 @@ class RunLocation:
     def read(self, name: str) -> str:
         """Return the current text of a small file, read at the URL if there is one; empty if it does not exist."""
         if self.url:
-            return (mirror.read(f"{self.url}/{name}") or b"").decode()
+            return (self._storage.read(name) or b"").decode()
         path = self.folder / name
         return path.read_text() if path.exists() else ""
 
     def write(self, name: str, text: str) -> None:
         """Write a small file."""
         if self.url:
-            mirror.write(f"{self.url}/{name}", text.encode())
+            self._storage.write(name, text.encode())
             return
         files.make_folder(self.folder)
         files.write(self.folder / name, lambda file: file.write(text.encode()))
@@ -54,11 +55,11 @@ class RunLocation:
         """Delete a small file if it exists."""
         (self.folder / name).unlink(missing_ok=True)
         if self.url:
-            mirror.remove(f"{self.url}/{name}")
+            self._storage.remove([name])
 
     def fetch(self, name: str) -> None:
         """Update one file of the local copy."""
-        content = mirror.read(f"{self.url}/{name}") if self.url else None
+        content = self._storage.read(name) if self.url else None
         if content is not None:
             files.make_folder(self.folder)
             files.write(self.folder / name, lambda file: file.write(content))
@@ -66,12 +67,13 @@ class RunLocation:
     def fetch_all(self) -> None:
         """Update the local copy."""
         if self.url:
-            Mirror(self.url, self.folder).pull(NOT_COPIED)
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self._storage.get_all(self.folder, NOT_COPIED)
 
     def send(self, name: str) -> None:
         """Upload a file of the local copy."""
         if self.url:
-            mirror.write(f"{self.url}/{name}", (self.folder / name).read_bytes())
+            self._storage.write(name, (self.folder / name).read_bytes())
 
     @contextmanager
     def reading(self) -> Iterator[Path]:
@@ -80,9 +82,9 @@ class RunLocation:
             yield self.folder
             return
         with tempfile.TemporaryDirectory(prefix="simfl-opened-") as scratch:
-            found = Mirror(self.url, Path(scratch) / self.folder.name)
-            found.pull()
-            yield found.folder
+            folder = Path(scratch) / self.folder.name
+            self._storage.get_all(folder)
+            yield folder
 
     @contextmanager
     def writing(self) -> Iterator[Path]:
@@ -92,14 +94,21 @@ class RunLocation:
             return
         with mirrored(self.url, files.cache_folder()) as copy:
             yield copy.folder
-            copy.push()
+            copy.push_and_wait()
+
+    @property
+    def _storage(self) -> Storage:
+        return Storage.open(self.url)
 
 
 @contextmanager
-def location_of(out: Path | str) -> Iterator[RunLocation]:
-    """Return the location that `--out` names, at a URL with a local copy; RunError if another process uses it."""
+def location_of(out: Path | str, exclusive: bool = True) -> Iterator[RunLocation]:
+    """Return the location that `--out` names, at a URL with a local copy; RunError if another process uses it.
+
+    Several machines may execute parts of a sweep at a URL that is not `exclusive`; each run has a lease of its own.
+    """
     if not is_url(out):
         yield RunLocation(Path(out))
         return
-    with mirrored(str(out), files.cache_folder(), NOT_COPIED) as copy:
+    with mirrored(str(out), files.cache_folder(), NOT_COPIED, exclusive) as copy:
         yield RunLocation(copy.folder, copy.url)

@@ -6,7 +6,6 @@ forked with more rounds and no other change is bit-identical to that longer run.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -200,7 +199,7 @@ def _write(source: Run, record: Record, experiment: Experiment, state: ForkState
     target, snapshot = record.folder, state.snapshot
     store = FileClientStore(target / CLIENT_STATES)
     for digest in sorted(set(snapshot.client_states.values()) - {EMPTY}):
-        _link(state.client_states / f"{digest}.safetensors", store.folder / f"{digest}.safetensors")
+        files.link(state.client_states / f"{digest}.safetensors", store.folder / f"{digest}.safetensors")
     found = {name: source.table(name).to_pylist() for name in ("rounds", "ledger", "clients", *SCORE_TABLES)}
     kept = {name: [row for row in rows if _belongs(name, row, snapshot, experiment)] for name, rows in found.items()}
     record.parts.write(snapshot.step, kept)
@@ -215,17 +214,6 @@ def _belongs(name: str, row: TableRow, snapshot: Snapshot, experiment: Experimen
         return position <= last
     every, ends = experiment.evaluate.every, snapshot.round == experiment.phases[snapshot.phase].rounds
     return ends or bool(every and snapshot.round % every == 0)
-
-
-def _link(source: Path, target: Path) -> None:
-    """Create a hard link to a file that never changes; copy it to another disk."""
-    try:
-        os.link(source, target)
-    except FileExistsError:
-        pass
-    except OSError:  # another disk
-        data = source.read_bytes()
-        files.write(target, lambda file: file.write(data))
 
 
 def _seconds(source: Run, step: int) -> float:

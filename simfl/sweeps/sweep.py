@@ -47,7 +47,7 @@ def run(
         RunError: `out` holds another sweep or a run of another experiment.
     """
     shown, signals = display or NullSweepDisplay(), Signals()
-    with location_of(out) as location, signals.caught():
+    with location_of(out, exclusive=not sweep.partial) as location, signals.caught():
         state = SweepState.open(sweep, location, resume)
         if state.waiting:
             listener = lambda job: _RunListener(state, shown)
