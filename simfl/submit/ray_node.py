@@ -2,7 +2,8 @@
 
 The process starts `ray start --block` as its child and prints one line when it is ready. SIGTERM, SIGHUP and SIGINT are
 blocked here and in all processes of Ray, which inherit this: Slurm sends the end of a job to every process, and the
-driver needs its workers until it has saved a checkpoint. SIGUSR2 ends Ray, and so does the end of this process.
+driver needs its workers until it has saved a checkpoint. SIGUSR2 ends Ray on the head, and the other nodes end when the
+head refuses connections: srun passes no signal on once the job was signalled.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ STOP = signal.SIGUSR2
 SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # of prctl
 GET_ADDRESS, FAMILY_OFFSET = 0x8915, 20  # of ioctl: SIOCGIFADDR, and the position of the address in its answer
 READY = "Ray runtime started"  # in the output of `ray start`, once the node has joined
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.5
 NUM_SHOWN = 20  # last lines of Ray's log that an error shows
 
 
@@ -105,6 +106,8 @@ def _live(given: argparse.Namespace, address: str) -> None:
         )
     is_ready = False
     while ray.poll() is None:
+        if is_ready and given.join and _has_ended(given.join):
+            return
         if not is_ready and READY in log.read_text(errors="replace"):
             is_ready = True
             print(f"ready {given.join or head} {_node_name()}", flush=True)
@@ -112,6 +115,20 @@ def _live(given: argparse.Namespace, address: str) -> None:
     lines = "\n".join(log.read_text(errors="replace").splitlines()[-NUM_SHOWN:])
     what = "has ended" if is_ready else "did not start"
     raise RunError(f"Ray {what} on {_node_name()} (exit code {ray.returncode}):\n{lines}")
+
+
+def _has_ended(head: str) -> bool:
+    """Return whether the head refuses connections, twice in a row; one that does not answer is left to Ray."""
+    host, _, port = head.rpartition(":")
+    for _ in range(2):
+        try:
+            socket.create_connection((host, int(port)), timeout=POLL_SECONDS).close()
+            return False
+        except ConnectionRefusedError:
+            time.sleep(1.0)
+        except OSError:
+            return False
+    return True
 
 
 def _command(given: argparse.Namespace, address: str, head: str) -> list[str]:

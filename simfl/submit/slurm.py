@@ -260,7 +260,7 @@ class Queue:
         Raises:
             ConfigError: squeue has failed too often in a row.
         """
-        command = ["squeue", "--noheader", "--states=all", "--jobs", self.job, "--format=%i|%T|%r"]
+        command = ["squeue", "--noheader", "--states=all", "--jobs", self.job, "--format=%T|%i|%r"]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode and GONE not in done.stderr:
             self.failures += 1
@@ -269,14 +269,15 @@ class Queue:
                 raise ConfigError(f"--to slurm: squeue fails ({errors[-1]}); Slurm job {self.job} may still be running")
             return False
         self.failures = 0
-        jobs = [line.split("|") for line in done.stdout.splitlines() if line.count("|") == 2]
-        for number, state, reason in jobs:
-            self._note(number, state, reason)
-        self.ended = 0 if any(state not in ENDED for _, state, _ in jobs) else self.ended + 1
+        jobs = [line.strip().split("|") for line in done.stdout.splitlines() if line.strip()]
+        for state, *more in jobs:
+            self._note(state, *more)
+        self.ended = 0 if any(state not in ENDED for state, *_ in jobs) else self.ended + 1
         return self.ended >= (2 if jobs else 1)
 
-    def _note(self, number: str, state: str, reason: str) -> None:
+    def _note(self, state: str, number: str = "", reason: str = "") -> None:
         """Remember a state, and that it is news if it has changed."""
+        number = number or self.job
         shown = state.lower() + ("" if reason in ("None", "") else f" ({reason})")
         if self.states.get(number) != shown:
             self.states[number] = shown

@@ -22,7 +22,7 @@ trap 'stop ended' TERM INT HUP
 
 finish() {  # EXIT_CODE
   trap '' TERM INT HUP USR1
-  kill -USR2 $others $head 2>/dev/null
+  if [ -n "$head" ]; then kill -USR2 "$head" 2>/dev/null; fi  # the other nodes follow
   wait
   rm -rf "$folder"
   if [ -n "$again" ]; then

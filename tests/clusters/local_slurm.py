@@ -31,6 +31,7 @@ SlurmctldPort={ports[0]}
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket,cred_expire=5
 CredType=cred/munge
+FirstJobId={first}
 SlurmUser={user}
 SlurmdUser={user}
 StateSaveLocation={folder}/state
@@ -107,7 +108,8 @@ class LocalSlurm:
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o400)
         (self.folder / "state").mkdir()
-        settings = {"folder": self.folder, "host": socket.gethostname(), "user": getpass.getuser()}
+        first = secrets.randbelow(50_000_000) + 1_000_000  # folders of jobs are named by it
+        settings = {"folder": self.folder, "host": socket.gethostname(), "user": getpass.getuser(), "first": first}
         (self.folder / "slurm.conf").write_text(CONFIGURATION.format(ports=free_ports(3), **settings))
         files = {"key-file": key, "socket": "munge.socket", "pid-file": "munged.pid", "log-file": "munged.log"}
         named = [f"--{name}={self.folder / value}" for name, value in {**files, "seed-file": "munged.seed"}.items()]

@@ -20,7 +20,7 @@ from local_slurm import LocalSlurm
 pytest.importorskip("sklearn", reason="the digits need simfl[digits]")
 pytestmark = [pytest.mark.clusters, pytest.mark.slow, pytest.mark.timeout(900)]
 
-ROUNDS = 150
+ROUNDS = 80
 EXPERIMENT = f"""
 name: small
 seed: 1
@@ -33,7 +33,7 @@ phases:
     rounds: {ROUNDS}
     participation: 0.5
     local: {{epochs: 2, batch_size: 16, optimizer: sgd, learning_rate: 0.1}}
-evaluate: {{every: 50, splits: [test]}}
+evaluate: {{every: 40, splits: [test]}}
 """
 ENDLESS = ("--set", "rounds=100000")
 PATIENCE = 240.0  # seconds; the processors may be shared
@@ -169,7 +169,7 @@ def test_a_restarted_job_continues_to_the_same_bits(
     assert job.wait() == 0, job.output()
     assert traces(job.out) == alone
     assert "restart 1 of at most 20" in job.log
-    assert len(job.events("resumed")) == 1, [one["event"] for one in job.events("resumed")]
+    assert job.log.count("resumed after round") == 1
 
 
 def test_restarts_at_the_time_limit_are_bounded(submit: Callable[..., Job]) -> None:

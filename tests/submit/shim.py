@@ -25,7 +25,7 @@ echo "$SLURM_JOB_ID;cluster"
 
 SQUEUE = """#!/bin/bash
 while [ "$#" -gt 1 ]; do [ "$1" = --jobs ] && job=$2; shift; done
-kill -0 "$(cat "$SHIM/pid.$job")" 2>/dev/null && echo "$job|RUNNING|None"
+kill -0 "$(cat "$SHIM/pid.$job")" 2>/dev/null && echo "RUNNING|$job|None"
 true
 """
 

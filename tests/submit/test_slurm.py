@@ -110,7 +110,7 @@ def test_failing_squeue_is_asked_again(tmp_path: Path, monkeypatch: pytest.Monke
         "echo 'slurm_load_jobs error: Socket timed out' >&2; exit 1",
         "echo 'Invalid job id specified' >&2; exit 1",
     )
-    running, completing = "echo '7|RUNNING|None'", "echo '7|COMPLETING|None'"
+    running, completing = "echo 'RUNNING|7|None'", "echo 'COMPLETING|7|None'"
     fake_squeue(tmp_path, monkeypatch, fail, fail, running, fail, completing, gone)
     queue = Queue("7")
     assert [queue.has_ended() for _ in range(6)] == [False] * 5 + [True]
@@ -118,8 +118,8 @@ def test_failing_squeue_is_asked_again(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_job_that_slurm_restarts_has_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = ["RUNNING|None", "PREEMPTED|None", "PENDING|BeginTime", "RUNNING|None", "COMPLETED|None"]
-    fake_squeue(tmp_path, monkeypatch, *(f"echo '7|{answer}'" for answer in answers))
+    answers = ["RUNNING|7|None", "PREEMPTED|7|None", "PENDING|7|BeginTime", "RUNNING|7|None", "COMPLETED|7|None"]
+    fake_squeue(tmp_path, monkeypatch, *(f"echo '{answer}'" for answer in answers))
     queue = Queue("7")
     assert [queue.has_ended() for _ in range(6)] == [False] * 5 + [True]
     assert "Slurm job 7: pending (BeginTime)" in queue.news()
@@ -127,8 +127,8 @@ def test_a_job_that_slurm_restarts_has_not_ended(tmp_path: Path, monkeypatch: py
 
 def test_an_array_ends_with_its_last_element(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, both = (
-        "echo '7_0|COMPLETED|None'; echo '7_1|RUNNING|None'",
-        "echo '7_0|COMPLETED|None'; echo '7_1|FAILED|None'",
+        "echo 'COMPLETED|7_0|None'; echo 'RUNNING|7_1|None'",
+        "echo 'COMPLETED|7_0|None'; echo 'FAILED|7_1|None'",
     )
     fake_squeue(tmp_path, monkeypatch, one, one, both)
     queue = Queue("7")
