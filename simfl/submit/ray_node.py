@@ -32,7 +32,12 @@ SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # of prctl
 GET_ADDRESS, FAMILY_OFFSET = 0x8915, 20  # of ioctl: SIOCGIFADDR, and the position of the address in its answer
 READY = "Ray runtime started"  # in the output of `ray start`, once the node has joined
 POLL_SECONDS = 0.5
+ATTEMPTS = 3  # to start Ray
 NUM_SHOWN = 20  # last lines of Ray's log that an error shows
+
+
+class _NotStarted(RunError):
+    """`ray start` ended before the node was ready."""
 
 
 class _Stopped(Exception):
@@ -69,7 +74,7 @@ def main(arguments: list[str]) -> int:
     try:
         address = address_of(given.interface)
         given.folder.mkdir(mode=0o700, exist_ok=True)  # Ray lets everyone read and write its own folder below it
-        _live(given, address)
+        _start(given, address)
     except _Stopped:
         return 0
     except (ConfigError, RunError) as error:
@@ -92,11 +97,26 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _start(given: argparse.Namespace, address: str) -> None:
+    """Run Ray; on a machine with much load it may give up its start, which is repeated.
+
+    Raises:
+        RunError: Ray did not start in any attempt, or has ended.
+    """
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return _live(given, address)
+        except _NotStarted:
+            _kill_descendants()
+    return _live(given, address)
+
+
 def _live(given: argparse.Namespace, address: str) -> None:
     """Run Ray until it ends, and print a line once it is ready: the address of the head, or the name of the node.
 
     Raises:
-        RunError: Ray did not start, or has ended.
+        _NotStarted: Ray did not start.
+        RunError: Ray has ended.
     """
     head = f"{address}:{_free_port()}"
     log = given.folder / "ray.log"
@@ -113,8 +133,10 @@ def _live(given: argparse.Namespace, address: str) -> None:
             print(f"ready {given.join or head} {_node_name()}", flush=True)
         time.sleep(POLL_SECONDS)
     lines = "\n".join(log.read_text(errors="replace").splitlines()[-NUM_SHOWN:])
-    what = "has ended" if is_ready else "did not start"
-    raise RunError(f"Ray {what} on {_node_name()} (exit code {ray.returncode}):\n{lines}")
+    where = f"on {_node_name()} (exit code {ray.returncode}):\n{lines}"
+    if is_ready:
+        raise RunError(f"Ray has ended {where}")
+    raise _NotStarted(f"Ray did not start {where}")
 
 
 def _has_ended(head: str) -> bool:

@@ -123,5 +123,5 @@ fi
 driver=$!
 [ -z "$reason" ] || kill -TERM "$driver"
 wait_for "$driver"
-[ "$code" -ne 130 ] || decide_again
+case $code in 130 | 3 | 143) decide_again ;; esac  # interrupted, or ended before it could handle the signal
 finish "$code"
