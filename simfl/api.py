@@ -10,13 +10,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from simfl import config, simulation
+from simfl import config, files, simulation
 from simfl.config import fields
 from simfl.data.base import Data
 from simfl.data.check import DatasetReport, check_dataset
 from simfl.experiment import Experiment
 from simfl.runs.folder import RUN, is_taken
+from simfl.runs.mirror import opened
 from simfl.runs.results import Run
+from simfl.runs.storage import is_url
 from simfl.runtime.backend import choose_backend
 from simfl.session.options import RunOptions
 
@@ -37,8 +39,8 @@ def run(
     Args:
         experiment: A mapping with the keys of an experiment file, whose values may be Python objects instead of names;
             or an `Experiment`; or the path of an experiment file.
-        out: Folder of the run. The default is `runs/NAME`, or the first free one of `runs/NAME-2`, `runs/NAME-3`, …;
-            with `resume`, the newest of these.
+        out: Folder of the run, or a URL such as s3://bucket/NAME. The default is `runs/NAME`, or the first free one
+            of `runs/NAME-2`, `runs/NAME-3`, …; with `resume`, the newest of these.
         backend: `inline` (this process), `ray`, or `auto`: Ray with 2 or more GPUs, or without a GPU with 4 or more
             CPUs, and whenever `workers` or `address` is given; else inline. Results are bit-identical.
         workers: Number of Ray workers, or `auto`.
@@ -53,20 +55,21 @@ def run(
     """
     choice = choose_backend(backend, workers, address)
     parsed = experiment_of(experiment)
-    folder = Path(out) if out is not None else folder_of(parsed.name, resume)
+    folder = folder_of(parsed.name, resume) if out is None else str(out) if is_url(out) else Path(out)
     with _display(display) as shown:
         if choice.message and shown is not None:
             shown.message(choice.message)
         simulation.run(parsed, RunOptions(folder, choice.name, workers or "auto", address, resume, shown))
-    return Run(folder, parsed)
+    return load(folder, parsed)
 
 
 def load(folder: Path | str, experiment: ExperimentLike | None = None) -> Run:
-    """Return the results in the folder of a run.
+    """Return the results in the folder of a run, or at its URL, whose current content is downloaded into the cache.
 
     `experiment` is needed only if the run used Python objects that cannot be imported by name.
     """
-    return Run(folder, None if experiment is None else experiment_of(experiment))
+    found = opened(str(folder), files.cache_folder()) if is_url(folder) else Path(folder)
+    return Run(found, None if experiment is None else experiment_of(experiment))
 
 
 def check_data(data: object) -> DatasetReport:

@@ -60,7 +60,7 @@ OWNERS = {  # an outside library, and the modules or packages that may import it
     "rapidfuzz": ("metrics",),
     "pyarrow": ("runs.tables", "codecs", "contract", "data"),
     "ray": ("runtime.ray", "sweeps.pool", "submit.kuberay_pod", "submit.ray_job", "submit.ray_node"),
-    "rich": ("cli", "tracking.progress", "tracking.watch", "tracking.console", "plans.table", "sweeps.board"),
+    "rich": ("cli", "tracking", "plans.table", "sweeps.board"),
     "ruamel": ("config",),
     "tensorboard": ("tracking.trackers",),
     "transformers": ("models",),

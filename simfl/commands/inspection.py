@@ -1,4 +1,4 @@
-"""Commands that inspect runs and the machine: replay, diff, watch, check-privacy, doctor."""
+"""Commands that inspect runs and the machine: replay, diff, export, watch, check-privacy, doctor."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import sys
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,8 @@ experiment_option = click.option(
     metavar="MODULE:NAME",
     help="Mapping or Experiment of the run, if it used Python objects that its folder cannot store.",
 )
-folder = click.Path(exists=True, file_okay=False, path_type=Path)
+folder = options.RunFolder()
+URL_SECONDS = 5.0  # between two downloads of what has changed at a URL
 
 
 @click.command()
@@ -68,13 +70,33 @@ def diff(a: Path, b: Path, again: bool) -> int:
 
 @click.command()
 @click.argument("run", type=folder)
-@click.option("--once", is_flag=True, help="Print the current state and exit.")
-def watch(run: Path, once: bool) -> None:
-    """Show the progress of RUN until it ends. Ctrl-C stops watching, not the run."""
-    from simfl.tracking import watch
+@click.argument("to", metavar="FOLDER", type=click.Path(path_type=Path))
+@click.option("--round", "step", type=int, help="Finished rounds after which there is a checkpoint.  [default: all]")
+@click.option("--client", type=int, help="Export the personal model of this client, from 0.")
+@click.option("--merge", is_flag=True, help="Merge adapters into the weights.")
+@experiment_option
+def export(run: Path, to: Path, step: int | None, client: int | None, merge: bool, experiment: str | None) -> None:
+    """Write the trained model of RUN to FOLDER, which `from_pretrained` of transformers loads."""
+    files = _run(run, experiment).export(to, step, client, merge)
+    click.echo(f"{to}: {', '.join(files)}")
 
+
+@click.command()
+@click.argument("run", metavar="RUN|SWEEP")
+@click.option("--once", is_flag=True, help="Print the current state and exit.")
+def watch(run: str, once: bool) -> None:
+    """Show the progress of a run, or of all runs of a sweep, until it ends. Ctrl-C stops watching, not the run."""
+    from simfl.runs.folder import SWEEP
+    from simfl.runs.mirror import is_copy
+    from simfl.tracking.sweep_table import watch_sweep
+    from simfl.tracking.watch import POLL_SECONDS, watch
+
+    current = partial(options.RunFolder(options.NOT_READ).convert, run, None, None)
     with suppress(KeyboardInterrupt):
-        watch.watch(run, once)
+        folder = current()
+        every, refresh = (URL_SECONDS, current) if is_copy(folder) else (POLL_SECONDS, lambda: None)
+        shown = watch_sweep if (folder / SWEEP).exists() else watch
+        shown(folder, once, every=every, refresh=refresh)
 
 
 @click.command()
@@ -129,4 +151,4 @@ def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-COMMANDS = (replay, diff, watch, check_privacy, doctor)
+COMMANDS = (replay, diff, export, watch, check_privacy, doctor)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import reduce, wraps
+from pathlib import Path
 from typing import Any
 
 import click
@@ -79,3 +80,25 @@ def _backend_options(backend: str, workers: str | None, address: str | None) -> 
 def overrides(meaning: str) -> Decorator:
     """Add --set, which may be repeated, as `overrides`."""
     return click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help=meaning)
+
+
+NOT_READ = ("checkpoints", "client_states", "stacks", "tensorboard", "wandb")  # parts of a run that no report reads
+
+
+class RunFolder(click.Path):
+    """A folder of a run or a sweep, or its URL, whose current content is downloaded into the cache."""
+
+    def __init__(self, without: Sequence[str] = ()) -> None:
+        """Leave out the folders named in `without` when downloading."""
+        super().__init__(exists=True, file_okay=False, path_type=Path)
+        self.without = without
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the folder as a `Path`."""
+        from simfl import files
+        from simfl.runs.mirror import opened
+        from simfl.runs.storage import is_url
+
+        if isinstance(value, str) and is_url(value):
+            return opened(value, files.cache_folder(), self.without)
+        return super().convert(value, param, ctx)

@@ -93,7 +93,7 @@ def sweep(
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("paths", nargs=-1, required=True, type=options.RunFolder(options.NOT_READ))
 @click.option("--metric", "metrics", multiple=True, metavar="NAME", help="Metric, e.g. anls or test.personal.anls.")
 @click.option("--against", metavar="VALUE", help="Row that the others are tested against.  [default: the first]")
 @click.option("--form", "format_", type=click.Choice(FORMATS), default="markdown", show_default=True)
@@ -147,22 +147,25 @@ def fork(run: Path, step: int, out: str | None, overrides: tuple[str, ...]) -> N
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("paths", nargs=-1, required=True, type=options.RunFolder(options.NOT_READ))
 @click.option(
-    "--out", type=click.Path(path_type=Path), help="Path of the HTML file.  [default: report.html in the first folder]"
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Path of the HTML file.  [default: report.html in the first folder; of a URL, in this folder]",
 )
 @click.option("--title", help="Title of the page.  [default: the names of the folders]")
 def report(paths: tuple[Path, ...], out: Path | None, title: str | None) -> None:
     """Write an HTML report on runs and sweeps: curves, bytes, clients, partitions, time, predictions, commands."""
     from simfl.reports import report
+    from simfl.runs.mirror import is_copy
 
-    target = out or paths[0] / "report.html"
+    target = out or (Path() if is_copy(paths[0]) else paths[0]) / "report.html"
     report.write(paths, target, title or "")
     click.echo(f"{target} written")
 
 
 @click.command()
-@click.argument("sweep", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("sweep", type=options.RunFolder(options.NOT_READ))
 @click.option("--entity", help="User or team.  [default: as in the sweep, or the account's default]")
 @click.option("--project", help="Project.  [default: as in the sweep]")
 @click.option("--json", "as_json", is_flag=True, help="Print the workspace without sending it.")

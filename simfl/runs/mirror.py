@@ -27,6 +27,7 @@ from simfl.safe_text import mask_secrets, without_password
 
 ORDER = (CLIENT_STATES, TABLE_PARTS, "", CHECKPOINTS)  # uploaded in this order: a checkpoint follows what it needs
 LOCAL_FILES = (".lock", LEASE)  # not copied
+NOT_READ = (CHECKPOINTS, CLIENT_STATES, "stacks", "tensorboard", "wandb")  # parts of a run needed only to resume it
 VERSIONS = "versions.json"  # of the files that `opened` has downloaded
 
 Stamp = tuple[int, int]  # size and time of modification of a file, which change when its content does
@@ -97,6 +98,11 @@ def opened(url: str, cache: Path, without: Collection[str] = ()) -> Path:
         storage.get(folder, changed)
         files.write(base / VERSIONS, lambda file: file.write(json.dumps(found).encode()))
     return folder
+
+
+def is_copy(folder: Path) -> bool:
+    """Return whether `opened` has made a folder: what is written to it does not reach the URL."""
+    return (folder.parent / VERSIONS).exists()
 
 
 @dataclass

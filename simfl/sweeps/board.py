@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from types import TracebackType
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from simfl.formatting import format_bytes, format_duration
 from simfl.runs.summary import read_summary
 from simfl.sweeps.job import Outcome
 from simfl.sweeps.status import NullSweepDisplay, SweepState
 from simfl.tracking.console import SafeConsole
-from simfl.tracking.watch import RunView, sparkline
+from simfl.tracking.sweep_table import SweepRow, sweep_table
+from simfl.tracking.watch import RunView
 
-STYLES = {"completed": "green", "stopped": "yellow", "failed": "bold red", "interrupted": "yellow", "waiting": "dim"}
 RESERVED_LINES = 6  # lines of the terminal outside the table
 
 
@@ -48,7 +45,7 @@ class Board(NullSweepDisplay):
         if self.console.is_terminal:
             if not self.live.is_started:
                 self.live.start()
-            self.live.update(board_table(state, self.console.size.height - RESERVED_LINES), refresh=True)
+            self.live.update(sweep_table(_rows(state), self.console.size.height - RESERVED_LINES), refresh=True)
 
     def ended(self, state: SweepState, outcome: Outcome) -> None:
         """Print a line for an ended run; in a terminal, only for a failed one."""
@@ -72,7 +69,7 @@ class Board(NullSweepDisplay):
 def _summary(state: SweepState, outcome: Outcome) -> str:
     if outcome.error:
         return f"failed: {outcome.error}"
-    view = state.views.get(outcome.label, RunView())
+    view = _view(state, outcome.label)
     parts = [outcome.status, *(f"{name} {_last(v):.4f}" for name, v in view.scores.items())]
     summary = read_summary(state.location_of(outcome.label).folder)
     if summary is not None:
@@ -84,54 +81,20 @@ def _last(values: dict[int, float]) -> float:
     return values[max(values)]
 
 
-def _bytes(view: RunView) -> str:
-    return format_bytes(view.status.download + view.status.upload)
-
-
-def board_table(state: SweepState, height: int) -> RenderableType:
-    """Return the table: running runs, failed runs, then as many others as fit."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("run", "status", "round", "score", "", "loss", "bytes", "time"):
-        table.add_column(name, no_wrap=True, justify="right" if name in ("round", "loss", "bytes", "time") else "left")
+def _rows(state: SweepState) -> list[SweepRow]:
     labels = [point.label for point in state.sweep.points]
-    rank = {label: _rank(state, label) for label in labels}
-    shown = sorted(sorted(labels, key=lambda label: rank[label])[: max(height, 3)], key=labels.index)
-    for label in shown:
-        table.add_row(*_row(state, label))
-    counts = ", ".join(f"{count} {status}" for status, count in _counts(state).items() if count)
-    hidden = f"; {len(labels) - len(shown)} not shown" if len(shown) < len(labels) else ""
-    return Group(table, Text(f"{len(labels)} runs: {counts}{hidden}", style="bold"))
+    return [SweepRow(label, _status(state, label), _view(state, label), _error(state, label)) for label in labels]
+
+
+def _view(state: SweepState, label: str) -> RunView:
+    return state.views.get(label, RunView())
+
+
+def _error(state: SweepState, label: str) -> str:
+    return state.outcomes[label].error if label in state.outcomes else ""
 
 
 def _status(state: SweepState, label: str) -> str:
     if label in state.running:
         return "running"
     return state.outcomes[label].status if label in state.outcomes else "waiting"
-
-
-def _rank(state: SweepState, label: str) -> int:
-    return ("running", "failed", "completed", "stopped", "interrupted", "waiting").index(_status(state, label))
-
-
-def _counts(state: SweepState) -> dict[str, int]:
-    statuses = [_status(state, point.label) for point in state.sweep.points]
-    return {status: statuses.count(status) for status in ("running", *STYLES)}
-
-
-def _row(state: SweepState, label: str) -> list[RenderableType]:
-    status, view = _status(state, label), state.views.get(label, RunView())
-    progress, name = view.status, next(iter(view.scores), "")
-    score = f"{name} {_last(view.scores[name]):.4f}" if name else ""
-    error = state.outcomes[label].error if label in state.outcomes else ""
-    rounds = f"{progress.done}/{progress.rounds}" if progress.rounds else ""
-    until = time.time() if status == "running" else view.last
-    return [
-        label,
-        Text(status, style=STYLES.get(status, "")),
-        rounds,
-        error or score,
-        sparkline(list(view.scores[name].values()), 16) if name else "",
-        "" if progress.loss is None else f"{progress.loss:.4f}",
-        _bytes(view) if view.plan else "",
-        format_duration(until - progress.began) if view.plan else "",
-    ]

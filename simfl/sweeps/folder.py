@@ -14,12 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simfl import files
-from simfl.runs.folder import CHECKPOINTS, CLIENT_STATES
-from simfl.runs.mirror import mirrored
+from simfl.runs.mirror import NOT_READ, mirrored
 from simfl.runs.storage import Storage, is_url
 from simfl.safe_text import mask_secrets
-
-NOT_COPIED = (CHECKPOINTS, CLIENT_STATES, "stacks", "tensorboard", "wandb")  # parts of a run needed only to resume it
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ class RunLocation:
         """Update the local copy."""
         if self.url:
             shutil.rmtree(self.folder, ignore_errors=True)
-            self._storage.get_all(self.folder, NOT_COPIED)
+            self._storage.get_all(self.folder, NOT_READ)
 
     def send(self, name: str) -> None:
         """Upload a file of the local copy."""
@@ -110,5 +107,5 @@ def location_of(out: Path | str, exclusive: bool = True) -> Iterator[RunLocation
     if not is_url(out):
         yield RunLocation(Path(out))
         return
-    with mirrored(str(out), files.cache_folder(), NOT_COPIED, exclusive) as copy:
+    with mirrored(str(out), files.cache_folder(), NOT_READ, exclusive) as copy:
         yield RunLocation(copy.folder, copy.url)

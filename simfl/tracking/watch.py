@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -126,7 +126,13 @@ def _message(line: JsonObject) -> str:
     return f"{line['event']}: " + (str(rest["text"]) if "text" in rest else json.dumps(rest))
 
 
-def watch(folder: Path, once: bool, console: Console | None = None, every: float = POLL_SECONDS) -> str:
+def watch(
+    folder: Path,
+    once: bool,
+    console: Console | None = None,
+    every: float = POLL_SECONDS,
+    refresh: Callable[[], object] = lambda: None,
+) -> str:
     """Show a run until it ends, and return its state.
 
     Args:
@@ -134,6 +140,7 @@ def watch(folder: Path, once: bool, console: Console | None = None, every: float
         once: Show the current state and return; also outside of a terminal.
         console: Where to show it.
         every: Seconds between two reads of the log.
+        refresh: Called before each read but the first, to update the copy of a URL.
 
     Raises:
         DamagedFile: The log or the summary was altered.
@@ -153,6 +160,7 @@ def watch(folder: Path, once: bool, console: Console | None = None, every: float
             if view.ended:
                 return view.ended
             time.sleep(every)
+            refresh()
 
 
 def current_view(folder: Path) -> RunView:
