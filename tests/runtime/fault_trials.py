@@ -1,0 +1,466 @@
+"""Trials of faults: runs that a fault strikes at a random instant, and that must end with the undisturbed results.
+
+    PYTHONPATH=tests python tests/runtime/fault_trials.py --out docs/failures.json    # 216 trials
+    python docs/make_failures.py                                                      # the table of docs/failures.md
+
+Each trial is a small SCAFFOLD run on a Ray of its own, in a process of its own. The fault strikes while the run starts
+or in a random round. The run must survive it, or end within the limit of its watchdog with one line and an exit code;
+it is then resumed. Every weight, state and table row is compared with the undisturbed run. A trial is `lost` if they
+differ, `silent` if the run ended without a line, and `hung` if it did not end in time. The instants depend on the seed
+and on the machine's speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fakes import experiment, run, traces
+from nodes import OWN_SESSION, SlowScaffold, cluster
+
+from simfl import config
+
+TESTS = Path(__file__).parents[1]
+ROUNDS, WATCHDOG, SLACK = 12, 15.0, 15.0  # rounds of a run; seconds
+GRACE = 10.0  # seconds between SIGTERM and SIGKILL of a pod
+HUNG = 120.0  # seconds after which a run that neither ends nor fails is killed
+STARTING = 0.25  # share of the trials whose fault strikes before the first round
+CASE = experiment(SlowScaffold(seconds=0.03), rounds=ROUNDS, watchdog_seconds=WATCHDOG)
+SMALL_STORE = {"RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": str(80 << 20)}
+DISK = "160m"  # size of the file system in place of TMPDIR
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one trial showed; seconds count from the fault."""
+
+    fault: str
+    trial: int
+    where: str = ""
+    code: int | None = None  # exit code of the run; None: it was hung and killed
+    seconds: float = 0.0
+    line: str = ""  # the line that reports the end
+    problems: tuple[str, ...] = ()  # of: lost, silent, hung, traceback, orphans
+    repeated: int = 0  # rounds in the log that the resumed run trained again
+    orphans: tuple[str, ...] = ()  # processes of the run that were left 5 s after its end
+    struck: bool = True  # False: the run was over before
+    output: str = ""  # kept where there is a problem
+
+
+@dataclass
+class Trial:
+    """A run in its folder, and the process of it that a fault strikes."""
+
+    folder: Path
+    draws: random.Random
+    environment: dict[str, str]
+    arguments: list[str]
+    process: subprocess.Popen[str] | None = None
+    cluster: Any = None
+    nodes: list[Any] = field(default_factory=list)  # nodes of the cluster besides its head
+    where: str = ""
+
+    @property
+    def out(self) -> Path:
+        """Return the run's folder."""
+        return self.folder / "run"
+
+    def start(self, *more: str) -> subprocess.Popen[str]:
+        """Start the run in a session of its own."""
+        words = ["run", str(self.folder / "e.yaml"), "--out", str(self.out), *self.arguments, *more]
+        log = (self.folder / f"output{len(more)}").open("w")
+        return subprocess.Popen(
+            [sys.executable, "-m", "simfl", *words], cwd=TESTS, env=self.environment, stdout=log,
+            stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def output(self, resumed: bool = False) -> str:
+        """Return what the run printed."""
+        return (self.folder / f"output{int(resumed)}").read_text(errors="replace")
+
+    def num_rounds(self) -> int:
+        """Return the number of rounds in the log."""
+        log = self.out / "log.jsonl"
+        return log.read_text().count('"event": "round"') if log.exists() else 0
+
+    def wait(self, what: Callable[[], object], seconds: float = 120) -> bool:
+        """Wait until something is true; return False if the run ended before."""
+        assert self.process is not None
+        deadline = time.monotonic() + seconds
+        while not what():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                return False
+            time.sleep(0.005)
+        return True
+
+    def choose_instant(self, exists: Callable[[], object] = lambda: True) -> bool:
+        """Wait for a random instant after `exists` is true; return False if the run ended before."""
+        starting = self.draws.random() < STARTING
+        after = 0 if starting else self.draws.randint(1, ROUNDS - 2)
+        pause = self.draws.uniform(0, 3.0 if starting else 0.3)
+        if not self.wait(lambda: exists() and self.num_rounds() >= after):
+            return False
+        time.sleep(pause)
+        assert self.process is not None
+        rounds = self.num_rounds()
+        self.where = f"after round {rounds}" if rounds else "during the start"
+        return self.process.poll() is None
+
+
+# Processes
+
+
+def processes_of(session: int) -> dict[int, str]:
+    """Return the living processes of a session with their command lines."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError, ValueError, IndexError):
+            state, _, _, sid = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(sid) == session and state not in "ZX":
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                found[int(folder.name)] = command.strip() or (folder / "comm").read_text().strip()
+    return found
+
+
+def children_of(process: int) -> list[int]:
+    """Return the direct children of a process."""
+    with suppress(OSError):
+        text = Path(f"/proc/{process}/task/{process}/children").read_text()
+        return [int(word) for word in text.split()]
+    return []
+
+
+def kill(process: int, number: int) -> None:
+    """Send a signal to a process that may have ended."""
+    with suppress(ProcessLookupError):
+        os.kill(process, number)
+
+
+# Faults: each waits for an instant, strikes, and returns whether the run was still going
+
+
+def on_driver(number: int) -> Callable[[Trial], bool]:
+    """Strike the process that runs the simulation, as the system does; its parent reports the end."""
+
+    def strike(trial: Trial) -> bool:
+        assert trial.process is not None
+        parent = trial.process.pid
+        if not trial.choose_instant(lambda: children_of(parent)):
+            return False
+        for child in children_of(parent)[:1]:
+            kill(child, number)
+        return True
+
+    return strike
+
+
+def on_command(number: int) -> Callable[[Trial], bool]:
+    """Strike the process that the user started."""
+
+    def strike(trial: Trial) -> bool:
+        assert trial.process is not None
+        if not trial.choose_instant():
+            return False
+        kill(trial.process.pid, number)
+        return True
+
+    return strike
+
+
+def on_ray(pattern: str, number: int) -> Callable[[Trial], bool]:
+    """Strike a process of Ray whose command line contains the pattern."""
+
+    def strike(trial: Trial) -> bool:
+        assert trial.process is not None
+        session = os.getsid(0) if trial.cluster else trial.process.pid
+
+        def victims() -> list[int]:
+            return sorted(pid for pid, words in processes_of(session).items() if pattern in words)
+
+        if not trial.choose_instant(victims):
+            return False
+        found = victims()
+        if found:
+            kill(trial.draws.choice(found), number)
+        return bool(found)
+
+    return strike
+
+
+def on_pod(trial: Trial) -> bool:
+    """End a pod: SIGTERM to the process group of the run, SIGKILL to all processes after the grace time."""
+    assert trial.process is not None
+    session = trial.process.pid
+    if not trial.choose_instant():
+        return False
+    os.killpg(session, signal.SIGTERM)
+    deadline = time.monotonic() + GRACE
+    while trial.process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for pid in processes_of(session):
+        kill(pid, signal.SIGKILL)
+    return True
+
+
+def on_step(number: int) -> Callable[[Trial], bool]:
+    """Signal all processes of a job step at once, as Slurm does: those of Ray as well."""
+
+    def strike(trial: Trial) -> bool:
+        assert trial.process is not None
+        if not trial.choose_instant():
+            return False
+        for pid in processes_of(trial.process.pid):
+            kill(pid, number)
+        return True
+
+    return strike
+
+
+def on_node(head: bool) -> Callable[[Trial], bool]:
+    """Kill all processes of a node of the cluster."""
+
+    def strike(trial: Trial) -> bool:
+        if not trial.choose_instant():
+            return False
+        node = trial.cluster.head_node if head else trial.nodes[0]
+        node.kill_all_processes(check_alive=False, allow_graceful=False)
+        return True
+
+    return strike
+
+
+def on_disk(trial: Trial) -> bool:
+    """Fill the file system of TMPDIR."""
+    if not trial.choose_instant():
+        return False
+    with suppress(OSError), (Path(trial.environment["TMPDIR"]) / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 16))
+    return True
+
+
+LAUNCHER, RAYLET, GCS, WORKER = "launcher.main", "raylet/raylet", "gcs_server", "ray::WorkerActor"
+FAULTS: dict[str, Callable[[Trial], bool]] = {
+    "driver, SIGKILL": on_driver(signal.SIGKILL),
+    "driver, SIGTERM": on_command(signal.SIGTERM),
+    "driver, SIGHUP": on_command(signal.SIGHUP),
+    "driver and its parent, SIGKILL": on_command(signal.SIGKILL),
+    "worker, SIGKILL": on_ray(WORKER, signal.SIGKILL),
+    "worker, frozen (SIGSTOP)": on_ray(WORKER, signal.SIGSTOP),
+    "raylet, SIGKILL": on_ray(RAYLET, signal.SIGKILL),
+    "raylet, frozen (SIGSTOP)": on_ray(RAYLET, signal.SIGSTOP),
+    "GCS, SIGKILL": on_ray(GCS, signal.SIGKILL),
+    "GCS, frozen (SIGSTOP)": on_ray(GCS, signal.SIGSTOP),
+    "process that starts Ray, SIGKILL": on_ray(LAUNCHER, signal.SIGKILL),
+    "process that starts Ray, frozen (SIGSTOP)": on_ray(LAUNCHER, signal.SIGSTOP),
+    "worker of a cluster, SIGKILL": on_ray(WORKER, signal.SIGKILL),
+    "node of a cluster, SIGKILL": on_node(head=False),
+    "head node of a cluster, SIGKILL": on_node(head=True),
+    "pod: SIGTERM to the group, then SIGKILL": on_pod,
+    "job step: SIGTERM to all processes": on_step(signal.SIGTERM),
+    "TMPDIR full": on_disk,
+}
+
+
+def uses_cluster(fault: str) -> bool:
+    """Return whether the run joins a cluster that runs already."""
+    return "cluster" in fault
+
+
+# Trials
+
+
+def run_trial(fault: str, number: int, seed: int, whole: dict[str, str]) -> Outcome:
+    """Run one trial in this process, which ends with it."""
+    with suppress(OSError):
+        os.setsid()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # at the limit of all trials: end the run that was started
+    _take_two_cores(number)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="t", ignore_cleanup_errors=True)))
+        temporary = stack.enter_context(_temporary_folder(folder, full=fault == "TMPDIR full"))
+        os.environ |= OWN_SESSION | SMALL_STORE | {"PYTHONPATH": str(TESTS), "TMPDIR": str(temporary)}
+        tempfile.tempdir = None
+        trial = Trial(folder, random.Random(f"{seed}.{fault}.{number}"), dict(os.environ), ["--workers", "2"])
+        (folder / "e.yaml").write_text(config.dump(CASE))
+        if uses_cluster(fault):
+            trial.cluster = stack.enter_context(cluster(1))
+            trial.nodes = [trial.cluster.add_node(num_cpus=1, num_gpus=0, object_store_memory=80 << 20)]
+            trial.arguments = ["--address", trial.cluster.address]
+        try:
+            outcome = _disturb(trial, fault, number)
+            return _resume(trial, outcome, whole) if outcome.struck else outcome
+        except Exception as error:
+            return Outcome(fault, number, problems=("broken trial",), output=f"{type(error).__name__}: {error}")
+        finally:
+            for process in filter(None, [trial.process]):
+                _end_session(process.pid)
+
+
+def _take_two_cores(number: int) -> None:
+    """Run on two cores, as each Ray takes all that it may use."""
+    cores = sorted(os.sched_getaffinity(0))
+    first = 2 * number % len(cores)
+    os.sched_setaffinity(0, {cores[first], cores[(first + 1) % len(cores)]})
+
+
+@contextmanager
+def _temporary_folder(folder: Path, full: bool) -> Iterator[Path]:
+    """Yield a folder for temporary files, a file system of its own if it is to be filled."""
+    temporary = folder / "m"
+    temporary.mkdir()
+    if full:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", temporary], check=True)
+    try:
+        yield temporary
+    finally:
+        if full:
+            subprocess.run(["umount", "--lazy", temporary], check=False)
+
+
+def _disturb(trial: Trial, fault: str, number: int) -> Outcome:
+    """Run until the fault has struck and the run has ended."""
+    trial.process = process = trial.start()
+    struck = FAULTS[fault](trial)
+    began = time.monotonic()
+    problems = []
+    try:
+        code: int | None = process.wait(HUNG)
+    except subprocess.TimeoutExpired:
+        code = None
+    seconds = time.monotonic() - began
+    orphans = tuple(_orphans(process.pid) if code is not None else [])
+    _end_session(process.pid)
+    process.wait()
+    output = trial.output()
+    lines = [text for text in output.splitlines() if text.startswith("simfl: ")]
+    if code is None or (code == 3 and seconds > WATCHDOG + SLACK):
+        problems.append("hung")
+    by_user = code == -signal.SIGKILL  # the process was killed itself and can say nothing
+    if code not in (0, None) and not by_user and not _is_reported(code, lines, output):
+        problems.append("silent")
+    if "Traceback" in output:
+        problems.append("traceback")
+    if orphans:
+        problems.append("orphans")
+    line = lines[-1] if lines else ""
+    return Outcome(
+        fault, number, trial.where, code, round(seconds, 2), line.replace(str(trial.folder), "…"), tuple(problems),
+        orphans=orphans, struck=struck, output=output if problems else "",
+    )  # fmt: skip
+
+
+def _is_reported(code: int | None, lines: Sequence[str], output: str) -> bool:
+    """Return whether the end was reported: in one line, or by the summary of an interrupted run."""
+    return len(lines) == 1 or (code == 130 and not lines and "--resume" in output)
+
+
+def _orphans(session: int) -> list[str]:
+    """Return the processes of a run that are left 5 seconds after its end."""
+    deadline = time.monotonic() + 5
+    while (left := processes_of(session)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return sorted(words[:60] for words in left.values())
+
+
+def _end_session(session: int) -> None:
+    for pid in processes_of(session):
+        kill(pid, signal.SIGKILL)
+
+
+def _resume(trial: Trial, outcome: Outcome, whole: dict[str, str]) -> Outcome:
+    """Resume the run unless it completed, and compare its results."""
+    before, problems, output = trial.num_rounds(), list(outcome.problems), outcome.output
+    if outcome.code != 0:
+        (Path(trial.environment["TMPDIR"]) / "filler").unlink(missing_ok=True)
+        trial.arguments = ["--workers", "2"]
+        trial.process = trial.start("--resume")
+        try:
+            code = trial.process.wait(HUNG)
+        except subprocess.TimeoutExpired:
+            code = -1
+        if code != 0:
+            problems.append("lost")
+            output += f"\n--- resumed, exit code {code} ---\n" + trial.output(resumed=True)
+    repeated = 0
+    if "lost" not in problems:
+        if traces(trial.out) != whole:
+            problems.append("lost")
+        resumed_at = json.loads((trial.out / "summary.json").read_text()).get("resumed_at") or [before]
+        repeated = max(0, before - resumed_at[-1]) if outcome.code != 0 else 0
+    fields = {**asdict(outcome), "problems": tuple(problems), "repeated": repeated, "output": output}
+    return Outcome(**fields)
+
+
+def _run_numbered(task: tuple[str, int, int, dict[str, str]]) -> Outcome:
+    return run_trial(*task)
+
+
+def run_trials(
+    faults: Sequence[str], times: int, seed: int, parallel: int, limit: float, on_outcome: Callable[[Outcome], None]
+) -> list[Outcome]:
+    """Run trials of each fault in parallel processes; after `limit` seconds no more are started or awaited."""
+    with tempfile.TemporaryDirectory() as folder:
+        run(CASE, Path(folder) / "run")
+        whole = traces(Path(folder) / "run")
+    tasks = [
+        (fault, number * len(faults) + k, seed, whole) for number in range(times) for k, fault in enumerate(faults)
+    ]
+    outcomes: list[Outcome] = []
+    deadline = time.monotonic() + limit
+    with multiprocessing.get_context("spawn").Pool(parallel, maxtasksperchild=1) as pool:
+        results = pool.imap_unordered(_run_numbered, tasks, chunksize=1)
+        for _ in tasks:
+            try:
+                outcomes.append(results.next(max(0.0, deadline - time.monotonic())))
+            except multiprocessing.TimeoutError:
+                break
+            on_outcome(outcomes[-1])
+    return outcomes
+
+
+def main() -> int:
+    """Run the trials and write their outcomes; return 1 if one of them has a problem."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="JSON file of the outcomes")
+    parser.add_argument("--times", type=int, default=12, help="trials of each fault")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--parallel", type=int, default=max(1, len(os.sched_getaffinity(0)) // 2))
+    parser.add_argument("--seconds", type=float, default=3600.0, help="time after which no more trials are awaited")
+    parser.add_argument("--only", default="", help="regular expression of the faults")
+    given = parser.parse_args()
+    faults = [name for name in FAULTS if re.search(given.only, name)]
+
+    def show(outcome: Outcome) -> None:
+        state = " ".join(outcome.problems) or "good"
+        print(f"{outcome.fault} {outcome.where}: {outcome.code} {outcome.seconds} s {state} {outcome.line}", flush=True)
+
+    began = time.monotonic()
+    outcomes = run_trials(faults, given.times, given.seed, given.parallel, given.seconds, show)
+    found = {
+        "seed": given.seed,
+        "cores": len(os.sched_getaffinity(0)),
+        "parallel": given.parallel,
+        "seconds": round(time.monotonic() - began),
+        "trials": [asdict(outcome) for outcome in sorted(outcomes, key=lambda one: (one.fault, one.trial))],
+    }
+    given.out.write_text(json.dumps(found, indent=1) + "\n")
+    return int(any(outcome.problems for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
