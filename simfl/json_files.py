@@ -55,6 +55,12 @@ def encode_line(values: Mapping[str, object]) -> bytes:
     return text[:-1] + b', "crc": "%08x"}\n' % zlib.crc32(text)
 
 
+def is_intact_line(line: bytes) -> bool:
+    """Return whether the checksum of a line without its end matches, which only lines of `encode_line` have."""
+    found = CHECKSUM.search(line)
+    return found is not None and int(found[1], 16) == zlib.crc32(b"}", zlib.crc32(line[: found.start()]))
+
+
 def decode_line(line: bytes) -> JsonObject | None:
     """Return the values of a line without its end; None if the checksum does not match, or it is no JSON object."""
     found = CHECKSUM.search(line)
@@ -110,9 +116,11 @@ class JsonLines:
         Raises:
             DamagedFile: A line was altered, or its end was.
         """
-        for _ in self.lines():
-            pass
-        rest = self.unread()
+        *lines, rest = self.unread().split(b"\n")
+        for line in lines:
+            if not is_intact_line(line):
+                raise DamagedFile(f"{self.path}: line {self.number + 1} is damaged")
+            self.position, self.number = self.position + len(line) + 1, self.number + 1
         if not rest:
             return ""
         if decode_line(rest[:-1]) is not None:

@@ -15,14 +15,14 @@ def forge_rows(folder: Path, name: str, step: int, change: Callable[[list[TableR
     """Change the rows of one part of a table, and return them."""
     summary = read_json(folder / "summary.json")
     old = TableParts.open(folder / "tables", Coverage.from_json(summary["table_parts"]))
-    rows = [(part, old.read(part).to_pylist()) for part in old.parts]
+    rows = [(part, old.read(part).to_pylist()) for part in sorted(old.all(), key=lambda part: part.step)]
     ((_, changed),) = [one for one in rows if (one[0].table, one[0].step) == (name, step)]
     change(changed)
     (folder / "tables" / INDEX).unlink()
     new, covered = TableParts(folder / "tables"), {0: Coverage()}
     for part, found in rows:
         new.write(part.step, {part.table: found})
-        covered[len(new.parts)] = new.coverage
+        covered[new.lines] = new.coverage
     write_json(folder / "summary.json", {**body_of(summary), "table_parts": new.coverage.to_json()})
     for path in (folder / "checkpoints").glob("*/digests.json"):
         digests = body_of(read_json(path))

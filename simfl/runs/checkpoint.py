@@ -125,6 +125,14 @@ def covered_parts(folder: Path) -> Coverage | None:
     return _coverage(_path(folder, found[-1]) / DIGESTS) if found else None
 
 
+def least_coverage(folder: Path) -> int:
+    """Return the number of lines of the index of tables that every checkpoint covers; 0 if one is damaged."""
+    try:
+        return min(_coverage(_path(folder, step) / DIGESTS).parts for step in steps(folder))
+    except DamagedFile:
+        return 0
+
+
 def _coverage(path: Path) -> Coverage:
     try:
         return Coverage.from_json(read_json(path).get(TABLE_PARTS))

@@ -1,18 +1,23 @@
 """Parts of a run's tables: one Parquet file per table and checkpoint, and an index of them with their hashes.
 
     tables/rounds/000012.parquet     rows of the rounds up to the checkpoint after round 12
+           rounds/000032-1.parquet   32 such parts, merged
            index.jsonl               one line per part: its table, step, size and hash; lines are only appended
 
 A checkpoint and the summary of a run store how many lines of the index they cover, and the hash of these lines. Every
 part is verified when it is read.
+
+The newest 32 parts of a table that have the same level are merged into one of the next level, so that a run of any
+length has few files and each row is rewritten a few times at most. The line of a merged part says how many parts before
+it are replaced; their files are deleted once every checkpoint on the disk covers that line.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +28,9 @@ from simfl.runs import tables
 from simfl.runs.tables import Table, TableRow
 
 INDEX = "index.jsonl"
+FAN_IN = 32  # parts that are merged into one
+MAX_MERGED_BYTES = 64 << 20  # of the parts together; larger ones are not merged
+MERGED = "merged"  # key of the table in the line of a merged part
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,20 @@ class Part:
     step: int  # of the checkpoint that it was written for
     bytes: int
     sha256: str
+    level: int = 0  # of a merged part: one above the level of the parts that it replaces
+    replaces: int = 0  # number of parts of the table before it
+
+    @property
+    def name(self) -> str:
+        """Path of the file in the folder of the tables."""
+        return f"{self.table}/{self.step:06d}{f'-{self.level}' if self.level else ''}.parquet"
+
+    def line(self) -> JsonObject:
+        """Return the line of the index; that of a merged part is refused by versions that cannot read it."""
+        values = asdict(self)
+        if not self.level:
+            return {name: values[name] for name in ("table", "step", "bytes", "sha256")}
+        return {MERGED: values.pop("table"), **values}
 
 
 @dataclass
@@ -59,7 +81,10 @@ class TableParts:
     """The parts of all tables of a run that a checkpoint covers, and those that are written after it."""
 
     folder: Path  # `tables` of the run folder
-    parts: list[Part] = field(default_factory=list)
+    by_table: dict[str, list[Part]] = field(default_factory=dict)  # parts that are not replaced, in order
+    lines: int = 0  # of the index
+    _size: int = 0  # of the lines, in bytes
+    _replaced: list[tuple[int, str]] = field(default_factory=list)  # line of the index, and file that it replaces
     _digest: Any = field(default_factory=hashlib.sha256)  # of the lines of the index
 
     @staticmethod
@@ -70,24 +95,44 @@ class TableParts:
             DamagedFile: The index is not what the run wrote, or a part is missing or of another size.
         """
         index, found = JsonLines(folder / INDEX), TableParts(folder)
-        for values, line in islice(index.numbered(), None if coverage is None else coverage.parts):
-            found.parts.append(_part(index, values))
-            found._digest.update(line)
+        lines = None if coverage is None else _lines_with_hash(index, coverage)
+        for values, line in index.numbered() if lines is None else lines:
+            if coverage is not None and found.lines == coverage.parts:
+                break
+            found._append(_part(index, found.lines + 1, values), line)
         if coverage not in (None, found.coverage):
-            missing = coverage.parts - len(found.parts) if coverage is not None else 0
+            missing = coverage.parts - found.lines if coverage is not None else 0
             reason = f"{missing} of its lines are missing" if missing else "the content does not match its hash"
             raise DamagedFile(f"{index.path}: damaged: {reason}")
-        for part in found.parts:
+        for part in found.all():
             found._check_size(part)
         return found
 
+    def _append(self, part: Part, line: bytes) -> None:
+        """Add the part of a line of the index, and drop those that it replaces."""
+        self.lines, self._size = self.lines + 1, self._size + len(line)
+        self._digest.update(line)
+        parts = self.by_table.setdefault(part.table, [])
+        if part.replaces > len(parts):
+            raise DamagedFile(f"{self.folder / INDEX}: line {self.lines} replaces more parts than there are")
+        if part.replaces:
+            self._replaced += [(self.lines, old.name) for old in parts[-part.replaces :]]
+            del parts[-part.replaces :]
+        parts.append(part)
+
+    def all(self) -> list[Part]:
+        """Return the parts of all tables."""
+        return [part for parts in self.by_table.values() for part in parts]
+
     @property
     def coverage(self) -> Coverage:
-        """All parts, as a checkpoint stores them."""
-        return Coverage(len(self.parts), self._digest.hexdigest())
+        """All lines of the index, as a checkpoint stores them."""
+        return Coverage(self.lines, self._digest.hexdigest())
 
     def write(self, step: int, rows: Mapping[str, Sequence[Mapping[str, object]]]) -> None:
         """Write one part of each table that has rows, and then their lines in the index; all are synced to the disk.
+
+        Parts of a table are merged once there are many.
 
         Args:
             step: Finished rounds of the run.
@@ -96,18 +141,44 @@ class TableParts:
         added = [self._write_part(name, step, more) for name, more in rows.items() if more]
         if not added:
             return
-        lines = [asdict(part) for part in added]
-        is_new = not self.parts
-        JsonLines(self.folder / INDEX).append(*lines, sync=True)
+        is_new = not self.lines
+        self._add(added)
         if is_new:
             files.sync_folder(self.folder)
-        self.parts += added
-        for line in lines:
-            self._digest.update(encode_line(line))
+        while merged := [part for name in rows if (part := self._merged(name, step))]:
+            self._add(merged)
+
+    def _add(self, added: Sequence[Part]) -> None:
+        """Append the lines of parts that are on the disk."""
+        JsonLines(self.folder / INDEX).append(*(part.line() for part in added), sync=True)
+        for part in added:
+            self._append(part, encode_line(part.line()))
+
+    def _merged(self, table: str, step: int) -> Part | None:
+        """Merge the newest parts of a table if there are enough of the same level; return the new part."""
+        newest = self.of(table)[-FAN_IN:]
+        if len(newest) < FAN_IN or newest[0].level != newest[-1].level:
+            return None
+        if sum(part.bytes for part in newest) > MAX_MERGED_BYTES:
+            return None
+        content = tables.table_bytes(tables.concat(self.read(part) for part in newest))
+        return self._write_file(table, step, content, newest[0].level + 1, FAN_IN)
+
+    def drop_replaced(self, lines: int) -> None:
+        """Delete the files of parts that are replaced by the first `lines` lines of the index."""
+        for line, name in self._replaced:
+            if line <= lines:
+                (self.folder / name).unlink(missing_ok=True)
+        self._replaced = [(line, name) for line, name in self._replaced if line > lines]
+
+    @property
+    def has_replaced(self) -> bool:
+        """Return whether there may be files of parts that others replace."""
+        return bool(self._replaced)
 
     def of(self, table: str) -> list[Part]:
         """Return the parts of a table in the order in which they were written."""
-        return [part for part in self.parts if part.table == table]
+        return self.by_table.get(table, [])
 
     def read(self, part: Part) -> Table:
         """Read a part. DamagedFile if it is missing or was altered."""
@@ -124,7 +195,7 @@ class TableParts:
 
     def verify(self) -> None:
         """Read every part. DamagedFile if one is missing or was altered."""
-        for part in self.parts:
+        for part in self.all():
             self._content(part)
 
     def drop_others(self) -> str:
@@ -136,20 +207,22 @@ class TableParts:
         index = JsonLines(self.folder / INDEX)
         if not index.path.exists():
             return ""
-        kept = {self._path(part) for part in self.parts}
-        for path in self.folder.glob("*/*.parquet"):
-            if path not in kept:
-                path.unlink()
-        for _ in islice(index.numbered(), len(self.parts)):
-            pass
+        kept = {part.name for part in self.all()} | {name for _, name in self._replaced}
+        found = {path.relative_to(self.folder).as_posix() for path in self.folder.glob("*/*.parquet")}
+        for name in found - kept:
+            (self.folder / name).unlink()
+        self._replaced = [(line, name) for line, name in self._replaced if name in found]
+        index.position, index.number = self._size, self.lines
         rest = index.unread()
         if rest:
             index.truncate()
         return "" if rest.endswith(b"\n") or not rest else f"{index.path}: an incomplete line was removed"
 
     def _write_part(self, name: str, step: int, rows: Sequence[Mapping[str, object]]) -> Part:
-        content = tables.to_bytes(rows)
-        part = Part(name, step, len(content), hashlib.sha256(content).hexdigest())
+        return self._write_file(name, step, tables.to_bytes(rows))
+
+    def _write_file(self, name: str, step: int, content: bytes, level: int = 0, replaces: int = 0) -> Part:
+        part = Part(name, step, len(content), hashlib.sha256(content).hexdigest(), level, replaces)
         path = self._path(part)
         files.make_folder(path.parent)
         files.write(path, lambda file: file.write(content))
@@ -157,7 +230,7 @@ class TableParts:
         return part
 
     def _path(self, part: Part) -> Path:
-        return self.folder / part.table / f"{part.step:06d}.parquet"
+        return self.folder / part.name
 
     def _check_size(self, part: Part) -> None:
         path = self._path(part)
@@ -179,11 +252,23 @@ class TableParts:
         return content
 
 
-def _part(index: JsonLines, values: JsonObject) -> Part:
+def _lines_with_hash(index: JsonLines, coverage: Coverage) -> list[tuple[JsonObject, bytes]] | None:
+    """Return the covered lines of an index, whose hash is verified at once; None if it does not match."""
+    *lines, _ = index.unread().split(b"\n", coverage.parts)
+    content = b"".join(line + b"\n" for line in lines)
+    if len(lines) < coverage.parts or hashlib.sha256(content).hexdigest() != coverage.sha256:
+        return None
+    values = json.loads(b"[" + b",".join(lines) + b"]")
+    return [(value, line + b"\n") for value, line in zip(values, lines, strict=True)]
+
+
+def _part(index: JsonLines, number: int, values: JsonObject) -> Part:
     try:
-        part = Part(values["table"], int(values["step"]), int(values["bytes"]), values["sha256"])
+        table = values[MERGED] if MERGED in values else values["table"]
+        further = [int(values[name]) for name in ("level", "replaces")] if MERGED in values else []
+        part = Part(table, int(values["step"]), int(values["bytes"]), values["sha256"], *further)
     except (KeyError, TypeError, ValueError):
-        raise DamagedFile(f"{index.path}: line {index.number} describes no part of a table") from None
+        raise DamagedFile(f"{index.path}: line {number} describes no part of a table") from None
     if not str(part.table).isidentifier():
-        raise DamagedFile(f"{index.path}: line {index.number}: {part.table!r} is not the name of a table")
+        raise DamagedFile(f"{index.path}: line {number}: {part.table!r} is not the name of a table")
     return part

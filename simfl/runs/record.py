@@ -128,7 +128,8 @@ class Record:
         found = checkpoint.latest(folder, self._verify)
         last = found.step if found else 0
         checkpoint.drop_after(folder, last or -1)  # the scores before the first round are made again
-        self.parts = TableParts.open(self.folder / TABLE_PARTS, found.coverage if found and last else Coverage())
+        if not last:
+            self.parts = TableParts.open(self.folder / TABLE_PARTS, Coverage())
         messages = [log, self.parts.drop_others(), found.warning if found else ""]
         if self.manifest.resumes:
             self.manifest = self.manifest.with_resume_step(last)
@@ -151,7 +152,8 @@ class Record:
 
     def _verify(self, found: checkpoint.StoredCheckpoint) -> None:
         """Read every file that a checkpoint needs. DamagedFile if one is missing or was altered."""
-        TableParts.open(self.folder / TABLE_PARTS, found.coverage).verify()
+        self.parts = TableParts.open(self.folder / TABLE_PARTS, found.coverage)
+        self.parts.verify()
         FileClientStore(self.folder / CLIENT_STATES).verify(Snapshot.restore(found).client_states.values())
 
     def add(self, rows: Rows) -> None:
@@ -162,6 +164,11 @@ class Record:
     def rows(self, name: str) -> list[TableRow]:
         """Return all rows of a table so far, written or not."""
         return [*self.parts.rows(name), *self.pending[name]]
+
+    def sum(self, name: str, column: str) -> int:
+        """Return the sum of a column of integers over all rows of a table so far, written or not."""
+        written = sum(tables.total(self.parts.read(part), column) for part in self.parts.of(name))
+        return written + sum(row[column] for row in self.pending[name])
 
     def rows_at(self, name: str, step: int) -> list[TableRow]:
         """Return the rows that a table has of this step, written or not; only one part of the table is read."""
@@ -224,6 +231,8 @@ class Record:
         )
         self.pending = {name: [] for name in TABLES}
         self._last_checkpoint = (snapshot.step, time.monotonic())
+        if self.parts.has_replaced:
+            self.parts.drop_replaced(checkpoint.least_coverage(folder))
         self._digests[snapshot.step] = set(snapshot.client_states.values())
         self._digests = {step: self._digests[step] for step in checkpoint.steps(folder) if step in self._digests}
         needed = set() if newer is None else set(newer.client_states.values())
@@ -248,11 +257,12 @@ class Record:
             status: `completed`, `stopped`, `interrupted` or `failed`.
             values: Further content of the summary.
         """
+        rounds = self.parts.joined("rounds")
         for name in TABLES:
-            tables.write_table(self.folder / f"{name}.parquet", self.parts.joined(name))
+            content = rounds if name == "rounds" else self.parts.joined(name)
+            tables.write_table(self.folder / f"{name}.parquet", content)
         files.sync_folder(self.folder)
         files.remove_temps(self.folder / CLIENT_STATES)
-        rounds = list(self.parts.rows("rounds"))  # far fewer rows than the ledger has, with their sums
         summary = {
             "status": status,
             "rounds": snapshot.step,
@@ -334,6 +344,6 @@ def _resumed(folder: Path, experiment_yaml: str, manifest: RunManifest, partitio
     return stored
 
 
-def _sum_bytes(rounds: Sequence[TableRow], prefix: str) -> dict[str, int]:
+def _sum_bytes(rounds: tables.Table, prefix: str) -> dict[str, int]:
     directions = (*ledger.DIRECTIONS, "total")
-    return {direction: sum(row[f"{prefix}{direction}_bytes"] for row in rounds) for direction in directions}
+    return {direction: tables.total(rounds, f"{prefix}{direction}_bytes") for direction in directions}

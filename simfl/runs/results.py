@@ -56,7 +56,7 @@ class Run:
         self.folder = Path(folder)
         require_run(self.folder)
         read_experiment(self.folder)
-        self._parts()
+        TableParts.open(self.folder / TABLE_PARTS, self._coverage())
         if experiment is not None:
             self._refuse_another(experiment)
             self.experiment = experiment
@@ -120,16 +120,22 @@ class Run:
             DamagedFile: A part of the table is missing or was altered.
         """
         assert name in TABLES, name
-        return self._parts().joined(name)
+        coverage = self._coverage()
+        while True:
+            try:
+                return TableParts.open(self.folder / TABLE_PARTS, coverage).joined(name)
+            except DamagedFile:
+                newer = self._coverage()
+                if newer == coverage:
+                    raise
+                coverage = newer  # the run has written checkpoints meanwhile, and deleted parts that it had merged
 
-    def _parts(self) -> TableParts:
-        """Return the parts of the tables; a copy of a run without its checkpoints has all of them."""
+    def _coverage(self) -> Coverage | None:
+        """Return the covered parts of the tables; None for a copy of a run without its checkpoints, which has all."""
         summary = read_summary(self.folder)
         if summary is not None:
-            coverage: Coverage | None = Coverage.from_json(summary["table_parts"])
-        else:
-            coverage = checkpoint.covered_parts(self.folder / CHECKPOINTS)
-        return TableParts.open(self.folder / TABLE_PARTS, coverage)
+            return Coverage.from_json(summary["table_parts"])
+        return checkpoint.covered_parts(self.folder / CHECKPOINTS)
 
     @cached_property
     def partition(self) -> Partition:

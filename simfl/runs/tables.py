@@ -37,10 +37,15 @@ def table(rows: Iterable[Mapping[str, object]]) -> pa.Table:
 
 def to_bytes(rows: Iterable[Mapping[str, object]]) -> bytes:
     """Return the rows as the content of a Parquet file."""
+    return table_bytes(table(rows))
+
+
+def table_bytes(content: pa.Table) -> bytes:
+    """Return a table as the content of a Parquet file."""
     buffer = pa.BufferOutputStream()
-    pq.write_table(table(rows), buffer)
-    content: bytes = buffer.getvalue().to_pybytes()
-    return content
+    pq.write_table(content.combine_chunks(), buffer)
+    found: bytes = buffer.getvalue().to_pybytes()
+    return found
 
 
 def from_bytes(path: Path, content: bytes) -> pa.Table:
@@ -81,6 +86,11 @@ def _read(path: Path, source: Path | pa.BufferReader) -> pa.Table:
 def rows(path: Path) -> list[TableRow]:
     """Read the rows of a Parquet file."""
     return read(path).to_pylist()
+
+
+def total(content: pa.Table, column: str) -> int:
+    """Return the sum of a column of integers; a null value, or a table without the column, counts as 0."""
+    return int(pc.sum(content[column]).as_py() or 0) if column in content.column_names else 0
 
 
 def where(content: pa.Table, **values: object) -> pa.Table:

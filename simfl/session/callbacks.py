@@ -64,7 +64,7 @@ class Callbacks:
 
     def started(self, plan: JsonObject, startup_seconds: float) -> None:
         """Report that the run starts or resumes."""
-        self.total_bytes = sum(row["total_bytes"] for row in self.record.rows("rounds"))
+        self.total_bytes = self.record.sum("rounds", "total_bytes")
         self.display.started(plan)
         self.record.log("started", **plan, startup_seconds=startup_seconds)
 

@@ -50,6 +50,56 @@ def test_parts_may_have_different_columns_and_ints_become_floats(tmp_path: Path)
     ]
 
 
+def test_many_parts_are_merged_and_every_coverage_keeps_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 3 parts to a merged one, 14 steps leave one of 9, one of 3 and two single ones; 14 rounds stay 14 rows."""
+    monkeypatch.setattr("simfl.runs.parts.FAN_IN", 3)
+    parts, coverages = TableParts(tmp_path), []
+    for step in range(14):
+        parts.write(step, {"rounds": [{"round": step}], "clients": [{"client": 7}]})
+        coverages.append(parts.coverage)
+    assert [part.name.partition("/")[2] for part in parts.of("rounds")] == [
+        "000008-2.parquet",
+        "000011-1.parquet",
+        "000012.parquet",
+        "000013.parquet",
+    ]
+    for step, coverage in enumerate(coverages):
+        found = TableParts.open(tmp_path, coverage)
+        assert [row["round"] for row in found.rows("rounds")] == list(range(step + 1))
+        found.verify()
+        assert found.coverage == coverage
+    before = len(list(tmp_path.glob("*/*.parquet")))
+    parts.drop_replaced(coverages[12].parts)
+    assert before - len(list(tmp_path.glob("*/*.parquet"))) == 2 * (9 + 3 + 3)
+    assert not parts.has_replaced
+    for covered in (coverages[12], coverages[13], None):
+        TableParts.open(tmp_path, covered).verify()
+    with pytest.raises(DamagedFile, match=r"000009\.parquet: this part of a table is missing"):
+        TableParts.open(tmp_path, coverages[10])
+
+
+def test_merged_parts_that_are_not_covered_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simfl.runs.parts.FAN_IN", 3)
+    parts = filled(tmp_path, 0, 1)
+    coverage = parts.coverage
+    parts.write(2, {"rounds": [{"round": 2}]})
+    assert len(parts.of("rounds")) == 1
+    again = TableParts.open(tmp_path, coverage)
+    again.drop_others()
+    assert sorted(path.name for path in tmp_path.glob("rounds/*")) == ["000000.parquet", "000001.parquet"]
+    again.write(3, {"rounds": [{"round": 3}]})
+    assert [row["round"] for row in TableParts.open(tmp_path, again.coverage).rows("rounds")] == [0, 1, 3]
+
+
+def test_a_line_that_replaces_more_parts_than_there_are_is_refused(tmp_path: Path) -> None:
+    line = {"merged": "rounds", "step": 1, "bytes": 1, "sha256": "", "level": 1, "replaces": 3}
+    JsonLines(tmp_path / INDEX).append(line)
+    with pytest.raises(DamagedFile, match=r"index.jsonl: line 1 replaces more parts than there are$"):
+        TableParts.open(tmp_path, None)
+
+
 def test_rounds_that_are_not_covered_are_dropped_and_can_be_written_again(tmp_path: Path) -> None:
     coverage = filled(tmp_path, 0, 1).coverage
     filled_later = TableParts.open(tmp_path, coverage)
