@@ -28,6 +28,7 @@ from simfl.constraints import (
 from simfl.data.base import Data
 from simfl.data.partition.partitioners import Partitioner
 from simfl.data.transform import Transform
+from simfl.factorizations.base import Factorization
 from simfl.models.base import Model
 from simfl.objectives.base import Objective
 from simfl.optimizers.local import LocalOptimizer
@@ -154,7 +155,9 @@ class Privacy:
     epsilon: PositiveFloat | None = None  # budget of all rounds; determines the noise unless noise_multiplier is set
     delta: Fraction = 1e-5  # probability that the bound epsilon does not hold
     noise_multiplier: NonNegativeFloat | None = None  # sigma: standard deviation of the noise divided by the clip
-    noise: Literal["client", "central"] = "client"  # each client adds its share, or a trusted server adds all of it
+    noise: Literal["client", "central", "distributed"] = "client"  # added by clients, by the server, or under masks
+    mechanism: Literal["gaussian", "discrete_gaussian", "skellam"] = "gaussian"  # noise; with distributed: integers
+    factorization: Factorization | None = None  # correlate noise over rounds, with clients in turns; null: independent
     groups_per_client: PositiveInt | None = None  # M: groups sampled per client update, divisor of their sum; null: all
     group_rate: Fraction | None = None  # probability with which each group is sampled independently; replaces M
     min_groups: PositiveInt | None = None  # smallest number of groups of a client, public; null: as in the partition
@@ -178,6 +181,43 @@ class Privacy:
     def has_secret_sampling(self) -> bool:
         """True if a secret key or the operating system samples clients, groups and records."""
         return self.adds_noise and (self.secure or self.noise_seed is None)
+
+
+@dataclass(frozen=True)
+class SecureAggregation:
+    """Secure aggregation, simulated: the server learns the sum of masked fixed-point uploads, and no single one."""
+
+    clip: PositiveFloat | None = None  # largest absolute value of an uploaded number; larger ones are cut and counted
+    part_clips: Mapping[str, PositiveFloat] = field(default_factory=dict)  # that of parts other than weights
+    bits: PositiveInt = 32  # b, 8 to 60: sums are taken modulo 2^b
+    value_bits: PositiveInt = 20  # bits of one client's numbers, with their sign; at least 2 and below b
+    rounding: Literal["stochastic", "nearest"] = "stochastic"  # to the fixed-point grid
+    threshold: PositiveInt | None = None  # t: shares that recover a secret; null: more than half of its holders
+    min_survivors: PositiveInt | None = None  # fewest uploads whose sum is released; null: the threshold
+    neighbors: PositiveInt | None = None  # k, even: clients with which each has masks (SecAgg+); null: all
+    dropout: NonNegativeFloat = 0.0  # below 1: probability that a client leaves before its upload
+    late_dropout: NonNegativeFloat = 0.0  # below 1: probability that a client leaves between upload and unmasking
+    too_few: Literal["stop", "skip"] = "stop"  # a round with too few survivors ends the run, or changes nothing
+    masks: Literal["auto", "all", "none"] = "auto"  # compute them, or leave out what cancels; auto: if it takes seconds
+
+    @property
+    def levels(self) -> int:
+        """L: the integer that stands for the largest value."""
+        return (1 << (self.value_bits - 1)) - 1
+
+    def num_holders(self, clients: int) -> int:
+        """Return how many clients of a round hold shares of each secret."""
+        return clients if self.neighbors is None else min(clients, self.neighbors + 1)
+
+    def threshold_for(self, clients: int) -> int:
+        """Return t for a round of this many clients: by default more than half of the holders of a secret."""
+        return self.threshold or self.num_holders(clients) // 2 + 1
+
+    def clip_of(self, part: str) -> float:
+        """Return the largest absolute value in a part of an upload."""
+        clip = self.part_clips.get(part, self.clip)
+        assert clip is not None, "the rules of the configuration require a clip"
+        return clip
 
 
 @dataclass(frozen=True)
@@ -240,6 +280,7 @@ class Experiment:
     deterministic: bool = False  # true: use only operations that give equal results on machines of the same kind
     ledger: LedgerRule = field(default_factory=LedgerRule)  # how bytes are charged
     privacy: Privacy | None = None  # differential privacy; null: off
+    secure_aggregation: SecureAggregation | None = None  # masked sums of uploads, simulated; null: off
     evaluate: Evaluate = field(default_factory=Evaluate)  # evaluation
     checkpoint: Checkpoint = field(default_factory=Checkpoint)  # when the state of the run is saved
     on_error: Literal["stop", "skip", "retry"] = "stop"  # if a client fails; retry: up to three more times, then stop

@@ -19,12 +19,15 @@ from simfl.errors import ConfigError, DataError, nearest
 from simfl.experiment import Experiment, Phase
 from simfl.models.base import Model, tied_names
 from simfl.models.meta_device import build_on_meta
-from simfl.models.module_state import StepEffects
+from simfl.models.module_state import StepEffects, tensors_elsewhere
 from simfl.objectives.base import Objective
 from simfl.parameter_groups import ATTRIBUTE, ParameterGroups, group_parameters, with_buffers
+from simfl.privacy.correlated import Correlation
+from simfl.privacy.discrete import discrete_noise
 from simfl.privacy.mechanism import Mechanism
 from simfl.privacy.randomness import Randomness
 from simfl.protocol import Batch, Examples, Task, Weights
+from simfl.secure_aggregation.channel import DistributedNoise, SecureChannel, weighted_parts
 from simfl.seeds import rng
 from simfl.training.augmentation import augmentation
 from simfl.training.context import LOCAL, Network, PhaseContext
@@ -218,7 +221,11 @@ class RunContext:
             except ConfigError:
                 raise
             except Exception:  # the run will fail likewise, with a traceback
-                continue
+                if elsewhere := tensors_elsewhere(network.module, self.device):
+                    raise ConfigError(
+                        f"model: {elsewhere[0]} is a tensor in a plain attribute, which is not moved to the device"
+                        f" {self.device.type}; make it a buffer: self.register_buffer(name, tensor)"
+                    ) from None
         return StepEffects()
 
     def check_transform(self, phase: int) -> None:
@@ -268,8 +275,8 @@ class RunContext:
             load_examples=partial(self.examples, settings.objective, "train"),
             device=self.device,
             num_clients=num_clients,
-            messages=self._message_spec(phase, groups),
-            mechanism=self._mechanism(noise_multiplier, randomness or Randomness.fresh()),
+            messages=self._message_spec(phase, num_clients, noise_multiplier, randomness),
+            mechanism=self._mechanism(phase, num_clients, noise_multiplier, randomness or Randomness.fresh()),
             mentor=self.mentor,
             keeps_local_model=LOCAL in experiment.evaluate.models,
             data_parallel=experiment.execution.data_parallel,
@@ -285,18 +292,56 @@ class RunContext:
             network.watch((*effects.changed, *effects.caches))
         return network
 
-    def _message_spec(self, phase: int, groups: ParameterGroups) -> MessageSpec:
+    def _message_spec(
+        self, phase: int, num_clients: int, noise_multiplier: float, randomness: Randomness | None
+    ) -> MessageSpec:
         experiment, settings, owners = self.experiment, self.experiment.phases[phase], self.tied_names
+        groups = self.parameter_groups(phase)
         sizes = {name: parameter.numel() for name, parameter in self.module.named_parameters()} if owners else {}
         tied_weights = TiedWeights(experiment.ledger.tied_weights, owners, sizes, frozenset(groups.trained))
-        return MessageSpec(settings.codec, experiment.seed, phase, settings.rounds, tied_weights)
+        secure = self._secure_channel(phase, num_clients, noise_multiplier, randomness)
+        return MessageSpec(settings.codec, experiment.seed, phase, settings.rounds, tied_weights, secure)
 
-    def _mechanism(self, noise_multiplier: float, randomness: Randomness) -> Mechanism | None:
+    @property
+    def num_values(self) -> tuple[int, ...]:
+        """Numbers that a client uploads in each phase, by which integer noise is accounted; empty without it."""
+        privacy = self.experiment.privacy
+        if privacy is None or privacy.noise != "distributed":
+            return ()
+        return tuple(self._num_shared(index) for index in range(len(self.experiment.phases)))
+
+    def _num_shared(self, phase: int) -> int:
+        groups = self.parameter_groups(phase)
+        return sum(t.numel() for t in Network(self.module, groups.trained).tensors(groups.shared).values())
+
+    def _secure_channel(
+        self, phase: int, num_clients: int, noise_multiplier: float, randomness: Randomness | None
+    ) -> SecureChannel | None:
+        """Return the encoding of uploads under secure aggregation; None without it.
+
+        Without a noise multiplier, uploads can be counted and not encoded.
+        """
+        experiment, settings = self.experiment, self.experiment.phases[phase]
+        secure, privacy = experiment.secure_aggregation, experiment.privacy
+        if secure is None:
+            return None
+        weighted = weighted_parts(settings.algorithm.reduce, settings.weighting)
+        noise = None
+        if privacy is not None and privacy.noise == "distributed":
+            assert privacy.clip is not None
+            spec = discrete_noise(privacy, secure, settings, num_clients, self._num_shared(phase))
+            noise = DistributedNoise(spec, noise_multiplier, privacy.clip, randomness or Randomness.fresh())
+        return SecureChannel(secure, weighted, noise)
+
+    def _mechanism(
+        self, phase: int, num_clients: int, noise_multiplier: float, randomness: Randomness
+    ) -> Mechanism | None:
         privacy = self.experiment.privacy
         if privacy is None:
             return None
         copies = Counter(self.tied_names.values()) if privacy.tied_weights == "always" else {}
-        return Mechanism(privacy, noise_multiplier, randomness, copies)
+        correlation = Correlation.of(privacy, self.experiment.phases, phase, num_clients)
+        return Mechanism(privacy, noise_multiplier, randomness, copies, correlation)
 
     def choose_rows(self, split: str, limit: int | None, rows: np.ndarray | None = None) -> np.ndarray:
         """Return the evaluated rows of a split in file order: all, or `limit` of them, sampled once.

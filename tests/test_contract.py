@@ -35,6 +35,7 @@ PAGES = {  # by registry: the page that lists its components, how a component's 
     "codecs": ("codecs.md", "### {name}\n", "run `python docs/make_codecs.py`"),
     "schedules": ("algorithms.md", "### {name}\n", "run `python docs/make_algorithms.py`"),
     "server_optimizers": ("algorithms.md", "### {name}\n", "run `python docs/make_algorithms.py`"),
+    "factorizations": ("privacy.md", "| `{name}` |", "describe it there"),
     "objectives": ("algorithms.md", "### {name}\n", "run `python docs/make_algorithms.py`"),
     "adapters": ("models.md", "{name}", "describe it there"),
     "models": ("models.md", "{name}", "describe it there"),

@@ -30,6 +30,7 @@ from scipy.special import ndtr
 from simfl.aggregation.round import RoundAggregator
 from simfl.audit.canaries import Canaries, CanaryMechanism, with_canaries
 from simfl.audit.statistics import CONFIDENCE, gaussian_epsilon, gaussian_mu, one_run_epsilon
+from simfl.audit.view import refuse_single_uploads
 from simfl.autotune.tuner import execution_mode_of
 from simfl.data.partition.manifest import Partition
 from simfl.errors import ConfigError
@@ -184,6 +185,7 @@ class AuditedRounds:
             ConfigError: The run adds no noise, its units are records, or a setting does not fit.
         """
         experiment = run.experiment
+        refuse_single_uploads(experiment, "canaries")
         self.privacy = _checked(experiment.privacy)
         self.context, self.seed = RunContext(experiment, run.context.cache), settings.seed
         phase, real = experiment.phases[0], run.partition
@@ -423,6 +425,8 @@ def _checked(privacy: Privacy | None) -> Privacy:
         raise ConfigError("privacy: the run adds no noise, so it claims no epsilon to audit")
     if privacy.unit == "record":
         raise ConfigError("privacy.unit: record, which canaries do not support; allowed: group, client")
+    if privacy.factorization is not None:
+        raise ConfigError("privacy.factorization: canaries do not support correlated noise; see simfl check-privacy")
     return privacy
 
 

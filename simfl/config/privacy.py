@@ -16,6 +16,7 @@ def violations(experiment: Experiment) -> Iterator[str]:
     if privacy is None:
         return
     yield from _without_effect(privacy, experiment)
+    yield from _factorization(privacy, experiment)
     if privacy.epsilon is None and not privacy.noise_multiplier:
         return
     yield from _denominators(privacy, experiment)
@@ -52,6 +53,33 @@ def _without_effect(privacy: Privacy, experiment: Experiment) -> Iterator[str]:
         yield f"privacy.adaptive.count_noise: {given:g} leaves no noise for the updates; allowed: above 0.5"
 
 
+def _factorization(privacy: Privacy, experiment: Experiment) -> Iterator[str]:
+    """Yield what correlated noise excludes: its sensitivity needs one clip norm, divisor and order of the clients."""
+    if privacy.factorization is None:
+        return
+    if privacy.unit == "record":
+        yield "privacy.factorization: noise of local steps is independent; allowed: unit: client, unit: group"
+        return
+    for key, needed, reason in (
+        ("noise", "central", "the server adds correlated noise"),
+        ("adaptive", None, "correlated noise needs one clip norm for all rounds"),
+        ("denominator", "fixed", "correlated noise needs one divisor for all rounds"),
+        ("view", "averages", "the account of correlated noise is that of an observer of the averages"),
+        ("secure", False, "the noise of later rounds is made from that of earlier ones, which needs a key"),
+    ):
+        if getattr(privacy, key) != needed:
+            given = getattr(privacy, key)
+            shown = str(given).lower() if isinstance(given, (str, bool)) else "set"
+            usual = str(needed).lower() if needed is not None else "null"
+            yield f"privacy.{key}: {shown}, but {reason}; allowed with factorization: {usual}"
+    fixed = not all(phase.poisson for phase in experiment.phases)
+    if privacy.unit == "client" and fixed and (privacy.adjacency != "zero_out" or privacy.min_clients is not None):
+        yield (
+            f"privacy.factorization: another client would change whose turn it is; {ZERO_OUT} without min_clients,"
+            " or poisson"
+        )
+
+
 def _denominators(privacy: Privacy, experiment: Experiment) -> Iterator[str]:
     poisson = any(phase.poisson is not None for phase in experiment.phases)
     if privacy.unit == "group" and privacy.denominator == "fixed" and privacy.groups_per_client is None:
@@ -59,8 +87,8 @@ def _denominators(privacy: Privacy, experiment: Experiment) -> Iterator[str]:
     counted = privacy.unit == "group" or (privacy.unit == "client" and poisson)
     if privacy.denominator == "realised" and counted and privacy.adjacency != "zero_out":
         yield f"privacy.denominator: realised reveals the number of {privacy.unit}s; {ZERO_OUT}"
-    if privacy.unit == "client" and privacy.noise == "client" and privacy.adjacency != "zero_out":
-        yield f"privacy.noise: client, but an absent client adds no noise; {ZERO_OUT}, or noise: central"
+    if privacy.unit == "client" and privacy.noise != "central" and privacy.adjacency != "zero_out":
+        yield f"privacy.noise: {privacy.noise}, but an absent client adds no noise; {ZERO_OUT}, or noise: central"
     if privacy.view == "messages" and privacy.noise == "central":
         yield "privacy.view: messages, but with noise: central messages carry no noise; allowed: averages, formula"
 

@@ -23,6 +23,7 @@ from simfl.config.registries import REGISTRIES
 from simfl.contract.algorithms import check_algorithm
 from simfl.contract.codecs import check_codec
 from simfl.contract.data import check_data, check_partitioner
+from simfl.contract.factorizations import check_factorization
 from simfl.contract.models import check_adapter, check_model, check_objective
 from simfl.contract.optimizers import check_schedule, check_server_optimizer
 from simfl.errors import ConfigError, SimflError
@@ -32,6 +33,7 @@ CHECKS: dict[str, Callable[[Any], Iterator[str]]] = {  # by registry; each yield
     "algorithms": check_algorithm,
     "codecs": check_codec,
     "data": check_data,
+    "factorizations": check_factorization,
     "models": check_model,
     "objectives": check_objective,
     "partitioners": check_partitioner,

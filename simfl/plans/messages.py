@@ -16,10 +16,12 @@ from simfl.codecs.base import Codec
 from simfl.errors import ConfigError
 from simfl.parameter_groups import pick
 from simfl.protocol import ClientUpdate, Parts, Server, State, Weights
-from simfl.sampling import sample_clients
+from simfl.secure_aggregation.channel import SecureChannel
+from simfl.secure_aggregation.protocol import Payload, secure_round
 from simfl.training.context import PhaseContext
 from simfl.transport.broadcast import Broadcast, Sizes
 from simfl.transport.ledger import Row
+from simfl.transport.secure_upload import protocol_row
 from simfl.transport.upload import BUFFERS, PLAIN
 
 Message = tuple[Row, ...]  # one ledger row per part; client and round are not filled in
@@ -33,6 +35,7 @@ class RoundMessages:
     clients: list[int]  # sampled clients; in centralized training they exchange no messages
     download: Mapping[int, Message]
     upload: Mapping[int, Message]
+    dropped: frozenset[int] = frozenset()  # clients that leave before they upload what they trained
 
 
 @dataclass(frozen=True)
@@ -107,16 +110,32 @@ class PhaseMessages:
         """
         stage, broadcast, sizes, full = self.stage, Broadcast(), self._sizes("download"), self._full_sizes()
         for number in range(stage.phase.rounds):
-            if clients_of is None:
-                clients = sample_clients(stage.phase, stage.num_clients, stage.seed, stage.index, number)
-            else:
-                clients = clients_of(number)
+            clients = stage.sample_clients(number, repeatable=True) if clients_of is None else clients_of(number)
             served = [] if stage.phase.centralized else clients
             download = dict.fromkeys(served, self.down)
             if self.changing:  # the first message is the full weights
                 charged, broadcast = broadcast.charge(sizes if number else full, full, served)
                 download = {client: self._message("download", own) for client, own in charged.items()}
-            yield RoundMessages(number + 1, clients, download, dict.fromkeys(served, self.up))
+            if stage.messages.secure is None:
+                yield RoundMessages(number + 1, clients, download, dict.fromkeys(served, self.up))
+            else:
+                yield self._secure(stage.messages.secure, number, clients, download)
+
+    def _secure(
+        self, channel: SecureChannel, number: int, clients: list[int], download: Mapping[int, Message]
+    ) -> RoundMessages:
+        """Return the messages of a round with those of the protocol of secure aggregation."""
+        spec = self.stage.messages
+        secure = secure_round(channel.settings, spec.secure_name(number), clients)
+        sides: dict[str, dict[int, Message]] = {"download": {}, "upload": {}}
+        for client, payloads in secure.protocol_payloads().items():
+            own = {"download": download[client], "upload": () if client in secure.dropped else self.up}
+            for side, messages in sides.items():
+                messages[client] = own[side] + self._protocol(tuple(one for one in payloads if one[0] == side))
+        return RoundMessages(number + 1, clients, sides["download"], sides["upload"], secure.dropped)
+
+    def _protocol(self, payloads: tuple[Payload, ...]) -> Message:
+        return tuple(protocol_row(self.stage.messages, 0, 0, payload) for payload in payloads)
 
     @cached_property
     def changing(self) -> set[str]:
@@ -129,7 +148,9 @@ class PhaseMessages:
         return {part: full.get(part, sizes) for part, sizes in self._sizes("download").items()}
 
     def _sizes(self, direction: str) -> Sizes:
-        parts = self.received if direction == "download" else self.sent
+        if direction == "upload":
+            return {part: self.stage.messages.upload_sizes(part, tensors) for part, tensors in self.sent.items()}
+        parts = self.received
         return {
             part: _tensor_sizes(self.stage.messages.codec(direction, part), tensors) for part, tensors in parts.items()
         }

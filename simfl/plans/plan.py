@@ -35,6 +35,16 @@ COLUMNS = ("payload_bytes", "charged_bytes")  # of the ledger, added up over a p
 
 
 @dataclass(frozen=True)
+class CorrelationPlan:
+    """Correlated noise of a phase, beside independent noise at equal epsilon."""
+
+    separation: int  # rounds from one participation of a client to the next
+    participations: int  # largest number of rounds with one client
+    model_error: float  # that noise adds to each parameter, root mean square over the models of all rounds
+    independent_error: float  # the same, of the experiment without `privacy.factorization`
+
+
+@dataclass(frozen=True)
 class PrivacyCost:
     """Privacy budget that rounds spend."""
 
@@ -45,6 +55,7 @@ class PrivacyCost:
     guaranteed: float | None  # epsilon of differential privacy, of the claimed view; None: no bound
     claimed_view: str
     adjacency: str
+    correlation: CorrelationPlan | None = None  # None: independent noise
 
 
 @dataclass(frozen=True)
@@ -146,7 +157,9 @@ def plan(experiment: Experiment, cache: Path, card: int | None = None) -> RunPla
     """
     data, sizes = client_sizes(experiment, cache)
     context = meta_context(experiment, data)
-    budget = None if experiment.privacy is None else Budget.of(experiment, sizes.partition, len(sizes))
+    budget = (
+        None if experiment.privacy is None else Budget.of(experiment, sizes.partition, len(sizes), context.num_values)
+    )
     indices = range(len(experiment.phases))
     phases = tuple(_phase(context, index, sizes, budget, card) for index in indices)
     return RunPlan(experiment, sizes, _all_counts(context), phases, _privacy(budget, indices))
@@ -242,6 +255,17 @@ def _privacy(budget: Budget | None, phases: Sequence[int]) -> PrivacyCost | None
         guaranteed=guaranteed,
         claimed_view=budget.claimed_view,
         adjacency=budget.scheme.adjacency,
+        correlation=_correlation(budget, phases[0]),
+    )
+
+
+def _correlation(budget: Budget, index: int) -> CorrelationPlan | None:
+    if budget.privacy.factorization is None or not budget.privacy.adds_noise:
+        return None
+    participation = budget.scheme.correlation(index).participation
+    independent = budget.without_correlation().model_error(index)
+    return CorrelationPlan(
+        participation.separation, participation.participations, budget.model_error(index), independent
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
@@ -83,6 +85,8 @@ def _resources(plan: RunPlan, speed: MeasuredSpeed | None) -> Table:
         table.add_row("time", f"{speed.hours(plan.steps):.2f} h at {speed.steps_per_second:.2f} steps/s{differences}")
     if plan.privacy is not None:
         table.add_row("privacy", _privacy(plan))
+        if plan.privacy.correlation is not None:
+            table.add_row("correlated noise", _correlated_noise(plan.phases))
     largest = max((phase.memory for phase in plan.phases), key=lambda memory: memory.worker)
     table.add_row("memory: server", format_bytes(max(phase.memory.server for phase in plan.phases)))
     table.add_row("memory: worker", _worker(largest))
@@ -107,6 +111,18 @@ def _privacy(plan: RunPlan) -> str:
     if privacy.view == "formula" and cost.epsilon is not None:
         formula = f"; the formula gives {cost.epsilon:.4f} at rate {cost.sampling_rate:g}, which is no guarantee"
     return f"{tests}{bound} ({rest}){formula}"
+
+
+def _correlated_noise(phases: Sequence[PhasePlan]) -> str:
+    texts = []
+    for phase in phases:
+        if phase.privacy is not None and (found := phase.privacy.correlation) is not None:
+            texts.append(
+                f"error of the models {found.model_error:.3g} per parameter (independent noise at equal epsilon:"
+                f" {found.independent_error:.3g}); a client takes part at most {found.participations} times, at least"
+                f" {found.separation} rounds apart"
+            )
+    return "; ".join(f"phase {i}: {text}" if len(texts) > 1 else text for i, text in enumerate(texts))
 
 
 def _num_messages(plan: RunPlan) -> str:

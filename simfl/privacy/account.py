@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from simfl import files
+from simfl.errors import PrivacyError
 from simfl.privacy import paid
 from simfl.privacy.budget import Budget
 from simfl.privacy.randomness import Randomness
@@ -46,12 +47,26 @@ class Account:
             return charged
         now = paid.PaidRound(phase, round + 1, self.randomness.key_id)
         before = [] if self.folder is None else paid.read(self.folder)
+        if self.budget.privacy.factorization is not None:
+            self._refuse_second_release(now, before)
         after = paid.with_round(before, now, charged)
         self.budget.check(after)
         if self.folder is not None and (not now.key or now not in before):
             paid.append(self.folder, now, self.budget.epsilon(after))
             self.store()
         return after
+
+    def _refuse_second_release(self, now: paid.PaidRound, before: list[paid.PaidRound]) -> None:
+        """Raise PrivacyError if a round with correlated noise was released with another key; no account covers both."""
+        several_keys = len(self.randomness.stored) > 1
+        for one in before:
+            known = one.round is not None and (one.key == now.key or now.is_later(one))
+            if one.phase == now.phase and not known and (one.round is not None or several_keys):
+                raise PrivacyError(
+                    f"privacy.factorization: round {one.round or '(a damaged line)'} of phase {one.phase} was paid for"
+                    f" with a key of another platform and lost, and correlated noise cannot be drawn for it again;"
+                    " resume where the run was interrupted"
+                )
 
     def row(self, charged: Mapping[int, int], clip: float | None) -> Columns:
         """Return the privacy columns of a round: epsilon spent so far in every view, delta, noise multiplier, clip."""

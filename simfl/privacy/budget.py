@@ -7,7 +7,7 @@ It needs the partition only if neither `privacy.min_groups` nor the published si
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -15,9 +15,13 @@ from simfl.data.partition.holdout import expected_sizes
 from simfl.data.partition.manifest import Partition
 from simfl.errors import ConfigError, PrivacyError
 from simfl.experiment import Experiment, Phase, Privacy
+from simfl.factorizations.base import root_mean_square
 from simfl.privacy import accounting
 from simfl.privacy.accounting import Event, History
+from simfl.privacy.correlated import workload_of
+from simfl.privacy.discrete import DiscreteNoise, discrete_noise
 from simfl.privacy.scheme import VIEWS, Population, Scheme
+from simfl.sampling import expected_clients, num_sampled
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,19 @@ class Budget:
     noise_multiplier: float  # sigma of everything that a unit contributes
 
     @staticmethod
-    def of(experiment: Experiment, partition: Partition | None = None, num_clients: int | None = None) -> Budget:
+    def of(
+        experiment: Experiment,
+        partition: Partition | None = None,
+        num_clients: int | None = None,
+        num_values: Sequence[int] = (),
+    ) -> Budget:
         """Return the budget with the noise that the experiment sets, or that its epsilon requires.
+
+        Args:
+            experiment: The experiment.
+            partition: The partition; see `forecast`.
+            num_clients: Number of clients, if `partition.clients` does not give it.
+            num_values: Numbers that a client uploads in each phase, for integer noise, whose account depends on them.
 
         Raises:
             ConfigError: The experiment has no `privacy`, or no noise meets its epsilon.
@@ -69,11 +84,15 @@ class Budget:
             raise ConfigError(
                 "privacy: null, so nothing is accounted; give privacy.epsilon or privacy.noise_multiplier"
             )
-        scheme = Scheme(privacy, experiment.phases, _population(experiment, partition, num_clients))
+        population = _population(experiment, partition, num_clients)
+        scheme = Scheme(privacy, experiment.phases, population, _discrete(experiment, population, num_values))
         _check_delta(scheme)
         if privacy.noise_multiplier is not None or privacy.epsilon is None:
-            return Budget(scheme, privacy.noise_multiplier or 0.0)
-        return Budget(scheme, _calibrate(scheme, privacy.epsilon))
+            budget = Budget(scheme, privacy.noise_multiplier or 0.0)
+        else:
+            budget = Budget(scheme, _calibrate(scheme, privacy.epsilon))
+        _check_modulus(experiment, budget)
+        return budget
 
     @property
     def privacy(self) -> Privacy:
@@ -88,6 +107,27 @@ class Budget:
     def rate(self, phase: Phase) -> float:
         """Return the sampling rate q of a phase, by the formula of PFL-DocVQA."""
         return self.scheme.rate(phase)
+
+    def without_correlation(self) -> Budget:
+        """Return the budget of the same experiment with independent noise, at the epsilon that all rounds cost."""
+        spent = self.epsilon(self.everything, "averages")
+        privacy = replace(self.privacy, factorization=None, noise_multiplier=None, epsilon=spent)
+        scheme = replace(self.scheme, privacy=privacy)
+        return Budget(scheme, _calibrate(scheme, spent))
+
+    def model_error(self, index: int) -> float:
+        """Return the error that the server's noise adds to each parameter of a phase's models.
+
+        It is the root mean square over rounds and parameters, for server SGD with or without momentum; other server
+        optimizers count as plain SGD. `privacy.noise` must be central.
+        """
+        privacy, phase = self.privacy, self.phases[index]
+        expected = expected_clients(phase, privacy.min_clients or self.scheme.population.num_clients)
+        units = (privacy.groups_per_client or 1) if privacy.unit == "group" else 1
+        deviation = self.noise_multiplier * (privacy.clip or 0.0) / (expected * units)
+        if privacy.factorization is not None:
+            return deviation * self.scheme.correlation(index).error()
+        return deviation * root_mean_square((workload_of(phase).matrix() ** 2).sum(1))
 
     @property
     def everything(self) -> dict[int, int]:
@@ -183,6 +223,38 @@ def _population(experiment: Experiment, partition: Partition | None, num_clients
         examples = (privacy.min_examples,)
     total = None if published is None else published.examples
     return _bounded(Population(clients, groups, examples, num_examples=total), privacy)
+
+
+def _discrete(experiment: Experiment, population: Population, num_values: Sequence[int]) -> tuple[DiscreteNoise, ...]:
+    """Return the integer noise of each phase; empty where noise is real.
+
+    Raises:
+        ConfigError: The number of uploaded values is not known.
+    """
+    privacy, secure = experiment.privacy, experiment.secure_aggregation
+    if privacy is None or privacy.noise != "distributed" or secure is None:
+        return ()
+    if len(num_values) != len(experiment.phases):
+        raise ConfigError("privacy.noise: distributed is accounted with the model's size; `simfl plan` knows it")
+    clients = population.num_clients
+    return tuple(
+        discrete_noise(privacy, secure, phase, clients, count)
+        for phase, count in zip(experiment.phases, num_values, strict=True)
+    )
+
+
+def _check_modulus(experiment: Experiment, budget: Budget) -> None:
+    """Raise ConfigError if the sum of updates and integer noise may exceed the modulus."""
+    for phase, noise in zip(experiment.phases, budget.scheme.discrete, strict=False):
+        assert experiment.secure_aggregation is not None
+        clients, bits = budget.scheme.population.num_clients, experiment.secure_aggregation.bits
+        largest = noise.largest_sum(budget.noise_multiplier, num_sampled(phase, clients) or clients)
+        if largest > (1 << (bits - 1)) - 1:
+            raise ConfigError(
+                f"secure_aggregation.bits: {bits} hold sums up to {(1 << (bits - 1)) - 1:,}, but those of updates and"
+                f" noise may reach {largest:,.0f} (clip norm: {noise.levels:,} steps; {noise.dimension:,} numbers);"
+                f" allowed: bits: {math.ceil(math.log2(largest + 1)) + 1}, or a smaller value_bits"
+            )
 
 
 def _bounded(found: Population, privacy: Privacy) -> Population:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from simfl.errors import PrivacyError
 from simfl.experiment import Privacy
+from simfl.privacy.correlated import Correlation
 from simfl.privacy.noise import noised
 from simfl.privacy.randomness import Randomness
 from simfl.privacy.units import Clipped, clipped
@@ -56,6 +57,7 @@ class Mechanism:
     copies: Mapping[str, int] = field(
         default_factory=dict
     )  # tied tensor -> number of its further names, if they count in the norm
+    correlation: Correlation | None = None  # of the server's noise over the rounds of the phase; None: independent
 
     @property
     def unit(self) -> str:
@@ -75,6 +77,8 @@ class Mechanism:
 
     def sampling_seed(self, seed: int) -> int:
         """Return the seed of the sampling of clients, groups and records, for the experiment's `seed`."""
+        if self.correlation is not None:  # clients take turns in one order for the whole phase
+            return self.randomness.at(self.correlation.first_step).sampling_seed(seed)
         return self.randomness.sampling_seed(seed)
 
     @property
@@ -129,8 +133,11 @@ class Mechanism:
 
     def noised(self, tensors: Weights, deviation: float, name: tuple[SeedName | float, ...]) -> Weights:
         """Add noise with this standard deviation. `name` tells the draws of the run apart."""
-        texts = tuple(one.hex() if isinstance(one, float) else one for one in name)
-        return noised(tensors, deviation, (self.unit, self.privacy.noise, *texts), self.randomness)
+        return noised(tensors, deviation, self._named(name), self.randomness)
+
+    def _named(self, name: tuple[SeedName | float, ...]) -> tuple[SeedName, ...]:
+        texts = (one.hex() if isinstance(one, float) else one for one in name)
+        return (self.unit, self.privacy.noise, *texts)
 
     def _count(self, norms: Tensor, clip: float, own: bool, divisor: float, name: tuple[SeedName, ...]) -> Weights:
         assert self.privacy.adaptive is not None
@@ -165,6 +172,8 @@ class Mechanism:
         """
         if self.unit == "record" or (means is None and not self.noise_multiplier):
             return means
+        if means is None and self.privacy.noise == "distributed":  # no sum was unmasked
+            return None
         fixed = self.privacy.denominator == "fixed"
         clients = expected if fixed else float(max(1, len(units)))
         if means is None:
@@ -177,18 +186,41 @@ class Mechanism:
             means = self._noised(means, share, received, name)
         return means
 
+    def average_deviation(self, units: Sequence[int], expected: float, received: Parts) -> float | None:
+        """Return the standard deviation of the noise in each value of the average that `averaged` returns.
+
+        None where it differs between rounds or values, or where steps, and not averages, have noise.
+        """
+        clip = self.clip_of(received)
+        if self.unit == "record" or self.correlation is not None or self.privacy.noise == "distributed" or clip is None:
+            return None
+        clients = expected if self.privacy.denominator == "fixed" else float(max(1, len(units)))
+        one = self.update_multiplier * clip / clients
+        if self.privacy.noise == "central" or not units:
+            return one / min((self.divisor(n) for n in units), default=self.divisor(0))
+        return one * math.sqrt(math.fsum(self.divisor(n) ** -2 for n in units))
+
     def _noised(
         self, means: AggregatedUpdates, share: float, received: Parts, name: tuple[SeedName, ...]
     ) -> AggregatedUpdates:
         """Add the server's noise; `share` is the weight of one unit in the average."""
         clip = self.clip_of(received)
         deviation = 0.0 if clip is None else self.update_multiplier * clip * share
-        noisy = self.noised(means.means["weights"], deviation, ("noise", clip or 0.0, *name))
+        noisy = self._server_noise(means.means["weights"], deviation, ("noise", clip or 0.0, *name))
         parts = {**means.means, "weights": noisy}
         if CLIP in parts and self.privacy.adaptive is not None:
             deviation = self.privacy.adaptive.count_noise * self.noise_multiplier * share
             parts[CLIP] = self.noised(parts[CLIP], deviation, ("count", clip or 0.0, *name))
         return replace(means, means=parts)
+
+    def _server_noise(self, tensors: Weights, deviation: float, name: tuple[SeedName | float, ...]) -> Weights:
+        """Add the noise of a round; `name` ends in the phase, the round and the place."""
+        if self.correlation is None:
+            return self.noised(tensors, deviation, name)
+        *rest, phase, number, place = name
+        return self.correlation.noised(
+            tensors, deviation, self._named((*rest, phase, place)), int(number), self.randomness
+        )
 
     def _empty(self, received: Parts) -> AggregatedUpdates:
         parts: Parts = {"weights": {name: torch.zeros_like(t) for name, t in received["weights"].items()}}

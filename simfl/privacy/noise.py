@@ -40,11 +40,15 @@ def noised(tensors: Weights, deviation: float, name: tuple[SeedName, ...], rando
         name: Names the draws; the deviation, the name of each tensor and the index of each block are added to it.
         randomness: The source of the draws.
     """
+    return added(tensors, deviation, normals(randomness, *name, float(deviation).hex()))
+
+
+def added(tensors: Weights, deviation: float, draw: Draw) -> Weights:
+    """Return tensors plus `deviation` times a draw, which may be called by several threads."""
     if deviation == 0.0 or not tensors:
         return tensors
     rows = _fetch(tensors)
     here = _views(rows, tensors)
-    draw = normals(randomness, *name, float(deviation).hex())
     blocks = [(key, i, block) for key, t in here.items() for i, block in enumerate(t.reshape(-1).split(BLOCK))]
     device = next(iter(tensors.values())).device
     if device.type == "cpu":

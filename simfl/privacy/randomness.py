@@ -18,7 +18,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -40,6 +40,7 @@ class Randomness:
 
     source: Literal["key", "seed", "system"]
     key: bytes = field(default=b"", repr=False)
+    stored: tuple[tuple[int, bytes], ...] = field(default=(), repr=False)  # all keys of a run, each since a step
 
     @staticmethod
     def fresh() -> Randomness:
@@ -56,6 +57,21 @@ class Randomness:
         """Return a key made from a seed and from the facts that the releases of a run depend on, for tests."""
         text = json.dumps([seed, facts], sort_keys=True, default=repr)
         return Randomness("seed", hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).digest())
+
+    def at(self, step: int) -> Randomness:
+        """Return the source of the draws after `step` finished rounds of the run.
+
+        Raises:
+            RunError: The run folder has no key of that round.
+        """
+        if not self.stored:
+            return self
+        found = [key for since, key in self.stored if since <= step]
+        if not found:
+            raise RunError(
+                f"{KEY_FILE}: the key of round {step + 1} is missing; noise that depends on it cannot be made"
+            )
+        return Randomness(self.source, found[-1])
 
     @property
     def is_repeatable(self) -> bool:
@@ -147,10 +163,10 @@ def stored_key(folder: Path, step: int, platform: str | None) -> Randomness:
     keys = read_keys(folder)
     if keys and platform is not None and keys[-1].platform == platform:
         (folder / KEY_FILE).chmod(0o600)  # a copy from a URL has other access rights
-        return keys[-1].randomness
-    new = StoredKey(step, platform or "", Randomness.fresh())
-    _write_keys(folder, [*(one for one in keys if one.step <= step), new])
-    return new.randomness
+        return _last(keys)
+    keys = [*(one for one in keys if one.step <= step), StoredKey(step, platform or "", Randomness.fresh())]
+    _write_keys(folder, keys)
+    return _last(keys)
 
 
 def key_at(folder: Path, step: int) -> Randomness:
@@ -159,10 +175,15 @@ def key_at(folder: Path, step: int) -> Randomness:
     Raises:
         RunError: The folder has no key.
     """
-    found = [one.randomness for one in read_keys(folder) if one.step <= step]
+    found = [one for one in read_keys(folder) if one.step <= step]
     if not found:
         raise RunError(f"{folder / KEY_FILE}: missing; without the key no round of a private run can be repeated")
-    return found[-1]
+    return _last(found)
+
+
+def _last(keys: list[StoredKey]) -> Randomness:
+    """Return the last key, which knows those before it."""
+    return replace(keys[-1].randomness, stored=tuple((one.step, one.randomness.key) for one in keys))
 
 
 def _write_keys(folder: Path, keys: list[StoredKey]) -> None:

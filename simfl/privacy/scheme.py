@@ -12,6 +12,8 @@ In a sample of fixed size, an added unit replaces another one, so two samples di
 `zero_out` the slot of a unit remains and its update becomes zero; that the slot was sampled may be visible, and its
 probability is then part of `client_rate`.
 
+With correlated noise, clients take turns, and all rounds of a phase are one mechanism; see `correlated`.
+
 `add_remove` is claimed only where the release hides the number of units, because every divisor, rate and number of
 steps is public: for clients with `min_clients`, for records with `min_examples`. Elsewhere `zero_out` is claimed, and
 the cost is the higher one of both. A declared bound allows every number from itself on, and the worst of them counts.
@@ -29,6 +31,8 @@ from simfl.algorithms.base import Algorithm
 from simfl.data.partition.manifest import Partition
 from simfl.experiment import Phase, Privacy
 from simfl.privacy.accounting import Event, History
+from simfl.privacy.correlated import Correlation
+from simfl.privacy.discrete import DiscreteNoise
 from simfl.sampling import num_sampled
 
 VIEWS = ("averages", "messages", "formula")
@@ -64,6 +68,7 @@ class Scheme:
     privacy: Privacy
     phases: tuple[Phase, ...]
     population: Population
+    discrete: tuple[DiscreteNoise, ...] = ()  # integer noise of each phase, where each client adds a share of it
 
     @property
     def adjacency(self) -> str:
@@ -90,6 +95,8 @@ class Scheme:
 
     def histories(self, sigma: float, charged: Mapping[int, int], view: str) -> list[History]:
         """Return the events to account for, for each kind of unit that may have the highest cost."""
+        if self.privacy.factorization is not None:
+            return self._correlated(sigma, charged, view)
         rounds = [(self.phases[index], times) for index, times in sorted(charged.items())]
         if view == "formula":
             events = [(self._formula_event(phase, sigma), times) for phase, times in rounds]
@@ -100,6 +107,32 @@ class Scheme:
             for size in self._sizes(adjacency)
         )
         return list(dict.fromkeys(found))
+
+    def _correlated(self, sigma: float, charged: Mapping[int, int], view: str) -> list[History]:
+        """Return the events of correlated noise, for the unit that changes a release most."""
+        if view != "averages":
+            return [[(Event(0.0, 1.0), sum(charged.values()))]]  # messages have no noise, and no formula covers it
+        events = [
+            event
+            for index, rounds in sorted(charged.items())
+            for event in self.correlation(index).events(sigma / self._replaced, rounds, self.privacy.unit)
+        ]
+        return [events]
+
+    @property
+    def _replaced(self) -> float:
+        """Largest change of a sum in clip norms: 2 where an added group takes the place of another one."""
+        if self.privacy.unit != "group":
+            return 1.0
+        sizes = self._sizes(self.privacy.adjacency)
+        events = (self._event(self.phases[0], size, "averages", 1.0, self.privacy.adjacency) for size in sizes)
+        return max(1.0 / event.noise_multiplier for event in events)
+
+    def correlation(self, index: int) -> Correlation:
+        """Return the correlated noise of a phase."""
+        found = Correlation.of(self.privacy, self.phases, index, self.population.num_clients)
+        assert found is not None
+        return found
 
     def _formula_event(self, phase: Phase, sigma: float) -> Event:
         smallest = min(self.population.examples, default=1)
@@ -134,6 +167,9 @@ class Scheme:
 
     def _event(self, phase: Phase, size: int, view: str, sigma: float, adjacency: str) -> Event:
         privacy = self.privacy
+        if privacy.noise == "distributed":  # the server sees the sum; it knows who is sampled
+            rate = 1.0 if view == "messages" else _client_rate(phase, self.population)
+            return Event(sigma, 1.0, rate, discrete=self.discrete[self.phases.index(phase)])
         if view == "messages" and privacy.noise == "central" and privacy.unit != "record":
             return Event(0.0, 1.0)  # messages carry no noise
         client_rate = 1.0 if view == "messages" else _client_rate(phase, self.population)
@@ -155,7 +191,7 @@ class Scheme:
         phase = self.phases[0]
         if self.privacy.unit == "record":
             return {"message_multiplier": sigma, "average_multiplier": sigma}
-        if self.privacy.noise == "central":
+        if self.privacy.noise in ("central", "distributed"):
             return {"message_multiplier": 0.0, "average_multiplier": sigma}
         clients = num_sampled(phase, self.population.num_clients)
         return {"message_multiplier": sigma, "average_multiplier": sigma * self._combined_noise(clients or 1)}

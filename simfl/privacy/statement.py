@@ -39,6 +39,13 @@ OBSERVERS = {
     "messages": "The clients, to follow the protocol. The guarantee also holds against the server, which sees every"
     " message and knows which clients it samples.",
 }
+SECURE_SERVER = (
+    "The server, to follow the protocol: it is honest but curious, and sees the sum of a round's uploads and no single"
+    " one. The clients, to add their share of the noise and not to give theirs to the server: each client that works"
+    " with the server takes its share out of the noise, and as many of them as the threshold can unmask single"
+    " uploads. The noise accounted for is that of the fewest survivors of a round, {survivors}. This run simulates the"
+    " protocol and is no cryptographic implementation: its keys and masks protect nothing."
+)
 NOT_COVERED = (
     "Choices that were made by looking at these data outside of this run, such as learning rates, rounds and clip norms"
     " that were tuned on them, and other runs on the same data. The budgets of several runs add up.",
@@ -80,7 +87,7 @@ def statement(budget: Budget, charged: Mapping[int, int], ahead: bool = False) -
         paragraphs.append(FOR_TESTS)
     if math.isfinite(spent):
         paragraphs += [_guarantee(budget, spent, when), f"**Unit.** {UNITS[privacy.unit]}", _public(budget)]
-        paragraphs += [*not_covered, f"**Trusted.** {OBSERVERS[budget.claimed_view]}{_key_holders(privacy)}"]
+        paragraphs += [*not_covered, f"**Trusted.** {_trusted(budget)}{_key_holders(privacy)}"]
         paragraphs += [_mechanism(budget), _other_views(budget, charged), _randomness(privacy)]
     else:
         paragraphs += [NONE, *not_covered]
@@ -125,6 +132,13 @@ def _public(budget: Budget) -> str:
     return f"**Public.** {text[0].upper()}{text[1:]}."
 
 
+def _trusted(budget: Budget) -> str:
+    if not budget.scheme.discrete:
+        return OBSERVERS[budget.claimed_view]
+    fewest = ", ".join(str(one.survivors) for one in dict.fromkeys(budget.scheme.discrete))
+    return SECURE_SERVER.format(survivors=fewest)
+
+
 def _key_holders(privacy: Privacy) -> str:
     if privacy.secure or privacy.noise_seed is not None:
         return ""
@@ -136,6 +150,8 @@ def _other_views(budget: Budget, charged: Mapping[int, int]) -> str:
     values = [
         f"{views[view]}: {_epsilon(budget.epsilon(charged, view))}" for view in views if view != budget.claimed_view
     ]
+    if budget.privacy.factorization is not None:
+        return f"**Other views of the same run.** Epsilon for {'; for '.join(values)}."
     value, rate = _epsilon(budget.epsilon(charged, "formula")), budget.rate(budget.phases[0])
     formula = (
         f"The formula of PFL-DocVQA (Tito et al. 2024, theorem B.9) gives {value} for q = (K/N)·M/min|G| = {rate:.6g}."
@@ -156,11 +172,53 @@ def _mechanism(budget: Budget) -> str:
     clip = f"{privacy.clip:g} (then adapted to a quantile)" if privacy.adaptive else f"{privacy.clip:g}"
     what = "gradient" if privacy.unit == "record" else "whole update"
     where = "once by the server" if privacy.noise == "central" and privacy.unit != "record" else "by each client"
+    if budget.scheme.discrete:
+        return _integer_mechanism(budget)
     return (
         f"**Mechanism.** The unit's {what} is clipped to the norm {clip} and summed with others, and noise is added"
         f" {where}, before encoding. Noise multipliers (standard deviation over the largest change by one unit): of a"
         f" client's message {_epsilon(multipliers['message_multiplier'])}, of the released average"
-        f" {_epsilon(multipliers['average_multiplier'])}."
+        f" {_epsilon(multipliers['average_multiplier'])}.{_correlation(budget)}"
+    )
+
+
+def _correlation(budget: Budget) -> str:
+    """Describe the factorization of each phase and the participation that the guarantee relies on."""
+    factorization = budget.privacy.factorization
+    if factorization is None:
+        return ""
+    phases = [budget.scheme.correlation(index) for index in range(len(budget.phases))]
+    limits = "; ".join(
+        f"{f'phase {index}: ' if len(phases) > 1 else ''}at most {one.participation.participations} of"
+        f" {one.participation.rounds} rounds, at least {one.participation.separation} rounds apart"
+        for index, one in enumerate(phases)
+    )
+    text = (
+        " The noise of a round is correlated with that of the rounds before it, so that a part of it cancels in later"
+        f" models: it is a row of C⁻¹Z, where C is the factorization {type(factorization).__name__.lower()!r} and Z"
+        " independent. The noise multiplier is that of Z for one participation. Clients take turns, which sampling"
+        f" enforces and the guarantee relies on. A client takes part in {limits}."
+    )
+    if all(one.amplified_by_sampling(budget.privacy.unit) for one in phases):
+        return (
+            f"{text} Sampling amplifies privacy (Choquette-Choo et al. 2023): every client belongs to one"
+            " bin at random, and each round samples the clients of one bin independently, at a rate of"
+            f" {max(one.bin_rate or 0.0 for one in phases):.4g}."
+        )
+    return f"{text} No amplification by sampling is claimed."
+
+
+def _integer_mechanism(budget: Budget) -> str:
+    privacy, noises = budget.privacy, dict.fromkeys(budget.scheme.discrete)
+    grids = ", ".join(
+        f"{one.sensitivity / one.levels:.6g} times the clip norm ({one.levels:,} steps, {one.dimension:,} coordinates)"
+        for one in noises
+    )
+    return (
+        f"**Mechanism.** The whole update of a client is clipped to the norm {privacy.clip:g}, rotated, and rounded to"
+        f" integers whose norm is at most {grids}. Each client adds {privacy.mechanism.replace('_', ' ')} noise before"
+        f" its upload is masked. Standard deviation of the noise in the sum over the clip norm: at least"
+        f" {_epsilon(budget.noise_multiplier)}. The account is the published bound of this noise, rounding included."
     )
 
 
@@ -177,6 +235,12 @@ def _randomness(privacy: Privacy) -> str:
         else f"a key of 256 bits from the system's random source, which `{KEY_FILE}` in the run folder holds and which"
         " must stay secret"
     )
+    if privacy.noise == "distributed":
+        return (
+            f"**Randomness.** Noise and sampling of clients are derived from {source}. The generator (Philox) is not a"
+            " cryptographic one. Discrete Gaussian noise is sampled exactly; Skellam noise comes from numpy's Poisson"
+            " sampler, which computes in floating point."
+        )
     return (
         f"**Randomness.** Noise and sampling (of clients, groups and records) are derived from {source}. The generator"
         " (Philox) is not a cryptographic one, and noise is added in floating point, where theorems about real numbers"

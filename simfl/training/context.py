@@ -23,6 +23,7 @@ from simfl.models.module_state import InitialAttributes, ModuleWatch
 from simfl.parameter_groups import ParameterGroups
 from simfl.privacy.mechanism import Mechanism
 from simfl.protocol import Examples, Forward, Task, Weights
+from simfl.sampling import sample_clients, sample_in_turns
 from simfl.transport.upload import MessageSpec
 
 LOCAL = "local"  # the model of a client before its last upload; every algorithm offers it for evaluation
@@ -206,6 +207,17 @@ class PhaseContext:
         """Seed of the sampling of clients, groups and records; secret where the guarantee rests on it."""
         mechanism = self.mechanism
         return self.seed if mechanism is None or not mechanism.adds_noise else mechanism.sampling_seed(self.seed)
+
+    def sample_clients(self, round: int, repeatable: bool = False) -> list[int]:
+        """Return the clients of a round, ascending: a random sample or, with correlated noise, those whose turn it is.
+
+        `repeatable`: also where a run samples from the operating system.
+        """
+        name = self.sampling_seed, self.index, round
+        correlation = None if self.mechanism is None else self.mechanism.correlation
+        if correlation is not None:
+            return sample_in_turns(self.phase, self.num_clients, *name, correlation.participation.separation)
+        return sample_clients(self.phase, self.num_clients, *name, self.has_secure_randomness and not repeatable)
 
     @property
     def public_examples(self) -> int | None:

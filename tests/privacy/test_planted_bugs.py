@@ -30,6 +30,7 @@ from simfl.privacy.randomness import Draw, Randomness
 from simfl.privacy.units import Clipped, factors, norms
 from simfl.protocol import Weights
 from simfl.training import batches, client_updates, dp_records
+from simfl.training import context as context_module
 from simfl.weights import scale, stack_sum
 
 Patch = pytest.MonkeyPatch
@@ -302,18 +303,18 @@ def provider_twice(patch: Patch) -> None:
 
 
 def one_client_more(patch: Patch) -> None:
-    real = rounds_module.sample_clients
+    real = context_module.sample_clients
 
     def sample(phase: Any, num_clients: int, *rest: Any) -> list[int]:
         found = real(phase, num_clients, *rest)
         return sorted({*found, next(k for k in range(num_clients) if k not in found)})
 
-    patch.setattr(rounds_module, "sample_clients", sample)
+    patch.setattr(context_module, "sample_clients", sample)
 
 
 def same_clients(patch: Patch) -> None:
-    real = rounds_module.sample_clients
-    patch.setattr(rounds_module, "sample_clients", lambda a, b, c, d, number, *rest: real(a, b, c, d, 0, *rest))
+    real = context_module.sample_clients
+    patch.setattr(context_module, "sample_clients", lambda a, b, c, d, number, *rest: real(a, b, c, d, 0, *rest))
 
 
 def same_groups(patch: Patch) -> None:
