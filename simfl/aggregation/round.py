@@ -42,6 +42,7 @@ class CohortResult:
         ledger: Rows of the ledger for the uploads.
         clients: Rows of the `clients` table.
         skipped: Clients whose update failed and was left out.
+        norms: With privacy, the norm of each unit's update before clipping. No client sends it.
         messages: Messages for the user, about updates that failed and were retried or left out.
         notes: Notes on the data that the worker encoded for this cohort, each reported once per run.
         clock: Time spent.
@@ -56,6 +57,7 @@ class CohortResult:
     ledger: list[dict[str, int | str]] = field(default_factory=list)
     clients: list[ClientRow] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     notes: tuple[str, ...] = ()
     clock: Clock = field(default_factory=Clock)

@@ -53,6 +53,7 @@ class UpdateGroup:
         release: The privacy mechanism's release, where the units of a client are released as one message.
         num_noised_steps: Local steps whose gradients were clipped and noised example by example.
         num_zero: Number of privacy units' updates that were not finite, and count as zero; None: not counted.
+        norms: Norm of each privacy unit's update before clipping, float64 [units]; None: not clipped as a whole.
     """
 
     plans: tuple[ClientPlan, ...]
@@ -68,6 +69,7 @@ class UpdateGroup:
     release: Release | None = None
     num_noised_steps: int = 0
     num_zero: Tensor | None = None
+    norms: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.plans)
@@ -146,6 +148,7 @@ def _train_units(
         losses=_mean_of_finite(losses)[None],
         release=replace(release, parts=parts),
         num_zero=clipped.num_not_finite if mechanism.clip_of(received) is not None else None,
+        norms=clipped.norms if client.units and mechanism.clip_of(received) is not None else None,
     )
 
 

@@ -78,10 +78,17 @@ class ReleasedUpdates:
 
 
 class UpdateFacts(NamedTuple):
-    """Facts of clients that were trained together, on the device: mean loss, [n], and number of updates set to zero."""
+    """Facts of clients that were trained together, on the device.
+
+    Attributes:
+        losses: Mean loss of each client, [n].
+        num_zero: Number of updates set to zero; None: not counted.
+        norms: Norm of each privacy unit's update before clipping, [units]; None: not clipped as a whole.
+    """
 
     losses: Tensor
     num_zero: Tensor | None
+    norms: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -147,7 +154,7 @@ class _Cohort:
                     self._skip(part, result, sums)
                 else:
                     self._store(part, result, sums)
-                    facts.append(UpdateFacts(part.group.losses, part.group.num_zero))
+                    facts.append(UpdateFacts(part.group.losses, part.group.num_zero, part.group.norms))
         return facts
 
     def _release_again(
@@ -267,6 +274,8 @@ def _fill_rows(result: CohortResult, facts: Sequence[UpdateFacts]) -> None:
     losses = torch.cat([one.losses for one in facts]).tolist() if facts else []
     for row, loss in zip(result.clients, losses, strict=True):
         row["loss"] = None if math.isnan(loss) else loss
+    norms = [one.norms for one in facts if one.norms is not None]
+    result.norms = torch.cat(norms).tolist() if norms else []
     counted = [one.num_zero for one in facts if one.num_zero is not None]
     if not counted:
         return
