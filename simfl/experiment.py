@@ -251,6 +251,8 @@ class Wandb:
     project: str = "simfl"  # project name
     entity: str | None = None  # user or team; null: the default of the account
     group: str | None = None  # group name, such as one for all seeds of a setting
+    job_type: str | None = None  # kind of the run within its group, such as train or ablation
+    notes: str | None = None  # text shown with the run
     tags: tuple[str, ...] = ()  # tags of the run
     mode: Literal["online", "offline"] | None = None  # null: WANDB_MODE, else online if an API key is found
     artifacts: bool = True  # true: upload the partition manifest and the final checkpoint

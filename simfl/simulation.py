@@ -19,6 +19,7 @@ from simfl.experiment import Experiment
 from simfl.rounds import RoundDraft, RoundPlan, apply_round, cut_into_cohorts, draft_round, plan_round
 from simfl.runs.record import Rows
 from simfl.runs.snapshot import Snapshot, carry_over_states
+from simfl.runs.tables import TableRow
 from simfl.session.options import RunOptions
 from simfl.session.prepare import remarks
 from simfl.session.progress import RunProgress
@@ -78,6 +79,7 @@ class Simulation:
     options: RunOptions
     context: PhaseContext | None = None  # the phase that the workers are in
     drafts: dict[int, RoundDraft] = field(default_factory=dict)  # rounds drafted while the one before them trains
+    cut_phases: set[int] = field(default_factory=set)  # phases of which a message has named uploads beyond the clip
     failure: str = ""  # the last message about a skipped client
 
     @property
@@ -148,8 +150,22 @@ class Simulation:
         for result in self._train(context, plan):
             results.take(result)
         after, rows = apply_round(context, plan, results)
+        for text in self._secure_messages(plan, rows["rounds"][0]):
+            session.callbacks.message(text)
         rows["rounds"][0].update(session.account.row(after.charged, after.clip))
         return after, rows
+
+    def _secure_messages(self, plan: RoundPlan, row: TableRow) -> Iterator[str]:
+        """Yield what secure aggregation has left out of a round; numbers beyond the clip once per phase."""
+        where = f"phase {row['phase']}, round {row['round']}"
+        if plan.is_lost and plan.secure is not None:
+            yield f"{where}: {plan.secure.refusal}; the round changes nothing"
+        if row.get("secure:cut") and row["phase"] not in self.cut_phases:
+            self.cut_phases.add(int(row["phase"]))
+            yield (
+                f"{where}: {row['secure:cut']:,} uploaded numbers are beyond secure_aggregation.clip and were cut;"
+                " the column secure:cut counts them in every round"
+            )
 
     def _plan_round(self, context: PhaseContext, state: Snapshot) -> RoundPlan:
         return plan_round(context, self.session.prepared.partition, state, self.drafts.pop(state.round, None))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NotRequired, TypedDict
 
@@ -12,6 +12,9 @@ import torch
 from simfl.aggregation.tree import TreeReducer
 from simfl.protocol import AggregatedUpdates, Parts, Weights
 from simfl.timing import Clock, timed
+
+Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]  # tensor -> shape, dtype; in the order of a masked vector
+Unmask = Callable[[str, Weights, Layout, float], Weights]  # part, sum, its tensors, divisor -> mean
 
 
 class ClientRow(TypedDict):
@@ -24,6 +27,7 @@ class ClientRow(TypedDict):
     units: int
     steps: int
     weight: float
+    cut: NotRequired[int]  # with secure aggregation: uploaded numbers beyond its clip
     not_finite: NotRequired[int]  # with privacy: units whose update was not finite, and counts as zero
     loss: float | None  # None: the update had no examples
 
@@ -38,6 +42,7 @@ class CohortResult:
         sums: Weighted sum of each part.
         gathered: All uploads of each gathered part.
         dtypes: For each part, the dtypes of tensors in half precision, whose sums are in float32.
+        layouts: With secure aggregation, the tensors in the vector of each part.
         client_states: Client -> digest of its new stored state.
         ledger: Rows of the ledger for the uploads.
         clients: Rows of the `clients` table.
@@ -53,6 +58,7 @@ class CohortResult:
     sums: Parts = field(default_factory=dict)
     gathered: dict[str, list[Weights]] = field(default_factory=dict)
     dtypes: dict[str, dict[str, torch.dtype]] = field(default_factory=dict)
+    layouts: dict[str, Layout] = field(default_factory=dict)
     client_states: dict[int, str] = field(default_factory=dict)
     ledger: list[dict[str, int | str]] = field(default_factory=list)
     clients: list[ClientRow] = field(default_factory=list)
@@ -82,6 +88,7 @@ class RoundAggregator:
         self._reducers: dict[str, TreeReducer] = {}
         self._gathered: dict[str, list[Weights]] = {}
         self._dtypes: dict[str, dict[str, torch.dtype]] = {}
+        self._layouts: dict[str, Layout] = {}
         self._num_positions = 0
 
     @timed("sum")
@@ -93,14 +100,18 @@ class RoundAggregator:
         for part, reducer in self._reducers.items():
             reducer.push(result.sums.pop(part, None), result.num_positions)
         self._dtypes |= result.dtypes
+        self._layouts |= result.layouts
         for part, uploads in result.gathered.items():
             self._gathered.setdefault(part, []).extend(uploads)
         self._num_positions += result.num_positions
         self.results.append(result)
 
     @timed("sum")
-    def mean(self) -> AggregatedUpdates | None:
-        """Return one mean per part; None if no client came back or the weights are all zero."""
+    def mean(self, unmask: Unmask | None = None) -> AggregatedUpdates | None:
+        """Return one mean per part; None if no client came back or the weights are all zero.
+
+        `unmask` decodes the sums of masked uploads.
+        """
         rows = [row for result in self.results for row in result.clients]
         weight = math.fsum(row["weight"] for row in rows)
         if weight == 0.0:
@@ -110,6 +121,9 @@ class RoundAggregator:
             total = reducer.total()
             assert total is not None
             divisor = float(len(rows)) if self.reduce.get(part) == "clients" else weight
+            if unmask is not None:
+                parts[part] = unmask(part, total, self._layouts[part], divisor)
+                continue
             means = torch._foreach_div(list(total.values()), divisor) if total else []
             parts[part] = dict(zip(total, means, strict=True))
             half = self._dtypes.get(part, {})

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from simfl.audit.statistics import Roc, roc
-from simfl.audit.view import Seen, messages_view
+from simfl.audit.view import Seen, messages_view, refuse_single_uploads
 from simfl.errors import ConfigError
 from simfl.models.call_context import ModelCall, call_context
 from simfl.protocol import Batch, Weights
@@ -88,6 +88,7 @@ def invert(run: Run, client: int, round: int, report: Callable[[str], None] = la
         ConfigError: The examples have no questions, or the model no tokens.
         RunError: The run cannot be repeated, or the client was not sampled.
     """
+    refuse_single_uploads(run.experiment, "inversion")
     context = run.context.phase_context(0, len(run.partition))
     examples = run.context.split("train").examples
     tokenizer = run.experiment.model.tokenizer()

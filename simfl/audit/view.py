@@ -1,6 +1,6 @@
 """The attacker's view of a run: the tensors that were sent, decoded, and nothing else.
 
-    messages   the uploads of one client, as the server decodes them
+    messages   the uploads of one client, as the server decodes them; under secure aggregation, masked integers
     averages   the change of the global model in each round, as clients decode their downloads, and of the final model
     model      the final model
 
@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from simfl.debug.rerun import PlannedRound, Rerun
-from simfl.errors import RunError
+from simfl.errors import ConfigError, RunError
+from simfl.experiment import Experiment
 from simfl.protocol import Parts, Weights
 from simfl.runs.results import Run
 from simfl.training.executor import Observer, OptimizerStep
@@ -63,6 +64,12 @@ class AttackerView:
 
     kind: str
     seen: tuple[Seen, ...]
+
+
+def refuse_single_uploads(experiment: Experiment, what: str) -> None:
+    """Raise ConfigError for what needs single uploads, in an experiment whose server sees their sum alone."""
+    if experiment.secure_aggregation is not None:
+        raise ConfigError(f"{what}: needs single uploads, but with secure_aggregation the server sees masked ones only")
 
 
 def model_view(run: Run) -> AttackerView:
@@ -123,8 +130,8 @@ def averages_view(run: Run, phase: int = 0, report: Report = lambda text: None) 
 def _downloads(rerun: Rerun, phase: int) -> Iterator[Seen]:
     for number in range(1, rerun.experiment.phases[phase].rounds + 1):
         planned = rerun.go_to(phase, number)
-        rows = planned.plan.download_rows
-        payload = _payload([dict(row) for row in rows])
+        rows = [row for row in _sent_by_plan(planned) if row["direction"] == "download"]
+        payload = _payload(rows)
         _compare(rerun, planned, None, payload)
         received = _copied(planned.received["weights"])
         yield Seen(phase, number, None, {}, received, payload)
@@ -151,11 +158,17 @@ class _Server(Observer):
 def _message(rerun: Rerun, planned: PlannedRound, client: int) -> Seen:
     server = _Server(client)
     result = rerun.train(rerun.smallest_cohort(planned, client), planned.received, server)
-    payload = _payload([row for row in result.ledger if row["client"] == client])
+    rows_sent = [*_sent_by_plan(planned), *result.ledger]
+    payload = _payload([row for row in rows_sent if row["client"] == client and row["direction"] == "upload"])
     _compare(rerun, planned, client, payload)
     before, received = planned.before, _copied(planned.received["weights"])
     rows = np.array(sorted(server.rows), np.int64)
     return Seen(before.phase, before.round + 1, client, server.arrived, received, payload, rows)
+
+
+def _sent_by_plan(planned: PlannedRound) -> list[dict[str, int | str]]:
+    """Return the ledger rows of the downloads and of the protocol of secure aggregation."""
+    return [dict(row) for row in (*planned.plan.download_rows, *planned.plan.protocol_rows)]
 
 
 def _copied(tensors: Weights) -> Weights:

@@ -44,7 +44,7 @@ class Entry:
 
 SECTIONS = (
     "Experiment", "Phase", "Local", "Codecs", "PartCodecs", "Execution", "LedgerRule", "Privacy", "AdaptiveClip",
-    "Evaluate", "Checkpoint", "Tracking", "Wandb",
+    "SecureAggregation", "Evaluate", "Checkpoint", "Tracking", "Wandb",
 )  # fmt: skip
 NAMES = (*sorted([*REGISTRIES, "optimizers"]), "sections")
 

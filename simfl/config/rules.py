@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simfl.algorithms.fedavg import FedAvg
-from simfl.config import privacy
+from simfl.config import privacy, secure_aggregation
 from simfl.config.fields import RENAMED_VALUES
 from simfl.config.registries import REGISTRIES
 from simfl.errors import ConfigError, nearest
@@ -49,6 +49,7 @@ def violations(experiment: Experiment) -> Violations:
     yield from _mentor(experiment)
     yield from _autotune(experiment)
     yield from privacy.violations(experiment)
+    yield from secure_aggregation.violations(experiment)
 
 
 def _evaluate(experiment: Experiment) -> Violations:

@@ -46,6 +46,11 @@ def check(experiment: Experiment, cache: Path, seed: int | None = None) -> list[
     """
     if experiment.privacy is None or not experiment.privacy.adds_noise:
         raise ConfigError("privacy: there is no noise to check; give privacy.epsilon or privacy.noise_multiplier")
+    if experiment.secure_aggregation is not None:
+        raise ConfigError(
+            "secure_aggregation: check-privacy measures real noise in single uploads; integer noise and masks are"
+            " covered by tests/secure_aggregation"
+        )
     with tempfile.TemporaryDirectory(prefix="simfl-check-") as scratch:
         rounds = PrivacyTestRounds(experiment if seed is None else replace(experiment, seed=seed), cache, Path(scratch))
         try:

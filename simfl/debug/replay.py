@@ -129,6 +129,8 @@ def replay(
         RunError: The run has no such client update.
     """
     phase = _phase(run, phase)
+    if run.experiment.secure_aggregation is not None:
+        raise RunError("replay: compares single uploads, but with secure_aggregation the server sees masked ones only")
     with tempfile.TemporaryDirectory(prefix="simfl-replay-") as scratch:
         rerun = Rerun(run, Path(scratch), on_message)
         planned = rerun.go_to(phase, round)

@@ -111,7 +111,7 @@ class Rerun:
         torch.set_num_threads(run.manifest.identity.threads)
         self.run_context = RunContext(self.experiment, files.cache_folder(), self._device(run.manifest.identity.device))
         self.partition = Partition.read(run.partition_manifest, self.run_context.dataset.sha256)
-        self.account = account_of(self.experiment, self.partition)
+        self.account = account_of(self.experiment, self.partition, self.run_context.num_values)
         self.config = WorkerConfig(
             self.experiment,
             files.cache_folder(),

@@ -100,7 +100,7 @@ def _in_round(
     phase: PhaseMessages, in_round: RoundMessages, rows: list[Row], returned: set[int], notes: NotCompared
 ) -> Iterator[str]:
     planned = _planned_rows(in_round)
-    skipped = [client for client in in_round.upload if client not in returned]
+    skipped = [client for client in in_round.upload if client not in returned and client not in in_round.dropped]
     notes.skipped += len(skipped)
     for client in skipped:
         planned = {key: row for key, row in planned.items() if key[:2] != (client, "upload")}

@@ -36,7 +36,7 @@ COLUMNS = ("payload_bytes", "charged_bytes")  # of the ledger, added up over a p
 
 @dataclass(frozen=True)
 class CorrelationPlan:
-    """Correlated noise of a phase, beside independent noise at equal epsilon."""
+    """Correlated noise of a phase, compared with independent noise at equal epsilon."""
 
     separation: int  # rounds from one participation of a client to the next
     participations: int  # largest number of rounds with one client

@@ -19,6 +19,7 @@ from functools import lru_cache
 import numpy as np
 
 from simfl.privacy import pld
+from simfl.privacy.discrete import DiscreteNoise
 
 ORDERS = {
     "rdp": (*(1 + x / 10 for x in range(1, 100)), *range(12, 64)),  # as in PFL-DocVQA's calculator
@@ -40,6 +41,7 @@ class Event:
     sampling_rate: float  # q: probability that the protected unit takes part
     client_rate: float = 1.0  # probability that the client is sampled, and the releases happen
     steps: int = 1  # consecutive releases
+    discrete: DiscreteNoise | None = None  # integer noise of a sum without sampling; None: the Gaussian above
 
 
 History = Sequence[tuple[Event, int]]  # each event, and how many times it happened
@@ -78,9 +80,13 @@ def divergences(event: Event, orders: tuple[float, ...]) -> tuple[float, ...]:
     """Return the Rényi divergence of one event at each order."""
     from opacus.accountants.analysis import rdp
 
-    found = rdp.compute_rdp(
-        q=event.sampling_rate, noise_multiplier=event.noise_multiplier, steps=event.steps, orders=list(orders)
-    )
+    if event.discrete is not None:
+        assert event.sampling_rate == 1.0, "bounds of integer noise are those without sampling"
+        found = event.steps * event.discrete.divergences(event.noise_multiplier, orders)
+    else:
+        found = rdp.compute_rdp(
+            q=event.sampling_rate, noise_multiplier=event.noise_multiplier, steps=event.steps, orders=list(orders)
+        )
     if event.client_rate < 1.0:  # E of exp((alpha − 1)·divergence), by joint convexity
         minus_one = np.array(orders) - 1.0
         found = (

@@ -6,19 +6,24 @@ import json
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
 
 from simfl import config
-from simfl.experiment import Experiment
+from simfl.experiment import Experiment, Privacy
 from simfl.privacy.randomness import Randomness, key_at, stored_key
 from simfl.runs.environment import Environment
 from simfl.runs.manifest import RunManifest
 from simfl.runtime.gpu_monitor import processor
 
 DECISIVE = ("seed", "data", "partition", "model", "mentor", "phases", "privacy", "deterministic")
+FIRST_SETTINGS = {  # of privacy, in every key; later ones are only where they are used, so that old keys stay
+    "unit", "clip", "epsilon", "delta", "noise_multiplier", "noise", "groups_per_client", "group_rate", "min_groups",
+    "min_examples", "min_clients", "adjacency", "denominator", "view", "accountant", "adaptive", "tied_weights",
+    "secure", "noise_seed",
+}  # fmt: skip
 ROUNDING_VARIABLES = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 CPU_INFO = Path("/proc/cpuinfo")
 FOR_TESTS = (
@@ -63,6 +68,12 @@ def facts_of(experiment: Experiment, manifest: RunManifest) -> Mapping[str, obje
     """Return everything that the releases of a run depend on, except how client updates are executed."""
     settings = json.loads(json.dumps(config.to_mapping(experiment), default=repr))
     facts = {name: settings.get(name) for name in DECISIVE}
+    if experiment.secure_aggregation is not None:
+        facts["secure_aggregation"] = settings["secure_aggregation"]
+    if facts["privacy"] is not None:
+        unused = {field.name for field in fields(Privacy) if getattr(experiment.privacy, field.name) == field.default}
+        unused -= FIRST_SETTINGS
+        facts["privacy"] = {key: value for key, value in facts["privacy"].items() if key not in unused}
     return facts | {"data_sha256": manifest.data_sha256, "partition_sha256": manifest.partition_sha256}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from simfl.runs.record import Record
 from simfl.runtime.ray.worker_group import WorkerGroup
 from simfl.runtime.worker import WorkerConfig
 from simfl.sampling import auto_clients_per_batch, num_sampled
+from simfl.secure_aggregation.channel import weighted_parts
+from simfl.secure_aggregation.fixed_point import check_modulus
 from simfl.session.check_batches import check_batches
 from simfl.session.check_data import check_data
 from simfl.tracking import trackers
@@ -112,9 +115,12 @@ def partition_of(context: RunContext) -> tuple[Partition, bytes]:
     return partition, partition.manifest(spec, context.dataset.sha256, experiment.seed)
 
 
-def account_of(experiment: Experiment, partition: Partition) -> Account:
-    """Return the privacy account of an experiment, without a folder; without `privacy` it charges nothing."""
-    return Account(None if experiment.privacy is None else Budget.of(experiment, partition))
+def account_of(experiment: Experiment, partition: Partition, num_values: Sequence[int] = ()) -> Account:
+    """Return the privacy account of an experiment, without a folder; without `privacy` it charges nothing.
+
+    `num_values`: numbers that a client uploads in each phase, for integer noise.
+    """
+    return Account(None if experiment.privacy is None else Budget.of(experiment, partition, num_values=num_values))
 
 
 def identity_of(experiment: Experiment, context: RunContext, clients: int, device: str) -> RunIdentity:
@@ -238,7 +244,7 @@ def check(experiment: Experiment, context: RunContext, partition: Partition) -> 
         raise ConfigError(
             "privacy.unit: group, but the partition has no groups; allowed: partition.by: provider or official"
         )
-    account_of(experiment, partition)  # raises if the budget cannot be met
+    account_of(experiment, partition, context.num_values)  # raises if the budget cannot be met
 
 
 def _check_splits(context: RunContext, partition: Partition) -> None:
@@ -269,6 +275,7 @@ def _check_phase(experiment: Experiment, context: RunContext, partition: Partiti
             f"phases.{index}.clients_per_round: {sampled} requested, but the partition has {len(partition)} clients"
         )
     _check_num_uploads(phase, sampled, f"phases.{index}")
+    _check_secure_aggregation(experiment, partition, index, phase)
     for model in experiment.evaluate.models:
         models, name = [*phase.algorithm.eval_models, LOCAL], type(phase.algorithm).__name__
         if model not in models:
@@ -280,6 +287,11 @@ def _check_phase(experiment: Experiment, context: RunContext, partition: Partiti
             )
     check_batches(experiment, context, partition, index)
     _check_epsilon(context, index)
+    if experiment.secure_aggregation is not None and groups.averaged_buffers:
+        raise ConfigError(
+            f"secure_aggregation: running statistics or the like ({groups.averaged_buffers[0]}, …) have no known range;"
+            f" allowed: phases.{index}.buffers.personal or frozen"
+        )
     if experiment.privacy is not None and groups.averaged_buffers:
         raise ConfigError(
             f"privacy: running statistics or the like ({groups.averaged_buffers[0]}, …) would be sent without noise"
@@ -289,6 +301,22 @@ def _check_phase(experiment: Experiment, context: RunContext, partition: Partiti
             [glob for glob in globs if not glob.startswith(f"{EXTRA}/")] for globs in (micro.trains, micro.excludes)
         )
         select_names(context.parameter_groups(index).trained, trains, excludes, f"phases.{index}.algorithm")
+
+
+def _check_secure_aggregation(experiment: Experiment, partition: Partition, index: int, phase: Phase) -> None:
+    """Raise ConfigError if sums may exceed the modulus, or if too few clients can survive a round."""
+    secure, clients = experiment.secure_aggregation, num_sampled(phase, len(partition)) or len(partition)
+    if secure is None:
+        return
+    if experiment.privacy is None or experiment.privacy.noise != "distributed":  # whose budget checks the modulus
+        largest = int(partition.sizes.max()) if weighted_parts(phase.algorithm.reduce, phase.weighting) else 1
+        check_modulus(secure, clients, largest)
+    for key in ("threshold", "min_survivors"):
+        if (getattr(secure, key) or 0) > clients:
+            raise ConfigError(
+                f"secure_aggregation.{key}: {getattr(secure, key)} given, but a round of phases.{index} has"
+                f" {clients} clients"
+            )
 
 
 def _check_epsilon(context: RunContext, index: int) -> None:

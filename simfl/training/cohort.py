@@ -19,6 +19,7 @@ from simfl.aggregation.tree import PartSums
 from simfl.algorithms.base import Algorithm
 from simfl.client_state import EMPTY, ClientStore
 from simfl.protocol import ClientUpdate, Parts, State, Weights
+from simfl.secure_aggregation.protocol import SecureRound
 from simfl.stacking import take_row
 from simfl.timing import measured
 from simfl.training.client_updates import UpdateGroup, train_clients
@@ -29,6 +30,7 @@ from simfl.training.plan import ClientPlan, CohortPlan, NextRound, no_next_round
 from simfl.training.retry import FailureHandler, SkippedClient
 from simfl.transport import ledger
 from simfl.transport.buffers import buffer_change
+from simfl.transport.secure_upload import MaskedUploads, send_masked, server_view
 from simfl.transport.upload import BUFFERS, rows_are_finite, send_uploads
 
 
@@ -68,6 +70,7 @@ class ReleasedUpdates:
         client_states: New stored state of each client, on the CPU.
         rows: Ledger rows of each client.
         owned: Whether `sent` has no other reader and may be written to.
+        masked: With secure aggregation, further facts of the uploads; `sent` then holds masked integers.
     """
 
     group: UpdateGroup
@@ -75,6 +78,7 @@ class ReleasedUpdates:
     client_states: list[State]
     rows: list[list[ledger.Row]]
     owned: bool
+    masked: MaskedUploads | None = None
 
 
 class UpdateFacts(NamedTuple):
@@ -172,6 +176,8 @@ class _Cohort:
             PrivacyError: An upload did not go through the privacy mechanism.
         """
         context, clients = self.executor.context, [client.client for client in group.plans]
+        if self.plan.secure is not None:
+            return self._release_masked(group, clients, self.plan.secure)
         with measured("encode"):
             upload, stored = _upload(context, group, self.received), [client_states[client] for client in clients]
             sent, residuals, rows = send_uploads(
@@ -185,16 +191,34 @@ class _Cohort:
             states = [_new_state(context, group, k, sent, self.received, own) for k, own in enumerate(residuals)]
         return ReleasedUpdates(group, sent, states, rows, _is_owned(context))
 
+    def _release_masked(self, group: UpdateGroup, clients: list[int], secure: SecureRound) -> ReleasedUpdates:
+        """Encode and mask the uploads of a group; clients know their own, without the noise under the mask."""
+        context, channel = self.executor.context, self.executor.context.messages.secure
+        assert channel is not None
+        with measured("encode"):
+            upload, weights = _upload(context, group, self.received), [client.weight for client in group.plans]
+            done = send_masked(context.messages, channel, secure, clients, weights, upload)
+            for k, client in enumerate(clients) if self.executor.observer.is_active else ():
+                seen = server_view(channel, secure, done, k, client)
+                self.executor.observer.sent(client, _rows_of(upload, k), seen)
+            states = [_new_state(context, group, k, done.own, self.received, {}) for k in range(len(clients))]
+        return ReleasedUpdates(group, done.sent, states, done.rows, True, done)
+
     def _store(self, released: ReleasedUpdates, result: CohortResult, sums: PartSums) -> None:
         """Add uploads to the sums, write client states, and add the rows of the tables."""
         group = released.group
-        weights = [client.weight for client in group.plans]
+        masked = released.masked  # weights are in masked integers already
+        weights = [client.weight if masked is None else 1.0 for client in group.plans]
         sums.add(released.sent, weights, self.plan.clients_per_batch, released.owned)
         with measured("save"):
             for client, state in zip(group.plans, released.client_states, strict=True):
                 result.client_states[client.client] = self.store.write(state) if state else EMPTY
         result.ledger += [row for rows in released.rows for row in rows]
-        result.clients += [_client_row(self.plan, group, k) for k in range(len(group))]
+        rows = [_client_row(self.plan, group, k) for k in range(len(group))]
+        if masked is not None:
+            result.layouts |= masked.layouts
+            rows = [{**row, "cut": count} for row, count in zip(rows, masked.num_cut, strict=True)]
+        result.clients += rows
 
     def _skip(self, skipped: SkippedClient, result: CohortResult, sums: PartSums) -> None:
         result.skipped.append(skipped.client)
@@ -202,7 +226,9 @@ class _Cohort:
 
 
 def _has_lossy_codec(context: PhaseContext) -> bool:
-    """Return whether uploads use a lossy codec, which cannot encode values that are not finite."""
+    """Return whether uploads use a lossy codec or integers, which cannot encode values that are not finite."""
+    if context.messages.secure is not None:
+        return True
     codecs = context.phase.codec
     used = [codecs.upload, *(own.upload for own in codecs.parts.values())]
     return not all(codec.lossless for codec in used if codec is not None)

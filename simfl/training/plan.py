@@ -10,6 +10,7 @@ import numpy as np
 
 from simfl.client_state import EMPTY
 from simfl.experiment import Local
+from simfl.secure_aggregation.protocol import SecureRound
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class CohortPlan:
         execution_mode: The mode by which they are trained.
         num_positions: Positions of the round's tree of sums: `clients_per_batch` times a power of two. The last
             positions of a round may be empty.
+        secure: The round of secure aggregation; None without it.
     """
 
     phase: int
@@ -89,6 +91,7 @@ class CohortPlan:
     clients: tuple[ClientPlan, ...]
     execution_mode: ExecutionMode
     num_positions: int
+    secure: SecureRound | None = None
 
     @property
     def clients_per_batch(self) -> int:
@@ -108,7 +111,8 @@ class CohortPlan:
             for c in self.clients
         ]
         facts = self.phase, self.round, self.index, self.num_sampled
-        return _unpickle, (facts, rows, [len(unit) for unit in units], clients, self.execution_mode, self.num_positions)
+        rest = self.execution_mode, self.num_positions, self.secure
+        return _unpickle, (facts, rows, [len(unit) for unit in units], clients, *rest)
 
 
 def _unpickle(
@@ -118,13 +122,14 @@ def _unpickle(
     clients: list[tuple[int, tuple[int, float], tuple[str, float, int | None, tuple[int, ...]]]],
     execution_mode: ExecutionMode,
     num_positions: int,
+    secure: SecureRound | None,
 ) -> CohortPlan:
     ends = list(accumulate(lengths))
     units = iter([rows[end - length : end] for end, length in zip(ends, lengths, strict=True)])
     plans = tuple(
         ClientPlan(client, weight, tuple(islice(units, count)), *state) for count, (client, weight), state in clients
     )
-    return CohortPlan(*facts, plans, execution_mode, num_positions)
+    return CohortPlan(*facts, plans, execution_mode, num_positions, secure)
 
 
 NextRound = Callable[[], Sequence[CohortPlan]]  # returns the plans of the next round, to prepare while a device is busy

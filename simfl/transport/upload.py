@@ -19,6 +19,8 @@ from simfl.errors import ClientError
 from simfl.experiment import Codecs
 from simfl.privacy.mechanism import CLIP
 from simfl.protocol import Parts, State, Weights
+from simfl.secure_aggregation.channel import SecureChannel
+from simfl.seeds import SeedName
 from simfl.stacking import select_namespace
 from simfl.transport import ledger
 from simfl.transport.ledger import LedgerEntry, TiedWeights
@@ -44,6 +46,7 @@ class MessageSpec:
         phase: Number of the phase, from 0.
         num_rounds: Rounds of the phase.
         tied_weights: The rule by which tied tensors are charged.
+        secure: The encoding of uploads under secure aggregation; None without it.
     """
 
     codecs: Codecs
@@ -51,10 +54,22 @@ class MessageSpec:
     phase: int
     num_rounds: int
     tied_weights: TiedWeights = field(default_factory=TiedWeights)
+    secure: SecureChannel | None = None
 
     def codec(self, direction: str, part: str) -> Codec:
         """Return the codec of a part; buffers and the clipping norm are sent in float32."""
         return PLAIN if part in (BUFFERS, CLIP) else self.codecs.of_part(direction, part)
+
+    def secure_name(self, round_number: int) -> tuple[SeedName, ...]:
+        """Return the name of a round of secure aggregation, from which its keys, masks and dropouts follow."""
+        return (self.seed, "secure_aggregation", self.phase, round_number)
+
+    def upload_sizes(self, part: str, tensors: Weights) -> dict[str, int]:
+        """Return the bytes of each tensor of an uploaded part; the maximum, where they depend on values."""
+        if self.secure is not None:
+            return self.secure.payload(part, sum(t.numel() for t in tensors.values()))
+        codec = self.codec("upload", part)
+        return {name: codec.size(tuple(t.shape)) for name, t in tensors.items()}
 
     def is_known(self, round_number: int) -> bool:
         """Return whether clients have what a download contains before it arrives: the initial weights of the run."""
