@@ -140,7 +140,7 @@ def submit(slurm: LocalSlurm, tmp_path: Path) -> Iterator[Callable[..., Job]]:
         slurm.ask("scancel", job.number)
         job.command.kill()
         wait_until(job.has_left, "end of the job")
-        assert not list(Path("/tmp").glob(f"ray-*-{job.number}*")), "folders of Ray remain"
+        assert not list(Path("/tmp").glob(f"ray-*-{job.number}")), "the folder of the head remains"
 
 
 @pytest.fixture(scope="module")
