@@ -1,4 +1,4 @@
-"""What clipping and noise do to the updates of a round: for those who choose a clip norm, not for those in the data.
+"""Measures of clipping and noise in the rounds of private runs, for the choice of a clip norm.
 
 Norms of single units touch the data and have no noise. Columns that hold them begin with `not_for_release:`, in tables,
 at trackers and in reports: epsilon does not cover them. The ratio of signal to noise is computed from the released

@@ -42,7 +42,7 @@ def test_the_ratio_of_signal_to_noise_is_found_from_the_noisy_average(ratio: flo
         ({"noise": "central"}, [2, 2, 2], 0.7 * 0.05 / (4 * 2)),
         ({"noise": "client"}, [2, 2, 2], 0.7 * 0.05 * math.sqrt(3) / (4 * 2)),
         ({"denominator": "realised"}, [1, 2], 0.7 * 0.05 * math.sqrt(1 + 1 / 4) / 2),
-        ({}, [], 0.7 * 0.05 / (4 * 2)),  # nobody came: the server adds the noise
+        ({}, [], 0.7 * 0.05 / (4 * 2)),  # no client came: the server adds the noise
     ],
 )
 def test_the_deviation_is_that_of_the_noise_in_an_average(
