@@ -75,7 +75,7 @@ def check_zeros(what: str, draws: Draws) -> Measurement:
 
 def check_scale(what: str, values: np.ndarray, limit: float = MAX_ERRORS) -> Measurement:
     """Test the standard deviation of standard normals (Wilson and Hilferty)."""
-    errors = _num_errors(float(np.mean(values**2)), len(values))
+    errors = num_errors(float(np.mean(values**2)), len(values))
     allowed = f"1 within {limit:g} standard errors; finds an error of {power(len(values), limit):.1%}"
     return Measurement(f"{what}: standard deviation", float(np.sqrt(np.mean(values**2))), allowed, abs(errors) <= limit)
 
@@ -119,7 +119,7 @@ def check_pairs(what: str, draws: Mapping[str, np.ndarray]) -> Measurement:
 def _worst_tensor(what: str, draws: Draws) -> Measurement:
     names = next(iter(draws.values()))
     pooled = {name: flattened({k: draw[name] for k, draw in draws.items()}) for name in names}
-    worst = max(pooled, key=lambda name: abs(_num_errors(float(np.mean(pooled[name] ** 2)), len(pooled[name]))))
+    worst = max(pooled, key=lambda name: abs(num_errors(float(np.mean(pooled[name] ** 2)), len(pooled[name]))))
     return check_scale(f"{what}, in {worst}", pooled[worst], MAX_ERRORS_OF_MANY)
 
 
@@ -130,7 +130,7 @@ def _worst_slices(what: str, draws: Draws) -> Iterator[Measurement]:
         for name in next(iter(draws.values())):
             squares = np.stack([view(draw[name]) for draw in draws.values()])  # [draws, slices, d]
             squares = (squares**2).transpose(1, 0, 2).reshape(squares.shape[1], -1)[:MAX_SLICES]
-            errors = np.abs([_num_errors(float(one), squares.shape[1]) for one in squares.mean(1)])
+            errors = np.abs([num_errors(float(one), squares.shape[1]) for one in squares.mean(1)])
             if errors.max() > worst:
                 worst, where, count = float(errors.max()), f" ({name}, {int(errors.argmax())})", squares.shape[1]
         text = f"{what}: scale of the worst {title}{where}, in standard errors"
@@ -170,7 +170,7 @@ def _check_shifts(what: str, values: np.ndarray) -> Measurement:
     )
 
 
-def _num_errors(mean_square: float, count: int) -> float:
+def num_errors(mean_square: float, count: int) -> float:
     """Return by how many standard errors a mean square differs from 1 (Wilson and Hilferty)."""
     spread = 2 / (9 * count)
     return (mean_square ** (1 / 3) - 1 + spread) / math.sqrt(spread)

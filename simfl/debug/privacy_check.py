@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from simfl.debug.noise_statistics import Measurement
+from simfl.debug.privacy_chain import check_chain
+from simfl.debug.privacy_correlation import check_correlation
 from simfl.debug.privacy_noise import check_noise
 from simfl.debug.privacy_rounds import PrivacyTestRounds
 from simfl.debug.privacy_samples import check_samples, check_units
@@ -30,7 +32,10 @@ CHECKS: tuple[Callable[[PrivacyTestRounds], Iterator[Measurement]], ...] = (
     check_cohorts,
     check_states,
     check_noise,
+    check_chain,
 )
+
+CORRELATED = (check_units, check_sensitivity, check_states, check_correlation)  # noise over all rounds together
 
 
 def check(experiment: Experiment, cache: Path, seed: int | None = None) -> list[Measurement]:
@@ -54,7 +59,10 @@ def check(experiment: Experiment, cache: Path, seed: int | None = None) -> list[
     with tempfile.TemporaryDirectory(prefix="simfl-check-") as scratch:
         rounds = PrivacyTestRounds(experiment if seed is None else replace(experiment, seed=seed), cache, Path(scratch))
         try:
-            return [one for checks in CHECKS for one in checks(rounds)]
+            chosen = (
+                CHECKS if rounds.given.privacy is None or rounds.given.privacy.factorization is None else CORRELATED
+            )
+            return [one for checks in chosen for one in checks(rounds)]
         except SimflError as error:
             return [Measurement(f"a round fails: {str(error).splitlines()[0]}", math.nan, "no failure", False)]
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
 from simfl.aggregation.round import RoundAggregator
@@ -19,6 +20,7 @@ from simfl.client_state import FileClientStore
 from simfl.experiment import Evaluate, Experiment, Local, Privacy
 from simfl.optimizers.local import LocalOptimizer
 from simfl.optimizers.server import Sgd
+from simfl.privacy.mechanism import Mechanism
 from simfl.privacy.randomness import Randomness
 from simfl.protocol import ClientUpdate, Parts, State, Weights
 from simfl.rounds import apply_round, plan_round
@@ -29,11 +31,12 @@ from simfl.sampling import expected_clients
 from simfl.session.prepare import account_of, check, partition_of
 from simfl.training.executor import Observer, OptimizerStep
 from simfl.training.plan import ClientPlan, CohortPlan, ExecutionMode
-from simfl.weights import subtract
+from simfl.weights import add, subtract
 
 MAX_CLIENTS, MAX_UNITS = 3, 3
 LONG_STEP = 1e4  # learning rate with which every update is clipped
 SHORT_STEP = 1e-30  # learning rate with which no float32 weight moves
+CHAIN = 3  # rounds of each phase that are chained
 STILL_STEPS = 3  # local steps of rounds in which no weight moves
 
 Craft = Callable[[str, Tensor, ClientUpdate], Tensor]  # tensor name, received tensor and client -> update
@@ -46,6 +49,7 @@ class ReleasedRound:
 
     Attributes:
         messages: Messages by client, before encoding; tensors of the parts other than `weights` as `part/tensor`.
+        arrived: Decoded upload by client.
         average: Change of the global model.
         plans: The clients.
         gradients: Gradient of each local step, as the optimizer got it, by client.
@@ -55,6 +59,7 @@ class ReleasedRound:
     """
 
     messages: dict[int, Weights]
+    arrived: dict[int, Parts]
     average: Weights
     plans: tuple[ClientPlan, ...]
     gradients: dict[int, list[Weights]]
@@ -74,9 +79,11 @@ class RoundRequest:
         without: Changes or drops client plans.
         craft: Returns the update of a privacy unit in place of the trained one, from the received weights.
         still: Whether local steps are so short that no weight moves.
-        before: The state that the round starts from; None: the initial one.
+        before: The state that the round starts from; None: the initial one. A first round enters its phase.
         randomness: The source of the draws; None: that of all rounds.
         poisson: Rate at which each client is sampled; None: all of them are.
+        pushed: Whether the crafted update is added to the trained one.
+        mechanism: Returns the mechanism to use in place of the given one.
     """
 
     sigma: float
@@ -88,6 +95,8 @@ class RoundRequest:
     before: Snapshot | None = None
     randomness: Randomness | None = None
     poisson: float | None = None
+    pushed: bool = False
+    mechanism: Callable[[Mechanism], Mechanism] | None = None
 
 
 class PrivacyTestRounds:
@@ -111,6 +120,7 @@ class PrivacyTestRounds:
         vars(self.run_context).update(built)  # cached properties: the data set and the module are built once
         self.randomness = Randomness.from_seed(secrets.randbits(62), {})  # its samples are those of the seed
         self.store = FileClientStore(scratch)
+        self.initial = self._initial_weights()
         self._released: dict[tuple[float, int, int], ReleasedRound] = {}
 
     def round(self, sigma: float, phase: int = 0, number: int = 0, without: PlanChange | None = None) -> ReleasedRound:
@@ -126,13 +136,14 @@ class PrivacyTestRounds:
         """Run a test round and return what it releases."""
         worker, recorder = self._worker(request)
         context = worker.executors[request.phase].context
-        start = request.before or Snapshot(phase=request.phase).enter_phase(context)
+        start = request.before or Snapshot(phase=request.phase)
+        start = start if request.before and request.number else start.enter_phase(context)
         before = replace(start, round=request.number)
         plan = plan_round(context, self.partition, before)
         results, trained = RoundAggregator(context.phase.algorithm.reduce, self.num_clients), list[ClientPlan]()
         for cohort in plan.cohorts(context, self.execution_mode):
             changed = _changed(cohort, request.without)
-            if request.craft is not None:  # nothing that training computes is used
+            if request.craft is not None and not request.pushed:  # nothing that training computes is used
                 idle = tuple(replace(client, steps_per_unit=0) for client in changed.clients)
                 changed = replace(changed, clients=idle)
             trained += changed.clients
@@ -142,6 +153,7 @@ class PrivacyTestRounds:
         after, _ = apply_round(context, plan, results)
         return ReleasedRound(
             messages=recorder.messages,
+            arrived=recorder.arrived,
             average=subtract(after.server.weights, before.server.weights),
             plans=tuple(trained),
             gradients=recorder.gradients,
@@ -149,6 +161,13 @@ class PrivacyTestRounds:
             after=after,
             states={plan.client: self.store.get(after.client_state(plan.client)) for plan in trained},
         )
+
+    def _initial_weights(self) -> Weights:
+        """Return copies of the tensors that any phase trains, before any round."""
+        phases = range(len(self.experiment.phases))
+        names = {name for index in phases for name in self.run_context.parameter_groups(index).shared}
+        parameters = self.run_context.module.named_parameters()
+        return {name: parameter.detach().clone() for name, parameter in parameters if name in names}
 
     def _worker(self, request: RoundRequest) -> tuple[Worker, MessageRecorder]:
         context, recorder = self.run_context, MessageRecorder()
@@ -162,27 +181,34 @@ class PrivacyTestRounds:
             randomness=request.randomness or self.randomness,
         )
         worker = Worker(config, context, home=context.device)
-        worker.begin(request.phase, {})
+        base = {} if request.before is None else request.before.base_weights
+        worker.begin(request.phase, {**self.initial, **base})  # all workers share the module
         executor = worker.executors[request.phase]
         phase = executor.context.phase
         if request.craft is not None:
-            phase = replace(phase, algorithm=with_crafted_updates(phase.algorithm, request.craft))
+            phase = replace(phase, algorithm=with_crafted_updates(phase.algorithm, request.craft, request.pushed))
         if request.still:
             phase = replace(phase, local=replace(phase.local, learning_rate=SHORT_STEP, steps=STILL_STEPS))
         if request.poisson is not None:
             phase = replace(phase, poisson=request.poisson, clients_per_round=None)
         own = replace(executor.context, phase=phase)
+        if request.mechanism is not None and own.mechanism is not None:
+            own = replace(own, mechanism=request.mechanism(own.mechanism))
         worker.executors[request.phase] = replace(executor, context=own, observer=recorder)
         return worker, recorder
 
 
-def with_crafted_updates(algorithm: Algorithm, craft: Craft) -> Algorithm:
-    """Return the algorithm with given updates of privacy units in place of trained ones."""
+def with_crafted_updates(algorithm: Algorithm, craft: Craft, pushed: bool = False) -> Algorithm:
+    """Return the algorithm with given updates of privacy units in place of trained ones, or added to them."""
     kind = type(algorithm)
 
     class Crafted(kind):  # type: ignore[misc, valid-type]
         def upload(self, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> Parts:
-            return {"weights": {name: craft(name, w, update) for name, w in received["weights"].items()}}
+            crafted = {name: craft(name, w, update) for name, w in received["weights"].items()}
+            if not pushed:
+                return {"weights": crafted}
+            parts: Parts = super().upload(trained, received, state, update)
+            return {**parts, "weights": add(parts["weights"], crafted)}
 
     made = object.__new__(Crafted)
     for name, value in vars(algorithm).items():
@@ -192,11 +218,12 @@ def with_crafted_updates(algorithm: Algorithm, craft: Craft) -> Algorithm:
 
 
 class MessageRecorder(Observer):
-    """An observer that records every client's upload before encoding, and the gradient of each local step."""
+    """An observer that records every client's upload before and after encoding, and the gradient of each local step."""
 
     def __init__(self) -> None:
         """Record from now on."""
         self.messages: dict[int, Weights] = {}
+        self.arrived: dict[int, Parts] = {}
         self.gradients: dict[int, list[Weights]] = {}
 
     def stepped(self, step: OptimizerStep) -> None:
@@ -210,6 +237,7 @@ class MessageRecorder(Observer):
         own = {name: t.clone() for name, t in upload["weights"].items()}
         rest = {f"{part}/{name}": t.clone() for part in upload if part != "weights" for name, t in upload[part].items()}
         self.messages[client] = {**own, **rest}
+        self.arrived[client] = {part: {n: t.clone() for n, t in tensors.items()} for part, tensors in arrived.items()}
 
 
 def shrink(experiment: Experiment, num_clients: int) -> Experiment:
@@ -220,7 +248,14 @@ def shrink(experiment: Experiment, num_clients: int) -> Experiment:
     privacy = experiment.privacy or Privacy()
     units = None if privacy.groups_per_client is None else min(privacy.groups_per_client, MAX_UNITS)
     privacy = replace(
-        privacy, groups_per_client=units, group_rate=None, min_groups=None, secure=False, noise_seed=0, min_clients=None
+        privacy,
+        groups_per_client=units,
+        group_rate=None,
+        min_groups=None,
+        secure=False,
+        noise_seed=0,
+        min_clients=None,
+        factorization=None,
     )
     if privacy.unit == "record" and privacy.clip is not None:  # the gradient is clipped, not the long step
         privacy = replace(privacy, clip=privacy.clip / LONG_STEP)
@@ -229,11 +264,10 @@ def shrink(experiment: Experiment, num_clients: int) -> Experiment:
             phase,
             local=Local(LocalOptimizer("sgd"), LONG_STEP, steps=1, batch_size=phase.local.batch_size),
             server=Sgd(),
-            rounds=2,
+            rounds=CHAIN,
             participation=None,
             poisson=None,
             clients_per_round=num_clients,
-            carry_over=(),
         )
         for phase in experiment.phases
     )
@@ -269,6 +303,18 @@ def with_another_example(client: int, position: int) -> PlanChange:
         rows = plan.units[0].copy()
         rows[position % len(rows)] = rows[position - 1]
         return replace(plan, units=(rows,))
+
+    return change
+
+
+def with_one_unit(client: int, rows: np.ndarray | None = None) -> PlanChange:
+    """Return a change that leaves the client one privacy unit, with as many of the given rows in place of its own."""
+
+    def change(plan: ClientPlan) -> ClientPlan:
+        if plan.client != client:
+            return plan
+        own = plan.units[:1] if rows is None else tuple(np.resize(rows, len(unit)) for unit in plan.units[:1])
+        return replace(plan, units=own, unit_names=plan.unit_names[:1])
 
     return change
 

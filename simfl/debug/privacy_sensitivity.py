@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,13 +17,13 @@ from simfl.debug.privacy_rounds import (
     PrivacyTestRounds,
     RoundRequest,
     with_another_example,
+    with_one_unit,
     without_client,
     without_group,
 )
 from simfl.privacy.budget import Budget
 from simfl.protocol import ClientUpdate, Weights
 from simfl.training import dp_records
-from simfl.training.plan import ClientPlan
 from simfl.weights import scale, subtract
 
 MAX_LEFT_OUT = 3  # units, one at a time
@@ -55,7 +54,7 @@ def _check_crafted(rounds: PrivacyTestRounds) -> Iterator[Measurement]:
     limit = (rounds.privacy.clip or math.inf) / divisor(rounds, 1)
     worst, where = 0.0, ""
     for name in _tensors(rounds):
-        released = rounds.run(RoundRequest(0.0, without=only_unit_of(plan.client), craft=along(name, plan.client)))
+        released = rounds.run(RoundRequest(0.0, without=with_one_unit(plan.client), craft=along(name, plan.client)))
         message = {n: t for n, t in released.messages[plan.client].items() if n != COUNT}
         length = distance(message, scale(message, 0.0))
         if length >= worst:
@@ -118,7 +117,7 @@ def _without_count(rounds: PrivacyTestRounds) -> float:
 
 def _changes(rounds: PrivacyTestRounds, client: int) -> tuple[float, float]:
     """Return the change of the average if one unit's update is removed, and if it is replaced by an opposite one."""
-    only, averages = only_unit_of(client), []
+    only, averages = with_one_unit(client), []
     for sign in (1.0, -1.0, 0.0):
         craft = along(None, client, sign)
         averages.append(rounds.run(RoundRequest(0.0, without=only, craft=craft)).average)
@@ -140,7 +139,7 @@ def check_cohorts(rounds: PrivacyTestRounds) -> Iterator[Measurement]:
         if noisy.plans:
             client = noisy.plans[0].client
             requests = [
-                RoundRequest(0.0, 0, number, only_unit_of(client), along(None, client, sign), poisson=0.5)
+                RoundRequest(0.0, 0, number, with_one_unit(client), along(None, client, sign), poisson=0.5)
                 for sign in (1.0, 0.0)
             ]
             with_unit, without = (rounds.run(request).average for request in requests)
@@ -210,17 +209,6 @@ def units_to_leave_out(rounds: PrivacyTestRounds) -> list[tuple[str, PlanChange]
     groups = [(plan.client, name) for plan in plans for name in dict.fromkeys(plan.unit_names)]
     chosen = groups[:: max(1, len(groups) // MAX_LEFT_OUT)][:MAX_LEFT_OUT]
     return [(f"group {name} of client {client}", without_group(client, name)) for client, name in chosen]
-
-
-def only_unit_of(client: int) -> PlanChange:
-    """Return a change that leaves the client one privacy unit."""
-
-    def change(plan: ClientPlan) -> ClientPlan:
-        if plan.client != client:
-            return plan
-        return replace(plan, units=plan.units[:1], unit_names=plan.unit_names[:1])
-
-    return change
 
 
 def along(tensor: str | None, client: int, sign: float = 1.0) -> Craft:
