@@ -57,7 +57,9 @@ class Correlation:
     workload: Workload
     first_step: int = 0
     bin_rate: float | None = None
-    _stream: NoiseStream = field(default_factory=lambda: NoiseStream(), repr=False, compare=False)  # of the last round
+    _stream: NoiseStream = field(
+        default_factory=lambda: NoiseStream(), init=False, repr=False, compare=False
+    )  # of the last round
 
     @staticmethod
     def of(privacy: Privacy, phases: Sequence[Phase], index: int, num_clients: int) -> Correlation | None:

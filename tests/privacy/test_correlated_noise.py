@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting.pld import privacy_loss_distribution as pld
+from fakes import Stopping, Toy, run, scatter, traces
+from fakes import experiment as small_experiment
 
 from simfl import config
+from simfl.debug.replay import replay
 from simfl.errors import ConfigError, PrivacyError
-from simfl.experiment import Experiment
+from simfl.experiment import Experiment, Privacy
 from simfl.factorizations.banded import Banded
 from simfl.factorizations.base import Factor, Participation, Workload, most_rows
 from simfl.factorizations.blt import Blt
@@ -26,6 +29,7 @@ from simfl.privacy.correlated import Correlation, workload_of
 from simfl.privacy.paid import PaidRound, append
 from simfl.privacy.randomness import Randomness
 from simfl.protocol import State
+from simfl.runs.results import Run
 from simfl.sampling import participation_of, sample_in_turns
 
 BANDED = Banded(bands=3)
@@ -327,7 +331,7 @@ def test_a_lost_round_of_another_key_ends_the_run(tmp_path: Path) -> None:
 
 RUNS = {
     "banded": Privacy(unit="client", noise="central", factorization=Banded(bands=2)),
-    "blt": Privacy(unit="client", noise="central", factorization=Blt(buffers=2)),
+    "blt": Privacy(unit="client", noise="central", factorization=Blt(buffers=2)),  # 3 clients take their turn
     "groups": Privacy(noise="central", groups_per_client=2, factorization=Banded(bands=2)),
 }
 
@@ -337,7 +341,7 @@ def test_a_run_is_bit_identical_scattered_over_workers_and_resumed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     privacy = replace(RUNS[name], clip=0.05, noise_multiplier=0.7, adjacency="zero_out", noise_seed=0)
-    sampled = {"poisson": 0.4, "participation": None} if name == "blt" else {"clients_per_round": 3}
+    sampled = {"poisson": 0.4, "participation": None} if name == "banded" else {"clients_per_round": 3}
     sampled |= {"rounds": 5, "weighting": "uniform", "data": Toy(sizes=(12, 9, 6, 12, 9, 7))}
     algorithm = "group_dp" if name == "groups" else "dp_fedavg"
     given = small_experiment(algorithm, privacy=privacy, **sampled)
@@ -348,7 +352,9 @@ def test_a_run_is_bit_identical_scattered_over_workers_and_resumed(
     scatter(monkeypatch)
     run(given, tmp_path / "scattered")
     assert traces(tmp_path / "whole") == traces(tmp_path / "scattered")
-    replay(tmp_path / "whole", 3, print)
-    found = Run.open(tmp_path / "whole")
-    text = found.summary["privacy"]["statement"]
-    assert "Clients take turns, which sampling enforces" in " ".join(text.split())
+    made = Run(tmp_path / "whole")
+    row = made.clients().to_pylist()[-1]
+    assert replay(made, row["round"], row["client"]).equal
+    text = " ".join((tmp_path / "whole" / "privacy.md").read_text().split())
+    assert "Clients take turns, which sampling enforces" in text
+    assert ("Sampling amplifies privacy" in text) == (name == "banded")
