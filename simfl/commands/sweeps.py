@@ -45,6 +45,13 @@ def table_target(marker_default: str) -> options.Decorator:
     "ray: one run per CPU or GPU; inline: one after another in this process; auto: as in `simfl run`.",
     "Concurrent runs, with Ray.",
 )
+@click.option(
+    "--gpus-per-run",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Share of a GPU of each run, with Ray: 0.5 for two.",
+)
 @click.option("--only", multiple=True, metavar="PATTERN", help="Only runs with these names, e.g. 'fedprox*'.")
 @click.option("--list", "as_list", is_flag=True, help="List the names of the runs without running them.")
 @table_target("the name of FILE, as in bench for bench.yaml")
@@ -54,6 +61,7 @@ def sweep(
     out: str | None,
     resume: bool,
     placement: options.BackendOptions,
+    gpus_per_run: float,
     only: tuple[str, ...],
     as_list: bool,
     target: TableTarget,
@@ -78,7 +86,7 @@ def sweep(
     with Board() as board:
         if placement.message:
             board.message(placement.message)
-        where = SweepPlacement(placement.backend, placement.workers, placement.address)
+        where = SweepPlacement(placement.backend, placement.workers, placement.address, gpus_per_run)
         outcomes = sweep.run(found, folder, where, resume, board)
     click.echo(board.table)
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]

@@ -6,17 +6,21 @@ A worker executes one run after another, and keeps the data and the model that t
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from simfl.errors import ConfigError, nearest
+from simfl.errors import ConfigError, RunError, nearest
 from simfl.runtime.ray import cluster
 from simfl.runtime.ray.actor import DriverLocation
 from simfl.runtime.ray.cluster import ActorHandle, ObjectRef
 from simfl.sweeps.job import Outcome, SweepJob, execute, failed
 
+LOOK_SECONDS = 2.0  # between two looks at the machines of the cluster
+REPORT_SECONDS = 10.0  # without a machine for any run, until this is reported
+ROUNDING = 1e-6  # of the number of shares of a GPU
 MAX_TRIES = 3  # workers that may die during one run; the next worker resumes from the last checkpoint
 
 
@@ -27,6 +31,21 @@ class SweepPlacement:
     backend: str = "ray"  # or inline
     workers: int | str = "auto"  # number of concurrent runs with Ray
     address: str | None = None  # of a running Ray cluster
+    gpus: float = 1.0  # share of a GPU of each run, where Ray has GPUs
+
+    def share(self, resource: str) -> float:
+        """Return the amount of a resource, CPU or GPU, that each run occupies.
+
+        Raises:
+            ConfigError: `gpus` is not a share of a GPU, or there are no GPUs.
+        """
+        if not 0 < self.gpus <= 1:
+            raise ConfigError(
+                f"--gpus-per-run: {self.gpus:g} given; allowed: more than 0, at most 1 (a run uses one GPU)"
+            )
+        if resource != "GPU" and self.gpus != 1:
+            raise ConfigError(f"--gpus-per-run: {self.gpus:g} given, but there are no GPUs")
+        return self.gpus if resource == "GPU" else 1.0
 
 
 class RunPool(Protocol):
@@ -35,6 +54,9 @@ class RunPool(Protocol):
     @property
     def free(self) -> int:
         """Number of runs that can be started now."""
+
+    def expect(self, waiting: int) -> None:
+        """Prepare for this number of runs that wait to be started."""
 
     def start(self, job: SweepJob) -> None:
         """Start a run."""
@@ -54,6 +76,9 @@ class InlineRuns:
         """One, unless an outcome has not been collected."""
         return 0 if self.outcomes else 1
 
+    def expect(self, waiting: int) -> None:
+        """Do nothing: this process executes all runs."""
+
     def start(self, job: SweepJob) -> None:
         """Execute a run."""
         self.outcomes.append(execute(job, self.shared, self.display(job)))
@@ -71,6 +96,12 @@ class RunActor:
         driver.apply()
         self.shared: dict[str, Any] = {}
 
+    def node(self) -> str:
+        """Return the id of the node of Ray that the actor is on."""
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
+
     def execute(self, job: SweepJob) -> Outcome:
         """Execute a run; it fails if the folder of the sweep does not exist on this machine."""
         parent = job.location.folder.parent
@@ -80,60 +111,150 @@ class RunActor:
         return execute(job, self.shared)
 
 
-class RayRuns:
-    """Executor with one actor per CPU or GPU, each with one run at a time."""
+@dataclass(frozen=True)
+class Seat:
+    """An actor that has started."""
 
-    def __init__(self, workers: int | str, address: str | None, log: Callable[[str], None]) -> None:
-        self.ray, self.log = cluster.connect(address), log
-        self.resource = cluster.worker_resource(address)
-        available = self.ray.cluster_resources().get(self.resource, 0)
-        self.num_workers = cluster.count_workers(self.resource, available, workers)
-        self.idle: list[ActorHandle] = []
-        self.running: dict[ObjectRef, tuple[ActorHandle, SweepJob, int]] = {}  # actor, run, deaths
+    actor: ActorHandle
+    node: str  # id of its node
+
+
+class RayRuns:
+    """Executor with one actor per CPU, GPU or fraction of a GPU, each with one run at a time.
+
+    Actors follow the machines of the cluster. A run is given to an actor that has started, never to one that waits for
+    resources, so no run waits while an actor is idle. The run of a machine that died goes to the next idle actor.
+    """
+
+    def __init__(self, placement: SweepPlacement, log: Callable[[str], None]) -> None:
+        self.ray, self.log = cluster.connect(placement.address), log
+        self.resource = cluster.worker_resource(placement.address)
+        self.share = placement.share(self.resource)
+        self.joined = placement.address is not None  # machines may join later
+        self.limit = None if placement.workers == "auto" else int(placement.workers)
+        self.nodes = dict[str, int]()  # id of each live node -> number of actors that it has room for
+        self.idle = list[Seat]()
+        self.starting: dict[ObjectRef, ActorHandle] = {}
+        self.running: dict[ObjectRef, tuple[Seat, SweepJob, int]] = {}  # actor, run, deaths
+        self.returned = list[tuple[SweepJob, int]]()  # runs of actors that died, and their deaths
+        self.failed_starts, self._next_look = 0, 0.0
+        self._said, self._waits_since = False, 0.0
+        self._look()
+        cluster.count_workers(self.resource, sum(self.nodes.values()), placement.workers)
 
     @property
     def free(self) -> int:
-        """Number of workers without a run."""
-        return self.num_workers - len(self.running)
+        """Number of idle actors that no returned run needs."""
+        return max(0, len(self.idle) - len(self.returned))
+
+    def expect(self, waiting: int) -> None:
+        """Start actors for the runs that wait, as many as the machines have room for; stop those that none needs.
+
+        In a cluster that this process has joined, one more actor waits for a machine to join or to become free, which
+        an autoscaler sees as demand.
+        """
+        if time.monotonic() >= self._next_look:
+            self._look()
+        waiting += len(self.returned)
+        room = sum(self.nodes.values()) + self.joined - len(self.running) - len(self.idle)
+        if self.limit is not None:
+            room = min(room, self.limit - len(self.running) - len(self.idle))
+        wanted = max(0, min(waiting - len(self.idle), room))
+        while len(self.starting) < wanted:
+            self._start_actor()
+        while len(self.starting) > wanted:
+            self.ray.kill(self.starting.popitem()[1])
+        while len(self.idle) > waiting:
+            self.ray.kill(self.idle.pop().actor)
 
     def start(self, job: SweepJob, tries: int = 0) -> None:
-        """Start a run on an idle or a new actor."""
-        actor = self.idle.pop() if self.idle else self._new_actor()
-        self.running[actor.execute.remote(job)] = (actor, job, tries)
-
-    def _new_actor(self) -> ActorHandle:
-        num_gpus = 1 if self.resource == "GPU" else 0
-        actor_class = self.ray.remote(num_cpus=1, num_gpus=num_gpus, max_restarts=0)(RunActor)
-        return actor_class.remote(DriverLocation.here())
+        """Start a run on an idle actor."""
+        seat = self.idle.pop()
+        self.running[seat.actor.execute.remote(job)] = (seat, job, tries)
 
     def ended(self, seconds: float) -> list[Outcome]:
-        """Return the runs that have ended; wait up to `seconds` for the first."""
-        if not self.running:
+        """Return the runs that have ended; wait up to `seconds` for a run to end or an actor to start."""
+        calls = [*self.running, *self.starting]
+        if not calls:
+            time.sleep(seconds)
             return []
-        first, _ = self.ray.wait(list(self.running), num_returns=1, timeout=seconds)
-        calls, _ = self.ray.wait(list(self.running), num_returns=len(self.running), timeout=0) if first else ([], [])
-        return [outcome for call in calls if (outcome := self._outcome(call)) is not None]
-
-    def _outcome(self, call: ObjectRef) -> Outcome | None:
-        """Return the outcome of a run; None if its actor died and another one resumes it."""
-        actor, job, tries = self.running.pop(call)
-        try:
-            outcome: Outcome = self.ray.get(call)
-        except (self.ray.exceptions.RayActorError, self.ray.exceptions.OutOfMemoryError) as error:
-            self.ray.kill(actor)
-            reason = cluster.last_line(error)
-            if tries + 1 == MAX_TRIES:
-                return failed(job, RuntimeError(f"its worker died {MAX_TRIES} times: {reason}"))
-            self.log(f"{job.label}: its worker died ({reason}); another worker resumes the run")
-            self.start(job, tries + 1)
-            return None
-        self.idle.append(actor)
-        return outcome
+        first, _ = self.ray.wait(calls, num_returns=1, timeout=seconds)
+        ready, _ = self.ray.wait(calls, num_returns=len(calls), timeout=0) if first else ([], [])
+        for ref in [ref for ref in ready if ref in self.starting]:
+            self._take_started(ref)
+        found = [outcome for ref in ready if ref in self.running and (outcome := self._outcome(ref)) is not None]
+        while self.returned and self.idle:
+            self.start(*self.returned.pop(0))
+        self._report_waiting()
+        return found
 
     def close(self) -> None:
         """Stop all actors."""
-        for actor in [*self.idle, *(actor for actor, _, _ in self.running.values())]:
+        seats = [*self.idle, *(seat for seat, _, _ in self.running.values())]
+        for actor in [*(seat.actor for seat in seats), *self.starting.values()]:
             self.ray.kill(actor)
+
+    def _start_actor(self) -> None:
+        num_gpus = self.share if self.resource == "GPU" else 0
+        actor_class = self.ray.remote(num_cpus=1, num_gpus=num_gpus, max_restarts=0)(RunActor)
+        actor = actor_class.remote(DriverLocation.here())
+        self.starting[actor.node.remote()] = actor
+
+    def _take_started(self, ref: ObjectRef) -> None:
+        """Note that an actor has started; RunError if actors fail to start repeatedly."""
+        actor = self.starting.pop(ref)
+        try:
+            self.idle.append(Seat(actor, self.ray.get(ref)))
+            self.failed_starts = 0
+        except (self.ray.exceptions.RayActorError, self.ray.exceptions.RayTaskError) as error:
+            self.failed_starts += 1
+            if self.failed_starts == MAX_TRIES or getattr(error, "actor_init_failed", False):
+                raise RunError(f"a worker of the sweep cannot start: {cluster.last_line(error)}") from None
+
+    def _outcome(self, call: ObjectRef) -> Outcome | None:
+        """Return the outcome of a run; None if its actor died and another one resumes it.
+
+        Deaths of machines are not counted: they are no sign that the run kills its worker.
+        """
+        seat, job, tries = self.running.pop(call)
+        try:
+            outcome: Outcome = self.ray.get(call)
+        except (self.ray.exceptions.RayActorError, self.ray.exceptions.OutOfMemoryError) as error:
+            self.ray.kill(seat.actor)
+            self._look()
+            reason = cluster.last_line(error)
+            lost = seat.node not in self.nodes or "node has died" in str(error)
+            if not lost and tries + 1 == MAX_TRIES:
+                return failed(job, RuntimeError(f"its worker died {MAX_TRIES} times: {reason}"))
+            self.log(f"{job.label}: its {'machine' if lost else 'worker'} died ({reason}); another one resumes the run")
+            self.returned.append((job, tries + (not lost)))
+            return None
+        self.idle.append(seat)
+        return outcome
+
+    def _look(self) -> None:
+        """Count the actors that each live machine has room for, and forget idle actors of dead machines."""
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        self.nodes = {
+            node["NodeID"]: int(node["Resources"].get(self.resource, 0) / self.share + ROUNDING)
+            for node in self.ray.nodes()
+            if node["Alive"]
+        }
+        self.idle = [seat for seat in self.idle if seat.node in self.nodes]
+
+    def _report_waiting(self) -> None:
+        """Report once per wait that no machine has room for a run."""
+        waits = bool(self.starting or self.returned) and not self.running and not self.idle
+        if waits and not self._said and self._waits_since and time.monotonic() - self._waits_since > REPORT_SECONDS:
+            free = self.ray.available_resources().get(self.resource, 0)
+            self.log(
+                f"waiting for a machine with a free {self.resource}: Ray has {free:g} of {sum(self.nodes.values())}"
+            )
+            self._said = True
+        if not waits:
+            self._said, self._waits_since = False, 0.0
+        elif not self._waits_since:
+            self._waits_since = time.monotonic()
 
 
 @contextmanager
@@ -145,7 +266,7 @@ def open_pool(
         yield InlineRuns(display)
     elif placement.backend == "ray":
         with cluster.started(placement.address):
-            pool = RayRuns(placement.workers, placement.address, log)
+            pool = RayRuns(placement, log)
             try:
                 yield pool
             finally:

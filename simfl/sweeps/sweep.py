@@ -85,6 +85,7 @@ def folder_of(name: str, resume: bool) -> Path:
 def _execute(state: SweepState, pool: RunPool, display: NullSweepDisplay) -> None:
     try:
         while state.waiting or state.running:
+            pool.expect(len(state.waiting))
             while pool.free and (job := state.next()) is not None:
                 pool.start(job)
             if _collect(state, pool, display):
