@@ -85,7 +85,7 @@ def test_masks_change_no_bit(neighbors: int | None, tmp_path: Path) -> None:
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
 def test_a_fine_grid_is_close_to_the_plain_mean(weighting: str, tmp_path: Path) -> None:
     fine = replace(SECURE, bits=56, value_bits=44, rounding="nearest")
-    settings = {"rounds": 2, "weighting": weighting, "participation": 0.8}
+    settings: dict[str, Any] = {"rounds": 2, "weighting": weighting, "participation": 0.8}
     run(experiment("fedavg", **settings), tmp_path / "plain")
     run(experiment("fedavg", secure_aggregation=fine, **settings), tmp_path / "secure")
     run(experiment("fedavg", "vectorized", secure_aggregation=fine, **settings), tmp_path / "vectorized")
