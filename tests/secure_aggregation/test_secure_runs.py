@@ -35,7 +35,7 @@ def secure(algorithm: str = "fedavg", settings: SecureAggregation = LEAVING, **m
     return experiment(algorithm, secure_aggregation=settings, **{"rounds": 2, "participation": 0.8} | more)
 
 
-def noisy(mechanism: str = "skellam", **more: Any) -> Experiment:
+def noisy(mechanism: Any = "skellam", **more: Any) -> Experiment:
     settings = SecureAggregation(threshold=4, dropout=0.1, too_few="skip")
     return secure(settings=settings, privacy=replace(NOISE, mechanism=mechanism), weighting="uniform", **more)
 
