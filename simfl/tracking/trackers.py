@@ -19,6 +19,7 @@ from simfl.data.base import Split
 from simfl.errors import ConfigError
 from simfl.experiment import Experiment, Wandb
 from simfl.run_context import RunContext
+from simfl.runs.environment import commit_of_simfl
 from simfl.runs.folder import CHECKPOINTS, PARTITION, JsonObject, read_json, write_json
 from simfl.runs.tables import TableRow
 from simfl.tracking.events import AXES, TrackingEvent, metrics
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 STATE_FILE = "tracking.json"  # in the run folder: what a resumed run needs to continue the tracked run
 SWEEP_SETTINGS = "sweep"  # in W&B's config: the run's values of the settings that its sweep varies
+SUMMARY = "run"  # prefix of the values of summary.json, some of which have the names of metrics (bytes, rounds)
 IMAGE_PIXELS = 512  # longest side of a logged image
 
 
@@ -118,7 +120,7 @@ class WandbTracker:
             names = list(evaluations[0])
             rows = [[row.get(name) for name in names] for row in evaluations]
             self.run.log({"evaluations_table": wandb.Table(columns=names, data=rows)})
-        self.run.summary.update({name: value for name, value in summary.items() if name != "folder"})
+        self.run.summary.update({f"{SUMMARY}/{name}": value for name, value in summary.items() if name != "folder"})
         if self.artifacts and summary["status"] == "completed":
             newest = max((self.folder / CHECKPOINTS).iterdir())
             self._log_artifact("checkpoint", newest)
@@ -145,12 +147,14 @@ def _wandb(
         "entity": requested.entity,
         "project": requested.project,
         "group": requested.group,
+        "job_type": requested.job_type,
+        "notes": requested.notes,
         "tags": list(requested.tags),
         "id": _run_id(folder),
         "name": experiment.name,
         "dir": str(folder),
         "resume": "allow",
-        "config": config.to_mapping(experiment) | {SWEEP_SETTINGS: dict(requested.varied)},
+        "config": _config(experiment, dict(requested.varied)),
         "settings": wandb.Settings(console="off", silent=True),
     }
     try:
@@ -165,6 +169,14 @@ def _wandb(
         code = 0
     finally:
         run.finish(exit_code=code)
+
+
+def _config(experiment: Experiment, varied: JsonObject) -> JsonObject:
+    """Return W&B's config: the experiment with its phases by number, since W&B filters by keys and not by positions."""
+    mapping = config.to_mapping(experiment)
+    phases = {str(number): phase for number, phase in enumerate(mapping["phases"])}
+    commit, dirty = commit_of_simfl()
+    return mapping | {"phases": phases, SWEEP_SETTINGS: varied, "simfl": {"commit": commit, "dirty": dirty}}
 
 
 def _has_key() -> bool:

@@ -33,11 +33,13 @@ from fakes import experiment, run, traces
 from nodes import OWN_SESSION, SlowScaffold, cluster
 
 from simfl import config
+from simfl.runtime.ray.cluster import START_SECONDS
 
 TESTS = Path(__file__).parents[1]
 ROUNDS, WATCHDOG, SLACK = 12, 15.0, 15.0  # rounds of a run; seconds
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL of a pod
 HUNG = 120.0  # seconds after which a run that neither ends nor fails is killed
+AT_START = "during the start"
 STARTING = 0.25  # share of the trials whose fault strikes before the first round
 CASE = experiment(SlowScaffold(seconds=0.03), rounds=ROUNDS, watchdog_seconds=WATCHDOG)
 SMALL_STORE = {"RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": str(80 << 20)}
@@ -117,7 +119,7 @@ class Trial:
         time.sleep(pause)
         assert self.process is not None
         rounds = self.num_rounds()
-        self.where = f"after round {rounds}" if rounds else "during the start"
+        self.where = f"after round {rounds}" if rounds else AT_START
         return self.process.poll() is None
 
 
@@ -348,7 +350,8 @@ def _disturb(trial: Trial, fault: str, number: int) -> Outcome:
     process.wait()
     output = trial.output()
     lines = [text for text in output.splitlines() if text.startswith("simfl: ")]
-    if code is None or (code == 3 and seconds > WATCHDOG + SLACK):
+    limit = START_SECONDS if trial.where == AT_START else WATCHDOG
+    if code is None or (code == 3 and seconds > limit + SLACK):
         problems.append("hung")
     by_user = code == -signal.SIGKILL  # the process was killed itself and can say nothing
     if code not in (0, None) and not by_user and not _is_reported(code, lines, output):

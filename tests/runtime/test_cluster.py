@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import shutil
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 import simfl
-from simfl.errors import ConfigError, RunError
+from simfl.errors import ClusterError, ConfigError, RunError
 from simfl.runtime.ray import cluster, faststart
 
 TESTS = Path(__file__).parents[1]
@@ -28,6 +29,24 @@ def test_failed_start_is_raised_by_connect_and_leaves_no_thread(monkeypatch: pyt
     with pytest.raises(ConfigError, match="no cluster answers"), cluster.started("1.2.3.4"):
         cluster.connect("1.2.3.4")
     assert "ray" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_start_that_takes_too_long_ends_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A raylet that is killed while it starts leaves Ray waiting for it."""
+    ended = threading.Event()
+    monkeypatch.setattr(cluster, "START_SECONDS", 0.05)
+    monkeypatch.setattr(cluster, "_connect", lambda address, launcher: ended.wait(30))
+    monkeypatch.setattr(cluster, "_uses_faststart", lambda address: False)
+    startup = cluster.RayStartup(None)
+    try:
+        with pytest.raises(ClusterError, match=r"^Ray has not started after 0.05 s; .*--resume$"):
+            startup.wait()
+        assert startup.ended
+    finally:
+        startup.error = RuntimeError("the test is over")  # so that the thread ends
+        ended.set()
+    assert startup._thread is not None
+    startup._thread.join(30)
 
 
 def test_error_in_the_block_does_not_wait_for_ray_and_the_next_start_waits_for_its_end(
@@ -96,6 +115,7 @@ class FakeModule:
 class FailingLauncher:
     """Stands for a launcher that cannot start Ray."""
 
+    killed = False
     closed = False
 
     def address(self) -> str:
@@ -109,7 +129,8 @@ class FailingLauncher:
 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> FakeModule:
-    """The module `ray`, faked."""
+    """The module `ray`, faked; its constants are real, which a start on loopback changes."""
+    importlib.import_module("ray._private.ray_constants")
     module = FakeModule()
     monkeypatch.setitem(sys.modules, "ray", module)
     return module

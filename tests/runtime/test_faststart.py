@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import pytest
 
 from simfl.runtime import machine
 from simfl.runtime.ray import faststart
+from simfl.runtime.ray.faststart import launcher
 from simfl.runtime.ray.faststart.patches import AGENTS, PORTS, patched
 
 REPOSITORY = Path(__file__).parents[2]
@@ -96,6 +98,17 @@ def test_launcher_that_is_closed_without_waiting_ends_on_its_own() -> None:
     assert done.stderr == ""
     assert in_time(lambda: not os.path.exists(folder))
     assert in_time(lambda: not alive(int(pid)))
+
+
+def test_frozen_launcher_is_killed_when_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "MAIN", "import time; time.sleep(600)")
+    monkeypatch.setattr(launcher, "STOP_TIMEOUT", 0.05)
+    monkeypatch.setattr(launcher, "KILL_TIMEOUT", 0.05)
+    frozen = launcher.RayLauncher()
+    os.kill(frozen._process.pid, signal.SIGSTOP)
+    frozen.close()
+    assert frozen._process.returncode == -signal.SIGKILL
+    assert not Path(frozen.folder).exists()
 
 
 def test_launcher_that_cannot_start_ray_reports_the_cause() -> None:

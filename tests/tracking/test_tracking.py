@@ -21,11 +21,12 @@ from simfl.errors import ConfigError, DamagedFile
 from simfl.experiment import Evaluate, Tracking, Wandb
 from simfl.protocol import AggregatedUpdates, ClientUpdate, Parts, Server, State
 from simfl.runs import tables
+from simfl.runs.environment import commit_of_simfl
 from simfl.timing import NAMES
 from simfl.tracking import trackers as tracking
 from simfl.tracking.events import MAX_GROUPS, TrackingEvent, evaluation_name, metrics
 
-WANDB = Tracking(wandb=Wandb(project="toys", group="fakes", tags=("a", "b")))
+WANDB = Tracking(wandb=Wandb(project="toys", group="fakes", job_type="ablation", notes="a note", tags=("a", "b")))
 BOTH_MODELS = Evaluate(models=("global", "personal"), samples=4)
 
 
@@ -96,6 +97,17 @@ def test_timings_bytes_and_scores_over_bytes_are_logged(tracked):
         assert "by_bytes/personal.accuracy" in row
 
 
+def test_summary_shadows_no_metric(tracked):
+    metrics = {name for row in history(tracked) for name in row if not name.startswith("_")}
+    updates = [record.summary for record in records(tracked) if record.WhichOneof("record_type") == "summary"]
+    names = {item.key or item.nested_key[0] for update in updates for item in update.update}
+    own = {name for name in names if name.startswith("run/")}
+    assert own >= {"run/bytes", "run/final", "run/rounds", "run/weights_sha256"}
+    parts = {name.split("/", 1)[0] for name in metrics}
+    assert "run" not in parts
+    assert not own & metrics
+
+
 def test_the_axes_of_metrics_are_declared(tracked):
     metrics = [record.metric for record in records(tracked) if record.WhichOneof("record_type") == "metric"]
     axes = {metric.glob_name: metric.step_metric for metric in metrics if metric.glob_name}
@@ -108,7 +120,9 @@ def test_the_tracked_run_has_the_name_settings_and_group_of_the_experiment(track
     assert (start.project, start.run_group, start.display_name) == ("toys", "fakes", "toy")
     assert list(start.tags) == ["a", "b"]
     settings = {item.key: json.loads(item.value_json) for item in start.config.update}
-    assert settings["phases"][0]["rounds"] == 3
+    assert settings["phases"]["0"]["rounds"] == 3
+    assert settings["simfl"]["commit"] == commit_of_simfl()[0]
+    assert (start.job_type, start.notes) == ("ablation", "a note")
 
 
 def test_partition_and_last_checkpoint_are_artifacts(tracked):

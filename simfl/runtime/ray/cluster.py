@@ -20,7 +20,7 @@ from contextlib import contextmanager, nullcontext
 from threading import Event, Thread
 from typing import Any, TypeVar
 
-from simfl.errors import ConfigError, RunError
+from simfl.errors import ClusterError, ConfigError, RunError
 from simfl.runtime import machine
 from simfl.runtime.ray.access import on_loopback, private_token
 from simfl.safe_text import has_secret, mask_secrets
@@ -43,6 +43,7 @@ SETTINGS = {  # environment variables
 }
 REACH_TIMEOUT = 10.0  # seconds that an address has to answer
 CLIENT_PORT = "10001"  # of a ray:// address without a port
+START_SECONDS = 60.0  # that Ray has to start, or a cluster to accept this process
 SURVEY_TIMEOUT = 30.0  # seconds that a worker has to answer `survey`
 MIN_FREE_BYTES = 20_000_000  # in the folder of Ray's session
 QUIET = {"log_to_driver": False, "configure_logging": False}
@@ -85,9 +86,15 @@ class RayStartup:
             self.launcher.close()
 
     def wait(self) -> None:
-        """Wait until this process is connected to Ray, and raise the error if the start failed."""
+        """Wait until this process is connected to Ray, and raise the error if the start failed.
+
+        Raises:
+            ClusterError: Ray has not started after `START_SECONDS`; what there is of it is killed.
+        """
         self._start_thread()
-        self._ready.wait()
+        if not self._ready.wait(START_SECONDS):
+            self.abandon()
+            raise ClusterError(f"Ray has not started after {START_SECONDS:g} s; start the run again, with --resume")
         if self.error is not None:
             raise self.error
 
@@ -305,6 +312,8 @@ def _join(ray: RayModule, launcher: faststart.RayLauncher) -> bool:
             ray.init(launcher.address(), **QUIET)
         return True
     except Exception as error:
+        if launcher.killed:
+            raise
         log.warning(
             "fast start of Ray failed (%s); Ray starts in the usual way, as it does with SIMFL_PLAIN_RAY=1", error
         )

@@ -29,6 +29,7 @@ MAIN = (
     "import sys; sys.path[:] = sys.argv[2:]; from simfl.runtime.ray.faststart import launcher;"
     " launcher.main(sys.argv[1])"
 )
+STOP_TIMEOUT = 20.0  # seconds that Ray has to stop in order, until its processes are killed
 KILL_TIMEOUT = 5.0  # seconds that the processes of a lost Ray have to end
 AUTH = "RAY_AUTH_MODE"  # environment variable: authentication, the same in all processes of Ray
 
@@ -42,6 +43,7 @@ class RayLauncher:
         self.folder = tempfile.mkdtemp(prefix="simfl-")  # removed when Ray stops
         command = [sys.executable, "-c", MAIN, self.fork_address, *sys.path]
         self._process = Popen(command, stdin=PIPE, stdout=PIPE, text=True, process_group=0)
+        self.killed = False
 
     @property
     def fork_address(self) -> str:
@@ -58,17 +60,21 @@ class RayLauncher:
         return answer["address"]
 
     def close(self, wait: bool = True) -> None:
-        """Stop Ray."""
+        """Stop Ray; kill it if its launcher is frozen."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
         if wait:
-            self._process.wait()
+            try:
+                self._process.wait(STOP_TIMEOUT)
+            except TimeoutExpired:
+                self.kill()
             self._process.stdout.close()
 
     def kill(self) -> None:
         """Kill Ray, whose processes may be frozen, and remove its folder."""
         assert self._process.stdin is not None
+        self.killed = True
         self._process.stdin.close()
         with suppress(TimeoutExpired):
             self._process.wait(KILL_TIMEOUT)
