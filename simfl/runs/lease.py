@@ -74,7 +74,7 @@ class Lease:
             self.storage.remove([LEASE])
 
     def _wait(self, found: bytes, on_wait: Callable[[str], object]) -> None:
-        """Wait until a lease has expired; RunError as soon as it is renewed."""
+        """Wait until a lease has expired; RunError once it is renewed."""
         url = mask_secrets(self.storage.url)
         on_wait(f"{url}: {_shown(found)} has a lease; waiting up to {EXPIRY:g} s for its expiry")
         deadline = time.monotonic() + EXPIRY
