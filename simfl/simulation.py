@@ -7,6 +7,7 @@ counts whole or not at all: it is recorded and checkpointed after it was scored 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -64,6 +65,16 @@ def open_simulation(experiment: Experiment, options: RunOptions) -> Iterator[Sim
             raise
 
 
+@contextmanager
+def _setup_uncollected() -> Iterator[None]:
+    """Keep Python's garbage collector from scanning, in each round, what exists before the first one."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def _open(stack: ExitStack, experiment: Experiment, options: RunOptions) -> Simulation:
     """Open the session; a function of its own, so that no frame holds the first state for the whole run."""
     session, state = open_session(stack, experiment, options)
@@ -99,6 +110,10 @@ class Simulation:
 
     def run(self) -> dict[str, Any]:
         """Run all remaining rounds and return the summary."""
+        with _setup_uncollected():
+            return self._run()
+
+    def _run(self) -> dict[str, Any]:
         try:
             while self.state.phase < len(self.experiment.phases):
                 context = self.enter_phase()

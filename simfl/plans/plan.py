@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from torch import nn
 
 from simfl.data.base import Dataset
 from simfl.errors import ConfigError
-from simfl.experiment import Experiment
+from simfl.experiment import Experiment, Phase
 from simfl.models.meta_device import drop_remote_weights
 from simfl.parameter_groups import ParameterGroups
 from simfl.plans.memory import MemoryPlan, memory_of
@@ -27,10 +28,12 @@ from simfl.plans.work import ClientSizes, LocalSteps, client_sizes
 from simfl.privacy.budget import Budget
 from simfl.run_context import RunContext
 from simfl.runs.folder import JsonObject
-from simfl.sampling import num_sampled
+from simfl.sampling import expected_clients, num_sampled
 from simfl.transport.ledger import DIRECTIONS
 
 Counts = dict[str, int]
+MAX_UPDATES = 2_000_000  # client updates that are sampled one by one; a longer phase is scaled up from fewer rounds
+SCALED_ROUNDS, SCALED_UPDATES = 2_000, 200_000  # rounds, or client updates, from which it is scaled
 COLUMNS = ("payload_bytes", "charged_bytes")  # of the ledger, added up over a phase
 
 
@@ -75,6 +78,7 @@ class PhasePlan:
     steps: int | None  # local steps of all client updates; None if the sizes of the data are unknown
     privacy: PrivacyCost | None = None  # of the rounds of this phase
     varying: frozenset[tuple[str, str]] = frozenset()  # direction and part whose bytes are an upper bound
+    scaled_from: int | None = None  # rounds from which bytes, messages and steps are scaled up; None: all were counted
 
     @cached_property
     def memory(self) -> MemoryPlan:
@@ -184,9 +188,11 @@ def _phase(context: RunContext, index: int, sizes: ClientSizes, budget: Budget |
         raise ConfigError(f"phases.{index}.clients_per_round: {sampled} given, but there are {len(sizes)} clients")
     messages = messages_of(context, index, len(sizes), sizes.typical)
     totals, steps = _PhaseTotals(), LocalSteps(context.experiment, index, sizes)
-    for in_round in messages.rounds():
+    counted = _counted_rounds(phase, len(sizes))
+    for in_round in islice(messages.rounds(), counted):
         totals.add(in_round)
         totals.steps += steps.in_round(in_round) if steps.is_known else 0
+    totals.scale(phase.rounds, counted)
     expected_updates = totals.updates if phase.poisson is None else phase.poisson * len(sizes) * phase.rounds
     per_update = sum(bool(total(message, "floats")) for message in (messages.down, messages.up))
     per_update = 0 if phase.centralized else per_update
@@ -202,6 +208,7 @@ def _phase(context: RunContext, index: int, sizes: ClientSizes, budget: Budget |
         charged=totals.sums("charged_bytes"),
         count_memory=partial(memory_of, messages, context, index, card),
         steps=totals.steps if steps.is_known else None,
+        scaled_from=counted if counted < phase.rounds else None,
         privacy=_privacy(budget, [index]),
         varying=frozenset(
             (side, part)
@@ -210,6 +217,14 @@ def _phase(context: RunContext, index: int, sizes: ClientSizes, budget: Budget |
             if messages.varies(side, part)
         ),
     )
+
+
+def _counted_rounds(phase: Phase, clients: int) -> int:
+    """Return how many rounds of a phase are counted one by one: all, unless there are too many client updates."""
+    per_round = max(1.0, expected_clients(phase, clients))
+    if phase.rounds * per_round <= MAX_UPDATES:
+        return phase.rounds
+    return min(phase.rounds, SCALED_ROUNDS, max(1, int(SCALED_UPDATES / per_round)))
 
 
 class _PhaseTotals:
@@ -228,10 +243,24 @@ class _PhaseTotals:
             for key, count in counts.items():
                 self.counted[side][_sizes(distinct[key])] += count
 
+    def scale(self, rounds: int, counted: int) -> None:
+        """Scale from the counted rounds up to all; exact where every round samples and sends the same."""
+        if counted in (0, rounds):
+            return
+        self.updates, self.steps = (_scaled(n, rounds, counted) for n in (self.updates, self.steps))
+        for counts in self.counted.values():
+            for key in counts:
+                counts[key] = _scaled(counts[key], rounds, counted)
+
     def sums(self, column: str) -> Counts:
         at = COLUMNS.index(column)
         sides = {side: sum(sizes[at] * count for sizes, count in self.counted[side].items()) for side in DIRECTIONS}
         return {**sides, "total": sum(sides.values())}
+
+
+def _scaled(number: int, rounds: int, counted: int) -> int:
+    """Return number · rounds / counted, rounded, in exact integers."""
+    return (2 * number * rounds + counted) // (2 * counted)
 
 
 def _sizes(message: Message) -> tuple[int, ...]:

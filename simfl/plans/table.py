@@ -137,7 +137,9 @@ def _steps(plan: RunPlan) -> str:
     privacy = plan.experiment.privacy
     is_secret = privacy is not None and privacy.has_secret_sampling
     about = "" if plan.sizes.exact and not is_secret else "about "
-    return f"{about}{plan.steps:,.0f}, from {plan.sizes.source}"
+    scaled = [phase.scaled_from for phase in plan.phases if phase.scaled_from is not None]
+    remark = f"; scaled up from the first {scaled[0]:,} rounds" if scaled else ""
+    return f"{about}{plan.steps:,.0f}, from {plan.sizes.source}{remark}"
 
 
 def _worker(memory: MemoryPlan) -> str:

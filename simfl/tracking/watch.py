@@ -58,7 +58,7 @@ class RunView:
     losses: dict[int, float] = field(default_factory=dict)  # by round of the run
     scores: dict[str, dict[int, float]] = field(default_factory=dict)  # by name, by round of the run
     times: dict[str, float] = field(default_factory=dict)  # seconds of the last round by activity
-    workers: str = ""  # utilization of the workers in the last round
+    last_round: JsonObject = field(default_factory=dict)  # the newest event `round`
     messages: list[str] = field(default_factory=list)
 
     def update(self, line: JsonObject) -> None:
@@ -79,7 +79,7 @@ class RunView:
                 self.status.add(line)
                 self.phase = line["phase"]
                 self.times = {name: s for name, s in line.get("timings", {}).items() if s >= MIN_SECONDS}
-                self.workers = _utilization(line)
+                self.last_round = line
                 if line["loss"] is not None:
                     self.losses[int(line["step"])] = float(line["loss"])
             case "evaluated" if line["value"] is not None:
@@ -89,6 +89,11 @@ class RunView:
                 self.ended = str(line["status"])
         if line["event"] not in PROGRESS_EVENTS:
             self.messages = [*self.messages, _message(line)][-MAX_MESSAGES:]
+
+    @property
+    def workers(self) -> str:
+        """Utilization of the workers in the last round."""
+        return _utilization(self.last_round)
 
     def _start(self, line: JsonObject) -> None:
         """Start or resume; rounds that a killed process finished after its last checkpoint are dropped."""

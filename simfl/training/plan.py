@@ -100,7 +100,7 @@ class CohortPlan:
 
     def cost(self, local: Local) -> int:
         """Return the number of local steps, by which cohorts are dispatched."""
-        return sum(client.num_steps(local) for client in self.clients)
+        return sum(_steps_of(self.clients, local))
 
     def __reduce__(self) -> tuple[Callable[..., CohortPlan], tuple[object, ...]]:
         """Pickle all rows as one array, which takes a fifth of the time of hundreds of small ones."""
@@ -173,17 +173,34 @@ def cohorts(
     Without a number of workers, every block has `clients_per_batch` positions. Otherwise blocks are larger where this
     saves calls: see `_block_sizes`.
     """
-    ordered = sorted(clients, key=lambda client: (client.num_steps(local), client.client))
+    steps = np.array(_steps_of(clients, local), np.int64)
+    order = np.lexsort((np.array([client.client for client in clients], np.int64), steps)).tolist()
+    ordered = [clients[k] for k in order]
     size = execution_mode.clients_per_batch
     if num_workers is None:
         sizes = [size] * -(-len(ordered) // size)
     else:
-        sizes = _block_sizes([client.num_steps(local) for client in ordered], size, num_workers)
+        sizes = _block_sizes(steps[order].tolist(), size, num_workers)
     ends = np.cumsum(sizes)
     return [
         CohortPlan(phase, round_number, i, len(clients), tuple(ordered[end - count : end]), execution_mode, count)
         for i, (count, end) in enumerate(zip(sizes, ends.tolist(), strict=True))
     ]
+
+
+def _steps_of(clients: Sequence[ClientPlan], local: Local) -> list[int]:
+    """Return the number of local steps of each client; clients with as many examples share the computation."""
+    known: dict[int, int] = {}
+
+    def steps(client: ClientPlan) -> int:
+        if client.steps_per_unit is not None or len(client.units) != 1:
+            return client.num_steps(local)
+        count = len(client.units[0])
+        if count not in known:
+            known[count] = client.num_steps(local)
+        return known[count]
+
+    return [steps(client) for client in clients]
 
 
 def _block_sizes(costs: list[int], clients_per_batch: int, num_workers: int) -> list[int]:

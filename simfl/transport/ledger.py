@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from simfl.errors import ConfigError, nearest
 from simfl.protocol import Weights
@@ -97,8 +98,7 @@ def totals(rows: Iterable[Mapping[str, int | str]]) -> dict[str, dict[str, dict[
     for direction in DIRECTIONS:
         own = [entry for entry in rows if entry["direction"] == direction]
         for count, directions in sums.items():
-            key = f"{count}_bytes"
-            directions[direction] = sum(int(entry[key]) for entry in own)
+            directions[direction] = int(sum(map(itemgetter(f"{count}_bytes"), own)))
     return {
         count: {name: units(value) for name, value in {**directions, "total": sum(directions.values())}.items()}
         for count, directions in sums.items()
