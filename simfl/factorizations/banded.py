@@ -4,6 +4,9 @@ A band is no wider than the separation, so the columns of two rounds with the sa
 squared sensitivity is the sum of the squared norms of k columns, and each participation is a release
 of its own. Clients that are divided into bins, of which each round samples one at a rate, give the composition of
 Poisson-sampled Gaussian mechanisms (their theorem on amplification).
+
+With `toeplitz`, diagonals are constant, so that only `bands` numbers are optimized, for any number of rounds (McKenna
+2024, arXiv 2405.15913). The last columns are then shorter than 1.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import numpy as np
 
 from simfl.constraints import PositiveInt
 from simfl.errors import ConfigError
-from simfl.factorizations.base import Factor, Factorization, Participation, Workload, most_rows
+from simfl.factorizations.base import Factor, Factorization, Participation, Workload, most_rows, toeplitz_errors
 
 MAX_WORK = 2**24  # T²·bands: the optimization takes about 15 s
 POWER = 12  # of the norm over rounds that stands for the largest error
@@ -29,6 +32,7 @@ class Banded(Factorization):
     """A banded lower triangular matrix with columns of norm 1; its noise depends on the last `bands` − 1 rounds."""
 
     bands: PositiveInt = 4  # diagonals that are not zero; at most the separation b
+    toeplitz: bool = False  # true: constant diagonals, for thousands of rounds
 
     amplifies: ClassVar[bool] = True
 
@@ -44,10 +48,12 @@ class Banded(Factorization):
             ConfigError: There are too many rounds and bands.
         """
         rounds, bands = participation.rounds, min(self.bands, participation.rounds)
+        if self.toeplitz:
+            return ToeplitzBandedFactor(participation, _optimized_toeplitz(workload, bands, self.loss))
         if rounds**2 * bands > MAX_WORK:
             raise ConfigError(
                 f"privacy.factorization.bands: {self.bands} given, but with {rounds} rounds at most"
-                f" {MAX_WORK // rounds**2} can be optimized; allowed: fewer bands, or blt"
+                f" {MAX_WORK // rounds**2} can be optimized; allowed: fewer bands, toeplitz: true, or blt"
             )
         return BandedFactor(participation, _optimized(workload, bands, self.loss))
 
@@ -93,6 +99,47 @@ class BandedFactor(Factor):
         values /= self.diagonals[0, round]
         if self.num_states:
             states[round % self.num_states] = values
+
+
+class ToeplitzBandedFactor(BandedFactor):
+    """A banded matrix with constant diagonals, whose error takes time in proportion to T."""
+
+    def __init__(self, participation: Participation, coefficients: np.ndarray) -> None:
+        """Store the first column, float64 [bands]."""
+        inside = np.arange(participation.rounds) + np.arange(len(coefficients))[:, None] < participation.rounds
+        super().__init__(participation, np.where(inside, coefficients[:, None], 0.0))
+        self.coefficients = coefficients
+
+    def squared_errors(self, workload: Workload) -> np.ndarray:
+        """Return the squared norm of each row of A·C⁻¹, float64 [T]."""
+        return toeplitz_errors(_inverse(self.coefficients, len(workload.rates)), workload)
+
+
+def _inverse(coefficients: np.ndarray, rounds: int) -> np.ndarray:
+    """Return the first column of the inverse of a banded Toeplitz matrix, float64 [rounds]."""
+    from scipy.signal import lfilter  # takes long to import, and most runs need none of it
+
+    found: np.ndarray = lfilter([1.0], coefficients, np.eye(1, rounds)[0])
+    return found
+
+
+@lru_cache(maxsize=16)
+def _optimized_toeplitz(workload: Workload, bands: int, loss: str) -> np.ndarray:
+    """Return the first column [bands], of norm 1, with the smallest error, by L-BFGS."""
+    from scipy.optimize import minimize
+
+    def evaluate(free: np.ndarray) -> float:
+        column = np.concatenate([[1.0], free])
+        errors = toeplitz_errors(_inverse(column, len(workload.rates)), workload)
+        error = float(errors.mean() if loss == "mean" else errors.max())
+        return math.log(error * float(column @ column))
+
+    start = _square_root(bands)[1:]
+    free = minimize(evaluate, start, method="L-BFGS-B", bounds=[(0.0, 1.0)] * len(start)).x if bands > 1 else start
+    column = np.concatenate([[1.0], free])
+    column /= np.linalg.norm(column)
+    column.setflags(write=False)
+    return column
 
 
 def _solved_right(values: np.ndarray, diagonals: np.ndarray) -> np.ndarray:

@@ -69,6 +69,15 @@ class Workload:
         return self.applied(np.eye(1, len(self.rates))[0])
 
 
+def toeplitz_errors(inverse: np.ndarray, workload: Workload) -> np.ndarray:
+    """Return the squared norm of each row of A·C⁻¹, where C⁻¹ is the Toeplitz matrix of these coefficients [T]."""
+    if workload.is_constant:  # then A·C⁻¹ is a Toeplitz matrix
+        kept = np.convolve(workload.decays, inverse)[: len(inverse)] if workload.momentum else inverse
+        return np.cumsum((workload.rates[0] * np.cumsum(kept)) ** 2)
+    found: np.ndarray = (workload.applied(inverse) ** 2).sum(1)
+    return found
+
+
 class Factor:
     """A matrix C, optimized for a participation and a workload; its values never change.
 

@@ -18,7 +18,7 @@ from typing import Annotated
 import numpy as np
 
 from simfl.constraints import Constraint
-from simfl.factorizations.base import Factor, Factorization, Participation, Workload, toeplitz
+from simfl.factorizations.base import Factor, Factorization, Participation, Workload, toeplitz, toeplitz_errors
 
 Buffers = Annotated[int, Constraint("a whole number from 1 to 8", lambda n: 1 <= n <= 8)]
 MAX_STEPS = 300  # of the optimizer, from each start
@@ -83,12 +83,7 @@ class BltFactor(Factor):
 
     def squared_errors(self, workload: Workload) -> np.ndarray:
         """Return the squared norm of each row of A·C⁻¹, float64 [T]."""
-        inverse = self.inverse_coefficients(len(workload.rates))
-        if workload.is_constant:  # then A·C⁻¹ is a Toeplitz matrix
-            kept = np.convolve(workload.decays, inverse)[: len(inverse)] if workload.momentum else inverse
-            return np.cumsum((workload.rates[0] * np.cumsum(kept)) ** 2)
-        found: np.ndarray = (workload.applied(inverse) ** 2).sum(1)
-        return found
+        return toeplitz_errors(self.inverse_coefficients(len(workload.rates)), workload)
 
     def advance(self, round: int, values: np.ndarray, states: np.ndarray) -> None:
         """Solve C·W = Z for a row of W, with one state per buffer."""

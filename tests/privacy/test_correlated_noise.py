@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting.pld import privacy_loss_distribution as pld
-from fakes import Stopping, Toy, run, scatter, traces
+from fakes import Stopping, Toy, run, scatter, then, traces
 from fakes import experiment as small_experiment
+from safetensors.torch import load_file
 
 from simfl import config
 from simfl.debug.replay import replay
@@ -23,6 +24,7 @@ from simfl.factorizations.base import Factor, Participation, Workload, most_rows
 from simfl.factorizations.blt import Blt
 from simfl.optimizers.schedules import Cosine
 from simfl.optimizers.server import Momentum, Sgd
+from simfl.privacy import randomness
 from simfl.privacy.account import Account
 from simfl.privacy.budget import Budget
 from simfl.privacy.correlated import Correlation, workload_of
@@ -33,7 +35,13 @@ from simfl.runs.results import Run
 from simfl.sampling import participation_of, sample_in_turns
 
 BANDED = Banded(bands=3)
-SETTINGS = (BANDED, Banded(bands=3, loss="max"), Blt(buffers=2), Blt(buffers=3, loss="max"))
+SETTINGS = (
+    BANDED,
+    Banded(bands=3, toeplitz=True),
+    Banded(bands=3, loss="max"),
+    Blt(buffers=2),
+    Blt(buffers=3, loss="max"),
+)
 
 
 def experiment(**changes: object) -> Experiment:
@@ -164,6 +172,7 @@ def test_optimized_matrices_beat_independent_noise_and_known_ones() -> None:
     square_root = math.sqrt(((workload.matrix() @ np.linalg.inv(rows)) ** 2).sum(1).mean() * 4)
     assert error(Banded(bands=16)) < square_root < 0.5 * independent
     assert error(Banded(bands=4)) < 0.6 * independent
+    assert error(Banded(bands=16)) < error(Banded(bands=16, toeplitz=True)) < 1.1 * error(Banded(bands=16))
     assert error(Blt(buffers=2)) < 0.45 * independent
     worst = [
         settings.factor(participation, workload).squared_errors(workload).max()
@@ -259,7 +268,8 @@ def test_bins_sampled_at_a_rate_give_the_composition_of_sampled_gaussians() -> N
 
 
 def test_a_group_that_replaces_another_one_changes_a_sum_by_twice_the_clip_norm() -> None:
-    made = with_privacy(experiment(), unit="group", groups_per_client=2, min_groups=5, adjacency="add_remove")
+    fixed = experiment(**{"privacy.epsilon": "null", "privacy.noise_multiplier": 1})
+    made = with_privacy(fixed, unit="group", groups_per_client=2, min_groups=5, adjacency="add_remove")
     ((event, _),) = Budget.of(made, None, 60).scheme.histories(1.0, {0: 12}, "averages")[0]
     assert event.noise_multiplier == pytest.approx(0.5)  # one participation in 12 rounds
     zero_out = with_privacy(made, adjacency="zero_out")
@@ -358,3 +368,27 @@ def test_a_run_is_bit_identical_scattered_over_workers_and_resumed(
     text = " ".join((tmp_path / "whole" / "privacy.md").read_text().split())
     assert "Clients take turns, which sampling enforces" in text
     assert ("Sampling amplifies privacy" in text) == (name == "banded")
+
+
+def test_a_resumed_run_makes_the_noise_of_its_phase_again_from_the_stored_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(randomness.secrets, "token_bytes", lambda size: bytes(range(size)))
+    privacy = replace(RUNS["blt"], clip=0.05, noise_multiplier=0.7, adjacency="zero_out")
+    shared = {"weighting": "uniform", "clients_per_round": 2, "privacy": privacy, "data": Toy(sizes=(5, 6, 7, 8, 9))}
+    first, second = (small_experiment("dp_fedavg", rounds=rounds, **shared) for rounds in (3, 4))
+    given = then(first, second)
+    run(given, tmp_path / "whole")
+    run(given, tmp_path / "resumed", display=Stopping(5))
+    assert not any("noise" in name for name in load_file(next((tmp_path / "resumed").rglob("*.safetensors"))))
+    run(given, tmp_path / "resumed", resume=True)
+    assert traces(tmp_path / "whole") == traces(tmp_path / "resumed")
+
+
+def test_thousands_of_rounds_are_optimized_in_seconds() -> None:
+    participation, workload = Participation(4000, 500, 8), Workload((1.0,) * 4000)
+    independent = math.sqrt(8 * 2000.5)
+    for settings in (Banded(bands=32, toeplitz=True), Blt(buffers=4)):
+        factor = settings.factor(participation, workload)
+        error = math.sqrt(factor.squared_errors(workload).mean()) * factor.sensitivity(4000)
+        assert error < 0.3 * independent
