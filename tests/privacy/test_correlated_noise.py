@@ -6,6 +6,7 @@ import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from simfl.factorizations.base import Factor, Participation, Workload, most_rows
 from simfl.factorizations.blt import Blt
 from simfl.optimizers.schedules import Cosine
 from simfl.optimizers.server import Momentum, Sgd
+from simfl.plans.plan import plan
 from simfl.privacy import randomness
 from simfl.privacy.account import Account
 from simfl.privacy.budget import Budget
@@ -351,7 +353,7 @@ def test_a_run_is_bit_identical_scattered_over_workers_and_resumed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     privacy = replace(RUNS[name], clip=0.05, noise_multiplier=0.7, adjacency="zero_out", noise_seed=0)
-    sampled = {"poisson": 0.4, "participation": None} if name == "banded" else {"clients_per_round": 3}
+    sampled: dict[str, Any] = {"poisson": 0.4, "participation": None} if name == "banded" else {"clients_per_round": 3}
     sampled |= {"rounds": 5, "weighting": "uniform", "data": Toy(sizes=(12, 9, 6, 12, 9, 7))}
     algorithm = "group_dp" if name == "groups" else "dp_fedavg"
     given = small_experiment(algorithm, privacy=privacy, **sampled)
@@ -375,7 +377,12 @@ def test_a_resumed_run_makes_the_noise_of_its_phase_again_from_the_stored_key(
 ) -> None:
     monkeypatch.setattr(randomness.secrets, "token_bytes", lambda size: bytes(range(size)))
     privacy = replace(RUNS["blt"], clip=0.05, noise_multiplier=0.7, adjacency="zero_out")
-    shared = {"weighting": "uniform", "clients_per_round": 2, "privacy": privacy, "data": Toy(sizes=(5, 6, 7, 8, 9))}
+    shared: dict[str, Any] = {
+        "weighting": "uniform",
+        "clients_per_round": 2,
+        "privacy": privacy,
+        "data": Toy(sizes=(5, 6, 7, 8, 9)),
+    }
     first, second = (small_experiment("dp_fedavg", rounds=rounds, **shared) for rounds in (3, 4))
     given = then(first, second)
     run(given, tmp_path / "whole")
@@ -392,3 +399,26 @@ def test_thousands_of_rounds_are_optimized_in_seconds() -> None:
         factor = settings.factor(participation, workload)
         error = math.sqrt(factor.squared_errors(workload).mean()) * factor.sensitivity(4000)
         assert error < 0.3 * independent
+
+
+def test_a_plan_compares_the_error_with_independent_noise_at_equal_epsilon(tmp_path: Path) -> None:
+    made = experiment(**{"phases.0.rounds": 40})
+    found = plan(made, tmp_path).privacy
+    assert found is not None
+    assert found.correlation is not None
+    assert (found.correlation.separation, found.correlation.participations) == (15, 3)
+    deviation = found.noise_multiplier * 0.5 / 4  # sigma·S over the clients of a round
+    matrix = np.tril(np.ones((40, 40))) @ np.linalg.inv(Budget.of(made, None, 60).scheme.correlation(0).factor.matrix())
+    expected = deviation * math.sqrt((matrix**2).sum(1).mean())
+    assert found.correlation.model_error == pytest.approx(expected, rel=1e-9)
+    plain = plan(with_privacy(made, factorization=None, epsilon=found.epsilon), tmp_path).privacy
+    assert plain is not None
+    independent = plain.noise_multiplier * 0.5 / 4 * math.sqrt(20.5)
+    assert found.correlation.independent_error == pytest.approx(independent, rel=1e-3)
+    assert found.correlation.model_error < 0.6 * independent
+
+
+@pytest.mark.parametrize("server", ["adam", "momentum"])
+def test_every_server_optimizer_has_a_workload(server: str) -> None:
+    made = experiment(**{"phases.0.server.optimizer": server})
+    assert Budget.of(made, None, 60).model_error(0) > 0.0

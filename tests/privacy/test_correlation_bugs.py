@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from fakes import Toy, experiment
-from test_correlated_noise import RUNS
 
 from simfl.debug.noise_statistics import Measurement
 from simfl.debug.privacy_correlation import check_correlation
 from simfl.debug.privacy_rounds import PrivacyTestRounds
-from simfl.experiment import Experiment
-from simfl.factorizations.banded import BandedFactor
-from simfl.factorizations.blt import BltFactor
+from simfl.experiment import Experiment, Privacy
+from simfl.factorizations.banded import Banded, BandedFactor
+from simfl.factorizations.blt import Blt, BltFactor
 from simfl.models.mlp import Mlp
 from simfl.privacy import correlated
 from simfl.privacy.correlated import Correlation, NoiseStream
@@ -28,7 +26,10 @@ Patch = pytest.MonkeyPatch
 
 
 def given(name: str) -> Experiment:
-    privacy = replace(RUNS[name], clip=0.05, noise_multiplier=0.7, adjacency="zero_out", noise_seed=0)
+    privacy = Privacy(
+        unit="client", noise="central", clip=0.05, noise_multiplier=0.7, adjacency="zero_out", noise_seed=0,
+        factorization=Blt(buffers=2) if name == "blt" else Banded(bands=2),
+    )  # fmt: skip
     sampled: dict[str, Any] = {"clients_per_round": 3} if name == "blt" else {"poisson": 0.4, "participation": None}
     return experiment(
         "dp_fedavg", privacy=privacy, rounds=12, weighting="uniform", model=Mlp(hidden_sizes=(40,)),
