@@ -356,7 +356,8 @@ def test_a_run_is_bit_identical_scattered_over_workers_and_resumed(
     sampled: dict[str, Any] = {"poisson": 0.4, "participation": None} if name == "banded" else {"clients_per_round": 3}
     sampled |= {"rounds": 5, "weighting": "uniform", "data": Toy(sizes=(12, 9, 6, 12, 9, 7))}
     algorithm = "group_dp" if name == "groups" else "dp_fedavg"
-    given = small_experiment(algorithm, privacy=privacy, **sampled)
+    mode = "vectorized" if name == "blt" else "sequential"
+    given = small_experiment(algorithm, mode, privacy=privacy, **sampled)
     run(given, tmp_path / "whole")
     run(given, tmp_path / "resumed", display=Stopping(3))
     run(given, tmp_path / "resumed", resume=True)
