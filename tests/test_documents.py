@@ -28,6 +28,12 @@ def test_the_table_of_algorithms_is_up_to_date() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_table_of_trials_of_faults_is_up_to_date() -> None:
+    command = [sys.executable, str(DOCS / "make_failures.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, "run `python docs/make_failures.py`"
+
+
 @pytest.mark.slow
 def test_the_tables_of_codecs_are_up_to_date() -> None:
     """Times in the tables are not compared."""

@@ -75,6 +75,7 @@ class Trial:
     cluster: Any = None
     nodes: list[Any] = field(default_factory=list)  # nodes of the cluster besides its head
     where: str = ""
+    began: float = 0.0  # when the fault struck
 
     @property
     def out(self) -> Path:
@@ -118,7 +119,7 @@ class Trial:
             return False
         time.sleep(pause)
         assert self.process is not None
-        rounds = self.num_rounds()
+        rounds, self.began = self.num_rounds(), time.monotonic()
         self.where = f"after round {rounds}" if rounds else AT_START
         return self.process.poll() is None
 
@@ -295,11 +296,12 @@ def run_trial(fault: str, number: int, seed: int, whole: dict[str, str]) -> Outc
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="t", ignore_cleanup_errors=True)))
         temporary = stack.enter_context(_temporary_folder(folder, full=fault == "TMPDIR full"))
-        os.environ |= OWN_SESSION | SMALL_STORE | {"PYTHONPATH": str(TESTS), "TMPDIR": str(temporary)}
+        os.environ |= OWN_SESSION | SMALL_STORE | {"PYTHONPATH": python_path(), "TMPDIR": str(temporary)}
         tempfile.tempdir = None
         trial = Trial(folder, random.Random(f"{seed}.{fault}.{number}"), dict(os.environ), ["--workers", "2"])
         (folder / "e.yaml").write_text(config.dump(CASE))
         if uses_cluster(fault):
+            (temporary / "ray").mkdir()  # where Ray notes the address of a cluster
             trial.cluster = stack.enter_context(cluster(1))
             trial.nodes = [trial.cluster.add_node(num_cpus=1, num_gpus=0, object_store_memory=80 << 20)]
             trial.arguments = ["--address", trial.cluster.address]
@@ -311,6 +313,11 @@ def run_trial(fault: str, number: int, seed: int, whole: dict[str, str]) -> Outc
         finally:
             for process in filter(None, [trial.process]):
                 _end_session(process.pid)
+
+
+def python_path() -> str:
+    """Return PYTHONPATH with the folders of simfl and of the tests' modules before what it holds."""
+    return os.pathsep.join(filter(None, [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH")]))
 
 
 def _take_two_cores(number: int) -> None:
@@ -338,13 +345,12 @@ def _disturb(trial: Trial, fault: str, number: int) -> Outcome:
     """Run until the fault has struck and the run has ended."""
     trial.process = process = trial.start()
     struck = FAULTS[fault](trial)
-    began = time.monotonic()
     problems = []
     try:
         code: int | None = process.wait(HUNG)
     except subprocess.TimeoutExpired:
         code = None
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - trial.began
     orphans = tuple(_orphans(process.pid) if code is not None else [])
     _end_session(process.pid)
     process.wait()
@@ -410,7 +416,10 @@ def _resume(trial: Trial, outcome: Outcome, whole: dict[str, str]) -> Outcome:
 
 
 def _run_numbered(task: tuple[str, int, int, dict[str, str]]) -> Outcome:
-    return run_trial(*task)
+    try:
+        return run_trial(*task)
+    except Exception as error:  # the cluster of the trial could not be started or stopped
+        return Outcome(task[0], task[1], problems=("broken trial",), output=f"{type(error).__name__}: {error}")
 
 
 def run_trials(
