@@ -13,6 +13,7 @@ import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "tests" / name) for name in ("", "privacy")]
 
@@ -31,7 +32,7 @@ def alarms(seed: int) -> tuple[str, int, list[str]]:
     privacy_noise.VALUES = 6000
     name = list(CASES)[seed % len(CASES)]
     algorithm, privacy, own = CASES[name]
-    settings = {"participation": 0.6, "data": Toy(sizes=(12, 9, 6, 12, 9)), "weighting": "uniform"}
+    settings: dict[str, Any] = {"participation": 0.6, "data": Toy(sizes=(12, 9, 6, 12, 9)), "weighting": "uniform"}
     settings |= {"model": Mlp(hidden_sizes=(12, 12), dropout=0.0)} | own
     with tempfile.TemporaryDirectory(prefix="simfl-alarms-") as cache:
         found = check(experiment(algorithm, privacy=privacy, **settings), Path(cache), seed)

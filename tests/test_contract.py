@@ -39,6 +39,7 @@ PAGES = {  # by registry: the page that lists its components, how a component's 
     "objectives": ("algorithms.md", "### {name}\n", "run `python docs/make_algorithms.py`"),
     "adapters": ("models.md", "{name}", "describe it there"),
     "models": ("models.md", "{name}", "describe it there"),
+    "clusters": ("clusters.md", "{name}", "describe it there"),
     "data": ("data.md", "`{name}`", "describe it there"),
     "partitioners": ("data.md", "`{name}`", "describe it there"),
 }

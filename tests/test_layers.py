@@ -43,10 +43,11 @@ LAYERS = (  # low to high; modules of one line may import one another, unless th
     ("autotune",),
     ("runtime",),
     ("session", "simulation", "api"),
-    ("contract", "debug", "reports"),
+    ("debug", "reports"),
     ("audit",),
     ("sweeps",),
     ("submit",),
+    ("contract",),
     ("commands",),
     ("cli", "__main__"),
 )

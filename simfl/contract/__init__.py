@@ -21,6 +21,7 @@ from simfl.config.catalogue import entry
 from simfl.config.fields import build
 from simfl.config.registries import REGISTRIES
 from simfl.contract.algorithms import check_algorithm
+from simfl.contract.clusters import check_cluster
 from simfl.contract.codecs import check_codec
 from simfl.contract.data import check_data, check_partitioner
 from simfl.contract.factorizations import check_factorization
@@ -31,6 +32,7 @@ from simfl.errors import ConfigError, SimflError
 CHECKS: dict[str, Callable[[Any], Iterator[str]]] = {  # by registry; each yields one line per broken rule
     "adapters": check_adapter,
     "algorithms": check_algorithm,
+    "clusters": check_cluster,
     "codecs": check_codec,
     "data": check_data,
     "factorizations": check_factorization,

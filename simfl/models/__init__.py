@@ -10,6 +10,7 @@ MODELS: Registry[Model] = Registry(
         "albef": "simfl.models.albef:Albef",
         "aster": "simfl.models.aster:Aster",
         "cnn": "simfl.models.cnn:Cnn",
+        "hf": "simfl.models.hf:HuggingFace",
         "layout_t5": "simfl.models.layout_t5:LayoutT5",
         "mlp": "simfl.models.mlp:Mlp",
         "own": "simfl.models.own:OwnModel",

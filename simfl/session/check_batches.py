@@ -20,7 +20,7 @@ from simfl.experiment import Experiment
 from simfl.generators.process import global_states_kept
 from simfl.models.meta_device import build_on_meta, without_compiler
 from simfl.models.module_state import ModuleSnapshot
-from simfl.models.own import OwnModel
+from simfl.models.own import WrappedModel
 from simfl.protocol import Examples, Outputs
 from simfl.run_context import RunContext
 from simfl.training.plan import batches_per_epoch, last_batch
@@ -47,7 +47,7 @@ def check_batches(experiment: Experiment, context: RunContext, partition: Partit
                 " and would have no batch; use a smaller batch_size, or a partition without such clients"
             )
     single = next(((client, size) for client, size in sizes if last_batch(size, local) == 1), None)
-    if single is None or not (isinstance(experiment.model, OwnModel) or context.parameter_groups(index).buffers):
+    if single is None or not (isinstance(experiment.model, WrappedModel) or context.parameter_groups(index).buffers):
         return
     if reason := _refusal_of_one(experiment, context, index):
         batches = "batches have" if batches_per_epoch(1, local) and local.batch_size == 1 else "last batch has"
@@ -102,7 +102,7 @@ def _failure(experiment: Experiment, index: int, module: nn.Module, examples: Ex
     try:
         with torch.no_grad(), global_states_kept():
             batch = examples.take(torch.arange(count, device=device))
-            found = objective.run(module, {name: batch[name] for name in objective.inputs})
+            found = objective.run(module, {name: batch[name] for name in objective.inputs if name in batch})
             outputs = found if isinstance(found, Outputs) else Outputs(getattr(found, "logits", found))
             if len(outputs.logits) != count:
                 return f"it returns logits of shape {tuple(outputs.logits.shape)}"

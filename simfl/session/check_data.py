@@ -11,7 +11,7 @@ from simfl.data.soundness import IMAGES, require_sound
 from simfl.errors import ConfigError, DataError
 from simfl.experiment import Experiment
 from simfl.models.meta_device import build_on_meta, without_compiler
-from simfl.models.own import OwnModel
+from simfl.models.own import WrappedModel
 from simfl.objectives.base import Objective
 from simfl.protocol import Outputs
 from simfl.run_context import RunContext
@@ -90,14 +90,15 @@ def _check_outputs(experiment: Experiment, context: RunContext) -> None:
     """
     model, task, classes = experiment.model, context.task, context.task.num_classes
     objective = next(phase.objective for phase in experiment.phases if phase.objective.reads_classes)
-    if not isinstance(model, OwnModel) or classes is None:
+    if not isinstance(model, WrappedModel) or classes is None:
         return
     train = context.split(TRAIN)
     first = objective.encode(Split(train.examples.slice(0, 1)), model.tokenizer()).to(torch.device("meta"))
     try:
         with without_compiler():
             batch = first.take(torch.zeros(1, dtype=torch.int64, device="meta"))
-            outputs = objective.run(build_on_meta(model, task), {name: batch[name] for name in objective.inputs})
+            inputs = {name: batch[name] for name in objective.inputs if name in batch}
+            outputs = objective.run(build_on_meta(model, task), inputs)
         logits = outputs.logits if isinstance(outputs, Outputs) else outputs
         found = int(logits.shape[-1])
     except Exception:

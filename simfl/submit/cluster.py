@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
+from typing import ClassVar
 
 from simfl import config
 from simfl.config.fields import build
@@ -19,6 +20,8 @@ KINDS = ("ray://HOST", "http://HOST:8265", "auto", "slurm", "kuberay")
 
 class Cluster(ABC):
     """A cluster; the fields of a subclass are its settings, in a profile and as options of `simfl submit`."""
+
+    example: ClassVar[Mapping[str, object]] = {}  # settings for `simfl.contract.check`
 
     @abstractmethod
     def shown(self, request: Request) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
+from typing import ClassVar
 
 from simfl import config
 from simfl.constraints import NonNegativeInt, PositiveInt
@@ -42,6 +43,8 @@ SUBMITTER = {"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "500m"
 @dataclass(frozen=True)
 class KubeRay(Cluster):
     """A RayJob of the KubeRay operator: a head pod for the driver, and worker pods."""
+
+    example: ClassVar[Mapping[str, object]] = {"image": "registry.example/simfl:1", "claim": "results=/results"}
 
     image: str | None = None  # image with simfl and its dependencies; required
     nodes: PositiveInt = 1  # worker pods

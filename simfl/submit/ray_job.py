@@ -12,11 +12,11 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from simfl.errors import ConfigError, RunError
 from simfl.submit.cluster import Cluster
@@ -50,6 +50,8 @@ class RunningRay(Cluster):
     """A running Ray cluster, through its Job API."""
 
     address: str  # ray://HOST, ray://HOST:PORT or http://HOST:PORT of the dashboard, or auto
+
+    example: ClassVar[Mapping[str, object]] = {"address": "http://127.0.0.1:8265"}
 
     def shown(self, request: Request) -> str:
         """Return the job as JSON, in the format of the API."""

@@ -16,6 +16,7 @@ from simfl.data.base import DOCUMENTS, QUESTIONS, Dataset, Split
 from simfl.data.io.images import encode_png
 from simfl.data.readers.own import Own
 from simfl.errors import DataError
+from simfl.objectives.docvqa import DocVqa
 
 PAGES = [encode_png(Image.new("RGB", (6, 8), (shade, 0, 0))) for shade in (10, 200)]
 BOXES = [[0.1, 0.1, 0.2, 0.2], [0.3, 0.1, 0.4, 0.2]]
@@ -112,9 +113,13 @@ def test_an_item_that_cannot_be_read_is_named(changes: dict[str, Any], said: str
     assert str(error.value).startswith(f"data, split train, {said}")
 
 
-def test_a_question_without_a_page_is_refused() -> None:
+def test_a_question_without_a_page_is_a_text_and_refused_where_documents_are_read() -> None:
+    split = read([{"question": "?", "answers": "a"}])
+    assert split.documents is None
+    with pytest.raises(DataError, match=r"docvqa: needs documents .*; the data have none, only question, answers"):
+        DocVqa().check(split)
     with pytest.raises(DataError, match="items have a question, but no words and no image; their fields: question"):
-        read([{"question": "?", "answers": "a"}])
+        read([{"question": "?", "answers": "a", "boxes": []}])
 
 
 @pytest.mark.parametrize(

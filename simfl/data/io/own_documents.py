@@ -25,9 +25,15 @@ PAGE = ("words", "boxes", "image", "image_path", "provider", "width", "height") 
 NUMBERS = (int, float, np.integer, np.floating)
 
 
+PAGE_FIELDS = frozenset({"words", "boxes", "image", "image_path"})  # of which any makes an item a page
+
+
 def has_documents(columns: Columns) -> bool:
-    """Return whether items are questions about documents, or documents without questions."""
-    return "question" in columns or {"words", "boxes"} <= set(columns)
+    """Return whether items are questions about documents, or documents without questions.
+
+    Questions without a page are texts, for objectives such as `chat`.
+    """
+    return {"words", "boxes"} <= set(columns) or ("question" in columns and bool(PAGE_FIELDS & set(columns)))
 
 
 def build_documents(columns: Columns, where: str) -> Split:

@@ -1,0 +1,46 @@
+"""The tokenizer that objectives of texts need, as models of transformers have it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from simfl.errors import DataError
+
+
+@runtime_checkable
+class TextTokenizer(Protocol):
+    """A tokenizer of transformers, and how its model reads text; `simfl.models.hf_tokenizer` implements it."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The `transformers.PreTrainedTokenizerBase`."""
+
+    @property
+    def has_encoder(self) -> bool:
+        """True if the model has an encoder and a decoder; answers are then inputs of the decoder."""
+
+    @property
+    def decoder_start(self) -> int | None:
+        """The first input of the decoder, for models with an encoder."""
+
+    @property
+    def pad_id(self) -> int:
+        """The token of padding."""
+
+    @property
+    def end_id(self) -> int:
+        """The token that ends an answer."""
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of each text, without special tokens."""
+
+    def chat(self, system: str, prompts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of prompts up to where the answer begins."""
+
+
+def require_text_tokenizer(tokenizer: object, objective: str) -> TextTokenizer:
+    """Return the tokenizer; raise DataError if it is none of transformers."""
+    if not isinstance(tokenizer, TextTokenizer):
+        raise DataError(f"{objective}: needs a model with a tokenizer of transformers, such as model.name: hf")
+    return tokenizer
