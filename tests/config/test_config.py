@@ -361,6 +361,7 @@ REQUIRED = {  # a value for each setting without a default, by its name
     "columns": {"x": "pixels"},
     "parts": {"a": "provider_invoices"},
     "answers": ["yes", "no"],
+    "address": "auto",
 }
 
 

@@ -98,7 +98,7 @@ def recorded_calls(monkeypatch, method):
     calls, done = [], getattr(Scattered, method)
 
     def counted(self, plans, *rest):
-        calls.append([len(plan.rows) for plan in plans])
+        calls.append([plan.num_examples if method == "evaluate" else len(plan.rows) for plan in plans])
         return done(self, plans, *rest)
 
     scatter(monkeypatch)
