@@ -19,6 +19,7 @@ COMMANDS = ("run", "sweep")
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SET_PARENT_DEATH_SIGNAL = 1  # of prctl
 LOST = 3  # exit code
+SUPERVISED = "SIMFL_SUPERVISED"  # environment variable, which `simfl.runtime.ray.monitor` reads: the run's process
 RESUME = "what its last checkpoint holds is saved; resume it with the same command and --resume"
 
 _last_word: int | None = None  # the pipe to the parent
@@ -60,6 +61,7 @@ def _run(command: Callable[[], int], last_word: int, parent: int) -> int:
         os._exit(LOST)
     os.set_inheritable(last_word, False)
     os.register_at_fork(after_in_child=_forget)
+    os.environ[SUPERVISED] = str(os.getpid())
     global _last_word
     _last_word = last_word
     try:

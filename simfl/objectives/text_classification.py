@@ -16,6 +16,8 @@ from simfl.objectives.classification import class_numbers
 from simfl.objectives.text_tokenizer import require_text_tokenizer
 from simfl.protocol import Batch, Examples, Outputs
 
+STEP = 8  # lengths are rounded up to a multiple
+
 
 @dataclass(frozen=True)
 class TextClassification(Objective):
@@ -45,8 +47,8 @@ class TextClassification(Objective):
     def encode(self, split: Any, tokenizer: Any) -> Examples:
         """Return rows `input_ids` int64 [N, L] padded on the right, `attention_mask` int64 [N, L], `label` int64 [N].
 
-        L is the split's longest text in tokens, rounded up to 8. `token_type_ids` [N, L] are added if the tokenizer has
-        them.
+        L is the split's longest text in tokens, rounded up to 8 if `max_tokens` is a multiple of it.
+        `token_type_ids` [N, L] are added if the tokenizer has them.
 
         Raises:
             DataError: A column is missing, a label is no class, or the model has no tokenizer of transformers.
@@ -54,8 +56,9 @@ class TextClassification(Objective):
         hf = require_text_tokenizer(tokenizer, "text_classification").tokenizer
         self.check(split)
         texts = [[text or "" for text in split.examples[name].to_pylist()] for name in self._columns()]
+        step = STEP if self.max_tokens % STEP == 0 else None  # transformers refuses a limit that is no multiple
         encoded = hf(
-            *texts, truncation=True, max_length=self.max_tokens, padding=True, pad_to_multiple_of=8,
+            *texts, truncation=True, max_length=self.max_tokens, padding=True, pad_to_multiple_of=step,
             padding_side="right", return_tensors="np",
         )  # fmt: skip
         rows = {name: torch.from_numpy(np.asarray(encoded[name], np.int64)) for name in self.inputs if name in encoded}

@@ -169,3 +169,35 @@ def test_run_whose_ray_is_lost_ends_with_one_line_and_is_resumed_bit_identically
             os.kill(pid, signal.SIGKILL)
     subprocess.run([*words, "--resume"], cwd=TESTS, env=environment, check=True, capture_output=True, timeout=240)
     assert traces(out) == whole
+
+
+STUCK_COMMAND = """
+import ctypes, sys
+from simfl.commands.supervisor import supervised
+from simfl.runtime.ray.monitor import RayMonitor, Server
+
+def command():
+    lost = Server("Ray's GCS", "127.0.0.1", 1, closed_seconds=0.1, frozen_seconds=0.2)
+    RayMonitor([lost], lambda: None)
+    return ctypes.CDLL(None).sleep(50)
+
+sys.exit(supervised(command))
+"""
+
+
+def test_a_driver_that_is_stuck_in_a_call_of_a_lost_ray_is_ended_and_reported_by_its_parent() -> None:
+    ended = subprocess.run([sys.executable, "-c", STUCK_COMMAND], capture_output=True, text=True, timeout=40)
+    assert ended.returncode == monitor.LOST
+    assert len(ended.stderr.splitlines()) == 1
+    assert "as Ray does when its raylet or its GCS ends" in ended.stderr
+    assert "--resume" in ended.stderr
+
+
+def test_a_process_without_a_parent_to_report_it_is_never_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(monitor.SUPERVISED, raising=False)
+    monkeypatch.setattr(monitor, "INTERVAL", 0.01)
+    lost = threading.Event()
+    watching = RayMonitor([Server("Ray's GCS", "127.0.0.1", 1, closed_seconds=0, frozen_seconds=0.01)], lost.set)
+    assert lost.wait(10)
+    watching._thread.join(10)
+    assert not watching._thread.is_alive()

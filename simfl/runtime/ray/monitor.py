@@ -23,6 +23,9 @@ INTERVAL = 1.0  # seconds between two greetings
 CLOSED_SECONDS = 2.0  # time without an open port after which a server of this machine has ended
 RESTART_SECONDS = 30.0  # the same for another machine, where the head may be restarted; Ray gives up after 60
 FROZEN_SECONDS = 30.0  # longest time without an answer after which a server is frozen
+STUCK = 2  # times `frozen_seconds` after which a driver that was interrupted is stuck in a call of Ray
+SUPERVISED = "SIMFL_SUPERVISED"  # environment variable: process that a parent supervises, which reports its end
+LOST = 3  # exit code of a stuck driver
 SHARE = 0.5  # of the watchdog's limit that the monitor waits at most
 RESUME = "the run is saved up to its last finished round; resume it with the same command and --resume"
 
@@ -74,6 +77,8 @@ class RayMonitor:
                 if (problem := server.problem()) and not self._closing.is_set():
                     self.lost = problem
                     self.on_lost()
+                    if not self._closing.wait(STUCK * server.frozen_seconds):
+                        _leave_if_supervised()
                     return
 
     def raise_if_lost(self) -> None:
@@ -93,6 +98,15 @@ class RayMonitor:
     def close(self) -> None:
         """Stop the thread; a greeting that is under way is not waited for."""
         self._closing.set()
+
+
+def _leave_if_supervised() -> None:
+    """End the process if its main thread is stuck in a call to a lost Ray, and a parent is there to report it.
+
+    Python handles a signal between two of its instructions, and a call of Ray may wait for a frozen server without end.
+    """
+    if os.environ.get(SUPERVISED) == str(os.getpid()):
+        os._exit(LOST)
 
 
 def servers_of(ray: RayModule, watchdog: float | None) -> list[Server]:
