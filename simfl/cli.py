@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.excepthook = _show_traceback
     with safe_streams(sys):
         code = _run_command(arguments)
-    if code == LOST:
+    if "simfl.runtime.ray.cluster" in sys.modules:
         _leave_lost_ray(code)
     return code
 

@@ -49,6 +49,28 @@ def test_start_that_takes_too_long_ends_with_one_line(monkeypatch: pytest.Monkey
     startup._thread.join(30)
 
 
+def test_a_ray_that_cannot_be_left_is_abandoned_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A completed run does not wait for a frozen GCS."""
+    frozen = threading.Event()
+
+    class Ray:
+        @staticmethod
+        def shutdown() -> None:
+            frozen.wait(30)
+
+    monkeypatch.setattr(cluster, "STOP_SECONDS", 0.05)
+    monkeypatch.setattr(cluster, "_connect", lambda address, launcher: None)
+    monkeypatch.setattr(cluster, "_uses_faststart", lambda address: False)
+    monkeypatch.setitem(sys.modules, "ray", Ray)
+    startup = cluster.RayStartup(None)
+    startup.wait()
+    startup.close(wait=True)
+    assert startup.abandoned
+    frozen.set()
+    assert startup._thread is not None
+    startup._thread.join(30)
+
+
 def test_error_in_the_block_does_not_wait_for_ray_and_the_next_start_waits_for_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -44,6 +44,7 @@ SETTINGS = {  # environment variables
 REACH_TIMEOUT = 10.0  # seconds that an address has to answer
 CLIENT_PORT = "10001"  # of a ray:// address without a port
 START_SECONDS = 60.0  # that Ray has to start, or a cluster to accept this process
+STOP_SECONDS = 30.0  # the longest time for Ray to stop in order; a launcher needs up to 20
 SURVEY_TIMEOUT = 30.0  # seconds that a worker has to answer `survey`
 MIN_FREE_BYTES = 20_000_000  # in the folder of Ray's session
 QUIET = {"log_to_driver": False, "configure_logging": False}
@@ -105,7 +106,7 @@ class RayStartup:
             self.launcher.kill()
 
     def close(self, wait: bool) -> None:
-        """Stop Ray, in the background unless `wait` is set."""
+        """Stop Ray, in the background unless `wait` is set. One that takes longer than `STOP_SECONDS` is abandoned."""
         if self.abandoned:
             return
         self._closing.set()
@@ -113,7 +114,9 @@ class RayStartup:
             assert self.launcher is not None, "without a launcher, the thread starts at once"
             self.launcher.close(wait)
         elif wait:
-            self._thread.join()
+            self._thread.join(STOP_SECONDS)
+            if self._thread.is_alive():  # to disconnect from a frozen server would wait forever
+                self.abandon()
 
     @property
     def closing(self) -> bool:
