@@ -21,7 +21,8 @@ from simfl.errors import ConfigError, nearest
 from simfl.models.adapters import Adapter
 from simfl.models.hf_tokenizer import HfTokenizer, load_tokenizer
 from simfl.models.own import WrappedModel
-from simfl.models.pretrained import HUB_FILES, reading, weights_folder
+from simfl.models.peft_method import PeftMethod
+from simfl.models.pretrained import HUB_FILES, WEIGHT_FILES, reading, weights_folder
 from simfl.protocol import Task
 
 HfTask = Literal[
@@ -45,7 +46,7 @@ ENDINGS = {  # of the class that a configuration names
     "ForTokenClassification": "token_classification",
     "ForQuestionAnswering": "question_answering",
 }
-NEW_HEAD = "simfl_new_parameters"  # attribute of a module: names of parameters that the weights do not have
+HEAD = "simfl_head"  # attribute of a module: names of the parameters of a classifier outside of its backbone
 COMMON_SETTINGS = (
     "num_labels",
     "id2label",
@@ -68,7 +69,7 @@ class HuggingFace(WrappedModel):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the weights; adapters stay float32
     attention: Literal["sdpa", "eager"] = "sdpa"  # implementation; one with dropout is simfl's keyed one
     checkpointing: bool = False  # recompute activations in the backward pass, to save memory
-    adapters: Adapter | None = None  # trained instead of the rest; new heads are trained as well
+    adapters: Adapter | None = None  # trained instead of the rest, with the head of a classifier
 
     example: ClassVar[Mapping[str, object]] = {
         "config": {"model_type": "distilbert", "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32},
@@ -76,16 +77,15 @@ class HuggingFace(WrappedModel):
     }
 
     def module(self, task: Task) -> nn.Module:
-        """Load the model; on the device `meta`, build it without its weights."""
+        """Load the model; on the device `meta`, build it without its weights, which are then not downloaded."""
         config = self._config(task)
         auto = self._auto_class(config)
         if self._folder is None or torch.get_default_device().type == "meta":
             with quiet_transformers("model.config"):
                 module = auto.from_config(config, dtype=getattr(torch, self.dtype), attn_implementation=self.attention)
-            new = {name for name, _ in module.named_parameters()} if self._folder is None else set()
         else:
-            module, new = self._load(auto, config)
-        setattr(module, NEW_HEAD, tuple(sorted(new)) if self._folder is not None else ())
+            module = self._load(auto, config)
+        setattr(module, HEAD, self._head(module, config))
         module.hf_tokenizer = self.tokenizer()
         _complete_generation(module, module.hf_tokenizer)
         if self.checkpointing:
@@ -94,38 +94,48 @@ class HuggingFace(WrappedModel):
         found: nn.Module = module
         return found
 
-    def _load(self, auto: Any, config: Any) -> tuple[Any, set[str]]:
-        """Return the model with the weights, and the names of parameters that these lack, such as a new head."""
+    def _load(self, auto: Any, config: Any) -> Any:
+        """Return the model with the weights; these may lack the head of a classifier, or have another one."""
+        folder = weights_folder(str(self.weights), "model.weights", (*self._small_files, *WEIGHT_FILES))
         options = {"gguf_file": self.gguf} if self.gguf else {}
-        with quiet_transformers("model.weights"), reading(self._existing_folder):
+        with quiet_transformers("model.weights"), reading(folder):
             module, info = auto.from_pretrained(
-                self._folder, config=config, dtype=getattr(torch, self.dtype), attn_implementation=self.attention,
+                folder, config=config, dtype=getattr(torch, self.dtype), attn_implementation=self.attention,
                 ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=False, **options,
             )  # fmt: skip
         missing = {name for name, _ in module.named_parameters()} & set(info["missing_keys"])
         mismatched = {entry[0] if isinstance(entry, tuple) else entry for entry in info["mismatched_keys"]}
-        new = missing | mismatched
-        if new and not (self._task(config) in (*CLASSIFIERS, "question_answering") and self._is_head(module, new)):
-            names = ", ".join(sorted(new)[:4])
+        lacking = sorted((missing | mismatched) - set(self._head(module, config)))
+        if lacking:
             raise ConfigError(
-                f"model.weights: {self.weights} lacks {len(new)} tensors of {type(module).__name__}: {names}"
+                f"model.weights: {self.weights} lacks {len(lacking)} tensors of {type(module).__name__}:"
+                f" {', '.join(lacking[:4])}"
             )
-        return module, new
+        return module
 
-    @staticmethod
-    def _is_head(module: Any, names: set[str]) -> bool:
-        """Return whether the parameters lie outside of the pretrained backbone."""
-        return not any(name.startswith(f"{module.base_model_prefix}.") for name in names)
+    def _head(self, module: Any, config: Any) -> tuple[str, ...]:
+        """Return the names of the parameters of a classifier that lie outside of its backbone."""
+        if self._task(config) not in (*CLASSIFIERS, "question_answering"):
+            return ()
+        backbone = f"{module.base_model_prefix}."
+        return tuple(name for name, _ in module.named_parameters() if not name.startswith(backbone))
 
     def trainable_params(self, module: nn.Module) -> tuple[str, ...]:
-        """Return what the adapters train and the new heads; without adapters, everything."""
+        """Return what the adapters train, with the head of a classifier; without adapters, everything.
+
+        A configuration of peft is followed exactly: it names the head itself.
+        """
         found = super().trainable_params(module)
-        return found if self.adapters is None else tuple(dict.fromkeys((*found, *getattr(module, NEW_HEAD, ()))))
+        if self.adapters is None or isinstance(self.adapters, PeftMethod):
+            return found
+        return tuple(dict.fromkeys((*found, *getattr(module, HEAD, ()))))
 
     def tokenizer(self) -> HfTokenizer:
         """Return the tokenizer of the weights or of `tokenizer_from`; without both, a small public one."""
         config = self._config(None)
-        return HfTokenizer(self._tokenizer, bool(config.is_encoder_decoder), _start_token(config))
+        text = config.get_text_config()
+        limit = getattr(text, "max_position_embeddings", None)  # GPT-2's n_positions has this name too
+        return HfTokenizer(self._tokenizer, bool(config.is_encoder_decoder), _start_token(config), limit)
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -140,12 +150,12 @@ class HuggingFace(WrappedModel):
             if self.gguf is not None:
                 raise ConfigError(f"model.gguf: {self.gguf!r} is a file among weights; give model.weights")
             return None
-        return weights_folder(self.weights, "model.weights", (*HUB_FILES, self.gguf or "*.safetensors"))
+        return weights_folder(self.weights, "model.weights", self._small_files)
 
     @property
-    def _existing_folder(self) -> Path:
-        assert self._folder is not None
-        return self._folder
+    def _small_files(self) -> tuple[str, ...]:
+        """Globs of the files of a hub that a plan needs: all but the weights, unless one gguf file holds everything."""
+        return HUB_FILES if self.gguf is None else (*HUB_FILES, self.gguf)
 
     def _config(self, task: Task | None) -> Any:
         """Return the configuration with the experiment's settings, classes of the data and tokens of the tokenizer."""
@@ -287,7 +297,7 @@ def quiet_transformers(setting: str) -> Iterator[None]:
     logging.disable_progress_bar()
     try:
         yield
-    except ConfigError:
+    except (ConfigError, MemoryError):
         raise
     except Exception as error:  # transformers and its libraries have errors of many kinds for unfit settings and files
         reasons = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -20,11 +20,13 @@ class HfTokenizer:
         tokenizer: A `transformers.PreTrainedTokenizerBase` that has a token for padding.
         has_encoder: Whether the model has an encoder and a decoder; answers are then inputs of the decoder.
         decoder_start: The first input of the decoder, for models with an encoder.
+        max_positions: The most tokens that the model reads; None: no limit.
     """
 
     tokenizer: Any
     has_encoder: bool = False
     decoder_start: int | None = None
+    max_positions: int | None = None
 
     def __len__(self) -> int:
         return len(self.tokenizer)

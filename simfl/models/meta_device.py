@@ -14,6 +14,7 @@ import torch._decomp
 from torch import Tensor, _compile, nn
 
 from simfl.models.base import Model
+from simfl.models.own import WrappedModel
 from simfl.models.pretrained import local_folder
 from simfl.protocol import Task
 
@@ -83,7 +84,7 @@ def drop_remote_weights(model: Model) -> Model:
     """Return `model` without weights that would be downloaded, if its size is known without them."""
     settings: Any = model
     remote = [name for name in WEIGHT_SETTINGS if _is_remote(getattr(model, name, None))]
-    if not remote:
+    if not remote or isinstance(model, WrappedModel):  # these read the configuration of remote weights
         return model
     if getattr(model, "size", "") is not None:
         return replace(settings, **dict.fromkeys(remote))

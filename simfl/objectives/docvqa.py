@@ -109,11 +109,7 @@ class DocVqa(Objective):
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the cross-entropy summed over the tokens of each answer, and their number; both [B]."""
-        labels = batch["labels"]
-        real = (labels != NO_LABEL).to(outputs.logits.dtype) * batch["mask"][..., None]
-        log_probs = outputs.logits.log_softmax(-1)
-        picked = log_probs.gather(-1, labels.clamp_min(0)[..., None]).squeeze(-1)
-        return -(picked * real).sum(-1), real.sum(-1)
+        return token_losses(outputs, batch)
 
     def predict(self, module: Any, batch: Batch) -> dict[str, Any]:
         """Return `answer` and its `confidence`; `module` has `generate` and `tokenizer` like VT5's."""
@@ -134,6 +130,15 @@ class DocVqa(Objective):
     def perfect(self, split: Any, rows: np.ndarray) -> dict[str, Any]:
         """Return the first answers."""
         return {"answer": [(a or [""])[0] for a in answer_lists(split.examples.select(["answers"]).take(rows))]}
+
+
+def token_losses(outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the cross-entropy summed over the tokens `labels` of each example, and their number; both [B]."""
+    labels = batch["labels"]
+    real = (labels != NO_LABEL).to(outputs.logits.dtype) * batch["mask"][..., None]
+    log_probs = outputs.logits.log_softmax(-1)
+    picked = log_probs.gather(-1, labels.clamp_min(0)[..., None]).squeeze(-1)
+    return -(picked * real).sum(-1), real.sum(-1)
 
 
 def confidence(tokens: Tensor, probs: Tensor, rule: str) -> Tensor:

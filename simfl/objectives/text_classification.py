@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from simfl.constraints import PositiveInt
-from simfl.errors import DataError
 from simfl.objectives.base import Objective, require_columns
 from simfl.objectives.classification import class_numbers
-from simfl.objectives.text_tokenizer import require_text_tokenizer
+from simfl.objectives.text_tokenizer import check_length, check_texts, require_text_tokenizer
 from simfl.protocol import Batch, Examples, Outputs
 
 STEP = 8  # lengths are rounded up to a multiple
@@ -38,8 +37,7 @@ class TextClassification(Objective):
         """Raise DataError without texts or labels."""
         require_columns(split.examples, (*self._columns(), "label"), "text_classification: the examples")
         for name in self._columns():
-            if "string" not in str(split.examples[name].type):
-                raise DataError(f"text_classification: column {name!r} has type {split.examples[name].type}, not text")
+            check_texts(split.examples[name], name, "text_classification")
 
     def _columns(self) -> tuple[str, ...]:
         return (self.text,) if self.pair is None else (self.text, self.pair)
@@ -53,15 +51,18 @@ class TextClassification(Objective):
         Raises:
             DataError: A column is missing, a label is no class, or the model has no tokenizer of transformers.
         """
-        hf = require_text_tokenizer(tokenizer, "text_classification").tokenizer
+        given = require_text_tokenizer(tokenizer, "text_classification")
+        hf = given.tokenizer
         self.check(split)
-        texts = [[text or "" for text in split.examples[name].to_pylist()] for name in self._columns()]
+        texts = [split.examples[name].to_pylist() for name in self._columns()]
         step = STEP if self.max_tokens % STEP == 0 else None  # transformers refuses a limit that is no multiple
         encoded = hf(
             *texts, truncation=True, max_length=self.max_tokens, padding=True, pad_to_multiple_of=step,
             padding_side="right", return_tensors="np",
         )  # fmt: skip
         rows = {name: torch.from_numpy(np.asarray(encoded[name], np.int64)) for name in self.inputs if name in encoded}
+        longest = int(rows["attention_mask"].sum(1).max()) if len(texts[0]) else 0
+        check_length(given, longest, "text_classification", "max_tokens")
         cut = int((rows["attention_mask"].sum(1) >= self.max_tokens).sum())
         notes = (f"max_tokens {self.max_tokens}: texts of {cut:,} of {len(texts[0]):,} examples may be cut",) * bool(
             cut

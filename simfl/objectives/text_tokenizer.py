@@ -25,6 +25,10 @@ class TextTokenizer(Protocol):
         """The first input of the decoder, for models with an encoder."""
 
     @property
+    def max_positions(self) -> int | None:
+        """The most tokens that the model reads; None: no limit."""
+
+    @property
     def pad_id(self) -> int:
         """The token of padding."""
 
@@ -44,3 +48,21 @@ def require_text_tokenizer(tokenizer: object, objective: str) -> TextTokenizer:
     if not isinstance(tokenizer, TextTokenizer):
         raise DataError(f"{objective}: needs a model with a tokenizer of transformers, such as model.name: hf")
     return tokenizer
+
+
+def check_length(tokenizer: TextTokenizer, length: int, objective: str, settings: str) -> None:
+    """Raise DataError if a sequence of `length` tokens is longer than the model reads; `settings` limit the length."""
+    if tokenizer.max_positions is not None and length > tokenizer.max_positions:
+        raise DataError(
+            f"{objective}: the longest example has {length} tokens, the model reads {tokenizer.max_positions};"
+            f" reduce {settings}"
+        )
+
+
+def check_texts(column: Any, name: str, objective: str) -> None:
+    """Raise DataError if a column is no text, or has no value for an example."""
+    if "string" not in str(column.type):
+        raise DataError(f"{objective}: column {name!r} has type {column.type}, not text")
+    if column.null_count:
+        row = column.is_null().to_pylist().index(True)
+        raise DataError(f"{objective}: row {row}, column {name!r}: null, expected a text for every example")

@@ -53,5 +53,5 @@ def card_lines(name: str, which: str, facts: Mapping[str, object], private: bool
     """Return the lines of a model card: the facts of a run, and what they say about privacy."""
     lines = [f"# {name}", "", f"{which}, trained by federated learning in simulation and exported by simfl.", ""]
     lines += ["| fact | value |", "|---|---|", *(f"| {fact} | {value} |" for fact, value in facts.items()), ""]
-    statement = "It was trained with differential privacy. `privacy.md` of the run states the guarantee; read it whole."
+    statement = "The run had a `privacy` section. `privacy.md` of the run states what it guarantees, if anything."
     return [*lines, statement if private else "It was trained without differential privacy: it may reveal its data."]

@@ -15,7 +15,8 @@ from simfl.errors import ConfigError, RunError
 from simfl.models.hf import HuggingFace
 from simfl.models.hf_tokenizer import load_tokenizer
 from simfl.models.lora import Lora
-from simfl.models.meta_device import build_on_meta
+from simfl.models.meta_device import build_on_meta, drop_remote_weights
+from simfl.models.peft_method import PeftMethod
 from simfl.protocol import Task
 
 TASK = Task(seed=3)
@@ -140,6 +141,24 @@ def test_a_plan_builds_it_on_the_meta_device_with_the_same_shapes(tmp_path: Path
     on_meta = build_on_meta(model, TASK)
     assert {name: parameter.shape for name, parameter in on_meta.named_parameters()} == shapes
     assert all(parameter.is_meta for parameter in on_meta.parameters())
+
+
+def test_the_head_of_a_classifier_is_planned_as_it_is_trained(tmp_path: Path) -> None:
+    config = transformers.BertConfig(**{k: v for k, v in BERT.items() if k != "model_type"}, vocab_size=600)
+    transformers.BertModel(config).save_pretrained(tmp_path)
+    load_tokenizer(None).save_pretrained(tmp_path)
+    task, own = Task(3, num_classes=4), Lora(rank=2)
+    model = HuggingFace(weights=str(tmp_path), task="sequence_classification", adapters=own)
+    on_meta = build_on_meta(model, task)
+    assert model.trainable_params(on_meta) == model.trainable_params(model.build(task))
+    assert "classifier.weight" in model.trainable_params(on_meta)
+    exact = HuggingFace(weights=str(tmp_path), task="sequence_classification", adapters=PeftMethod("lora"))
+    assert "classifier.weight" not in exact.trainable_params(exact.build(task))
+
+
+def test_a_plan_keeps_the_name_of_remote_weights() -> None:
+    model = HuggingFace(weights="someone/some-model")
+    assert drop_remote_weights(model) is model
 
 
 @pytest.mark.parametrize(

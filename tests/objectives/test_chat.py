@@ -108,6 +108,8 @@ def test_the_loss_is_that_of_the_answers_by_hand() -> None:
         ({"prompt": "{question"}, {}, "objective.prompt: '{question' is no template"),
         ({"prompt": "{questoin}"}, {}, "chat: the examples have no column 'questoin'; did you mean 'question'"),
         ({"answer": "reply"}, {}, "chat: the examples have no column 'reply'"),
+        ({}, {"question": ["a", None]}, "chat: row 1, column 'question': null"),
+        ({}, {"answers": [0, 1]}, "chat: column 'answers' has type int64, expected a text or a list of texts"),
         ({"prompt": "{words} {question}"}, {}, "chat: {words} needs documents, the data have none"),
     ],
 )
@@ -115,6 +117,17 @@ def test_what_does_not_fit_the_data_is_refused(settings: dict[str, Any], columns
     with pytest.raises((ConfigError, DataError)) as error:
         Chat(**settings).check(texts(**columns))
     assert said in str(error.value)
+
+
+def test_what_the_model_cannot_read_is_refused() -> None:
+    with pytest.raises(DataError, match="the longest example has 10 tokens, the model reads 4; reduce max_tokens or"):
+        Chat().encode(texts(), HfTokenizer(TOKENS, max_positions=4))
+    with pytest.raises(DataError, match="chat: the prompt of row 1 is empty"):
+        Chat().encode(texts(question=["a", ""]), DECODER)
+    with pytest.raises(DataError, match="row 1, column 'text': null, expected a text for every example"):
+        TextClassification().check(texts(text=["a", None], label=[0, 1]))
+    with pytest.raises(DataError, match="column 'text' has type int64, not text"):
+        TextClassification().check(texts(text=[1, 2], label=[0, 1]))
 
 
 @pytest.mark.parametrize("objective", [Chat(), TextClassification()])
