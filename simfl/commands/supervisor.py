@@ -2,12 +2,12 @@
 
 The kernel kills a process when memory is short, and Ray ends a driver whose raylet has died, both without a word. The
 parent is a fork from before anything is imported; it passes signals on, waits, and prints one line if the run ended
-without its last word. If the parent is killed, the run is killed too.
+without its last word. Processes that the run leaves, as agents of a Ray whose raylet was killed, become children of the
+parent, which ends them. If the parent is killed, the run is killed too.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -15,10 +15,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 
+from simfl.runtime.descendants import adopt_orphans, end_descendants, end_with_parent
+
 COMMANDS = ("run", "sweep")
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-SET_PARENT_DEATH_SIGNAL = 1  # of prctl
 LOST = 3  # exit code
+ORPHAN_SECONDS = 5.0  # that processes which the run leaves have to end: Ray stops in order meanwhile
 SUPERVISED = "SIMFL_SUPERVISED"  # environment variable, which `simfl.runtime.ray.monitor` reads: the run's process
 RESUME = "what its last checkpoint holds is saved; resume it with the same command and --resume"
 
@@ -41,22 +43,24 @@ def supervised(command: Callable[[], int]) -> int:
         os.close(ended)
         return _run(command, last_word, parent)
     os.close(last_word)
+    adopt_orphans()
     for number in FORWARDED:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _forward_to(process))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     word = os.read(ended, 1)  # at the end of the command or of its process, whose forks do not hold the pipe
     status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    if word:
-        return status if status >= 0 else 128 - status
-    print(f"simfl: {_describe(status)}; {RESUME}", file=sys.stderr, flush=True)
-    return LOST
+    if not word:
+        print(f"simfl: {_describe(status)}; {RESUME}", file=sys.stderr, flush=True)
+    end_descendants(ORPHAN_SECONDS)
+    if not word:
+        return LOST
+    return status if status >= 0 else 128 - status
 
 
 def _run(command: Callable[[], int], last_word: int, parent: int) -> int:
     """Run the command in the fork, which ends with its parent."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    end_with_parent()
     if os.getppid() != parent:
         os._exit(LOST)
     os.set_inheritable(last_word, False)

@@ -9,7 +9,6 @@ head refuses connections: srun passes no signal on once the job was signalled.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import fcntl
 import os
 import shutil
@@ -19,16 +18,14 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
 from simfl.errors import ConfigError, RunError
+from simfl.runtime.descendants import adopt_orphans, end_with_parent, kill_descendants
 
 SHIELDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 STOP = signal.SIGUSR2
-SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # of prctl
 GET_ADDRESS, FAMILY_OFFSET = 0x8915, 20  # of ioctl: SIOCGIFADDR, and the position of the address in its answer
 READY = "Ray runtime started"  # in the output of `ray start`, once the node has joined
 POLL_SECONDS = 0.5
@@ -70,7 +67,7 @@ def main(arguments: list[str]) -> int:
     given = _parser().parse_args(arguments)
     signal.pthread_sigmask(signal.SIG_BLOCK, SHIELDED)
     signal.signal(STOP, _raise_stopped)
-    _prctl(SET_CHILD_SUBREAPER, 1)  # orphans of Ray become children of this process, which ends them
+    adopt_orphans()
     try:
         address = address_of(given.interface)
         given.folder.mkdir(mode=0o700, exist_ok=True)  # Ray lets everyone read and write its own folder below it
@@ -82,7 +79,7 @@ def main(arguments: list[str]) -> int:
         return 1
     finally:
         signal.signal(STOP, signal.SIG_IGN)
-        _kill_descendants()
+        kill_descendants()
         shutil.rmtree(given.folder, ignore_errors=True)
     return 0
 
@@ -107,7 +104,7 @@ def _start(given: argparse.Namespace, address: str) -> None:
         try:
             return _live(given, address)
         except _NotStarted:
-            _kill_descendants()
+            kill_descendants()
     return _live(given, address)
 
 
@@ -122,7 +119,11 @@ def _live(given: argparse.Namespace, address: str) -> None:
     log = given.folder / "ray.log"
     with open(log, "w") as output:
         ray = subprocess.Popen(
-            _command(given, address, head), stdout=output, stderr=output, stdin=subprocess.DEVNULL, preexec_fn=_follow
+            _command(given, address, head),
+            stdout=output,
+            stderr=output,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=end_with_parent,
         )
     is_ready = False
     while ray.poll() is None:
@@ -180,36 +181,6 @@ def _free_port() -> int:
 
 def _raise_stopped(number: int, frame: FrameType | None) -> None:
     raise _Stopped
-
-
-def _follow() -> None:
-    """End the child with this process."""
-    _prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-
-
-def _prctl(option: int, value: int) -> None:
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(option, value)
-
-
-def _kill_descendants() -> None:
-    """Kill all processes below this one; they ignore SIGTERM."""
-    while found := list(_children(os.getpid())):
-        for process in found:
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        time.sleep(0.02)
-
-
-def _children(parent: int) -> Iterator[int]:
-    """Yield the processes whose parent this is."""
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, IndexError):
-            if int(path.read_text().rpartition(")")[2].split()[1]) == parent:
-                yield int(path.parent.name)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,13 @@ from simfl.commands.supervisor import is_supervised
 
 PROGRAM = """
 import os, signal, sys, time
-from simfl.commands.supervisor import supervised
+from simfl.commands import supervisor
 
 def command():
     {body}
 
-sys.exit(supervised(command))
+supervisor.ORPHAN_SECONDS = 0.1
+sys.exit(supervisor.supervised(command))
 """
 
 
@@ -83,6 +84,20 @@ def test_command_is_killed_with_its_parent() -> None:
         assert time.monotonic() < deadline, "the command is still running"
         time.sleep(0.01)
     process.communicate()
+
+
+def test_processes_that_the_run_leaves_are_ended() -> None:
+    """An orphan that ignores signals, as an agent of Ray that is still importing."""
+    body = """orphan = os.fork()
+    if orphan == 0:
+        os.setsid(); signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)
+    print(orphan, flush=True)
+    return 3"""
+    process = start(body)
+    assert process.stdout is not None
+    orphan = int(process.stdout.readline())
+    assert end(process)[0] == 3
+    assert not Path(f"/proc/{orphan}").exists()
 
 
 def test_run_and_sweep_alone_have_a_parent() -> None:

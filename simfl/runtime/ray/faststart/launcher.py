@@ -22,6 +22,7 @@ from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any
 
 from simfl.runtime import machine
+from simfl.runtime.descendants import adopt_orphans, kill_descendants
 from simfl.runtime.ray.access import on_loopback, private_token
 from simfl.runtime.ray.faststart.patches import patched
 
@@ -78,6 +79,8 @@ class RayLauncher:
         self._process.stdin.close()
         with suppress(TimeoutExpired):
             self._process.wait(KILL_TIMEOUT)
+        if self._process.poll() is None:
+            kill_descendants(self._process.pid)
         with suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -87,6 +90,7 @@ class RayLauncher:
 def main(fork_address: str) -> None:
     """Start Ray, print its address as JSON, and stop it when the driver closes the pipe."""
     node = None
+    adopt_orphans()
     try:
         try:
             node = _start(fork_address)
@@ -98,6 +102,7 @@ def main(fork_address: str) -> None:
     finally:
         if node is not None:
             node.kill_all_processes(check_alive=False, allow_graceful=True)
+        kill_descendants()  # such as agents of a raylet that was killed
         shutil.rmtree(Path(fork_address).parent, ignore_errors=True)
         os._exit(0)
 
