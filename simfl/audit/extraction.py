@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from scipy.stats import binom
 
-from simfl.audit.membership import PREFERRED, trained_names
+from simfl.audit.membership import default_others, other_rows, trained_names
 from simfl.audit.scoring import Target
 from simfl.audit.statistics import CONFIDENCE, Estimate, rate
 from simfl.data.base import TRAIN, Split
@@ -36,7 +36,8 @@ class ExtractionSettings:
     """Settings of an extraction.
 
     Attributes:
-        others: Split of documents that were not trained on; None: the first of `unseen`, `test` and `valid`.
+        others: Split of documents that were not trained on; None: `train`, if the partition leaves documents of it
+            out, else the first of `unseen`, `test` and `valid`.
         shadows: Shadow runs.
         limit: Fields of each kind of documents, at most.
         seed: Seed of their choice.
@@ -98,11 +99,11 @@ def extract(
     """
     target = Target.of(run)
     splits = run.context.dataset.splits
-    others = settings.others or next((name for name in PREFERRED if name in splits), "")
+    others = settings.others or default_others(run, "document")
     if others not in splits:
         raise ConfigError(f"--others: the data have no split {others!r}; {nearest(others, splits)}")
     inside = _chosen(splits[TRAIN], run.partition.order, settings, TRAIN)
-    outside = _chosen(splits[others], np.arange(len(splits[others])), settings, others)
+    outside = _chosen(splits[others], other_rows(run, others), settings, others)
     report(f"asking for {len(inside)} fields of trained documents and {len(outside)} of others")
     found = {
         "trained documents": target.scores(inside.split, inside.encoded(target)),

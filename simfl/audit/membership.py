@@ -25,7 +25,7 @@ import numpy as np
 from simfl.audit.scoring import REPHRASINGS, Features, Target
 from simfl.audit.statistics import Roc, roc
 from simfl.data.base import TRAIN, Split
-from simfl.data.partition.base import column, columns_of
+from simfl.data.partition.base import column, columns_of, documents
 from simfl.data.partition.manifest import Partition
 from simfl.errors import ConfigError, nearest
 from simfl.runs.results import Run
@@ -33,6 +33,7 @@ from simfl.seeds import rng
 
 UNITS = ("provider", "document")
 PREFERRED = ("unseen", "test", "valid")  # splits of units that were not trained on, the first that exists
+FEW = 2  # units, the least that can be ranked
 MAX_EXAMPLES = 16  # of a unit
 
 
@@ -44,11 +45,13 @@ class MembershipSettings:
         unit: `provider` (a group of the partition) or `document` (an example, where the data have no documents).
         members: Split whose units are members, if they were trained on; for providers it may be another one than
             `train`, with other documents of the same providers.
-        others: Split of units that were not trained on; None: the first of `unseen`, `test` and `valid`.
+        others: Split of units that were not trained on; None: `train`, if the partition leaves units of it out, else
+            the first of `unseen`, `test` and `valid`.
         shadows: Shadow runs.
         examples: Examples of a unit that are used, at most.
         limit: Units of each kind that are used, at most; None: all.
         seed: Seed of these choices.
+        loss_only: Whether to leave out scores by metric and confidence, whose predictions take most of the time.
     """
 
     unit: str = "provider"
@@ -58,6 +61,7 @@ class MembershipSettings:
     examples: int = MAX_EXAMPLES
     limit: int | None = None
     seed: int = 0
+    loss_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,10 +125,44 @@ class Units:
         return len(self.names)
 
 
+@dataclass(frozen=True)
+class UnitScores:
+    """Scores of the units of an attack; a larger one speaks for membership.
+
+    Attributes:
+        members: The members.
+        others: The other units.
+        final: Scores by the final model, by their name: those of the members and of the others, float64.
+        control: Scores by the model before the first round, likewise.
+    """
+
+    members: Units
+    others: Units
+    final: dict[str, tuple[np.ndarray, np.ndarray]]
+    control: dict[str, tuple[np.ndarray, np.ndarray]]
+
+
 def attack(
     run: Run, settings: MembershipSettings, report: Callable[[str], None] = lambda text: None
 ) -> MembershipResult:
     """Attack the final model of a run.
+
+    Raises:
+        ConfigError: The data have no such units or splits, or too few units.
+        RunError: A run has no checkpoint, or a shadow run trains another model.
+    """
+    found = unit_scores(run, settings, report)
+    attacks, control = (
+        tuple(Attack(name, roc(*pair)) for name, pair in scores.items()) for scores in (found.final, found.control)
+    )
+    epsilon, delta = _claim(run, settings.unit)
+    return MembershipResult(settings.unit, found.members.split, found.others.split, attacks, control, epsilon, delta)
+
+
+def unit_scores(
+    run: Run, settings: MembershipSettings, report: Callable[[str], None] = lambda text: None
+) -> UnitScores:
+    """Score members and other units by the final model of a run.
 
     Raises:
         ConfigError: The data have no such units or splits, or too few units.
@@ -135,8 +173,8 @@ def attack(
     count = len(REPHRASINGS) if settings.unit == "document" and "question" in _columns(target, members) else 1
     report(f"scoring {len(members)} members and {len(others)} other units, {count} wording{'s' if count > 1 else ''}")
     kinds = (members, others)
-    final = [unit_features(target, units, count) for units in kinds]
-    start = [unit_features(target, units, count, initial=True) for units in kinds]
+    final = [unit_features(target, units, count, loss_only=settings.loss_only) for units in kinds]
+    start = [unit_features(target, units, count, True, settings.loss_only) for units in kinds]
     scores = {name: (final[0][name], final[1][name]) for name in final[0]}
     scores |= {f"{name} less initial": _less(final, start, name) for name in final[0]}
     if settings.shadows:
@@ -145,16 +183,15 @@ def attack(
             _shadow_features(target, units, count, settings, first) for units, first in zip(kinds, start, strict=True)
         ]
         scores |= {f"{name} less shadows": _less(final, base, name) for name in final[0]}
-    attacks = tuple(Attack(name, roc(*pair)) for name, pair in scores.items())
-    control = tuple(Attack(name, roc(start[0][name], start[1][name])) for name in start[0])
-    epsilon, delta = _claim(run, settings.unit)
-    return MembershipResult(settings.unit, members.split, others.split, attacks, control, epsilon, delta)
+    return UnitScores(members, others, scores, {name: (start[0][name], start[1][name]) for name in start[0]})
 
 
-def unit_features(target: Target, units: Units, wordings: int, initial: bool = False) -> Features:
+def unit_features(
+    target: Target, units: Units, wordings: int, initial: bool = False, loss_only: bool = False
+) -> Features:
     """Return the mean of each feature over the examples of each unit and over wordings, float64 [units]."""
     rows, owner = np.concatenate(units.rows), np.repeat(np.arange(len(units)), [len(one) for one in units.rows])
-    found = [target.features(units.split, rows, initial, wording) for wording in range(wordings)]
+    found = [target.features(units.split, rows, initial, wording, loss_only) for wording in range(wordings)]
     counts = np.bincount(owner, minlength=len(units))
     return {
         name: np.bincount(owner, np.mean([one[name] for one in found], 0), len(units)) / counts for name in found[0]
@@ -169,34 +206,47 @@ def units_of(target: Target, settings: MembershipSettings) -> tuple[Units, Units
     """
     if settings.unit not in UNITS:
         raise ConfigError(f"--unit: unknown {settings.unit!r}; {nearest(settings.unit, UNITS)}")
-    splits, partition = target.run.context.dataset.splits, target.run.partition
-    others = settings.others or next((name for name in PREFERRED if name in splits), "")
+    splits = target.run.context.dataset.splits
+    others = settings.others or default_others(target.run, settings.unit)
     for option, name in (("--members", settings.members), ("--others", others)):
         if name not in splits:
             raise ConfigError(f"{option}: the data have no split {name!r}; {nearest(name, splits)}")
     if settings.unit == "provider":
         found = _providers(target, settings.members, others)
     else:
-        if settings.members != TRAIN or others == TRAIN:
-            raise ConfigError("--unit: document needs --members train and another split for --others")
-        found = (
-            _documents(splits[TRAIN], TRAIN, partition.order),
-            _documents(splits[others], others, np.arange(len(splits[others]))),
-        )
+        if settings.members != TRAIN:
+            raise ConfigError("--unit: document needs --members train")
+        found = (_trained_documents(target.run), _other_documents(target.run, others))
     for units, what in zip(
         found, (f"members in {settings.members}", f"other {settings.unit}s in {others}"), strict=True
     ):
-        if len(units) < 2:
-            raise ConfigError(f"--unit: {settings.unit}, but there are {len(units)} {what}; at least 2 are needed")
+        if len(units) < FEW:
+            raise ConfigError(f"--unit: {settings.unit}, but there are {len(units)} {what}; at least {FEW} are needed")
     chosen = (_chosen(units, settings) for units in found)
     return next(chosen), next(chosen)
+
+
+def default_others(run: Run, unit: str) -> str:
+    """Return the split of units that were not trained on.
+
+    Units of the training split that the partition leaves out are the best ones: they are drawn like the members.
+    """
+    splits, partition = run.context.dataset.splits, run.partition
+    if unit == "provider" and len(partition.group_names):
+        codes, _ = column(splits[TRAIN], _group_column(run))
+        left_out = len(np.unique(codes)) - len(np.unique(codes[partition.order]))
+    else:
+        left_out = len(_other_documents(run, TRAIN))
+    if left_out >= FEW:
+        return TRAIN
+    return next((name for name in PREFERRED if name in splits), "")
 
 
 def _providers(target: Target, members: str, others: str) -> tuple[Units, Units]:
     trained = set(target.run.partition.group_names.to_pylist())
     if not trained:
         raise ConfigError("--unit: provider, but the partition has no groups; allowed: document")
-    inside, outside = (_by_column(target, split, trained) for split in (members, others))
+    inside, outside = (_by_column(target, split) for split in (members, others))
     kept = _kept(inside, [name in trained for name in inside.names])
     return (
         _trained_rows(target.run.partition) if members == TRAIN else kept,
@@ -216,15 +266,38 @@ def _trained_rows(partition: Partition) -> Units:
     return Units(TRAIN, list(rows), [np.concatenate(parts) for parts in rows.values()])
 
 
-def _by_column(target: Target, split: str, names: set[str]) -> Units:
+def _by_column(target: Target, split: str) -> Units:
     """Return the units of a split by the column that names the groups of the partition."""
     data = target.split(split)
-    for name in reversed(columns_of(target.run.experiment.partition)):
-        own = set(column(target.split(TRAIN), name)[1].to_pylist())
-        if names <= own:
-            codes, values = column(data, name)
-            return _grouped(split, np.arange(len(data)), codes, values.to_pylist())
+    codes, values = column(data, _group_column(target.run))
+    return _grouped(split, np.arange(len(data)), codes, values.to_pylist())
+
+
+def _group_column(run: Run) -> str:
+    """Return the column that names the groups of the partition."""
+    names = set(run.partition.group_names.to_pylist())
+    for name in reversed(columns_of(run.experiment.partition)):
+        if names <= set(column(run.context.split(TRAIN), name)[1].to_pylist()):
+            return name
     raise ConfigError("--unit: provider, but no column of the data names the groups of the partition")
+
+
+def _trained_documents(run: Run) -> Units:
+    return _documents(run.context.split(TRAIN), TRAIN, run.partition.order)
+
+
+def _other_documents(run: Run, split: str) -> Units:
+    return _documents(run.context.split(split), split, other_rows(run, split))
+
+
+def other_rows(run: Run, split: str) -> np.ndarray:
+    """Return the rows of a split whose documents were not trained on, int64."""
+    data = run.context.split(split)
+    rows = np.arange(len(data))
+    if split != TRAIN:
+        return rows
+    document = rows if data.documents is None else documents(data)
+    return rows[~np.isin(document, document[run.partition.order])]
 
 
 def _documents(data: Split, split: str, rows: np.ndarray) -> Units:
@@ -266,7 +339,7 @@ def _shadow_features(
     counts = np.zeros(len(units))
     for shadow in settings.shadows:
         outside = np.array([name not in trained_names(shadow, settings.unit) for name in units.names])
-        values = unit_features(target.with_weights_of(shadow), units, wordings)
+        values = unit_features(target.with_weights_of(shadow), units, wordings, loss_only=settings.loss_only)
         counts += outside
         for name, own in values.items():
             sums[name] += np.where(outside, own, 0.0)
@@ -278,7 +351,7 @@ def trained_names(run: Run, unit: str) -> set[str]:
     partition = run.partition
     if unit == "provider":
         return set(partition.group_names.to_pylist())
-    return set(_documents(run.context.split(TRAIN), TRAIN, partition.order).names)
+    return set(_trained_documents(run).names)
 
 
 def _claim(run: Run, unit: str) -> tuple[float | None, float | None]:

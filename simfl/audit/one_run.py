@@ -29,6 +29,7 @@ from scipy.special import ndtr
 
 from simfl.aggregation.round import RoundAggregator
 from simfl.audit.canaries import Canaries, CanaryMechanism, with_canaries
+from simfl.audit.scoring import context_on_device
 from simfl.audit.statistics import CONFIDENCE, gaussian_epsilon, gaussian_mu, one_run_epsilon
 from simfl.audit.view import refuse_single_uploads
 from simfl.autotune.tuner import execution_mode_of
@@ -41,7 +42,6 @@ from simfl.privacy.randomness import Randomness
 from simfl.privacy.units import MARGIN
 from simfl.protocol import Parts
 from simfl.rounds import RoundPlan, apply_round, plan_round
-from simfl.run_context import RunContext
 from simfl.runs.record import Record
 from simfl.runs.results import Run
 from simfl.runs.snapshot import Snapshot
@@ -67,6 +67,7 @@ class AuditSettings:
         width: Coordinates of a canary's direction; 1 is a Dirac canary.
         seed: Seed of coins and directions, and of the noise if `fixed_noise`.
         fixed_noise: Whether the noise follows from the seed, for tests.
+        points: Number of rounds after which bounds are computed, at most; the last audited round is one of them.
     """
 
     canaries: int | None = None
@@ -74,6 +75,7 @@ class AuditSettings:
     width: int = 1
     seed: int = 0
     fixed_noise: bool = False
+    points: int = 1
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,23 @@ class ViewAudit:
 
 
 @dataclass(frozen=True)
+class RoundBound:
+    """The larger bound of a view after some rounds, and their claim.
+
+    Attributes:
+        round: Number of audited rounds.
+        view: `averages`, `messages` or `model`.
+        claim: Epsilon of these rounds, by the accounting.
+        bound: The larger one of both bounds.
+    """
+
+    round: int
+    view: str
+    claim: float
+    bound: float
+
+
+@dataclass(frozen=True)
 class CanaryAudit:
     """The audit of a run's mechanism.
 
@@ -123,6 +142,7 @@ class CanaryAudit:
         delta: The delta of claims and bounds.
         noise_multiplier: The noise multiplier of the run.
         views: The audit of each view.
+        by_round: Bounds and claims after several numbers of rounds, the last of which is that of `views`.
     """
 
     canaries: int
@@ -131,6 +151,7 @@ class CanaryAudit:
     delta: float
     noise_multiplier: float
     views: tuple[ViewAudit, ...]
+    by_round: tuple[RoundBound, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -150,7 +171,14 @@ def audit(
     audited = AuditedRounds(run, settings)
     with tempfile.TemporaryDirectory(prefix="simfl-audit-") as scratch:
         scores = audited.scores(Path(scratch), report)
-    views = tuple(_audit_view(audited, scores, view) for view in VIEWS)
+    claimed = [view for view in VIEWS if math.isfinite(audited.claim(view, audited.rounds))]
+    views = tuple(_audit_view(audited, scores[audited.rounds], view, audited.rounds) for view in claimed)
+    by_round = [
+        RoundBound(number, view, audited.claim(view, number), _bound(audited, own, view, number))
+        for number, own in scores.items()
+        for view in claimed
+        if number < audited.rounds
+    ] + [RoundBound(audited.rounds, view.view, view.claim, view.bound) for view in views]
     canaries = audited.canaries
     return CanaryAudit(
         len(canaries),
@@ -158,7 +186,8 @@ def audit(
         audited.rounds,
         audited.privacy.delta,
         audited.budget.noise_multiplier,
-        tuple(view for view in views if math.isfinite(view.claim)),
+        views,
+        tuple(by_round),
     )
 
 
@@ -187,11 +216,12 @@ class AuditedRounds:
         experiment = run.experiment
         refuse_single_uploads(experiment, "canaries")
         self.privacy = _checked(experiment.privacy)
-        self.context, self.seed = RunContext(experiment, run.context.cache), settings.seed
+        self.context, self.seed = context_on_device(experiment), settings.seed
         phase, real = experiment.phases[0], run.partition
         self.rounds = phase.rounds if settings.rounds is None else settings.rounds
         if not 1 <= self.rounds <= phase.rounds:
             raise ConfigError(f"--rounds: {self.rounds} given; the first phase has rounds 1 to {phase.rounds}")
+        self.points = {int(number) for number in np.geomspace(self.rounds, 1, settings.points).round()}
         sigma = account_of(experiment, real).noise_multiplier
         fixed = replace(self.privacy, noise_multiplier=sigma, epsilon=None)
         self.experiment = replace(experiment, privacy=fixed)
@@ -206,11 +236,11 @@ class AuditedRounds:
         self.randomness = _randomness(self.privacy, settings)
         self.manifest = run.manifest
 
-    def claim(self, view: str, sigma: float | None = None) -> float:
-        """Return epsilon of the audited rounds in a view, by the accounting, with the run's noise or another one."""
+    def claim(self, view: str, rounds: int, sigma: float | None = None) -> float:
+        """Return epsilon of the first rounds in a view, by the accounting, with the run's noise or another one."""
         kind = "messages" if view == "messages" else "averages"
         budget = self.budget if sigma is None else Budget(self.budget.scheme, sigma)
-        return budget.epsilon({0: self.rounds}, kind)
+        return budget.epsilon({0: rounds}, kind)
 
     def multiplier(self, view: str) -> float:
         """Return the noise multiplier of one participation that is accounted for; 0 without noise."""
@@ -219,14 +249,14 @@ class AuditedRounds:
         mechanism = Mechanism(self.privacy, sigma, self.randomness)
         return self.budget.scheme.multipliers(sigma)[name] * mechanism.update_multiplier / sigma
 
-    def scores(self, scratch: Path, report: Callable[[str], None]) -> Scores:
-        """Make the rounds and return the scores of all canaries."""
+    def scores(self, scratch: Path, report: Callable[[str], None]) -> dict[int, Scores]:
+        """Make the rounds and return the scores of all canaries, after each number of rounds in `points`."""
         executor, worker, mechanism = self._executor(scratch)
         context, server = executor.context, _Server(self.canaries)
         worker.executors[0] = replace(executor, observer=server)
         state = first = Snapshot().enter_phase(context)
         mode = execution_mode_of(self.experiment, Record(scratch, self.experiment.checkpoint, self.manifest), 0, 0)
-        collected = _Collected(self.canaries, self.privacy, self.partition)
+        collected, found = _Collected(self.canaries, self.privacy, self.partition), dict[int, Scores]()
         for number in range(self.rounds):
             plan = plan_round(context, self.partition, state)
             which, clip = mechanism.start_round(plan.client_plans), mechanism.clip_of(plan.received)
@@ -239,8 +269,11 @@ class AuditedRounds:
             collected.add(mechanism, plan, which, server.products, clip * MARGIN, expected)
             server.products = {}
             report(f"audited round {number + 1} of {self.rounds}: {len(which)} canaries were sampled")
-        collected.totals["model"] = self.canaries.scores(subtract(state.server.weights, first.server.weights))
-        return collected.result()
+            if number + 1 in self.points:
+                moved = subtract(state.server.weights, first.server.weights)
+                collected.totals["model"] = self.canaries.scores(moved)
+                found[number + 1] = collected.result()
+        return found
 
     def _executor(self, scratch: Path) -> tuple[Executor, Worker, CanaryMechanism]:
         config = WorkerConfig(
@@ -345,26 +378,36 @@ def _centred(scores: np.ndarray) -> np.ndarray:
     return centred
 
 
-def _audit_view(audited: AuditedRounds, scores: Scores, view: str) -> ViewAudit:
-    claim, delta = audited.claim(view), audited.privacy.delta
+def _audit_view(audited: AuditedRounds, scores: Scores, view: str, rounds: int) -> ViewAudit:
+    claim, delta = audited.claim(view, rounds), audited.privacy.delta
     one_run = guess_coins(scores.total[view], audited.canaries.included, delta)
-    multiplier, sigma, rounds = audited.multiplier(view), audited.budget.noise_multiplier, audited.rounds
+    multiplier, sigma = audited.multiplier(view), audited.budget.noise_multiplier
     if view not in scores.single or not multiplier:
         return ViewAudit(view, claim, one_run, None, None, None, 0, None)
     products, included = scores.single[view]
     mu, middle = participation_mu(products, included)
-
-    is_sampled = len(included) < len(audited.canaries) * rounds
-
-    def epsilon_of(found: float) -> float:
-        by_accounting = 0.0 if found <= 0 else audited.claim(view, sigma / (found * multiplier))
-        exact = 0.0 if is_sampled else gaussian_epsilon(found * math.sqrt(rounds), delta)
-        return max(by_accounting, exact)
-
     noise = 1 / (middle * multiplier) if middle > 0 else math.inf
     factor = smallest_error(1 / multiplier, int(included.sum()), int((~included).sum()))
-    detectable = None if factor is None else audited.claim(view, sigma / factor) / claim
-    return ViewAudit(view, claim, one_run, epsilon_of(mu), epsilon_of(middle), noise, len(included), detectable)
+    detectable = None if factor is None else audited.claim(view, rounds, sigma / factor) / claim
+    gaussian, estimate = (_epsilon_of(audited, scores, view, rounds, one) for one in (mu, middle))
+    return ViewAudit(view, claim, one_run, gaussian, estimate, noise, len(included), detectable)
+
+
+def _bound(audited: AuditedRounds, scores: Scores, view: str, rounds: int) -> float:
+    """Return the larger bound of a view after some rounds."""
+    one_run = guess_coins(scores.total[view], audited.canaries.included, audited.privacy.delta)
+    if view not in scores.single or not audited.multiplier(view):
+        return one_run
+    return max(one_run, _epsilon_of(audited, scores, view, rounds, participation_mu(*scores.single[view])[0]))
+
+
+def _epsilon_of(audited: AuditedRounds, scores: Scores, view: str, rounds: int, mu: float) -> float:
+    """Return epsilon of some rounds whose participations are mu-GDP."""
+    multiplier, sigma = audited.multiplier(view), audited.budget.noise_multiplier
+    by_accounting = 0.0 if mu <= 0 else audited.claim(view, rounds, sigma / (mu * multiplier))
+    is_sampled = len(scores.single[view][1]) < len(audited.canaries) * rounds
+    exact = 0.0 if is_sampled else gaussian_epsilon(mu * math.sqrt(rounds), audited.privacy.delta)
+    return max(by_accounting, exact)
 
 
 def guess_coins(scores: np.ndarray, included: np.ndarray, delta: float) -> float:

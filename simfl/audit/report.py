@@ -21,6 +21,9 @@ def canary_lines(found: CanaryAudit) -> list[str]:
     ]
     header = ("view", "claim", "one-run bound", "Gaussian bound", "estimate", "noise", "detectable")
     lines += table([header, *(_view_row(view) for view in found.views)])
+    if len(found.by_round) > len(found.views):
+        rows = [(str(one.round), one.view, number(one.claim), number(one.bound)) for one in found.by_round]
+        lines += table([("rounds", "view", "claim", "bound"), *rows])
     return [*lines, canary_verdict(found)]
 
 

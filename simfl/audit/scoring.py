@@ -9,10 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from simfl import files
 from simfl.data.base import Split
 from simfl.errors import ConfigError, RunError
+from simfl.experiment import Experiment
 from simfl.models.call_context import ModelCall, call_context
 from simfl.protocol import Examples, Forward, Weights
+from simfl.run_context import RunContext
 from simfl.runs.results import Run
 from simfl.seeds import seed_for
 from simfl.training.context import PhaseContext
@@ -28,18 +31,26 @@ REPHRASINGS: tuple[Callable[[str], str], ...] = (
 )
 
 
+def context_on_device(experiment: Experiment) -> RunContext:
+    """Return the parts of a run on the GPU, if there is one: attacks need no bit-identical results."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return RunContext(experiment, files.cache_folder(), device)
+
+
 @dataclass(frozen=True)
 class Target:
     """The model of a run and the data that it is attacked with.
 
     Attributes:
         run: The run.
+        data: Its data set, and the device on which its model computes.
         context: Its last phase.
         weights: Tensors of the final model.
         initial: The same tensors before the first round, which every client knows.
     """
 
     run: Run
+    data: RunContext
     context: PhaseContext
     weights: Weights
     initial: Weights
@@ -51,9 +62,10 @@ class Target:
         Raises:
             RunError: There is no checkpoint.
         """
-        weights = run.snapshot().model
-        context = run.context.phase_context(len(run.experiment.phases) - 1, len(run.stored_partition))
-        return Target(run, context, weights, context.network.tensors(tuple(weights)))
+        data = context_on_device(run.experiment)
+        weights = run.snapshot().to(data.device).model
+        context = data.phase_context(len(run.experiment.phases) - 1, len(run.stored_partition))
+        return Target(run, data, context, weights, context.network.tensors(tuple(weights)))
 
     def with_weights_of(self, other: Run) -> Target:
         """Return the model of another run, on the data of this one.
@@ -61,7 +73,7 @@ class Target:
         Raises:
             RunError: The other run trains another model.
         """
-        weights = other.snapshot().model
+        weights = other.snapshot().to(self.data.device).model
         there, here = ({name: t.shape for name, t in one.items()} for one in (weights, self.weights))
         if there != here:
             raise RunError(f"--shadow: {other.folder} trains other tensors than {self.run.folder}")
@@ -69,11 +81,11 @@ class Target:
 
     def split(self, name: str) -> Split:
         """Return a split of the data."""
-        return self.run.context.split(name)
+        return self.data.split(name)
 
     def encoded(self, split: str, rephrasing: int = 0) -> Examples:
         """Return a split as the objective encodes it, with each question in other words."""
-        context = self.run.context
+        context = self.data
         if not rephrasing:
             return context.examples(self.context.phase.objective, split)
         data = context.split(split)
@@ -84,7 +96,7 @@ class Target:
 
     def encode(self, data: Split) -> Examples:
         """Return data that are no split of the data set as the objective encodes them."""
-        context = self.run.context
+        context = self.data
         encoded = self.context.phase.objective.encode(data, context.experiment.model.tokenizer())
         return encoded.to(context.device)
 
@@ -105,7 +117,9 @@ class Target:
                 found.append(np.asarray(scores[ACCURACY], np.float64))
         return np.concatenate(found)
 
-    def features(self, split: str, rows: np.ndarray, initial: bool = False, rephrasing: int = 0) -> Features:
+    def features(
+        self, split: str, rows: np.ndarray, initial: bool = False, rephrasing: int = 0, loss_only: bool = False
+    ) -> Features:
         """Return the features of some examples.
 
         Args:
@@ -113,6 +127,7 @@ class Target:
             rows: Rows of the split, int64 [n].
             initial: Whether to use the model before the first round.
             rephrasing: Number of the wording of questions, from 0, which is the data's own.
+            loss_only: Whether to leave out features that need predictions.
 
         Returns:
             `loss` (negative mean loss), the objective's metric and, if it predicts one, `confidence`; float64 [n].
@@ -120,12 +135,14 @@ class Target:
         weights, examples = self.initial if initial else self.weights, self.encoded(split, rephrasing)
         size, data = self.run.experiment.evaluate.batch_size, self.split(split)
         parts = [
-            self._batch_features(weights, examples, data, rows[first : first + size])
+            self._batch_features(weights, examples, data, rows[first : first + size], loss_only)
             for first in range(0, len(rows), size)
         ]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def _batch_features(self, weights: Weights, examples: Examples, data: Split, rows: np.ndarray) -> Features:
+    def _batch_features(
+        self, weights: Weights, examples: Examples, data: Split, rows: np.ndarray, loss_only: bool
+    ) -> Features:
         context, objective = self.context, self.context.phase.objective
         batch = examples.take(torch.from_numpy(rows).to(context.device))
         key = torch.tensor(seed_for(context.seed, "audit"))
@@ -136,13 +153,13 @@ class Target:
         assert outputs.loss_sums is not None
         assert outputs.loss_weights is not None
         loss = outputs.loss_sums / outputs.loss_weights.clamp_min(1e-12)
+        found = {"loss": -loss.cpu().double().numpy()}
+        if loss_only:
+            return found
         context.network.module.eval()
         with torch.no_grad(), call_context(ModelCall()), context.network.swapped(weights):
             predictions = objective.predict(context.network.module, batch)
-        found = {
-            "loss": -loss.cpu().double().numpy(),
-            objective.metric: objective.score(predictions, data, rows)[objective.metric],
-        }
+        found[objective.metric] = objective.score(predictions, data, rows)[objective.metric]
         if "confidence" in predictions:
             found["confidence"] = np.asarray(predictions["confidence"], np.float64)
         return found

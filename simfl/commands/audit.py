@@ -6,12 +6,20 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+if TYPE_CHECKING:
+    from simfl.runs.results import Run
+
+SAVED_POINTS = 8
 VIOLATED = 1  # exit code: a lower bound exceeds the claimed epsilon
 
 folder = click.Path(exists=True, file_okay=False, path_type=Path)
+shadows_option = click.option(
+    "--shadows", "sweep", type=folder, help="Sweep whose runs with other seeds and partitions are shadow runs."
+)
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -26,13 +34,34 @@ def audit() -> None:
 @click.option("--rounds", type=int, help="Rounds of the first phase to audit.  [default: all]")
 @click.option("--width", type=int, default=1, show_default=True, help="Coordinates of a canary's update.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the canaries' coins and directions.")
+@click.option(
+    "--points",
+    type=click.IntRange(1),
+    help="Rounds after which bounds are computed, at most.  [default: 8 with --save, else the last one]",
+)
+@click.option("--save", is_flag=True, help="Keep the audit in RUN for `simfl report`, and log it to the W&B run.")
 @as_json_option
-def canaries(run: Path, canaries: int | None, rounds: int | None, width: int, seed: int, as_json: bool) -> int:
+def canaries(
+    run: Path,
+    canaries: int | None,
+    rounds: int | None,
+    width: int,
+    seed: int,
+    points: int | None,
+    save: bool,
+    as_json: bool,
+) -> int:
     """Repeat rounds of RUN with canaries and compute lower bounds on epsilon; exit code 1 if one exceeds its claim."""
-    from simfl.audit import one_run, report
+    from simfl.audit import one_run, report, saved
     from simfl.runs.results import Run
 
-    found = one_run.audit(Run(run), one_run.AuditSettings(canaries, rounds, width, seed), _log)
+    target = Run(run)
+    if save:
+        saved.require_writable(target)
+    points = points or (SAVED_POINTS if save else 1)
+    found = one_run.audit(target, one_run.AuditSettings(canaries, rounds, width, seed, points=points), _log)
+    if save:
+        saved.save(target, found, _log)
     if as_json:
         click.echo(json.dumps(asdict(found) | {"holds": found.holds}, indent=1))
     else:
@@ -44,11 +73,16 @@ def canaries(run: Path, canaries: int | None, rounds: int | None, width: int, se
 @click.argument("run", type=folder)
 @click.option("--unit", type=click.Choice(["provider", "document"]), default="provider", show_default=True)
 @click.option("--members", default="train", show_default=True, help="Split with units of providers trained on.")
-@click.option("--others", help="Split with units not trained on.  [default: unseen, test or valid, the first there is]")
+@click.option(
+    "--others",
+    help="Split with units not trained on.  [default: those of train left out, else unseen, test or valid]",
+)
 @click.option("--shadow", "shadows", multiple=True, type=folder, help="Run with other units; may be repeated.")
+@shadows_option
 @click.option("--examples", type=click.IntRange(1), default=16, show_default=True, help="Examples of a unit, at most.")
 @click.option("--limit", type=click.IntRange(2), help="Units of each kind, at most.  [default: all]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the choice of examples and units.")
+@click.option("--loss-only", is_flag=True, help="Leave out scores by metric and confidence, which take the most time.")
 @as_json_option
 def membership(
     run: Path,
@@ -56,18 +90,22 @@ def membership(
     members: str,
     others: str | None,
     shadows: tuple[Path, ...],
+    sweep: Path | None,
     examples: int,
     limit: int | None,
     seed: int,
+    loss_only: bool,
     as_json: bool,
 ) -> None:
     """Infer from the final model of RUN which providers or documents it was trained on."""
     from simfl.audit import membership, report
     from simfl.runs.results import Run
 
-    runs = [Run(shadow) for shadow in shadows]
-    settings = membership.MembershipSettings(unit, members, others, runs, examples, limit, seed)
-    found = membership.attack(Run(run), settings, _log)
+    target = Run(run)
+    settings = membership.MembershipSettings(
+        unit, members, others, _shadow_runs(target, shadows, sweep), examples, limit, seed, loss_only
+    )
+    found = membership.attack(target, settings, _log)
     if as_json:
         click.echo(json.dumps(asdict(found), indent=1))
     else:
@@ -77,19 +115,24 @@ def membership(
 @audit.command()
 @click.argument("run", type=folder)
 @click.option(
-    "--others", help="Split with documents not trained on.  [default: unseen, test or valid, the first there is]"
+    "--others",
+    help="Split with documents not trained on.  [default: those of train left out, else unseen, test or valid]",
 )
 @click.option("--shadow", "shadows", multiple=True, type=folder, help="Run on other documents; may be repeated.")
+@shadows_option
 @click.option("--limit", type=click.IntRange(1), default=200, show_default=True, help="Fields of each kind, at most.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the choice of fields.")
 @as_json_option
-def extraction(run: Path, others: str | None, shadows: tuple[Path, ...], limit: int, seed: int, as_json: bool) -> None:
+def extraction(
+    run: Path, others: str | None, shadows: tuple[Path, ...], sweep: Path | None, limit: int, seed: int, as_json: bool
+) -> None:
     """Ask the final model of RUN for fields that are erased from their pages."""
     from simfl.audit import extraction, report
     from simfl.runs.results import Run
 
-    settings = extraction.ExtractionSettings(others, [Run(shadow) for shadow in shadows], limit, seed)
-    found = extraction.extract(Run(run), settings, _log)
+    target = Run(run)
+    settings = extraction.ExtractionSettings(others, _shadow_runs(target, shadows, sweep), limit, seed)
+    found = extraction.extract(target, settings, _log)
     if as_json:
         click.echo(json.dumps(asdict(found) | {"leaks": found.leaks}, indent=1))
     else:
@@ -108,6 +151,14 @@ def inversion(run: Path, round_: int, client: int, as_json: bool) -> None:
 
     found = inversion.invert(Run(run), client, round_, _log)
     click.echo(json.dumps(asdict(found), indent=1) if as_json else "\n".join(report.inversion_lines(found)))
+
+
+def _shadow_runs(target: Run, shadows: tuple[Path, ...], sweep: Path | None) -> list[Run]:
+    """Return the runs of both options."""
+    from simfl.audit.shadows import shadow_runs
+    from simfl.runs.results import Run
+
+    return [*(Run(shadow) for shadow in shadows), *(shadow_runs(target, sweep) if sweep else ())]
 
 
 def _log(text: str) -> None:

@@ -12,6 +12,7 @@ from simfl import evaluation, files
 from simfl.data.partition.heterogeneity import measure
 from simfl.errors import SimflError
 from simfl.formatting import format_bytes, format_duration
+from simfl.reports.audits import audit_charts
 from simfl.reports.chart import dot_strips, format_number, heat_map
 from simfl.reports.curves import (
     MAX_LINES,
@@ -79,6 +80,7 @@ def report(results: Sequence[RunResult], title: str, against: str | None = None)
         Section("Learning", learning_charts(comparison, drawn, curves, ROUNDS)),
         Section("Bytes", score_charts(comparison, drawn, curves, BYTES)),
         Section("Privacy", score_charts(comparison, drawn, curves, EPSILON)),
+        Section("Privacy audit", audit_charts(results)),
         Section("Clients", _client_scores(comparison, rows), (clients_note,)),
         Section("Partition", _partitions(rows)),
         Section("Time", time_section(results)),

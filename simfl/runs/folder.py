@@ -16,6 +16,7 @@ FORMAT = 2  # version of the files that runs and sweeps leave; raise it when an 
 
 RUN, SWEEP = "experiment.yaml", "sweep.json"  # the file that marks the folder of a run; of a sweep
 MANIFEST, SUMMARY, PARTITION = "manifest.json", "summary.json", "partition.json"
+AUDIT = "audit.json"  # written after the run, by `simfl audit canaries --save`
 LOG, ERROR = "log.jsonl", "error.txt"  # ERROR is written by a sweep: why its run failed
 CHECKPOINTS, TABLE_PARTS, CLIENT_STATES = "checkpoints", "tables", "client_states"  # folders
 

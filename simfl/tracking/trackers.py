@@ -7,7 +7,7 @@ import io
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -74,7 +74,8 @@ def opened(
     trackers: list[Tracker] = []
     with ExitStack() as stack:
         if experiment.tracking.wandb is not None:
-            trackers.append(stack.enter_context(_wandb(experiment.tracking.wandb, context, folder, on_message)))
+            run = stack.enter_context(_wandb(experiment.tracking.wandb, experiment, folder, on_message))
+            trackers.append(WandbTracker(run, context, folder))
         if experiment.tracking.tensorboard:
             trackers.append(stack.enter_context(_tensorboard(context, folder, step)))
         yield trackers
@@ -136,12 +137,11 @@ class WandbTracker:
 
 @contextmanager
 def _wandb(
-    requested: Wandb, context: RunContext, folder: Path, on_message: Callable[[str], None]
-) -> Iterator[WandbTracker]:
+    requested: Wandb, experiment: Experiment, folder: Path, on_message: Callable[[str], None]
+) -> Iterator[wandb.Run]:
     """Open a W&B run, or continue the one that the run folder names."""
     import wandb
 
-    experiment = context.experiment
     mode: Any = requested.mode or os.environ.get("WANDB_MODE") or ("online" if _has_key() else "offline")
     arguments: dict[str, Any] = {
         "entity": requested.entity,
@@ -165,10 +165,36 @@ def _wandb(
     on_message(f"W&B: {run.url}" if mode == "online" else f"W&B {mode}: wandb sync {Path(run.dir).parent}")
     code = 1
     try:
-        yield WandbTracker(run, context, folder)
+        yield run
         code = 0
     finally:
         run.finish(exit_code=code)
+
+
+def log_afterwards(
+    experiment: Experiment,
+    folder: Path,
+    axis: str,
+    rows: Sequence[Mapping[str, float]],
+    on_message: Callable[[str], None],
+) -> None:
+    """Add metrics to the W&B run of a run that has ended, if there is one.
+
+    Args:
+        experiment: The experiment of the run.
+        folder: Its folder.
+        axis: Name of the metric that is the axis of the others, `PREFIX/NAME`; all have this prefix.
+        rows: Metrics by name, one row for each value of the axis.
+        on_message: Receives messages for the user.
+    """
+    requested = experiment.tracking.wandb
+    if requested is None or not (folder / STATE_FILE).exists():
+        return
+    with _wandb(requested, experiment, folder, on_message) as run:
+        run.define_metric(axis, hidden=True)
+        run.define_metric(f"{axis.partition('/')[0]}/*", step_metric=axis)
+        for row in rows:
+            run.log(dict(row))
 
 
 def _config(experiment: Experiment, varied: JsonObject) -> JsonObject:

@@ -29,6 +29,7 @@ from simfl.privacy import budget, mechanism
 from simfl.privacy.mechanism import Mechanism
 from simfl.privacy.units import Clipped, factors, norms
 from simfl.protocol import Weights
+from simfl.reports.report import write
 from simfl.runs.results import Run
 from simfl.weights import stack_sum
 
@@ -211,3 +212,26 @@ def test_what_cannot_be_audited_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             audit(Run(tmp_path / name), settings)
+
+
+def test_a_saved_audit_has_bounds_and_claims_by_round_that_reports_draw(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    run(private(rounds=3), folder)
+    assert main(["audit", "canaries", str(folder), "--canaries", "40", "--points", "8", "--save"]) == 0
+    assert re.search(r"^rounds +view +claim +bound$", capsys.readouterr().out, re.MULTILINE)
+    found = json.loads((folder / "audit.json").read_text())["canaries"]
+    averages = [row for row in found["by_round"] if row["view"] == "averages"]
+    assert [row["round"] for row in averages] == [1, 2, 3]
+    claims = [row["claim"] for row in averages]
+    assert claims == sorted(set(claims))
+    view = next(view for view in found["views"] if view["view"] == "averages")
+    assert (averages[-1]["claim"], averages[-1]["bound"]) == (view["claim"], max(view["one_run"], view["gaussian"]))
+    write([folder], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "lower bounds on epsilon (95 %)" in page
+    assert "averages: claim" in page
+    assert "no bound exceeds its claim" in page
+    assert main(["audit", "canaries", str(folder), "--canaries", "40", "--json"]) == 0
+    assert {row["round"] for row in json.loads(capsys.readouterr().out)["by_round"]} == {3}

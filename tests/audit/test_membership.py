@@ -14,13 +14,17 @@ from fakes import experiment, run
 
 from simfl.audit import report
 from simfl.audit.membership import MembershipResult, MembershipSettings, attack
+from simfl.audit.shadows import shadow_runs
 from simfl.cli import main
 from simfl.data.base import Data, Dataset, Split
 from simfl.data.io.arrow_store import content_sha256
 from simfl.data.io.classification import feature_split
+from simfl.data.partition.nested import Subsample
+from simfl.data.partition.partitioners import Provider
 from simfl.errors import ConfigError, RunError
 from simfl.experiment import Evaluate, Experiment, Privacy
 from simfl.models.mlp import Mlp
+from simfl.runs.folder import write_json
 from simfl.runs.results import Run
 
 
@@ -119,13 +123,52 @@ def test_the_choice_of_units_repeats_with_its_seed(runs: dict[str, Path]) -> Non
     assert (a.main.roc.members, a.main.roc.others) == (8, 8)
 
 
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a sweep whose seeds draw one half of 40 groups each, and that has another budget."""
+    folder = tmp_path_factory.mktemp("sweep") / "made"
+    half = Subsample(of=Provider(clients=2, column="group"), fraction=0.5, column="group")
+    whole = ByHeart(groups=40, unseen=2)
+    points = {f"seed={seed}": given(data=whole, partition=half, seed=seed) for seed in (1, 2, 3)}
+    points["rounds=1"] = given(data=whole, partition=half, seed=1, rounds=1)
+    for label, one in points.items():
+        run(one, folder / "runs" / label)
+    listed = [{"label": label, "varied": {}} for label in points]
+    write_json(folder / "sweep.json", {"name": "halves", "runs": listed, "table": {}})
+    return folder
+
+
+def test_groups_that_the_seed_leaves_out_are_the_others(sweep: Path) -> None:
+    result = found(sweep / "runs" / "seed=1")
+    assert (result.members, result.others) == ("train", "train")
+    assert (result.main.roc.members, result.main.roc.others) == (20, 20)
+    assert result.main.roc.auc.low > 0.65
+    documents = found(sweep / "runs" / "seed=1", unit="document")
+    assert (documents.others, documents.main.roc.members, documents.main.roc.others) == ("train", 60, 60)
+
+
+def test_runs_of_a_sweep_that_differ_in_seed_and_partition_are_shadow_runs(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_folder = sweep / "runs" / "seed=1"
+    shadows = shadow_runs(Run(run_folder), sweep)
+    assert [one.folder.name for one in shadows] == ["seed=2", "seed=3"]
+    assert main(["audit", "membership", str(run_folder), "--shadows", str(sweep)]) == 0
+    assert "membership leaks: loss less shadows" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"--shadows: .* has no completed run that differs from"):
+        shadow_runs(Run(sweep / "runs" / "rounds=1"), sweep)
+    with pytest.raises(ConfigError, match=r"--shadows: .* holds no sweep; give a single run with --shadow"):
+        shadow_runs(Run(run_folder), run_folder)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"unit": "client"}, "--unit: unknown 'client'"),
         ({"others": "unsen"}, "--others: the data have no split 'unsen'; did you mean 'unseen'"),
         ({"others": "train"}, "there are 0 other providers in train"),
-        ({"unit": "document", "others": "train"}, "--unit: document needs --members train"),
+        ({"unit": "document", "others": "train"}, "there are 0 other documents in train"),
+        ({"unit": "document", "members": "valid"}, "--unit: document needs --members train"),
     ],
 )
 def test_what_cannot_be_attacked_is_refused(runs: dict[str, Path], settings: dict[str, Any], message: str) -> None:

@@ -85,6 +85,45 @@ def test_subsample_reduces_each_client_and_keeps_groups_in_order():
     assert Subsample(of=Natural(column="task"), examples=50).split(FIVE, seed=0).sizes.tolist() == [20] * 5
 
 
+def providers_of(partition):
+    return [{name for name, _ in partition.groups(client)} for client in range(len(partition))]
+
+
+def test_subsample_of_a_column_keeps_whole_values_and_as_many_of_each_client_in_every_draw():
+    split = questions(["a"] * 120, documents=[i // 3 for i in range(120)])  # 20 providers of 2 documents of 3 questions
+    whole = providers_of(Provider(clients=2).split(split, seed=0))
+    drawn = {}
+    for draw in range(20):
+        partition = Subsample(of=Provider(clients=2), fraction=0.3, column="provider", draw=draw).split(split, seed=0)
+        drawn[draw] = providers_of(partition)
+        assert [len(names) for names in drawn[draw]] == [3, 3]
+        assert all(few <= many for few, many in zip(drawn[draw], whole, strict=True))
+        assert partition.sizes.tolist() == [18, 18]
+    often = [sum(name in names for own in drawn.values() for names in own) for name in set.union(*whole)]
+    assert min(often) >= 1
+    assert max(often) <= 14  # 20 draws with probability 0.3
+
+
+def test_the_draw_of_values_is_that_of_the_run_unless_given_and_depends_on_names_alone():
+    split = questions(["a"] * 80)
+    rule = Subsample(of=Provider(clients=2), fraction=0.5, column="provider")
+    of_seed = providers_of(rule.split(split, seed=3))
+    given = Subsample(of=Provider(clients=2), fraction=0.5, column="provider", draw=3)
+    assert providers_of(given.split(split, seed=4)) == of_seed != providers_of(rule.split(split, seed=4))
+    backwards = Split(split.examples.take(list(range(79, -1, -1))), split.documents)
+    assert set.union(*providers_of(given.split(backwards, seed=0))) == set.union(*of_seed)
+
+
+def test_subsample_refuses_settings_without_effect_and_writes_the_later_ones_only_if_given():
+    with pytest.raises(ConfigError, match=r"partition\.examples: has no effect with partition\.column"):
+        Subsample(of=Iid(clients=2), examples=3, column="provider")
+    with pytest.raises(ConfigError, match=r"partition\.draw: has no effect without partition\.column"):
+        Subsample(of=Iid(clients=2), fraction=0.5, draw=3)
+    assert not {"column", "draw"} & set(written(Subsample(of=Iid(clients=2), fraction=0.5)))
+    drawn = Subsample(of=Iid(clients=2), fraction=0.5, column="provider", draw=0)
+    assert read(Partitioner, written(drawn), "partition") == drawn
+
+
 def test_subsample_drops_empty_groups():
     split = questions(["a"] * 12)
     few = Subsample(of=Provider(clients=1), examples=2).split(split, seed=0)

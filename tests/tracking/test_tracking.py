@@ -97,6 +97,21 @@ def test_timings_bytes_and_scores_over_bytes_are_logged(tracked):
         assert "by_bytes/personal.accuracy" in row
 
 
+def test_metrics_of_a_run_that_has_ended_are_added_to_its_tracked_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "staging"))
+    case = experiment(tracking=Tracking(wandb=Wandb(mode="offline")))
+    run(case, tmp_path / "run")
+    rows = [{"audit/round": 1, "audit/model/bound": 0.5}, {"audit/round": 2, "audit/model/bound": 0.75}]
+    tracking.log_afterwards(case, tmp_path / "run", "audit/round", rows, lambda text: None)
+    added = [row for row in history(tmp_path / "run") if "audit/round" in row]
+    assert [{name: row[name] for name in rows[0]} for row in added] == rows
+    ids = {record.run.run_id for record in records(tmp_path / "run") if record.WhichOneof("record_type") == "run"}
+    assert ids == {json.loads((tmp_path / "run" / "tracking.json").read_text())["wandb"]["id"]}
+    run(experiment(), tmp_path / "untracked")
+    tracking.log_afterwards(case, tmp_path / "untracked", "audit/round", rows, lambda text: None)
+    assert not (tmp_path / "untracked" / "wandb").exists()
+
+
 def test_summary_shadows_no_metric(tracked):
     metrics = {name for row in history(tracked) for name in row if not name.startswith("_")}
     updates = [record.summary for record in records(tracked) if record.WhichOneof("record_type") == "summary"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -78,19 +78,35 @@ def _owners(part: Partition, count: int, value: str) -> tuple[np.ndarray, np.nda
 
 @dataclass(frozen=True)
 class Subsample(Partitioner):
-    """Another partition with a random subset of each client's examples."""
+    """Another partition with a random subset of each client's examples, or of its values of a column."""
 
     of: Partitioner = field(default_factory=Iid)  # the partition
     examples: PositiveInt | None = None  # maximum per client
     fraction: Fraction | None = None  # or share of each client's examples, at least one
+    column: str | None = None  # with fraction: share of each client's values of this column, such as provider
+    draw: int | None = None  # with column: number of the draw; null: the seed of the run
     example: ClassVar[Mapping[str, object]] = {"of": {"by": "iid", "clients": 5}, "fraction": 0.5}
 
+    def __post_init__(self) -> None:
+        """Raise ConfigError for settings without effect."""
+        if self.column is not None and self.examples is not None:
+            raise ConfigError("partition.examples: has no effect with partition.column; allowed: partition.fraction")
+        if self.draw is not None and self.column is None:
+            raise ConfigError("partition.draw: has no effect without partition.column")
+
+    def plain(self) -> dict[str, Any]:
+        """Return the settings; those that were added later only if given, so that manifests keep their hash."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in values.items() if name not in ("column", "draw") or value is not None}
+
     def split(self, split: Split, seed: int) -> Partition:
-        """Sample rows of each client of `of`."""
+        """Sample rows, or values of a column, of each client of `of`."""
         if (self.examples is None) == (self.fraction is None):
             raise ConfigError("partition.examples, partition.fraction: exactly one of the two is needed")
         whole = self.of.split(split, seed)
         self.check_num_clients(len(whole))
+        if self.column is not None:
+            return select_rows(whole, self._chosen_values(split, whole, seed if self.draw is None else self.draw))
         owner = np.repeat(np.arange(len(whole)), whole.sizes)
         drawn = np.lexsort((rng(seed, "partition", "subsample").random(len(owner)), owner))
         rank = np.arange(len(owner)) - whole.starts[owner]
@@ -109,6 +125,25 @@ class Subsample(Partitioner):
     def owners(self, split: Split) -> np.ndarray | None:
         """Return the owners of `of`."""
         return self.of.owners(split)
+
+    def _chosen_values(self, split: Split, whole: Partition, draw: int) -> np.ndarray:
+        """Return the entries of `order` whose value was drawn, bool [n].
+
+        Each value has a random number that depends on the draw and its name alone. A client keeps those with the
+        smallest numbers, so its count of values is the same in every draw.
+        """
+        assert self.column is not None
+        codes, names = column(split, self.column)
+        number = np.array([seed_for(draw, "partition", "subsample", name) for name in names.to_pylist()], np.int64)
+        owner, code = np.repeat(np.arange(len(whole)), whole.sizes), codes[whole.order]
+        pairs, of_row = np.unique(owner * max(1, len(names)) + code, return_inverse=True)
+        client, value = np.divmod(pairs, max(1, len(names)))
+        sizes = np.bincount(client, minlength=len(whole))
+        ordered = np.lexsort((number[value], client))
+        rank = np.empty(len(pairs), np.int64)
+        rank[ordered] = np.arange(len(pairs)) - (np.cumsum(sizes) - sizes)[client[ordered]]
+        chosen: np.ndarray = (rank < self._share(sizes)[client])[of_row]
+        return chosen
 
     def _share(self, sizes: np.ndarray) -> np.ndarray:
         return np.maximum(1, np.round((self.fraction or 0.0) * sizes)).astype(np.int64)

@@ -1,0 +1,31 @@
+"""Audits of a report: lower bounds on epsilon by canaries, and the claims, over rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simfl.reports.chart import LineSeries, line_chart
+from simfl.reports.page import figure, figures
+from simfl.reports.results import RunResult
+from simfl.runs.folder import AUDIT, JsonObject, read_json
+
+MAX_AUDITS = 6  # runs with a figure
+
+
+def audit_charts(results: Sequence[RunResult]) -> str:
+    """Draw the saved audits of runs; an empty text if there are none."""
+    saved = [result for result in results if (result.folder / AUDIT).exists()][:MAX_AUDITS]
+    return figures([_chart(result, read_json(result.folder / AUDIT)["canaries"]) for result in saved])
+
+
+def _chart(result: RunResult, audit: JsonObject) -> str:
+    views = list(dict.fromkeys(row["view"] for row in audit["by_round"]))
+    series = []
+    for view in views:
+        own = sorted((row for row in audit["by_round"] if row["view"] == view), key=lambda row: row["round"])
+        for kind in ("claim", "bound"):
+            series.append(LineSeries(f"{view}: {kind}", [(row["round"], row[kind]) for row in own]))
+    wrong = [view["view"] for view in audit["views"] if max(view["one_run"], view["gaussian"] or 0.0) > view["claim"]]
+    verdict = f"VIOLATED for {', '.join(wrong)}" if wrong else "no bound exceeds its claim"
+    note = f"{audit['canaries']} canaries, {audit['included']} of them included; {verdict}"
+    return figure(f"lower bounds on epsilon (95 %): {result.label}", line_chart(series, "rounds", "epsilon"), note)
