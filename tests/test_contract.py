@@ -41,6 +41,8 @@ PAGES = {  # by registry: the page that lists its components, how a component's 
     "models": ("models.md", "{name}", "describe it there"),
     "clusters": ("clusters.md", "{name}", "describe it there"),
     "data": ("data.md", "`{name}`", "describe it there"),
+    "pruners": ("sweeps.md", "| `{name}` |", "describe it there"),
+    "samplers": ("sweeps.md", "| `{name}` |", "describe it there"),
     "partitioners": ("data.md", "`{name}`", "describe it there"),
 }
 REGISTERED = [(registry, name) for registry, spec in REGISTRIES.items() for name in spec.components]

@@ -72,7 +72,7 @@ def sweep(
 
     found = load(file, overrides, only)
     if as_list:
-        click.echo("\n".join(point.label for point in found.points))
+        click.echo("\n".join(found.labels))
         return 0
     from simfl.reports.formats import around, write_between
     from simfl.sweeps import sweep
@@ -89,6 +89,8 @@ def sweep(
         where = SweepPlacement(placement.backend, placement.workers, placement.address, gpus_per_run)
         outcomes = sweep.run(found, folder, where, resume, board)
     click.echo(board.table)
+    if board.best:
+        click.echo(board.best)
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     for outcome in failed:
         click.echo(f"{outcome.label} failed: {outcome.error}; see {board.folder}/runs/{outcome.label}/error.txt")

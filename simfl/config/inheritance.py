@@ -16,7 +16,7 @@ from simfl.config.yaml_text import read_yaml
 from simfl.errors import ConfigError, nearest
 
 BASE = "experiment"  # key that names the base file
-SWEEP = ("experiments", "variants", "grid", "seeds", "set", "stop", "table")  # keys that make a file a sweep
+SWEEP = ("experiments", "variants", "grid", "seeds", "set", "stop", "table", "search")  # keys that make a file a sweep
 Settings = dict[str, object]  # dotted path -> value; later entries take precedence
 
 

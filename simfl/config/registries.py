@@ -80,6 +80,8 @@ REGISTRIES: dict[str, RegistrySpec] = {
         key="by",
         wrap="simfl.data.partition.by_hand:wrap",
     ),
+    "pruners": RegistrySpec("simfl.sweeps.pruners:Pruner", "simfl.sweeps.pruners:PRUNERS"),
+    "samplers": RegistrySpec("simfl.sweeps.samplers:Sampler", "simfl.sweeps.samplers:SAMPLERS"),
     "schedules": RegistrySpec("simfl.optimizers.schedules:Schedule", "simfl.optimizers:SCHEDULES"),
     "server_optimizers": RegistrySpec(
         "simfl.optimizers.server:ServerOptimizer", "simfl.optimizers:SERVER_OPTIMIZERS", key="optimizer"

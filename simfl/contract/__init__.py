@@ -27,6 +27,7 @@ from simfl.contract.data import check_data, check_partitioner
 from simfl.contract.factorizations import check_factorization
 from simfl.contract.models import check_adapter, check_model, check_objective
 from simfl.contract.optimizers import check_schedule, check_server_optimizer
+from simfl.contract.search import check_pruner, check_sampler
 from simfl.errors import ConfigError, SimflError
 
 CHECKS: dict[str, Callable[[Any], Iterator[str]]] = {  # by registry; each yields one line per broken rule
@@ -39,6 +40,8 @@ CHECKS: dict[str, Callable[[Any], Iterator[str]]] = {  # by registry; each yield
     "models": check_model,
     "objectives": check_objective,
     "partitioners": check_partitioner,
+    "pruners": check_pruner,
+    "samplers": check_sampler,
     "schedules": check_schedule,
     "server_optimizers": check_server_optimizer,
 }

@@ -74,8 +74,8 @@ def read(
     labels: tuple[str, ...] = ()
     if is_sweep:
         sweep = sweeps.load(file, overrides)
-        labels = tuple(point.label for point in sweep.points)
-        name, experiments, needed = sweep.name, [point.experiment for point in sweep.points], list(sweep.files)
+        labels = tuple(sweep.labels)
+        name, experiments, needed = sweep.name, sweep.experiments, list(sweep.files)
     else:
         experiment = config.load(file, overrides)
         name, experiments, needed = experiment.name, [experiment], config.files(file)

@@ -33,7 +33,7 @@ def axes_of(path: Path, given: Mapping[str, object]) -> Iterator[list[AxisEntry]
     grid = given.get("grid") or {}
     if not isinstance(grid, Mapping):
         raise ConfigError(f"grid: {shown(grid)} is not a mapping of dotted paths to lists of values")
-    short = _short([part for key in grid for part in _paths(key)])
+    short = short_names([part for key in grid for part in _paths(key)])
     for key, values in grid.items():
         if isinstance(values, Mapping):
             yield _named(path, f"grid.{key}", str(key), values)
@@ -103,8 +103,8 @@ def _listed(key: str, values: object, short: Mapping[str, str], where: str = "")
         if not isinstance(row, list) or len(row) != len(paths):
             raise ConfigError(f"{where}: {shown(item)} is not a list of {len(paths)}, one for each of {key}")
         pairs = dict(zip(paths, row, strict=True))
-        label = "_".join(_clean(f"{short[path]}-{_word(value)}") for path, value in pairs.items())
-        entries.append(AxisEntry(label, {short[p]: _cell(v) for p, v in pairs.items()}, pairs))
+        label = "_".join(_clean(f"{short[path]}-{word(value)}") for path, value in pairs.items())
+        entries.append(AxisEntry(label, {short[p]: cell(v) for p, v in pairs.items()}, pairs))
         if any(entry.settings == pairs for entry in entries[:-1]):
             raise ConfigError(f"{where}: {shown(item)} is a duplicate")
     return entries
@@ -126,7 +126,7 @@ def _paths(key: object) -> list[str]:
     return [part.strip() for part in str(key).split(",")]
 
 
-def _short(paths: list[str]) -> dict[str, str]:
+def short_names(paths: list[str]) -> dict[str, str]:
     """Map each path to its shortest unambiguous end."""
     out = {}
     for path in paths:
@@ -140,19 +140,20 @@ def _short(paths: list[str]) -> dict[str, str]:
     return out
 
 
-def _word(value: object) -> str:
+def word(value: object) -> str:
     """Return a value as part of the name of a run; for a component, its name and then its settings."""
     if isinstance(value, Mapping):
         named = next((key for key in ("name", "kind", "by", "optimizer") if isinstance(value.get(key), str)), None)
-        rest = [f"{key}-{_word(item)}" for key, item in value.items() if key != named]
+        rest = [f"{key}-{word(item)}" for key, item in value.items() if key != named]
         return "-".join([str(value[named])] * (named is not None) + rest)
     if isinstance(value, list):
-        return "-".join(_word(item) for item in value)
+        return "-".join(word(item) for item in value)
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _cell(value: object) -> object:
-    return value if isinstance(value, (int, float, str)) else _word(value)
+def cell(value: object) -> object:
+    """Return a value as a cell of a table: a number or a text."""
+    return value if isinstance(value, (int, float, str)) else word(value)
 
 
 def _clean(text: str) -> str:

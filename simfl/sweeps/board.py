@@ -7,6 +7,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.live import Live
 
+from simfl.config.fields import shown
 from simfl.formatting import format_bytes, format_duration
 from simfl.runs.summary import read_summary
 from simfl.sweeps.job import Outcome
@@ -24,6 +25,7 @@ class Board(NullSweepDisplay):
     def __init__(self, console: Console | None = None) -> None:
         self.console, self.announced = console or SafeConsole(stderr=True), False
         self.folder, self.table = "", ""  # of the results, once they are written
+        self.best = ""  # line on the best trial of a search
         self.live = Live(console=self.console, auto_refresh=False)
 
     def __enter__(self) -> Board:
@@ -45,7 +47,9 @@ class Board(NullSweepDisplay):
         if self.console.is_terminal:
             if not self.live.is_started:
                 self.live.start()
-            self.live.update(sweep_table(_rows(state), self.console.size.height - RESERVED_LINES), refresh=True)
+            search = state.study.to_json() if state.study is not None else None
+            table = sweep_table(_rows(state), self.console.size.height - RESERVED_LINES, search)
+            self.live.update(table, refresh=True)
 
     def ended(self, state: SweepState, outcome: Outcome) -> None:
         """Print a line for an ended run; in a terminal, only for a failed one."""
@@ -53,17 +57,18 @@ class Board(NullSweepDisplay):
         if self.console.is_terminal and outcome.status != "failed":
             return
         done = len(state.outcomes)
-        self.message(f"[{done}/{len(state.sweep.points)}] {outcome.label}: {_summary(state, outcome)}")
+        self.message(f"[{done}/{state.size}] {outcome.label}: {_summary(state, outcome)}")
 
     def finished(self, state: SweepState) -> None:
         """Store the folder and the table of the results for the caller."""
         self.folder, self.table = str(state.location), (state.location.folder / "table.md").read_text()
+        self.best = _best(state)
 
     def _announce(self, state: SweepState) -> None:
         if not self.announced:
             self.announced = True
             done = f", {len(state.before)} of them finished before" if state.before else ""
-            self.message(f"{state.sweep.name}: {len(state.sweep.points)} runs{done}, results in {state.location}")
+            self.message(f"{state.sweep.name}: {state.size} runs{done}, results in {state.location}")
 
 
 def _summary(state: SweepState, outcome: Outcome) -> str:
@@ -77,12 +82,22 @@ def _summary(state: SweepState, outcome: Outcome) -> str:
     return ", ".join(parts)
 
 
+def _best(state: SweepState) -> str:
+    """Return a line on the best trial of a search, its settings and how to run it alone; empty without one."""
+    best = state.study.best if state.study is not None else None
+    if state.study is None or best is None:
+        return ""
+    settings = ", ".join(f"{path}={shown(value)}" for path, value in best.point.settings.items())
+    command = f"simfl run {state.location_of(best.point.label)}/experiment.yaml"
+    return f"best: {best.point.label}, {state.study.plan.objective.name} {best.value:.4f}, {settings}; {command}"
+
+
 def _last(values: dict[int, float]) -> float:
     return values[max(values)]
 
 
 def _rows(state: SweepState) -> list[SweepRow]:
-    labels = [point.label for point in state.sweep.points]
+    labels = [point.label for point in state.points]
     return [SweepRow(label, _status(state, label), _view(state, label), _error(state, label)) for label in labels]
 
 

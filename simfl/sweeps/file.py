@@ -7,6 +7,7 @@
     seeds      seeds of the experiment
     stop       {median: ...}: early stopping of runs with low scores
     table      {metrics: [...], against: ...}: content of the table
+    search     {space: ..., trials: ...}: trials proposed by a sampler, instead of axes (`simfl.sweeps.search`)
 
 The file of a variant may be an experiment that extends another; only the settings that it changes are used.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -27,9 +28,20 @@ from simfl.constraints import PositiveInt
 from simfl.errors import ConfigError, nearest
 from simfl.experiment import Experiment
 from simfl.reports.table_spec import TableSpec, check_spec, restrict_to_planned
+from simfl.runs.storage import is_url
 from simfl.sweeps.axes import AxisEntry, axes_of, settings_of
+from simfl.sweeps.optuna_import import load_optuna
+from simfl.sweeps.point import Point
+from simfl.sweeps.search import Search, SearchPlan, plan_of, trial_label
 
 SWEEP_KEYS = (BASE, *SWEEP)  # all other keys belong to the experiment
+INSTEAD = {  # key that a search does not have -> what to use
+    "experiments": "name one experiment",
+    "variants": "name them in search.space, with choice",
+    "grid": "move its settings to search.space, with choice",
+    "seeds": "give the one seed of all trials as set: {seed: N}",
+    "stop": "give search.pruner",
+}
 
 
 @dataclass(frozen=True)
@@ -48,15 +60,6 @@ class EarlyStopping:
 
 
 @dataclass(frozen=True)
-class Point:
-    """One run of a sweep."""
-
-    label: str  # name of the run and its folder
-    varied: Mapping[str, object]  # its value of everything that varies: column of the tables -> number or text
-    experiment: Experiment
-
-
-@dataclass(frozen=True)
 class Sweep:
     """All runs of a sweep, in the order of its file; the last axis varies fastest."""
 
@@ -66,6 +69,19 @@ class Sweep:
     table: TableSpec = field(default_factory=TableSpec)
     files: tuple[Path, ...] = ()  # files that the sweep was read from, its own first
     partial: bool = False  # whether --only left runs out
+    search: SearchPlan | None = None  # proposes the runs while the sweep is in progress; None: all are in `points`
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of all runs."""
+        if self.search is None:
+            return [point.label for point in self.points]
+        return [trial_label(number) for number in range(self.search.search.trials)]
+
+    @property
+    def experiments(self) -> list[Experiment]:
+        """The experiments of all runs; of a search, trials at the bounds of its space."""
+        return [point.experiment for point in self.points] if self.search is None else list(self.search.examples)
 
 
 def load(path: Path, overrides: Iterable[str] = (), only: Iterable[str] = ()) -> Sweep:
@@ -82,9 +98,13 @@ def load(path: Path, overrides: Iterable[str] = (), only: Iterable[str] = ()) ->
     given = config.keys_of(path)
     _check_keys(path, given)
     given, settings = _overridden(given, overrides)
+    if given.get("search") is not None:
+        return _search(path, given, settings, tuple(only))
     axes = list(axes_of(path, given))
     if not axes:
-        raise ConfigError(f"{path}: no setting varies; give grid, variants, experiments or seeds, or use simfl run")
+        raise ConfigError(
+            f"{path}: no setting varies; give grid, variants, experiments, seeds or search, or use simfl run"
+        )
     shared = settings_of(given.get("set"), "set")
     _check_effect(settings, shared, axes)
     name = str(given.get("name") or path.stem)
@@ -123,7 +143,7 @@ def _overridden(given: dict[str, object], overrides: Iterable[str]) -> tuple[dic
             settings[path] = value
         elif not rest:
             given[head] = value
-        elif head in ("stop", "table"):
+        elif head in ("stop", "table", "search"):
             given = config.override(given, path, value)
         else:
             named = given.get(head) or {}
@@ -159,22 +179,41 @@ def _points(
             raise ConfigError(f"{path}: two runs have the name {label}; name them with variants")
         seen.add(label)
         given = base if base is not None else config.whole(next(e.file for e in entries if e.file is not None))
+        changes = [common, *(entry.settings for entry in entries)]
+        varied = {key: value for entry in entries for key, value in entry.varied.items()}
         try:
-            for settings in (common, *(entry.settings for entry in entries)):
-                given = config.with_settings(given, settings)
-            varied = {key: value for entry in entries for key, value in entry.varied.items()}
-            experiment = config.parse({**given, "name": label, **_grouped(given, name, varied)})
+            yield Point.of(label, varied, given, changes, name)
         except ConfigError as error:
             raise ConfigError(f"{path}: run {label}: {str(error).removeprefix('--set ')}") from None
-        yield Point(label, varied, experiment)
 
 
-def _grouped(given: Mapping[str, object], name: str, varied: Mapping[str, object]) -> dict[str, object]:
-    """Group the runs of a sweep in Weights & Biases, with the values of everything that varies."""
-    tracking = given.get("tracking")
-    if not isinstance(tracking, Mapping) or not isinstance(tracking.get("wandb"), Mapping):
-        return {}
-    return {"tracking": {**tracking, "wandb": {"group": name, "varied": dict(varied), **tracking["wandb"]}}}
+def _search(path: Path, given: Mapping[str, object], settings: Settings, only: tuple[str, ...]) -> Sweep:
+    """Return the sweep of a search; its trials are proposed when workers are free."""
+    for key, instead in INSTEAD.items():
+        if given.get(key) is not None:
+            raise ConfigError(f"{path}: both search and {key} given; {instead}")
+    if only:
+        raise ConfigError(f"--only {only[0]}: has no effect on a search, whose trials follow from one another")
+    load_optuna()
+    search: Search = read(Search, given["search"], "search")
+    if search.fork is not None and not is_url(search.fork.run):
+        search = replace(search, fork=replace(search.fork, run=str((path.parent / search.fork.run).resolve())))
+    shared = settings_of(given.get("set"), "set")
+    for where, key in [*(("--set ", key) for key in settings), *(("set.", key) for key in shared)]:
+        if key in search.space:
+            raise ConfigError(f"{where}{key}: has no effect, because it varies in this search")
+    base, files = _base(path, given)
+    try:
+        for change in (shared, settings):
+            base = config.with_settings(base, change)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {str(error).removeprefix('--set ')}") from None
+    name = str(given.get("name") or path.stem)
+    plan = plan_of(path, name, search, base)
+    table = read(TableSpec, _or_empty(given, "table"), "table")
+    if not table.metrics:
+        table = replace(table, metrics=(plan.objective.name,))
+    return Sweep(name, (), table=table, files=tuple(dict.fromkeys(files)), search=plan)
 
 
 def _table(path: Path, given: object, points: tuple[Point, ...], chosen: tuple[Point, ...]) -> TableSpec:

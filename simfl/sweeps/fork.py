@@ -74,7 +74,7 @@ def fork(
         RunError: The source cannot be forked.
     """
     refuse_taken(target)
-    _check(source, experiment, step)
+    check_fork(source, experiment, step)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     context = RunContext(experiment, files.cache_folder(), torch.device(device), shared)
     partition, manifest_text = prepare.partition_of(context)
@@ -120,8 +120,13 @@ def _with_execution(
     )
 
 
-def _check(source: Run, experiment: Experiment, step: int) -> None:
-    """Check that finished phases are unchanged and that the fork has rounds left."""
+def check_fork(source: Run, experiment: Experiment, step: int) -> None:
+    """Check that finished phases are unchanged and that the fork has rounds left.
+
+    Raises:
+        ConfigError: They have changed, or it has none.
+        RunError: One of the runs has privacy.
+    """
     phases, before = experiment.phases, source.experiment.phases
     if experiment.privacy is not None or source.experiment.privacy is not None:
         raise RunError(f"{source.folder}: a run with privacy cannot be forked; its budget is charged to one run")

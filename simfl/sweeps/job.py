@@ -29,7 +29,8 @@ class SweepJob:
     label: str
     experiment: Experiment
     location: RunLocation
-    prefix: RunLocation | None = None  # a run of fewer rounds to fork from, if it completed
+    prefix: RunLocation | None = None  # a run to fork from
+    prefix_rounds: int | None = None  # of it, rounds to keep; None: all, if it completed, or else none
 
 
 @dataclass(frozen=True)
@@ -67,14 +68,15 @@ def _exists(job: SweepJob) -> bool:
 
 
 def _fork_from_prefix(job: SweepJob, shared: dict[str, Any]) -> None:
-    """Copy the rounds that a shorter run has completed."""
+    """Copy the rounds of another run."""
     if job.prefix is None or _exists(job):
         return
     with job.prefix.reading() as source:
         summary = read_summary(source) or {}
-        if summary.get("status") == "completed":
+        step = job.prefix_rounds or (summary["rounds"] if summary.get("status") == "completed" else 0)
+        if step:
             with job.location.writing() as target:
-                fork(Run(source), target, job.experiment, summary["rounds"], shared, source_name=str(job.prefix))
+                fork(Run(source), target, job.experiment, step, shared, source_name=str(job.prefix))
 
 
 def failed(job: SweepJob, error: Exception) -> Outcome:

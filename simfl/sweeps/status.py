@@ -8,19 +8,27 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import mean, median
 
 from simfl import config, files
 from simfl.errors import RunError
 from simfl.json_files import JsonLines
+from simfl.reports.results import result_of
 from simfl.reports.shared_prefixes import longest_prefixes
-from simfl.runs.folder import LOG, RUN, SWEEP, read_json, write_json
+from simfl.runs.folder import LOG, RUN, SWEEP, JsonObject, read_json, write_json
 from simfl.runs.manifest import refuse_another
+from simfl.runs.results import Run
+from simfl.runs.storage import is_url
 from simfl.runs.summary import ENDED, read_summary
 from simfl.sweeps.file import MedianStopping, Sweep
 from simfl.sweeps.folder import RunLocation
+from simfl.sweeps.fork import check_fork
 from simfl.sweeps.job import Outcome, SweepJob, request_stop
-from simfl.tracking.watch import RunView
+from simfl.sweeps.point import Point
+from simfl.sweeps.search import SearchPlan
+from simfl.sweeps.study import Study
+from simfl.tracking.watch import RunView, score_key
 
 FETCH_SECONDS = 5.0  # between two downloads of a log from a URL
 
@@ -31,6 +39,8 @@ class SweepState:
 
     sweep: Sweep
     location: RunLocation
+    points: list[Point] = field(default_factory=list)  # all runs that are known; a search adds its trials
+    study: Study | None = None  # of a search
     waiting: list[SweepJob] = field(default_factory=list)
     running: dict[str, SweepJob] = field(default_factory=dict)
     outcomes: dict[str, Outcome] = field(default_factory=dict)  # of all ended runs
@@ -44,61 +54,134 @@ class SweepState:
         """Find out which runs have ended and which remain.
 
         Raises:
+            ConfigError: The run that the trials of a search start from cannot be forked.
             RunError: The location holds a run or, without `resume`, a sweep; or a run in it belongs to another
-                experiment.
+                experiment, or its trials to another search.
         """
         if (location.folder / RUN).exists():
             raise RunError(f"{location}: holds a run; give another --out")
         exists = (location.folder / SWEEP).exists()
         if exists and not resume:
             raise RunError(f"{location}: holds a sweep; resume it with --resume, or give another --out")
-        state, prefixes = SweepState(sweep, location), longest_prefixes({p.label: p.experiment for p in sweep.points})
-        for point in sweep.points:
-            own = state.location_of(point.label)
-            if (own.folder / RUN).exists():
-                refuse_another(own.folder, config.dump(point.experiment))
-            status = (read_summary(own.folder) or {}).get("status", "")
-            if status in ENDED:
-                state.outcomes[point.label] = Outcome(point.label, status)
-                state.before.add(point.label)
-                if sweep.stop.median is not None:
-                    state.read_log(point.label)
-            else:
-                prefix = state.location_of(prefixes[point.label]) if point.label in prefixes else None
-                state.waiting.append(SweepJob(point.label, point.experiment, own, prefix))
+        state = SweepState(sweep, location, list(sweep.points))
+        if sweep.search is not None:
+            _check_fork(sweep.search)
+            state.study = Study(sweep.search)
+        if exists:
+            state._restore_trials(read_json(location.folder / SWEEP))
+        prefixes = longest_prefixes({p.label: p.experiment for p in sweep.points})
+        for point in state.points:
+            state._find_status(point, prefixes.get(point.label))
         return state
+
+    def _restore_trials(self, stored: JsonObject) -> None:
+        """Add the trials of an earlier session of the search to the points."""
+        before = stored.get("search")
+        if (before is None) != (self.study is None):
+            kind = "a search" if before is not None else "a sweep without a search"
+            raise RunError(f"{self.location}: holds {kind}; give another --out")
+        if before is None or self.study is None:
+            return
+        now = self.study.to_json()
+        for key in ("space", "metric", "direction"):
+            if before[key] != now[key]:
+                raise RunError(f"{self.location}: the {key} of the search has changed; give another --out")
+        for run in stored["runs"]:
+            self.points.append(self.study.restore(run["label"], run["settings"], run["draw"]))
+
+    def _find_status(self, point: Point, prefix: str | None) -> None:
+        """Note whether a run has ended or waits."""
+        own = self.location_of(point.label)
+        if (own.folder / RUN).exists():
+            refuse_another(own.folder, config.dump(point.experiment))
+        status = (read_summary(own.folder) or {}).get("status", "")
+        if self.study is not None or (status in ENDED and self.sweep.stop.median is not None):
+            self.read_log(point.label)
+        if status in ENDED:
+            self.outcomes[point.label] = Outcome(point.label, status)
+            self.before.add(point.label)
+            self._tell_study(self.outcomes[point.label])
+        else:
+            self.waiting.append(self._job(point, prefix))
+
+    def _job(self, point: Point, prefix: str | None = None) -> SweepJob:
+        """Return the job of a run; `prefix` is the run that it continues."""
+        own, fork = self.location_of(point.label), self.sweep.search and self.sweep.search.search.fork
+        if fork:
+            url = fork.run if is_url(fork.run) else ""
+            return SweepJob(point.label, point.experiment, own, RunLocation(Path(fork.run), url), fork.at)
+        return SweepJob(point.label, point.experiment, own, self.location_of(prefix) if prefix else None)
+
+    @property
+    def left(self) -> int:
+        """Number of runs that have not started."""
+        return len(self.waiting) + (self.study.left if self.study is not None else 0)
+
+    @property
+    def size(self) -> int:
+        """Number of all runs, those that a search will propose included."""
+        return len(self.points) + (self.study.left if self.study is not None else 0)
 
     def location_of(self, label: str) -> RunLocation:
         """Return the location of a run."""
         return self.location.child("runs", label)
 
-    def write_points(self) -> None:
+    def write_points(self, ended: bool = False) -> None:
         """Write the list of runs; runs of an earlier version of the file remain if they have a folder.
+
+        With `ended`, the results of a search are written too.
 
         The part of a sweep that `--only` selects leaves the others on the list: other processes may execute them.
         """
-        runs = {point.label: dict(point.varied) for point in self.sweep.points}
+        runs = {point.label: self._entry(point) for point in self.points}
         path = self.location.folder / SWEEP
-        listed_before = read_json(path)["runs"] if path.exists() else []
+        listed_before = {run["label"]: run for run in read_json(path)["runs"]} if path.exists() else {}
         if self.sweep.partial:
-            runs = {run["label"]: run["varied"] for run in listed_before} | runs
-        for run in listed_before:
-            if (self.location_of(run["label"]).folder / RUN).exists():
-                runs.setdefault(run["label"], run["varied"])
-        listed = [{"label": label, "varied": varied} for label, varied in runs.items()]
-        content = {"name": self.sweep.name, "runs": listed, "table": asdict(self.sweep.table)}
+            runs = listed_before | runs
+        for label, run in listed_before.items():
+            if (self.location_of(label).folder / RUN).exists():
+                runs.setdefault(label, run)
+        content = {"name": self.sweep.name, "runs": list(runs.values()), "table": asdict(self.sweep.table)}
+        if self.study is not None:
+            content["search"] = self.study.to_json() | (self.study.results() if ended else {})
         files.make_folder(self.location.folder / "runs")
         write_json(path, content)
         self.location.send(SWEEP)
 
+    def _entry(self, point: Point) -> JsonObject:
+        """Return a run as `sweep.json` lists it; of a trial, also what restores it."""
+        entry = {"label": point.label, "varied": dict(point.varied)}
+        if self.study is None:
+            return entry
+        return {**entry, "settings": dict(point.settings), "draw": self.study.trials[point.label].draw}
+
     def next(self) -> SweepJob | None:
         """Return the next run to start; a run with a prefix waits until the prefix has ended."""
-        unfinished = {job.label for job in self.waiting} | self.running.keys()
+        unfinished = [job.location for job in (*self.waiting, *self.running.values())]
         for i, job in enumerate(self.waiting):
-            if job.prefix is None or job.prefix.folder.name not in unfinished:
+            if job.prefix not in unfinished:
                 self.running[job.label] = self.waiting.pop(i)
                 return job
-        return None
+        return self._propose()
+
+    def _propose(self) -> SweepJob | None:
+        """Return a new trial of the search, which is listed before it starts; None if there is none to propose."""
+        if self.study is None or not self.study.left or (point := self.study.propose()) is None:
+            return None
+        self.points.append(point)
+        self.write_points()
+        self.running[point.label] = self._job(point, self._prefix_of(point))
+        return self.running[point.label]
+
+    def _prefix_of(self, point: Point) -> str | None:
+        """Return the completed trial that a new one continues, where the number of rounds varies."""
+        if not any(path.rpartition(".")[2] == "rounds" for path in point.settings):
+            return None
+        done = {p.label: p.experiment for p in self.points if self._completed(p.label)}
+        return longest_prefixes({**done, point.label: point.experiment}).get(point.label)
+
+    def _completed(self, label: str) -> bool:
+        return label in self.outcomes and self.outcomes[label].status == "completed"
 
     def read_logs(self) -> None:
         """Read the new lines in the logs of all running runs."""
@@ -122,10 +205,24 @@ class SweepState:
         self.read_log(outcome.label)
         self.running.pop(outcome.label, None)
         self.outcomes[outcome.label] = outcome
+        self._tell_study(outcome)
+
+    def _tell_study(self, outcome: Outcome) -> None:
+        """Report the scores and the end of a trial; an interrupted one is resumed with the sweep."""
+        if self.study is None or outcome.status == "interrupted":
+            return
+        result = result_of(self.location_of(outcome.label).folder, {})
+        self.study.report(outcome.label, self.scores(outcome.label))
+        name = self.study.plan.objective.name
+        scores = result.scores if ":" in name else result.summary.get("final", {})
+        self.study.end(outcome.label, outcome.status, scores.get(name))
 
     def scores(self, label: str) -> dict[int, float]:
-        """Return the headline scores of a run by round: those of its first split and first model."""
+        """Return the scores of a run by round: of the first split and model, or those that a search optimizes."""
         found = self.views[label].scores if label in self.views else {}
+        if self.study is not None:
+            wanted = self.study.plan.objective
+            return found.get(score_key(wanted.split, wanted.model, wanted.metric), {})
         return next(iter(found.values()), {})
 
 
@@ -146,14 +243,29 @@ class NullSweepDisplay:
 
 
 def stop_early(state: SweepState) -> None:
-    """Ask running runs to end whose scores are behind those of the others."""
+    """Ask running runs to end whose scores are low compared to those of the others."""
+    for label, job in list(state.running.items()):
+        if _is_low(state, label):
+            request_stop(job.location, "stopped")
+
+
+def _is_low(state: SweepState, label: str) -> bool:
+    """Return whether the pruner of the search, or else the rule of the sweep, ends a run."""
+    if state.study is not None:
+        return state.study.report(label, state.scores(label))
     rule = state.sweep.stop.median
     if rule is None:
-        return
-    for label, job in list(state.running.items()):
-        others = [state.scores(p.label) for p in state.sweep.points if p.label != label]
-        if is_behind(state.scores(label), others, rule):
-            request_stop(job.location, "stopped")
+        return False
+    others = [state.scores(p.label) for p in state.points if p.label != label]
+    return is_behind(state.scores(label), others, rule)
+
+
+def _check_fork(plan: SearchPlan) -> None:
+    """Raise ConfigError or RunError if trials cannot start from the run that the search names."""
+    fork = plan.search.fork
+    if fork is not None and not is_url(fork.run):
+        lowest = {path: domain.corners[0] for path, domain in plan.space.items()}
+        check_fork(Run(fork.run), plan.point("trial", lowest).experiment, fork.at)
 
 
 def is_behind(own: dict[int, float], others: Iterable[dict[int, float]], rule: MedianStopping) -> bool:

@@ -9,6 +9,8 @@ DIR/sweep.json           the runs and their values of everything that varies
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +49,38 @@ def run(
         RunError: `out` holds another sweep or a run of another experiment.
     """
     shown, signals = display or NullSweepDisplay(), Signals()
-    with location_of(out, exclusive=not sweep.partial) as location, signals.caught():
+    with location_of(out, exclusive=not sweep.partial) as location, _alone(sweep, location), signals.caught():
         state = SweepState.open(sweep, location, resume)
-        if state.waiting:
+        if state.left:
             listener = lambda job: _RunListener(state, shown)
             with open_pool(placement or SweepPlacement(), listener, shown.message) as pool, signals.caught():
                 state.write_points()
                 _execute(state, pool, shown)
-        else:
-            state.write_points()
+        state.write_points(ended=True)
         write_results(location)
         shown.finished(state)
-    return [state.outcomes.get(p.label, Outcome(p.label, "interrupted")) for p in sweep.points]
+    return [state.outcomes.get(p.label, Outcome(p.label, "interrupted")) for p in state.points]
+
+
+@contextmanager
+def _alone(sweep: Sweep, location: RunLocation) -> Iterator[None]:
+    """Refuse a second process on the folder of a search: two would propose the same trials. At a URL, a lease does.
+
+    Raises:
+        RunError: Another process is using the folder.
+    """
+    if sweep.search is None or location.url:
+        yield
+        return
+    files.make_folder(location.folder)
+    try:
+        with files.locked(location.folder):
+            yield
+    finally:
+        if not (location.folder / SWEEP).exists():  # refused before it began
+            (location.folder / ".lock").unlink(missing_ok=True)
+            with suppress(OSError):
+                location.folder.rmdir()
 
 
 def begin(sweep: Sweep, folder: Path, resume: bool = False) -> None:
@@ -84,13 +106,15 @@ def folder_of(name: str, resume: bool) -> Path:
 
 def _execute(state: SweepState, pool: RunPool, display: NullSweepDisplay) -> None:
     try:
-        while state.waiting or state.running:
-            pool.expect(len(state.waiting))
+        while state.left or state.running:
+            pool.expect(state.left)
             while pool.free and (job := state.next()) is not None:
                 pool.start(job)
             if _collect(state, pool, display):
                 return  # this process was interrupted during an inline run
             stop_early(state)
+        if state.study is not None and state.study.exhausted:
+            display.message(f"the space has no more settings that were not tried: {len(state.points)} trials")
     except KeyboardInterrupt:  # raised by `Signals`, or by Ray if the signal arrives while it waits
         _interrupt(state, pool, display)
 

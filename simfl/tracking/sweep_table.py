@@ -14,7 +14,7 @@ from rich.text import Text
 
 from simfl.formatting import format_bytes, format_duration
 from simfl.json_files import JsonLines
-from simfl.runs.folder import ERROR, LOG, SWEEP, read_json
+from simfl.runs.folder import ERROR, LOG, SWEEP, JsonObject, read_json
 from simfl.runs.summary import ENDED
 from simfl.tracking.console import SafeConsole
 from simfl.tracking.watch import POLL_SECONDS, RunView, sparkline
@@ -34,8 +34,11 @@ class SweepRow:
     error: str = ""  # one line
 
 
-def sweep_table(rows: Sequence[SweepRow], height: int) -> RenderableType:
-    """Return the table: running runs, failed runs, then as many others as fit into `height` lines."""
+def sweep_table(rows: Sequence[SweepRow], height: int, search: JsonObject | None = None) -> RenderableType:
+    """Return the table: running runs, failed runs, then as many others as fit into `height` lines.
+
+    `search` is the description of a search in `sweep.json`; then the best trial so far is shown too.
+    """
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("run", "status", "round", "score", "", "loss", "bytes", "time"):
         table.add_column(name, no_wrap=True, justify="right" if name in ("round", "loss", "bytes", "time") else "left")
@@ -45,7 +48,24 @@ def sweep_table(rows: Sequence[SweepRow], height: int) -> RenderableType:
     statuses = [row.status for row in rows]
     counts = ", ".join(f"{statuses.count(s)} {s}" for s in ("running", *STYLES) if s in statuses)
     hidden = f"; {len(rows) - len(first)} not shown" if len(first) < len(rows) else ""
-    return Group(table, Text(f"{len(rows)} runs: {counts}{hidden}", style="bold"))
+    left = f" of {search['trials']}" if search else ""
+    total = Text(f"{len(rows)}{left} {'trials' if search else 'runs'}: {counts}{hidden}", style="bold")
+    return Group(table, total, *([Text(best_so_far(rows, search), style="bold")] if search else []))
+
+
+def best_so_far(rows: Sequence[SweepRow], search: JsonObject) -> str:
+    """Return a line on the best of the completed trials; empty if none has completed, or its score is in no log."""
+    done = {row.label: row.view.scores[search["score"]] for row in rows if _is_scored(row, search["score"])}
+    if not done:
+        return ""
+    sign = 1 if search["direction"] == "maximize" else -1
+    last = {label: scores[max(scores)] for label, scores in done.items()}
+    best = max(last, key=lambda label: sign * last[label])
+    return f"best: {best}, {search['score']} {last[best]:.4f}"
+
+
+def _is_scored(row: SweepRow, score: str) -> bool:
+    return row.status == "completed" and bool(row.view.scores.get(score))
 
 
 def _cells(row: SweepRow) -> list[RenderableType]:
@@ -71,6 +91,7 @@ class SweepLogs:
     folder: Path
     views: dict[str, RunView] = field(default_factory=dict)
     logs: dict[str, JsonLines] = field(default_factory=dict)
+    search: JsonObject | None = None  # the description of a search
 
     def rows(self) -> list[SweepRow]:
         """Read what is new in all logs, and return the current state of each run.
@@ -78,7 +99,9 @@ class SweepLogs:
         Raises:
             DamagedFile: A log was altered.
         """
-        return [self._row(run["label"]) for run in read_json(self.folder / SWEEP)["runs"]]
+        content = read_json(self.folder / SWEEP)
+        self.search = content.get("search")
+        return [self._row(run["label"]) for run in content["runs"]]
 
     def _row(self, label: str) -> SweepRow:
         folder = self.folder / "runs" / label
@@ -119,13 +142,13 @@ def watch_sweep(
     console, logs = console or SafeConsole(), SweepLogs(folder)
     if once or not console.is_terminal:
         rows = logs.rows()
-        console.print(sweep_table(rows, len(rows)))
+        console.print(sweep_table(rows, len(rows), logs.search))
         return
     with Live(console=console, auto_refresh=False) as live:
         while True:
             rows = logs.rows()
-            live.update(sweep_table(rows, console.size.height - RESERVED_LINES), refresh=True)
-            if all_ended(rows):
+            live.update(sweep_table(rows, console.size.height - RESERVED_LINES, logs.search), refresh=True)
+            if all_ended(rows) and len(rows) >= (logs.search or {}).get("trials", 0):
                 return
             time.sleep(every)
             refresh()

@@ -46,6 +46,11 @@ def refused_damage(name: object) -> Iterator[None]:
         raise DamagedFile(f"{name}: damaged: {type(error).__name__} {str(error)[:MAX_SHOWN]}") from None
 
 
+def score_key(split: str, model: str, metric: str) -> str:
+    """Return the name of a score in a display: `valid anls`, `valid anls (personal)`."""
+    return f"{split} {metric}" if model == "global" else f"{split} {metric} ({model})"
+
+
 @dataclass
 class RunView:
     """The state of a run according to its log."""
@@ -83,8 +88,8 @@ class RunView:
                 if line["loss"] is not None:
                     self.losses[int(line["step"])] = float(line["loss"])
             case "evaluated" if line["value"] is not None:
-                name = line["metric"] if line["model"] == "global" else f"{line['metric']} ({line['model']})"
-                self.scores.setdefault(f"{line['split']} {name}", {})[int(line["step"])] = float(line["value"])
+                name = score_key(line["split"], line["model"], line["metric"])
+                self.scores.setdefault(name, {})[int(line["step"])] = float(line["value"])
             case "finished":
                 self.ended = str(line["status"])
         if line["event"] not in PROGRESS_EVENTS:

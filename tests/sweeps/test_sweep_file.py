@@ -185,7 +185,7 @@ def test_runs_of_a_sweep_share_a_group_in_weights_and_biases(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "kinds.yaml: no setting varies; give grid, variants, experiments or seeds, or use simfl run"),
+        ({}, "kinds.yaml: no setting varies; give grid, variants, experiments, seeds or search, or use simfl run"),
         ({"gird": {}}, "kinds.yaml: a sweep has no key 'gird'; did you mean 'grid'?"),
         ({"seed": 3}, "a sweep has no key 'seed'; write it under set, as seed"),
         ({"grid": {"rounds": 3}}, r"grid.rounds: 3 is not a list of values; write \[a, b\]"),
