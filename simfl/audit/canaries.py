@@ -9,6 +9,7 @@ aggregation.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
@@ -21,61 +22,54 @@ from simfl.privacy.units import Clipped
 from simfl.protocol import AggregatedUpdates, Parts, Weights
 from simfl.seeds import SeedName, rng
 from simfl.training.plan import ClientPlan
-from simfl.weights import add
+from simfl.weights import add, subtract
 
 EXCESS = 10.0  # norm of a canary's update, in clip norms
 CHUNK_VALUES = 2**25  # of dense updates that are in memory at a time
 
 
 @dataclass(frozen=True)
-class Canaries:
+class Canaries(ABC):
     """The canaries of an audit, in the order of their owners.
 
     Attributes:
         owners: Client that holds each canary, or that it is, int64 [m].
         numbers: Number of each canary among the groups of its owner, int64 [m]; 0 where canaries are clients.
         included: Coins, bool [m].
-        tensors: Name of each trained tensor and its number of values, in order.
-        coordinates: Coordinates of each direction in the concatenated tensors, int64 [m, b].
-        signs: Signs of these coordinates, float32 [m, b].
     """
 
     owners: np.ndarray
     numbers: np.ndarray
     included: np.ndarray
-    tensors: Mapping[str, int]
-    coordinates: np.ndarray
-    signs: np.ndarray
 
     def __len__(self) -> int:
         return len(self.owners)
 
     @staticmethod
-    def draw(
-        partition: Partition, unit: str, number: int, tensors: Mapping[str, int], width: int, seed: int
-    ) -> Canaries:
-        """Draw owners, coins and directions.
-
-        Args:
-            partition: The partition without canaries.
-            unit: `group` or `client`.
-            number: Number of canaries m.
-            tensors: Number of values of each trained tensor; m·`width` must not exceed their sum.
-            width: Coordinates of a direction b.
-            seed: Seed of coins and directions.
-        """
+    def places(partition: Partition, unit: str, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return owners and numbers of canaries that are added to a partition."""
         clients = len(partition)
         if unit == "client":
-            owners, numbers = clients + np.arange(number), np.zeros(number, np.int64)
-        else:
-            owners = np.sort(np.arange(number) % clients)
-            first = np.searchsorted(owners, owners)
-            numbers = partition.num_groups[owners] + np.arange(number) - first
-        generator, total = rng(seed, "canaries"), sum(tensors.values())
-        coordinates = generator.choice(total, size=(number, width), replace=False)
-        signs = generator.choice(np.array([-1.0, 1.0], np.float32), size=(number, width))
-        included = generator.random(number) < 0.5
-        return Canaries(owners, numbers, included, tensors, coordinates, signs)
+            return clients + np.arange(number), np.zeros(number, np.int64)
+        owners = np.sort(np.arange(number) % clients)
+        return owners, partition.num_groups[owners] + np.arange(number) - np.searchsorted(owners, owners)
+
+    @property
+    @abstractmethod
+    def has_known_updates(self) -> bool:
+        """Return whether the update of a canary is known before it is trained."""
+
+    @abstractmethod
+    def start(self, received: Weights) -> None:
+        """Begin a round with the trained tensors that clients receive."""
+
+    @abstractmethod
+    def scores(self, seen: Weights, which: np.ndarray | None = None) -> np.ndarray:
+        """Return the score of each canary, or of some, on an update, float64 [n]."""
+
+    @abstractmethod
+    def final_scores(self, first: Weights, last: Weights) -> np.ndarray:
+        """Return the score of each canary on the models before and after the audited rounds, float64 [m]."""
 
     def sampled(self, plans: Sequence[ClientPlan]) -> np.ndarray:
         """Return the canaries that take part in a round, whether or not their coin includes them, int64."""
@@ -86,6 +80,57 @@ class Canaries:
     def of(self, client: int) -> np.ndarray:
         """Return the canaries of a client, int64, ascending."""
         return np.flatnonzero(self.owners == client)
+
+    def _some(self, which: np.ndarray | None) -> list[int]:
+        return list(range(len(self))) if which is None else which.tolist()
+
+
+@dataclass(frozen=True)
+class DirectionCanaries(Canaries):
+    """Canaries whose updates are orthogonal directions.
+
+    Attributes:
+        tensors: Name of each trained tensor and its number of values, in order.
+        coordinates: Coordinates of each direction in the concatenated tensors, int64 [m, b].
+        signs: Signs of these coordinates, float32 [m, b].
+    """
+
+    tensors: Mapping[str, int]
+    coordinates: np.ndarray
+    signs: np.ndarray
+
+    @staticmethod
+    def draw(
+        partition: Partition, unit: str, number: int, tensors: Mapping[str, int], width: int, seed: int
+    ) -> DirectionCanaries:
+        """Draw owners, coins and directions.
+
+        Args:
+            partition: The partition without canaries.
+            unit: `group` or `client`.
+            number: Number of canaries m.
+            tensors: Number of values of each trained tensor; m·`width` must not exceed their sum.
+            width: Coordinates of a direction b.
+            seed: Seed of coins and directions.
+        """
+        owners, numbers = Canaries.places(partition, unit, number)
+        generator, total = rng(seed, "canaries"), sum(tensors.values())
+        coordinates = generator.choice(total, size=(number, width), replace=False)
+        signs = generator.choice(np.array([-1.0, 1.0], np.float32), size=(number, width))
+        included = generator.random(number) < 0.5
+        return DirectionCanaries(owners, numbers, included, tensors, coordinates, signs)
+
+    @property
+    def has_known_updates(self) -> bool:
+        """Return whether the update of a canary is known before it is trained."""
+        return True
+
+    def start(self, received: Weights) -> None:
+        """Do nothing: directions do not depend on the model."""
+
+    def final_scores(self, first: Weights, last: Weights) -> np.ndarray:
+        """Return the inner product of the model's change with each direction, float64 [m]."""
+        return self.scores(subtract(last, first))
 
     def updates(self, which: np.ndarray, norm: float, like: Weights) -> Weights:
         """Return the updates of some canaries before the clip, [n, …] in every tensor."""
@@ -155,12 +200,12 @@ class CanaryMechanism(Mechanism):
     def release(self, units: Clipped | None, received: Parts, name: tuple[SeedName, ...]) -> Release:
         """Return the message of one client, with the updates of its canaries."""
         positions, which = self.record.by_client.get(int(name[-1]), ([], np.zeros(0, np.int64)))
-        if units is not None and len(which):
+        if units is not None and len(which) and isinstance(self.canaries, DirectionCanaries):
             units = self._with_canaries(units, received, positions, which)
         return super().release(units, received, name)
 
     def _with_canaries(self, units: Clipped, received: Parts, positions: list[int], which: np.ndarray) -> Clipped:
-        assert self.canaries is not None
+        assert isinstance(self.canaries, DirectionCanaries)
         clip = self.clip_of(received)
         assert clip is not None
         total, norms = units.total, units.norms.clone()

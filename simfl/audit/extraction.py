@@ -11,7 +11,6 @@ import math
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +19,11 @@ from scipy.stats import binom
 from simfl.audit.membership import default_others, other_rows, trained_names
 from simfl.audit.scoring import Target
 from simfl.audit.statistics import CONFIDENCE, Estimate, rate
+from simfl.audit.tables import with_column
 from simfl.data.base import TRAIN, Split
 from simfl.errors import ConfigError, nearest
 from simfl.protocol import Examples
 from simfl.runs.results import Run
-from simfl.runs.tables import Table
 from simfl.seeds import rng
 
 WHITE = 255
@@ -191,17 +190,11 @@ def _chosen(data: Split, rows: np.ndarray, settings: ExtractionSettings, name: s
         for row, where in zip(kept, hidden, strict=True)
     ]
     flat = [own[~where].reshape(-1).tolist() for own, where in zip(erased, hidden, strict=True)]
-    taken = _with_column(_with_column(taken, "words", texts), "boxes", flat)
-    asked = _with_column(examples.take(kept), "document", list(range(len(kept))))
+    taken = with_column(with_column(taken, "words", texts), "boxes", flat)
+    asked = with_column(examples.take(kept), "document", list(range(len(kept))))
     names = tuple(str(documents["id"][pages[row]].as_py()) for row in kept)
     gone = tuple(own[where] for own, where in zip(erased, hidden, strict=True))
     return ErasedFields(Split(asked, taken), names, gone)
-
-
-def _with_column(table: Table, name: str, values: list[Any]) -> Table:
-    """Replace a column of an Arrow table; its type stays."""
-    position = table.column_names.index(name)
-    return table.set_column(position, name, [values]).cast(table.schema)
 
 
 def answer_words(words: Sequence[str], answers: Sequence[str]) -> np.ndarray:

@@ -28,9 +28,10 @@ import numpy as np
 from scipy.special import ndtr
 
 from simfl.aggregation.round import RoundAggregator
-from simfl.audit.canaries import Canaries, CanaryMechanism, with_canaries
+from simfl.audit.canaries import Canaries, CanaryMechanism, DirectionCanaries, with_canaries
+from simfl.audit.documents import DocumentCanaries, WithDocuments, with_documents
 from simfl.audit.scoring import context_on_device
-from simfl.audit.statistics import CONFIDENCE, gaussian_epsilon, gaussian_mu, one_run_epsilon
+from simfl.audit.statistics import CONFIDENCE, auc, gaussian_epsilon, gaussian_mu, one_run_epsilon
 from simfl.audit.view import refuse_single_uploads
 from simfl.autotune.tuner import execution_mode_of
 from simfl.data.partition.manifest import Partition
@@ -49,7 +50,6 @@ from simfl.runtime.worker import Worker, WorkerConfig
 from simfl.sampling import expected_clients
 from simfl.session.prepare import account_of
 from simfl.training.executor import Executor, Observer
-from simfl.weights import subtract
 
 MAX_CANARIES = 1000
 SHARES = (1.0, 0.5, 0.25, 0.125, 0.0625)  # of the canaries that are guessed; the bound is corrected for their number
@@ -68,6 +68,7 @@ class AuditSettings:
         seed: Seed of coins and directions, and of the noise if `fixed_noise`.
         fixed_noise: Whether the noise follows from the seed, for tests.
         points: Number of rounds after which bounds are computed, at most; the last audited round is one of them.
+        documents: Whether canaries are crafted documents that are trained on, instead of directions.
     """
 
     canaries: int | None = None
@@ -76,6 +77,7 @@ class AuditSettings:
     seed: int = 0
     fixed_noise: bool = False
     points: int = 1
+    documents: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ class ViewAudit:
         estimate: Estimate of epsilon without confidence; None likewise.
         noise: Measured noise multiplier of a participation, as a share of the one that is accounted for; None likewise.
         samples: Participations of canaries, included or not.
+        auc: Area under the ROC curve of the coins, by the scores of all rounds.
         detectable: The smallest true epsilon, as a multiple of the claim, that the Gaussian bound shows half of the
             time to exceed the claim; None where none does.
     """
@@ -101,6 +104,7 @@ class ViewAudit:
     estimate: float | None
     noise: float | None
     samples: int
+    auc: float
     detectable: float | None
 
     @property
@@ -229,12 +233,28 @@ class AuditedRounds:
         own = dict(self.context.module.named_parameters())
         tensors = {name: own[name].numel() for name in groups.shared}
         number = _num_canaries(self.experiment, real, self.rounds, tensors, settings)
-        unit = self.privacy.unit
-        self.canaries = Canaries.draw(real, unit, number, tensors, settings.width, settings.seed)
-        self.partition = with_canaries(real, self.canaries, unit)
+        if settings.documents:
+            self._draw_documents(real, number)
+        else:
+            unit = self.privacy.unit
+            self.canaries = DirectionCanaries.draw(real, unit, number, tensors, settings.width, settings.seed)
+            self.partition = with_canaries(real, self.canaries, unit)
         self.budget = Budget.of(self.experiment, self.partition)
         self.randomness = _randomness(self.privacy, settings)
         self.manifest = run.manifest
+
+    def _draw_documents(self, real: Partition, number: int) -> None:
+        """Draw crafted documents, and add them to the data.
+
+        Raises:
+            ConfigError: The units are not groups, or the data have no questions about pages.
+        """
+        if self.privacy.unit != "group":
+            raise ConfigError(f"--documents: privacy.unit is {self.privacy.unit}; allowed: group")
+        self.experiment = replace(self.experiment, data=WithDocuments(self.experiment.data, number, self.seed))
+        self.context = context_on_device(self.experiment)
+        self.canaries = DocumentCanaries.draw(real, number, self.context, self.seed)
+        self.partition = with_documents(real, self.canaries)
 
     def claim(self, view: str, rounds: int, sigma: float | None = None) -> float:
         """Return epsilon of the first rounds in a view, by the accounting, with the run's noise or another one."""
@@ -249,6 +269,10 @@ class AuditedRounds:
         mechanism = Mechanism(self.privacy, sigma, self.randomness)
         return self.budget.scheme.multipliers(sigma)[name] * mechanism.update_multiplier / sigma
 
+    def tests_participations(self, view: str) -> bool:
+        """Return whether single participations are tests of Gaussian noise in a view."""
+        return view != "model" and self.canaries.has_known_updates and self.multiplier(view) > 0
+
     def scores(self, scratch: Path, report: Callable[[str], None]) -> dict[int, Scores]:
         """Make the rounds and return the scores of all canaries, after each number of rounds in `points`."""
         executor, worker, mechanism = self._executor(scratch)
@@ -261,6 +285,7 @@ class AuditedRounds:
             plan = plan_round(context, self.partition, state)
             which, clip = mechanism.start_round(plan.client_plans), mechanism.clip_of(plan.received)
             assert clip is not None
+            self.canaries.start(plan.received["weights"])
             results = RoundAggregator(context.phase.algorithm.reduce, context.num_clients)
             for cohort in plan.cohorts(context, mode):
                 results.take(worker.train(cohort, plan.received))
@@ -270,8 +295,7 @@ class AuditedRounds:
             server.products = {}
             report(f"audited round {number + 1} of {self.rounds}: {len(which)} canaries were sampled")
             if number + 1 in self.points:
-                moved = subtract(state.server.weights, first.server.weights)
-                collected.totals["model"] = self.canaries.scores(moved)
+                collected.totals["model"] = self.canaries.final_scores(first.server.weights, state.server.weights)
                 found[number + 1] = collected.result()
         return found
 
@@ -382,21 +406,23 @@ def _audit_view(audited: AuditedRounds, scores: Scores, view: str, rounds: int) 
     claim, delta = audited.claim(view, rounds), audited.privacy.delta
     one_run = guess_coins(scores.total[view], audited.canaries.included, delta)
     multiplier, sigma = audited.multiplier(view), audited.budget.noise_multiplier
-    if view not in scores.single or not multiplier:
-        return ViewAudit(view, claim, one_run, None, None, None, 0, None)
+    coins = audited.canaries.included
+    area = auc(scores.total[view][coins], scores.total[view][~coins]) if 0 < coins.sum() < len(coins) else math.nan
+    if not audited.tests_participations(view):
+        return ViewAudit(view, claim, one_run, None, None, None, 0, area, None)
     products, included = scores.single[view]
     mu, middle = participation_mu(products, included)
     noise = 1 / (middle * multiplier) if middle > 0 else math.inf
     factor = smallest_error(1 / multiplier, int(included.sum()), int((~included).sum()))
     detectable = None if factor is None else audited.claim(view, rounds, sigma / factor) / claim
     gaussian, estimate = (_epsilon_of(audited, scores, view, rounds, one) for one in (mu, middle))
-    return ViewAudit(view, claim, one_run, gaussian, estimate, noise, len(included), detectable)
+    return ViewAudit(view, claim, one_run, gaussian, estimate, noise, len(included), area, detectable)
 
 
 def _bound(audited: AuditedRounds, scores: Scores, view: str, rounds: int) -> float:
     """Return the larger bound of a view after some rounds."""
     one_run = guess_coins(scores.total[view], audited.canaries.included, audited.privacy.delta)
-    if view not in scores.single or not audited.multiplier(view):
+    if not audited.tests_participations(view):
         return one_run
     return max(one_run, _epsilon_of(audited, scores, view, rounds, participation_mu(*scores.single[view])[0]))
 

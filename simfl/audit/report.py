@@ -19,7 +19,7 @@ def canary_lines(found: CanaryAudit) -> list[str]:
         f"{found.canaries} canaries, {found.included} of them included; {found.rounds} rounds, delta {found.delta:g},"
         f" noise multiplier {found.noise_multiplier:.4g}; bounds with 95 % confidence"
     ]
-    header = ("view", "claim", "one-run bound", "Gaussian bound", "estimate", "noise", "detectable")
+    header = ("view", "claim", "one-run bound", "Gaussian bound", "estimate", "noise", "AUC of coins", "detectable")
     lines += table([header, *(_view_row(view) for view in found.views)])
     if len(found.by_round) > len(found.views):
         rows = [(str(one.round), one.view, number(one.claim), number(one.bound)) for one in found.by_round]
@@ -46,6 +46,7 @@ def _view_row(view: ViewAudit) -> tuple[str, ...]:
         number(view.gaussian),
         number(view.estimate),
         "-" if view.noise is None or math.isinf(view.noise) else f"{100 * view.noise:.0f} %",
+        number(view.auc),
         "-" if view.detectable is None else f"{view.detectable:.2f} x claim",
     )
 

@@ -39,6 +39,7 @@ def audit() -> None:
     type=click.IntRange(1),
     help="Rounds after which bounds are computed, at most.  [default: 8 with --save, else the last one]",
 )
+@click.option("--documents", is_flag=True, help="Canaries are crafted documents, which are trained on like others.")
 @click.option("--save", is_flag=True, help="Keep the audit in RUN for `simfl report`, and log it to the W&B run.")
 @as_json_option
 def canaries(
@@ -48,6 +49,7 @@ def canaries(
     width: int,
     seed: int,
     points: int | None,
+    documents: bool,
     save: bool,
     as_json: bool,
 ) -> int:
@@ -59,7 +61,9 @@ def canaries(
     if save:
         saved.require_writable(target)
     points = points or (SAVED_POINTS if save else 1)
-    found = one_run.audit(target, one_run.AuditSettings(canaries, rounds, width, seed, points=points), _log)
+    found = one_run.audit(
+        target, one_run.AuditSettings(canaries, rounds, width, seed, points=points, documents=documents), _log
+    )
     if save:
         saved.save(target, found, _log)
     if as_json:

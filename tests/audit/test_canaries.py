@@ -16,7 +16,7 @@ import pytest
 import torch
 from fakes import Toy, experiment, run
 
-from simfl.audit.canaries import Canaries, with_canaries
+from simfl.audit.canaries import DirectionCanaries, with_canaries
 from simfl.audit.one_run import AuditSettings, CanaryAudit, audit
 from simfl.cli import main
 from simfl.codecs.int8 import Int8
@@ -163,7 +163,7 @@ def test_an_accounting_error_exceeds_the_claim(tmp_path: Path, monkeypatch: pyte
 def test_canaries_are_units_without_examples_in_the_order_of_their_clients() -> None:
     owner = np.repeat([0, 1, 2], [4, 3, 5])
     real = Partition.from_owners(owner, 3, (np.arange(12) % 2, pa.array(["a", "b"])))
-    canaries = Canaries.draw(real, "group", 7, {"w": 10, "b": 5}, 2, 0)
+    canaries = DirectionCanaries.draw(real, "group", 7, {"w": 10, "b": 5}, 2, 0)
     found = with_canaries(real, canaries, "group")
     assert found.num_groups.tolist() == [5, 4, 4]
     for client in range(3):
@@ -173,14 +173,14 @@ def test_canaries_are_units_without_examples_in_the_order_of_their_clients() -> 
         assert [len(rows) for _, rows in groups[2:]] == [0] * (len(groups) - 2)
         assert found.rows(client).tolist() == real.rows(client).tolist()
     assert [int(canaries.numbers[canaries.owners == k].min()) for k in range(3)] == [2, 2, 2]
-    clients = with_canaries(real, Canaries.draw(real, "client", 4, {"w": 10}, 1, 0), "client")
+    clients = with_canaries(real, DirectionCanaries.draw(real, "client", 4, {"w": 10}, 1, 0), "client")
     assert clients.sizes.tolist() == [4, 3, 5, 0, 0, 0, 0]
     assert clients.groups(5) == []
 
 
 def test_directions_are_orthogonal_and_scores_are_their_inner_products() -> None:
     real = Partition.from_owners(np.zeros(4, np.int64), 1)
-    canaries = Canaries.draw(real, "client", 6, {"w": 20, "b": 5}, 4, 0)
+    canaries = DirectionCanaries.draw(real, "client", 6, {"w": 20, "b": 5}, 4, 0)
     like = {"w": torch.zeros(4, 5), "b": torch.zeros(5)}
     updates = canaries.updates(np.arange(6), 3.0, like)
     rows = torch.cat([t.reshape(6, -1) for t in updates.values()], 1)

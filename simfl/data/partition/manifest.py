@@ -86,16 +86,30 @@ class Partition:
         Args:
             names: Names of the further groups of each client.
         """
-        starts, known, all_names = list[int](), self.group_names.to_pylist(), list[str]()
-        for client, more in enumerate(names):
+        none = np.zeros(0, np.int64)
+        return self.with_groups(names, [[none] * len(own) for own in names])
+
+    def with_groups(self, names: Sequence[Sequence[str]], rows: Sequence[Sequence[np.ndarray]]) -> Partition:
+        """Return the partition in which each client has further groups after its own.
+
+        Args:
+            names: Names of the further groups of each client.
+            rows: Example rows of each of them, int64, which no other group has.
+        """
+        sizes, known, all_names, order = list[int](), self.group_names.to_pylist(), list[str](), list[np.ndarray]()
+        for client, (more, own) in enumerate(zip(names, rows, strict=True)):
             first, last = self.group_clients[client], self.group_clients[client + 1]
-            starts += self.group_starts[first:last].tolist() + [int(self.starts[client + 1])] * len(more)
+            sizes += [*np.diff(self.group_starts[first : last + 1]).tolist(), *map(len, own)]
             all_names += [*known[first:last], *more]
-        counts = np.array([len(more) for more in names], np.int64)
+            order += [self.rows(client), *own]
+        added = [sum(map(len, own)) for own in rows]
+        counts = [len(more) for more in names]
         return replace(
             self,
-            group_starts=np.array([*starts, int(self.group_starts[-1])], np.int64),
-            group_clients=self.group_clients + np.concatenate([[0], np.cumsum(counts)]),
+            order=np.concatenate([self.order[:0], *order]),
+            starts=self.starts + np.cumsum([0, *added]),
+            group_starts=np.cumsum([0, *sizes]),
+            group_clients=self.group_clients + np.cumsum([0, *counts]),
             group_names=pa.array(all_names, pa.string()),
         )
 

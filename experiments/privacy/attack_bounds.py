@@ -1,0 +1,104 @@
+"""Lower bounds by canaries for correct mechanisms and for planted errors: a table of the README.
+
+    python experiments/privacy/attack_bounds.py [--seeds 20] [--processes 16]
+
+Schemes and errors are those of tests/audit/test_canaries.py, with 2,000 canaries. A correct mechanism must not exceed
+its claim on any seed; an error that makes epsilon 1.5 times too small, or more, must exceed it on every seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent.parent / "tests" / name) for name in ("", "audit")]
+MARKED = re.compile(r"(?<=<!-- attack bounds -->\n).*(?=<!-- /attack bounds -->)", re.DOTALL)
+CANARIES = 2000
+FACTOR = 1.5  # by which the smallest planted error understates epsilon
+ERRORS = {
+    "noise / 1.6": "too_little_noise",
+    "clip at twice the norm": "clip_at_twice_the_norm",
+    "no clip": "no_clip",
+    "divisor of the noise twice too large": "noise_after_the_division",
+    "noise of two clients cancels": "equal_noise",
+    "half of epsilon claimed": "account:2",
+    "two thirds of epsilon claimed": f"account:{FACTOR}",
+}
+Row = tuple[str, int, dict[str, tuple[float, float]]]  # case, seed, view -> bound and claim
+
+
+def case(name: str, seed: int) -> Row:
+    """Audit a scheme, or a planted error, with the canaries and the noise of a seed."""
+    import pytest
+    import test_canaries
+    import torch
+
+    torch.set_num_threads(1)
+    scheme = test_canaries.KINDS.get(name, test_canaries.KINDS["groups"])
+    privacy = scheme.privacy
+    assert privacy is not None
+    if privacy.groups_per_client == test_canaries.GROUPS.groups_per_client:
+        privacy = replace(privacy, groups_per_client=CANARIES)
+    scheme = replace(scheme, privacy=privacy, model=replace(scheme.model, hidden_sizes=(256,)), name="audited")
+    with tempfile.TemporaryDirectory(prefix="simfl-bounds-") as folder, pytest.MonkeyPatch.context() as patch:
+        planted = ERRORS.get(name, "")
+        if planted.startswith("account:"):
+            _claim_less(patch, float(planted.removeprefix("account:")))
+        elif planted:
+            getattr(test_canaries, planted)(patch)
+        found = test_canaries.audited(Path(folder) / "run", scheme, seed, CANARIES)
+    return name, seed, {view.view: (view.bound, view.claim) for view in found.views}
+
+
+def _claim_less(patch: Any, factor: float) -> None:
+    from simfl.privacy import budget
+
+    real: Callable[..., float] = budget.accounting.epsilon
+    patch.setattr(budget.accounting, "epsilon", lambda *arguments: real(*arguments) / factor)
+    budget._worst_epsilon.cache_clear()
+
+
+def table(rows: list[Row]) -> str:
+    """Return the table, one line for each scheme and error."""
+    lines = [
+        "| mechanism | seeds | seeds with a bound above its claim | bound / claim, smallest and largest over seeds |",
+        "|---|---|---|---|",
+    ]
+    for name in dict.fromkeys(row[0] for row in rows):
+        ratios = [max(bound / claim for bound, claim in views.values()) for one, _, views in rows if one == name]
+        kind = f"error: {name}" if name in ERRORS else f"correct: {name}"
+        above = sum(ratio > 1 for ratio in ratios)
+        lines.append(f"| {kind} | {len(ratios)} | {above} | {min(ratios):.2f} to {max(ratios):.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Audit all cases in several processes and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--only", nargs="*", help="names of schemes and errors")
+    given = parser.parse_args()
+    import test_canaries
+
+    names = given.only or [*test_canaries.KINDS, *ERRORS]
+    tasks = [(name, seed) for name in names for seed in range(given.seeds)]
+    with ProcessPoolExecutor(given.processes, mp_context=get_context("spawn")) as pool:
+        rows = list(pool.map(case, *zip(*tasks, strict=True)))
+    print(table(rows))
+    readme = HERE / "README.md"
+    if not given.only:
+        readme.write_text(MARKED.sub(lambda _: table(rows), readme.read_text()))
+
+
+if __name__ == "__main__":
+    main()
