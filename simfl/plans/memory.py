@@ -173,8 +173,6 @@ class _LocalTraining:
             for name in runs:
                 forward = stage.phase.algorithm.forwards()[name]
                 sources = stage.network_of(forward).sources(forward)
-                sources = stage.network_of(forward).sources(forward)
-                sources = stage.network_of(forward).sources(forward)
                 weights = tensors_from(sources, leaves, messages.received, messages.state)
                 out = run_forward(stage, forward, weights, model_inputs(stage, batch), messages.update.key.to("meta"))
                 with_task_loss(stage, out, batch)
