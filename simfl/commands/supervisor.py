@@ -102,4 +102,6 @@ def _describe(status: int) -> str:
         return "the process of the run was killed (SIGKILL, as the system does when memory is short)"
     if status < 0:
         return f"the process of the run was ended by {signal.Signals(-status).name}"
+    if status == LOST:  # as `simfl.runtime.ray.monitor` ends it
+        return "the process of the run waited in a call to a Ray that is lost, and was ended"
     return f"the process of the run was ended with exit code {status}, as Ray does when its raylet or its GCS ends"

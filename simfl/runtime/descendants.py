@@ -1,7 +1,7 @@
 """Processes below this one, as those of a Ray that was started here, and their end.
 
 A process whose parent ends becomes a child of the nearest ancestor that adopts orphans, or of the system's first
-process, where nobody ends it: Ray's agents survive a raylet that is killed, for as long as their imports take.
+process, which ends none: Ray's agents survive a raylet that is killed, for as long as their imports take.
 
 Imports nothing heavy, so that a process can call it before anything else.
 """

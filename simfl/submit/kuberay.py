@@ -37,6 +37,7 @@ KEY = re.compile(r"([a-z0-9][-a-z0-9.]{0,252}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}
 LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 TOLERATION = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?(:(?P<effect>[^=:]+))?")
 EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+QUEUE, ELASTIC = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/elastic-job"  # label and annotation of Kueue
 SUBMITTER = {"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "500m", "memory": "200Mi"}}
 
 
@@ -85,6 +86,11 @@ class KubeRay(Cluster):
             toleration(text)
         if self.max_nodes is not None and self.max_nodes < self.nodes:
             raise ConfigError(f"max_nodes: {self.max_nodes} is less than nodes, {self.nodes}")
+        if self.max_nodes is not None and QUEUE in self.labels and self.annotations.get(ELASTIC) != "true":
+            raise ConfigError(
+                f"max_nodes: Kueue refuses autoscaling of a job with the label {QUEUE}; give nodes alone, or, where"
+                f" Kueue allows elastic jobs, the annotation {ELASTIC}=true"
+            )
         if self.claim is not None:
             volume_of(self.claim)
         self._check_version()

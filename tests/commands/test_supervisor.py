@@ -51,10 +51,11 @@ def test_traceback_is_the_last_word() -> None:
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "was killed (SIGKILL, as the system does when memory is short)"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", "was ended by SIGSEGV"),
+        ("os._exit(3)", "waited in a call to a Ray that is lost, and was ended"),
         ("os._exit(1)", "was ended with exit code 1, as Ray does when its raylet or its GCS ends"),
         ("os.fork() and os._exit(1); time.sleep(1); os._exit(0)", "was ended with exit code 1"),
     ],
-    ids=["SIGKILL", "SIGSEGV", "exit", "exit with a fork left"],
+    ids=["SIGKILL", "SIGSEGV", "stuck", "exit", "exit with a fork left"],
 )
 def test_end_without_a_word_is_reported_in_one_line(body: str, cause: str) -> None:
     code, errors = end(start(body))

@@ -43,14 +43,17 @@ def made(request: Request, **settings: Any) -> tuple[dict[str, Any], dict[str, A
 
 EVERYTHING: dict[str, Any] = {
     "nodes": 3, "max_nodes": 8, "cpus": 4, "gpus": 2, "memory": "32Gi", "head_cpus": 1, "head_memory": "2Gi",
-    "ephemeral_storage": "20Gi", "namespace": "team", "labels": {"kueue.x-k8s.io/queue-name": "gpu-queue"},
+    "ephemeral_storage": "20Gi", "namespace": "team", "labels": {"example.com/team": "vision"},
     "annotations": {"example.com/owner": "Ada Lovelace"}, "node_selector": {"pool": "gpu"},
     "tolerations": ("gpu", "spot=yes:NoSchedule"), "service_account": "trainer", "pull_secrets": ("registry",),
     "restarts": 5, "ray_version": "2.54.1",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("settings", [{}, {"token": False}, {"restarts": 0}, {"max_nodes": 4}, EVERYTHING])
+QUEUED = EVERYTHING | {"max_nodes": None, "labels": {"kueue.x-k8s.io/queue-name": "gpu-queue"}}
+
+
+@pytest.mark.parametrize("settings", [{}, {"token": False}, {"restarts": 0}, {"max_nodes": 4}, EVERYTHING, QUEUED])
 def test_the_manifest_is_accepted_by_the_schema_and_the_rules_of_the_operator(
     request_: Request, settings: dict[str, Any]
 ) -> None:
@@ -81,6 +84,29 @@ def test_every_name_of_an_experiment_becomes_one_that_the_operator_accepts(reque
             {"spec": {"rayClusterSpec": {"workerGroupSpecs": [{"groupName": "workers", "minReplicas": 9}]}}},
             "minReplicas",
         ),
+        ({"spec": {"managedBy": "me"}}, "managedBy: me"),
+        ({"spec": {"submissionMode": "SidecarMode"}}, "submitterPodTemplate: not with SidecarMode"),
+        ({"spec": {"clusterSelector": {"ray.io/cluster": "x"}}}, "clusterSelector: not with backoffLimit"),
+        ({"spec": {"deletionStrategy": {"onSuccess": {"policy": "DeleteSelf"}}}}, "deletionStrategy: needs a feature"),
+        ({"spec": {"rayClusterSpec": None}}, "rayClusterSpec: or clusterSelector"),
+        ({"spec": {"rayClusterSpec": {"networkPolicy": {"mode": "DenyAll"}}}}, "networkPolicy: needs a feature gate"),
+        ({"spec": {"rayClusterSpec": {"authOptions": {"enableK8sTokenAuth": True}}}}, "not supported for a RayJob"),
+        ({"spec": {"rayClusterSpec": {"autoscalerOptions": {"idleTimeoutSeconds": -1}}}}, "idleTimeoutSeconds"),
+        (
+            {"spec": {"rayClusterSpec": {"workerGroupSpecs": [{"groupName": "workers", "priority": 2}]}}},
+            "priority needs autoscaler v2",
+        ),
+        (
+            {"spec": {"rayClusterSpec": {"headGroupSpec": {"rayStartParams": {"redis-username": "x"}}}}},
+            "redis-username",
+        ),
+        (
+            {
+                "metadata": {"labels": {"kueue.x-k8s.io/queue-name": "q"}},
+                "spec": {"rayClusterSpec": {"enableInTreeAutoscaling": True}},
+            },
+            "Kueue: enableInTreeAutoscaling",
+        ),
     ],
 )
 def test_the_rules_of_the_operator_find_mistakes(request_: Request, change: dict[str, Any], line: str) -> None:
@@ -105,7 +131,7 @@ def test_settings_arrive_in_the_pods_that_need_them(request_: Request) -> None:
     assert worker["containers"][0]["resources"]["limits"] == {
         "cpu": "4", "memory": "32Gi", "ephemeral-storage": "20Gi", "nvidia.com/gpu": "2",
     }  # fmt: skip
-    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpu-queue"
+    assert job["metadata"]["labels"]["example.com/team"] == "vision"
     assert (files["metadata"]["namespace"], job["metadata"]["namespace"]) == ("team", "team")
     workers = spec["workerGroupSpecs"][0]
     assert (workers["minReplicas"], workers["maxReplicas"], spec["enableInTreeAutoscaling"]) == (3, 8, True)
@@ -229,6 +255,7 @@ def test_the_manifest_contains_no_secrets(request_: Request, monkeypatch: pytest
         ({"labels": {"team": "a b"}}, "labels: 'a b' given; allowed: a value of a label"),
         ({"tolerations": ("gpu:Never",)}, "tolerations: 'gpu:Never' given; allowed: KEY"),
         ({"nodes": 3, "max_nodes": 2}, "max_nodes: 2 is less than nodes, 3"),
+        ({"max_nodes": 2, "labels": {"kueue.x-k8s.io/queue-name": "q"}}, "max_nodes: Kueue refuses autoscaling"),
         ({"ray_version": "2.51.0"}, "ray_version: 2.51.0 has no authentication by token"),
         ({"ray_version": "nightly"}, "ray_version: 'nightly' given; allowed: a version"),
         ({"patch": "nowhere.yaml"}, "nowhere.yaml"),
