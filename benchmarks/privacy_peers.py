@@ -275,6 +275,7 @@ MECHANISMS = (
     ("tree aggregation", "no", "account", "no", "no"),
     ("Laplace", "no", "account", "no", "yes"),
     ("several statistics in one release", "yes (update and count)", "account", "no", "yes (`JointMechanism`)"),
+    ("noise of a larger cohort", "yes, named as such everywhere", "no", "no", "yes (`noise_cohort_size`)"),
     ("sampling verified while it runs", "yes (`check-privacy`)", "no", "no", "no"),
 )
 SOURCES = "dp-accounting 0.6.0: `dp_event.py`; opacus 1.6.0: `accountants/`, `optimizers/`; pfl 0.6.0: `pfl/privacy/`"

@@ -147,6 +147,14 @@ class AdaptiveClip:
 
 
 @dataclass(frozen=True)
+@dataclass(frozen=True)
+class Deployment:
+    """A deployment with larger cohorts than those trained: its noise is added, and epsilon is estimated for it."""
+
+    clients_per_round: PositiveInt  # clients of a round of the deployment, at least as many as a run trains
+    clients: PositiveInt  # clients that the deployment samples from
+
+
 class Privacy:
     """Differential privacy: clip the update of each unit, aggregate, and add Gaussian noise."""
 
@@ -169,6 +177,7 @@ class Privacy:
     accountant: Literal["rdp", "rdp_fine", "prv", "pld"] = "rdp"  # Rényi orders of PFL-DocVQA, more orders, numerical
     adaptive: AdaptiveClip | None = None  # adaptive clipping; null: constant clip
     tied_weights: Literal["once", "always"] = "once"  # count tied weights in the norm once, or once per name
+    deployment: Deployment | None = None  # noise and epsilon of its larger cohorts, not of this run; null: of this run
     secure: bool = False  # true: sample and noise from the operating system's random source; runs are not repeatable
     noise_seed: Seed | None = None  # for tests: noise from this seed, which claims nothing; null: from a secret key
 

@@ -27,7 +27,9 @@ from simfl.privacy.discrete import discrete_noise
 from simfl.privacy.mechanism import Mechanism
 from simfl.privacy.randomness import Randomness
 from simfl.protocol import Batch, Examples, Task, Weights
-from simfl.secure_aggregation.channel import DistributedNoise, SecureChannel, weighted_parts
+from simfl.privacy.deployment import deployed_phases
+from simfl.sampling import expected_clients
+from simfl.secure_aggregation.channel import DistributedNoise, SecureChannel, mask_note, weighted_parts
 from simfl.seeds import rng
 from simfl.training.augmentation import augmentation
 from simfl.training.context import LOCAL, Network, PhaseContext
@@ -340,7 +342,9 @@ class RunContext:
         if privacy is None:
             return None
         copies = Counter(self.tied_names.values()) if privacy.tied_weights == "always" else {}
-        correlation = Correlation.of(privacy, self.experiment.phases, phase, num_clients)
+        sampled = num_clients if privacy.deployment is None else privacy.deployment.clients
+        phases = deployed_phases(self.experiment.phases, privacy.deployment)
+        correlation = Correlation.of(privacy, phases, phase, sampled)
         return Mechanism(privacy, noise_multiplier, randomness, copies, correlation)
 
     def choose_rows(self, split: str, limit: int | None, rows: np.ndarray | None = None) -> np.ndarray:
@@ -364,6 +368,14 @@ def _check_finite(examples: Examples) -> None:
 
 def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     return dict(module.named_parameters()) | dict(module.named_buffers())
+
+    def mask_note(self, phase: int, num_clients: int) -> str:
+        """Return a line if the masks of a phase's rounds are left out; see `simfl.secure_aggregation.channel`."""
+        channel = self._secure_channel(phase, num_clients, math.nan, None)
+        if channel is None:
+            return ""
+        clients = round(expected_clients(self.experiment.phases[phase], num_clients))
+        return mask_note(channel.settings, clients, channel.num_integers("weights", self._num_shared(phase)))
 
 
 def _set_tensors(module: nn.Module, values: Weights) -> None:

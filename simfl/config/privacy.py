@@ -17,6 +17,7 @@ def violations(experiment: Experiment) -> Iterator[str]:
         return
     yield from _without_effect(privacy, experiment)
     yield from _factorization(privacy, experiment)
+    yield from _deployment(privacy)
     if privacy.epsilon is None and not privacy.noise_multiplier:
         return
     yield from _denominators(privacy, experiment)
@@ -78,6 +79,31 @@ def _factorization(privacy: Privacy, experiment: Experiment) -> Iterator[str]:
             f"privacy.factorization: another client would change whose turn it is; {ZERO_OUT} without min_clients,"
             " or poisson"
         )
+
+
+def _deployment(privacy: Privacy) -> Iterator[str]:
+    """Yield what an estimate for larger cohorts excludes: only the server's noise becomes smaller with the cohort."""
+    if privacy.deployment is None:
+        return
+    if not privacy.adds_noise:
+        yield "privacy.deployment: has no effect without noise; give privacy.epsilon or privacy.noise_multiplier"
+    if privacy.unit == "record":
+        yield "privacy.deployment: noise of local steps does not depend on cohorts; allowed: unit: client, unit: group"
+        return
+    if privacy.deployment.clients < privacy.deployment.clients_per_round:
+        least = privacy.deployment.clients_per_round
+        yield f"privacy.deployment.clients: {privacy.deployment.clients} given; allowed: at least {least}"
+    for key, needed, reason in (
+        ("noise", "central", "only the noise of a server is divided by the cohort"),
+        ("denominator", "fixed", "noise is divided by the cohort of the deployment"),
+        ("view", "averages", "the estimate is that of an observer of the averages"),
+        ("min_clients", None, "deployment.clients is the public number of clients"),
+    ):
+        if (given := getattr(privacy, key)) != needed:
+            yield f"privacy.{key}: {given}, but {reason}; allowed with deployment: {needed or 'null'}"
+    sampled = privacy.unit == "group" and privacy.groups_per_client is not None and privacy.group_rate is None
+    if sampled and privacy.min_groups is None:
+        yield "privacy.min_groups: missing; it bounds the groups of the clients of privacy.deployment"
 
 
 def _denominators(privacy: Privacy, experiment: Experiment) -> Iterator[str]:

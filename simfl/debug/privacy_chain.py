@@ -200,6 +200,7 @@ def _check_multiplier(rounds: PrivacyTestRounds, first: Tape, second: Tape) -> I
         change = distance(one.before, second.sums[name].before) / 2 if name in second.sums else 0.0
         if name[0] not in ("noise", "step") or not change:
             continue
+        change *= rounds.num_clients / rounds.noise_cohort
         wanted = mechanism.noise_multiplier if name[0] == "step" else mechanism.update_multiplier
         if (found := one.deviation / change / wanted) < least:
             least, where = found, f" ({_place(name)})"
@@ -248,7 +249,7 @@ def check_charges(rounds: PrivacyTestRounds) -> Iterator[Measurement]:
             wrong += charged != {**dict.fromkeys(range(phase), CHAIN), phase: number + 1}
     yield at_most("rounds that are not charged, with an interruption after each", wrong, 0)
     if rounds.sigma:
-        epsilon = budget.epsilon({0: 1})
+        epsilon = Budget(budget.scheme, rounds.sigma).epsilon({0: 1})  # its own noise is that of fewer rounds
         privacy = replace(budget.privacy, epsilon=epsilon, noise_multiplier=rounds.sigma)
         tight = Budget(replace(budget.scheme, privacy=privacy), rounds.sigma)
         yield at_most("rounds that are released beyond the budget", _beyond(Account(tight)), 0)

@@ -30,7 +30,8 @@ def check_correlation(rounds: PrivacyTestRounds) -> Iterator[Measurement]:
         context = rounds.whole.phase_context(index, len(rounds.partition), rounds.sigma, Randomness.fresh())
         correlation = None if context.mechanism is None else context.mechanism.correlation
         if correlation is not None:
-            taken = _rounds_of_clients(context)
+            simulated = rounds.privacy.deployment is not None  # whose clients take turns, and no others
+            taken = _turns_of(correlation) if simulated else _rounds_of_clients(context)
             yield from _check_turns(index, correlation, taken)
             yield from _check_account(rounds, index, correlation, taken)
             yield from check_normals(f"phase {index}: noise of averages, times C", _white_noise(rounds, correlation))
@@ -45,11 +46,20 @@ def _rounds_of_clients(context: PhaseContext) -> dict[int, list[int]]:
     return found
 
 
+def _turns_of(correlation: Correlation) -> dict[int, list[int]]:
+    """Return the rounds of clients that take part as often as the account allows, from each first round on."""
+    allowed = correlation.participation
+    return {
+        first: list(range(first, allowed.rounds, allowed.separation))[: allowed.participations]
+        for first in range(min(allowed.separation, allowed.rounds))
+    }
+
+
 def _check_turns(index: int, correlation: Correlation, taken: dict[int, list[int]]) -> Iterator[Measurement]:
     """Check that clients keep the participation that the account assumes."""
     participation, total = correlation.participation, correlation.participation.rounds
     gaps = [b - a for own in taken.values() for a, b in pairwise(own)]
-    least, most = min(gaps, default=total), max(map(len, taken.values()), default=0)
+    least, most = min(gaps, default=max(total, participation.separation)), max(map(len, taken.values()), default=0)
     text = f"phase {index}: fewest rounds from one participation of a client to the next"
     yield Measurement(text, least, f"at least {participation.separation}", least >= participation.separation)
     yield at_most(f"phase {index}: rounds with one client", most, participation.participations)

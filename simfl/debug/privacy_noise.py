@@ -62,7 +62,7 @@ def average_deviation(rounds: PrivacyTestRounds, released: ReleasedRound) -> flo
     """Return the standard deviation of an average that is accounted for."""
     each = [deviation(rounds, len(plan.units)) for plan in released.plans]
     if rounds.privacy.noise == "central":
-        return max(each) / rounds.num_clients
+        return max(each) / rounds.noise_cohort
     return math.sqrt(sum(one**2 for one in each)) / rounds.num_clients
 
 
@@ -103,7 +103,7 @@ def _count_noise(rounds: PrivacyTestRounds, released: ReleasedRound, bare: Relea
     assert bare.clip is not None
     moved = -math.log(released.clip / bare.clip) / adaptive.learning_rate
     units = divisor(rounds, len(released.plans[0].units))
-    return {where: {COUNT: torch.tensor([moved * units * rounds.num_clients / scale])}}
+    return {where: {COUNT: torch.tensor([moved * units * rounds.noise_cohort / scale])}}
 
 
 def _step_noise(rounds: PrivacyTestRounds) -> Draws:

@@ -34,6 +34,7 @@ from simfl.training.plan import ClientPlan, CohortPlan, ExecutionMode
 from simfl.weights import add, subtract
 
 MAX_CLIENTS, MAX_UNITS = 3, 3
+MAX_COHORTS = 5  # clients of a simulated deployment over those of a round
 LONG_STEP = 1e4  # learning rate with which every update is clipped
 SHORT_STEP = 1e-30  # learning rate with which no float32 weight moves
 CHAIN = 3  # rounds of each phase that are chained
@@ -122,6 +123,12 @@ class PrivacyTestRounds:
         self.store = FileClientStore(scratch)
         self.initial = self._initial_weights()
         self._released: dict[tuple[float, int, int], ReleasedRound] = {}
+
+    @property
+    def noise_cohort(self) -> int:
+        """Clients that the server's noise is divided by: those of a round, or of the deployment that is simulated."""
+        deployment = self.privacy.deployment
+        return self.num_clients if deployment is None else deployment.clients_per_round
 
     def round(self, sigma: float, phase: int = 0, number: int = 0, without: PlanChange | None = None) -> ReleasedRound:
         """Run one round from the initial model and return what it releases; see `RoundRequest`."""
@@ -247,6 +254,10 @@ def shrink(experiment: Experiment, num_clients: int) -> Experiment:
     """
     privacy = experiment.privacy or Privacy()
     units = None if privacy.groups_per_client is None else min(privacy.groups_per_client, MAX_UNITS)
+    deployment = privacy.deployment
+    if deployment is not None:  # of so few clients that rounding of the weights is far below the noise
+        cohort = min(deployment.clients_per_round, MAX_COHORTS * num_clients)
+        deployment = replace(deployment, clients_per_round=cohort)
     privacy = replace(
         privacy,
         groups_per_client=units,
@@ -255,6 +266,7 @@ def shrink(experiment: Experiment, num_clients: int) -> Experiment:
         secure=False,
         noise_seed=0,
         min_clients=None,
+        deployment=deployment,
         factorization=None,
     )
     if privacy.unit == "record" and privacy.clip is not None:  # the gradient is clipped, not the long step

@@ -92,6 +92,7 @@ def check_account(rounds: PrivacyTestRounds) -> Iterator[Measurement]:
     client = min(noisy.plans, key=lambda plan: len(plan.units)).client
     own = next(plan for plan in noisy.plans if plan.client == client)
     of_one = divisor(rounds, 1) / divisor(rounds, len(own.units))  # of a client that has one unit in `_changes`
+    of_one *= rounds.num_clients / rounds.noise_cohort  # weight of a client in the cohort that is accounted for
     removed, replaced = (change * of_one for change in _changes(rounds, client))
     available = {"averages": (average_deviation(rounds, noisy), 1.0)}
     if rounds.privacy.noise == "client":
@@ -135,7 +136,8 @@ def check_cohorts(rounds: PrivacyTestRounds) -> Iterator[Measurement]:
         noisy = rounds.run(RoundRequest(rounds.sigma, 0, number, craft=zero, poisson=0.5))
         clients = max(1, len(noisy.plans))
         share = 1.0 if privacy.noise == "central" else math.sqrt(clients)
-        values.append(flattened(noisy.average) / (deviation(rounds, 1) * share / expected))
+        cohort = expected if privacy.deployment is None else rounds.noise_cohort
+        values.append(flattened(noisy.average) / (deviation(rounds, 1) * share / cohort))
         if noisy.plans:
             client = noisy.plans[0].client
             requests = [

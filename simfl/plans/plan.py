@@ -19,13 +19,14 @@ from torch import nn
 
 from simfl.data.base import Dataset
 from simfl.errors import ConfigError
-from simfl.experiment import Experiment, Phase
+from simfl.experiment import Deployment, Experiment, Phase
 from simfl.models.meta_device import drop_remote_weights
 from simfl.parameter_groups import ParameterGroups
 from simfl.plans.memory import MemoryPlan, memory_of
 from simfl.plans.messages import Message, PhaseMessages, RoundMessages, phase_messages
 from simfl.plans.work import ClientSizes, LocalSteps, client_sizes
 from simfl.privacy.budget import Budget
+from simfl.privacy.deployment import PREFIX
 from simfl.run_context import RunContext
 from simfl.runs.folder import JsonObject
 from simfl.sampling import expected_clients, num_sampled
@@ -59,6 +60,16 @@ class PrivacyCost:
     claimed_view: str
     adjacency: str
     correlation: CorrelationPlan | None = None  # None: independent noise
+    deployment: Deployment | None = None  # whose epsilon this is; None: that of the run
+
+    def json(self) -> JsonObject:
+        """Return the output of `simfl plan --json`; names of the epsilons of a deployment begin with `deployment_`."""
+        found = asdict(self)
+        if found.pop("deployment") is None:
+            return found
+        return {f"{PREFIX}{name}" if name in ("epsilon", "guaranteed") else name: v for name, v in found.items()} | {
+            "deployment": asdict(self)["deployment"]
+        }
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,7 @@ class PhasePlan:
     steps: int | None  # local steps of all client updates; None if the sizes of the data are unknown
     privacy: PrivacyCost | None = None  # of the rounds of this phase
     varying: frozenset[tuple[str, str]] = frozenset()  # direction and part whose bytes are an upper bound
+    masks: str = ""  # that the masks of secure aggregation are left out, if they are
     scaled_from: int | None = None  # rounds from which bytes, messages and steps are scaled up; None: all were counted
 
     @cached_property
@@ -99,7 +111,7 @@ class PhasePlan:
             "messages": self.messages,
             "bytes": self.bytes,
             "charged": self.charged,
-            "privacy": None if self.privacy is None else asdict(self.privacy),
+            "privacy": None if self.privacy is None else self.privacy.json(),
             "memory": self.memory.json(),
         }
 
@@ -145,7 +157,7 @@ class RunPlan:
             "messages": self.messages,
             "bytes": self.bytes,
             "charged": self.charged,
-            "privacy": None if self.privacy is None else asdict(self.privacy),
+            "privacy": None if self.privacy is None else self.privacy.json(),
             "memory": {name: max(one[name] for one in memory) for name in memory[0]},
             "phases": phases,
         }
@@ -211,6 +223,7 @@ def _phase(context: RunContext, index: int, sizes: ClientSizes, budget: Budget |
         scaled_from=counted if counted < phase.rounds else None,
         privacy=_privacy(budget, [index]),
         varying=frozenset(
+        masks=context.mask_note(index, len(sizes)),
             (side, part)
             for side, parts in zip(DIRECTIONS, (messages.received, messages.sent), strict=True)
             for part in parts
@@ -288,6 +301,7 @@ def _privacy(budget: Budget | None, phases: Sequence[int]) -> PrivacyCost | None
     )
 
 
+        deployment=budget.privacy.deployment,
 def _correlation(budget: Budget, index: int) -> CorrelationPlan | None:
     if budget.privacy.factorization is None or not budget.privacy.adds_noise:
         return None

@@ -87,6 +87,8 @@ def _resources(plan: RunPlan, speed: MeasuredSpeed | None) -> Table:
         table.add_row("privacy", _privacy(plan))
         if plan.privacy.correlation is not None:
             table.add_row("correlated noise", _correlated_noise(plan.phases))
+    for text in dict.fromkeys(phase.masks for phase in plan.phases if phase.masks):
+        table.add_row("secure aggregation", text)
     largest = max((phase.memory for phase in plan.phases), key=lambda memory: memory.worker)
     table.add_row("memory: server", format_bytes(max(phase.memory.server for phase in plan.phases)))
     table.add_row("memory: worker", _worker(largest))
@@ -107,6 +109,9 @@ def _privacy(plan: RunPlan) -> str:
     rest = (
         f"{cost.adjacency.replace('_', '-')}, view: {cost.claimed_view}, noise multiplier {cost.noise_multiplier:.4f}"
     )
+    if cost.deployment is not None:
+        cohort = f"{cost.deployment.clients_per_round:,} of {cost.deployment.clients:,} clients per round"
+        return f"{tests}estimate for a deployment with {cohort}, nothing is claimed for this run: {bound} ({rest})"
     formula = ""
     if privacy.view == "formula" and cost.epsilon is not None:
         formula = f"; the formula gives {cost.epsilon:.4f} at rate {cost.sampling_rate:g}, which is no guarantee"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from simfl import files
 from simfl.errors import PrivacyError
 from simfl.privacy import paid
 from simfl.privacy.budget import Budget
+from simfl.privacy.deployment import prefix
 from simfl.privacy.randomness import Randomness
 from simfl.privacy.scheme import VIEWS
 from simfl.privacy.statement import statement
@@ -52,7 +53,7 @@ class Account:
         after = paid.with_round(before, now, charged)
         self.budget.check(after)
         if self.folder is not None and (not now.key or now not in before):
-            paid.append(self.folder, now, self.budget.epsilon(after))
+            paid.append(self.folder, now, {f"{prefix(self.budget.privacy)}epsilon": self.budget.epsilon(after)})
             self.store()
         return after
 
@@ -69,12 +70,16 @@ class Account:
                 )
 
     def row(self, charged: Mapping[int, int], clip: float | None) -> Columns:
-        """Return the privacy columns of a round: epsilon spent so far in every view, delta, noise multiplier, clip."""
+        """Return the privacy columns of a round: epsilon spent so far in every view, delta, noise multiplier, clip.
+
+        With `privacy.deployment`, the names of the epsilons begin with `deployment_`: the run has none.
+        """
         if self.budget is None:
             return {}
         spent = {view: self.budget.epsilon(charged, view) for view in VIEWS}
-        columns: Columns = {"epsilon": spent[self.budget.view], "delta": self.budget.privacy.delta}
-        columns |= {f"epsilon_{view}": value for view, value in spent.items()}
+        name = f"{prefix(self.budget.privacy)}epsilon"
+        columns: Columns = {name: spent[self.budget.view], "delta": self.budget.privacy.delta}
+        columns |= {f"{name}_{view}": value for view, value in spent.items()}
         return columns | {
             "noise_multiplier": self.noise_multiplier,
             "clip": self.budget.privacy.clip if clip is None else clip,
@@ -97,5 +102,9 @@ class Account:
         self._write_statement(text)
         multipliers = self.budget.scheme.multipliers(self.noise_multiplier)
         limit = self.budget.privacy.epsilon
-        facts = {"limit": limit, "view": self.budget.view, "adjacency": self.budget.scheme.adjacency}
+        facts: dict[str, object] = {
+            "limit": limit, "view": self.budget.view, "adjacency": self.budget.scheme.adjacency
+        }  # fmt: skip
+        if self.budget.privacy.deployment is not None:
+            facts["deployment"] = asdict(self.budget.privacy.deployment)
         return {"privacy": self.row(charged, None) | facts | {**multipliers, "statement": text}}

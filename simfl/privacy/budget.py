@@ -19,6 +19,7 @@ from simfl.factorizations.base import root_mean_square
 from simfl.privacy import accounting
 from simfl.privacy.accounting import Event, History
 from simfl.privacy.correlated import workload_of
+from simfl.privacy.deployment import deployed_phases, deployed_privacy
 from simfl.privacy.discrete import DiscreteNoise, discrete_noise
 from simfl.privacy.scheme import VIEWS, Population, Scheme
 from simfl.sampling import expected_clients, num_sampled
@@ -85,7 +86,7 @@ class Budget:
                 "privacy: null, so nothing is accounted; give privacy.epsilon or privacy.noise_multiplier"
             )
         population = _population(experiment, partition, num_clients)
-        scheme = Scheme(privacy, experiment.phases, population, _discrete(experiment, population, num_values))
+        scheme = _scheme(experiment, population, _discrete(experiment, population, num_values))
         _check_delta(scheme)
         if privacy.noise_multiplier is not None or privacy.epsilon is None:
             budget = Budget(scheme, privacy.noise_multiplier or 0.0)
@@ -165,6 +166,31 @@ class Budget:
                 f"privacy: round {rounds} would raise epsilon to {spent:.4g}, but privacy.epsilon is {self.limit:g};"
                 " the budget is spent and nothing more is released"
             )
+
+
+def _scheme(experiment: Experiment, population: Population, discrete: tuple[DiscreteNoise, ...]) -> Scheme:
+    """Return the sampling scheme of an experiment, or of the deployment that it simulates.
+
+    Raises:
+        ConfigError: The deployment is smaller than what is trained.
+    """
+    privacy = experiment.privacy
+    assert privacy is not None
+    if privacy.deployment is None:
+        return Scheme(privacy, experiment.phases, population, discrete)
+    deployment, trained = privacy.deployment, population.num_clients
+    cohort = max(expected_clients(phase, trained) for phase in experiment.phases)
+    for key, given, least in (
+        ("clients_per_round", deployment.clients_per_round, math.ceil(cohort)),
+        ("clients", deployment.clients, trained),
+    ):
+        if given < least:
+            raise ConfigError(
+                f"privacy.deployment.{key}: {given} given, but the run has {least}; allowed: {least} or more"
+            )
+    num_groups = deployment.clients * max(1, privacy.min_groups or 1)
+    population = replace(population, num_clients=deployment.clients, num_groups=num_groups)
+    return Scheme(deployed_privacy(privacy), deployed_phases(experiment.phases, deployment), population, discrete)
 
 
 @lru_cache(maxsize=4096)

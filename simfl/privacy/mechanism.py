@@ -181,10 +181,16 @@ class Mechanism:
         elif fixed and clients != len(units):
             parts = {part: scale(tensors, len(units) / clients) for part, tensors in means.means.items()}
             means = replace(means, means=parts)
-        share = 1.0 / (clients * min((self.divisor(n) for n in units), default=self.divisor(0)))
+        smallest = min((self.divisor(n) for n in units), default=self.divisor(0))
+        share = 1.0 / (self.noise_cohort(clients) * smallest)
         if self.privacy.noise == "central" or not units:
             means = self._noised(means, share, received, name)
         return means
+
+    def noise_cohort(self, clients: float) -> float:
+        """Return the clients that the server's noise is divided by: those of the deployment, or of the round."""
+        deployment = self.privacy.deployment
+        return clients if deployment is None else float(deployment.clients_per_round)
 
     def average_deviation(self, units: Sequence[int], expected: float, received: Parts) -> float | None:
         """Return the standard deviation of the noise in each value of the average that `averaged` returns.
@@ -195,7 +201,7 @@ class Mechanism:
         if self.unit == "record" or self.correlation is not None or self.privacy.noise == "distributed" or clip is None:
             return None
         clients = expected if self.privacy.denominator == "fixed" else float(max(1, len(units)))
-        one = self.update_multiplier * clip / clients
+        one = self.update_multiplier * clip / self.noise_cohort(clients)
         if self.privacy.noise == "central" or not units:
             return one / min((self.divisor(n) for n in units), default=self.divisor(0))
         return one * math.sqrt(math.fsum(self.divisor(n) ** -2 for n in units))

@@ -75,10 +75,10 @@ def with_round(paid: list[PaidRound], now: PaidRound, charged: Mapping[int, int]
     return {phase: max(found[phase], least[phase]) for phase in sorted(found | least)}
 
 
-def append(folder: Path, now: PaidRound, epsilon: float) -> None:
-    """Write the line of a round and wait until it is on the disk; RunError if the disk refuses."""
+def append(folder: Path, now: PaidRound, spent: Mapping[str, float]) -> None:
+    """Write the line of a round, with what is spent, and wait until it is on the disk; RunError if the disk refuses."""
     path = folder / PAID
-    line = json.dumps({"phase": now.phase, "round": now.round, "key": now.key, "epsilon": epsilon})
+    line = json.dumps({"phase": now.phase, "round": now.round, "key": now.key, **spent})
     try:
         with open(path, "ab+") as file:
             start = b"" if _ends_in_newline(path) else b"\n"

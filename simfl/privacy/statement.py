@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from simfl.experiment import Privacy
 from simfl.privacy.budget import Budget
@@ -62,6 +63,12 @@ FOR_TESTS = (
     "**For tests.** This run claims nothing: its noise follows from `privacy.noise_seed`, which is in its settings, and"
     " whoever reads these can remove it. What follows is what the same run would guarantee with a secret key."
 )
+ESTIMATE = (
+    "**Estimate.** This is an estimate for a deployment with a cohort of {clients_per_round:,} of {clients:,} clients"
+    " in each round, and no epsilon is claimed for the data of this run. The run trains fewer clients per round and"
+    " adds the noise of the deployment's average to theirs, so its models may reveal its data. What follows is what"
+    " the deployment would guarantee."
+)
 NONE = (
     "**None.** No noise is added to what the observers of this statement see, so epsilon is infinite: no data are"
     " protected, with or without clipping."
@@ -83,6 +90,8 @@ def statement(budget: Budget, charged: Mapping[int, int], ahead: bool = False) -
     )
     not_covered = ["**Not covered.**", "\n".join(_item(text) for text in NOT_COVERED)]
     paragraphs = ["# Privacy"]
+    if privacy.deployment is not None:
+        paragraphs.append(ESTIMATE.format(**asdict(privacy.deployment)))
     if privacy.adds_noise and privacy.noise_seed is not None:
         paragraphs.append(FOR_TESTS)
     if math.isfinite(spent):
@@ -104,9 +113,10 @@ def _guarantee(budget: Budget, spent: float, when: str) -> str:
         if adjacency != privacy.adjacency
         else ""
     )
+    who, does = ("the run", "is") if privacy.deployment is None else ("the deployment", "would be")
     return (
-        f"**Adjacency.** For {change}, the run is ({spent:.4g}, {privacy.delta:g})-differentially private for"
-        f" {when}{limit}. Compare two data sets that are equal except that {difference}. What the run releases changes"
+        f"**Adjacency.** For {change}, {who} {does} ({spent:.4g}, {privacy.delta:g})-differentially private for"
+        f" {when}{limit}. Compare two data sets that are equal except that {difference}. What {who} releases changes"
         f" the odds between the two by a factor of at most exp(epsilon) = {math.exp(min(spent, 700)):.3g}, except with"
         f" probability {privacy.delta:g}.{reason}"
     )
@@ -117,7 +127,8 @@ def _public(budget: Budget) -> str:
     privacy, population = budget.privacy, budget.scheme.population
     facts = ["all settings of the experiment but the key of the noise"]
     if privacy.min_clients is not None:
-        facts.append(f"that there are at least {privacy.min_clients} clients (privacy.min_clients)")
+        declared = "min_clients" if privacy.deployment is None else "deployment.clients"
+        facts.append(f"that there are at least {privacy.min_clients} clients (privacy.{declared})")
     else:
         facts.append(f"the number of clients ({population.num_clients})")
     if privacy.unit == "group" and privacy.group_rate is None and population.groups:

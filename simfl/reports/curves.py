@@ -26,6 +26,7 @@ class RunCurves:
     scores: dict[str, dict[int, float]]  # by name, as in summaries
     loss: dict[int, float]
     metrics: dict[str, dict[int, float]] = field(default_factory=dict)  # values that the algorithm reports, by name
+    deployment_epsilon: dict[int, float] = field(default_factory=dict)  # of the deployment that a run simulates
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,10 @@ def run_curves(result: RunResult) -> RunCurves:
     for row in rows:
         total += row["total_bytes"]
         sent[row["step"]] = total
-    epsilon = {row["step"]: row["epsilon"] for row in rows if row.get("epsilon") is not None}
+    epsilon, deployment_epsilon = (
+        {row["step"]: row[name] for row in rows if row.get(name) is not None}
+        for name in ("epsilon", "deployment_epsilon")
+    )
     first, by_step = result.run.experiment.evaluate.splits[0], dict[int, list[TableRow]]()
     for row in result.run.evaluations().to_pylist():
         by_step.setdefault(row["step"], []).append(row)
@@ -58,7 +62,7 @@ def run_curves(result: RunResult) -> RunCurves:
         for column, value in row.items():
             if column.startswith(METRIC) and value is not None:
                 metrics.setdefault(column.removeprefix(METRIC), {})[row["step"]] = value
-    return RunCurves(sent, epsilon, scores, loss, metrics)
+    return RunCurves(sent, epsilon, scores, loss, metrics, deployment_epsilon)
 
 
 def by_round(curves: RunCurves, metric: str) -> dict[float, float]:
@@ -74,6 +78,12 @@ def by_bytes(curves: RunCurves, metric: str) -> dict[float, float]:
 def by_epsilon(curves: RunCurves, metric: str) -> dict[float, float]:
     """Return a score by epsilon spent so far."""
     return {curves.epsilon[s]: v for s, v in curves.scores.get(metric, {}).items() if s in curves.epsilon}
+
+
+def by_deployment_epsilon(curves: RunCurves, metric: str) -> dict[float, float]:
+    """Return a score by the epsilon of the deployment that a run simulates."""
+    spent = curves.deployment_epsilon
+    return {spent[s]: v for s, v in curves.scores.get(metric, {}).items() if s in spent}
 
 
 def score_charts(

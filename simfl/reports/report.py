@@ -18,6 +18,7 @@ from simfl.reports.curves import (
     MAX_LINES,
     Axis,
     by_bytes,
+    by_deployment_epsilon,
     by_epsilon,
     by_round,
     learning_charts,
@@ -55,6 +56,7 @@ HIDDEN = (
 ROUNDS = Axis("rounds", by_round, format_number)
 BYTES = Axis("sent in both directions", by_bytes, format_bytes)
 EPSILON = Axis("epsilon", by_epsilon, format_number)
+DEPLOYMENT_EPSILON = Axis("epsilon of the simulated deployment, not of the run", by_deployment_epsilon, format_number)
 
 
 def write(paths: Sequence[Path], target: Path, title: str = "") -> None:
@@ -80,6 +82,7 @@ def report(results: Sequence[RunResult], title: str, against: str | None = None)
         Section("Learning", learning_charts(comparison, drawn, curves, ROUNDS)),
         Section("Bytes", score_charts(comparison, drawn, curves, BYTES)),
         Section("Privacy", score_charts(comparison, drawn, curves, EPSILON)),
+        Section("Privacy of a simulated deployment", score_charts(comparison, drawn, curves, DEPLOYMENT_EPSILON)),
         Section("Privacy audit", audit_charts(results)),
         Section("Clients", _client_scores(comparison, rows), (clients_note,)),
         Section("Partition", _partitions(rows)),

@@ -41,6 +41,12 @@ def summary_lines(summary: JsonObject) -> list[str]:
 
 def _privacy(spent: JsonObject) -> str:
     limit = "" if spent["limit"] is None else f" of {spent['limit']:g}"
+    if "deployment" in spent:
+        return (
+            f"estimate for a deployment with {spent['deployment']['clients_per_round']:,} of"
+            f" {spent['deployment']['clients']:,} clients per round: epsilon {spent['deployment_epsilon']:.4g}{limit}"
+            f" at delta {spent['delta']:g}; nothing is claimed for the data of this run; explained in privacy.md"
+        )
     view, formula = spent["view"], ""
     if view == "formula":  # not a bound on what an observer learns
         view, formula, limit = "averages", f"; the formula gives {spent['epsilon']:.4g}{limit}", ""

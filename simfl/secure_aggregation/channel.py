@@ -101,25 +101,32 @@ class SecureChannel:
             contexts: Names of the messages, which name the draws.
             secure: The round.
         """
-        flat = torch.cat([t.detach().reshape(len(t), -1).to("cpu", torch.float64) for t in tensors.values()], 1)
         layout = {name: (tuple(t.shape[1:]), t.dtype) for name, t in tensors.items()}
+        rows = [{name: t[k] for name, t in tensors.items()} for k in range(len(weights))]
         if self.noise is not None:
-            names = [context.names for context in contexts]
-            rows = [self._noisy(row, secure, name) for row, name in zip(flat.numpy(), names, strict=True)]
+            noisy = [
+                self._noisy(_flat(row).numpy(), secure, context.names)
+                for row, context in zip(rows, contexts, strict=True)
+            ]
             return EncodedPart(
-                self._grid(part).wrap(torch.from_numpy(np.stack(rows))), tensors, [0] * len(flat), layout
+                self._grid(part).wrap(torch.from_numpy(np.stack(noisy))), tensors, [0] * len(rows), layout
             )
-        grid = self._grid(part)
-        shares = torch.tensor(self._shares(part, weights, secure), dtype=torch.float64)[:, None]
-        keys = message_keys(contexts, flat.device) if self.settings.rounding == "stochastic" else None
-        integers = grid.encode(flat.clamp(-grid.clip, grid.clip) * shares, keys)
-        own = split(grid.decode(integers) / shares, layout)
-        if part in self.weighted:
-            counts = torch.tensor([int(weight) for weight in weights], dtype=torch.int64)[:, None]
-            integers = torch.cat([integers, counts], 1)
-        num_cut = (flat.abs() > grid.clip).sum(1).tolist()
+        grid, num_cut = self._grid(part), []
+        keys = message_keys(contexts, torch.device("cpu")) if self.settings.rounding == "stochastic" else None
+        count = sum(t[0].numel() for t in tensors.values())
+        integers = torch.empty(len(rows), self.num_integers(part, count), dtype=torch.int64)
+        own = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in tensors.items()}
+        for k, (row, share) in enumerate(zip(rows, self._shares(part, weights, secure), strict=True)):
+            values = _flat(row)
+            num_cut.append(int((values.abs() > grid.clip).sum()))
+            whole = grid.round_(values.clamp_(-grid.clip, grid.clip).mul_(share), None if keys is None else keys[k])
+            integers[k, :count] = grid.wrap(whole.to(torch.int64))
+            if part in self.weighted:
+                integers[k, count] = int(weights[k])  # below the modulus
+            for name, tensor in split(whole.mul_(grid.clip / grid.levels).div_(share)[None], layout).items():
+                own[name][k] = tensor[0]
         own = {name: t.to(tensors[name].device) for name, t in own.items()}
-        return EncodedPart(grid.wrap(integers), own, num_cut, layout)
+        return EncodedPart(integers, own, num_cut, layout)
 
     def masked(self, integers: Tensor, part: str, clients: Sequence[int], secure: SecureRound) -> Tensor:
         """Return integers [n, values] plus the masks of their clients."""
@@ -131,7 +138,7 @@ class SecureChannel:
         if self.settings.masks != "auto":
             return self.settings.masks == "all"
         degree = len(secure.neighbors(secure.clients[0])) if secure.clients else 0
-        return len(secure.clients) * degree * num_integers <= MANY_MASKS
+        return _computes_masks(len(secure.clients), degree, num_integers)
 
     def mean(self, part: str, total: Tensor, layout: Layout, divisor: float, secure: SecureRound) -> Weights:
         """Return the mean that the server decodes from the sum of the uploads.
@@ -190,6 +197,34 @@ def _rounded(generator: np.random.Generator, values: np.ndarray, limit: float) -
             return found.astype(np.int64)
     shortened: np.ndarray = np.trunc(values).astype(np.int64)
     return shortened
+
+
+def mask_note(settings: SecureAggregation, clients: int, num_integers: int) -> str:
+    """Return a line that says that `masks: auto` leaves out the masks of a round; empty if it does not.
+
+    Args:
+        settings: The settings.
+        clients: Clients of a round.
+        num_integers: Length of a client's vector.
+    """
+    degree = max(0, settings.num_holders(clients) - 1)
+    if settings.masks != "auto" or _computes_masks(clients, degree, num_integers):
+        return ""
+    return (
+        f"secure_aggregation.masks: auto leaves out masks that cancel: {clients:,} clients with {degree:,} neighbours"
+        f" and {num_integers:,} numbers each are more than {MANY_MASKS:,} values per round; sums are the same, and"
+        " masks: all computes them"
+    )
+
+
+def _computes_masks(clients: int, degree: int, num_integers: int) -> bool:
+    return clients * degree * num_integers <= MANY_MASKS
+
+
+def _flat(tensors: Weights) -> Tensor:
+    """Return a client's tensors as one vector on the CPU, float64 [values], which is a copy."""
+    rows = [t.detach().reshape(-1).to("cpu", torch.float64, copy=True) for t in tensors.values()]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 def split(rows: Tensor, layout: Layout, single: bool = False) -> Weights:

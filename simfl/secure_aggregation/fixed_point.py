@@ -36,10 +36,17 @@ class FixedPoint:
             values: float64 [n, d].
             keys: One key of `simfl.keyed_random` per row, for stochastic rounding; None: round to the nearest.
         """
-        scaled = values.clamp(-self.clip, self.clip) * (self.levels / self.clip)
-        if keys is None:
-            return scaled.round().to(torch.int64)
-        return torch.floor(scaled + uniform(keys, values.shape[1]).to(scaled)).to(torch.int64)
+        found = torch.empty(values.shape, dtype=torch.int64)
+        for k, row in enumerate(values):  # one row fits into a cache
+            found[k] = self.round_(row.clamp(-self.clip, self.clip), None if keys is None else keys[k])
+        return found
+
+    def round_(self, values: Tensor, key: Tensor | None) -> Tensor:
+        """Replace one row of values, within the clip, by its integers: whole numbers in float64 [d]; see `encode`."""
+        scaled = values.mul_(self.levels / self.clip)
+        if key is None:
+            return scaled.round_()
+        return scaled.add_(uniform(key[None], len(scaled))[0]).floor_()
 
     def wrap(self, integers: Tensor) -> Tensor:
         """Return integers modulo 2^bits, in [0, 2^bits)."""

@@ -102,7 +102,7 @@ def prepare_run(
     if workers is not None:
         workers.launch(context)
     check(experiment, context, partition)
-    notes = (*notes, *missing_scores(context, partition))
+    notes = (*notes, *missing_scores(context, partition), *mask_notes(context, len(partition)))
     identity = identity_of(experiment, context, len(partition), device)
     return PreparedRun(experiment, context, partition, partition_manifest, identity, notes)
 
@@ -116,6 +116,12 @@ def partition_of(context: RunContext) -> tuple[Partition, bytes]:
 
 
 def account_of(experiment: Experiment, partition: Partition, num_values: Sequence[int] = ()) -> Account:
+def mask_notes(context: RunContext, num_clients: int) -> list[str]:
+    """Return a line for each phase whose masks of secure aggregation are left out; equal lines once."""
+    found = (context.mask_note(index, num_clients) for index in range(len(context.experiment.phases)))
+    return [text for text in dict.fromkeys(found) if text]
+
+
     """Return the privacy account of an experiment, without a folder; without `privacy` it charges nothing.
 
     `num_values`: numbers that a client uploads in each phase, for integer noise.

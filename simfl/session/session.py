@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from simfl import files
@@ -13,6 +13,7 @@ from simfl.client_state import FileClientStore
 from simfl.errors import ConfigError, RunError, nearest
 from simfl.experiment import Experiment
 from simfl.privacy.account import Account
+from simfl.privacy.deployment import ESTIMATED
 from simfl.run_context import RunContext
 from simfl.runs import tables
 from simfl.runs.folder import RUN, check_run_format
@@ -73,6 +74,8 @@ def open_session(stack: ExitStack, experiment: Experiment, options: RunOptions) 
         callbacks.message(FOR_TESTS)
     if options.resume and not record.manifest.resumes:
         callbacks.message(f"there is no run to resume in {record.location}: it starts")
+    if experiment.privacy is not None and experiment.privacy.deployment is not None:
+        callbacks.message(ESTIMATED.format(**asdict(experiment.privacy.deployment)))
     for text in (*messages, *repairs):
         callbacks.message(text)
     callbacks.note(prepared.notes)

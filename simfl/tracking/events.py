@@ -3,7 +3,8 @@
 Metrics are named `rounds/<column>`, `timings/<name>`, `busy/<worker>`, `memory/<worker>`, `use/<worker>` and
 `evaluations/<split>/<model>/…/<metric>`, over the axis `round`. The score of clients' models is their mean, over the
 number of clients in `evaluations/<split>/<model>/clients`. Headline scores are logged again as `by_bytes/…` and
-`by_epsilon/…`, over the bytes and the privacy budget spent so far. A value that an algorithm reports is the column
+`by_epsilon/…`, over the bytes and the privacy budget spent so far; `by_deployment_epsilon/…` is that of the deployment
+which a run simulates (`privacy.deployment`). A value that an algorithm reports is the column
 `metric:NAME` of the round, so its metric is `rounds/metric:NAME`.
 """
 
@@ -17,7 +18,21 @@ from simfl import evaluation
 from simfl.runs.tables import TableRow
 
 MAX_GROUPS = 100  # of one kind, such as clients, that are logged; tables hold all
-AXES = {"by_bytes": "bytes", "by_epsilon": "epsilon"}  # prefix of a headline score -> the metric that is its axis
+AXES = {
+    "by_bytes": "bytes",
+    "by_epsilon": "epsilon",
+    "by_deployment_epsilon": "deployment_epsilon",
+}  # prefix of a headline score -> the metric that is its axis
+
+
+@dataclass(frozen=True)
+class PoolLoad:
+    """Tasks and workers of a run at one moment."""
+
+    queued: int  # tasks that wait for a worker
+    in_flight: int  # tasks that were sent to a worker and have not returned
+    workers: int  # including those that start
+    ready: int  # workers that take tasks
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ class ProgressStatus:
     download: int = 0  # bytes
     upload: int = 0  # bytes
     epsilon: float | None = None  # spent so far; None without privacy
+    deployment_epsilon: float | None = None  # of the deployment that the run simulates, which has no epsilon then
 
     def add(self, row: TableRow) -> None:
         """Count a finished round; `row` is its row of `rounds.parquet`."""
@@ -43,6 +44,7 @@ class ProgressStatus:
         self.download += row["download_bytes"]
         self.upload += row["upload_bytes"]
         self.epsilon = row.get("epsilon")
+        self.deployment_epsilon = row.get("deployment_epsilon")
 
     def line(self, now: float) -> str:
         """Format loss, score, bytes, clients per second and the estimated time left."""
@@ -52,6 +54,7 @@ class ProgressStatus:
             "" if self.loss is None else f"loss {self.loss:.4f}",
             self.score,
             "" if self.epsilon is None else f"epsilon {self.epsilon:.3g}",
+            "" if self.deployment_epsilon is None else f"epsilon of the deployment {self.deployment_epsilon:.3g}",
             f"down {format_bytes(self.download)}, up {format_bytes(self.upload)}",
             format_rate(self.clients / seconds),
             f"{format_duration(left)} left" if left else "",

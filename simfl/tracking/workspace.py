@@ -28,7 +28,7 @@ class WorkspaceSpec:
     entity: str | None  # None: the account's default
     axes: tuple[str, ...]  # settings that vary, except the seed, in the order of the file
     scores: tuple[str, ...]  # headline scores as `split/model/metric`
-    private: bool = False  # whether epsilon is spent
+    budgets: tuple[str, ...] = ()  # names of the epsilons that are spent: `epsilon`, `deployment_epsilon`
 
 
 def workspace_spec(name: str, runs: Sequence[JsonObject], experiments: Sequence[Experiment]) -> WorkspaceSpec:
@@ -49,8 +49,9 @@ def workspace_spec(name: str, runs: Sequence[JsonObject], experiments: Sequence[
     varied = [key for key in axes if len({json.dumps(run["varied"].get(key)) for run in runs}) > 1]
     metric, evaluate = first.phases[-1].objective.metric, first.evaluate
     scores = [f"{split}/{model}/{metric}" for split in evaluate.splits for model in evaluate.models]
-    wandb, private = first.tracking.wandb, any(one.privacy is not None for one in experiments)
-    return WorkspaceSpec(wandb.group or name, wandb.project, wandb.entity, tuple(varied), tuple(scores), private)
+    wandb, private = first.tracking.wandb, [one.privacy for one in experiments if one.privacy is not None]
+    budgets = tuple(dict.fromkeys("epsilon" if one.deployment is None else "deployment_epsilon" for one in private))
+    return WorkspaceSpec(wandb.group or name, wandb.project, wandb.entity, tuple(varied), tuple(scores), budgets)
 
 
 def build_workspace(spec: WorkspaceSpec) -> Any:

@@ -215,7 +215,7 @@ class PhaseContext:
         """
         name = self.sampling_seed, self.index, round
         correlation = None if self.mechanism is None else self.mechanism.correlation
-        if correlation is not None:
+        if correlation is not None and self.mechanism is not None and self.mechanism.privacy.deployment is None:
             return sample_in_turns(self.phase, self.num_clients, *name, correlation.participation.separation)
         return sample_clients(self.phase, self.num_clients, *name, self.has_secure_randomness and not repeatable)
 
@@ -232,6 +232,8 @@ class PhaseContext:
     @cached_property
     def generators(self) -> Generators:
         """The random generators that the user's code may draw from in this phase."""
+        Clients that stand for those of a larger deployment (`privacy.deployment`) take no turns.
+
         modules = {"model": self.network.module} | ({} if self.mentor is None else {"mentor": self.mentor.module})
         owners = {**modules, "objective": self.phase.objective, "algorithm": self.phase.algorithm}
         return Generators(owners, keyed=bool(self.draws))

@@ -333,10 +333,10 @@ def test_a_lost_round_of_another_key_ends_the_run(tmp_path: Path) -> None:
     new = Randomness("key", b"b" * 32, stored=((0, b"a" * 32), (3, b"b" * 32)))
     old = Randomness("key", b"a" * 32).key_id
     for number in (1, 2, 3):
-        append(tmp_path, PaidRound(0, number, old), 1.0)
+        append(tmp_path, PaidRound(0, number, old), {"epsilon": 1.0})
     account = Account(budget, tmp_path, new)
     assert account.charge({0: 3}, 0, 3) == {0: 4}, "all rounds of the old key count, and none is lost"
-    append(tmp_path, PaidRound(0, 4, old), 1.0)
+    append(tmp_path, PaidRound(0, 4, old), {"epsilon": 1.0})
     with pytest.raises(PrivacyError, match="round 4 of phase 0 was paid for with a key of another platform"):
         account.charge({0: 3}, 0, 3)
 

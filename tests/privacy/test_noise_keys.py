@@ -141,13 +141,13 @@ def test_a_round_that_is_made_again_on_another_platform_has_a_new_key_and_is_pai
 
 
 def test_incomplete_lines_of_the_paid_rounds_count_as_paid(tmp_path: Path) -> None:
-    append(tmp_path, PaidRound(0, 1, "a"), 0.5)
-    append(tmp_path, PaidRound(1, 1, "a"), 0.6)
+    append(tmp_path, PaidRound(0, 1, "a"), {"epsilon": 0.5})
+    append(tmp_path, PaidRound(1, 1, "a"), {"epsilon": 0.6})
     path = tmp_path / "privacy.jsonl"
     path.write_bytes(path.read_bytes() + b'{"phase": 1, "rou')
     assert read(tmp_path)[-1] == PaidRound(1, None)
     assert with_round(read(tmp_path), PaidRound(1, 2, "a"), {0: 1, 1: 1}) == {0: 1, 1: 3}
-    append(tmp_path, PaidRound(1, 2, "a"), 0.7)  # on a line of its own
+    append(tmp_path, PaidRound(1, 2, "a"), {"epsilon": 0.7})  # on a line of its own
     assert read(tmp_path) == [PaidRound(0, 1, "a"), PaidRound(1, 1, "a"), PaidRound(1, None), PaidRound(1, 2, "a")]
     path.write_bytes(b"\xff\x00{" + path.read_bytes()[1:])
     assert len(read(tmp_path)) == 4

@@ -7,7 +7,6 @@ import pytest
 from benchmarks.privacy_peers import CASES, Case, dp_accounting, opacus_prv, opacus_rdp, simfl
 
 FAST = ("one release", "50 rounds with an adaptive clip norm")
-TOLERANCES = {"1,000 rounds, clients sampled independently": 3e-3}  # losses are rounded up in every round
 
 
 @pytest.mark.parametrize(
@@ -16,7 +15,7 @@ TOLERANCES = {"1,000 rounds, clients sampled independently": 3e-3}  # losses are
 )
 def test_the_charged_epsilon_is_that_of_dp_accounting_and_never_lower(case: Case) -> None:
     reference = dp_accounting(case)
-    assert reference * (1 - 1e-6) <= simfl(case, "pld") <= reference * (1 + TOLERANCES.get(case.name, 1e-3))
+    assert reference * (1 - 1e-6) <= simfl(case, "pld") <= reference * (1 + 1e-4)
     renyi, estimate = opacus_rdp(case), opacus_prv(case)
     if renyi is not None and estimate is not None:
         assert simfl(case, "rdp") == pytest.approx(renyi, rel=1e-6)

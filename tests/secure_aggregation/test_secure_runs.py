@@ -22,6 +22,8 @@ from simfl.optimizers.server import Adam
 from simfl.plans.plan import plan
 from simfl.privacy.budget import Budget, forecast
 from simfl.runs.results import Run
+from simfl.secure_aggregation import channel
+from simfl.session.callbacks import NullDisplay
 
 SECURE = SecureAggregation(clip=1.0, masks="all")
 LEAVING = replace(SECURE, dropout=0.2, late_dropout=0.1, threshold=4, too_few="skip")
@@ -38,6 +40,16 @@ def secure(algorithm: str = "fedavg", settings: SecureAggregation = LEAVING, **m
 def noisy(mechanism: Any = "skellam", **more: Any) -> Experiment:
     settings = SecureAggregation(threshold=4, dropout=0.1, too_few="skip")
     return secure(settings=settings, privacy=replace(NOISE, mechanism=mechanism), weighting="uniform", **more)
+
+
+class Lines(NullDisplay):
+    """A display that keeps its messages."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.said.append(text)
 
 
 CENTRAL = replace(NOISE, noise="central", mechanism="gaussian")
@@ -62,6 +74,21 @@ def test_runs_are_bit_identical_scattered_and_resumed(
     run(CASES[name], tmp_path / "scattered", display=Stopping(1))
     run(CASES[name], tmp_path / "scattered", resume=True)
     assert traces(tmp_path / "whole") == traces(tmp_path / "scattered")
+
+
+def test_masks_that_are_left_out_are_named_in_the_plan_and_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, lines = secure(settings=SecureAggregation(clip=1.0), rounds=1), Lines()
+    run(given, tmp_path / "few", display=lines)
+    assert [line for line in lines.said if "masks" in line] == []
+    monkeypatch.setattr(channel, "MANY_MASKS", 100)
+    run(given, tmp_path / "many", display=lines)
+    (line,) = [line for line in lines.said if "masks" in line]
+    assert line.startswith("secure_aggregation.masks: auto leaves out masks that cancel: 8 clients with 7 neighbours")
+    assert plan(given, tmp_path).phases[0].masks == line
+    assert traces(tmp_path / "few")["weights_sha256"] == traces(tmp_path / "many")["weights_sha256"]
+    assert plan(secure(settings=SECURE), tmp_path).phases[0].masks == ""
 
 
 @pytest.mark.slow
