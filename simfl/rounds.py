@@ -8,25 +8,29 @@ all call the same two functions. Clients are trained between the two calls, by w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
+
+from simfl.aggregation.columns import Columns
 from simfl.aggregation.round import Layout, RoundAggregator, Unmask
 from simfl.client_state import EMPTY
 from simfl.data.partition.manifest import Partition
 from simfl.errors import RunError
 from simfl.privacy.mechanism import Mechanism
 from simfl.privacy.observations import clipping_metrics, signal_to_noise
-from simfl.protocol import AggregatedUpdates, Parts, Weights
-from simfl.runs.record import Rows, round_rows
+from simfl.protocol import BASE, AggregatedUpdates, Parts, Weights
+from simfl.runs.record import round_rows
 from simfl.runs.snapshot import Snapshot
+from simfl.runs.waiting_rows import Rows
 from simfl.sampling import expected_clients, sample_groups
 from simfl.secure_aggregation.channel import MASKED
 from simfl.secure_aggregation.protocol import SecureRound, secure_round
 from simfl.timing import timed
 from simfl.training.context import PhaseContext
-from simfl.training.plan import ClientPlan, CohortPlan, ExecutionMode, centralized, cohorts
-from simfl.transport import ledger
+from simfl.training.plan import ClientPlans, CohortPlan, ExecutionMode, centralized, cohorts
 from simfl.transport.broadcast import Broadcast
 from simfl.transport.buffers import advanced_buffers
 from simfl.transport.secure_upload import protocol_rows
@@ -37,7 +41,7 @@ class RoundDraft(NamedTuple):
     """The part of a round that does not depend on the rounds before it."""
 
     sampled: list[int]  # clients
-    client_plans: list[ClientPlan]  # without client state; one plan for all clients where training is centralized
+    client_plans: ClientPlans  # without client state; one plan for all clients where training is centralized
     secure: SecureRound | None = None  # the protocol of the round, if uploads are aggregated securely
 
 
@@ -47,12 +51,14 @@ class RoundPlan:
 
     before: Snapshot  # the server and client states that the round starts from
     sampled: list[int]  # clients
-    client_plans: list[ClientPlan]
+    client_plans: ClientPlans
     received: Parts  # what clients decode from the download
-    download_rows: list[ledger.Row]
+    download_rows: Columns
     broadcast: Broadcast  # the broadcast state after the download
     secure: SecureRound | None = None
-    protocol_rows: Sequence[ledger.Row] = ()  # of secure aggregation: its messages besides download and upload
+    protocol_rows: Columns = field(
+        default_factory=Columns
+    )  # of secure aggregation: its messages besides download and upload
 
     @property
     def is_lost(self) -> bool:
@@ -83,24 +89,30 @@ def plan_round(
         raise RunError(
             f"round {state.round + 1} of phase {context.index}: {secure.refusal}; too_few: skip leaves out such rounds"
         )
-    parts = context.phase.algorithm.download(state.server) | state.extra_parts
+    if context.pairs:
+        state = replace(state, server=replace(state.server, pairs=context.pairs))
+    parts = context.phase.algorithm.download(state.server) | _changed_base(context, state) | state.extra_parts
     receivers = [] if context.phase.centralized else sampled
-    received, rows, broadcast = state.broadcast.send(context.messages, state.round, parts, receivers)
-    client_plans = [_with_client_state(plan, state) for plan in client_plans]
-    protocol = () if secure is None else protocol_rows(context.messages, secure)
+    received, rows, broadcast = state.broadcast.send(context.messages, state.round, parts, receivers, state.base_rank)
+    client_plans = replace(client_plans, state_digests=_digests(client_plans, state))
+    protocol = Columns() if secure is None else Columns.of(protocol_rows(context.messages, secure))
     return RoundPlan(state, sampled, client_plans, received, rows, broadcast, secure, protocol)
+
+
+def _changed_base(context: PhaseContext, state: Snapshot) -> Parts:
+    """Return the frozen tensors that the algorithm has changed, in the model's dtypes, as a part of the download."""
+    own = context.network.tensors(tuple(state.server.base))
+    return {BASE: {name: t.to(own[name].dtype) for name, t in state.server.base.items()}} if own else {}
 
 
 def draft_round(context: PhaseContext, partition: Partition, number: int) -> RoundDraft:
     """Sample the clients of a round and list their training rows; uses nothing that earlier rounds have computed."""
     sampled = context.sample_clients(number)
     secure = _secure_round(context, partition, number, sampled)
-    plans = [
-        _client_plan(context, partition, number, client)
-        for client in (sampled if secure is None else secure.senders)  # others leave before they upload anything
-    ]
-    if context.phase.centralized and plans:
-        plans = [centralized(plans, context.phase.local)]
+    senders = sampled if secure is None else secure.senders  # others leave before they upload anything
+    plans = _client_plans(context, partition, number, np.array(senders, np.int64))
+    if context.phase.centralized and len(plans):
+        plans = ClientPlans.of([centralized(plans, context.phase.local)])
     return RoundDraft(sampled, plans, secure)
 
 
@@ -114,7 +126,7 @@ def _secure_round(context: PhaseContext, partition: Partition, number: int, samp
 
 
 def cut_into_cohorts(
-    client_plans: list[ClientPlan],
+    client_plans: ClientPlans,
     context: PhaseContext,
     number: int,
     execution_mode: ExecutionMode,
@@ -127,7 +139,7 @@ def cut_into_cohorts(
 def apply_round(context: PhaseContext, plan: RoundPlan, results: RoundAggregator) -> tuple[Snapshot, Rows]:
     """Step the server with what the cohorts returned; return the next state and the round's table rows."""
     before, mechanism = plan.before, context.mechanism
-    updates = None if plan.is_lost else results.mean(_unmask(context, plan))
+    updates = None if plan.is_lost else _aggregated(context, plan, results)
     if mechanism is not None and not plan.is_lost:
         expected = expected_clients(context.phase, mechanism.privacy.min_clients or context.num_clients)
         name = (context.index, before.round, "server")
@@ -142,15 +154,23 @@ def apply_round(context: PhaseContext, plan: RoundPlan, results: RoundAggregator
         round=before.round + 1,
         step=before.step + 1,
     )
-    sampled = [client_plan.client for client_plan in plan.client_plans]
     metrics = {} if updates is None else dict(context.phase.algorithm.metrics(before.server, updates))
     if mechanism is not None and updates is not None:
         metrics |= _private_metrics(mechanism, plan, results, updates, expected)
-    sent = [*plan.download_rows, *plan.protocol_rows]
-    rows = round_rows(context, after, sampled, sent, results.results, metrics)
+    sent = [plan.download_rows, plan.protocol_rows]
+    rows = round_rows(context, after, len(plan.client_plans), sent, results, metrics)
     if plan.secure is not None:
         rows["rounds"][0].update(_secure_columns(plan, results))
     return after, rows
+
+
+def _aggregated(context: PhaseContext, plan: RoundPlan, results: RoundAggregator) -> AggregatedUpdates | None:
+    """Return the aggregated uploads of a round; None if no client came back."""
+    updates = results.mean(_unmask(context, plan), context.pairs)
+    low_rank = context.messages.low_rank
+    if updates is None or low_rank is None:
+        return updates
+    return replace(updates, ranks=low_rank.ranks_of(results.clients.items_of("client")))
 
 
 def _private_metrics(
@@ -167,7 +187,7 @@ def _private_metrics(
 def _secure_columns(plan: RoundPlan, results: RoundAggregator) -> dict[str, int]:
     """Return the columns of a round of secure aggregation: who left, numbers cut at the clip, and if it was lost."""
     assert plan.secure is not None
-    cut = sum(row["cut"] for result in results.results for row in result.clients)
+    cut = results.clients.total("cut")
     counts = {"dropped": len(plan.secure.dropped), "late": len(plan.secure.late), "cut": cut, "lost": int(plan.is_lost)}
     return {"sampled": len(plan.sampled)} | {f"secure:{name}": count for name, count in counts.items()}
 
@@ -197,32 +217,52 @@ def _step_server(context: PhaseContext, before: Snapshot, updates: AggregatedUpd
             f" {type(phase.algorithm).__name__} needs {phase.algorithm.least_uploads()}; others were skipped"
         )
     delta, algorithm_state = phase.algorithm.aggregate(server, updates)
+    changes = phase.algorithm.base_change(server, updates)
+    base = {name: (server.base[name].double() + change).float() for name, change in changes.items()}
     optimizer = phase.server.at(before.round, phase.rounds)
     weights, optimizer_state = optimizer.step(server.weights, delta, server.optimizer)
-    server = replace(server, weights=weights, state=algorithm_state, optimizer=optimizer_state)
+    server = replace(
+        server,
+        weights=weights,
+        state=algorithm_state,
+        optimizer=optimizer_state,
+        base={**server.base, **base},
+    )
     clip = before.clip if context.mechanism is None else context.mechanism.next_clip(before.clip, updates)
     buffers = advanced_buffers(before.buffers, updates.means[BUFFERS]) if before.buffers else before.buffers
-    return replace(before, server=server, buffers=buffers, clip=clip)
+    rank = phase.algorithm.base_rank(updates.ranks) if base else 0
+    return replace(before, server=server, buffers=buffers, clip=clip, base_rank=rank)
 
 
-def _client_plan(context: PhaseContext, partition: Partition, number: int, client: int) -> ClientPlan:
-    """List a client's training rows (those of its sampled groups, where groups are the privacy unit) and its weight."""
-    rows, mechanism = partition.rows(client), context.mechanism
+def _client_plans(context: PhaseContext, partition: Partition, number: int, clients: np.ndarray) -> ClientPlans:
+    """List the training rows of clients (those of sampled groups, where groups are the privacy unit) and weights."""
+    mechanism, ones = context.mechanism, np.ones(len(clients))
     if mechanism is not None and mechanism.unit == "group":
-        groups = partition.groups(client)
-        names = sample_groups(len(groups), mechanism.privacy, context.sampling_seed, context.index, number, client)
-        units = tuple(groups[j][1] for j in names)
-        return ClientPlan(client, 1.0, units, EMPTY, unit_names=tuple(names))
+        counts = partition.num_groups[clients].tolist()
+        names = tuple(
+            tuple(sample_groups(count, mechanism.privacy, context.sampling_seed, context.index, number, client))
+            for client, count in zip(clients.tolist(), counts, strict=True)
+        )
+        lengths = np.array([len(own) for own in names], np.int64)
+        units = np.repeat(partition.group_clients[clients], lengths) + np.array(list(chain(*names)), np.int64)
+        starts, ends = partition.group_starts[units], partition.group_starts[units + 1]
+        return ClientPlans(clients, ones, ones, partition.order, starts, ends, lengths, unit_names=names)
+    starts, ends = partition.starts[clients], partition.starts[clients + 1]
+    counted = ones.astype(np.int64)
     if context.phase.weighting == "uniform":
-        return ClientPlan(client, 1.0, (rows,), EMPTY)
-    return ClientPlan(client, float(len(rows)), (rows,), EMPTY, len(rows) / partition.mean_size)
+        return ClientPlans(clients, ones, ones, partition.order, starts, ends, counted)
+    weights = (ends - starts).astype(np.float64)
+    return ClientPlans(clients, weights, weights / partition.mean_size, partition.order, starts, ends, counted)
 
 
-def _with_client_state(plan: ClientPlan, state: Snapshot) -> ClientPlan:
-    digest = state.client_state(plan.client)
-    return plan if plan.state_digest == digest else replace(plan, state_digest=digest)
+def _digests(plans: ClientPlans, state: Snapshot) -> tuple[str, ...]:
+    """Return the digest of the stored state of each client; none if no client has a state."""
+    if set(state.client_states.values()) <= {EMPTY}:
+        return ()
+    return tuple(map(state.client_state, plans.clients.tolist()))
 
 
 def _num_units(results: RoundAggregator) -> Sequence[int]:
     """Return the number of privacy units of each client update that came back."""
-    return [row["units"] for result in results.results for row in result.clients]
+    clients = results.clients
+    return clients.items_of("units") if clients else ()

@@ -56,7 +56,8 @@ def sample_clients(
     if count is None:
         assert phase.poisson is not None
         return [int(k) for k in np.flatnonzero(generator.random(num_clients) < phase.poisson)]
-    return sorted(int(k) for k in generator.choice(num_clients, size=count, replace=False))
+    found: list[int] = np.sort(generator.choice(num_clients, size=count, replace=False)).tolist()
+    return found
 
 
 def sample_in_turns(

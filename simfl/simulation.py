@@ -18,9 +18,9 @@ from simfl.autotune.tuner import Tuner, describe_choice, execution_mode_of
 from simfl.errors import OutOfMemory, RunError, SimflError
 from simfl.experiment import Experiment
 from simfl.rounds import RoundDraft, RoundPlan, apply_round, cut_into_cohorts, draft_round, plan_round
-from simfl.runs.record import Rows
 from simfl.runs.snapshot import Snapshot, carry_over_states
 from simfl.runs.tables import TableRow
+from simfl.runs.waiting_rows import Rows
 from simfl.session.options import RunOptions
 from simfl.session.prepare import remarks
 from simfl.session.progress import RunProgress

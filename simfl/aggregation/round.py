@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NotRequired, TypedDict
 
 import torch
 
-from simfl.aggregation.tree import TreeReducer
+from simfl.aggregation.columns import Columns
+from simfl.aggregation.tree import STACK_WEIGHTS, TreeReducer, concatenated
+from simfl.low_rank import LowRankPair, mean_products
 from simfl.protocol import AggregatedUpdates, Parts, Weights
 from simfl.timing import Clock, timed
 
+FACTORS, PRODUCTS = "factors", "products"  # parts that the server computes from uploads: of low-rank pairs
 Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]  # tensor -> shape, dtype; in the order of a masked vector
 Unmask = Callable[[str, Weights, Layout, float], Weights]  # part, sum, its tensors, divisor -> mean
-
-
-class ClientRow(TypedDict):
-    """A row of the `clients` table."""
-
-    phase: int
-    round: int
-    client: int
-    examples: int
-    units: int
-    steps: int
-    weight: float
-    cut: NotRequired[int]  # with secure aggregation: uploaded numbers beyond its clip
-    not_finite: NotRequired[int]  # with privacy: units whose update was not finite, and counts as zero
-    loss: float | None  # None: the update had no examples
 
 
 @dataclass
@@ -45,7 +32,9 @@ class CohortResult:
         layouts: With secure aggregation, the tensors in the vector of each part.
         client_states: Client -> digest of its new stored state.
         ledger: Rows of the ledger for the uploads.
-        clients: Rows of the `clients` table.
+        clients: Rows of the `clients` table, one for each update that came back: phase, round, client, examples, units,
+            steps, weight and loss (missing: the update had no examples); with secure aggregation also `cut`, the
+            uploaded numbers beyond its clip; with privacy also `not_finite`, the units that count as zero.
         skipped: Clients whose update failed and was left out.
         norms: With privacy, the norm of each unit's update before clipping. No client sends it.
         messages: Messages for the user, about updates that failed and were retried or left out.
@@ -60,8 +49,8 @@ class CohortResult:
     dtypes: dict[str, dict[str, torch.dtype]] = field(default_factory=dict)
     layouts: dict[str, Layout] = field(default_factory=dict)
     client_states: dict[int, str] = field(default_factory=dict)
-    ledger: list[dict[str, int | str]] = field(default_factory=list)
-    clients: list[ClientRow] = field(default_factory=list)
+    ledger: Columns = field(default_factory=Columns)
+    clients: Columns = field(default_factory=Columns)
     skipped: list[int] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
@@ -106,21 +95,28 @@ class RoundAggregator:
         self._num_positions += result.num_positions
         self.results.append(result)
 
+    @property
+    def clients(self) -> Columns:
+        """Rows of the `clients` table of all cohorts so far."""
+        return Columns.concat(result.clients for result in self.results)
+
     @timed("sum")
-    def mean(self, unmask: Unmask | None = None) -> AggregatedUpdates | None:
+    def mean(self, unmask: Unmask | None = None, pairs: Sequence[LowRankPair] = ()) -> AggregatedUpdates | None:
         """Return one mean per part; None if no client came back or the weights are all zero.
 
-        `unmask` decodes the sums of masked uploads.
+        Args:
+            unmask: Decodes the sums of masked uploads.
+            pairs: Low-rank pairs, of whose products the mean is returned where workers have sent them.
         """
-        rows = [row for result in self.results for row in result.clients]
-        weight = math.fsum(row["weight"] for row in rows)
+        clients = self.clients
+        weight, count = math.fsum(clients.items_of("weight")) if clients else 0.0, len(clients)
         if weight == 0.0:
             return None
         parts: dict[str, Weights] = {}
         for part, reducer in self._reducers.items():
             total = reducer.total()
             assert total is not None
-            divisor = float(len(rows)) if self.reduce.get(part) == "clients" else weight
+            divisor = float(count) if self.reduce.get(part) == "clients" else weight
             if unmask is not None:
                 parts[part] = unmask(part, total, self._layouts[part], divisor)
                 continue
@@ -128,4 +124,9 @@ class RoundAggregator:
             parts[part] = dict(zip(total, means, strict=True))
             half = self._dtypes.get(part, {})
             parts[part] |= {name: parts[part][name].to(dtype) for name, dtype in half.items()}
-        return AggregatedUpdates(parts, self._gathered, self.num_clients, len(rows), weight)
+        products, gathered = parts.pop(PRODUCTS, {}), dict(self._gathered)
+        if blocks := gathered.pop(FACTORS, []):
+            stacked = concatenated(blocks)
+            own = [pair for pair in pairs if pair.down in stacked]
+            products |= mean_products(own, stacked, stacked[STACK_WEIGHTS].tolist())
+        return AggregatedUpdates(parts, gathered, self.num_clients, count, weight, products)

@@ -129,7 +129,7 @@ class TableParts:
         """All lines of the index, as a checkpoint stores them."""
         return Coverage(self.lines, self._digest.hexdigest())
 
-    def write(self, step: int, rows: Mapping[str, Sequence[Mapping[str, object]]]) -> None:
+    def write(self, step: int, rows: Mapping[str, Table | Sequence[Mapping[str, object]]]) -> None:
         """Write one part of each table that has rows, and then their lines in the index; all are synced to the disk.
 
         Parts of a table are merged once there are many.
@@ -138,7 +138,7 @@ class TableParts:
             step: Finished rounds of the run.
             rows: The rows by table.
         """
-        added = [self._write_part(name, step, more) for name, more in rows.items() if more]
+        added = [self._write_part(name, step, tables.table(more)) for name, more in rows.items() if len(more)]
         if not added:
             return
         is_new = not self.lines
@@ -218,8 +218,8 @@ class TableParts:
             index.truncate()
         return "" if rest.endswith(b"\n") or not rest else f"{index.path}: an incomplete line was removed"
 
-    def _write_part(self, name: str, step: int, rows: Sequence[Mapping[str, object]]) -> Part:
-        return self._write_file(name, step, tables.to_bytes(rows))
+    def _write_part(self, name: str, step: int, rows: Table) -> Part:
+        return self._write_file(name, step, tables.table_bytes(rows))
 
     def _write_file(self, name: str, step: int, content: bytes, level: int = 0, replaces: int = 0) -> Part:
         part = Part(name, step, len(content), hashlib.sha256(content).hexdigest(), level, replaces)

@@ -8,10 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
 from simfl import files
-from simfl.aggregation.round import CohortResult
+from simfl.aggregation.columns import Columns
+from simfl.aggregation.round import RoundAggregator
 from simfl.client_state import FileClientStore
 from simfl.errors import DamagedFile, RunError
 from simfl.experiment import Checkpoint
@@ -38,6 +40,7 @@ from simfl.runs.mirror import Mirror
 from simfl.runs.parts import Coverage, TableParts
 from simfl.runs.snapshot import Snapshot
 from simfl.runs.tables import TableRow
+from simfl.runs.waiting_rows import Rows, WaitingRows
 from simfl.safe_text import mask_secrets
 from simfl.timing import timed
 from simfl.training.context import PhaseContext
@@ -45,7 +48,6 @@ from simfl.transport import ledger
 
 BEGUN = (RUN, CHECKPOINTS, TABLE_PARTS, LOG)  # of these, a run that was killed before it began has none
 TABLES = ("rounds", "ledger", "clients", "evaluations", "samples", "scores")
-Rows = dict[str, list[TableRow]]  # rows by table
 
 
 @dataclass
@@ -55,7 +57,7 @@ class Record:
     folder: Path
     policy: Checkpoint  # how often checkpoints are written
     manifest: RunManifest
-    pending: Rows = field(default_factory=lambda: {name: [] for name in TABLES})
+    waiting: WaitingRows = field(default_factory=lambda: WaitingRows(TABLES))
     mirror: Mirror | None = None  # copies the folder to a URL
     parts: TableParts = field(init=False)  # the rows on the disk
     earlier_seconds: float = 0.0  # spent before this process, up to its last checkpoint
@@ -156,30 +158,31 @@ class Record:
         self.parts.verify()
         FileClientStore(self.folder / CLIENT_STATES).verify(Snapshot.restore(found).client_states.values())
 
-    def add(self, rows: Rows) -> None:
-        """Add the rows of a finished round."""
-        for name, more in rows.items():
-            self.pending[name] += more
+    def add(self, rows: Rows, step: int) -> None:
+        """Add the rows of a round, after which `step` rounds of the run are finished."""
+        self.waiting.add(rows, self.parts, step)
 
     def rows(self, name: str) -> list[TableRow]:
         """Return all rows of a table so far, written or not."""
-        return [*self.parts.rows(name), *self.pending[name]]
+        waiting = self.waiting.rows(name)  # first: the thread may have parts to write
+        return [*self.parts.rows(name), *waiting]
 
     def sum(self, name: str, column: str) -> int:
         """Return the sum of a column of integers over all rows of a table so far, written or not."""
-        written = sum(tables.total(self.parts.read(part), column) for part in self.parts.of(name))
-        return written + sum(row[column] for row in self.pending[name])
+        waiting = sum(row[column] for row in self.waiting.rows(name))
+        return waiting + sum(tables.total(self.parts.read(part), column) for part in self.parts.of(name))
 
     def rows_at(self, name: str, step: int) -> list[TableRow]:
         """Return the rows that a table has of this step, written or not; only one part of the table is read."""
+        waiting = [row for row in self.waiting.rows(name) if row["step"] == step]
         parts = [part for part in self.parts.of(name) if part.step >= step]
         written: list[TableRow] = tables.where(self.parts.read(parts[0]), step=step).to_pylist() if parts else []
-        return written + [row for row in self.pending[name] if row["step"] == step]
+        return written + waiting
 
     def last_step(self, name: str) -> int:
         """Return the last step of which a table has rows; 0 for an empty table."""
-        newest = self.parts.of(name)[-1:]
-        rows = self.pending[name] or [row for part in newest for row in self.parts.read(part).to_pylist()]
+        waiting, newest = self.waiting.rows(name), self.parts.of(name)[-1:]
+        rows = waiting or [row for part in newest for row in self.parts.read(part).to_pylist()]
         return max((row["step"] for row in rows), default=0)
 
     def checkpoint_due(self, step: int) -> bool:
@@ -223,13 +226,12 @@ class Record:
             newer: A newer state whose client states are kept too.
         """
         (self.folder / SUMMARY).unlink(missing_ok=True)  # of an earlier end of the run
-        self.parts.write(snapshot.step, self.pending)
+        self.waiting.write(self.parts, snapshot.step)
         notes = {"seconds": self.elapsed}
         folder = self.folder / CHECKPOINTS
         self.state_sha256 = checkpoint.write(
             folder, snapshot.step, snapshot.tensors(), snapshot.values(), notes, self.parts.coverage
         )
-        self.pending = {name: [] for name in TABLES}
         self._last_checkpoint = (snapshot.step, time.monotonic())
         if self.parts.has_replaced:
             self.parts.drop_replaced(checkpoint.least_coverage(folder))
@@ -287,9 +289,9 @@ class Record:
 def round_rows(
     context: PhaseContext,
     after: Snapshot,
-    clients: Sequence[int],
-    downloads: Sequence[ledger.Row],
-    results: Sequence[CohortResult],
+    num_clients: int,
+    sent: Sequence[Columns],
+    results: RoundAggregator,
     metrics: Mapping[str, float | Tensor],
 ) -> Rows:
     """Return the table rows of a round. They hold no clock times, so equal runs have equal tables.
@@ -297,40 +299,45 @@ def round_rows(
     Args:
         context: The phase.
         after: The state after the round.
-        clients: The sampled clients.
-        downloads: The ledger rows of the downloads.
+        num_clients: Number of client updates that were planned.
+        sent: The ledger rows of all messages besides uploads.
         results: The results of the cohorts.
         metrics: Values that the algorithm reports, by name; they become columns `metric:NAME`.
     """
-    trained = [row for result in results for row in result.clients]
-    skipped = [client for result in results for client in result.skipped]
-    assert len(trained) + len(skipped) == len(clients), "a client update was lost"
-    ledger_rows = [*downloads, *(row for result in results for row in result.ledger)]
-    examples = sum(row["examples"] for row in trained)
-    totals = ledger.totals(ledger_rows)
-    losses = [(row["loss"], row["examples"]) for row in trained if row["loss"] is not None]
-    weight = sum(count for _, count in losses)
-    loss = sum(value * count for value, count in losses) / weight if weight else None
+    trained, skipped = results.clients, sum(len(result.skipped) for result in results.results)
+    assert len(trained) + skipped == num_clients, "a client update was lost"
+    blocks = [*sent, *(result.ledger for result in results.results)]
+    totals = ledger.totals(blocks)
     values: TableRow = {
         "phase": context.index,
         "round": after.round,
         "step": after.step,
-        "sampled": len(clients),
-        "skipped": len(skipped),
-        "examples": examples,
-        "local_steps": sum(row["steps"] for row in trained),
-        "loss": loss,
+        "sampled": num_clients,
+        "skipped": skipped,
+        "examples": trained.total("examples"),
+        "local_steps": trained.total("steps"),
+        "loss": _mean_loss(trained),
     }
     values |= {f"{direction}_bytes": int(count["B"]) for direction, count in totals["payload"].items()}
     values |= {f"charged_{direction}_bytes": int(count["B"]) for direction, count in totals["charged"].items()}
     values |= {f"metric:{name}": float(value) for name, value in metrics.items()}
     return {
         "rounds": [values],
-        "ledger": [*ledger_rows],
-        "clients": [{**row} for row in trained],
+        "ledger": Columns.concat(blocks),
+        "clients": trained,
         "evaluations": [],
         "samples": [],
     }
+
+
+def _mean_loss(clients: Columns) -> float | None:
+    """Return the mean loss by examples, added up client by client; None if no update had examples."""
+    if not clients:
+        return None
+    losses, examples = clients.column("loss").astype(np.float64), clients.column("examples")
+    known = ~np.isnan(losses)
+    weight = int(examples[known].sum())
+    return float(np.cumsum(losses[known] * examples[known])[-1] / weight) if weight else None
 
 
 def _resumed(folder: Path, experiment_yaml: str, manifest: RunManifest, partition: bytes) -> RunManifest:

@@ -12,11 +12,13 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from simfl import files
+from simfl.aggregation.columns import Columns, Scalar
 from simfl.errors import RunError
 
 Table: TypeAlias = pa.Table
@@ -28,16 +30,21 @@ def warm_up() -> None:
     pa.array([])
 
 
-def table(rows: Iterable[Mapping[str, object]]) -> pa.Table:
+def table(rows: Iterable[Mapping[str, object]] | pa.Table) -> pa.Table:
     """Return the rows as an Arrow table; columns are in the order of their first appearance."""
+    if isinstance(rows, pa.Table):
+        return rows
+    if isinstance(rows, Columns):
+        return pa.table({name: _array(value, len(rows)) for name, value in rows.values.items()})
     rows = list(rows)
     names = list(dict.fromkeys(name for row in rows for name in row))
     return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
 
 
-def to_bytes(rows: Iterable[Mapping[str, object]]) -> bytes:
-    """Return the rows as the content of a Parquet file."""
-    return table_bytes(table(rows))
+def _array(value: Scalar | np.ndarray, length: int) -> pa.Array:
+    if isinstance(value, np.ndarray):
+        return pa.array(value, from_pandas=True)  # NaN becomes null
+    return pa.repeat(pa.scalar(None if value != value else value, pa.scalar(value).type), length)
 
 
 def table_bytes(content: pa.Table) -> bytes:

@@ -16,6 +16,7 @@ from simfl.protocol import Parts, Weights
 from simfl.run_context import RunContext
 from simfl.runtime.gpu_monitor import processor
 from simfl.runtime.worker import Worker, WorkerConfig
+from simfl.tracking.events import PoolLoad
 from simfl.training.data_parallel import MicroBatch, PartialGradient, SharedStepInputs
 from simfl.training.plan import CohortPlan, NextRound, no_next_round
 
@@ -68,6 +69,9 @@ class WorkerPool(Protocol):
         OutOfMemory if a task does not fit.
         """
 
+    def load(self) -> PoolLoad:
+        """Return the current tasks and workers; may be called from another thread."""
+
     def raise_if_lost(self) -> None:
         """Raise ClusterError if what runs the workers was found to have ended or to be frozen."""
 
@@ -83,6 +87,7 @@ class InlinePool:
     def __init__(self, config: WorkerConfig, context: RunContext) -> None:
         self.worker, self.num_workers = Worker(config, context, home=context.device), 1
         self.kind = processor(context.device)
+        self._unfinished = 0  # tasks of the current call
 
     def begin(self, phase: int, base: Weights) -> None:
         """Start a phase."""
@@ -118,7 +123,7 @@ class InlinePool:
             yield from self._run_all(tasks, names)
 
     def _run_all(self, tasks: Sequence[Callable[[], Result]], names: Sequence[str]) -> Iterator[Result]:
-        began = time.perf_counter()
+        began, self._unfinished = time.perf_counter(), len(tasks)
         for task, name in zip(tasks, names, strict=True):
             queue, cause = time.perf_counter() - began, None
             try:
@@ -128,6 +133,7 @@ class InlinePool:
             if cause is not None:
                 result = self._run_again(task, name, cause)
             result.clock.add("queue", queue)
+            self._unfinished -= 1
             yield result
 
     def _run_again(self, task: Callable[[], Result], name: str, cause: str) -> Result:
@@ -137,6 +143,11 @@ class InlinePool:
             return task()
         except OutOfMemory:
             raise OutOfMemory(f"out of memory on {name}, tried twice: {cause}") from None
+
+    def load(self) -> PoolLoad:
+        """Return the current tasks of this process, which runs one at a time."""
+        unfinished = self._unfinished
+        return PoolLoad(max(0, unfinished - 1), min(1, unfinished), 1, 1)
 
     def raise_if_lost(self) -> None:
         """Do nothing: this process is alive."""
@@ -148,4 +159,4 @@ class InlinePool:
 
 def cohort_names(plans: Sequence[CohortPlan]) -> list[str]:
     """Return the name of each cohort in error messages."""
-    return [f"clients {', '.join(str(client.client) for client in plan.clients)}" for plan in plans]
+    return [f"clients {', '.join(map(str, plan.client_numbers))}" for plan in plans]

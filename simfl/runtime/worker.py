@@ -113,7 +113,7 @@ class Worker:
     def train(self, plan: CohortPlan, received: Parts, next_round: NextRound = no_next_round) -> CohortResult:
         """Train a cohort. The batches of the next round are drawn while a GPU is busy."""
         executor = self._executor(plan)
-        with self._task("train", f"clients {', '.join(str(client.client) for client in plan.clients)}") as clock:
+        with self._task("train", f"clients {', '.join(map(str, plan.client_numbers))}") as clock:
             executor.examples  # noqa: B018  (an error of the data is not one of a client)
             parts, on_error = self._to_device(received), self.config.experiment.on_error
             result = train_cohort(executor, self.store, plan, parts, on_error, next_round)

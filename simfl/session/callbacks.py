@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from simfl.runs.folder import JsonObject
-from simfl.runs.record import Record, Rows
+from simfl.runs.record import Record
+from simfl.runs.waiting_rows import Rows
 from simfl.safe_text import mask_secrets
 from simfl.timing import Lap
 from simfl.tracking.events import TrackingEvent
@@ -97,6 +98,7 @@ class Callbacks:
             lap.use,
             tuple(rows["evaluations"]),
             tuple(rows["samples"]),
+            lap.ended,
         )
         for tracker in self.trackers:
             tracker.log(event)

@@ -8,9 +8,9 @@ from typing import Any
 
 from simfl import evaluation
 from simfl.evaluation import GLOBAL, EvaluationPlan, EvaluationTask, Scores
-from simfl.protocol import Parts
-from simfl.runs.record import Rows
+from simfl.protocol import BASE, Parts
 from simfl.runs.snapshot import Snapshot
+from simfl.runs.waiting_rows import Rows
 from simfl.runtime.inline import WorkerPool
 from simfl.session.prepare import PreparedRun
 from simfl.timing import Clock
@@ -39,7 +39,8 @@ class PendingEvaluation:
         self.notes: tuple[str, ...] = ()  # on the data that the workers encoded; known after `wait`
         buffers: Parts = {BUFFERS: state.buffers} if state.buffers else {}
         tasks = _tasks(prepared, shards(prepared, state), pool.num_workers)
-        self._results = pool.evaluate(tasks, {"weights": state.server.weights} | buffers)
+        base: Parts = {BASE: state.server.base} if state.server.base else {}
+        self._results = pool.evaluate(tasks, {"weights": state.server.weights} | base | buffers)
 
     def wait(self) -> tuple[Rows, list[dict[str, Any]], list[Clock]]:
         """Wait for the scores; return table rows, headline scores, and the clocks of the workers' tasks."""

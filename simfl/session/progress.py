@@ -8,8 +8,8 @@ from typing import Any
 
 from simfl import evaluation
 from simfl.plans.check import compare, tables_of
-from simfl.runs.record import Rows
 from simfl.runs.snapshot import Snapshot
+from simfl.runs.waiting_rows import Rows
 from simfl.session.evaluation import PendingEvaluation
 from simfl.session.prepare import PreparedRun
 from simfl.session.session import RunSession
@@ -88,7 +88,7 @@ class RunProgress:
     ) -> None:
         """Make `after` the state of the run, with these rows; `checkpoint` writes a checkpoint."""
         self.state = after
-        self.session.record.add(rows or {})
+        self.session.record.add(rows or {}, after.step)
         if checkpoint:
             self.session.record.write_checkpoint(after, self.session.client_store, newer)
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from simfl.aggregation.round import ClientRow, CohortResult
+from simfl.aggregation.columns import Columns, Row
+from simfl.aggregation.round import CohortResult
 from simfl.aggregation.tree import PartSums
 from simfl.algorithms.base import Algorithm
 from simfl.client_state import EMPTY, ClientStore
@@ -24,6 +25,7 @@ from simfl.stacking import take_row
 from simfl.timing import measured
 from simfl.training.client_updates import UpdateGroup, train_clients
 from simfl.training.context import PhaseContext
+from simfl.training.contributions import contributions, reduction
 from simfl.training.executor import Executor
 from simfl.training.model_states import stored_states
 from simfl.training.plan import ClientPlan, CohortPlan, NextRound, no_next_round
@@ -81,6 +83,14 @@ class ReleasedUpdates:
     masked: MaskedUploads | None = None
 
 
+@dataclass(frozen=True)
+class CohortRows:
+    """Table rows of a cohort while it is trained."""
+
+    uploads: list[ledger.Row] = field(default_factory=list)
+    clients: list[Row] = field(default_factory=list)
+
+
 class UpdateFacts(NamedTuple):
     """Facts of clients that were trained together, on the device.
 
@@ -109,12 +119,12 @@ class _Cohort:
     def run(self, next_round: NextRound = no_next_round) -> CohortResult | None:
         """Run every update once; None if uploads were not checked and a sum is not finite."""
         context, plan = self.executor.context, self.plan
-        result, sums = CohortResult(plan.index, plan.num_positions), PartSums(context.phase.algorithm.reduce)
-        facts: list[UpdateFacts] = []
+        result, sums = CohortResult(plan.index, plan.num_positions), PartSums(reduction(context))
+        facts, tables, clients = list[UpdateFacts](), CohortRows(), tuple(plan.clients)
         # the units of one client fill a vectorized program
         size = plan.clients_per_batch if plan.execution_mode.mode == "vectorized" and context.mechanism is None else 1
-        for first in range(0, len(plan.clients), size):
-            facts += self._add(plan.clients[first : first + size], result, sums)
+        for first in range(0, len(clients), size):
+            facts += self._add(clients[first : first + size], result, sums, tables)
         result.sums, result.gathered, result.dtypes = sums.totals(), sums.gathered, sums.dtypes
         with measured("save"):
             self.store.sync(result.client_states.values())
@@ -122,12 +132,15 @@ class _Cohort:
         with measured("train"):  # waits for all work of a GPU
             if not self.checks_uploads and not _is_finite(result):
                 return None
-            _fill_rows(result, facts)
+            _fill_rows(result, tables.clients, facts)
+        result.ledger, result.clients = Columns.of(tables.uploads), Columns.of(tables.clients)
         compiled = self.executor.compiled
         result.messages += [] if compiled is None else compiled.new_messages()  # not those of a run that is repeated
         return result
 
-    def _add(self, clients: Sequence[ClientPlan], result: CohortResult, sums: PartSums) -> list[UpdateFacts]:
+    def _add(
+        self, clients: Sequence[ClientPlan], result: CohortResult, sums: PartSums, tables: CohortRows
+    ) -> list[UpdateFacts]:
         """Train clients together and add their uploads to the cohort's sums; return what their rows still lack.
 
         A method of its own, so that nothing of these clients is held while the next ones are trained.
@@ -157,7 +170,7 @@ class _Cohort:
                 if isinstance(part, SkippedClient):
                     self._skip(part, result, sums)
                 else:
-                    self._store(part, result, sums)
+                    self._store(part, result, sums, tables)
                     facts.append(UpdateFacts(part.group.losses, part.group.num_zero, part.group.norms))
         return facts
 
@@ -180,6 +193,7 @@ class _Cohort:
             return self._release_masked(group, clients, self.plan.secure)
         with measured("encode"):
             upload, stored = _upload(context, group, self.received), [client_states[client] for client in clients]
+            upload = _sent_in(context, upload, self.plan.round)
             sent, residuals, rows = send_uploads(
                 context.messages, self.plan.round, clients, upload, self.received, stored, self.checks_uploads
             )
@@ -197,6 +211,7 @@ class _Cohort:
         assert channel is not None
         with measured("encode"):
             upload, weights = _upload(context, group, self.received), [client.weight for client in group.plans]
+            upload = _sent_in(context, upload, self.plan.round)
             done = send_masked(context.messages, channel, secure, clients, weights, upload)
             for k, client in enumerate(clients) if self.executor.observer.is_active else ():
                 seen = server_view(channel, secure, done, k, client)
@@ -204,21 +219,24 @@ class _Cohort:
             states = [_new_state(context, group, k, done.own, self.received, {}) for k in range(len(clients))]
         return ReleasedUpdates(group, done.sent, states, done.rows, True, done)
 
-    def _store(self, released: ReleasedUpdates, result: CohortResult, sums: PartSums) -> None:
+    def _store(self, released: ReleasedUpdates, result: CohortResult, sums: PartSums, tables: CohortRows) -> None:
         """Add uploads to the sums, write client states, and add the rows of the tables."""
         group = released.group
         masked = released.masked  # weights are in masked integers already
         weights = [client.weight if masked is None else 1.0 for client in group.plans]
-        sums.add(released.sent, weights, self.plan.clients_per_batch, released.owned)
+        terms, is_new = contributions(
+            self.executor.context, released.sent, self.received, group.update, self.plan.num_sampled
+        )
+        sums.add(terms, weights, self.plan.clients_per_batch, released.owned and not is_new)
         with measured("save"):
             for client, state in zip(group.plans, released.client_states, strict=True):
                 result.client_states[client.client] = self.store.write(state) if state else EMPTY
-        result.ledger += [row for rows in released.rows for row in rows]
+        tables.uploads.extend(row for rows in released.rows for row in rows)
         rows = [_client_row(self.plan, group, k) for k in range(len(group))]
         if masked is not None:
             result.layouts |= masked.layouts
             rows = [{**row, "cut": count} for row, count in zip(rows, masked.num_cut, strict=True)]
-        result.clients += rows
+        tables.clients.extend(rows)
 
     def _skip(self, skipped: SkippedClient, result: CohortResult, sums: PartSums) -> None:
         result.skipped.append(skipped.client)
@@ -253,6 +271,14 @@ def _upload(context: PhaseContext, group: UpdateGroup, received: Parts) -> Parts
             bare_steps = unit.num_steps - group.num_noised_steps
             context.mechanism.admit(upload, group.release, bare_steps, unit.client)
     return upload
+
+
+def _sent_in(context: PhaseContext, upload: Parts, round_number: int) -> Parts:
+    """Return the upload without the tensors that the round does not change."""
+    low_rank = context.messages.low_rank
+    if low_rank is None:
+        return upload
+    return {**upload, "weights": low_rank.sent_in(upload["weights"], round_number)}
 
 
 def _is_owned(context: PhaseContext) -> bool:
@@ -295,24 +321,24 @@ def _pick_row(tensors: Weights, names: tuple[str, ...], k: int) -> Weights:
     return {name: tensors[name][k] for name in names}
 
 
-def _fill_rows(result: CohortResult, facts: Sequence[UpdateFacts]) -> None:
+def _fill_rows(result: CohortResult, clients: Sequence[Row], facts: Sequence[UpdateFacts]) -> None:
     """Add to the rows of the clients what had to be fetched from the device, all at once."""
     losses = torch.cat([one.losses for one in facts]).tolist() if facts else []
-    for row, loss in zip(result.clients, losses, strict=True):
+    for row, loss in zip(clients, losses, strict=True):
         row["loss"] = None if math.isnan(loss) else loss
     norms = [one.norms for one in facts if one.norms is not None]
     result.norms = torch.cat(norms).tolist() if norms else []
     counted = [one.num_zero for one in facts if one.num_zero is not None]
     if not counted:
         return
-    for row, count in zip(result.clients, torch.stack(counted).tolist(), strict=True):
+    for row, count in zip(clients, torch.stack(counted).tolist(), strict=True):
         row["not_finite"] = count
         if count:
             where = f"client {row['client']}, phase {row['phase']}, round {row['round']}"
             result.messages.append(f"{where}: {count} updates are not finite, and count as zero")
 
 
-def _client_row(plan: CohortPlan, group: UpdateGroup, k: int) -> ClientRow:
+def _client_row(plan: CohortPlan, group: UpdateGroup, k: int) -> Row:
     client = group.plans[k]
     return {
         "phase": plan.phase,

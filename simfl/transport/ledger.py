@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from operator import itemgetter
 
+from simfl.aggregation.columns import Columns
 from simfl.errors import ConfigError, nearest
 from simfl.protocol import Weights
 
@@ -72,8 +72,19 @@ class LedgerEntry:
         # many messages share a payload; by identity, with the payload itself so that it stays alive
         self._known: dict[int, tuple[Mapping[str, int], int, int]] = {}
 
-    def row(self, round_number: int, client: int, direction: str, payload: Mapping[str, int]) -> Row:
-        """Return the row of one message. `payload`: encoded bytes by tensor; `round_number` counts from 0."""
+    def row(
+        self, round_number: int, client: int, direction: str, payload: Mapping[str, int], num_values: int | None = None
+    ) -> Row:
+        """Return the row of one message.
+
+        Args:
+            round_number: Round of the phase, from 0.
+            client: Number of the client.
+            direction: `download` or `upload`.
+            payload: Encoded bytes by tensor.
+            num_values: Number of values, if it is not that of all tensors.
+        """
+        count = self.num_values if num_values is None else num_values
         if id(payload) not in self._known:
             self._known[id(payload)] = payload, sum(payload.values()), self.tied_weights.charge(payload)
         _, total, charged = self._known[id(payload)]
@@ -84,21 +95,21 @@ class LedgerEntry:
             "client": client,
             "direction": direction,
             "part": self.part,
-            "floats": self.num_values,
-            "logical_bytes": FLOAT_BYTES * self.num_values,
+            "floats": count,
+            "logical_bytes": FLOAT_BYTES * count,
             "payload_bytes": total,
             "charged_bytes": charged,
         }
 
 
-def totals(rows: Iterable[Mapping[str, int | str]]) -> dict[str, dict[str, dict[str, float]]]:
+def totals(rows: Iterable[Columns]) -> dict[str, dict[str, dict[str, float]]]:
     """Return sums of rows: logical | payload | charged -> download | upload | total -> B (int), MB, GB."""
     sums = {count: dict.fromkeys(DIRECTIONS, 0) for count in ("logical", "payload", "charged")}
-    rows = list(rows)
-    for direction in DIRECTIONS:
-        own = [entry for entry in rows if entry["direction"] == direction]
-        for count, directions in sums.items():
-            directions[direction] = int(sum(map(itemgetter(f"{count}_bytes"), own)))
+    for block in rows:
+        for direction in DIRECTIONS:
+            own = block.where("direction", direction)
+            for count, directions in sums.items():
+                directions[direction] += own.total(f"{count}_bytes")
     return {
         count: {name: units(value) for name, value in {**directions, "total": sum(directions.values())}.items()}
         for count, directions in sums.items()

@@ -145,9 +145,9 @@ def test_rows_wait_in_memory_until_the_next_checkpoint(tmp_path, monkeypatch):
     """With a checkpoint every second round, rows of at most two rounds wait in memory."""
     waiting, add = [], Record.add
 
-    def watched(self, rows):
-        add(self, rows)
-        waiting.append(len(self.pending["rounds"]))
+    def watched(self, rows, step):
+        add(self, rows, step)
+        waiting.append(len(self.waiting.rows("rounds")))
 
     monkeypatch.setattr(Record, "add", watched)
     run(replace(CASE, checkpoint=Checkpoint(rounds=2, seconds=0.0)), tmp_path)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from simfl.aggregation.columns import Columns
 from simfl.errors import ConfigError
 from simfl.transport.ledger import LedgerEntry, TiedWeights, totals
 
@@ -61,7 +62,7 @@ def baseline_rows(rounds=10, clients=2):
 
 
 def test_the_baseline_run_has_its_published_total():
-    total = totals(baseline_rows())
+    total = totals([Columns.of(baseline_rows())])
     assert total["charged"]["total"]["B"] == 40 * 1_198_728_192
     assert round(total["charged"]["total"]["B"] / 2**30, 3) == 44.656  # published in GiB
     assert round(total["charged"]["download"]["B"] / 2**30, 3) == 22.328

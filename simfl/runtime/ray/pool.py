@@ -28,8 +28,9 @@ from simfl.runtime.ray.cost_model import CostModel
 from simfl.runtime.ray.task_queue import AnyBatch, Result, RunningTask, TaskBatch, TaskQueue, WorkerTask
 from simfl.runtime.ray.worker_group import WorkerGroup
 from simfl.runtime.worker import WorkerConfig, keep_freed_memory
+from simfl.tracking.events import PoolLoad
 from simfl.training.data_parallel import MicroBatch, PartialGradient, SharedStepInputs
-from simfl.training.plan import CohortPlan, NextRound
+from simfl.training.plan import ClientPlans, CohortPlan, NextRound
 
 STATUS_INTERVAL = 30.0  # seconds between two messages while workers start
 REASSIGN_INTERVAL = 1.0  # seconds after which tasks that wait for a busy worker are assigned again
@@ -77,7 +78,7 @@ class RayPool:
                 plan,
                 name,
                 (1.0, float(len(plan.clients)), float(steps)),
-                [client.state_digest for client in plan.clients],
+                ClientPlans.of(plan.clients).digests(),
             )
             for plan, name, steps in zip(plans, cohort_names(plans), costs, strict=True)
         ]
@@ -123,6 +124,12 @@ class RayPool:
         batch: TaskBatch[EvaluationResult] = self._submit("evaluate", calls, [self._put(received)])
         self._dispatch(self.queue.batches)
         return lambda: list(self._results(batch))
+
+    def load(self) -> PoolLoad:
+        """Return the current tasks and workers."""
+        queued = sum(batch.num_waiting for batch in list(self.queue.batches))
+        workers = self.group.size
+        return PoolLoad(queued, len(self.queue.running), workers, max(0, workers - len(self.group.starting)))
 
     def raise_if_lost(self) -> None:
         """Raise ClusterError if the monitor has found that Ray has ended or is frozen."""
