@@ -91,7 +91,7 @@ def _sections(spec: WorkspaceSpec) -> list[Any]:
 
     scores = [_line_plot(f"evaluations/{score}", "round") for score in spec.scores]
     losses = [_line_plot("rounds/loss", "round")]
-    budgets = [("by_bytes", "bytes"), *([("by_epsilon", "epsilon")] if spec.private else [])]
+    budgets = [("by_bytes", "bytes"), *((f"by_{name}", name) for name in spec.budgets)]
     headline = spec.scores[0].split("/")[-1]
     costs = [_line_plot(f"{prefix}/{headline}", axis) for prefix, axis in budgets]
     final = [wr.SummaryMetric(f"evaluations/{score}") for score in spec.scores]
