@@ -22,6 +22,7 @@ MAX_INT = (1 << 63) - 1  # largest integer of tables and random generators
 NonNegativeInt = Annotated[int, Constraint("a whole number of at least 0", lambda n: 0 <= n <= MAX_INT)]
 PositiveInt = Annotated[int, Constraint("a whole number of at least 1", lambda n: 1 <= n <= MAX_INT)]
 Seed = Annotated[int, Constraint("a whole number from 0 to 2**63 - 1", lambda n: 0 <= n <= MAX_INT)]
+Port = Annotated[int, Constraint("a port from 0 to 65535", lambda n: 0 <= n <= 65535)]
 PowerOfTwo = Annotated[int, Constraint("a power of two", lambda n: n > 0 and n & (n - 1) == 0)]
 
 NonNegativeFloat = Annotated[float, Constraint("a number of at least 0", lambda x: x >= 0 and math.isfinite(x))]

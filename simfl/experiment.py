@@ -20,6 +20,7 @@ from simfl.constraints import (
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
+    Port,
     PositiveFloat,
     PositiveInt,
     PowerOfTwo,
@@ -147,7 +148,6 @@ class AdaptiveClip:
 
 
 @dataclass(frozen=True)
-@dataclass(frozen=True)
 class Deployment:
     """A deployment with larger cohorts than those trained: its noise is added, and epsilon is estimated for it."""
 
@@ -155,6 +155,7 @@ class Deployment:
     clients: PositiveInt  # clients that the deployment samples from
 
 
+@dataclass(frozen=True)
 class Privacy:
     """Differential privacy: clip the update of each unit, aggregate, and add Gaussian noise."""
 
@@ -176,8 +177,8 @@ class Privacy:
     view: Literal["averages", "messages", "formula"] = "averages"  # what the adversary sees; formula: as in a paper
     accountant: Literal["rdp", "rdp_fine", "prv", "pld"] = "rdp"  # Rényi orders of PFL-DocVQA, more orders, numerical
     adaptive: AdaptiveClip | None = None  # adaptive clipping; null: constant clip
-    tied_weights: Literal["once", "always"] = "once"  # count tied weights in the norm once, or once per name
     deployment: Deployment | None = None  # noise and epsilon of its larger cohorts, not of this run; null: of this run
+    tied_weights: Literal["once", "always"] = "once"  # count tied weights in the norm once, or once per name
     secure: bool = False  # true: sample and noise from the operating system's random source; runs are not repeatable
     noise_seed: Seed | None = None  # for tests: noise from this seed, which claims nothing; null: from a secret key
 
@@ -269,10 +270,20 @@ class Wandb:
 
 
 @dataclass(frozen=True)
+class Prometheus:
+    """Metrics of a running run for Prometheus, updated after each round."""
+
+    port: Port = 9464  # of the HTTP endpoint; if it is in use, the next free one of 100; 0: any free port
+    host: str = "127.0.0.1"  # address that the endpoint listens on; it has no password
+    through: Literal["auto", "endpoint", "ray"] = "auto"  # auto: Ray's metrics where a cluster was joined, else endpoint
+
+
+@dataclass(frozen=True)
 class Tracking:
     """Experiment trackers; a tracker is imported only if it is enabled."""
 
     wandb: Wandb | None = None  # null: no Weights & Biases
+    prometheus: Prometheus | None = None  # null: no metrics for Prometheus
     tensorboard: bool = False  # true: write event files to the folder of the run
 
 

@@ -1,4 +1,4 @@
-"""Commands that inspect runs and the machine: replay, diff, export, watch, check-privacy, doctor."""
+"""Commands that inspect runs and the machine: replay, diff, export, watch, grafana, check-privacy, doctor."""
 
 from __future__ import annotations
 
@@ -115,6 +115,21 @@ def doctor(out: Path, ray: bool, address: str | None, as_json: bool) -> int:
     return DIFFERENT if any(finding.grade == doctor.PROBLEM for finding in found) else 0
 
 
+@click.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+def grafana(folder: Path) -> None:
+    """Write a Grafana dashboard and settings of Prometheus to FOLDER, for runs with tracking.prometheus."""
+    from simfl.tracking.grafana import dashboard, scrape_settings
+
+    written = {"simfl.json": json.dumps(dashboard(), indent=2) + "\n", "prometheus.yml": scrape_settings()}
+    if taken := [name for name in written if (folder / name).exists()]:
+        raise ConfigError(f"{folder / taken[0]}: this file exists; give another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in written.items():
+        (folder / name).write_text(text)
+        click.echo(f"{folder / name} written")
+
+
 @click.command("check-privacy")
 @click.argument("file", type=click.Path(path_type=Path))
 @options.overrides("Override a setting, e.g. privacy.epsilon=4.")
@@ -151,4 +166,4 @@ def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-COMMANDS = (replay, diff, export, watch, check_privacy, doctor)
+COMMANDS = (replay, diff, export, watch, grafana, check_privacy, doctor)

@@ -24,6 +24,7 @@ from simfl.runs.folder import CLIENT_STATES
 from simfl.runs.manifest import RunIdentity, RunManifest
 from simfl.runs.mirror import Mirror
 from simfl.runs.record import Record
+from simfl.runtime.ray.metrics import exports_metrics
 from simfl.runtime.ray.worker_group import WorkerGroup
 from simfl.runtime.worker import WorkerConfig
 from simfl.sampling import auto_clients_per_batch, num_sampled
@@ -92,7 +93,7 @@ def prepare_run(
     Raises:
         ConfigError, DataError: Anything is wrong with the experiment; no run folder exists yet.
     """
-    trackers.check(experiment)
+    trackers.check(experiment, exports_metrics())
     torch.set_num_threads(experiment.execution.threads)
     device = workers.device if workers is not None else "cuda" if torch.cuda.is_available() else "cpu"
     driver_device = torch.device(device if backend == "inline" else "cpu")
@@ -115,13 +116,13 @@ def partition_of(context: RunContext) -> tuple[Partition, bytes]:
     return partition, partition.manifest(spec, context.dataset.sha256, experiment.seed)
 
 
-def account_of(experiment: Experiment, partition: Partition, num_values: Sequence[int] = ()) -> Account:
 def mask_notes(context: RunContext, num_clients: int) -> list[str]:
     """Return a line for each phase whose masks of secure aggregation are left out; equal lines once."""
     found = (context.mask_note(index, num_clients) for index in range(len(context.experiment.phases)))
     return [text for text in dict.fromkeys(found) if text]
 
 
+def account_of(experiment: Experiment, partition: Partition, num_values: Sequence[int] = ()) -> Account:
     """Return the privacy account of an experiment, without a folder; without `privacy` it charges nothing.
 
     `num_values`: numbers that a client uploads in each phase, for integer noise.

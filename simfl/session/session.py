@@ -23,6 +23,7 @@ from simfl.runs.snapshot import Snapshot
 from simfl.runs.storage import is_url
 from simfl.runtime import watchdog
 from simfl.runtime.inline import InlinePool, WorkerPool
+from simfl.runtime.ray.metrics import metrics_push
 from simfl.runtime.ray.pool import RayPool
 from simfl.runtime.ray.worker_group import WorkerGroup, open_worker_group
 from simfl.runtime.worker import WorkerConfig
@@ -33,6 +34,7 @@ from simfl.session.prepare import PreparedRun, account_of, prepare_run
 from simfl.session.signals import Signals
 from simfl.timing import Stopwatch, Trace, clocked
 from simfl.tracking import trackers
+from simfl.tracking.prometheus import MetricSource
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,10 @@ def open_session(stack: ExitStack, experiment: Experiment, options: RunOptions) 
     state = (restored or Snapshot()).to(prepared.run_context.device)
     if experiment.privacy is not None and experiment.privacy.adds_noise and experiment.privacy.noise_seed is not None:
         callbacks.message(FOR_TESTS)
-    if options.resume and not record.manifest.resumes:
-        callbacks.message(f"there is no run to resume in {record.location}: it starts")
     if experiment.privacy is not None and experiment.privacy.deployment is not None:
         callbacks.message(ESTIMATED.format(**asdict(experiment.privacy.deployment)))
+    if options.resume and not record.manifest.resumes:
+        callbacks.message(f"there is no run to resume in {record.location}: it starts")
     for text in (*messages, *repairs):
         callbacks.message(text)
     callbacks.note(prepared.notes)
@@ -87,7 +89,9 @@ def open_session(stack: ExitStack, experiment: Experiment, options: RunOptions) 
         stack.enter_context(workers.monitored(signals.send))
     stack.enter_context(signals.caught())  # again: a Ray that was started here has replaced the handler of SIGTERM
     callbacks.trackers = stack.enter_context(
-        trackers.opened(experiment, prepared.run_context, record.folder, state.step, callbacks.message)
+        trackers.opened(
+            prepared.run_context, record.folder, state.step, MetricSource(pool.load, metrics_push()), callbacks.message
+        )
     )
     trace = stack.enter_context(closing(Trace(record.folder / "trace.json"))) if options.profile else None
     stopwatch, store = Stopwatch(pool.num_workers, trace), FileClientStore(config.client_states)

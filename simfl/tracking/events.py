@@ -48,6 +48,7 @@ class TrackingEvent:
     use: tuple[float | None, ...] = ()  # fraction of the time that each worker's GPU computed; None: unknown
     evaluations: tuple[TableRow, ...] = ()
     samples: tuple[TableRow, ...] = ()
+    ended: float = 0.0  # when the round ended, in seconds since 1970
 
 
 def metrics(event: TrackingEvent, first_split: str) -> dict[str, float]:
@@ -68,7 +69,9 @@ def metrics(event: TrackingEvent, first_split: str) -> dict[str, float]:
             found[evaluation_name(row)] = row["value"]
         if row["by"] == evaluation.CLIENT_MEAN and row["model"] != evaluation.GLOBAL:
             found[evaluation_name({**row, "metric": "clients"})] = row["count"]
-    axes = {"by_bytes": event.bytes} | ({"by_epsilon": event.row["epsilon"]} if "epsilon" in event.row else {})
+    axes = {"by_bytes": event.bytes} | {
+        axis: event.row[name] for axis, name in AXES.items() if name != "bytes" and name in event.row
+    }
     headlines = evaluation.headlines(list(event.evaluations), first_split)
     for prefix, value in axes.items():
         found |= {f"{prefix}/{name}": score.value for name, score in headlines.items()}

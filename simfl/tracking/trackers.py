@@ -1,4 +1,4 @@
-"""Weights & Biases and TensorBoard: one tracked run per experiment, opened by the driver, imported if requested."""
+"""Trackers of a run, opened by the driver and imported if requested: Weights & Biases, TensorBoard, Prometheus."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from simfl.run_context import RunContext
 from simfl.runs.environment import commit_of_simfl
 from simfl.runs.folder import CHECKPOINTS, PARTITION, JsonObject, read_json, write_json
 from simfl.runs.tables import TableRow
+from simfl.tracking import prometheus
 from simfl.tracking.events import AXES, TrackingEvent, metrics
+from simfl.tracking.prometheus import MetricSource, RunMetrics
 
 if TYPE_CHECKING:
     import wandb
@@ -44,11 +46,15 @@ class Tracker(Protocol):
         """Log the summary and all evaluation rows of the run."""
 
 
-def check(experiment: Experiment) -> None:
+def check(experiment: Experiment, joined: bool = False) -> None:
     """Check that the requested trackers are installed and can log in.
 
+    Args:
+        experiment: The experiment.
+        joined: Whether this process has joined a cluster of Ray that exports metrics.
+
     Raises:
-        ConfigError: A package or an API key is missing.
+        ConfigError: A package or an API key is missing, or an address cannot be used.
     """
     requested = experiment.tracking
     for package, wanted in (("wandb", requested.wandb), ("tensorboard", requested.tensorboard)):
@@ -56,28 +62,35 @@ def check(experiment: Experiment) -> None:
             raise ConfigError(f"tracking.{package}: the package is not installed; pip install {package}")
     if requested.wandb is not None and requested.wandb.mode == "online" and not _has_key():
         raise ConfigError("tracking.wandb.mode: online, but there is no API key; run `wandb login`, or set offline")
+    if requested.prometheus is not None:
+        prometheus.check(requested.prometheus, joined)
 
 
 @contextmanager
 def opened(
-    experiment: Experiment, context: RunContext, folder: Path, step: int, on_message: Callable[[str], None]
+    context: RunContext, folder: Path, step: int, source: MetricSource, on_message: Callable[[str], None]
 ) -> Iterator[list[Tracker]]:
     """Open the trackers that the experiment requests for the block.
 
     Args:
-        experiment: The experiment.
-        context: Its data.
+        context: The experiment and its data.
         folder: The run folder.
         step: Finished rounds of a resumed run; what was logged after them is replaced.
+        source: Source of metrics that events do not hold.
         on_message: Receives messages for the user.
     """
-    trackers: list[Tracker] = []
+    experiment, trackers = context.experiment, list[Tracker]()
     with ExitStack() as stack:
         if experiment.tracking.wandb is not None:
             run = stack.enter_context(_wandb(experiment.tracking.wandb, experiment, folder, on_message))
             trackers.append(WandbTracker(run, context, folder))
         if experiment.tracking.tensorboard:
             trackers.append(stack.enter_context(_tensorboard(context, folder, step)))
+        if experiment.tracking.prometheus is not None:
+            values = RunMetrics(experiment, folder.name, step, source.load)
+            trackers.append(
+                stack.enter_context(prometheus.opened(experiment.tracking.prometheus, values, source.push, on_message))
+            )
         yield trackers
 
 

@@ -192,6 +192,13 @@ def running() -> bool:
     return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
 
 
+def joined() -> bool:
+    """Return whether this process is connected, or connects, to a Ray that it did not start."""
+    if _current is not None and not _current.ended:
+        return _current.address is not None
+    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
+
+
 def resolve_address(address: str | None) -> str | None:
     """Return the address of the Ray to join: the one given, or RAY_ADDRESS; None to start Ray on this machine.
 

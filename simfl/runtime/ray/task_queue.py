@@ -79,6 +79,11 @@ class TaskBatch(Generic[Result]):
         return True
 
     @property
+    def num_waiting(self) -> int:
+        """Return the number of tasks that were not sent yet."""
+        return len(self.waiting) + len(self._exclusive)
+
+    @property
     def exclusive_next(self) -> bool:
         """Return whether the next task must run exclusively."""
         return not self.waiting and bool(self._exclusive)
