@@ -21,7 +21,7 @@ from simfl.data.partition.manifest import Partition
 from simfl.errors import RunError
 from simfl.models.call_context import ModelCall, call_context
 from simfl.models.own import to_outputs
-from simfl.protocol import Batch, Forward, Parts, State, Weights
+from simfl.protocol import BASE, Batch, Forward, Parts, State, Weights
 from simfl.run_context import RunContext
 from simfl.seeds import rng, seed_for
 from simfl.stacking import select_namespace
@@ -216,7 +216,8 @@ def evaluated_weights(context: PhaseContext, plan: EvaluationPlan, received: Par
     models = algorithm.eval_weights(received["weights"], state)
     models |= {LOCAL: {**received["weights"], **select_namespace(client_state, "local").get("weights", {})}}
     stored = select_namespace(client_state, "personal_params").get("weights", {})
-    return {**models[plan.model], **buffers, **(stored if plan.client is not None else {})}
+    base = {name: t.to(context.network.tensors((name,))[name].dtype) for name, t in received.get(BASE, {}).items()}
+    return {**base, **models[plan.model], **buffers, **(stored if plan.client is not None else {})}
 
 
 def evaluated_state(context: PhaseContext, model: str, received: Parts, client_state: State) -> Weights:

@@ -1,6 +1,6 @@
 """The groups of a model's tensors in a phase: trained or frozen, shared or personal.
 
-trained = (adapters + `train:` globs, by default everything) − what the model freezes − `frozen:` globs
+trained = (adapters + `train:` globs, by default everything) − what model and algorithm freeze − `frozen:` globs
 personal ⊆ trained: never sent, stored by the client          shared = trained − personal
 buffers = what training steps change besides: averaged, personal or frozen, by the globs of `buffers:`
 """
@@ -77,6 +77,7 @@ def group_parameters(model: Model, module: nn.Module, phase: Phase, where: str) 
     if phase.train and tuple(model.trainable_params(module)) == ("*",):
         by_default = []  # without adapters, `train:` names all that is trained
     never = set(frozen) | set(select_names(names, model.frozen_params(module), where="model"))
+    never |= set(select_names(names, phase.algorithm.frozen_params, where=f"{where}.algorithm"))
     trained = [name for name in names if (name in set(by_default) | set(requested)) and name not in never]
     if not trained:
         raise ConfigError(f"{where}: no tensor is trained; allowed: at least one outside of frozen")

@@ -25,12 +25,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from simfl.low_rank import LowRankPair
 from simfl.weights import State, Weights
 
 Parts = dict[str, Weights]
 Batch = dict[str, Tensor]
 
 EXTRA = "extra"  # tensors of `Algorithm.extra_params` are named "extra/<group>/<name>" among the trained tensors
+BASE = "base"  # part of a download: frozen tensors that the algorithm changes, see `Algorithm.base_change`
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,7 @@ class ClientUpdate(NamedTuple):
     num_sampled: Tensor  # clients sampled in this round
     learning_rate: Tensor  # eta, before the schedule
     total_rate: Tensor  # distance that the local steps cover along a constant gradient of 1: for SGD the sum of rates
+    rank: Tensor  # rank of the client's low-rank adapters, int64; larger than any adapter where all have the same
 
 
 @dataclass(frozen=True)
@@ -238,6 +241,9 @@ class AggregatedUpdates:
         num_clients: K, all clients.
         num_sampled: Clients of this round.
         total_weight: Sum of the weights of this round's clients.
+        products: Weighted mean of the clients' products B A of each low-rank pair, float64 [rows, columns], by the name
+            of its layer; empty unless `Algorithm.products` asks for them.
+        ranks: Rank of the adapters of each client whose upload arrived.
     """
 
     means: Parts
@@ -245,6 +251,8 @@ class AggregatedUpdates:
     num_clients: int
     num_sampled: int
     total_weight: float
+    products: Weights = field(default_factory=dict)
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -254,6 +262,8 @@ class Server:
     weights: Weights  # the communicated tensors of the global model
     state: State = field(default_factory=dict)  # state of the algorithm
     optimizer: State = field(default_factory=dict)  # state of the server optimizer
+    base: Weights = field(default_factory=dict)  # frozen tensors that the algorithm changes, float32
+    pairs: tuple[LowRankPair, ...] = ()  # low-rank factors among the trained tensors, where the algorithm uses them
 
 
 @dataclass(frozen=True)

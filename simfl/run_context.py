@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,19 +15,23 @@ import torch
 from torch import nn
 
 from simfl.data.base import HELD_OUT, TRAIN, Dataset, Split
+from simfl.data.partition.holdout import assign
+from simfl.data.partition.ranks import by_client, by_column, by_share
 from simfl.errors import ConfigError, DataError, nearest
 from simfl.experiment import Experiment, Phase
+from simfl.low_rank import LowRankPair
 from simfl.models.base import Model, tied_names
+from simfl.models.low_rank import low_rank_pairs
 from simfl.models.meta_device import build_on_meta
 from simfl.models.module_state import StepEffects, tensors_elsewhere
 from simfl.objectives.base import Objective
 from simfl.parameter_groups import ATTRIBUTE, ParameterGroups, group_parameters, with_buffers
 from simfl.privacy.correlated import Correlation
+from simfl.privacy.deployment import deployed_phases
 from simfl.privacy.discrete import discrete_noise
 from simfl.privacy.mechanism import Mechanism
 from simfl.privacy.randomness import Randomness
 from simfl.protocol import Batch, Examples, Task, Weights
-from simfl.privacy.deployment import deployed_phases
 from simfl.sampling import expected_clients
 from simfl.secure_aggregation.channel import DistributedNoise, SecureChannel, mask_note, weighted_parts
 from simfl.seeds import rng
@@ -36,6 +40,7 @@ from simfl.training.context import LOCAL, Network, PhaseContext
 from simfl.training.executor import sample_outputs
 from simfl.training.step_probe import probe_on_meta, probe_step
 from simfl.transport.ledger import TiedWeights
+from simfl.transport.low_rank import LowRankMessages
 from simfl.transport.upload import MessageSpec
 from simfl.weights import select_names
 
@@ -63,6 +68,7 @@ class RunContext:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     shared: dict[str, Any] | None = None
     effects: dict[tuple[object, ...], StepEffects] = field(default_factory=dict)  # of probes; see `_effects`
+    known_ranks: dict[int, np.ndarray] = field(default_factory=dict)  # of clients, by phase; see `ranks`
     _noted: set[tuple[str, str]] = field(default_factory=set)  # objectives and splits whose notes were taken
     _notes: list[str] = field(default_factory=list)
 
@@ -266,7 +272,12 @@ class RunContext:
     ) -> PhaseContext:
         """Return the context of training in a phase. Without a noise multiplier, private updates cannot be released."""
         experiment, settings = self.experiment, self.experiment.phases[phase]
-        groups = self.parameter_groups(phase)
+        groups, pairs = self.parameter_groups(phase), self.pairs(phase)
+        messages = self._message_spec(phase, num_clients, noise_multiplier, randomness)
+        if settings.algorithm.needs_pairs:
+            messages = replace(
+                messages, low_rank=LowRankMessages(settings.algorithm, pairs, self.ranks(phase, num_clients))
+            )
         return PhaseContext(
             phase=settings,
             index=phase,
@@ -277,13 +288,57 @@ class RunContext:
             load_examples=partial(self.examples, settings.objective, "train"),
             device=self.device,
             num_clients=num_clients,
-            messages=self._message_spec(phase, num_clients, noise_multiplier, randomness),
+            messages=messages,
             mechanism=self._mechanism(phase, num_clients, noise_multiplier, randomness or Randomness.fresh()),
             mentor=self.mentor,
             keeps_local_model=LOCAL in experiment.evaluate.models,
             data_parallel=experiment.execution.data_parallel,
             draws=self.draws(phase),
+            pairs=pairs,
+            ranks=None if messages.low_rank is None else messages.low_rank.ranks,
         )
+
+    def pairs(self, phase: int) -> tuple[LowRankPair, ...]:
+        """Return the low-rank pairs whose factors a phase trains and shares, if its algorithm needs pairs.
+
+        Raises:
+            ConfigError: The model has none, or a layer's adapter is no plain product.
+        """
+        algorithm = self.experiment.phases[phase].algorithm
+        if not algorithm.needs_pairs:
+            return ()
+        found = low_rank_pairs(self.module, f"phases.{phase}.algorithm", algorithm.changes_base)
+        shared = set(self.parameter_groups(phase).shared)
+        return tuple(pair for pair in found if {pair.down, pair.up} <= shared)
+
+    def column_ranks(self, phase: int) -> np.ndarray:
+        """Return the rank of each client, int64 [K], from the column that the algorithm names."""
+        name, split = str(self.experiment.phases[phase].algorithm.client_ranks()), self.split(TRAIN)
+        partition = assign(self.experiment.partition, split, self.experiment.seed)
+        return by_column(name, split, partition, f"phases.{phase}.algorithm.rank")
+
+    def ranks(self, phase: int, num_clients: int) -> np.ndarray | None:
+        """Return the rank of each client's adapters, int64 [K]; None: all clients have the same.
+
+        Raises:
+            ConfigError: The setting does not fit the clients or the model.
+        """
+        setting, where = self.experiment.phases[phase].algorithm.client_ranks(), f"phases.{phase}.algorithm.rank"
+        if setting is None or phase in self.known_ranks:
+            return self.known_ranks.get(phase)
+        if isinstance(setting, str):
+            found = self.column_ranks(phase)
+        elif isinstance(setting, Mapping):
+            found = by_share(setting, num_clients, self.experiment.seed, where)
+        else:
+            found = by_client(setting, num_clients, where)
+        most = max((pair.rank for pair in self.pairs(phase)), default=0)
+        if most and int(found.max()) > most:
+            raise ConfigError(
+                f"{where}: {int(found.max())} given, but the largest adapter of the model has rank {most}"
+            )
+        self.known_ranks[phase] = found
+        return found
 
     def _network(self, groups: ParameterGroups, phase: Phase) -> Network:
         """Return the model for a phase, watched for changes that the probe has not found."""
@@ -311,6 +366,14 @@ class RunContext:
         if privacy is None or privacy.noise != "distributed":
             return ()
         return tuple(self._num_shared(index) for index in range(len(self.experiment.phases)))
+
+    def mask_note(self, phase: int, num_clients: int) -> str:
+        """Return a line if the masks of a phase's rounds are left out; see `simfl.secure_aggregation.channel`."""
+        channel = self._secure_channel(phase, num_clients, math.nan, None)
+        if channel is None:
+            return ""
+        clients = round(expected_clients(self.experiment.phases[phase], num_clients))
+        return mask_note(channel.settings, clients, channel.num_integers("weights", self._num_shared(phase)))
 
     def _num_shared(self, phase: int) -> int:
         groups = self.parameter_groups(phase)
@@ -368,14 +431,6 @@ def _check_finite(examples: Examples) -> None:
 
 def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     return dict(module.named_parameters()) | dict(module.named_buffers())
-
-    def mask_note(self, phase: int, num_clients: int) -> str:
-        """Return a line if the masks of a phase's rounds are left out; see `simfl.secure_aggregation.channel`."""
-        channel = self._secure_channel(phase, num_clients, math.nan, None)
-        if channel is None:
-            return ""
-        clients = round(expected_clients(self.experiment.phases[phase], num_clients))
-        return mask_note(channel.settings, clients, channel.num_integers("weights", self._num_shared(phase)))
 
 
 def _set_tensors(module: nn.Module, values: Weights) -> None:

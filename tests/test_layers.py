@@ -31,7 +31,7 @@ LAYERS = (  # low to high; modules of one line may import one another, unless th
     ("protocol", "client_state", "stacking"),
     REGISTRIES,
     ("experiment", "config"),
-    ("privacy", "parameter_groups", "sampling", "client_ranks"),
+    ("privacy", "parameter_groups", "sampling"),
     ("aggregation",),
     ("secure_aggregation",),
     ("transport",),

@@ -24,6 +24,14 @@ class _Block(NamedTuple):
     owned: bool
 
 
+STACK_WEIGHTS = "weights of the clients"  # float64 [n], among the tensors of a stacked part
+
+
+def concatenated(blocks: Sequence[Weights]) -> Weights:
+    """Join stacked tensors [n, …] of neighbouring positions. Grouping changes no bit, as nothing is added."""
+    return {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
+
+
 class TreeReducer:
     """A running `weights.tree_sum` that keeps at most one partial sum per level.
 
@@ -59,7 +67,11 @@ class PartSums:
     """
 
     def __init__(self, reduce: Mapping[str, str]) -> None:
-        """Start without uploads. `reduce`: the algorithm's rule for each part; parts without a rule are weighted."""
+        """Start without uploads.
+
+        `reduce`: the algorithm's rule for each part, or `stack` for tensors that are kept side by side with their
+        weights; parts without a rule are weighted.
+        """
         self.reduce, self.position = reduce, 0
         self.reducers: dict[str, TreeReducer] = {}
         self.gathered: dict[str, list[Weights]] = {}
@@ -83,6 +95,10 @@ class PartSums:
             if rule == "gather":
                 self.gathered.setdefault(part, []).extend(take_row(tensors, k) for k in range(n))
                 continue
+            if rule == "stack":
+                own = torch.tensor(weights, dtype=torch.float64)
+                self.gathered.setdefault(part, []).append({**tensors, STACK_WEIGHTS: own})
+                continue
             unweighted = rule != "weighting" or all(weight == 1.0 for weight in weights)
             half = {name: t.dtype for name, t in tensors.items() if t.dtype in HALF}
             if half:
@@ -95,7 +111,10 @@ class PartSums:
         self.position += n
 
     def totals(self) -> Parts:
-        """Return the sum of each part."""
+        """Return the sum of each part; stacked parts become one tensor each."""
+        for part, blocks in self.gathered.items():
+            if self.reduce.get(part) == "stack" and len(blocks) > 1:
+                self.gathered[part] = [concatenated(blocks)]
         totals = {part: reducer.total() for part, reducer in self.reducers.items()}
         return {part: total for part, total in totals.items() if total is not None}
 

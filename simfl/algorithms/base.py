@@ -8,10 +8,11 @@ returns new values, and none keeps anything in `self`. The engine calls them in 
 
     phase begins        init_server
     each round          download
-    each client update  init_client (first update only), prepare_state, extra_params
+    each client update  init_client (first update only), prepare_state, start_weights, extra_params
     each local step     for each of micro_steps: the passes of forwards, then its loss; at the end after_step
     after the steps     upload, then update_state
-    end of the round    aggregate, metrics; the server optimizer then steps with the pseudo-gradient
+    as uploads arrive   contribution
+    end of the round    aggregate, base_change, metrics; the server optimizer then steps with the pseudo-gradient
     evaluation          eval_weights
 
 Methods of the client see one client: what it `received`, its own `state`, and the facts of its `update`. Methods of the
@@ -21,9 +22,9 @@ declares "gather".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -50,8 +51,12 @@ class Algorithm:
 
     Attributes:
         reduce: How each uploaded part is aggregated: "weighting" (mean, weighted by the phase's `weighting`), "clients"
-            (mean over clients) or "gather" (all uploads). It is an error to upload a part that is missing here.
+            (mean over clients) or "gather" (all uploads). It is an error to upload a part that is missing here. Parts
+            that `contribution` adds are reduced in the same way.
         personal_params: Globs of trained tensors that stay on the client.
+        frozen_params: Globs of tensors that the algorithm does not train.
+        needs_pairs: Whether the algorithm needs low-rank adapters, whose factors it then finds in `Server.pairs`.
+        changes_base: Whether `base_change` changes frozen tensors, those of the low-rank pairs.
         eval_models: Models that can be evaluated, and the pass that evaluates each. `eval_weights` returns their
             tensors; running statistics are those of the model that the pass names (`Forward.model`). The engine adds
             the model `local`, a client's model at the end of its last update.
@@ -68,6 +73,9 @@ class Algorithm:
 
     reduce: ClassVar[Mapping[str, str]] = {"weights": "weighting"}
     personal_params: ClassVar[tuple[str, ...]] = ()
+    frozen_params: ClassVar[tuple[str, ...]] = ()
+    needs_pairs: ClassVar[bool] = False
+    changes_base: ClassVar[bool] = False
     eval_models: ClassVar[Mapping[str, Forward]] = {"global": Forward(), "personal": Forward()}
     needs_features: ClassVar[bool] = False
     needs_targets: ClassVar[bool] = False
@@ -89,6 +97,33 @@ class Algorithm:
         """Return the smallest number of uploads that `aggregate` is defined for, such as Krum's 2f + 3."""
         return 0
 
+    def products(self) -> Literal["", "logged", "needed"]:
+        """Return how the clients' products of low-rank pairs are used; the server computes them from the uploads.
+
+        "logged": for `metrics` alone, and left out where the server does not see single uploads; "needed": for
+        `aggregate` or `base_change`; "": they are not.
+        """
+        return ""
+
+    def travels(self, names: Sequence[str], round: int) -> tuple[str, ...]:
+        """Return those of the shared tensors that change in this round, from 0: the others are not sent."""
+        return tuple(names)
+
+    def client_ranks(self) -> Mapping[int, float] | tuple[int, ...] | str | None:
+        """Return the ranks of the clients' low-rank adapters: shares of the clients by rank, one each, or a column.
+
+        None: all clients train adapters of the model's rank.
+        """
+        return None
+
+    def has_contributions(self) -> bool:
+        """Return whether the engine calls `contribution`; if not, the decoded uploads are added up."""
+        return type(self).contribution is not Algorithm.contribution
+
+    def downloads(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return those of the shared tensors that clients download: the others they compute in `start_weights`."""
+        return tuple(names)
+
     # Client
 
     def forwards(self) -> dict[str, Forward]:
@@ -109,6 +144,10 @@ class Algorithm:
         All methods below receive the result as `state`.
         """
         return state
+
+    def start_weights(self, received: Parts, update: ClientUpdate) -> Weights:
+        """Return trained tensors from which the client starts in place of those it received."""
+        return {}
 
     def extra_params(self, model: ModelInfo, received: Parts, state: State, update: ClientUpdate) -> dict[str, Weights]:
         """Return further trainable tensors by group, such as a second model or a projection head.
@@ -189,12 +228,32 @@ class Algorithm:
         """Return the parts that every sampled client receives."""
         return {"weights": server.weights}
 
+    def contribution(self, sent: Parts, received: Parts, update: ClientUpdate) -> Parts:
+        """Return what the server adds up for one client, computed from its decoded upload."""
+        return sent
+
+    def known_weights(self, sent: Parts, received: Parts, update: ClientUpdate) -> Weights:
+        """Return the shared tensors of a client after its update, as the server knows them from the decoded upload."""
+        start = {**received["weights"], **self.start_weights(received, update)}
+        return {**start, **{name: start[name] + delta for name, delta in sent["weights"].items()}}
+
     def aggregate(self, server: Server, aggregated: AggregatedUpdates) -> tuple[Weights, State]:
         """Return the pseudo-gradient for the server optimizer, and the server's new state.
 
         The server optimizer *adds* a multiple of the pseudo-gradient; it points like a delta.
         """
         return aggregated.means["weights"], server.state
+
+    def base_change(self, server: Server, aggregated: AggregatedUpdates) -> Weights:
+        """Return what is added to frozen tensors, by name; the clients' next download brings it to them.
+
+        Takes the arguments of `aggregate`. It is sent as factors of the rank `base_rank`, or whole if that is shorter.
+        """
+        return {}
+
+    def base_rank(self, ranks: Sequence[int]) -> int:
+        """Return the rank of `base_change` after a round, from the ranks of the adapters of its clients."""
+        return sum(ranks)
 
     def metrics(self, server: Server, aggregated: AggregatedUpdates) -> Mapping[str, float | Tensor]:
         """Return scalars to log for this round, by name: columns `metric:<name>` of the rounds table.

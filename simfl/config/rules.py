@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from simfl.algorithms.base import Algorithm
 from simfl.algorithms.fedavg import FedAvg
 from simfl.config import privacy, secure_aggregation
 from simfl.config.fields import RENAMED_VALUES
@@ -37,6 +38,7 @@ def violations(experiment: Experiment) -> Violations:
             _needs,
             _names,
             _codecs,
+            _low_rank,
             _local_only,
             _centralized,
             _weighting,
@@ -151,10 +153,8 @@ def _needs(phase: Phase, experiment: Experiment) -> Violations:
     for part, rule in algorithm.reduce.items():
         if rule not in REDUCTIONS:
             yield f"algorithm: {name} reduces {part!r} by {rule!r}; {nearest(rule, REDUCTIONS)}"
-    others = sorted(set(algorithm.reduce) - {"weights"})
-    if experiment.privacy is not None and (others or "gather" in algorithm.reduce.values()):
-        uploads = others or "single updates"
-        yield f"algorithm: {name} uploads {uploads}, which privacy does not clip and sum; allowed: fedavg"
+    if experiment.privacy is not None and "gather" in algorithm.reduce.values():
+        yield f"algorithm: {name} uploads single updates, which privacy does not sum; allowed: fedavg"
     if experiment.privacy is not None and algorithm.needs_positions:
         yield f"algorithm: {name} keeps state per example, which privacy does not cover; allowed: fedavg"
     privacy = experiment.privacy
@@ -198,6 +198,32 @@ def _codecs(phase: Phase, experiment: Experiment) -> Violations:
     for path, one in downloads.items():
         if one.error_feedback:
             yield f"codec.{path}.error_feedback: has no effect on downloads; the next update corrects the error"
+
+
+def _low_rank(phase: Phase, experiment: Experiment) -> Violations:
+    """Check what algorithms for low-rank adapters need of privacy and of the codec of downloads."""
+    algorithm, codec = phase.algorithm, phase.codec
+    single = algorithm.products() == "needed" or algorithm.has_contributions()
+    if experiment.privacy is not None and single:
+        name = REGISTRIES["algorithms"].name_of(type(algorithm))
+        yield (
+            f"algorithm: {name} combines A and B of single clients, and their product has no bounded sensitivity;"
+            " allowed with privacy: ffa_lora, whose update is linear in what is sent"
+        )
+    used = {"download": codec.download}
+    used |= {f"parts.{part}.download": own.download for part, own in codec.parts.items() if own.download}
+    for path, one in used.items():
+        proportional = one.fixed_size and 3 * one.size((2, 8)) == one.size((6, 8))
+        if algorithm.client_ranks() is not None and not (proportional and not one.broadcasts_deltas):
+            kind = type(one).__name__
+            yield f"codec.{path}: {kind} cannot be cut to a client's rank; allowed: float32, float16, bfloat16"
+        elif _selects(algorithm) and not one.fixed_size:
+            yield f"codec.{path}: {type(one).__name__} has no fixed size, by which single tensors are charged"
+
+
+def _selects(algorithm: Algorithm) -> bool:
+    kind = type(algorithm)
+    return kind.travels is not Algorithm.travels or kind.downloads is not Algorithm.downloads
 
 
 def _local_only(phase: Phase, experiment: Experiment) -> Violations:

@@ -14,6 +14,7 @@ from simfl.algorithms.base import Algorithm
 from simfl.config.overrides import with_settings
 from simfl.contract.data import UnevenClients
 from simfl.errors import ConfigError, SimflError
+from simfl.protocol import BASE
 from simfl.runs import tables
 from simfl.runs.record import TABLES
 from simfl.runs.results import Run
@@ -119,14 +120,20 @@ def _check_learning(run: Run, where: str) -> Iterator[str]:
 def _check_messages(run: Run, where: str) -> Iterator[str]:
     """Check that exactly the declared parts travel, and that the weights are those of the shared tensors."""
     (phase,), server, ledger = run.experiment.phases, run.snapshot().server, run.ledger().to_pylist()
-    expected = {"upload": set(phase.algorithm.reduce), "download": set(phase.algorithm.download(server))}
+    algorithm = phase.algorithm
+    expected = {"upload": set(algorithm.reduce), "download": set(algorithm.download(server))}
+    expected["download"] |= {BASE} if algorithm.changes_base else set()
     for direction, parts in expected.items():
         sent = {row["part"] for row in ledger if row["direction"] == direction}
-        if sent != parts:
+        adds = direction == "upload" and algorithm.has_contributions()  # whose parts are not sent
+        if sent != parts and not (adds and sent <= parts):
             yield f"{where}: the {direction} has the parts {sorted(sent)}; declared: {sorted(parts)}"
-    floats = sum(tensor.numel() for tensor in server.weights.values())
+    names = tuple(algorithm.downloads(tuple(server.weights)))
     for row in ledger:
-        if row["part"] == "weights" and row["floats"] != floats:
+        own = names if row["direction"] == "download" else algorithm.travels(tuple(server.weights), row["round"] - 1)
+        floats = sum(server.weights[name].numel() for name in own)
+        fewer = row["direction"] == "download" and type(algorithm).travels is not Algorithm.travels
+        if row["part"] == "weights" and row["floats"] != floats and not (fewer and row["floats"] < floats):
             yield f"{where}: {row['direction']} of weights: {row['floats']} values; the shared tensors have {floats}"
             return
 

@@ -72,6 +72,7 @@ def differences(run_context: RunContext, clients: int, recorded: RunTables, note
     experiment = run_context.experiment
     context = meta_context(experiment, placeholder_dataset(run_context.dataset))
     context.effects.update(run_context.effects)
+    context.known_ranks.update(run_context.known_ranks)
     ledger, updates = _RoundReader(recorded.ledger), _RoundReader(recorded.clients)
     phases = (messages_of(context, index, clients) for index in range(len(experiment.phases)))
     is_secret = experiment.privacy is not None and experiment.privacy.has_secret_sampling

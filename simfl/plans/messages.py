@@ -7,7 +7,7 @@ accounting of downloads, the ledger's rule for tied weights, and the sampling of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -15,12 +15,13 @@ import torch
 from simfl.codecs.base import Codec
 from simfl.errors import ConfigError
 from simfl.parameter_groups import pick
-from simfl.protocol import ClientUpdate, Parts, Server, State, Weights
+from simfl.protocol import BASE, ClientUpdate, Parts, Server, State, Weights
 from simfl.secure_aggregation.channel import SecureChannel
 from simfl.secure_aggregation.protocol import Payload, secure_round
 from simfl.training.context import PhaseContext
-from simfl.transport.broadcast import Broadcast, Sizes
+from simfl.transport.broadcast import Broadcast, Sizes, at_ranks, changed_sizes, sent_values
 from simfl.transport.ledger import Row
+from simfl.transport.low_rank import cut
 from simfl.transport.secure_upload import protocol_row
 from simfl.transport.upload import BUFFERS, PLAIN
 
@@ -44,12 +45,13 @@ class PhaseMessages:
 
     stage: PhaseContext  # with its models on the meta device
     examples: int = 1  # number of examples of a typical client
+    _known_uploads: dict[tuple[int, tuple[str, ...]], Message] = field(default_factory=dict)  # by rank and tensors
 
     @cached_property
     def update(self) -> ClientUpdate:
         """First update of a typical client; state that is kept per example depends on the number of examples."""
         known = {"client": -1, "round": -1, "num_examples": self.examples, "num_clients": self.stage.num_clients}
-        integers = ("client", "key", "round", "step")
+        integers = ("client", "key", "round", "step", "rank")
         kinds = {name: torch.int64 if name in integers else torch.float32 for name in ClientUpdate._fields}
         return ClientUpdate(**{name: torch.tensor(known.get(name, 1), dtype=kind) for name, kind in kinds.items()})
 
@@ -57,7 +59,9 @@ class PhaseMessages:
     def server(self) -> Server:
         """Server state at the start of the phase."""
         weights = self.stage.network.tensors(self.stage.parameter_groups.shared)
-        return Server(weights, self.stage.phase.algorithm.init_server(weights, self.stage.task))
+        base = {name: t.float() for name, t in self.stage.network.tensors(self.stage.changed_base).items()}
+        state = self.stage.phase.algorithm.init_server(weights, self.stage.task)
+        return Server(weights, state, base=base, pairs=self.stage.pairs)
 
     @cached_property
     def buffers(self) -> Weights:
@@ -68,7 +72,8 @@ class PhaseMessages:
     def received(self) -> Parts:
         """Parts that every client receives."""
         statistics = {BUFFERS: self.buffers} if self.buffers else {}
-        return self.stage.phase.algorithm.download(self.server) | statistics
+        base = {BASE: self.stage.network.tensors(self.stage.changed_base)} if self.stage.changed_base else {}
+        return self.stage.phase.algorithm.download(self.server) | base | statistics
 
     @cached_property
     def state(self) -> State:
@@ -80,6 +85,7 @@ class PhaseMessages:
     def trained(self) -> Weights:
         """Trained parameters of a client's model, without extra parameters of the algorithm."""
         known = {**self.stage.network.tensors(self.stage.parameter_groups.personal_params), **self.received["weights"]}
+        known |= self.stage.phase.algorithm.start_weights(self.received, self.update)
         return pick(known, self.stage.parameter_groups.trained)
 
     @cached_property
@@ -108,28 +114,71 @@ class PhaseMessages:
         Args:
             clients_of: Returns the clients of a round, from 0; None: those that the seed of the run samples.
         """
-        stage, broadcast, sizes, full = self.stage, Broadcast(), self._sizes("download"), self._full_sizes()
+        stage, broadcast, base_rank = self.stage, Broadcast(), 0
         for number in range(stage.phase.rounds):
             clients = stage.sample_clients(number, repeatable=True) if clients_of is None else clients_of(number)
             served = [] if stage.phase.centralized else clients
             download = dict.fromkeys(served, self.down)
-            if self.changing:  # the first message is the full weights
-                charged, broadcast = broadcast.charge(sizes if number else full, full, served)
-                download = {client: self._message("download", own) for client, own in charged.items()}
+            packet, full = self._changed_sizes(number, base_rank)
+            if self.changing or packet is not full:
+                charged, broadcast = broadcast.charge(packet, full, served, number)
+                charged = at_ranks(stage.messages, self.received, charged)
+                download = self._messages("download", charged)
+            elif stage.ranks is not None:
+                charged = at_ranks(stage.messages, self.received, dict.fromkeys(served, full))
+                download = self._messages("download", charged)
+            upload = self._uploads(served, number)
+            base_rank = 0 if stage.messages.low_rank is None else stage.messages.low_rank.base_rank(served)
             if stage.messages.secure is None:
-                yield RoundMessages(number + 1, clients, download, dict.fromkeys(served, self.up))
+                yield RoundMessages(number + 1, clients, download, upload)
             else:
-                yield self._secure(stage.messages.secure, number, clients, download)
+                yield self._secure(stage.messages.secure, number, clients, download, upload)
+
+    def _changed_sizes(self, number: int, base_rank: int) -> tuple[Sizes, Sizes]:
+        """Return the sizes of what changed since the round before, and of the whole; the first message is the whole."""
+        full = self._full_sizes()
+        packet = self._sizes("download") if number else full
+        return changed_sizes(self.stage.messages, number, self.received, packet, full, base_rank)
+
+    def _messages(self, direction: str, charged: Mapping[int, Sizes]) -> dict[int, Message]:
+        """Return the message of each client; clients with the same sizes share it."""
+        known = {id(sizes): sizes for sizes in charged.values()}
+        messages = {key: self._message(direction, sizes) for key, sizes in known.items()}
+        return {client: messages[id(sizes)] for client, sizes in charged.items()}
+
+    def _uploads(self, clients: list[int], number: int) -> dict[int, Message]:
+        """Return the upload of each client in a round."""
+        low_rank = self.stage.messages.low_rank
+        if low_rank is None or (low_rank.ranks is None and not low_rank.selects):
+            return dict.fromkeys(clients, self.up)
+        names = tuple(low_rank.sent_in(self.sent["weights"], number))
+        return {client: self._upload_at(low_rank.rank_of(client), names) for client in clients}
+
+    def _upload_at(self, rank: int, names: tuple[str, ...]) -> Message:
+        """Return the upload of these tensors, cut to a rank."""
+        if (rank, names) not in self._known_uploads:
+            spec, rows = self.stage.messages, list[Row]()
+            for part, tensors in self.sent.items():
+                own = pick(tensors, names) if part == "weights" else tensors
+                own = {name: cut(name, t[None], rank)[0] for name, t in own.items()}
+                rows.append(spec.entry(part, own).row(0, 0, "upload", spec.upload_sizes(part, own)))
+            self._known_uploads[rank, names] = tuple(rows)
+        return self._known_uploads[rank, names]
 
     def _secure(
-        self, channel: SecureChannel, number: int, clients: list[int], download: Mapping[int, Message]
+        self,
+        channel: SecureChannel,
+        number: int,
+        clients: list[int],
+        download: Mapping[int, Message],
+        upload: Mapping[int, Message],
     ) -> RoundMessages:
         """Return the messages of a round with those of the protocol of secure aggregation."""
         spec = self.stage.messages
         secure = secure_round(channel.settings, spec.secure_name(number), clients)
         sides: dict[str, dict[int, Message]] = {"download": {}, "upload": {}}
         for client, payloads in secure.protocol_payloads().items():
-            own = {"download": download[client], "upload": () if client in secure.dropped else self.up}
+            own = {"download": download[client], "upload": () if client in secure.dropped else upload[client]}
             for side, messages in sides.items():
                 messages[client] = own[side] + self._protocol(tuple(one for one in payloads if one[0] == side))
         return RoundMessages(number + 1, clients, sides["download"], sides["upload"], secure.dropped)
@@ -158,7 +207,10 @@ class PhaseMessages:
     def _message(self, direction: str, payload: Sizes) -> Message:
         parts = self.received if direction == "download" else self.sent
         spec = self.stage.messages
-        return tuple(spec.entry(p, parts[p]).row(0, 0, direction, payload[p]) for p in parts)
+        if direction == "upload":
+            return tuple(spec.entry(p, parts[p]).row(0, 0, direction, payload[p]) for p in parts)
+        counts = {p: sent_values(spec, parts, p, payload[p]) for p in parts}
+        return tuple(spec.entry(p, parts[p]).row(0, 0, direction, payload[p], counts[p]) for p in parts)
 
 
 def _tensor_sizes(codec: Codec, tensors: Weights) -> dict[str, int]:

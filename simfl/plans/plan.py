@@ -173,6 +173,9 @@ def plan(experiment: Experiment, cache: Path, card: int | None = None) -> RunPla
     """
     data, sizes = client_sizes(experiment, cache)
     context = meta_context(experiment, data)
+    for index, phase in enumerate(experiment.phases):
+        if isinstance(phase.algorithm.client_ranks(), str):  # a column of the data
+            context.known_ranks[index] = RunContext(experiment, cache).column_ranks(index)
     budget = (
         None if experiment.privacy is None else Budget.of(experiment, sizes.partition, len(sizes), context.num_values)
     )
@@ -220,10 +223,10 @@ def _phase(context: RunContext, index: int, sizes: ClientSizes, budget: Budget |
         charged=totals.sums("charged_bytes"),
         count_memory=partial(memory_of, messages, context, index, card),
         steps=totals.steps if steps.is_known else None,
+        masks=context.mask_note(index, len(sizes)),
         scaled_from=counted if counted < phase.rounds else None,
         privacy=_privacy(budget, [index]),
         varying=frozenset(
-        masks=context.mask_note(index, len(sizes)),
             (side, part)
             for side, parts in zip(DIRECTIONS, (messages.received, messages.sent), strict=True)
             for part in parts
@@ -298,10 +301,10 @@ def _privacy(budget: Budget | None, phases: Sequence[int]) -> PrivacyCost | None
         claimed_view=budget.claimed_view,
         adjacency=budget.scheme.adjacency,
         correlation=_correlation(budget, phases[0]),
+        deployment=budget.privacy.deployment,
     )
 
 
-        deployment=budget.privacy.deployment,
 def _correlation(budget: Budget, index: int) -> CorrelationPlan | None:
     if budget.privacy.factorization is None or not budget.privacy.adds_noise:
         return None

@@ -20,6 +20,7 @@ from simfl.transport.broadcast import Broadcast
 from simfl.transport.upload import BUFFERS
 from simfl.weights import State, flatten, sha256, unflatten
 
+CHANGED_BASE = "changed_base"  # in a checkpoint: frozen tensors that the algorithm changes
 CARRIED_WITH = {"buffers": "personal_params", "model_state": "algorithm"}  # kinds of client state that go together
 
 
@@ -37,6 +38,7 @@ class Snapshot:
     broadcast: Broadcast = field(default_factory=Broadcast)
     clip: float | None = None  # clip norm of the next round; None unless it adapts
     charged: Mapping[int, int] = field(default_factory=dict)  # phase -> rounds charged to the privacy budget
+    base_rank: int = 0  # rank of the last round's change of the frozen base, see `Algorithm.base_change`
 
     def client_state(self, client: int) -> str:
         """Return the digest of a client's state; of a client without one, that of the empty state."""
@@ -51,7 +53,7 @@ class Snapshot:
     @property
     def model(self) -> Weights:
         """The global model: every tensor that has been trained, or is trained in this phase."""
-        return {**self.base_weights, **self.server.weights, **self.buffers}
+        return {**self.base_weights, **self.server.base, **self.server.weights, **self.buffers}
 
     @property
     def weights_sha256(self) -> str:
@@ -64,11 +66,16 @@ class Snapshot:
         values = {**context.network.tensors(groups.shared + groups.buffers), **self.base_weights}
         weights = pick(values, groups.shared)
         server = Server({n: t.detach().clone() for n, t in weights.items()})
-        server = replace(server, state=context.phase.algorithm.init_server(server.weights, context.task))
+        base = pick({**context.network.tensors(context.changed_base), **self.base_weights}, context.changed_base)
+        server = replace(
+            server,
+            state=context.phase.algorithm.init_server(server.weights, context.task),
+            base={name: t.detach().to(torch.float32, copy=True) for name, t in base.items()},
+        )
         buffers = {n: t.clone() for n, t in pick(values, groups.averaged_buffers).items()}
         privacy = None if context.mechanism is None else context.mechanism.privacy
         clip = privacy.clip if privacy is not None and privacy.adaptive is not None else None
-        return replace(self, server=server, buffers=buffers, broadcast=Broadcast(), clip=clip)
+        return replace(self, server=server, buffers=buffers, broadcast=Broadcast(), clip=clip, base_rank=0)
 
     def leave_phase(self, client_states: Mapping[int, str]) -> Snapshot:
         """Leave a phase: its model becomes the base of the next one.
@@ -93,7 +100,10 @@ class Snapshot:
             return {key: {name: t.to(device) for name, t in group.items()} for key, group in groups.items()}
 
         lists = moved({"base": self.base_weights, "weights": self.server.weights, "buffers": self.buffers})
-        server = Server(lists["weights"], moved(self.server.state), moved(self.server.optimizer))
+        changed = moved({"base": self.server.base})["base"]
+        server = Server(
+            lists["weights"], moved(self.server.state), moved(self.server.optimizer), changed, self.server.pairs
+        )
         broadcast = replace(self.broadcast, public=moved(self.broadcast.public))
         return replace(self, base_weights=lists["base"], server=server, buffers=lists["buffers"], broadcast=broadcast)
 
@@ -103,11 +113,13 @@ class Snapshot:
         groups |= {f"state:{key}": group for key, group in self.server.state.items()}
         groups |= {f"optimizer:{key}": group for key, group in self.server.optimizer.items()}
         groups |= {f"public:{part}": group for part, group in self.broadcast.public.items()}
+        groups |= {CHANGED_BASE: self.server.base} if self.server.base else {}
         return flatten(groups)
 
     def values(self) -> JsonObject:
         """Return everything that is not a tensor, as JSON, for a checkpoint."""
-        return {
+        changed = {"base_rank": self.base_rank} if self.server.base else {}
+        return changed | {
             "phase": self.phase,
             "round": self.round,
             "step": self.step,
@@ -138,12 +150,13 @@ class Snapshot:
                 values["round"],
                 values["step"],
                 groups.get("base", {}),
-                Server(groups.get("weights", {}), under("state"), under("optimizer")),
+                Server(groups.get("weights", {}), under("state"), under("optimizer"), groups.get(CHANGED_BASE, {})),
                 groups.get("buffers", {}),
                 {int(client): digest for client, digest in values["client_states"].items()},
                 Broadcast(under("public"), tuple(values["packets"]), missed),
                 values["clip"],
                 {int(phase): rounds for phase, rounds in values["charged"].items()},
+                values["base_rank"] if groups.get(CHANGED_BASE) else 0,
             )
         except KeyError as error:
             raise RunError(f"checkpoint after round {stored.step}: the value {error} is missing") from None
@@ -158,7 +171,8 @@ def carry_over_states(client_states: Mapping[int, str], phase: Phase, store: Fil
     for client, digest in sorted(client_states.items()):
         groups = store.get(digest)
         names = [name for name in groups if CARRIED_WITH.get(_kind(name), _kind(name)) in phase.carry_over]
-        carried[client] = store.put({name: groups[name] for name in names}) if names else EMPTY
+        carried[client] = store.write({name: groups[name] for name in names}) if names else EMPTY
+    store.sync(carried.values())
     return carried
 
 

@@ -137,7 +137,8 @@ def _train_units(
     groups = _train_batches(executor, plan, units, [client] * len(units), client_states, received)
     clipped, first, losses = _clip_and_sum(mechanism, groups, received)
     name = (plan.phase, plan.round, client.client)
-    release = mechanism.release(clipped if client.units else None, received, name)
+    none = clipped.without_units() if clipped.others else None
+    release = mechanism.release(clipped if client.units else none, received, name)
     parts = {part: {name: t[None] for name, t in tensors.items()} for part, tensors in release.parts.items()}
     known = {name: received["weights"][name] + t for name, t in parts["weights"].items()}
     return replace(
@@ -162,17 +163,18 @@ def _clip_and_sum(
     mechanism: Mechanism, groups: Iterator[UpdateGroup], received: Parts
 ) -> tuple[Clipped, UpdateGroup, Tensor]:
     """Clip units and sum them as they are trained; return also the first one as a group of its own, and all losses."""
-    reducer, norms, losses, first = TreeReducer(), list[Tensor](), list[Tensor](), None
+    reducer, others, norms, losses, first = TreeReducer(), TreeReducer(), list[Tensor](), list[Tensor](), None
     for group in groups:
-        units = mechanism.clipped(group.upload["weights"], received)
+        units = mechanism.clipped_parts(group.upload, received)
         reducer.push(units.total, len(group))
+        others.push(flatten(units.others), len(group))
         norms.append(units.norms)
         losses.append(group.losses)
         first = first or group.only(0)
     total = reducer.total()
     assert first is not None
     assert total is not None
-    return Clipped(total, torch.cat(norms)), first, torch.cat(losses)
+    return Clipped(total, torch.cat(norms), unflatten(others.total() or {})), first, torch.cat(losses)
 
 
 def _unit(executor: Executor, plan: CohortPlan, client: ClientPlan, unit: int, rows: np.ndarray) -> TrainingUnit:
@@ -258,7 +260,8 @@ def client_update(
 ) -> ClientUpdate:
     """Return the facts of these client updates at local step 0, as stacked tensors [n]."""
     n, local = len(units), context.phase.local
-    whole = [[u.client for u in units], [u.key for u in units], [plan.round] * n, [0] * n]
+    ranks = [context.rank_of(u.client) for u in units]
+    whole = [[u.client for u in units], [u.key for u in units], [plan.round] * n, [0] * n, ranks]
     rates = {id(u.learning_rates): u.learning_rates for u in units}  # few differ
     total_rates = {key: local.optimizer.total_rate(one) for key, one in rates.items()}
     parts = [
@@ -271,9 +274,9 @@ def client_update(
         [total_rates[id(u.learning_rates)] for u in units],
     ]
     device = context.device
-    return ClientUpdate(
-        *to_device(device, np.array(whole, dtype=np.int64)), *to_device(device, np.array(parts, dtype=np.float32))
-    )
+    client, key, number, step, rank = to_device(device, np.array(whole, dtype=np.int64))
+    facts = to_device(device, np.array(parts, dtype=np.float32))
+    return ClientUpdate(client, key, number, step, *facts, rank)
 
 
 class _InitialState:
@@ -308,13 +311,26 @@ class _InitialState:
         """Return every trained tensor and every extra parameter, to be stepped in place."""
         groups, n = self.context.parameter_groups, len(self.client_states)
         personal = self._personal_params() if groups.personal_params else []
-        weights: Weights = {}
+        starts, weights = self._start_weights(), Weights()
         for name in groups.trained:
             shared = self.received["weights"].get(name)
-            weights[name] = torch.stack([own[name] for own in personal]) if shared is None else _copies(shared, n)
+            if name in starts:
+                weights[name] = starts[name].contiguous()
+            else:
+                weights[name] = torch.stack([own[name] for own in personal]) if shared is None else _copies(shared, n)
         if _overrides(self.context.phase.algorithm, "extra_params"):
             weights |= stack_rows([self._extra_params(k, take_row(weights, k)) for k in range(n)])
         return weights
+
+    def _start_weights(self) -> Weights:
+        """Return the tensors from which clients start in place of those received, [n, …]."""
+        algorithm = self.context.phase.algorithm
+        if not _overrides(algorithm, "start_weights"):
+            return {}
+        start: Weights = map_rows(lambda facts: algorithm.start_weights(self.received, facts), len(self.updates))(
+            self.update
+        )
+        return start
 
     def _personal_params(self) -> list[Weights]:
         """Return the personal tensors of each client: stored ones, else the model's own."""

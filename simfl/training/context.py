@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from simfl.errors import ConfigError
 from simfl.experiment import Phase
 from simfl.generators.watched import Generators
+from simfl.low_rank import FULL_RANK, LowRankPair
 from simfl.models.grouped_layers import GroupedLayers, grouped_layers, ungrouped_params
 from simfl.models.module_state import InitialAttributes, ModuleWatch
 from simfl.parameter_groups import ParameterGroups
@@ -179,6 +181,8 @@ class PhaseContext:
         keeps_local_model: Whether clients store their last local model, to be evaluated.
         data_parallel: Number of micro-batches that each local batch is cut into; 1: batches stay whole.
         draws: Names of the random generators from which the first training steps draw.
+        pairs: Low-rank pairs among the trained tensors, if the algorithm needs them.
+        ranks: Rank of the adapters of each client, int64 [K]; None: all clients have the same.
     """
 
     phase: Phase
@@ -196,6 +200,23 @@ class PhaseContext:
     keeps_local_model: bool = False
     data_parallel: int = 1
     draws: tuple[str, ...] = ()
+    pairs: tuple[LowRankPair, ...] = ()
+    ranks: np.ndarray | None = None
+
+    def rank_of(self, client: int) -> int:
+        """Return the rank of a client's adapters; one that exceeds every adapter where all have the same."""
+        return FULL_RANK if self.ranks is None else int(self.ranks[client])
+
+    @property
+    def changed_base(self) -> tuple[str, ...]:
+        """Names of the frozen tensors that the algorithm changes."""
+        return tuple(pair.base for pair in self.pairs) if self.phase.algorithm.changes_base else ()
+
+    @property
+    def adds_products(self) -> bool:
+        """True if the server computes the clients' products of low-rank pairs from their uploads."""
+        use = self.phase.algorithm.products()
+        return use == "needed" or (use == "logged" and self.mechanism is None and self.messages.secure is None)
 
     @property
     def has_secure_randomness(self) -> bool:
@@ -210,6 +231,8 @@ class PhaseContext:
 
     def sample_clients(self, round: int, repeatable: bool = False) -> list[int]:
         """Return the clients of a round, ascending: a random sample or, with correlated noise, those whose turn it is.
+
+        Clients that stand for those of a larger deployment (`privacy.deployment`) take no turns.
 
         `repeatable`: also where a run samples from the operating system.
         """
@@ -232,8 +255,6 @@ class PhaseContext:
     @cached_property
     def generators(self) -> Generators:
         """The random generators that the user's code may draw from in this phase."""
-        Clients that stand for those of a larger deployment (`privacy.deployment`) take no turns.
-
         modules = {"model": self.network.module} | ({} if self.mentor is None else {"mentor": self.mentor.module})
         owners = {**modules, "objective": self.phase.objective, "algorithm": self.phase.algorithm}
         return Generators(owners, keyed=bool(self.draws))

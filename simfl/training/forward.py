@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,7 @@ from simfl.keyed_random import STEP_MULTIPLIER
 from simfl.models.call_context import ModelCall, call_context
 from simfl.models.own import to_outputs
 from simfl.models.recomputation import recomputable
-from simfl.protocol import EXTRA, Batch, ClientUpdate, Forward, Loss, MicroStep, Outputs, Parts, State, Weights
+from simfl.protocol import BASE, EXTRA, Batch, ClientUpdate, Forward, Loss, MicroStep, Outputs, Parts, State, Weights
 from simfl.training.context import Network, PhaseContext
 from simfl.training.model_states import NO_STATE, ModelStates, PassState
 
@@ -58,7 +58,9 @@ def micro_step_loss(
 
 def pass_weights(context: PhaseContext, forward: Forward, inputs: StepInputs) -> Weights:
     """Return the model tensors of a pass; a tensor that its source lacks is the client's own, detached."""
-    return tensors_from(context.network_of(forward).sources(forward), inputs.trained, inputs.received, inputs.state)
+    network = context.network_of(forward)
+    found = tensors_from(network.sources(forward), inputs.trained, inputs.received, inputs.state)
+    return found if network is not context.network else {**inputs.received.get(BASE, {}), **found}
 
 
 def tensors_from(sources: Mapping[str, str], trained: Weights, received: Parts, state: State) -> Weights:
@@ -155,6 +157,24 @@ def step_key(keys: Tensor, step: int | Tensor) -> Tensor:
 def keeps_gradients(context: PhaseContext, micro_steps: tuple[MicroStep, ...]) -> bool:
     """Return whether gradients are kept until the end of a local step, for `after_step` or `MicroStep.at`."""
     return context.phase.algorithm.needs_after_step() or any(micro.at is not None for micro in micro_steps)
+
+
+def can_skip(context: PhaseContext, micro_steps: Sequence[MicroStep], gates: Sequence[bool]) -> list[bool]:
+    """Return which inactive micro-steps of a local step need not be computed: nothing reads their gradients or passes.
+
+    The reported loss is that of the first one computed. All of them find the weights of the start of the local step,
+    as those before it did not move.
+    """
+    if context.has_record_privacy or keeps_gradients(context, tuple(micro_steps)):
+        return [False] * len(micro_steps)
+
+    def is_covered(number: int) -> bool:
+        passes = set(micro_steps[number].forwards)
+        others = [place for place in range(len(micro_steps)) if place != number]
+        repeated = all(passes <= set(micro_steps[place].forwards) for place in others)
+        return repeated and any(gates[place] for place in others)
+
+    return [not gate and is_covered(number) for number, gate in enumerate(gates)]
 
 
 def evaluation_point(

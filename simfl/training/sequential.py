@@ -14,7 +14,7 @@ from simfl.training.data_parallel import SharedStepInputs, combine, micro_batche
 from simfl.training.dp_records import noised_gradient
 from simfl.training.draws import refuse_recomputed_draws
 from simfl.training.executor import Executor, OptimizerStep, TrainingInputs, TrainingResult
-from simfl.training.forward import StepInputs, evaluation_point, keeps_gradients, micro_step_loss, step_key
+from simfl.training.forward import StepInputs, can_skip, evaluation_point, keeps_gradients, micro_step_loss, step_key
 from simfl.training.model_states import ModelStates
 from simfl.training.optimizer_step import StackedOptimizer, stacked_optimizers
 
@@ -105,11 +105,15 @@ def _local_step(
     losses: list[tuple[Tensor, Tensor]] = []
     outputs: dict[str, Outputs] = {}
     gradients: list[Weights] = []
+    gates = [own.micro.active is None or bool(own.micro.active(inputs.update)) for own in micro_steps]
+    skipped = can_skip(context, [own.micro for own in micro_steps], gates)
     for number, own in enumerate(micro_steps):
+        if skipped[number] and not executor.observer.is_active:
+            continue
         own = _at_point(own, tuple(gradients), inputs)
         gradient, *loss = _gradient(executor, unit, step, own, replace(inputs, trained=own.trained), outputs)
         stacked = _as_row(gradient)
-        if own.micro.steps and (own.micro.active is None or bool(own.micro.active(inputs.update))):
+        if own.micro.steps and gates[number]:
             own.optimizer.step(stacked, [True], [unit.learning_rates[step]])
         if executor.observer.is_active:
             sums, weights = (t[None] for t in loss)

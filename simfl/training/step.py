@@ -22,6 +22,7 @@ from simfl.protocol import Batch, ClientUpdate, MicroStep, Outputs, Parts, State
 from simfl.training.context import PhaseContext
 from simfl.training.forward import (
     StepInputs,
+    can_skip,
     evaluation_point,
     keeps_gradients,
     micro_step_loss,
@@ -122,7 +123,10 @@ def local_step(
     keeps = keeps_gradients(context, tuple(micro for micro, _ in optimizers))
     outputs: OutputFields = {}
     gradients: list[Weights] = []
+    skipped = _skipped(context, [micro for micro, _ in optimizers], update, step)
     for number, (micro, optimizer) in enumerate(optimizers):
+        if skipped[number]:
+            continue
         here = _at_point(micro, inputs, gradients)
         stepped = {name: here.trained[name] for name in optimizer.weights}
         result = gradients_of(context, micro, stepped, here, outputs)
@@ -134,12 +138,22 @@ def local_step(
         if keeps:
             gradients.append(result.gradients)
         outputs = result.outputs
-        if number == 0:
+        if not any(not left_out for left_out in skipped[:number]):
             training.loss_sums = training.loss_sums + result.loss_sums
             training.loss_weights = training.loss_weights + result.loss_weights
         del result  # the next gradients reuse its memory
     if context.phase.algorithm.needs_after_step():
         training.state = _after_step(context, outputs, tuple(gradients), inputs, step.active)
+
+
+def _skipped(
+    context: PhaseContext, micro_steps: Sequence[MicroStep], update: ClientUpdate, step: LocalStep
+) -> list[bool]:
+    """Return which micro-steps are inactive for all clients and not computed; none in captured or observed steps."""
+    if isinstance(step.active, Tensor) or step.callback is not None or all(one.active is None for one in micro_steps):
+        return [False] * len(micro_steps)
+    gates = [one.active is None or bool((torch.func.vmap(one.active)(update) != 0).any()) for one in micro_steps]
+    return can_skip(context, micro_steps, gates)
 
 
 def _at_point(micro: MicroStep, inputs: StepInputs, gradients: list[Weights]) -> StepInputs:

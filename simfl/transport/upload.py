@@ -18,12 +18,13 @@ from simfl.codecs.casts import Float32
 from simfl.errors import ClientError
 from simfl.experiment import Codecs
 from simfl.privacy.mechanism import CLIP
-from simfl.protocol import Parts, State, Weights
+from simfl.protocol import BASE, Parts, State, Weights
 from simfl.secure_aggregation.channel import SecureChannel
 from simfl.seeds import SeedName
 from simfl.stacking import select_namespace
 from simfl.transport import ledger
 from simfl.transport.ledger import LedgerEntry, TiedWeights
+from simfl.transport.low_rank import LowRankMessages, groups_by_rank, padded, take
 
 PLAIN = Float32()
 BUFFERS = "buffers"  # a part besides the algorithm's own: running statistics, always sent in float32
@@ -47,6 +48,7 @@ class MessageSpec:
         num_rounds: Rounds of the phase.
         tied_weights: The rule by which tied tensors are charged.
         secure: The encoding of uploads under secure aggregation; None without it.
+        low_rank: Sizes of the messages of low-rank adapters; None for algorithms that send all tensors to everyone.
     """
 
     codecs: Codecs
@@ -55,10 +57,11 @@ class MessageSpec:
     num_rounds: int
     tied_weights: TiedWeights = field(default_factory=TiedWeights)
     secure: SecureChannel | None = None
+    low_rank: LowRankMessages | None = None
 
     def codec(self, direction: str, part: str) -> Codec:
         """Return the codec of a part; buffers and the clipping norm are sent in float32."""
-        return PLAIN if part in (BUFFERS, CLIP) else self.codecs.of_part(direction, part)
+        return PLAIN if part in (BUFFERS, CLIP, BASE) else self.codecs.of_part(direction, part)
 
     def secure_name(self, round_number: int) -> tuple[SeedName, ...]:
         """Return the name of a round of secure aggregation, from which its keys, masks and dropouts follow."""
@@ -134,14 +137,45 @@ def send_uploads(
             tensors = _with_residuals(tensors, stored)
         base = received["weights"] if part == "weights" and codec.encode == "weights" else {}
         contexts = [spec.context(round_number, "upload", client, part) for client in clients]
-        sent[part], payloads = transmit_stacked(codec, tensors, base, contexts)
+        if spec.low_rank is not None and spec.low_rank.ranks is not None:
+            sent[part], part_rows = _send_at_ranks(spec, spec.low_rank, part, tensors, base, contexts, clients)
+        else:
+            sent[part], payloads = transmit_stacked(codec, tensors, base, contexts)
+            entry = spec.entry(part, {name: t[0] for name, t in tensors.items()})
+            messages = zip(clients, payloads, strict=True)
+            part_rows = [entry.row(round_number, client, "upload", payload) for client, payload in messages]
         if codec.error_feedback:
             for k, own in enumerate(residuals):
                 own[part] = {name: t[k] - sent[part][name][k] for name, t in tensors.items()}
-        entry = spec.entry(part, {name: t[0] for name, t in tensors.items()})
-        for client, payload, client_rows in zip(clients, payloads, rows, strict=True):
-            client_rows.append(entry.row(round_number, client, "upload", payload))
+        for row, client_rows in zip(part_rows, rows, strict=True):
+            client_rows.append(row)
     return ReceivedUploads(sent, residuals, rows)
+
+
+def _send_at_ranks(
+    spec: MessageSpec,
+    low_rank: LowRankMessages,
+    part: str,
+    tensors: Weights,
+    base: Weights,
+    contexts: Sequence[MessageContext],
+    clients: Sequence[int],
+) -> tuple[Weights, list[ledger.Row]]:
+    """Encode a part of n clients, each cut to its rank; return it padded with zeros, and a ledger row of each."""
+    codec, round_number = spec.codec("upload", part), int(contexts[0].names[2])
+    arrived = {name: torch.zeros_like(t) for name, t in tensors.items()}
+    rows: list[ledger.Row] = [{} for _ in clients]
+    for rank, members in groups_by_rank(low_rank, clients).items():
+        own = take(tensors, members, rank)
+        own_base = {name: t[0] for name, t in take({n: t[None] for n, t in base.items()}, [0], rank).items()}
+        decoded, payloads = transmit_stacked(codec, own, own_base, [contexts[k] for k in members])
+        entry = spec.entry(part, {name: t[0] for name, t in own.items()})
+        for name, tensor in decoded.items():
+            index = torch.tensor(members, device=tensor.device)
+            arrived[name][index] = padded(tensor, tensors[name].shape[1:]).to(arrived[name].dtype)
+        for k, payload in zip(members, payloads, strict=True):
+            rows[k] = entry.row(round_number, clients[k], "upload", payload)
+    return arrived, rows
 
 
 def _with_residuals(tensors: Weights, residuals: Sequence[Weights]) -> Weights:

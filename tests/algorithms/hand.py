@@ -24,6 +24,7 @@ def update(
         num_sampled=torch.tensor(2.0),
         learning_rate=torch.tensor(learning_rate),
         total_rate=torch.tensor(steps * learning_rate),
+        rank=torch.tensor(1 << 30),
     )
 
 

@@ -1,0 +1,100 @@
+"""The base class of algorithms for low-rank adapters (LoRA, Hu et al. 2022): W is frozen, and W + s B A is used.
+
+A_k, B_k   factors of client k after its update, zero beyond its rank r_k        p_k   its share of the round's weights
+Ā, B̄       means Σ p_k A_k, Σ p_k B_k        s   scaling of the adapter
+
+The mean of A and of B is not the mean of the products: Σ p_k B_k A_k − B̄ Ā = Σ p_k (B_k − B̄)(A_k − Ā). Its length over
+that of Σ p_k B_k A_k is logged as `deviation` for every layer and round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from simfl.algorithms.base import Algorithm
+from simfl.constraints import Fraction, PositiveInt
+from simfl.low_rank import LowRankPair, rank_axis, truncated
+from simfl.protocol import AggregatedUpdates, ClientUpdate, Parts, Server, State, Weights
+
+DOWN, UP = "*.lora_*A.*", "*.lora_*B.*"  # globs of the factors A and B
+
+
+@dataclass(frozen=True)
+class LowRank(Algorithm):
+    """Base of algorithms that see the factors of low-rank adapters as pairs; its defaults average A and B."""
+
+    deviation: bool = True  # log how far the mean of the products is from the product of the means, in every round
+    rank: Mapping[int, Fraction] | tuple[PositiveInt, ...] | str | None = (
+        None  # of each client: {rank: share of clients}, a list, or a column of the data; null: that of the model
+    )
+
+    needs_pairs: ClassVar[bool] = True
+    example: ClassVar[Mapping[str, object]] = {
+        "model.adapters": {"kind": "lora", "targets": ["linear", "head"], "rank": 4, "dropout": 0.0},
+        "personal_params": [],
+    }
+
+    def products(self) -> Literal["", "logged", "needed"]:
+        """Return whether products are logged."""
+        return "logged" if self.deviation else ""
+
+    def client_ranks(self) -> Mapping[int, float] | tuple[int, ...] | str | None:
+        """Return the setting `rank`."""
+        return self.rank
+
+    def has_contributions(self) -> bool:
+        """Return whether clients differ in their ranks."""
+        return self.rank is not None
+
+    def start_weights(self, received: Parts, update: ClientUpdate) -> Weights:
+        """Return the received factors, cut to the client's rank."""
+        if self.rank is None:
+            return {}
+        return {name: truncated(name, w, update.rank) for name, w in received["weights"].items() if is_factor(name)}
+
+    def upload(self, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> Parts:
+        """Return the delta from what the client started from."""
+        start = {**received["weights"], **self.start_weights(received, update)}
+        return {"weights": {name: trained[name] - w for name, w in start.items()}}
+
+    def contribution(self, sent: Parts, received: Parts, update: ClientUpdate) -> Parts:
+        """Return the client's factors, with zeros beyond its rank, minus those of the server."""
+        known = self.known_weights(sent, received, update)
+        own = {
+            name: known[name] - received["weights"][name] if is_factor(name) else d
+            for name, d in sent["weights"].items()
+        }
+        return {**sent, "weights": own}
+
+    def metrics(self, server: Server, aggregated: AggregatedUpdates) -> Mapping[str, float | Tensor]:
+        """Return the deviation of each layer, and the mean over layers; empty where products are not known."""
+        return deviations(server, aggregated) if self.deviation else {}
+
+
+def is_factor(name: str) -> bool:
+    """Return whether a tensor with this name is a factor of a pair."""
+    return rank_axis(name) is not None
+
+
+def next_factors(server: Server, aggregated: AggregatedUpdates, pair: LowRankPair) -> Weights:
+    """Return Ā and B̄ of a pair by name."""
+    delta = aggregated.means["weights"]
+    return {name: server.weights[name] + delta[name] if name in delta else server.weights[name] for name in pair.names}
+
+
+def deviations(server: Server, aggregated: AggregatedUpdates) -> dict[str, Tensor]:
+    """Return ‖Σ p_k B_k A_k − B̄ Ā‖ / ‖Σ p_k B_k A_k‖ of each layer, and the mean of these."""
+    found: dict[str, Tensor] = {}
+    for pair in server.pairs:
+        if pair.layer in aggregated.products:
+            mean = aggregated.products[pair.layer]
+            residual = mean - pair.product(next_factors(server, aggregated, pair))
+            found[f"deviation/{pair.layer}"] = residual.norm() / mean.norm().clamp_min(1e-30)
+    if not found:
+        return {}
+    return {"deviation": torch.stack(list(found.values())).mean(), **found}

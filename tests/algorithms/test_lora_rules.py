@@ -1,0 +1,223 @@
+"""Algorithms for low-rank adapters against an independent float64 server, which reads what clients trained."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+import torch
+from lora_runs import LAYERS, Round, effective, experiment, factors_of, rounds_of, run, start_of
+
+from simfl import config
+from simfl.aggregation.round import FACTORS, CohortResult, RoundAggregator
+from simfl.aggregation.tree import PartSums
+from simfl.errors import ConfigError
+from simfl.low_rank import LowRankPair
+from simfl.models.low_rank import low_rank_pairs
+from simfl.plans.plan import plan
+from simfl.protocol import Task
+
+S = 2.0  # alpha / rank
+
+
+@cache
+def two_rounds(algorithm: str) -> tuple[list[Round], dict[str, object]]:
+    """Two rounds of all five clients, and the initial tensors."""
+    given = experiment(algorithm)
+    with TemporaryDirectory() as folder:
+        return rounds_of(Path(folder), given, 2), start_of(given)
+
+
+def near(found: np.ndarray, expected: np.ndarray, limit: float = 1e-6) -> None:
+    assert np.linalg.norm(found - expected) <= limit * max(1.0, np.linalg.norm(expected))
+
+
+def served(one: Round, start: dict[str, object]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    return factors_of({**start, **one.after.model})
+
+
+@pytest.mark.parametrize("algorithm", ["fedex_lora", "flora", "ffa_lora", "rolora"])
+def test_exact_rules_reach_the_mean_of_the_products_after_every_round(algorithm: str) -> None:
+    rounds, start = two_rounds(algorithm)
+    for one in rounds:
+        weights = {**start, **one.before.model}
+        found = effective(one.after, start)
+        for layer, product in one.mean_products.items():
+            before = weights[f"{layer}.base_layer.weight"].detach().double().numpy()  # type: ignore[attr-defined]
+            near(found[layer], before + S * product)
+
+
+def test_fedit_averages_factors_and_logs_its_deviation() -> None:
+    rounds, start = two_rounds("fedit")
+    for one in rounds:
+        found, deviations = served(one, start), []
+        for layer in LAYERS:
+            near(found[layer][0], one.mean(layer, 0))
+            near(found[layer][1], one.mean(layer, 1))
+            exact = one.mean_products[layer]
+            deviations.append(np.linalg.norm(exact - one.mean(layer, 1) @ one.mean(layer, 0)) / np.linalg.norm(exact))
+            assert one.row[f"metric:deviation/{layer}"] == pytest.approx(deviations[-1], rel=1e-4)
+        assert one.row["metric:deviation"] == pytest.approx(np.mean(deviations), rel=1e-4)
+        assert 0.01 < np.mean(deviations) < 1
+
+
+def test_flora_starts_anew_in_every_round_with_other_factors_for_each_client() -> None:
+    rounds, start = two_rounds("flora")
+    for one in rounds:
+        down, up = served(one, start)["head"]
+        near(down, factors_of(start)["head"][0], 0.0)
+        assert not up.any()
+        drawn = [one.clients[k]["head"][0] for k in (0, 1)]
+        assert np.abs(drawn[0] - drawn[1]).mean() > 0.1
+
+
+def test_rolora_trains_one_factor_in_each_round() -> None:
+    (first, second), start = two_rounds("rolora")
+    a, b = factors_of(start)["head"]
+    near(served(first, start)["head"][0], a, 0.0)
+    assert np.abs(served(first, start)["head"][1] - b).max() > 1e-3
+    near(served(second, start)["head"][1], served(first, start)["head"][1], 0.0)
+    assert np.abs(served(second, start)["head"][0] - a).max() > 1e-4
+    assert first.row["metric:deviation"] < 1e-6
+
+
+def test_fedsa_keeps_b_on_the_clients() -> None:
+    (one, _), _ = two_rounds("fedsa_lora")
+    assert all("lora_A" in name for name in one.after.server.weights)
+    near(one.after.server.weights["head.lora_A.default.weight"].double().numpy(), one.mean("head", 0))
+    assert np.abs(one.clients[1]["head"][1] - one.clients[3]["head"][1]).max() > 1e-3
+
+
+@pytest.mark.parametrize("algorithm", ["fedit", "fedex_lora", "flora", "ffa_lora", "rolora"])
+def test_one_client_is_aggregated_to_its_own_model_by_every_rule(algorithm: str, tmp_path: Path) -> None:
+    given = experiment(algorithm, sizes=(20,))
+    start = start_of(given)
+    (one,) = rounds_of(tmp_path, given, 1)
+    for layer, (down, up) in one.clients[0].items():
+        weights = {**start, **one.before.model}
+        before = weights[f"{layer}.base_layer.weight"].detach().double().numpy()  # type: ignore[attr-defined]
+        near(effective(one.after, start)[layer], before + S * up @ down)
+
+
+VALUES = 4 * (12 + 16) + 4 * (16 + 5)  # of both pairs
+BASE = 12 * 16 + 16 * 5
+
+
+@pytest.mark.parametrize("algorithm", ["fedit", "fedex_lora", "flora", "ffa_lora", "fedsa_lora"])
+def test_bytes_are_those_of_the_formula_in_plan_and_ledger(algorithm: str, tmp_path: Path) -> None:
+    given = experiment(algorithm)
+    own, counted = run(tmp_path / "run", given), plan(config.parse(given), tmp_path)
+    up = {"ffa_lora": 4 * (16 + 5), "fedsa_lora": 4 * (12 + 16)}.get(algorithm, VALUES) * 3
+    down = 0 if algorithm == "flora" else up
+    for rank in {"fedex_lora": [16, 16], "flora": [20, 20]}.get(algorithm, []):  # in the second and third round
+        down += min(rank * (12 + 16), 12 * 16) + min(rank * (16 + 5), 16 * 5)
+    assert own.summary["bytes"] == {"download": 20 * down, "upload": 20 * up, "total": 20 * (down + up)}
+    assert counted.bytes == own.summary["bytes"]
+    assert own.summary["plan"] == "matches"
+
+
+def test_a_client_of_rolora_downloads_what_has_changed_since_its_last_round(tmp_path: Path) -> None:
+    given = experiment("rolora", clients_per_round=2, participation=None, rounds=6)
+    own = run(tmp_path / "run", given)
+    rows, last = own.ledger().to_pylist(), dict[int, int]()
+    halves = {0: 4 * (12 + 16), 1: 4 * (16 + 5)}  # A, B
+    for row in sorted(rows, key=lambda row: (row["round"], row["direction"])):
+        number, client = row["round"], row["client"]
+        if row["direction"] == "upload":
+            assert row["floats"] == halves[number % 2]
+        else:
+            missed = number - last[client] if client in last else 0
+            assert row["floats"] == (halves[1 - number % 2] if missed == 1 else VALUES)
+            last[client] = number
+    assert own.summary["plan"] == plan_matches(given, own, tmp_path)
+
+
+def plan_matches(given: dict[str, object], own: object, folder: Path) -> str:
+    assert plan(config.parse(given), folder).bytes == own.summary["bytes"]  # type: ignore[attr-defined]
+    return "matches"
+
+
+def test_a_client_that_missed_rounds_downloads_every_change_of_the_base_or_all_of_it(tmp_path: Path) -> None:
+    given = experiment("flora", clients_per_round=1, participation=None, rounds=6)
+    own = run(tmp_path / "run", given)
+    last: dict[int, int] = {}
+    for row in own.ledger().to_pylist():
+        if row["part"] == "base":
+            changes = row["round"] - last.get(row["client"], 1)
+            packet = 4 * (12 + 16) + 16 * 5  # that of the head is shorter whole
+            assert row["floats"] == min(changes * packet, BASE)
+            last[row["client"]] = row["round"]
+    assert own.summary["plan"] == plan_matches(given, own, tmp_path)
+
+
+def test_stacked_factors_have_the_same_bits_however_clients_are_divided() -> None:
+    torch.manual_seed(0)
+    pair = LowRankPair("layer", "w", "a", "b", 1.0, 2, (3, 5))
+    stacked = {"a": torch.randn(7, 2, 5), "b": torch.randn(7, 3, 2)}
+    weights, found = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], []
+    for sizes in ([7], [4, 3], [1] * 7, [2, 2, 2, 1]):
+        total, first = RoundAggregator({}, 7), 0
+        for number, size in enumerate(sizes):
+            sums = PartSums({FACTORS: "stack"})
+            for k in range(first, first + size):
+                sums.add({FACTORS: {name: t[k : k + 1] for name, t in stacked.items()}}, weights[k : k + 1], 1, False)
+            result = CohortResult(number, size)
+            result.sums, result.gathered = sums.totals(), sums.gathered
+            total.take(result)
+            first += size
+        found.append(_products(total, pair, weights))
+    assert all(torch.equal(one, found[0]) for one in found)
+    shares = torch.tensor(weights).double() / 28
+    expected = torch.einsum("k,kor,kri->oi", shares, stacked["b"].double(), stacked["a"].double())
+    assert torch.allclose(found[0], expected, rtol=1e-12)
+
+
+def _products(total: RoundAggregator, pair: LowRankPair, weights: list[float]) -> torch.Tensor:
+    from simfl.aggregation.columns import Columns
+
+    total.results[0].clients = Columns.of([{"weight": weight, "client": k} for k, weight in enumerate(weights)])
+    updates = total.mean(pairs=(pair,))
+    assert updates is not None
+    assert not updates.gathered
+    return updates.products["layer"]
+
+
+def test_products_are_summed_where_all_factors_together_are_larger(tmp_path: Path) -> None:
+    given = experiment("fedex_lora", sizes=(4,) * 12, rounds=1)
+    start = start_of(given)
+    (one,) = rounds_of(tmp_path, given, 1)  # 12 clients of rank 4 stack to more numbers than the product has
+    found = effective(one.after, start)
+    for layer, product in one.mean_products.items():
+        before = start[f"{layer}.base_layer.weight"].detach().double().numpy()  # type: ignore[attr-defined]
+        near(found[layer], before + S * product)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"algorithm": "fedex_lora", "privacy": True}, "ffa_lora, whose update is linear"),
+        ({"algorithm": "flora", "secure": True}, "which secure_aggregation hides; allowed: fedit"),
+    ],
+)
+def test_what_needs_single_products_is_refused(settings: dict[str, object], message: str) -> None:
+    given = experiment(settings["algorithm"], weighting="uniform")  # type: ignore[arg-type]
+    if "privacy" in settings:
+        given["privacy"] = {"unit": "client", "clip": 1.0, "noise_multiplier": 1.0, "min_clients": 5}
+    else:
+        given["secure_aggregation"] = {"clip": 1.0}
+    with pytest.raises(ConfigError, match=message):
+        config.parse(given)
+
+
+def test_models_without_plain_pairs_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no low-rank adapters; allowed: model\.adapters of kind lora"):
+        low_rank_pairs(torch.nn.Linear(2, 2), "phases.0.algorithm")
+    given = experiment("fedex_lora")
+    settings = {"r": 2, "target_modules": ["linear"], "use_dora": True}
+    given["model"]["adapters"] = {"kind": "peft", "method": "lora", "settings": settings}
+    module = config.parse(given).model.build(Task(1, 5, (12,)))
+    with pytest.raises(ConfigError, match="no plain product B A"):
+        low_rank_pairs(module, "phases.0.algorithm")
