@@ -18,6 +18,7 @@ from simfl.autotune.probe import ProbeRequest, ProbeResult
 from simfl.autotune.trial import Trial
 from simfl.errors import SimflError
 from simfl.experiment import Experiment
+from simfl.models.grouped_layers import why_sequential
 from simfl.protocol import Parts
 from simfl.rounds import RoundPlan
 from simfl.runs.manifest import RunIdentity
@@ -154,7 +155,7 @@ class Tuner:
     def reason_for_rules(self) -> str:
         """Return why the rules choose without a measurement; empty where a measurement is made."""
         execution, context, privacy = self.experiment.execution, self.context, self.experiment.privacy
-        sequential_only: str = getattr(context.network.module, "sequential_only", "")
+        sequential_only = why_sequential(context.network.module, context.network.trained)
         reasons = {
             "execution.mode is given": execution.mode == "sequential",
             "execution.mode and execution.clients_per_batch are given": execution.mode == "vectorized"

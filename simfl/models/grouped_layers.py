@@ -136,6 +136,17 @@ def ungrouped_params(module: nn.Module, trained: tuple[str, ...]) -> list[str]:
     return [name for name, owner in owners.items() if grouped_form(owner) is None]
 
 
+def why_sequential(module: nn.Module, trained: tuple[str, ...]) -> str:
+    """Return why a model that trains these tensors trains one client at a time; empty if it need not.
+
+    The attribute `sequential_only` of a module is such a reason. `grouped_only` is one where a trained layer has no
+    grouped form: shapes inside of the module depend on values, which `torch.func.vmap` refuses.
+    """
+    found: str = getattr(module, "sequential_only", "") or ""
+    only: str = getattr(module, "grouped_only", "")
+    return found or (only if only and ungrouped_params(module, trained) else "")
+
+
 def grouped_layers(module: nn.Module, trained: tuple[str, ...]) -> GroupedLayers:
     """Return the layers that own `trained` tensors, with their grouped forms; layers without a form are left out."""
     names = set(trained)

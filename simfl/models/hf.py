@@ -7,6 +7,7 @@ The module stays transformers' own: its `forward` and its `generate` are called.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from torch import nn
 from simfl.errors import ConfigError, nearest
 from simfl.models.adapters import Adapter
 from simfl.models.gguf import converted_folder, find_gguf
+from simfl.models.hf_processor import HfProcessor, add_tokens, load_processor, set_token_ids
 from simfl.models.hf_tokenizer import HfTokenizer, load_tokenizer
 from simfl.models.own import WrappedModel
 from simfl.models.peft_method import PeftMethod
@@ -39,6 +41,7 @@ AUTO_CLASSES: dict[str, str] = {
     "token_classification": "AutoModelForTokenClassification",
     "question_answering": "AutoModelForQuestionAnswering",
 }
+IMAGE_TASKS = ("image_text_to_text", "vision_encoder_decoder", "question_answering", "token_classification")
 CLASSIFIERS = ("sequence_classification", "token_classification")
 ENDINGS = {  # of the class that a configuration names
     "ForCausalLM": "causal_lm",
@@ -67,8 +70,13 @@ class HuggingFace(WrappedModel):
     task: HfTask | None = None  # null: what the configuration names, or else what its model type is for
     gguf: str | None = None  # name of a file gguf among the weights; null: the only one, if there is no configuration
     tokenizer_from: str | None = None  # a folder or a hub id; null: the weights', or without weights a small public one
+    processor: Mapping[str, object] = field(
+        default_factory=dict
+    )  # settings of the processor of images, such as its size
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the weights; adapters stay float32
-    attention: Literal["sdpa", "eager"] = "sdpa"  # implementation; one with dropout is simfl's keyed one
+    attention: Literal["sdpa", "eager"] | None = (
+        None  # null: what transformers chooses; with dropout, simfl's keyed one
+    )
     checkpointing: bool = False  # recompute activations in the backward pass, to save memory
     adapters: Adapter | None = None  # trained instead of the rest, with the head of a classifier
 
@@ -89,6 +97,8 @@ class HuggingFace(WrappedModel):
         setattr(module, HEAD, self._head(module, config))
         module.hf_tokenizer = self.tokenizer()
         _complete_generation(module, module.hf_tokenizer)
+        if module.hf_tokenizer.processor is not None:
+            module.grouped_only = "a model that reads images trains several clients at once by adapters alone"
         if self.checkpointing:
             enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
             enable()
@@ -132,17 +142,35 @@ class HuggingFace(WrappedModel):
 
     def tokenizer(self) -> HfTokenizer:
         """Return the tokenizer of the weights or of `tokenizer_from`; without both, a small public one."""
-        config = self._config(None)
+        config, processor = self._config(None), self._processor
         text = config.get_text_config()
         limit = getattr(text, "max_position_embeddings", None)  # GPT-2's n_positions has this name too
-        return HfTokenizer(self._tokenizer, bool(config.is_encoder_decoder), _start_token(config), limit)
+        in_encoder = bool(config.is_encoder_decoder) and not (processor is not None and processor.in_decoder)
+        return HfTokenizer(self._tokenizer, in_encoder, _start_token(config), limit, processor)
 
     @cached_property
     def _tokenizer(self) -> Any:
         folder = self._folder
         if self.tokenizer_from is not None:
             folder = weights_folder(self.tokenizer_from, "model.tokenizer_from", HUB_FILES)
-        return load_tokenizer(folder)
+        tokenizer = load_tokenizer(folder)
+        if self._folder is None:
+            add_tokens(tokenizer, self._bare_config())
+        return tokenizer
+
+    @cached_property
+    def _processor(self) -> HfProcessor | None:
+        """The processor of pages; None for models of text alone."""
+        config = self._bare_config()
+        task = self._task(config)
+        if task not in IMAGE_TASKS:
+            if self.processor:
+                raise ConfigError(f"model.processor: {config.model_type!r} reads no images in task {task!r}")
+            return None
+        kind = self._auto_class(config)._model_mapping[type(config)]
+        names = frozenset(inspect.signature((kind[0] if isinstance(kind, tuple) else kind).forward).parameters)
+        with quiet_transformers("model.processor"):
+            return load_processor(config, self._tokenizer, self._folder, self.processor, names)
 
     @cached_property
     def _folder(self) -> Path | None:
@@ -173,7 +201,11 @@ class HuggingFace(WrappedModel):
         if classes is not None and self._task(config) in CLASSIFIERS and "num_labels" not in self.config:
             config.num_labels = classes
         text = config.get_text_config()
-        length = len(self._tokenizer)
+        found = self._processor  # it may add tokens to the tokenizer
+        length = len(self._tokenizer if found is None else found.processor.tokenizer)
+        if self._folder is None:
+            with quiet_transformers("model.config"):
+                set_token_ids(config, self._tokenizer, set(_flat(self.config)))
         if self._folder is None and "vocab_size" not in _flat(self.config):
             text.vocab_size = length
         if length > text.vocab_size:
@@ -181,13 +213,15 @@ class HuggingFace(WrappedModel):
         for one in {id(config): config, id(text): text}.values():
             if getattr(one, "pad_token_id", None) is None:
                 one.pad_token_id = self._tokenizer.pad_token_id
+        if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+            config.decoder_start_token_id = _start_token(config)
         return config
 
     def _bare_config(self) -> Any:
         from transformers import AutoConfig
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-        settings = {name: copy.deepcopy(value) for name, value in self.config.items()}
+        settings: dict[str, Any] = {name: copy.deepcopy(value) for name, value in self.config.items()}
         if self._folder is not None:
             with quiet_transformers("model.weights"), reading(self._folder / "config.json"):
                 config = AutoConfig.from_pretrained(self._folder, trust_remote_code=False)
@@ -199,8 +233,11 @@ class HuggingFace(WrappedModel):
             given = f"{kind!r} is no model type of transformers" if kind else "without weights, it needs a model_type"
             raise ConfigError(f"model.config.model_type: {given}; {hint}")
         with quiet_transformers("model.config"):
-            default = CONFIG_MAPPING[kind]()
+            composed = kind == "vision-encoder-decoder"  # which has no default configuration
+            default = CONFIG_MAPPING[kind](**settings) if composed else CONFIG_MAPPING[kind]()
         _check_settings(settings, default, "model.config")
+        if composed and "decoder" in settings:
+            settings["decoder"] = {"is_decoder": True, "add_cross_attention": True, **settings["decoder"]}
         with quiet_transformers("model.config"):
             return CONFIG_MAPPING[kind](**settings)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from simfl.errors import DataError
+from simfl.objectives.page_inputs import PageProcessor
 
 
 @runtime_checkable
@@ -27,6 +28,10 @@ class TextTokenizer(Protocol):
     @property
     def max_positions(self) -> int | None:
         """The most tokens that the model reads; None: no limit."""
+
+    @property
+    def processor(self) -> PageProcessor | None:
+        """The processor of pages; None for models of text alone."""
 
     @property
     def pad_id(self) -> int:

@@ -24,7 +24,7 @@ def require_empty(folder: Path) -> None:
 
 
 def write_model(folder: Path, module: nn.Module, tokenizer: object, merge: bool, card: list[str]) -> list[str]:
-    """Write a model of transformers, its tokenizer and a model card; return the names of the files.
+    """Write a model of transformers, its tokenizer or processor, and a model card; return the names of the files.
 
     Args:
         folder: The folder; it is created.
@@ -43,7 +43,9 @@ def write_model(folder: Path, module: nn.Module, tokenizer: object, merge: bool,
         )
     with quiet_transformers("export"):
         (merged_copy(model) if merge and hasattr(model, TRAINED) else model).save_pretrained(folder)
-    if isinstance(tokenizer, HfTokenizer):
+    if isinstance(tokenizer, HfTokenizer) and tokenizer.processor is not None:
+        tokenizer.processor.save(folder)
+    elif isinstance(tokenizer, HfTokenizer):
         tokenizer.tokenizer.save_pretrained(folder)
     (folder / CARD).write_text("\n".join(card) + "\n", encoding="utf-8")
     return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())

@@ -16,6 +16,7 @@ from simfl.data.partition.manifest import Partition, manifest_sha256
 from simfl.errors import ConfigError, nearest
 from simfl.evaluation import missing_scores
 from simfl.experiment import Experiment, Phase
+from simfl.models.grouped_layers import why_sequential
 from simfl.privacy.account import Account
 from simfl.privacy.budget import Budget
 from simfl.protocol import EXTRA
@@ -161,7 +162,7 @@ def _check_execution_mode(experiment: Experiment, context: RunContext) -> None:
                 f"{given}, but in training the model's results for an example depend on the others of its batch, which"
                 " this mode pads or cuts; allowed: execution.mode: sequential, execution.data_parallel: 1"
             )
-    reason = getattr(context.module, "sequential_only", "")
+    reason = _why_sequential(experiment, context)
     if reason and (mode == "vectorized" or _unit_is_record(experiment)):
         where, allowed = (
             ("execution.mode: vectorized", "sequential") if mode == "vectorized" else ("privacy.unit: record", "group")
@@ -173,6 +174,14 @@ def _check_execution_mode(experiment: Experiment, context: RunContext) -> None:
             f"execution.data_parallel: {pieces}, but running statistics or the like ({changed[0]}) need whole batches;"
             " allowed: 1"
         )
+
+
+def _why_sequential(experiment: Experiment, context: RunContext) -> str:
+    """Return why the model trains one client, or one example, at a time; empty if it need not."""
+    phases = range(len(experiment.phases))
+    found = (why_sequential(context.module, context.parameter_groups(index).trained) for index in phases)
+    examples: str = getattr(context.module, "grouped_only", "") if _unit_is_record(experiment) else ""
+    return next(filter(None, found), examples)
 
 
 def _data_parallel(experiment: Experiment) -> tuple[str, ...]:
@@ -209,7 +218,7 @@ def _vectorizes(experiment: Experiment, context: RunContext, expected: float, de
     faster = device == "cuda" or (
         expected >= MANY_CLIENTS and pays_on_cpu(context.module, context.parameter_groups(0).trained)
     )
-    sequential_only = bool(getattr(context.module, "sequential_only", "")) or _unit_is_record(experiment)
+    sequential_only = bool(_why_sequential(experiment, context)) or _unit_is_record(experiment)
     sequential_only = sequential_only or any(context.draws(index) for index in range(len(experiment.phases)))
     return (
         faster

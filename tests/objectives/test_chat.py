@@ -40,7 +40,8 @@ def test_a_decoder_learns_each_token_of_the_answer_from_the_one_before() -> None
         assert rows["attention_mask"][row].sum() == length
         learned = rows["labels"][row] != NO_LABEL
         assert rows["labels"][row][learned].tolist() == wanted
-        assert learned.nonzero()[0] == len(prompt) - 1
+        positions = rows["label_positions"][row][learned].tolist()
+        assert positions == list(range(len(prompt) - 1, length))
         assert rows["prompt_ids"][row, -len(prompt) :].tolist() == prompt
         assert rows["prompt_mask"][row].tolist() == [0] * (len(rows["prompt_ids"][row]) - len(prompt)) + [1] * len(
             prompt
