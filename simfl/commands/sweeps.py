@@ -68,26 +68,29 @@ def sweep(
     overrides: tuple[str, ...],
 ) -> int:
     """Run every combination in FILE: an experiment with grid, variants, experiments or seeds."""
-    from simfl.sweeps.file import load
-
-    found = load(file, overrides, only)
     if as_list:
-        click.echo("\n".join(found.labels))
-        return 0
-    from simfl.reports.formats import around, write_between
-    from simfl.sweeps import sweep
-    from simfl.sweeps.board import Board
-    from simfl.sweeps.pool import SweepPlacement
+        from simfl.sweeps.file import load
 
-    marker = target.marker or file.stem
-    if target.into is not None:
-        around(target.into, marker)  # report missing markers before any run starts
-    folder = out or sweep.folder_of(found.name, resume)
-    with Board() as board:
-        if placement.message:
-            board.message(placement.message)
-        where = SweepPlacement(placement.backend, placement.workers, placement.address, gpus_per_run)
-        outcomes = sweep.run(found, folder, where, resume, board)
+        click.echo("\n".join(load(file, overrides, only).labels))
+        return 0
+    from simfl.runtime.ray import cluster
+
+    with cluster.start_early(placement.backend, placement.address):
+        from simfl.reports.formats import around, write_between
+        from simfl.sweeps import sweep
+        from simfl.sweeps.board import Board
+        from simfl.sweeps.file import load
+        from simfl.sweeps.pool import SweepPlacement
+
+        found, marker = load(file, overrides, only), target.marker or file.stem
+        if target.into is not None:
+            around(target.into, marker)  # report missing markers before any run starts
+        folder = out or sweep.folder_of(found.name, resume)
+        with Board() as board:
+            for text in (*filter(None, [placement.message]), *placement.gpus):
+                board.message(text)
+            where = SweepPlacement(placement.backend, placement.workers, placement.address, gpus_per_run)
+            outcomes = sweep.run(found, folder, where, resume, board)
     click.echo(board.table)
     if board.best:
         click.echo(board.best)

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from simfl.errors import ConfigError, RunError
+from simfl.experiment import Experiment
 from simfl.reports.significance import ExampleScores, client_means, client_spread, example_scores
 from simfl.runs.folder import ERROR, MANIFEST, RUN, SWEEP, JsonObject, check_run_format, missing_run, read_json
 from simfl.runs.results import Run
@@ -27,6 +28,7 @@ class RunResult:
     status: str  # completed, stopped, interrupted, failed, waiting
     error: str = ""  # one line; empty unless the run failed
     summary: JsonObject = field(default_factory=dict)  # empty without `summary.json`
+    experiment: Experiment | None = None  # None: read from the folder when it is needed
 
     @cached_property
     def scores(self) -> dict[str, float]:
@@ -44,7 +46,10 @@ class RunResult:
     @cached_property
     def run(self) -> Run:
         """The run."""
-        return Run(self.folder)
+        run = Run(self.folder)
+        if self.experiment is not None:
+            run.experiment = self.experiment
+        return run
 
     @cached_property
     def example_scores(self) -> ExampleScores:
@@ -70,8 +75,12 @@ class RunResult:
         return row | {"folder": str(self.folder)}
 
 
-def results_of(paths: Sequence[Path]) -> list[RunResult]:
+def results_of(paths: Sequence[Path], known: Mapping[Path, RunResult] | None = None) -> list[RunResult]:
     """Return the results of sweeps, in their order, and of single runs, which are named by their folders.
+
+    Args:
+        paths: Folders of runs and sweeps.
+        known: Results that were read before, by the folder of the run.
 
     Raises:
         ConfigError: A path is given twice.
@@ -84,7 +93,8 @@ def results_of(paths: Sequence[Path]) -> list[RunResult]:
     for path in paths:
         if (path / SWEEP).exists():
             runs = read_json(path / SWEEP)["runs"]
-            found += [result_of(path / "runs" / run["label"], run["varied"]) for run in runs]
+            folders = [(path / "runs" / run["label"], run["varied"]) for run in runs]
+            found += [(known or {}).get(folder) or result_of(folder, varied) for folder, varied in folders]
         elif (path / RUN).exists():
             found.append(result_of(path, {"run": names[path]}))
         elif (path / MANIFEST).exists():
@@ -94,15 +104,15 @@ def results_of(paths: Sequence[Path]) -> list[RunResult]:
     return found
 
 
-def result_of(folder: Path, varied: Mapping[str, object]) -> RunResult:
-    """Return the result of the run in a folder, which need not exist yet."""
+def result_of(folder: Path, varied: Mapping[str, object], experiment: Experiment | None = None) -> RunResult:
+    """Return the result of the run in a folder, which need not exist yet; `experiment` is the one of the folder."""
     if (folder / RUN).exists():
         check_run_format(folder)
     summary, error = read_summary(folder), folder / ERROR
     if error.exists():
         return RunResult(folder.name, varied, folder, "failed", first_line(error), summary or {})
-    status = "interrupted" if (folder / RUN).exists() else "waiting"
-    return RunResult(folder.name, varied, folder, summary["status"] if summary else status, summary=summary or {})
+    status = summary["status"] if summary else "interrupted" if (folder / RUN).exists() else "waiting"
+    return RunResult(folder.name, varied, folder, status, summary=summary or {}, experiment=experiment)
 
 
 def first_line(path: Path) -> str:

@@ -203,8 +203,7 @@ def _write(source: Run, record: Record, experiment: Experiment, state: ForkState
     """Write client states, tables and, last, the checkpoint; a folder without it would start from the first round."""
     target, snapshot = record.folder, state.snapshot
     store = FileClientStore(target / CLIENT_STATES)
-    for digest in sorted(set(snapshot.client_states.values()) - {EMPTY}):
-        files.link(state.client_states / f"{digest}.safetensors", store.folder / f"{digest}.safetensors")
+    store.adopt(state.client_states, snapshot.client_states.values())
     found = {name: source.table(name).to_pylist() for name in ("rounds", "ledger", "clients", *SCORE_TABLES)}
     kept = {name: [row for row in rows if _belongs(name, row, snapshot, experiment)] for name, rows in found.items()}
     record.parts.write(snapshot.step, kept)

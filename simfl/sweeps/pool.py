@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from simfl.errors import ConfigError, RunError, nearest
+import torch
+
+from simfl import files
+from simfl.errors import ConfigError, RunError, SimflError, nearest
+from simfl.experiment import Experiment
+from simfl.run_context import RunContext
 from simfl.runtime.ray import cluster
 from simfl.runtime.ray.actor import DriverLocation
 from simfl.runtime.ray.cluster import ActorHandle, ObjectRef
+from simfl.session.check_data import check_data
 from simfl.sweeps.job import Outcome, SweepJob, execute, failed
 
 LOOK_SECONDS = 2.0  # between two looks at the machines of the cluster
@@ -51,6 +57,8 @@ class SweepPlacement:
 class RunPool(Protocol):
     """Executor of runs."""
 
+    starts_at_once: bool  # `start` returns before the run has ended
+
     @property
     def free(self) -> int:
         """Number of runs that can be started now."""
@@ -67,6 +75,8 @@ class RunPool(Protocol):
 
 class InlineRuns:
     """Executor in this process: `start` returns when the run has ended."""
+
+    starts_at_once = False
 
     def __init__(self, display: Callable[[SweepJob], Any]) -> None:
         self.display, self.shared, self.outcomes = display, dict[str, Any](), list[Outcome]()
@@ -89,12 +99,15 @@ class InlineRuns:
         return ended
 
 
+inherited: dict[str, Any] = {}  # in an actor that was forked: data and model of the first run
+
+
 class RunActor:
     """Ray actor that executes one run after another."""
 
     def __init__(self, driver: DriverLocation) -> None:
         driver.apply()
-        self.shared: dict[str, Any] = {}
+        self.shared: dict[str, Any] = dict(inherited)
 
     def node(self) -> str:
         """Return the id of the node of Ray that the actor is on."""
@@ -125,6 +138,8 @@ class RayRuns:
     Actors follow the machines of the cluster. A run is given to an actor that has started, never to one that waits for
     resources, so no run waits while an actor is idle. The run of a machine that died goes to the next idle actor.
     """
+
+    starts_at_once = True
 
     def __init__(self, placement: SweepPlacement, log: Callable[[str], None]) -> None:
         self.ray, self.log = cluster.connect(placement.address), log
@@ -258,14 +273,45 @@ class RayRuns:
 
 
 @contextmanager
+def _forking(experiments: Sequence[Experiment]) -> Iterator[None]:
+    """Let the actors of this machine be forks of this process, where Ray and the experiments allow it.
+
+    They inherit all imports, and data and model of the first experiment. An error in these is reported by its run.
+    """
+    address = cluster.fork_address()
+    if address is None:
+        yield
+        return
+    from simfl.runtime.ray.faststart.fork_server import ForkServer, can_fork
+
+    if not can_fork(max(experiment.execution.threads for experiment in experiments)):
+        yield
+        return
+    torch.set_num_threads(1)
+    with suppress(SimflError):
+        context = RunContext(experiments[0], files.cache_folder(), torch.device("cpu"), inherited)
+        check_data(experiments[0], context)
+        _ = context.module
+    with closing(ForkServer(None, address)):
+        inherited.clear()  # this process needs neither data nor model
+        yield
+
+
+@contextmanager
 def open_pool(
-    placement: SweepPlacement, display: Callable[[SweepJob], Any], log: Callable[[str], None]
+    placement: SweepPlacement,
+    display: Callable[[SweepJob], Any],
+    log: Callable[[str], None],
+    experiments: Sequence[Experiment],
 ) -> Iterator[RunPool]:
-    """Open the executor of a backend for the block; at its end, stop the workers and the Ray that was started here."""
+    """Open the executor of a backend for the block; at its end, stop the workers and the Ray that was started here.
+
+    `experiments` are those of the runs, or examples of them.
+    """
     if placement.backend == "inline":
         yield InlineRuns(display)
     elif placement.backend == "ray":
-        with cluster.started(placement.address):
+        with cluster.started(placement.address), _forking(experiments):
             pool = RayRuns(placement, log)
             try:
                 yield pool

@@ -14,7 +14,7 @@ from statistics import mean, median
 from simfl import config, files
 from simfl.errors import RunError
 from simfl.json_files import JsonLines
-from simfl.reports.results import result_of
+from simfl.reports.results import RunResult, result_of
 from simfl.reports.shared_prefixes import longest_prefixes
 from simfl.runs.folder import LOG, RUN, SWEEP, JsonObject, read_json, write_json
 from simfl.runs.manifest import refuse_another
@@ -47,6 +47,7 @@ class SweepState:
     before: set[str] = field(default_factory=set)  # runs that had ended before this session
     views: dict[str, RunView] = field(default_factory=dict)  # contents of the logs
     logs: dict[str, JsonLines] = field(default_factory=dict)
+    results: dict[Path, RunResult] = field(default_factory=dict)  # of runs that have ended in this session, by folder
     _next_fetch: float = 0.0
 
     @staticmethod
@@ -202,10 +203,19 @@ class SweepState:
     def end(self, outcome: Outcome) -> None:
         """Record the outcome of a run."""
         self.location_of(outcome.label).fetch_all()
-        self.read_log(outcome.label)
         self.running.pop(outcome.label, None)
         self.outcomes[outcome.label] = outcome
-        self._tell_study(outcome)
+        if self.study is not None:
+            self.read_log(outcome.label)
+            self._tell_study(outcome)
+
+    def read_result(self, outcome: Outcome) -> None:
+        """Read the log and the scores of a run that has ended, while others are in progress."""
+        self.read_log(outcome.label)
+        point = next(point for point in self.points if point.label == outcome.label)
+        folder = self.location_of(outcome.label).folder
+        result = self.results[folder] = result_of(folder, point.varied, point.experiment)
+        _ = result.scores  # computed on the first use
 
     def _tell_study(self, outcome: Outcome) -> None:
         """Report the scores and the end of a trial; an interrupted one is resumed with the sweep."""

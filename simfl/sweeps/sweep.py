@@ -9,14 +9,14 @@ DIR/sweep.json           the runs and their values of everything that varies
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from simfl import files
 from simfl.reports.formats import csv, latex, markdown
-from simfl.reports.results import result_rows, results_of
+from simfl.reports.results import RunResult, result_rows, results_of
 from simfl.reports.table import compare, paired_test
 from simfl.reports.table_spec import read_spec, restrict_to_results
 from simfl.runs import tables
@@ -53,11 +53,12 @@ def run(
         state = SweepState.open(sweep, location, resume)
         if state.left:
             listener = lambda job: _RunListener(state, shown)
-            with open_pool(placement or SweepPlacement(), listener, shown.message) as pool, signals.caught():
+            placement = placement or SweepPlacement()
+            with open_pool(placement, listener, shown.message, sweep.experiments) as pool, signals.caught():
                 state.write_points()
                 _execute(state, pool, shown)
         state.write_points(ended=True)
-        write_results(location)
+        write_results(location, state.results)
         shown.finished(state)
     return [state.outcomes.get(p.label, Outcome(p.label, "interrupted")) for p in state.points]
 
@@ -108,8 +109,7 @@ def _execute(state: SweepState, pool: RunPool, display: NullSweepDisplay) -> Non
     try:
         while state.left or state.running:
             pool.expect(state.left)
-            while pool.free and (job := state.next()) is not None:
-                pool.start(job)
+            _start_waiting(state, pool)
             if _collect(state, pool, display):
                 return  # this process was interrupted during an inline run
             stop_early(state)
@@ -119,15 +119,29 @@ def _execute(state: SweepState, pool: RunPool, display: NullSweepDisplay) -> Non
         _interrupt(state, pool, display)
 
 
-def _collect(state: SweepState, pool: RunPool, display: NullSweepDisplay) -> bool:
-    """Record the runs that have ended; return whether one was interrupted."""
+def _start_waiting(state: SweepState, pool: RunPool) -> None:
+    """Start as many runs as there are free workers."""
+    while pool.free and (job := state.next()) is not None:
+        pool.start(job)
+
+
+def _collect(state: SweepState, pool: RunPool, display: NullSweepDisplay, more: bool = True) -> bool:
+    """Record the runs that have ended; return whether one was interrupted.
+
+    With `more`, their workers get the next runs before anything is read or shown.
+    """
     outcomes = pool.ended(POLL_SECONDS)
-    state.read_logs()
     for outcome in outcomes:
         state.end(outcome)
+    interrupted = any(outcome.status == "interrupted" for outcome in outcomes)
+    if more and pool.starts_at_once and not interrupted:
+        _start_waiting(state, pool)
+    state.read_logs()
+    for outcome in outcomes:
+        state.read_result(outcome)
         display.ended(state, outcome)
     display.show(state)
-    return any(outcome.status == "interrupted" for outcome in outcomes)
+    return interrupted
 
 
 def _interrupt(state: SweepState, pool: RunPool, display: NullSweepDisplay) -> None:
@@ -138,7 +152,7 @@ def _interrupt(state: SweepState, pool: RunPool, display: NullSweepDisplay) -> N
             request_stop(job.location, "interrupted")
     deadline = time.monotonic() + GRACE_SECONDS
     while state.running and time.monotonic() < deadline:
-        _collect(state, pool, display)
+        _collect(state, pool, display, more=False)
 
 
 class _RunListener(NullDisplay):
@@ -161,13 +175,13 @@ class _RunListener(NullDisplay):
         self._update()
 
 
-def write_results(location: RunLocation) -> None:
-    """Write `results.parquet` and the tables for the current state of the runs.
+def write_results(location: RunLocation, known: Mapping[Path, RunResult] | None = None) -> None:
+    """Write `results.parquet` and the tables for the current state of the runs; `known` results are not read again.
 
     Raises:
         ConfigError: The file of the sweep asks for a metric that no run has; the results are written before.
     """
-    found, runs = results_of([location.folder]), location.child("runs")
+    found, runs = results_of([location.folder], known), location.child("runs")
     tables.write(location.folder / RESULTS, [{**row, "folder": f"{runs}/{row['label']}"} for row in result_rows(found)])
     location.send(RESULTS)
     spec = restrict_to_results(read_spec([location.folder]), found)

@@ -39,8 +39,11 @@ WORKER_TIMEOUT = 0.3  # of these, seconds that its workers have to exit, as Ray 
 class ForkServer:
     """The driver's handle of the fork server."""
 
-    def __init__(self, context: RunContext, address: str) -> None:
-        """Fork the server, which listens at the address; requires `can_fork` and a built model."""
+    def __init__(self, context: RunContext | None, address: str) -> None:
+        """Fork the server, which listens at the address; requires `can_fork`, and a built model if there is a context.
+
+        Without a context, workers inherit what this process has imported.
+        """
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(address)
         listener.listen()
@@ -74,13 +77,13 @@ def can_fork(threads: int) -> bool:
     return untouched and threads == 1 and not torch.cuda.is_available()
 
 
-def _run_server(listener: socket.socket, driver_closed: int, context: RunContext) -> NoReturn:
+def _run_server(listener: socket.socket, driver_closed: int, context: RunContext | None) -> NoReturn:
     """Serve until the driver ends, and exit: an exception must not propagate into the driver's code."""
     status = 1
     try:
         for number in (signal.SIGINT, signal.SIGTERM):  # it ends with the driver, which may have to write a checkpoint
             signal.signal(number, signal.SIG_IGN)
-        actor.inherited.append(context)
+        actor.inherited += [] if context is None else [context]
         _Server(listener, driver_closed).run()
         status = 0
     except BaseException:
