@@ -49,7 +49,7 @@ TRIALS: dict[str, dict[str, Any]] = {  # settings that were tried, without noise
     "steps16": {"phases.0.local.steps": 16, "phases.0.rounds": 6, "evaluate.every": 6, **SMALLER},
     "half": SMALLER,
     "fast": {"phases.0.local.learning_rate": 1e-2, **SMALLER},
-    "slow": {"phases.0.local.learning_rate": 2e-3, **SMALLER},
+    "noisy": {"privacy.epsilon": 8, "privacy.noise_multiplier": None, **SMALLER},
     "average": {"phases.0.server": {"optimizer": "sgd", "learning_rate": 1.0}, **SMALLER},
     "clip20": {"privacy.clip": 20.0, **SMALLER},
     "rank32": {"model.adapters.rank": 32, "model.adapters.alpha": 64, "privacy.clip": 10.0, **SMALLER},
@@ -133,7 +133,9 @@ def attacked(folder: Path, found: tuple[str, Path]) -> Row:
     row["scores"] = [np.round(side, 4).tolist() for side in provider.final[ALONE]]
     row["extraction"] = asdict(extraction.extract(run, extraction.ExtractionSettings(shadows=shadows, limit=FIELDS)))
     if privacy.adds_noise:
-        row["canaries"] = asdict(one_run.audit(run, one_run.AuditSettings(rounds=AUDITED_ROUNDS)))
+        row["canaries"] = asdict(
+            one_run.audit(run, one_run.AuditSettings(rounds=min(AUDITED_ROUNDS, run.experiment.phases[0].rounds)))
+        )
     print(f"{path}: attacked", file=sys.stderr, flush=True)
     return row
 

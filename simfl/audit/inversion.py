@@ -1,4 +1,4 @@
-"""Inversion of one upload: which tokens do the questions contain that a client trained on?
+"""Inversion of one upload: which tokens do the questions contain that a client trained on, and which pages are theirs?
 
 Two attacks give each token of the vocabulary a score; the larger, the more likely the token was among the questions.
 
@@ -9,20 +9,23 @@ Two attacks give each token of the vocabulary a score; the larger, the more like
 
 The span attack needs a first layer whose input at a token depends on this token alone, as in T5, whose positions are
 relative. It also works with the update of a low-rank adapter, whose rank then limits the number of tokens. The attacker
-knows the model, the tokenizer and the template of the prompt, and sees one decoded upload.
+knows the model, the tokenizer and the template of the prompt, and sees one decoded upload. `simfl.audit.patches`
+attacks the pages of models that train the projection of their patches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from simfl.audit.patches import page_scores
 from simfl.audit.statistics import Roc, roc
 from simfl.audit.view import Seen, messages_view, refuse_single_uploads
+from simfl.data.partition.base import documents
 from simfl.errors import ConfigError
 from simfl.models.call_context import ModelCall, call_context
 from simfl.protocol import Batch, Weights
@@ -32,6 +35,7 @@ from simfl.training.forward import model_inputs
 
 TOLERANCE = 1e-5  # of singular values, relative to the largest one
 LARGEST_SHARE = 0.75  # of the dimensions that the span of an update may have
+OTHER_PAGES = 16
 SAME = 1e-4  # relative difference of inputs that are equal up to rounding
 
 
@@ -40,16 +44,19 @@ class Inversion:
     """One attack on an upload.
 
     Attributes:
-        name: `embedding` or `span`.
-        roc: How well its scores tell the tokens of the questions from all other tokens.
-        recall: Share of the questions' tokens among as many tokens with the largest scores.
+        name: `embedding`, `span` or `patch`.
+        roc: How well its scores tell the tokens of the questions from all other tokens; the patches of the client's
+            pages from those of others.
+        recall: Share of the questions' tokens, or of the pages' patches, among as many with the largest scores.
         rank: Dimensions of the span; None for the embedding.
+        recovered: Share of the pages' patches whose ink was found without candidates; None for tokens.
     """
 
     name: str
     roc: Roc
     recall: float
     rank: int | None = None
+    recovered: float | None = None
 
 
 @dataclass(frozen=True)
@@ -106,10 +113,31 @@ def invert(run: Run, client: int, round: int, report: Callable[[str], None] = la
         found = attack(run, context, seen, vocabulary)
         if found is not None and is_present.any():
             attacks.append(_judged(name, found, is_present))
+    if (pages := _page_attack(run, context, seen)) is not None:
+        attacks.append(pages)
     if not attacks:
-        raise ConfigError("inversion: the upload has neither a word embedding nor a layer that reads words")
+        raise ConfigError("inversion: the upload has neither a word embedding nor a layer that reads words or patches")
     payload = sum(seen.payload.values())
     return InversionResult(client, round, len(questions), int(is_present.sum()), payload, tuple(attacks))
+
+
+def _page_attack(run: Run, context: PhaseContext, seen: Seen) -> Inversion | None:
+    """Attack the pages behind an upload; None without pages, or without a trained projection of patches."""
+    data, rows = run.context.split("train"), seen.trained_rows
+    if data.documents is None or rows is None:
+        return None
+    document = documents(data)
+    first = np.unique(document, return_index=True)[1]  # one question of each page
+    is_own = np.isin(document[first], document[rows])
+    others = first[~is_own][: max(OTHER_PAGES, int(is_own.sum()))]
+    examples = run.context.examples(context.phase.objective, "train")
+    own, foreign = (examples.take(torch.from_numpy(np.sort(some))) for some in (first[is_own], others))
+    found = page_scores(context, seen, own, foreign) if len(others) else None
+    if found is None:
+        return None
+    scores = TokenScores(np.concatenate([found.present, found.absent]), found.rank)
+    judged = _judged("patch", scores, np.arange(len(scores.values)) < len(found.present))
+    return replace(judged, recovered=found.recovered)
 
 
 def _judged(name: str, found: TokenScores, is_present: np.ndarray) -> Inversion:

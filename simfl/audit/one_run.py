@@ -494,6 +494,8 @@ def _checked(privacy: Privacy | None) -> Privacy:
         raise ConfigError("privacy: the run adds no noise, so it claims no epsilon to audit")
     if privacy.unit == "record":
         raise ConfigError("privacy.unit: record, which canaries do not support; allowed: group, client")
+    if privacy.deployment is not None:
+        raise ConfigError("privacy.deployment: its epsilon is not that of the run, so there is nothing to audit")
     if privacy.factorization is not None:
         raise ConfigError("privacy.factorization: canaries do not support correlated noise; see simfl check-privacy")
     return privacy

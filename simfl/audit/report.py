@@ -105,11 +105,11 @@ def inversion_lines(found: InversionResult) -> list[str]:
         f"upload of client {found.client} in round {found.round}, {format_bytes(found.payload)}: {found.examples}"
         f" examples, {found.tokens} distinct tokens in their questions"
     ]
-    rows = [("attack", "AUC", "tokens found", "dimensions")]
+    rows = [("attack", "AUC", "found", "dimensions", "recovered")]
     for one in found.attacks:
-        rows.append(
-            (one.name, str(one.roc.auc), f"{100 * one.recall:.0f} %", "-" if one.rank is None else str(one.rank))
-        )
+        rank = "-" if one.rank is None else str(one.rank)
+        recovered = "-" if one.recovered is None else f"{100 * one.recovered:.0f} %"
+        rows.append((one.name, str(one.roc.auc), f"{100 * one.recall:.0f} %", rank, recovered))
     return [*lines, *table(rows)]
 
 

@@ -149,7 +149,7 @@ def extraction(
 @click.option("--client", type=int, required=True, help="Client, from 0.")
 @as_json_option
 def inversion(run: Path, round_: int, client: int, as_json: bool) -> None:
-    """Infer from one upload of RUN which tokens the questions contain that the client trained on."""
+    """Infer from one upload of RUN which tokens its questions contain and which pages they are about."""
     from simfl.audit import inversion, report
     from simfl.runs.results import Run
 

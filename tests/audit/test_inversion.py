@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fakes import Toy, experiment, run
 from fakes_documents import Pages
+from PIL import Image
 
 from simfl.audit.inversion import Inversion, invert, span
+from simfl.audit.patches import _share, _sparsest
+from simfl.audit.report import inversion_lines
 from simfl.cli import main
 from simfl.data.base import Split
 from simfl.data.partition.partitioners import Provider
 from simfl.errors import ConfigError
 from simfl.experiment import Evaluate, Experiment, Privacy
+from simfl.models.layout_t5 import LayoutT5
 from simfl.models.lora import Lora
 from simfl.models.vt5 import VT5
 from simfl.objectives.docvqa import DocVqa
@@ -40,8 +46,8 @@ class Asked(Pages):
 
 def given(batch_size: int = 1, model: VT5 | None = None, **settings: Any) -> Experiment:
     base: dict[str, Any] = {"algorithm": "fedavg", "rounds": 1, "participation": 1.0, "learning_rate": 0.5}
+    base["data"] = Asked(train=16, providers=4)
     return experiment(
-        data=Asked(train=16, providers=4),
         partition=Provider(clients=2),
         model=model or VT5(**SMALL),
         objective=DocVqa(max_tokens=16, max_answer=4),
@@ -122,3 +128,54 @@ def test_the_command_prints_a_table_and_json(exact: Path, capsys: pytest.Capture
     assert "span" in capsys.readouterr().out
     assert main([*where, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["examples"] == 1
+
+
+@dataclass(frozen=True)
+class Inked(Asked):
+    """White pages, each with a few black dots in each patch."""
+
+    def _split(self, stream: int, count: int) -> Split:
+        data = super()._split(stream, count)
+        assert data.documents is not None
+        position = data.documents.column_names.index("image")
+        images = []
+        for k in range(count):
+            page = np.full((64, 64), 255, np.uint8)
+            page.reshape(-1)[np.random.default_rng([stream, k]).choice(64 * 64, 200, replace=False)] = 0
+            stored = io.BytesIO()
+            Image.fromarray(page).save(stored, "PNG")
+            images.append(stored.getvalue())
+        return replace(data, documents=data.documents.set_column(position, "image", [images]))
+
+
+def page_attack(folder: Path, **settings: Any) -> Inversion:
+    one = given(model=LayoutT5(size="tiny", dropout=0.0), data=Inked(train=16, providers=4), **settings)
+    return attacks(folder, one)["patch"]
+
+
+def test_sparse_vectors_of_a_span_are_found() -> None:
+    ink = (np.random.default_rng(0).random((5, 64)) < 0.1).astype(float)
+    mixed = np.random.default_rng(1).normal(size=(5, 5)) @ ink
+    found = _sparsest(np.linalg.qr(mixed.T)[0])
+    assert _share(ink, found) == 1.0
+    assert _share(ink, _sparsest(np.linalg.qr(np.random.default_rng(2).normal(size=(64, 5)))[0])) == 0.0
+    assert _share(ink, _sparsest(np.zeros((64, 0)))) == 0.0
+
+
+@pytest.mark.slow
+def test_the_page_of_one_example_is_told_from_others_and_its_ink_is_recovered(tmp_path: Path) -> None:
+    found = page_attack(tmp_path / "run")
+    assert found.rank == 16  # patches of 16 x 16 pixels of a page of 64 x 64
+    assert found.recall == 1.0
+    assert found.roc.auc.value == 1.0
+    assert found.recovered is not None
+    assert found.recovered > 0.9
+    assert "recovered" in inversion_lines(invert(Run(tmp_path / "run"), 0, 1))[1]
+
+
+@pytest.mark.slow
+def test_noise_hides_the_page(tmp_path: Path) -> None:
+    private = Privacy(clip=0.1, groups_per_client=2, noise_multiplier=1.0, noise_seed=0)
+    found = page_attack(tmp_path / "run", algorithm="group_dp", privacy=private, weighting="uniform")
+    assert found.roc.auc.low < 0.6
+    assert found.recovered == 0.0
