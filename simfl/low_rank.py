@@ -91,6 +91,12 @@ def is_down(name: str) -> bool:
     return rank_axis(name) == 0
 
 
+def up_name(down: str) -> str:
+    """Return the name of B for that of A."""
+    head, _, tail = down.rpartition("A.")
+    return f"{head}B.{tail}"
+
+
 def truncated(name: str, tensor: Tensor, rank: Tensor) -> Tensor:
     """Return a tensor with zeros beyond a rank; tensors that are no factor stay as they are."""
     axis = rank_axis(name)

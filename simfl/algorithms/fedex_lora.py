@@ -1,4 +1,4 @@
-"""FedEx-LoRA: Singhal et al. 2025, "FedEx-LoRA: exact aggregation for federated and efficient fine-tuning", sec. 3.
+"""FedEx-LoRA: Singhal et al. 2025, "FedEx-LoRA: exact aggregation for federated and efficient fine-tuning of LLMs".
 
 client   trains A and B;   sends A_k − A, B_k − B
 server   A ← Ā,   B ← B̄,   W ← W + s (Σ p_k B_k A_k − B̄ Ā)
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from simfl.algorithms.low_rank import LowRank, next_factors
+from simfl.algorithms.low_rank import LowRank
 from simfl.protocol import AggregatedUpdates, Server, Weights
 
 
@@ -33,12 +33,7 @@ class FedExLora(LowRank):
 
     def base_change(self, server: Server, aggregated: AggregatedUpdates) -> Weights:
         """Return s (Σ p_k B_k A_k − B̄ Ā) of each pair."""
-        return {
-            pair.base: pair.change(
-                aggregated.products[pair.layer] - pair.product(next_factors(server, aggregated, pair))
-            )
-            for pair in server.pairs
-        }
+        return {pair.base: pair.change(self.residual(server, aggregated, pair)) for pair in server.pairs}
 
     def base_rank(self, ranks: Sequence[int]) -> int:
         """Return the largest rank of the residual."""

@@ -1,4 +1,4 @@
-"""FedIT: Zhang et al. 2023, "Towards building the federated GPT: federated instruction tuning", Algorithm 1.
+"""FedIT: Zhang et al. 2024, "Towards building the federated GPT: federated instruction tuning".
 
 client   trains A and B;   sends A_k − A, B_k − B
 server   A ← Ā,   B ← B̄        (means of the factors, which are not those of their products)

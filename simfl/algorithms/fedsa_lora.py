@@ -1,4 +1,4 @@
-"""FedSA-LoRA: Guo et al. 2025, "Selective aggregation for low-rank adaptation in federated learning", sec. 3.
+"""FedSA-LoRA: Guo et al. 2025, "Selective aggregation for low-rank adaptation in federated learning".
 
 client   trains A and its own B_k;   sends A_k − A alone
 server   A ← Ā

@@ -1,4 +1,4 @@
-"""FFA-LoRA: Sun et al. 2024, "Improving LoRA in privacy-preserving federated learning", sec. 3.
+"""FFA-LoRA: Sun et al. 2024, "Improving LoRA in privacy-preserving federated learning".
 
 A stays at its random start, the same for all clients:
 

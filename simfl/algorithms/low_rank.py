@@ -21,6 +21,7 @@ from simfl.constraints import Fraction, PositiveInt
 from simfl.low_rank import LowRankPair, rank_axis, truncated
 from simfl.protocol import AggregatedUpdates, ClientUpdate, Parts, Server, State, Weights
 
+ClientRanks = Mapping[int, Fraction] | tuple[PositiveInt, ...] | str | None
 DOWN, UP = "*.lora_*A.*", "*.lora_*B.*"  # globs of the factors A and B
 
 
@@ -29,9 +30,7 @@ class LowRank(Algorithm):
     """Base of algorithms that see the factors of low-rank adapters as pairs; its defaults average A and B."""
 
     deviation: bool = True  # log how far the mean of the products is from the product of the means, in every round
-    rank: Mapping[int, Fraction] | tuple[PositiveInt, ...] | str | None = (
-        None  # of each client: {rank: share of clients}, a list, or a column of the data; null: that of the model
-    )
+    rank: ClientRanks = None  # of each client: {rank: share of clients}, a list or a column; null: that of the model
 
     needs_pairs: ClassVar[bool] = True
     example: ClassVar[Mapping[str, object]] = {
@@ -71,30 +70,35 @@ class LowRank(Algorithm):
         }
         return {**sent, "weights": own}
 
+    def mean_delta(self, aggregated: AggregatedUpdates) -> Weights:
+        """Return the mean of what clients contribute to each tensor."""
+        return aggregated.means["weights"]
+
+    def aggregate(self, server: Server, aggregated: AggregatedUpdates) -> tuple[Weights, State]:
+        """Return the mean delta."""
+        return self.mean_delta(aggregated), server.state
+
+    def next_factors(self, server: Server, aggregated: AggregatedUpdates, pair: LowRankPair) -> Weights:
+        """Return Ā and B̄ of a pair by name."""
+        delta, old = self.mean_delta(aggregated), server.weights
+        return {name: old[name] + delta[name] if name in delta else old[name] for name in pair.names}
+
+    def residual(self, server: Server, aggregated: AggregatedUpdates, pair: LowRankPair) -> Tensor:
+        """Return Σ p_k B_k A_k − B̄ Ā of a pair, float64 [rows, columns]."""
+        return aggregated.products[pair.layer] - pair.product(self.next_factors(server, aggregated, pair))
+
     def metrics(self, server: Server, aggregated: AggregatedUpdates) -> Mapping[str, float | Tensor]:
         """Return the deviation of each layer, and the mean over layers; empty where products are not known."""
-        return deviations(server, aggregated) if self.deviation else {}
+        found: dict[str, float | Tensor] = {}
+        for pair in server.pairs if self.deviation else ():
+            if (mean := aggregated.products.get(pair.layer)) is not None:
+                length = self.residual(server, aggregated, pair).norm() / mean.norm().clamp_min(1e-30)
+                found[f"deviation/{pair.layer}"] = length
+        if not found:
+            return {}
+        return {"deviation": torch.stack([torch.as_tensor(one) for one in found.values()]).mean(), **found}
 
 
 def is_factor(name: str) -> bool:
     """Return whether a tensor with this name is a factor of a pair."""
     return rank_axis(name) is not None
-
-
-def next_factors(server: Server, aggregated: AggregatedUpdates, pair: LowRankPair) -> Weights:
-    """Return Ā and B̄ of a pair by name."""
-    delta = aggregated.means["weights"]
-    return {name: server.weights[name] + delta[name] if name in delta else server.weights[name] for name in pair.names}
-
-
-def deviations(server: Server, aggregated: AggregatedUpdates) -> dict[str, Tensor]:
-    """Return ‖Σ p_k B_k A_k − B̄ Ā‖ / ‖Σ p_k B_k A_k‖ of each layer, and the mean of these."""
-    found: dict[str, Tensor] = {}
-    for pair in server.pairs:
-        if pair.layer in aggregated.products:
-            mean = aggregated.products[pair.layer]
-            residual = mean - pair.product(next_factors(server, aggregated, pair))
-            found[f"deviation/{pair.layer}"] = residual.norm() / mean.norm().clamp_min(1e-30)
-    if not found:
-        return {}
-    return {"deviation": torch.stack(list(found.values())).mean(), **found}

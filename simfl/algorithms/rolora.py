@@ -1,4 +1,4 @@
-"""RoLoRA: Chen et al. 2025, "Robust federated finetuning of LLMs via alternating optimization of LoRA", Algorithm 1.
+"""RoLoRA: Chen et al. 2025, "Robust federated finetuning of LLMs via alternating optimization of LoRA".
 
 rounds 1, 3, …   clients train B with A fixed;   send B_k − B;   server B ← B̄
 rounds 2, 4, …   clients train A with B fixed;   send A_k − A;   server A ← Ā

@@ -132,7 +132,8 @@ def _check_messages(run: Run, where: str) -> Iterator[str]:
     for row in ledger:
         own = names if row["direction"] == "download" else algorithm.travels(tuple(server.weights), row["round"] - 1)
         floats = sum(server.weights[name].numel() for name in own)
-        fewer = row["direction"] == "download" and type(algorithm).travels is not Algorithm.travels
+        fewer = algorithm.client_ranks() is not None
+        fewer |= row["direction"] == "download" and type(algorithm).travels is not Algorithm.travels
         if row["part"] == "weights" and row["floats"] != floats and not (fewer and row["floats"] < floats):
             yield f"{where}: {row['direction']} of weights: {row['floats']} values; the shared tensors have {floats}"
             return

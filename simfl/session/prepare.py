@@ -291,6 +291,7 @@ def _check_phase(experiment: Experiment, context: RunContext, partition: Partiti
             f"phases.{index}.clients_per_round: {sampled} requested, but the partition has {len(partition)} clients"
         )
     _check_num_uploads(phase, sampled, f"phases.{index}")
+    _check_low_rank(context, index, len(partition))
     _check_secure_aggregation(experiment, partition, index, phase)
     for model in experiment.evaluate.models:
         models, name = [*phase.algorithm.eval_models, LOCAL], type(phase.algorithm).__name__
@@ -317,6 +318,15 @@ def _check_phase(experiment: Experiment, context: RunContext, partition: Partiti
             [glob for glob in globs if not glob.startswith(f"{EXTRA}/")] for globs in (micro.trains, micro.excludes)
         )
         select_names(context.parameter_groups(index).trained, trains, excludes, f"phases.{index}.algorithm")
+
+
+def _check_low_rank(context: RunContext, index: int, num_clients: int) -> None:
+    """Raise ConfigError if the model lacks the low-rank pairs that an algorithm needs, or clients' ranks do not fit."""
+    algorithm = context.experiment.phases[index].algorithm
+    if algorithm.needs_pairs:
+        context.ranks(index, num_clients)
+        stage = context.phase_context(index, num_clients)
+        algorithm.init_server(stage.network.tensors(stage.parameter_groups.shared), context.task)
 
 
 def _check_secure_aggregation(experiment: Experiment, partition: Partition, index: int, phase: Phase) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from simfl import config, simulation
 from simfl.client_state import FileClientStore
+from simfl.contract.data import UnevenClients
+from simfl.data.base import Dataset
 from simfl.runs.folder import CLIENT_STATES
 from simfl.runs.results import Run
 from simfl.runs.snapshot import Snapshot
@@ -21,6 +24,19 @@ LAYERS = ("layers.0.linear", "head")
 SIZES = (3, 20, 5, 33, 9)  # examples of the clients
 
 Factors = dict[str, tuple[np.ndarray, np.ndarray]]  # A and B by layer, float64
+
+
+@dataclass(frozen=True)
+class WithRanks(UnevenClients):
+    """Clients with a column `rank`: 1, 2, 3, 4, 1."""
+
+    def load(self, cache: Path) -> Dataset:
+        """Build the data set."""
+        found = super().load(cache)
+        train = found.splits["train"]
+        ranks = pa.array([client.as_py() % 4 + 1 for client in train.examples["client"]])
+        splits = {**found.splits, "train": replace(train, examples=train.examples.append_column("rank", ranks))}
+        return replace(found, splits=splits)
 
 
 def experiment(

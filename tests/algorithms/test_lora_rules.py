@@ -9,11 +9,12 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 import torch
-from lora_runs import LAYERS, Round, effective, experiment, factors_of, rounds_of, run, start_of
+from lora_runs import LAYERS, RANK, Round, effective, experiment, factors_of, rounds_of, run, start_of
 
 from simfl import config
 from simfl.aggregation.round import FACTORS, CohortResult, RoundAggregator
 from simfl.aggregation.tree import PartSums
+from simfl.data.partition.ranks import by_share
 from simfl.errors import ConfigError
 from simfl.low_rank import LowRankPair
 from simfl.models.low_rank import low_rank_pairs
@@ -21,6 +22,11 @@ from simfl.plans.plan import plan
 from simfl.protocol import Task
 
 S = 2.0  # alpha / rank
+
+
+def slow(*names: str) -> list[object]:
+    """Parameters that only the slow tests take."""
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 @cache
@@ -91,7 +97,10 @@ def test_fedsa_keeps_b_on_the_clients() -> None:
     assert np.abs(one.clients[1]["head"][1] - one.clients[3]["head"][1]).max() > 1e-3
 
 
-@pytest.mark.parametrize("algorithm", ["fedit", "fedex_lora", "flora", "ffa_lora", "rolora"])
+@pytest.mark.parametrize(
+    "algorithm",
+    ["flora", "flexlora", "hetlora", *slow("fedit", "fedex_lora", "ffa_lora", "rolora", "lora_fair", "rbla")],
+)
 def test_one_client_is_aggregated_to_its_own_model_by_every_rule(algorithm: str, tmp_path: Path) -> None:
     given = experiment(algorithm, sizes=(20,))
     start = start_of(given)
@@ -102,11 +111,141 @@ def test_one_client_is_aggregated_to_its_own_model_by_every_rule(algorithm: str,
         near(effective(one.after, start)[layer], before + S * up @ down)
 
 
+def test_flexlora_serves_the_best_approximation_of_the_mean_product() -> None:
+    rounds, start = two_rounds("flexlora")
+    for one in rounds:
+        for layer, product in one.mean_products.items():
+            u, s, v = np.linalg.svd(product)
+            down, up = served(one, start)[layer]
+            near(up @ down, (u[:, :RANK] * s[:RANK]) @ v[:RANK])
+            near(down @ down.T, np.eye(RANK))
+
+
+def test_flexlora_without_truncation_is_fedex(tmp_path: Path) -> None:
+    found = []
+    for algorithm in ("flexlora", "fedex_lora"):
+        given = experiment(algorithm, local={"optimizer": "sgd", "learning_rate": 0.05, "batch_size": 8})
+        given["model"]["adapters"]["rank"] = 12  # type: ignore[index]  # no layer has a smaller side of more
+        (one,) = rounds_of(tmp_path / algorithm, given, 1)
+        found.append(effective(one.after, start_of(given), 8.0 / 12))
+    for layer in LAYERS:
+        near(found[0][layer], found[1][layer])
+
+
+def test_lora_fair_corrects_b_by_the_ridge_solution() -> None:
+    rounds, start = two_rounds("lora_fair")
+    for one in rounds:
+        for layer, product in one.mean_products.items():
+            a, b = one.mean(layer, 0), one.mean(layer, 1)
+            correction = (product - b @ a) @ a.T @ np.linalg.inv(a @ a.T + 0.01 * np.eye(RANK))
+            near(served(one, start)[layer][0], a)
+            near(served(one, start)[layer][1], b + correction)
+            assert np.linalg.norm(product - (b + correction) @ a) < np.linalg.norm(product - b @ a)
+
+
+RANKS = (1, 4, 2, 2, 4)  # of the clients
+
+
+@pytest.mark.parametrize("algorithm", ["hetlora", "rbla", "flexlora", *slow("fedit", "fedex_lora", "flora")])
+def test_clients_of_different_ranks_are_aggregated_as_each_rule_says(algorithm: str, tmp_path: Path) -> None:
+    given = experiment({"name": algorithm, "rank": list(RANKS)})
+    start = start_of(given)
+    for one in rounds_of(tmp_path, given, 2):
+        for k, own in one.clients.items():
+            assert all(not a[RANKS[k] :].any() and not b[:, RANKS[k] :].any() for a, b in own.values())
+            assert all(a[: RANKS[k]].any() and b[:, : RANKS[k]].any() for a, b in own.values())
+        check_served(algorithm, one, start)
+
+
+def check_served(algorithm: str, one: Round, start: dict[str, object]) -> None:
+    """Compare the server's factors, or its products, with those of a float64 version."""
+    weights = {**start, **one.before.model}
+    norms = {k: np.sqrt(sum(np.linalg.norm(b @ a) ** 2 for a, b in own.values())) for k, own in one.clients.items()}
+    shares = {k: n / sum(norms.values()) for k, n in norms.items()} if algorithm == "hetlora" else one.shares
+    for layer, product in one.mean_products.items():
+        down, up = served(one, start)[layer]
+        if algorithm in ("fedex_lora", "flora"):
+            before = weights[f"{layer}.base_layer.weight"].detach().double().numpy()  # type: ignore[attr-defined]
+            near(effective(one.after, start)[layer], before + S * product)
+        elif algorithm == "flexlora":
+            u, s, v = np.linalg.svd(product)
+            near(up @ down, (u[:, :RANK] * s[:RANK]) @ v[:RANK])
+        else:
+            a, b = one.mean(layer, 0, shares), one.mean(layer, 1, shares)
+            if algorithm == "rbla":
+                rows = np.array([sum(p for k, p in shares.items() if RANKS[k] > i) for i in range(RANK)])
+                a, b = a / rows[:, None], b / rows
+            near(down, a)
+            near(up, b)
+
+
+def test_bytes_of_each_client_are_those_of_its_rank_in_plan_and_ledger(tmp_path: Path) -> None:
+    given = experiment({"name": "fedit", "rank": list(RANKS)}, rounds=1)
+    own = run(tmp_path / "run", given)
+    for row in own.ledger().to_pylist():
+        values = RANKS[row["client"]] * (12 + 16 + 16 + 5)
+        assert (row["floats"], row["payload_bytes"]) == (values, 4 * values)
+    assert own.summary["plan"] == plan_matches(given, own, tmp_path)
+
+
+def test_ranks_follow_shares_lists_and_columns(tmp_path: Path) -> None:
+    shares = by_share({4: 0.5, 16: 0.3, 64: 0.2}, 10, 7, "rank")
+    assert sorted(shares.tolist()) == [4] * 5 + [16] * 3 + [64] * 2
+    assert (by_share({4: 0.5, 16: 0.3, 64: 0.2}, 10, 7, "rank") == shares).all()
+    assert sorted(by_share({1: 0.5, 2: 0.5}, 5, 1, "rank").tolist()) in ([1, 1, 1, 2, 2], [1, 1, 2, 2, 2])
+    for setting, message in (
+        ({4: 0.5}, "the shares add up to 0.5"),
+        ([4, 4], "2 ranks given, but there are 5 clients"),
+        ("provider", "column 'provider' has"),
+        ("speed", "no column"),
+        ({9: 1.0}, "9 given, but the largest adapter of the model has rank 4"),
+    ):
+        with pytest.raises(ConfigError, match=f"phases.0.algorithm.rank: .*{message}"):
+            run(tmp_path / "refused", experiment({"name": "fedit", "rank": setting}))
+        assert not (tmp_path / "refused").exists()
+
+
+def test_a_column_gives_the_ranks(tmp_path: Path) -> None:
+    given = experiment({"name": "fedit", "rank": "rank"}, rounds=1)
+    given["data"] = {"name": "lora_runs:WithRanks", "sizes": [3, 20, 5, 33, 9]}
+    own = run(tmp_path / "run", given)
+    assert {row["client"]: row["floats"] // 49 for row in own.ledger().to_pylist()} == {0: 1, 1: 2, 2: 3, 3: 4, 4: 1}
+    assert own.summary["plan"] == plan_matches(given, own, tmp_path)
+
+
+def test_flora_refuses_adapters_that_do_not_start_at_zero(tmp_path: Path) -> None:
+    given = experiment("flora")
+    settings = {"r": 2, "target_modules": ["linear"], "init_lora_weights": False}
+    given["model"]["adapters"] = {"kind": "peft", "method": "lora", "settings": settings}  # type: ignore[index]
+    with pytest.raises(ConfigError, match="flora merges adapters that start at zero"):
+        run(tmp_path / "run", given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_downloads_that_cannot_be_cut_to_a_rank_are_refused() -> None:
+    given = experiment({"name": "fedit", "rank": list(RANKS)}, codec={"download": "nf4"})
+    with pytest.raises(ConfigError, match=r"codec\.download: Nf4 cannot be cut to a client's rank"):
+        config.parse(given)
+
+
+@pytest.mark.parametrize("mode", [*slow("sequential"), "vectorized"])
+def test_uploads_are_encoded_per_factor_at_the_rank_of_the_client(mode: str, tmp_path: Path) -> None:
+    given = experiment(
+        {"name": "rbla", "rank": list(RANKS)}, codec={"upload": {"name": "int8", "error_feedback": True}}
+    )
+    given["execution"] = {"mode": mode, "clients_per_batch": 4}
+    own = run(tmp_path / "run", given)
+    sizes = {row["client"]: row["payload_bytes"] for row in own.ledger().to_pylist() if row["direction"] == "upload"}
+    assert sizes[0] < sizes[2] == sizes[3] < sizes[1] == sizes[4]
+    losses = [row["loss"] for row in own.rounds().to_pylist()]
+    assert losses[-1] < losses[0]
+
+
 VALUES = 4 * (12 + 16) + 4 * (16 + 5)  # of both pairs
 BASE = 12 * 16 + 16 * 5
 
 
-@pytest.mark.parametrize("algorithm", ["fedit", "fedex_lora", "flora", "ffa_lora", "fedsa_lora"])
+@pytest.mark.parametrize("algorithm", ["fedex_lora", "flora", *slow("fedit", "ffa_lora", "fedsa_lora")])
 def test_bytes_are_those_of_the_formula_in_plan_and_ledger(algorithm: str, tmp_path: Path) -> None:
     given = experiment(algorithm)
     own, counted = run(tmp_path / "run", given), plan(config.parse(given), tmp_path)
