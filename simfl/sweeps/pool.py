@@ -8,7 +8,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from simfl.run_context import RunContext
 from simfl.runtime.ray import cluster
 from simfl.runtime.ray.actor import DriverLocation
 from simfl.runtime.ray.cluster import ActorHandle, ObjectRef
+from simfl.runtime.ray.worker_group import start_fork_server
 from simfl.session.check_data import check_data
 from simfl.sweeps.job import Outcome, SweepJob, execute, failed
 
@@ -274,26 +275,21 @@ class RayRuns:
 
 @contextmanager
 def _forking(experiments: Sequence[Experiment]) -> Iterator[None]:
-    """Let the actors of this machine be forks of this process, where Ray and the experiments allow it.
+    """Let the actors of this machine be forks of this process for the block, where Ray and the experiments allow it.
 
     They inherit all imports, and data and model of the first experiment. An error in these is reported by its run.
     """
-    address = cluster.fork_address()
-    if address is None:
-        yield
-        return
-    from simfl.runtime.ray.faststart.fork_server import ForkServer, can_fork
 
-    if not can_fork(max(experiment.execution.threads for experiment in experiments)):
-        yield
-        return
-    torch.set_num_threads(1)
-    with suppress(SimflError):
-        context = RunContext(experiments[0], files.cache_folder(), torch.device("cpu"), inherited)
-        check_data(experiments[0], context)
-        _ = context.module
-    with closing(ForkServer(None, address)):
-        inherited.clear()  # this process needs neither data nor model
+    def build() -> None:
+        torch.set_num_threads(1)
+        with suppress(SimflError):
+            context = RunContext(experiments[0], files.cache_folder(), torch.device("cpu"), inherited)
+            check_data(experiments[0], context)
+            context.module  # noqa: B018  (built on first use)
+
+    server = start_fork_server(max(experiment.execution.threads for experiment in experiments), build)
+    inherited.clear()  # this process needs neither data nor model
+    with closing(server) if server is not None else nullcontext():
         yield
 
 

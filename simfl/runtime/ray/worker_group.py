@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Lock, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simfl.errors import RunError, SimflError
 from simfl.protocol import Weights
@@ -28,6 +28,9 @@ from simfl.runtime.ray.cluster import ActorHandle, ObjectRef, RayModule, last_li
 from simfl.runtime.ray.monitor import RayMonitor, monitored
 from simfl.runtime.ray.remote_store import StateTransfer
 from simfl.runtime.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    from simfl.runtime.ray.faststart.fork_server import ForkServer
 
 MAX_START_RETRIES = 3  # how often a worker that dies while it starts is replaced
 FREE_TIMEOUT = 30.0  # seconds that idle workers have to free memory
@@ -40,6 +43,23 @@ class _Start:
 
     worker: int
     retries: int = 0  # predecessors that died while they started
+
+
+def start_fork_server(threads: int, build: Callable[[], RunContext | None]) -> ForkServer | None:
+    """Make the workers of this machine forks of this process, where Ray and this process allow it, or else return None.
+
+    Call it before this process connects to Ray.
+
+    Args:
+        threads: Torch threads of each worker.
+        build: Called before the fork; it builds what workers inherit, and returns the context that they take, if any.
+    """
+    address = cluster.fork_address()
+    if address is None:
+        return None
+    from simfl.runtime.ray.faststart.fork_server import ForkServer, can_fork
+
+    return ForkServer(build(), address) if can_fork(threads) else None
 
 
 class WorkerGroup:
@@ -57,6 +77,7 @@ class WorkerGroup:
         self.starting: dict[ObjectRef, _Start] = {}
         self.entered: list[int] = []  # workers, in the order in which they entered the phase
         self.kinds: set[str] = set()  # names of the workers' processors
+        self._notes: set[str] = set()  # on shared GPUs, reported once
         self._phase: tuple[int, ObjectRef] = (-1, None)  # its number, and a reference to its base
         self._next_growth = 0.0
         self._thread: Thread | None = None
@@ -94,14 +115,13 @@ class WorkerGroup:
         self._thread.start()
 
     def _start_fork_server(self, context: RunContext) -> None:
-        address = cluster.fork_address()
-        if address is None:
-            return
-        from simfl.runtime.ray.faststart.fork_server import ForkServer, can_fork
-
-        if can_fork(context.experiment.execution.threads):
+        def build() -> RunContext:
             context.module  # noqa: B018  (built on first use)
-            self._cleanup.callback(ForkServer(context, address).close)
+            return context
+
+        server = start_fork_server(context.experiment.execution.threads, build)
+        if server is not None:
+            self._cleanup.callback(server.close)
 
     def _launch(self) -> None:
         try:
@@ -235,8 +255,17 @@ class WorkerGroup:
                 f"workers have different processors ({kinds}): sums may differ in their last bits, depending on which"
                 " worker trains which client; one worker tries the execution modes for all"
             )
+        if location.shared and self.address is not None:  # on one machine, the driver has said so
+            self._note_shared(worker, location)
         (self.transfer.remote.add if location.remote else self.transfer.remote.discard)(worker)
         self.kinds.add(location.kind)
+
+    def _note_shared(self, worker: int, location: WorkerLocation) -> None:
+        """Report once that others use the GPU which Ray gave to a worker."""
+        text = f"worker {worker} on {location.machine} shares its GPU with others: {location.shared}"
+        if text not in self._notes:
+            self._notes.add(text)
+            self.on_message(text)
 
     # Calls
 
