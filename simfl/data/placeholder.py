@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from simfl.data.base import DOCUMENTS, QUESTIONS, WORD_IMAGES, Dataset, Published, Split
 
@@ -17,15 +19,15 @@ WHITE_PIXEL = (  # a PNG
 def placeholder_dataset(data: Dataset | Published) -> Dataset:
     """Build a data set of one example that has the largest shapes of `data`.
 
-    Question answering data become one full page with a long question and answer; other loaded data are reduced to their
-    first example. Data known only by their published sizes become a page and a word in one.
+    Question answering data become one full page with a long question and answer; other loaded data are reduced to the
+    example with the longest texts. Data known only by their published sizes become a page and a word in one.
     """
     if isinstance(data, Published):
         card: dict[str, object] = {"num_classes": data.num_classes, "shape": data.shape}
         card = {key: value for key, value in card.items() if value}
         return Dataset("placeholder", {"train": _full_page()}, "", card)
     train = data.splits["train"]
-    examples = train.examples.slice(0, 1)
+    examples = train.examples.slice(_longest(train.examples), 1)
     if train.documents is None:
         return Dataset("placeholder", {"train": Split(examples)}, "", data.card)
     page = _full_page()
@@ -33,6 +35,15 @@ def placeholder_dataset(data: Dataset | Published) -> Dataset:
     for name in (name for name in examples.column_names if name not in QUESTIONS.names):
         table = table.append_column(examples.schema.field(name), examples[name])
     return Dataset("placeholder", {"train": Split(table, page.documents)}, "", data.card)
+
+
+def _longest(examples: pa.Table) -> int:
+    """Return the row with the most letters in its columns of texts; the first one of several."""
+    letters = np.zeros(len(examples), np.int64)
+    for column in examples.columns:
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            letters += pc.fill_null(pc.utf8_length(column), 0).to_numpy()
+    return int(letters.argmax()) if len(letters) else 0
 
 
 def _full_page() -> Split:

@@ -86,9 +86,9 @@ def local_folder(weights: str) -> Path | None:
         folder = bundled_folder()
         return None if folder is None else folder / weights
     if weights in PACKAGED:
-        module, folder, _ = PACKAGED[weights]
+        module, subfolder, _ = PACKAGED[weights]
         package = find_spec(module)  # does not run the module
-        return None if package is None or package.origin is None else Path(package.origin).parent / folder
+        return None if package is None or package.origin is None else Path(package.origin).parent / subfolder
     return Path(weights) if Path(weights).is_dir() else None
 
 

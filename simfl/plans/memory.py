@@ -1,8 +1,8 @@
 """Memory of server, workers and clients in bytes, computed on the meta device.
 
-A worker holds the model and the received parts once, and per client of a batch its trained parameters, their gradients,
-optimizer and algorithm state, and the activations saved for the backward pass. Not counted: data, and fragmentation of
-the allocator.
+A worker holds the model and the received parts once, and per client of a batch its trained parameters, optimizer and
+algorithm state, and at most what a training step creates (`simfl.plans.live_memory`): activations, gradients and
+temporary tensors. Not counted: data, workspaces of kernels, and fragmentation of the allocator.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from simfl.errors import ConfigError, SimflError
 from simfl.parameter_groups import pick
+from simfl.plans.live_memory import step_peak
 from simfl.plans.messages import PhaseMessages
 from simfl.protocol import EXTRA, Batch, ModelInfo, State, Weights
 from simfl.run_context import RunContext
 from simfl.training.executor import Executor
-from simfl.training.forward import model_inputs, run_forward, tensors_from, with_task_loss
+from simfl.training.forward import model_inputs, run_forward, tensors_from
 from simfl.training.model_states import has_states, main_state, state_of, stored_states
 from simfl.training.optimizer_step import StackedOptimizer
 from simfl.weights import select_names
@@ -37,7 +39,7 @@ class MemoryPlan:
     client: int  # client state between two updates
     resident: int  # worker without clients
     each: int  # additional memory per client of a batch
-    activations: int | None  # part of `each` for the backward pass; None if it is not known
+    step: int | None  # part of `each` that a training step creates and frees; None if it is not known
     clients_per_batch: int = 1  # with a card, the largest power of two that fits
     card: int | None = None  # memory of a GPU
 
@@ -55,14 +57,14 @@ def memory_of(messages: PhaseMessages, context: RunContext, index: int, card: in
     """Return the memory of a phase; `card` is the memory of a GPU to be filled with clients."""
     local = _LocalTraining(messages, context)
     trained = _bytes(local.start)
-    activations = local.activations()
-    each = 2 * trained + _bytes_of(local.optimizer) + _bytes_of(messages.state) + (activations or 0)
+    step = local.step()
+    each = trained + _bytes_of(local.optimizer) + _bytes_of(messages.state) + (trained if step is None else step)
     resident = _model_bytes(context.module) + (_model_bytes(context.mentor.module) if context.mentor else 0)
     resident += sum(_bytes(tensors) for tensors in messages.received.values())
     fixed = context.experiment.execution.clients_per_batch
     clients_per_batch = _fitting(resident, each, card) if card is not None else fixed if isinstance(fixed, int) else 1
     return MemoryPlan(
-        _server(messages, context, index), local.client_state(), resident, each, activations, clients_per_batch, card
+        _server(messages, context, index), local.client_state(), resident, each, step, clients_per_batch, card
     )
 
 
@@ -147,54 +149,40 @@ class _LocalTraining:
             kept += [group for state in self.optimizer for group in state.values()]
         return sum(_bytes(tensors) for tensors in kept)
 
-    def activations(self) -> int | None:
-        """Return the bytes that the forward passes of a micro-step save for the backward pass, of the largest one.
+    def step(self) -> int | None:
+        """Return the bytes that a micro-step holds at its peak beyond the weights: activations, gradients, temporaries.
 
-        None if examples cannot be built from shapes, or the model depends on values.
+        That of the largest micro-step. None if examples cannot be built from shapes, or the model depends on values.
         """
         stage = self.messages.stage
-        leaves = {name: t.detach().to("meta").requires_grad_() for name, t in self.start.items()}
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
         try:
             batch = stage.load_examples().take(
                 torch.zeros(stage.phase.local.batch_size, dtype=torch.int64, device="meta")
             )
-            most = max(
-                self._saved_bytes(micro.forwards, leaves, batch) for micro in stage.phase.algorithm.micro_steps()
-            )
-        except (SimflError, NotImplementedError, RuntimeError):
+            most = max(self._peak(micro.forwards, batch, fake) for micro in stage.phase.algorithm.micro_steps())
+        except (SimflError, NotImplementedError, RuntimeError, DataDependentOutputException):
             return None
         half = getattr(self.context.experiment.model, "precision", "") == "bf16"
         return most // 2 if half else most
 
-    def _saved_bytes(self, runs: Iterable[str], leaves: Weights, batch: Batch) -> int:
+    def _peak(self, runs: Iterable[str], batch: Batch, fake: FakeTensorMode) -> int:
+        """Return the peak of the forward passes of a micro-step and their backward pass."""
         stage, messages = self.messages.stage, self.messages
-        saved = _SavedTensors([*leaves.values(), *stage.network.module.parameters()])
-        with saved.hooks():
+
+        def loss_of(leaves: Weights) -> Tensor:
+            total = torch.zeros((), device="meta")
             for name in runs:
                 forward = stage.phase.algorithm.forwards()[name]
                 sources = stage.network_of(forward).sources(forward)
                 weights = tensors_from(sources, leaves, messages.received, messages.state)
                 out = run_forward(stage, forward, weights, model_inputs(stage, batch), messages.update.key.to("meta"))
-                with_task_loss(stage, out, batch)
-        return saved.bytes
+                sums, _ = stage.phase.objective.loss(out, batch)
+                total = total + sums.sum()
+            return total
 
-
-class _SavedTensors:
-    """Counter of the bytes that autograd saves; each storage counts once, known tensors do not count."""
-
-    def __init__(self, known: Iterable[Tensor]) -> None:
-        self.seen = {t.untyped_storage()._cdata: t for t in known}
-        self.bytes = 0
-
-    def hooks(self) -> torch.autograd.graph.saved_tensors_hooks:
-        return torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
-
-    def _save(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self.seen:
-            self.seen[storage._cdata] = tensor  # the reference prevents reuse of its address
-            self.bytes += storage.nbytes()
-        return tensor
+        known = [*stage.network.module.parameters(), *stage.network.module.buffers(), *batch.values()]
+        return step_peak(loss_of, {name: t.detach().to("meta") for name, t in self.start.items()}, known, fake)
 
 
 def _model_bytes(module: nn.Module) -> int:

@@ -148,7 +148,7 @@ def _steps(plan: RunPlan) -> str:
 
 
 def _worker(memory: MemoryPlan) -> str:
-    without = ", without activations" if memory.activations is None else ""
+    without = ", without activations" if memory.step is None else ""
     each = f"{format_bytes(memory.resident)} and {format_bytes(memory.each)} per client{without}"
     if memory.card is None:
         return f"{format_bytes(memory.worker)} with {memory.clients_per_batch} per batch: {each}"

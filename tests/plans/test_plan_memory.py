@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from fakes import experiment
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
 
 from simfl import files
+from simfl.config import parse
 from simfl.errors import ConfigError
 from simfl.models.mlp import Mlp
 from simfl.optimizers.local import LocalOptimizer
 from simfl.optimizers.server import Adam
+from simfl.plans.live_memory import LiveMemory, step_peak
 from simfl.plans.memory import card_bytes
 from simfl.plans.plan import plan
 
@@ -52,13 +57,13 @@ def test_client_memory_includes_personal_parameters():
 def test_worker_memory_includes_the_model_and_received_parts_once():
     found = memory()
     assert found.resident == 2 * W
-    assert found.activations > 0
-    assert found.each == 2 * W + found.activations  # weights, gradients and saved activations of a client
+    assert found.step > W  # gradients and activations
+    assert found.each == W + found.step  # the weights of a client, and what its training step creates
 
 
 def test_activations_grow_with_the_batch_size():
-    few, many = (memory(batch_size=size).activations for size in (8, 16))
-    assert many == 2 * few
+    few, more, most = (memory(batch_size=size).step for size in (64, 128, 256))
+    assert most - more == 2 * (more - few) > 0
 
 
 @pytest.mark.parametrize("clients_per_batch", [1, 4, 32])
@@ -80,3 +85,59 @@ def test_a_wrong_card_size_is_refused_in_one_line(text):
         ConfigError, match=r"^--card: .* given; allowed: a number with MB, GB, MiB or GiB, such as 80GB$"
     ):
         card_bytes(text)
+
+
+def test_a_step_holds_what_an_equal_step_with_values_allocates():
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 8))
+    x, y = torch.randn(32, 64), torch.randint(8, (32,))
+
+    def loss_of(weights):
+        return functional.cross_entropy(torch.func.functional_call(network, weights, (x,)), y)
+
+    leaves = dict(network.named_parameters())
+    known = LiveMemory([*leaves.values(), x, y])
+    with known:
+        gradients = torch.autograd.grad(loss_of(leaves), list(leaves.values()))
+    del gradients
+    assert known.live == 0
+    assert step_peak(loss_of, leaves, [x, y], FakeTensorMode(allow_non_fake_inputs=True)) == known.peak
+    hidden, weights = 32 * 256 * 4, sum(t.nbytes for t in leaves.values())
+    assert hidden + weights <= known.peak <= 2 * hidden + weights  # all gradients, and that of the hidden layer
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_holds_no_matrix_of_scores(masked):
+    long, heads = 512, 4
+    q = torch.randn(1, heads, long, 16, requires_grad=True)
+    mask = torch.ones(1, 1, long, long, dtype=torch.bool) if masked else None
+    matrix = heads * long * long * 4
+
+    def loss_of(weights):
+        return functional.scaled_dot_product_attention(*[weights["q"]] * 3, attn_mask=mask).sum()
+
+    known = [mask] if masked else []
+    peak = step_peak(loss_of, {"q": q}, known, FakeTensorMode(allow_non_fake_inputs=True))
+    assert 2 * q.nbytes <= peak < (2 * matrix if masked else matrix)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_model_of_transformers_is_planned_with_its_activations(checkpointing):
+    rows = [{"text": "a few words " * n, "label": "yes"} for n in (1, 20)]
+    config = {"model_type": "distilbert", "dim": 32, "n_layers": 6, "n_heads": 4, "hidden_dim": 128}
+    sizes = [_planned(rows[:count], config, checkpointing) for count in (1, 2)]
+    assert sizes[0] < sizes[1]  # planned with the longest text
+    if checkpointing:
+        assert sizes[1] < _planned(rows, config, False)
+
+
+def _planned(rows, config, checkpointing):
+    spec = {
+        "name": "memory", "data": {"train": rows, "valid": rows}, "partition": {"by": "iid", "clients": 1},
+        "model": {"name": "hf", "config": config, "task": "sequence_classification", "checkpointing": checkpointing},
+        "phases": [{"objective": "text_classification", "rounds": 1, "clients_per_round": 1,
+                    "local": {"optimizer": "adamw", "learning_rate": 1e-3, "batch_size": 8}}],
+    }  # fmt: skip
+    (phase,) = plan(parse(spec), files.cache_folder()).phases
+    assert phase.memory.step is not None
+    return phase.memory.step
