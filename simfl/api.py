@@ -59,7 +59,9 @@ def run(
     with _display(display) as shown:
         if choice.message and shown is not None:
             shown.message(choice.message)
-        simulation.run(parsed, RunOptions(folder, choice.name, workers or "auto", address, resume, shown))
+        simulation.run(
+            parsed, RunOptions(folder, choice.name, workers or "auto", address, resume, shown, notes=choice.gpus)
+        )
     return load(folder, parsed)
 
 

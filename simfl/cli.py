@@ -134,8 +134,9 @@ def run(
             if placement.message:
                 display.message(placement.message)
             run_options = RunOptions(
-                folder, placement.backend, placement.workers, placement.address, resume, display, profile
-            )
+                folder, placement.backend, placement.workers, placement.address, resume, display, profile,
+                notes=placement.gpus,
+            )  # fmt: skip
             summary = simulation.run(experiment, run_options)
     return {"completed": 0, "interrupted": INTERRUPTED}.get(summary["status"], FAILED)
 

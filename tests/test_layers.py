@@ -59,7 +59,7 @@ OWNERS = {  # an outside library, and the modules or packages that may import it
     "optuna": ("sweeps.optuna_import",),
     "peft": ("models",),
     "prometheus_client": ("tracking.prometheus",),
-    "pynvml": ("runtime.gpu_monitor",),
+    "pynvml": ("runtime.gpu_monitor", "runtime.gpus"),
     "rapidfuzz": ("metrics",),
     "pyarrow": ("runs.tables", "codecs", "contract", "data"),
     "ray": ("runtime.ray", "sweeps.pool", "submit.kuberay_pod", "submit.ray_job", "submit.ray_node"),

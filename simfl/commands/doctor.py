@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from netrc import NetrcParseError, netrc
 from pathlib import Path
@@ -15,8 +15,10 @@ import torch
 from simfl import __version__
 from simfl.commands.machine import OK, PROBLEM, WARNING, MachineFinding, cpus, disks, gpus, memory, open_files
 from simfl.formatting import format_bytes, format_duration
-from simfl.runtime.ray.cluster import survey
+from simfl.runtime.gpus import shared_with_others, visible_view
+from simfl.runtime.ray.cluster import resolve_address, survey
 
+View = Mapping[str, str | int]  # versions and GPUs of a process
 LIBRARIES = ("torch", "ray", "transformers", "peft", "pyarrow", "opacus")
 OPTIONAL = ("wandb", "tensorboard", "scikit-learn")  # needed only by runs that use them
 VERSIONS = ("python", "torch", "simfl")  # must be equal on all machines
@@ -77,7 +79,7 @@ def ray_view(address: str | None) -> Iterator[MachineFinding]:
     """Check Ray's resources, and compare the versions of a worker with those of this process."""
     start = time.monotonic()
     try:
-        resources, worker = survey(address, torch_view)
+        resources, workers = survey(address, torch_view)
     except Exception as error:  # any failure of Ray is a finding
         cause = f"{type(error).__name__}: {str(error).strip().splitlines()[-1] if str(error).strip() else ''}"
         yield MachineFinding("Ray", "start", cause, PROBLEM, "fix the cause, or run with --backend inline")
@@ -87,17 +89,24 @@ def ray_view(address: str | None) -> Iterator[MachineFinding]:
     cpu, gpu, store = (resources.get(kind, 0.0) for kind in ("CPU", "GPU", "object_store_memory"))
     fix = "" if cpu >= 1 else "Ray has no CPU for a worker: start it with --num-cpus"
     yield MachineFinding("Ray", "CPUs", f"{cpu:g}", PROBLEM if fix else OK, fix)
-    yield from _gpu_view(int(own["gpus"]), gpu, int(worker["gpus"]))
+    yield from _gpu_view(int(own["gpus"]), gpu, workers, joined=resolve_address(address) is not None)
     yield MachineFinding("Ray", "object store", format_bytes(store))
-    unequal = [f"{name} {own[name]} here, {worker[name]} on a worker" for name in VERSIONS if own[name] != worker[name]]
+    unequal = list(
+        dict.fromkeys(
+            f"{name} {own[name]} here, {worker[name]} on a worker"
+            for worker in workers
+            for name in VERSIONS
+            if own[name] != worker[name]
+        )
+    )
     fix = "install the same versions on every machine of the cluster" if unequal else ""
     yield MachineFinding(
         "Ray", "worker versions", "; ".join(unequal) or "equal to those of this process", PROBLEM if fix else OK, fix
     )
 
 
-def _gpu_view(own: int, of_ray: float, of_worker: int) -> Iterator[MachineFinding]:
-    """Compare the GPUs that torch sees here, that Ray offers, and that torch sees on a worker with a GPU of Ray's."""
+def _gpu_view(own: int, of_ray: float, workers: Sequence[View], joined: bool) -> Iterator[MachineFinding]:
+    """Compare the GPUs that torch sees here, that Ray offers, and that torch and the driver see on each worker."""
     grade, fix = OK, ""
     if own and of_ray < 1:
         grade = PROBLEM
@@ -106,19 +115,43 @@ def _gpu_view(own: int, of_ray: float, of_worker: int) -> Iterator[MachineFindin
         grade = WARNING
         fix = f"torch sees {own} GPUs and Ray {of_ray:g}, so some stay idle: start Ray with --num-gpus={own}"
     yield MachineFinding("Ray", "GPUs", f"{of_ray:g}", grade, fix)
-    if of_ray >= 1:
+    if of_ray < 1:
+        return
+    for number, worker in enumerate(workers):
+        yield _gpu_of_worker(number, worker)
+    if len(workers) < int(of_ray):
         fix = (
-            ""
-            if of_worker
-            else "install torch with CUDA on every machine, and check CUDA_VISIBLE_DEVICES and the driver"
+            "other jobs have these GPUs; wait, or run with --workers" if joined else "look into Ray's log for the cause"
         )
-        yield MachineFinding("Ray", "GPUs of a worker", f"torch sees {of_worker}", OK if of_worker else PROBLEM, fix)
+        text = f"{len(workers)} of {int(of_ray)} workers with a GPU answered"
+        yield MachineFinding("Ray", "workers", text, WARNING, fix)
 
 
-def torch_view() -> dict[str, str | int]:
-    """Return versions and the number of GPUs of a process, for comparison with another."""
+def _gpu_of_worker(number: int, worker: View) -> MachineFinding:
+    """Compare what torch and the driver see on a worker that has a GPU of Ray's."""
+    item, seen = f"GPUs of worker {number}", int(worker["gpus"])
+    text = f"torch sees {seen} on {worker['machine']}" + (f"; driver: {worker['driver']}" if worker["driver"] else "")
+    if not seen:
+        fix = "install torch with CUDA on every machine, and check CUDA_VISIBLE_DEVICES and the driver"
+        return MachineFinding("Ray", item, text, PROBLEM, fix)
+    fix = f"others use its GPU: {worker['shared']}" if worker["shared"] else ""
+    return MachineFinding("Ray", item, text, WARNING if fix else OK, fix)
+
+
+def torch_view() -> View:
+    """Return versions and GPUs of a process, for comparison with another."""
+    states = visible_view() or ()
+    shared = shared_with_others()  # before torch uses the GPU
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return {"python": platform.python_version(), "torch": torch.__version__, "simfl": __version__, "gpus": gpus}
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "simfl": __version__,
+        "gpus": gpus,
+        "machine": platform.node(),
+        "driver": "; ".join(f"{state.label}, {state.memory}" for state in states),
+        "shared": shared,
+    }
 
 
 def lines(findings: list[MachineFinding]) -> list[str]:

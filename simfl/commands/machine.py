@@ -18,6 +18,7 @@ import torch
 from simfl import files
 from simfl.formatting import format_bytes, format_duration
 from simfl.runtime import machine as limits
+from simfl.runtime.gpus import GpuState, driver_view
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 SLURM = "SLURM_(JOB_ID|JOB_NUM_NODES|NNODES|CPUS_ON_NODE|CPUS_PER_TASK|MEM_PER_NODE|MEM_PER_CPU|GPUS_ON_NODE|NTASKS)"
@@ -78,12 +79,14 @@ def memory() -> Iterator[MachineFinding]:
 
 
 def gpus() -> Iterator[MachineFinding]:
-    """Check which GPUs torch sees and can use."""
+    """Check the GPUs: those of the driver with the processes on them, and those that torch sees and can use."""
     visible, driver = os.environ.get("CUDA_VISIBLE_DEVICES"), _driver()
     if visible is not None:
         yield MachineFinding("GPUs", "CUDA_VISIBLE_DEVICES", repr(visible))
     if driver:
         yield MachineFinding("GPUs", "driver", driver)
+    states = driver_view()
+    yield from map(_of_driver, states)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -91,6 +94,19 @@ def gpus() -> Iterator[MachineFinding]:
         yield _no_gpu(driver, visible, [str(warning.message).splitlines()[0] for warning in caught])
     for index in range(count):
         yield _gpu(index)
+    if states and count and visible is None and count != len(states):
+        fix = (
+            "the driver and torch count differently: restart after a change of the driver, or check MIG and containers"
+        )
+        yield MachineFinding("GPUs", "torch", f"{count} GPUs; the driver has {len(states)}", WARNING, fix)
+
+
+def _of_driver(state: GpuState) -> MachineFinding:
+    """Describe a GPU as the driver sees it; busy ones are skipped by runs where others are free."""
+    who = ", ".join(f"process {pid}" for pid, _ in state.processes)
+    text = f"{state.name}, {state.memory}{f', used by {who}' if who else ''}, {state.uuid}"
+    fix = f"a run skips it if another GPU is free: {state.busy}" if state.busy else ""
+    return MachineFinding("GPUs", f"driver's GPU {state.index}", text, WARNING if fix else OK, fix)
 
 
 def _driver() -> str:

@@ -27,6 +27,7 @@ class BackendOptions:
     workers: int | str  # number of Ray workers, or auto
     address: str | None  # of a running Ray cluster
     message: str = ""  # why `auto` chose the backend
+    gpus: tuple[str, ...] = ()  # a line for each GPU that others use
 
 
 def combine(*decorators: Decorator) -> Decorator:
@@ -74,7 +75,7 @@ def _backend_options(backend: str, workers: str | None, address: str | None) -> 
         raise ConfigError(f"--workers: {workers!r} is not a whole number of at least 1 or auto")
     choice = choose_backend(backend, workers, address)
     number = int(workers) if workers not in (None, "auto") else "auto"
-    return BackendOptions(choice.name, number, address, choice.message)
+    return BackendOptions(choice.name, number, address, choice.message, choice.gpus)
 
 
 def overrides(meaning: str) -> Decorator:

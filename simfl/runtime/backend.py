@@ -13,6 +13,7 @@ from pathlib import Path
 
 from simfl.errors import ConfigError, nearest
 from simfl.runtime import machine
+from simfl.runtime.gpus import use_free_gpus
 
 BACKENDS = ("auto", "inline", "ray")
 RULE = "auto uses Ray from 2 GPUs, or from 4 CPUs without a GPU"
@@ -25,26 +26,32 @@ class BackendChoice:
 
     name: str  # inline or ray
     message: str = ""
+    gpus: tuple[str, ...] = ()  # a line for each GPU that others use
 
 
 def choose_backend(backend: str, workers: int | str | None = None, address: str | None = None) -> BackendChoice:
     """Resolve `auto` and check that the options fit the backend.
 
+    On one machine, GPUs that other processes use are left out where others are free (`simfl.runtime.gpus`).
+
     Raises:
         ConfigError: The backend is unknown, or `workers` or `address` are given with inline.
+        RunError: This machine has GPUs, and none can be used.
     """
     if backend not in BACKENDS:
         raise ConfigError(f"backend: unknown {backend!r}; {nearest(backend, BACKENDS)}")
     if backend == "inline" and (workers or address):
         raise ConfigError(f"{'workers' if workers else 'address'}: has no effect with backend inline")
+    joins = bool(address or os.environ.get("RAY_ADDRESS"))
+    notes = () if joins and backend != "inline" else use_free_gpus()
     if backend != "auto":
-        return BackendChoice(backend)
-    if workers or address or os.environ.get("RAY_ADDRESS"):
-        return BackendChoice("ray", "backend ray: workers or the address of a cluster are given")
+        return BackendChoice(backend, gpus=notes)
+    if workers or joins:
+        return BackendChoice("ray", "backend ray: workers or the address of a cluster are given", notes)
     gpus, cpus = count_gpus(), machine.cpus()
     found = f"{cpus} CPU{'s' * (cpus > 1)}, {gpus or 'no'} GPU{'s' * (gpus > 1)}"
     name = "ray" if gpus >= MIN_GPUS or (gpus == 0 and cpus >= MIN_CPUS) else "inline"
-    return BackendChoice(name, f"backend {name}: {found} ({RULE})")
+    return BackendChoice(name, f"backend {name}: {found} ({RULE})", notes)
 
 
 def count_gpus() -> int:

@@ -19,5 +19,6 @@ class RunOptions:
     resume: bool = False  # continue from the newest checkpoint in `out`
     display: Any = None  # an object with the methods of `NullDisplay`; None shows nothing
     profile: bool = False  # write a trace of where time is spent
+    notes: tuple[str, ...] = ()  # messages at the start, such as on GPUs that others use
     until: Callable[[], str] = str  # called before each round; a non-empty string ends the run with that status
     shared: dict[str, Any] | None = None  # data and models that consecutive runs of this process share

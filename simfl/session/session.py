@@ -78,7 +78,7 @@ def open_session(stack: ExitStack, experiment: Experiment, options: RunOptions) 
         callbacks.message(ESTIMATED.format(**asdict(experiment.privacy.deployment)))
     if options.resume and not record.manifest.resumes:
         callbacks.message(f"there is no run to resume in {record.location}: it starts")
-    for text in (*messages, *repairs):
+    for text in (*options.notes, *messages, *repairs):
         callbacks.message(text)
     callbacks.note(prepared.notes)
     stack.enter_context(signals.caught())

@@ -50,12 +50,12 @@ def test_doctor_starts_ray_and_compares_a_worker(ray_session: None) -> None:
 @pytest.mark.parametrize(
     ("own", "of_ray", "of_worker", "grades", "fix"),
     [
-        (4, 4, 1, [OK, OK], ""),
+        (4, 4, 1, [OK] * 5, ""),
         (0, 0, 0, [OK], ""),
-        (0, 8, 1, [OK, OK], ""),  # the cluster has GPUs, this machine none
+        (0, 8, 1, [OK] * 9, ""),  # the cluster has GPUs, this machine none
         (4, 1, 1, [WARNING, OK], "torch sees 4 GPUs and Ray 1"),
         (4, 0, 0, [PROBLEM], "torch sees GPUs and Ray none"),
-        (4, 4, 0, [OK, PROBLEM], "install torch with CUDA"),
+        (4, 4, 0, [OK, *[PROBLEM] * 4], "install torch with CUDA"),
     ],
 )
 def test_gpus_that_ray_or_a_worker_lacks_are_found(
@@ -63,7 +63,9 @@ def test_gpus_that_ray_or_a_worker_lacks_are_found(
 ) -> None:
     view = doctor.torch_view()
     resources = {"CPU": 8.0, "GPU": float(of_ray), "object_store_memory": 1e9}
-    monkeypatch.setattr(doctor, "survey", lambda address, look: (resources, {**view, "gpus": of_worker}))
+    monkeypatch.setattr(
+        doctor, "survey", lambda address, look: (resources, [{**view, "gpus": of_worker}] * max(1, of_ray))
+    )
     monkeypatch.setattr(doctor, "torch_view", lambda: {**view, "gpus": own})
     found = [finding for finding in doctor.ray_view(None) if finding.item.startswith("GPUs")]
     assert [finding.grade for finding in found] == grades
@@ -209,7 +211,7 @@ def test_a_too_long_path_of_the_ray_folder_is_found(tmp_path: Path, monkeypatch:
 
 
 def surveyed(monkeypatch: pytest.MonkeyPatch, resources: dict[str, float], **seen: Any) -> dict[str, MachineFinding]:
-    monkeypatch.setattr(doctor, "survey", lambda address, look: (resources, {**look(), **seen}))
+    monkeypatch.setattr(doctor, "survey", lambda address, look: (resources, [{**look(), **seen}]))
     return by_name(doctor.ray_view(None))
 
 

@@ -23,6 +23,7 @@ from simfl.files import cache_folder as local_cache
 from simfl.protocol import Parts, Weights
 from simfl.run_context import RunContext
 from simfl.runtime.gpu_monitor import processor
+from simfl.runtime.gpus import shared_with_others
 from simfl.runtime.ray.cluster import ObjectRef
 from simfl.runtime.ray.remote_store import RemoteClientStore, marker_file
 from simfl.runtime.worker import Worker, WorkerConfig
@@ -54,6 +55,8 @@ class WorkerLocation:
 
     remote: bool  # it does not see the run's folder
     kind: str  # its processor: sums may differ in their last bits between kinds
+    machine: str = ""  # name of the machine
+    shared: str = ""  # note on the GPU of the worker, if others used it when the worker started
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ class WorkerActor:
         self._worker: Worker | None = None
         self._remote_store: RemoteClientStore | None = None
         self._error: Exception | None = None
+        self._shared = shared_with_others()  # before this process uses the GPU itself
         try:
             self.context = _build_context(pickle.loads(spec))
         except Exception as error:  # kept, since the driver reads the result of `begin` only
@@ -108,7 +112,8 @@ class WorkerActor:
         if self._worker is None:
             self._worker = self._make_worker(pickle.loads(config))
         self._worker.begin(phase, base)
-        return WorkerLocation(self._remote_store is not None, processor(self.context.device))
+        remote, kind = self._remote_store is not None, processor(self.context.device)
+        return WorkerLocation(remote, kind, platform.node(), self._shared)
 
     def _make_worker(self, config: WorkerConfig) -> Worker:
         if marker_file(config.client_states, config.session_name).exists():

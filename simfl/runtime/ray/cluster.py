@@ -45,7 +45,8 @@ REACH_TIMEOUT = 10.0  # seconds that an address has to answer
 CLIENT_PORT = "10001"  # of a ray:// address without a port
 START_SECONDS = 60.0  # that Ray has to start, or a cluster to accept this process
 STOP_SECONDS = 30.0  # the longest time for Ray to stop in order; a launcher needs up to 20
-SURVEY_TIMEOUT = 30.0  # seconds that a worker has to answer `survey`
+SURVEY_TIMEOUT = 30.0  # seconds that workers have to answer `survey`
+MAX_SURVEYED = 64  # workers that `survey` asks
 MIN_FREE_BYTES = 20_000_000  # in the folder of Ray's session
 QUIET = {"log_to_driver": False, "configure_logging": False}
 
@@ -237,14 +238,44 @@ def count_workers(resource: str, available: float, workers: int | str) -> int:
     return int(workers)
 
 
-def survey(address: str | None, look: Callable[[], Found]) -> tuple[dict[str, float], Found]:
-    """Return Ray's resources and what `look` returns on a worker, which has a GPU if there are any."""
+def survey(address: str | None, look: Callable[[], Found]) -> tuple[dict[str, float], list[Found]]:
+    """Return Ray's resources and what `look` returns on workers: one for each GPU, or else one on each machine.
+
+    Workers that Ray cannot start in time, as when other jobs have their GPUs, are missing.
+
+    Raises:
+        ClusterError: No worker answered.
+    """
     with started(address):
         ray = connect(address)
         resources = {kind: float(number) for kind, number in ray.cluster_resources().items()}
-        remote = ray.remote(num_cpus=1, num_gpus=1 if resources.get("GPU") else 0, max_retries=0)(look)
-        found: Found = ray.get(remote.remote(), timeout=SURVEY_TIMEOUT)
+        gpus = min(int(resources.get("GPU", 0)), MAX_SURVEYED)
+        actors = [_surveyor(ray, num_gpus=1) for _ in range(gpus)] or [
+            _surveyor(ray, node=node["NodeID"]) for node in ray.nodes()[:MAX_SURVEYED] if node["Alive"]
+        ]
+        calls = [actor.look.remote(look) for actor in actors]
+        done, _ = ray.wait(calls, num_returns=len(calls), timeout=SURVEY_TIMEOUT)
+        if not done:
+            raise ClusterError(f"no worker answered within {SURVEY_TIMEOUT:g} s")
+        found: list[Found] = [ray.get(call) for call in calls if call in done]
+        for actor in actors:
+            ray.kill(actor)
         return resources, found
+
+
+class Surveyor:
+    """An actor that occupies a GPU or a place on a machine while others look at theirs."""
+
+    def look(self, look: Callable[[], Found]) -> Found:
+        """Return what a function returns here."""
+        return look()
+
+
+def _surveyor(ray: RayModule, num_gpus: int = 0, node: str | None = None) -> ActorHandle:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    place = {} if node is None else {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
+    return ray.remote(num_cpus=1, num_gpus=num_gpus, max_restarts=0, **place)(Surveyor).remote()
 
 
 def last_line(error: Exception) -> str:
