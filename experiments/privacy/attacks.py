@@ -102,6 +102,7 @@ def collect(folder: Path, options: argparse.Namespace) -> None:
     with _pool(options.processes) as pool, ROWS.open("w") as out:
         for row in pool.map(partial(attacked, folder), runs):
             out.write(json.dumps(row) + "\n")
+            out.flush()
 
 
 def _pool(processes: int) -> ProcessPoolExecutor:

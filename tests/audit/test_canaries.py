@@ -80,7 +80,7 @@ def test_the_correct_mechanism_stays_below_its_claim(name: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["groups", "central"])
+@pytest.mark.parametrize("name", KINDS)
 def test_the_correct_mechanism_stays_below_its_claim_for_twenty_seeds(name: str, tmp_path: Path) -> None:
     found = [audited(tmp_path / "run", KINDS[name], seed) for seed in range(20)]
     assert [one for one in found if not one.holds] == []
@@ -134,6 +134,15 @@ def test_a_planted_error_exceeds_the_claim(
 ) -> None:
     plant(monkeypatch)
     assert not audited(tmp_path / "run", private()).holds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plant", BUGS)
+def test_a_planted_error_exceeds_the_claim_for_twenty_seeds(
+    plant: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    assert [seed for seed in range(20) if audited(tmp_path / "run", private(), seed).holds] == []
 
 
 def test_the_command_ends_with_code_1_if_a_bound_exceeds_its_claim(
