@@ -274,7 +274,7 @@ MECHANISMS = (
     ("BLT", "yes", "no", "no", "no"),
     ("tree aggregation", "no", "account", "no", "no"),
     ("Laplace", "no", "account", "no", "yes"),
-    ("several statistics in one release", "yes (update and count)", "account", "no", "yes (`JointMechanism`)"),
+    ("several statistics in one release", "yes (`parts`, update and count)", "account", "no", "yes (`JointMechanism`)"),
     ("noise of a larger cohort", "yes, named as such everywhere", "no", "no", "yes (`noise_cohort_size`)"),
     ("sampling verified while it runs", "yes (`check-privacy`)", "no", "no", "no"),
 )

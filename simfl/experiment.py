@@ -148,6 +148,14 @@ class AdaptiveClip:
 
 
 @dataclass(frozen=True)
+class PrivatePart:
+    """Clipping of an uploaded part other than the weights, and its share of the budget."""
+
+    clip: PositiveFloat  # largest norm of a unit's update of the part
+    share: Fraction | None = None  # of the budget: the part is clipped on its own; null: one clip over all parts
+
+
+@dataclass(frozen=True)
 class Deployment:
     """A deployment with larger cohorts than those trained: its noise is added, and epsilon is estimated for it."""
 
@@ -177,6 +185,7 @@ class Privacy:
     view: Literal["averages", "messages", "formula"] = "averages"  # what the adversary sees; formula: as in a paper
     accountant: Literal["rdp", "rdp_fine", "prv", "pld"] = "rdp"  # Rényi orders of PFL-DocVQA, more orders, numerical
     adaptive: AdaptiveClip | None = None  # adaptive clipping; null: constant clip
+    parts: Mapping[str, PrivatePart] = field(default_factory=dict)  # clips of uploaded parts other than the weights
     deployment: Deployment | None = None  # noise and epsilon of its larger cohorts, not of this run; null: of this run
     tied_weights: Literal["once", "always"] = "once"  # count tied weights in the norm once, or once per name
     secure: bool = False  # true: sample and noise from the operating system's random source; runs are not repeatable

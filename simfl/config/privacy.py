@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from simfl.algorithms.base import Algorithm
@@ -18,6 +19,7 @@ def violations(experiment: Experiment) -> Iterator[str]:
     yield from _without_effect(privacy, experiment)
     yield from _factorization(privacy, experiment)
     yield from _deployment(privacy)
+    yield from _parts(privacy, experiment)
     if privacy.epsilon is None and not privacy.noise_multiplier:
         return
     yield from _denominators(privacy, experiment)
@@ -79,6 +81,35 @@ def _factorization(privacy: Privacy, experiment: Experiment) -> Iterator[str]:
             f"privacy.factorization: another client would change whose turn it is; {ZERO_OUT} without min_clients,"
             " or poisson"
         )
+
+
+def _parts(privacy: Privacy, experiment: Experiment) -> Iterator[str]:
+    """Yield parts without a clip, clips without a part, and what a mechanism of several parts excludes."""
+    used = {part for phase in experiment.phases for part in phase.algorithm.reduce} - {"weights"}
+    for part in sorted(set(privacy.parts) - used):
+        yield f"privacy.parts.{part}: no algorithm uploads this part; allowed: {', '.join(sorted(used)) or 'none'}"
+    for i, phase in enumerate(experiment.phases):
+        others, name = sorted(set(phase.algorithm.reduce) - {"weights"}), type(phase.algorithm).__name__
+        for part in others if privacy.unit == "record" else ():
+            yield f"phases.{i}.algorithm: {name} uploads {part!r}, which local steps do not noise; allowed: dp_sgd"
+        for part in () if privacy.unit == "record" else others:
+            if part not in privacy.parts:
+                yield f"privacy.parts.{part}: missing; {name} uploads it: give {{clip: …}}, its largest norm"
+        if others and phase.poisson is not None:
+            yield f"phases.{i}.poisson: a round may have no clients, and {name} then has no {others[0]!r} to release"
+    if not privacy.parts:
+        return
+    shares = [one.share for one in privacy.parts.values()]
+    if None in shares and len(set(shares)) > 1:
+        yield "privacy.parts: some have a share and some have none; give all of them one, or none"
+    elif None not in shares and math.fsum(filter(None, shares)) >= 1.0:
+        total = math.fsum(filter(None, shares))
+        yield f"privacy.parts: shares add up to {total:g}, which leaves nothing for the weights; allowed: below 1"
+    for key, usual in (("adaptive", None), ("factorization", None)):
+        if getattr(privacy, key) != usual:
+            yield f"privacy.{key}: set, but several parts need a constant clip and independent noise; allowed: null"
+    if privacy.noise == "distributed":
+        yield "privacy.noise: distributed, but its integers are those of weights; allowed with parts: client, central"
 
 
 def _deployment(privacy: Privacy) -> Iterator[str]:

@@ -44,6 +44,7 @@ from simfl.runs.snapshot import Snapshot, carry_over_states
 from simfl.seeds import SeedName
 from simfl.weights import flatten, subtract
 
+FEW = 20  # values of a sum, such as one number, whose scale and correlations say nothing by themselves
 MAX_ZEROS = 2  # values of one tensor and draw that rounding to float32 may leave as they were
 DrawName = tuple[SeedName | float, ...]
 
@@ -195,15 +196,19 @@ def _sent(released: ReleasedRound, rounds: PrivacyTestRounds) -> Weights:
 def _check_multiplier(rounds: PrivacyTestRounds, first: Tape, second: Tape) -> Iterator[Measurement]:
     """Check the noise that is asked for over half of the change by opposite updates, in every round."""
     mechanism = Mechanism(rounds.privacy, rounds.sigma)
-    least, where = math.inf, ""
+    weight = rounds.num_clients / rounds.noise_cohort  # of a client in the cohort that is accounted for
+    changes: dict[DrawName, float] = {}  # squared, in units of the noise, of all parts that one release has
     for name, one in first.sums.items():
         change = distance(one.before, second.sums[name].before) / 2 if name in second.sums else 0.0
         if name[0] not in ("noise", "step") or not change:
             continue
-        change *= rounds.num_clients / rounds.noise_cohort
-        wanted = mechanism.noise_multiplier if name[0] == "step" else mechanism.update_multiplier
-        if (found := one.deviation / change / wanted) < least:
-            least, where = found, f" ({_place(name)})"
+        release = name if name[0] == "step" else name[:5]  # without the part
+        changes[release] = changes.get(release, 0.0) + _ratio(weight * change, one.deviation) ** 2
+    least, where = math.inf, ""
+    for release, squared in changes.items():
+        wanted = mechanism.noise_multiplier if release[0] == "step" else mechanism.update_multiplier
+        if (found := 1 / (math.sqrt(squared) * wanted)) < least:
+            least, where = found, f" ({_place(release)})"
     holds = least * FLOAT32_SLACK >= 1
     yield Measurement(
         f"chained rounds: least noise over the change by one unit, over what is accounted for{where}",
@@ -211,6 +216,11 @@ def _check_multiplier(rounds: PrivacyTestRounds, first: Tape, second: Tape) -> I
         "at least 1",
         holds,
     )
+
+
+def _ratio(change: float, deviation: float) -> float:
+    """Return a change in units of the noise; infinity without noise."""
+    return change / deviation if deviation else math.inf
 
 
 def _check_chained_noise(tape: Tape) -> Iterator[Measurement]:
@@ -225,13 +235,19 @@ def _check_chained_noise(tape: Tape) -> Iterator[Measurement]:
     }
     values = {name: flattened(one) for name, one in noise.items()}
     yield check_scale("chained rounds: noise", np.concatenate(list(values.values())))
+    by_size: dict[int, dict[str, np.ndarray]] = {}
+    for name, one in values.items():
+        by_size.setdefault(len(one), {})[_place(name)] = one
+    values = {name: one for name, one in values.items() if len(one) >= FEW} or values
     worst = max(values, key=lambda name: abs(num_errors(float(np.mean(values[name] ** 2)), len(values[name]))))
     yield check_scale(f"chained rounds: noise of the worst sum ({_place(worst)})", values[worst], MAX_ERRORS_OF_MANY)
     zeros = {(name, n): int((t == 0).sum()) for name, one in noise.items() for n, t in one.items()}
     silent = max(zeros, key=lambda key: zeros[key])
     text = f"chained rounds: values of {silent[1]} without noise ({_place(silent[0])})"
     yield at_most(text, zeros[silent], min(MAX_ZEROS, noise[silent[0]][silent[1]].numel() - 1) or MAX_ZEROS)
-    yield check_pairs("chained rounds: noise", {_place(name): one for name, one in values.items()})
+    for size, draws in by_size.items():  # those of equal parts
+        if size >= FEW and len(draws) > 1:
+            yield check_pairs(f"chained rounds: noise of {size} values", draws)
 
 
 def _place(name: DrawName) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 from simfl.debug.noise_statistics import Draws, Measurement, check_normals, check_pairs, check_scale, flattened
 from simfl.debug.privacy_rounds import PrivacyTestRounds, ReleasedRound, RoundRequest
 from simfl.privacy.mechanism import CLIP
+from simfl.privacy.parts import WEIGHTS, noise_scales
 from simfl.privacy.randomness import Randomness
 from simfl.protocol import ClientUpdate, Weights
 from simfl.weights import subtract
@@ -47,7 +48,24 @@ def deviation(rounds: PrivacyTestRounds, num_units: int) -> float:
     privacy, sigma = rounds.privacy, rounds.sigma
     if privacy.adaptive is not None:
         sigma /= math.sqrt(1 - 1 / (2 * privacy.adaptive.count_noise) ** 2)
-    return sigma * (privacy.clip or math.inf) / divisor(rounds, num_units)
+    return sigma * effective_clip(rounds) / divisor(rounds, num_units)
+
+
+def effective_clip(rounds: PrivacyTestRounds) -> float:
+    """Return the noise of a sum of weights over sigma: the largest change of all parts, in units of that noise."""
+    return (rounds.privacy.clip or math.inf) * noise_scales(rounds.privacy)[WEIGHTS]
+
+
+def in_noise_of_weights(rounds: PrivacyTestRounds, message: Weights) -> Weights:
+    """Return a message with every part in units of its noise, times that of the weights; the count is left out."""
+    scales = noise_scales(rounds.privacy)
+    return {n: t * (scales[WEIGHTS] / scales[_part(rounds, n)]) for n, t in message.items() if n != COUNT}
+
+
+def _part(rounds: PrivacyTestRounds, name: str) -> str:
+    """Return the part of a tensor of a message."""
+    part = name.split("/")[0]
+    return part if part in rounds.privacy.parts else WEIGHTS
 
 
 def divisor(rounds: PrivacyTestRounds, num_units: int) -> float:
@@ -79,7 +97,7 @@ def _zero_rounds(rounds: PrivacyTestRounds) -> tuple[Draws, Draws, Draws]:
             averages[where] = _over(released.average, average_deviation(rounds, released))
             counts |= _count_noise(rounds, released, bare, where)
             for plan in released.plans if rounds.privacy.noise == "client" else ():
-                message = {n: t for n, t in released.messages[plan.client].items() if n != COUNT}
+                message = in_noise_of_weights(rounds, released.messages[plan.client])
                 name = f"client {plan.client} in {where}"
                 messages[name] = _over(message, deviation(rounds, len(plan.units)))
     return messages, averages, counts

@@ -211,11 +211,13 @@ def with_crafted_updates(algorithm: Algorithm, craft: Craft, pushed: bool = Fals
 
     class Crafted(kind):  # type: ignore[misc, valid-type]
         def upload(self, trained: Weights, received: Parts, state: State, update: ClientUpdate) -> Parts:
-            crafted = {name: craft(name, w, update) for name, w in received["weights"].items()}
-            if not pushed:
-                return {"weights": crafted}
+            crafted: Parts = {"weights": {name: craft(name, w, update) for name, w in received["weights"].items()}}
+            if not pushed and set(self.reduce) == {"weights"}:
+                return crafted
             parts: Parts = super().upload(trained, received, state, update)
-            return {**parts, "weights": add(parts["weights"], crafted)}
+            for part in set(parts) - {"weights"}:
+                crafted[part] = {name: craft(f"{part}/{name}", t, update) for name, t in parts[part].items()}
+            return {part: add(parts[part], crafted[part]) for part in parts} if pushed else crafted
 
     made = object.__new__(Crafted)
     for name, value in vars(algorithm).items():

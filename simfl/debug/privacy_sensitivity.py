@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from simfl.debug.noise_statistics import MAX_ERRORS, Measurement, at_most, check_scale, distance, flattened
-from simfl.debug.privacy_noise import COUNT, average_deviation, deviation, divisor, zero
+from simfl.debug.privacy_noise import (
+    COUNT,
+    average_deviation,
+    deviation,
+    divisor,
+    effective_clip,
+    in_noise_of_weights,
+    zero,
+)
 from simfl.debug.privacy_rounds import (
     LONG_STEP,
     Craft,
@@ -37,6 +45,7 @@ def check_sensitivity(rounds: PrivacyTestRounds) -> Iterator[Measurement]:
     """Check what is uploaded, and the change of the average when one unit is left out or has a crafted update."""
     base, names = rounds.round(0.0), set(rounds.run_context.parameter_groups(0).shared)
     names |= {COUNT} if rounds.privacy.adaptive is not None else set()
+    names |= {n for message in base.messages.values() for n in message if n.split("/")[0] in rounds.privacy.parts}
     mismatched = len({name for message in base.messages.values() for name in message} ^ names)
     yield at_most("tensors uploaded but not trained, or the reverse", mismatched, 0)
     twice = sum(len(plan.unit_names) - len(set(plan.unit_names)) for plan in base.plans)
@@ -51,14 +60,15 @@ def check_sensitivity(rounds: PrivacyTestRounds) -> Iterator[Measurement]:
 def _check_crafted(rounds: PrivacyTestRounds) -> Iterator[Measurement]:
     """Check that a large update of one unit along each tensor is clipped."""
     plan = rounds.round(0.0).plans[0]
-    limit = (rounds.privacy.clip or math.inf) / divisor(rounds, 1)
+    limit = effective_clip(rounds) / divisor(rounds, 1)
+    others = [n for n in rounds.round(0.0).messages[plan.client] if n.split("/")[0] in rounds.privacy.parts]
     worst, where = 0.0, ""
-    for name in _tensors(rounds):
+    for name in (*_tensors(rounds), *others[:MAX_TENSORS], *([None] if others else [])):
         released = rounds.run(RoundRequest(0.0, without=with_one_unit(plan.client), craft=along(name, plan.client)))
-        message = {n: t for n, t in released.messages[plan.client].items() if n != COUNT}
+        message = in_noise_of_weights(rounds, released.messages[plan.client])
         length = distance(message, scale(message, 0.0))
         if length >= worst:
-            worst, where = length, name
+            worst, where = length, name or "all"
     text = f"norm of a message with one update of norm {LARGE:g} along one tensor ({where})"
     yield at_most(text, worst, limit * FLOAT32_SLACK)
     if rounds.privacy.adaptive is not None:

@@ -5,8 +5,8 @@
 
 A round releases a row of X + C⁻¹Z. This is a function of CX + Z, so the privacy of all rounds together is that of one
 Gaussian mechanism, whose sensitivity is that of C: the largest norm of CX for one unit with rows of norm 1, in any
-rounds that the participation allows. It holds for updates that depend on earlier releases (Denisov et al. 2022). The
-error of the models is that of A·C⁻¹.
+rounds that the participation allows. It holds for updates that depend on earlier releases. The
+error of the models is that of A·C⁻¹. Adaptivity: Denisov et al. 2022 (arXiv 2202.08312), theorem 2.1.
 """
 
 from __future__ import annotations
@@ -149,7 +149,10 @@ def toeplitz(coefficients: np.ndarray) -> np.ndarray:
 
 
 def most_rows(values: np.ndarray, participation: Participation) -> float:
-    """Return the largest sum of values [T] over rounds in which one client may take part (dynamic programming)."""
+    """Return the largest sum of values [T] over rounds in which one client may take part.
+
+    This is algorithm 3 (VecSens) of Choquette-Choo et al. 2023 (arXiv 2306.08153), a dynamic program.
+    """
     gap, best = participation.separation, np.zeros(participation.rounds + 1)  # best[t]: of the first t rounds
     for _ in range(participation.participations):
         before = np.concatenate([np.zeros(gap), best])[: participation.rounds + 1]  # best[t − b], 0 before the start

@@ -2,8 +2,9 @@
 
     C[s + j, s] = Σ_i omega_i·theta_i^(j − 1) for j ≥ 1, and 1 for j = 0
 
-Coefficients are positive and decreasing, so the sensitivity is attained by participations in rounds 0, b, 2b, …
-(Kalinin and Lampert 2024). The noise of a round needs one vector per buffer, however many rounds there are:
+Coefficients are not negative and do not increase, so the sensitivity is attained by participations in rounds 0, b, 2b,
+… (Kalinin and Lampert 2024, arXiv 2405.13763, theorem 2). The noise of a round needs one vector per buffer, however
+many rounds there are (McMahan, Xu and Zhang 2024, arXiv 2408.08868, algorithm 3):
 
     W[t] = Z[t] − Σ_i omega_i·S_i,     S_i ← theta_i·S_i + W[t]
 """
@@ -61,7 +62,8 @@ class BltFactor(Factor):
     def inverse_coefficients(self, rounds: int) -> np.ndarray:
         """Return the first column of C⁻¹, float64 [rounds].
 
-        C⁻¹ has the buffers S ← (diag(theta) − 1·omegaᵀ)·S + Z[t], a matrix that is similar to a symmetric one.
+        C⁻¹ is a BLT matrix too (McMahan and Pillutla 2025, arXiv 2504.21413; Dvijotham et al. 2024, arXiv 2404.16706,
+        lemma 5.2). It has the buffers S ← (diag(theta) − 1·omegaᵀ)·S + Z[t], a matrix that is similar to a symmetric one.
         """
         roots = np.sqrt(self.weights)
         values, vectors = np.linalg.eigh(np.diag(self.decays) - np.outer(roots, roots))

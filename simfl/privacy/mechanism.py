@@ -24,6 +24,7 @@ from simfl.errors import PrivacyError
 from simfl.experiment import Privacy
 from simfl.privacy.correlated import Correlation
 from simfl.privacy.noise import noised
+from simfl.privacy.parts import clipped_parts, noise_scales
 from simfl.privacy.randomness import Randomness
 from simfl.privacy.units import Clipped, clipped
 from simfl.protocol import AggregatedUpdates, Parts, Weights
@@ -109,8 +110,16 @@ class Mechanism:
         return float(received[CLIP]["norm"]) if CLIP in received else self.privacy.clip
 
     def clipped(self, updates: Weights, received: Parts) -> Clipped:
-        """Clip n units' updates [n, …] to the norm that the client received, and sum them."""
+        """Clip n units' updates [n, …] of the weights to the norm that the client received, and sum them."""
         return clipped(updates, self.clip_of(received), self.copies)
+
+    def clipped_parts(self, updates: Parts, received: Parts) -> Clipped:
+        """Clip n units' updates [n, …] of all parts, and sum them; see `simfl.privacy.parts`."""
+        return clipped_parts(self.privacy, updates, self.clip_of(received), self.copies)
+
+    def part_multiplier(self, part: str) -> float:
+        """Return the noise of a sum of this part over the clip norm of the weights."""
+        return self.update_multiplier * noise_scales(self.privacy)[part]
 
     def release(self, units: Clipped | None, received: Parts, name: tuple[SeedName, ...]) -> Release:
         """Return the message of one client; noise alone if no unit was sampled (`units` is None).
@@ -123,13 +132,21 @@ class Mechanism:
         clip, own = self.clip_of(received), self.privacy.noise == "client"
         total = units.total if units is not None else {n: torch.zeros_like(t) for n, t in received["weights"].items()}
         divisor = self.divisor(0 if units is None else len(units.norms))
+        others = {} if units is None else units.others
         if own and clip is not None:
-            total = self.noised(total, self.update_multiplier * clip, ("noise", clip, *name))
-        parts: Parts = {"weights": scale(total, 1.0 / divisor)}
+            total = self.noised(total, self.part_multiplier("weights") * clip, ("noise", clip, *name))
+            others = {part: self._noised_part(part, tensors, clip, name) for part, tensors in others.items()}
+        parts: Parts = {part: scale(tensors, 1.0 / divisor) for part, tensors in {"weights": total, **others}.items()}
         if CLIP in received and clip is not None:
             norms = received[CLIP]["norm"].new_zeros(0) if units is None else units.norms
             parts[CLIP] = self._count(norms, clip, own, divisor, name)
         return Release(parts)
+
+    def _noised_part(
+        self, part: str, tensors: Weights, clip: float, name: tuple[SeedName, ...], share: float = 1.0
+    ) -> Weights:
+        """Add the noise of a part other than the weights; `share` is the weight of one unit in the sum."""
+        return self.noised(tensors, self.part_multiplier(part) * clip * share, ("noise", clip, *name, part))
 
     def noised(self, tensors: Weights, deviation: float, name: tuple[SeedName | float, ...]) -> Weights:
         """Add noise with this standard deviation. `name` tells the draws of the run apart."""
@@ -201,7 +218,7 @@ class Mechanism:
         if self.unit == "record" or self.correlation is not None or self.privacy.noise == "distributed" or clip is None:
             return None
         clients = expected if self.privacy.denominator == "fixed" else float(max(1, len(units)))
-        one = self.update_multiplier * clip / self.noise_cohort(clients)
+        one = self.part_multiplier("weights") * clip / self.noise_cohort(clients)
         if self.privacy.noise == "central" or not units:
             return one / min((self.divisor(n) for n in units), default=self.divisor(0))
         return one * math.sqrt(math.fsum(self.divisor(n) ** -2 for n in units))
@@ -211,9 +228,12 @@ class Mechanism:
     ) -> AggregatedUpdates:
         """Add the server's noise; `share` is the weight of one unit in the average."""
         clip = self.clip_of(received)
-        deviation = 0.0 if clip is None else self.update_multiplier * clip * share
+        deviation = 0.0 if clip is None else self.part_multiplier("weights") * clip * share
         noisy = self._server_noise(means.means["weights"], deviation, ("noise", clip or 0.0, *name))
         parts = {**means.means, "weights": noisy}
+        if clip is not None:
+            for part in self.privacy.parts:
+                parts[part] = self._noised_part(part, parts[part], clip, name, share)
         if CLIP in parts and self.privacy.adaptive is not None:
             deviation = self.privacy.adaptive.count_noise * self.noise_multiplier * share
             parts[CLIP] = self.noised(parts[CLIP], deviation, ("count", clip or 0.0, *name))

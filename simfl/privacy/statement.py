@@ -189,7 +189,23 @@ def _mechanism(budget: Budget) -> str:
         f"**Mechanism.** The unit's {what} is clipped to the norm {clip} and summed with others, and noise is added"
         f" {where}, before encoding. Noise multipliers (standard deviation over the largest change by one unit): of a"
         f" client's message {_epsilon(multipliers['message_multiplier'])}, of the released average"
-        f" {_epsilon(multipliers['average_multiplier'])}.{_correlation(budget)}"
+        f" {_epsilon(multipliers['average_multiplier'])}.{_parts(privacy)}{_correlation(budget)}"
+    )
+
+
+def _parts(privacy: Privacy) -> str:
+    """Describe how the parts of an upload share one mechanism."""
+    if not privacy.parts:
+        return ""
+    clips = ", ".join(
+        f"{part!r} (clip norm {one.clip:g}{'' if one.share is None else f', share {one.share:g}'})"
+        for part, one in privacy.parts.items()
+    )
+    separate = any(one.share is not None for one in privacy.parts.values())
+    rule = "each part on its own, with noise by its share of the budget" if separate else "all parts together"
+    return (
+        f" Uploads have further parts: {clips}. The parts are one release with these multipliers: updates are clipped,"
+        f" {rule}, after each part is divided by its clip norm (McMahan et al. 2018, arXiv 1812.06210)."
     )
 
 
@@ -212,7 +228,7 @@ def _correlation(budget: Budget) -> str:
     )
     if all(one.amplified_by_sampling(budget.privacy.unit) for one in phases):
         return (
-            f"{text} Sampling amplifies privacy (Choquette-Choo et al. 2023): every client belongs to one"
+            f"{text} Sampling amplifies privacy (Choquette-Choo et al. 2023, theorem 5): every client belongs to one"
             " bin at random, and each round samples the clients of one bin independently, at a rate of"
             f" {max(one.bin_rate or 0.0 for one in phases):.4g}."
         )

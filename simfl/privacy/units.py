@@ -9,13 +9,13 @@ from a GPU to its host.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from simfl.protocol import Weights
-from simfl.weights import stack_sum
+from simfl.protocol import Parts, Weights
+from simfl.weights import scale, stack_sum
 
 MARGIN = 1 - 2.0**-22  # of the clip norm, so that rounding up in float32 does not exceed it
 BUNDLE = 2**17  # values of a unit that are processed together, from several small tensors
@@ -29,11 +29,17 @@ class Clipped:
 
     total: Weights  # the sum, on a tree over the positions of the units
     norms: Tensor  # of each unit before clipping, float64 [n]; not finite for a unit that counts as zero
+    others: Parts = field(default_factory=dict)  # sums of the parts other than the weights, see `simfl.privacy.parts`
 
     @property
     def num_not_finite(self) -> Tensor:
         """Number of units that count as zero, int64 []."""
         return (~torch.isfinite(self.norms)).sum()
+
+    def without_units(self) -> Clipped:
+        """Return the sum of no units: zeros of the same shapes."""
+        zeros = {part: scale(tensors, 0.0) for part, tensors in {"": self.total, **self.others}.items()}
+        return Clipped(zeros.pop(""), self.norms[:0], zeros)
 
 
 def clipped(updates: Weights, limit: float | None, copies: Mapping[str, int] | None = None) -> Clipped:

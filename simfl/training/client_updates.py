@@ -27,6 +27,7 @@ from simfl.training.draws import keyed_draws
 from simfl.training.executor import Executor, TrainingInputs, TrainingResult
 from simfl.training.model_states import has_states, initial_states
 from simfl.training.plan import ClientPlan, CohortPlan
+from simfl.weights import flatten, unflatten
 
 MODES: dict[str, Callable[[Executor, TrainingInputs], TrainingResult]] = {
     "sequential": sequential.train,
