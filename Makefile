@@ -40,6 +40,7 @@ test-clusters: setup  ## Run the tests on a real Slurm and S3 server, on loopbac
 	@PATH=$$PATH:/usr/sbin; command -v slurmctld > /dev/null && command -v munged > /dev/null || if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; \
 	then RUNLEVEL=1 apt-get install --yes --no-install-recommends slurm-wlm munge; \
 	else echo "Slurm's tests are skipped: they need apt-get install slurm-wlm munge"; fi
+	$(BIN)/python -m pip install --quiet --editable '.[clusters]' --constraint constraints.txt
 	$(BIN)/python -m pytest -q -m clusters
 
 coverage: setup  ## Run the fast tests and report which lines they reach
