@@ -50,7 +50,7 @@ def client_sizes(experiment: Experiment, cache: Path) -> tuple[Dataset, ClientSi
     if published is not None and sizes is not None:
         exact = tuple(sizes) == published.clients
         groups = np.array(published.groups if exact and published.groups else [0] * len(sizes))
-        return placeholder_dataset(published), ClientSizes(sizes, groups, exact, "published sizes")
+        return placeholder_dataset(published), ClientSizes(sizes, groups, exact, f"published sizes{_cap(experiment)}")
     context, clients = RunContext(experiment, cache), experiment.partition.clients
     try:
         partition = assign(experiment.partition, context.split("train"), experiment.seed)
@@ -61,8 +61,14 @@ def client_sizes(experiment: Experiment, cache: Path) -> tuple[Dataset, ClientSi
             np.full(clients, np.nan), np.zeros(clients, int), False, str(error)
         )
     return placeholder_dataset(context.dataset), ClientSizes(
-        partition.sizes, partition.num_groups, True, "the data", partition
+        partition.sizes, partition.num_groups, True, f"the data{_cap(experiment)}", partition
     )
+
+
+def _cap(experiment: Experiment) -> str:
+    """Return the cap of a client's examples, for the source of the sizes; empty without one."""
+    most = experiment.partition.max_examples
+    return "" if most is None else f" (at most {most:,} examples of a client)"
 
 
 @dataclass(frozen=True)

@@ -195,14 +195,20 @@ class Mechanism:
         clients = expected if fixed else float(max(1, len(units)))
         if means is None:
             means = self._empty(received)
-        elif fixed and clients != len(units):
-            parts = {part: scale(tensors, len(units) / clients) for part, tensors in means.means.items()}
-            means = replace(means, means=parts)
+        elif fixed:
+            means = self._with_public_counts(means, len(units), expected)
         smallest = min((self.divisor(n) for n in units), default=self.divisor(0))
         share = 1.0 / (self.noise_cohort(clients) * smallest)
         if self.privacy.noise == "central" or not units:
             means = self._noised(means, share, received, name)
         return means
+
+    def _with_public_counts(self, means: AggregatedUpdates, clients: int, expected: float) -> AggregatedUpdates:
+        """Return means over the expected number of clients, with counts that do not depend on who was sampled."""
+        if clients != expected:
+            parts = {part: scale(tensors, clients / expected) for part, tensors in means.means.items()}
+            means = replace(means, means=parts, num_sampled=max(1, round(expected)))
+        return means if self.privacy.min_clients is None else replace(means, num_clients=self.privacy.min_clients)
 
     def noise_cohort(self, clients: float) -> float:
         """Return the clients that the server's noise is divided by: those of the deployment, or of the round."""

@@ -71,7 +71,8 @@ def facts_of(experiment: Experiment, manifest: RunManifest) -> Mapping[str, obje
     if experiment.secure_aggregation is not None:
         facts["secure_aggregation"] = settings["secure_aggregation"]
     if facts["privacy"] is not None:
-        unused = {field.name for field in fields(Privacy) if getattr(experiment.privacy, field.name) == field.default}
+        given, usual = experiment.privacy, Privacy()
+        unused = {one.name for one in fields(Privacy) if getattr(given, one.name) == getattr(usual, one.name)}
         unused -= FIRST_SETTINGS
         facts["privacy"] = {key: value for key, value in facts["privacy"].items() if key not in unused}
     return facts | {"data_sha256": manifest.data_sha256, "partition_sha256": manifest.partition_sha256}

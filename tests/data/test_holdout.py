@@ -152,3 +152,37 @@ def test_expected_sizes_leave_out_held_out_examples():
     assert expected_sizes(Iid(clients=4, holdout=0.2), published).tolist() == [20.0] * 4
     assert expected_sizes(Iid(clients=4), published).tolist() == [25.0] * 4
     assert expected_sizes(Iid(clients=4, holdout=Holdout(column="split")), published) is None
+
+
+@pytest.mark.parametrize("name", sorted(set(PARTITIONERS) - {"manifest"}))
+def test_every_partition_can_cap_the_examples_of_a_client(name):
+    split = UnevenClients(sizes=(24,) * 5).load(Path()).splits["train"]
+    whole, capped = assign(read(name), split, 42), assign(read(name, max_examples=7), split, 42)
+    for k in range(len(whole)):
+        assert len(capped.rows(k)) == min(7, len(whole.rows(k)))
+        assert set(capped.rows(k)) <= set(whole.rows(k))
+        assert sorted(row for _, own in capped.groups(k) for row in own) == (
+            sorted(capped.rows(k)) if whole.groups(k) else []
+        )
+
+
+def test_the_capped_rows_depend_on_the_seed_and_on_no_other_client():
+    one, again, other = (assign(Official(max_examples=3), UNEVEN, seed) for seed in (1, 1, 2))
+    assert one.order.tolist() == again.order.tolist() != other.order.tolist()
+    moved = UNEVEN.examples["client"].to_numpy().copy()
+    moved[moved == 0] = 1  # the rows of one client are given to another
+    changed = assign(Natural(column="owner", max_examples=3), labelled([0] * len(moved), owner=moved.tolist()), 1)
+    assert sorted(one.rows(4)) == sorted(changed.rows(3))
+
+
+def test_a_cap_follows_the_holdout_and_is_refused_inside():
+    held = assign(Official(holdout=0.25), UNEVEN, 0)
+    both = assign(Official(holdout=0.25, max_examples=2), UNEVEN, 0)
+    assert [both.held_out(k).tolist() for k in range(len(both))] == [
+        held.held_out(k).tolist() for k in range(len(both))
+    ]
+    assert max(both.sizes) == 2
+    assert expected_sizes(Iid(clients=4, max_examples=10), Published(100)).tolist() == [10.0] * 4
+    assert "max_examples" not in Official().plain()
+    with pytest.raises(ConfigError, match=r"partition.inner.max_examples: has no effect there"):
+        assign(Nested(column="dataset", inner=Iid(clients=2, max_examples=5)), UNEVEN, 0)

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import experiment, then
+from fakes import Toy, experiment, then
 
 from simfl import config
+from simfl.data.partition.holdout import assign
+from simfl.data.partition.partitioners import Official
 from simfl.errors import ConfigError, PrivacyError
 from simfl.experiment import Privacy
 from simfl.privacy import pld
@@ -237,3 +239,21 @@ def test_the_noise_of_the_other_entries_meets_their_budgets(name: str, sigmas: t
         noisy = replace(given, privacy=replace(given.privacy, epsilon=None, noise_multiplier=sigma))
         spent = Budget.of(noisy).epsilon({0: given.phases[0].rounds}, "formula")
         assert spent == pytest.approx(target, rel=1e-3)
+
+
+def test_a_cap_of_examples_bounds_the_steps_that_records_are_charged_for() -> None:
+    """Four passes over 200 records are 80 steps of 10; over at most 50 they are 20, each at four times the rate."""
+    split, found = Toy(sizes=(200,) * 5).load(Path()).splits["train"], []
+    for most in (None, 50):
+        partition = Official(groups="group", max_examples=most)
+        given = experiment(
+            "dp_sgd",
+            privacy=Privacy(unit="record", clip=1.0, noise_multiplier=1.0, adjacency="zero_out"),
+            partition=partition,
+            epochs=4,
+            batch_size=10,
+        )
+        scheme = Budget.of(given, assign(partition, split, 0)).scheme
+        event = scheme.histories(1.0, {0: 1}, "messages")[0][0][0]
+        found.append((event.steps, event.sampling_rate))
+    assert found == [(80, 0.05), (20, 0.2)]

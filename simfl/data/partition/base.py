@@ -42,8 +42,16 @@ class Partitioner(ABC):
     holdout: ProperFraction | Holdout | None = field(
         default=None, kw_only=True
     )  # examples of each client on which its model is scored: a share, or a mapping; null: none
+    max_examples: PositiveInt | None = field(
+        default=None, kw_only=True
+    )  # most training examples of a client; of more, so many are drawn; null: all
     group_columns: ClassVar[tuple[str, ...]] = ()  # fields that name a column whose values are the groups
     example: ClassVar[Mapping[str, object]] = {"clients": 5}  # settings for `simfl.contract.check`
+
+    def plain(self) -> dict[str, object]:
+        """Return the settings; `max_examples` only if given, so that manifests of older versions keep their hash."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in values.items() if name != "max_examples" or value is not None}
 
     @abstractmethod
     def split(self, split: Split, seed: int) -> Partition:

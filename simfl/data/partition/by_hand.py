@@ -68,12 +68,7 @@ class ByHand(Partitioner):
         """Return the settings as an experiment file contains them."""
         texts = [row_ranges(own) for own in self._rows_of_clients()]
         named = dict(zip(map(str, self.rows), texts, strict=True)) if isinstance(self.rows, Mapping) else texts
-        return {
-            "clients": self.clients,
-            "holdout": self.holdout,
-            "rows": named,
-            "shared_documents": self.shared_documents,
-        }
+        return {**super().plain(), "rows": named}
 
     def __repr__(self) -> str:
         """Return the settings in short, however they were given."""

@@ -1,7 +1,8 @@
-"""Held-out examples: the rows of each client that are kept from training, on which its model is scored.
+"""Rows that a client holds out of training, on which its model is scored, and the cap on those that it trains on.
 
-`assign` is how a run divides a split: the partitioner's rule first, then the hold-out of each client. The rows are
-drawn from the seed by name, so they depend neither on the model nor on the algorithm, and are part of the manifest.
+`assign` is how a run divides a split: the partitioner's rule first, then the hold-out of each client, then the cap
+`max_examples`. The rows are drawn from the seed by name, so they depend neither on the model nor on the algorithm, and
+are part of the manifest.
 """
 
 from __future__ import annotations
@@ -29,6 +30,27 @@ def assign(partitioner: Partitioner, split: Split, seed: int) -> Partition:
     """
     _refuse_inner(partitioner)
     whole = partitioner.split(split, seed)
+    return _capped(_with_holdout(partitioner, split, whole, seed), partitioner.max_examples, len(split), seed)
+
+
+def _capped(whole: Partition, most: int | None, num_rows: int, seed: int) -> Partition:
+    """Return the partition with at most so many training rows of each client.
+
+    Every row of the split has a random number of its own, and a client keeps the rows with the smallest ones: which
+    they are does not depend on other clients.
+    """
+    if most is None or int(whole.sizes.max(initial=0)) <= most:
+        return whole
+    owner = np.repeat(np.arange(len(whole)), whole.sizes)
+    number = rng(seed, "partition", "max_examples").random(num_rows)[whole.order]
+    drawn = np.lexsort((number, owner))
+    kept = np.zeros(len(owner), bool)
+    kept[drawn[np.arange(len(owner)) - whole.starts[owner] < most]] = True
+    return select_rows(whole, kept)
+
+
+def _with_holdout(partitioner: Partitioner, split: Split, whole: Partition, seed: int) -> Partition:
+    """Return the partition with the held-out rows of each client."""
     if partitioner.holdout is None:
         return whole
     if whole.holds_out:
@@ -42,19 +64,24 @@ def assign(partitioner: Partitioner, split: Split, seed: int) -> Partition:
 def expected_sizes(partitioner: Partitioner, published: Published) -> np.ndarray | None:
     """Return the expected number of training examples of each client, float64 [K]; None if it is unknown."""
     sizes, rule = partitioner.expected(published), partitioner.holdout
-    if rule is None or sizes is None:
-        return sizes
-    fraction = rule.fraction if isinstance(rule, Holdout) else rule
-    return None if fraction is None else sizes - _counts(fraction, sizes)
+    if rule is not None and sizes is not None:
+        fraction = rule.fraction if isinstance(rule, Holdout) else rule
+        sizes = None if fraction is None else sizes - _counts(fraction, sizes)
+    most = partitioner.max_examples
+    return sizes if sizes is None or most is None else np.minimum(sizes, most)
 
 
 def _refuse_inner(partitioner: Partitioner) -> None:
-    """Raise ConfigError if a partition inside of another one holds out examples."""
+    """Raise ConfigError if a partition inside of another one holds out examples, or has a cap of its own."""
     for one in fields(partitioner):
         inner = getattr(partitioner, one.name)
         if isinstance(inner, Partitioner):
             if inner.holdout is not None:
                 raise ConfigError(f"partition.{one.name}.holdout: has no effect there; allowed: {WHERE}")
+            if inner.max_examples is not None:
+                raise ConfigError(
+                    f"partition.{one.name}.max_examples: has no effect there; allowed: partition.max_examples"
+                )
             _refuse_inner(inner)
 
 

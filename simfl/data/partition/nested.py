@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -94,10 +94,10 @@ class Subsample(Partitioner):
         if self.draw is not None and self.column is None:
             raise ConfigError("partition.draw: has no effect without partition.column")
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         """Return the settings; those that were added later only if given, so that manifests keep their hash."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {name: value for name, value in values.items() if name not in ("column", "draw") or value is not None}
+        later = ("column", "draw")
+        return {name: value for name, value in super().plain().items() if name not in later or value is not None}
 
     def split(self, split: Split, seed: int) -> Partition:
         """Sample rows, or values of a column, of each client of `of`."""
