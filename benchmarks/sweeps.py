@@ -20,8 +20,6 @@ import time
 from pathlib import Path
 from statistics import median
 
-import yaml
-
 ROOT = Path(__file__).parent.parent
 EXPERIMENT = {
     "seed": 1,
@@ -39,11 +37,11 @@ EXPERIMENT = {
     "evaluate": {"every": 5, "splits": ["test"]},
 }
 LOOP = """
+import json
 import sys
-import yaml
 import simfl
 for seed in map(int, sys.argv[3:]):
-    simfl.run({**yaml.safe_load(open(sys.argv[1])), "name": f"seed-{seed}", "seed": seed}, f"{sys.argv[2]}/seed-{seed}",
+    simfl.run({**json.load(open(sys.argv[1])), "name": f"seed-{seed}", "seed": seed}, f"{sys.argv[2]}/seed-{seed}",
               backend="inline")
 """
 
@@ -77,9 +75,9 @@ def measure(runs: int, workers: int) -> dict[str, float]:
     seconds = {}
     with tempfile.TemporaryDirectory(prefix="simfl-sweeps-") as name:
         folder = Path(name)
-        (folder / "experiment.yaml").write_text(yaml.safe_dump(EXPERIMENT))
+        (folder / "experiment.yaml").write_text(json.dumps(EXPERIMENT))
         seeds = list(range(1, runs + 1))
-        (folder / "sweep.yaml").write_text(yaml.safe_dump({"experiment": "experiment.yaml", "seeds": seeds}))
+        (folder / "sweep.yaml").write_text(json.dumps({"experiment": "experiment.yaml", "seeds": seeds}))
         for system in (run_loop, run_sweep):
             began = time.perf_counter()
             system(folder, runs, workers)

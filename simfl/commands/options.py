@@ -71,11 +71,16 @@ def placement(default: str, backend_help: str, workers_help: str) -> Decorator:
 def _backend_options(backend: str, workers: str | None, address: str | None) -> BackendOptions:
     if backend == "inline" and (workers or address):
         raise ConfigError(f"--{'workers' if workers else 'address'}: has no effect with --backend inline")
-    if workers not in (None, "auto") and not (workers.isdecimal() and int(workers) >= 1):
-        raise ConfigError(f"--workers: {workers!r} is not a whole number of at least 1 or auto")
+    check_workers(workers)
     choice = choose_backend(backend, workers, address)
     number = int(workers) if workers not in (None, "auto") else "auto"
     return BackendOptions(choice.name, number, address, choice.message, choice.gpus)
+
+
+def check_workers(workers: str | None) -> None:
+    """Raise ConfigError if --workers is neither a number nor auto."""
+    if workers not in (None, "auto") and not (workers.isdecimal() and int(workers) >= 1):
+        raise ConfigError(f"--workers: {workers!r} is not a whole number of at least 1 or auto")
 
 
 def overrides(meaning: str) -> Decorator:

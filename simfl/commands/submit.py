@@ -14,6 +14,7 @@ import click
 
 from simfl.commands import options
 from simfl.errors import ConfigError
+from simfl.submit.request import ExecutionOptions
 
 if TYPE_CHECKING:
     from simfl.submit.cluster import Cluster
@@ -52,6 +53,14 @@ file_options = options.combine(
         "--python", help="Python of the cluster, with simfl installed.  [slurm: this interpreter; else: python]"
     ),
     options.collect(FileOptions, "job_files"),
+)
+execution_options = options.combine(
+    click.option("--workers", help="Ray workers, or concurrent runs of a sweep.  [default: auto]"),
+    click.option("--only", multiple=True, metavar="PATTERN", help="Sweep: only runs with these names."),
+    click.option("--gpus-per-run", type=float, help="Sweep: GPUs of each run, e.g. 0.5 or 2."),
+    click.option("--cpus-per-run", type=NUMBER, help="Sweep: CPUs of each run, where there are no GPUs."),
+    click.option("--profile", "trace", is_flag=True, help="Write trace.json, a timeline, in the folder of each run."),
+    options.collect(ExecutionOptions, "execution"),
 )
 action_options = options.combine(
     click.option("--follow/--no-follow", default=True, show_default=True, help="Print the log until the job ends."),
@@ -163,6 +172,7 @@ def cluster_options(command: options.Command) -> options.Command:
 @click.option("--resume", is_flag=True, help="Resume the run or sweep in --out.")
 @options.overrides("As with `run` and `sweep`.")
 @file_options
+@execution_options
 @action_options
 def submit(
     file: Path,
@@ -171,15 +181,18 @@ def submit(
     resume: bool,
     overrides: tuple[str, ...],
     job_files: FileOptions,
+    execution: ExecutionOptions,
     action: ActionOptions,
 ) -> int:
     """Run the experiment or sweep in FILE on a cluster."""
     from simfl.submit.request import read
     from simfl.submit.slurm import Slurm
 
+    options.check_workers(execution.workers)
     if resume and out is None:
         raise ConfigError("--out: needed with --resume: the folder of the run or sweep")
-    request = read(file, job_files.working_dir, out, overrides, resume, job_files.environment, job_files.exclude)
+    sent = (job_files.environment, job_files.exclude)
+    request = read(file, job_files.working_dir, out, overrides, resume, *sent, execution)
     own_python = sys.executable if isinstance(cluster, Slurm) else "python"
     request = replace(request, python=job_files.python or own_python)
     for path in request.required_paths:

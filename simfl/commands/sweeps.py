@@ -34,6 +34,27 @@ def table_target(marker_default: str) -> options.Decorator:
     )
 
 
+@dataclass(frozen=True)
+class RunResources:
+    """GPUs or CPUs of each run."""
+
+    gpus_per_run: float
+    cpus_per_run: int
+
+
+resources_per_run = options.combine(
+    click.option(
+        "--gpus-per-run", type=float, default=1.0, show_default=True,
+        help="GPUs of each run, with Ray: 0.5 for two runs per GPU; 2 for a run on two.",
+    ),
+    click.option(
+        "--cpus-per-run", type=click.IntRange(1), default=1, show_default=True,
+        help="CPUs of each run, with Ray and without GPUs.",
+    ),
+    options.collect(RunResources, "resources"),
+)  # fmt: skip
+
+
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
@@ -45,13 +66,8 @@ def table_target(marker_default: str) -> options.Decorator:
     "ray: one run per CPU or GPU; inline: one after another in this process; auto: as in `simfl run`.",
     "Concurrent runs, with Ray.",
 )
-@click.option(
-    "--gpus-per-run",
-    type=float,
-    default=1.0,
-    show_default=True,
-    help="Share of a GPU of each run, with Ray: 0.5 for two.",
-)
+@resources_per_run
+@click.option("--profile", is_flag=True, help="Write trace.json, a timeline, in the folder of each run.")
 @click.option("--only", multiple=True, metavar="PATTERN", help="Only runs with these names, e.g. 'fedprox*'.")
 @click.option("--list", "as_list", is_flag=True, help="List the names of the runs without running them.")
 @table_target("the name of FILE, as in bench for bench.yaml")
@@ -61,7 +77,8 @@ def sweep(
     out: str | None,
     resume: bool,
     placement: options.BackendOptions,
-    gpus_per_run: float,
+    resources: RunResources,
+    profile: bool,
     only: tuple[str, ...],
     as_list: bool,
     target: TableTarget,
@@ -89,7 +106,8 @@ def sweep(
         with Board() as board:
             for text in (*filter(None, [placement.message]), *placement.gpus):
                 board.message(text)
-            where = SweepPlacement(placement.backend, placement.workers, placement.address, gpus_per_run)
+            per_run = (resources.gpus_per_run, resources.cpus_per_run)
+            where = SweepPlacement(placement.backend, placement.workers, placement.address, *per_run, profile)
             outcomes = sweep.run(found, folder, where, resume, board)
     click.echo(board.table)
     if board.best:

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from simfl import config
@@ -19,6 +19,34 @@ from simfl.sweeps import file as sweeps
 PATH_KEYS = ("path", "images", "weights")  # settings that may contain a path
 URL = re.compile(r"^[a-z][a-z0-9+]*://")
 VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+
+
+@dataclass(frozen=True)
+class ExecutionOptions:
+    """Options of `simfl run` and `simfl sweep` that the job passes on."""
+
+    workers: str | None = None  # number of Ray workers, or of concurrent runs; None: auto
+    only: tuple[str, ...] = ()  # patterns of names: the runs of a sweep to execute; none: all
+    gpus_per_run: float | None = None  # of a sweep
+    cpus_per_run: int | None = None  # of a sweep
+    trace: bool = False  # write a timeline of each run
+
+    @property
+    def arguments(self) -> list[str]:
+        """Arguments of `simfl`."""
+        numbers = {
+            "--workers": self.workers, "--gpus-per-run": self.gpus_per_run, "--cpus-per-run": self.cpus_per_run
+        }  # fmt: skip
+        found = [part for name, value in numbers.items() if value is not None for part in (name, str(value))]
+        found += [part for pattern in self.only for part in ("--only", pattern)]
+        return [*found, *(["--profile"] if self.trace else [])]
+
+    def check(self, is_sweep: bool) -> None:
+        """Raise ConfigError for an option of sweeps that is given with a run."""
+        given = {"--only": self.only, "--gpus-per-run": self.gpus_per_run, "--cpus-per-run": self.cpus_per_run}
+        for name, value in given.items() if not is_sweep else ():
+            if value not in (None, ()):
+                raise ConfigError(f"{name}: has no effect on a run; it selects or places the runs of a sweep")
 
 
 @dataclass(frozen=True)
@@ -35,14 +63,16 @@ class Request:
     environment: tuple[str, ...] = ()  # names of environment variables; their values are never written to a file
     required_paths: tuple[str, ...] = ()  # files and folders that must exist on every machine
     python: str = "python"  # command of the Python interpreter on the cluster
-    labels: tuple[str, ...] = ()  # names of the runs of a sweep
+    labels: tuple[str, ...] = ()  # names of the runs of a sweep that --only selects
+    execution: ExecutionOptions = field(default_factory=ExecutionOptions)
+    is_search: bool = False  # a sweep whose runs follow from one another
 
     @property
     def arguments(self) -> list[str]:
         """Arguments of `simfl`, without the address of Ray."""
         overrides = [argument for text in self.overrides for argument in ("--set", text)]
         resume = ["--resume"] if self.resume else []
-        return [self.command, self.file, "--out", self.out, *resume, *overrides]
+        return [self.command, self.file, "--out", self.out, *resume, *self.execution.arguments, *overrides]
 
     @property
     def command_line(self) -> str:
@@ -58,6 +88,7 @@ def read(
     resume: bool = False,
     environment: Sequence[str] = (),
     exclude: Sequence[str] = (),
+    execution: ExecutionOptions | None = None,
 ) -> Request:
     """Read the experiment or sweep in `file`, collect its files and check that it can run on the cluster.
 
@@ -69,12 +100,13 @@ def read(
             f"--out: {mask_secrets(out)} holds a user or a password, which everyone with access to the cluster could"
             " read; use variables of the environment, with --env"
         )
-    folder = folder.resolve()
+    folder, execution = folder.resolve(), execution or ExecutionOptions()
     is_sweep = not config.keys_of(file).keys().isdisjoint(SWEEP)
-    labels: tuple[str, ...] = ()
+    execution.check(is_sweep)
+    labels, is_search = tuple[str, ...](), False
     if is_sweep:
-        sweep = sweeps.load(file, overrides)
-        labels = tuple(sweep.labels)
+        sweep = sweeps.load(file, overrides, execution.only)
+        labels, is_search = tuple(sweep.labels), sweep.search is not None
         name, experiments, needed = sweep.name, sweep.experiments, list(sweep.files)
     else:
         experiment = config.load(file, overrides)
@@ -91,6 +123,7 @@ def read(
     return Request(
         name, "sweep" if is_sweep else "run", relative[file], package, out or "", tuple(overrides), resume,
         _variables(environment), tuple(_required_paths(paths, package)), labels=labels,
+        execution=execution, is_search=is_search,
     )  # fmt: skip
 
 

@@ -121,7 +121,15 @@ class Slurm(Cluster):
             raise ConfigError("--array: needs a sweep, whose runs become the elements")
         if self.array and URL.match(request.out):
             raise ConfigError("--array: needs a folder as --out, which all nodes can access")
-        return (replace(request, resume=True) if self.array else request).arguments
+        if self.array and request.is_search:
+            raise ConfigError("--array: has no effect on a search, whose trials follow from one another; give --nodes")
+        execution = request.execution
+        if self.array and (execution.workers or execution.gpus_per_run or execution.cpus_per_run):
+            name = execution.arguments[0]
+            raise ConfigError(f"{name}: has no effect with --array, whose elements train one run each; N of --array")
+        if self.array:  # each element selects its run
+            request = replace(request, resume=True, execution=replace(execution, only=()))
+        return request.arguments
 
     def submit(self, request: Request, log: Callable[[str], None], follow: bool) -> int:
         """Submit the script with sbatch."""
@@ -129,7 +137,8 @@ class Slurm(Cluster):
         request, folder = with_folder(request)
         script = self.shown(request)
         if self.array:
-            sweep.begin(load(request.package.folder / request.file, request.overrides), folder, request.resume)
+            found = load(request.package.folder / request.file, request.overrides, request.execution.only)
+            sweep.begin(found, folder, request.resume)
         folder.mkdir(parents=True, exist_ok=True)
         job = _call(["sbatch", "--parsable"], script).strip().split(";")[0]
         log_file = folder / (f"slurm-{job}-*.log" if self.array else f"slurm-{job}.log")

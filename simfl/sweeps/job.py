@@ -42,17 +42,25 @@ class Outcome:
     error: str = ""  # one line
 
 
-def execute(job: SweepJob, shared: dict[str, Any], display: Any = None) -> Outcome:
-    """Execute a run, from its last checkpoint if there is one; a failure ends this run only."""
+def execute(
+    job: SweepJob, shared: dict[str, Any], display: Any = None, workers: int = 1, profile: bool = False
+) -> Outcome:
+    """Execute a run, from its last checkpoint if there is one; a failure ends this run only.
+
+    With several `workers`, this process leads the run, and connects them to the Ray that it is a part of.
+    """
     try:
         for name in (STOP, ERROR):
             job.location.remove(name)
         _fork_from_prefix(job, shared)
         options = RunOptions(
             job.location.url or job.location.folder,
-            backend="inline",
+            backend="inline" if workers == 1 else "ray",
+            workers=workers,
+            address=None if workers == 1 else "auto",
             resume=_exists(job),
             display=display,
+            profile=profile,
             until=StopRequest(job.location),
             shared=shared,
         )

@@ -38,21 +38,23 @@ class SweepPlacement:
     backend: str = "ray"  # or inline
     workers: int | str = "auto"  # number of concurrent runs with Ray
     address: str | None = None  # of a running Ray cluster
-    gpus: float = 1.0  # share of a GPU of each run, where Ray has GPUs
+    gpus: float = 1.0  # GPUs of each run, where Ray has some; below 1: a share of one
+    cpus: int = 1  # CPUs of each run, where Ray has no GPUs
+    profile: bool = False  # write a timeline of each run
 
     def share(self, resource: str) -> float:
         """Return the amount of a resource, CPU or GPU, that each run occupies.
 
         Raises:
-            ConfigError: `gpus` is not a share of a GPU, or there are no GPUs.
+            ConfigError: It is neither a share of one nor a whole number, or there are no GPUs, or there are some.
         """
-        if not 0 < self.gpus <= 1:
-            raise ConfigError(
-                f"--gpus-per-run: {self.gpus:g} given; allowed: more than 0, at most 1 (a run uses one GPU)"
-            )
+        if not 0 < self.gpus <= 1 and not (self.gpus > 1 and self.gpus == int(self.gpus)):
+            raise ConfigError(f"--gpus-per-run: {self.gpus:g} given; allowed: above 0, at most 1, or a whole number")
         if resource != "GPU" and self.gpus != 1:
-            raise ConfigError(f"--gpus-per-run: {self.gpus:g} given, but there are no GPUs")
-        return self.gpus if resource == "GPU" else 1.0
+            raise ConfigError(f"--gpus-per-run: {self.gpus:g} given, but there are no GPUs; allowed: --cpus-per-run")
+        if resource == "GPU" and self.cpus != 1:
+            raise ConfigError(f"--cpus-per-run: {self.cpus} given, but runs use GPUs; allowed: --gpus-per-run")
+        return self.gpus if resource == "GPU" else float(self.cpus)
 
 
 class RunPool(Protocol):
@@ -79,8 +81,9 @@ class InlineRuns:
 
     starts_at_once = False
 
-    def __init__(self, display: Callable[[SweepJob], Any]) -> None:
+    def __init__(self, display: Callable[[SweepJob], Any], profile: bool = False) -> None:
         self.display, self.shared, self.outcomes = display, dict[str, Any](), list[Outcome]()
+        self.profile = profile
 
     @property
     def free(self) -> int:
@@ -92,7 +95,7 @@ class InlineRuns:
 
     def start(self, job: SweepJob) -> None:
         """Execute a run."""
-        self.outcomes.append(execute(job, self.shared, self.display(job)))
+        self.outcomes.append(execute(job, self.shared, self.display(job), profile=self.profile))
 
     def ended(self, seconds: float) -> list[Outcome]:
         """Return the outcomes that have not been collected."""
@@ -106,9 +109,10 @@ inherited: dict[str, Any] = {}  # in an actor that was forked: data and model of
 class RunActor:
     """Ray actor that executes one run after another."""
 
-    def __init__(self, driver: DriverLocation) -> None:
+    def __init__(self, driver: DriverLocation, workers: int, profile: bool) -> None:
         driver.apply()
         self.shared: dict[str, Any] = dict(inherited)
+        self.workers, self.profile = workers, profile
 
     def node(self) -> str:
         """Return the id of the node of Ray that the actor is on."""
@@ -122,7 +126,7 @@ class RunActor:
         if not job.location.url and not parent.is_dir():
             reason = "a sweep needs a folder that all machines of Ray share, or a URL"
             return Outcome(job.label, "failed", f"{platform.node()} does not see {parent}: {reason}")
-        return execute(job, self.shared)
+        return execute(job, self.shared, workers=self.workers, profile=self.profile)
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ class Seat:
 
 
 class RayRuns:
-    """Executor with one actor per CPU, GPU or fraction of a GPU, each with one run at a time.
+    """Executor with one actor per CPU, GPU, fraction of a GPU, or group of several, each with one run at a time.
 
     Actors follow the machines of the cluster. A run is given to an actor that has started, never to one that waits for
     resources, so no run waits while an actor is idle. The run of a machine that died goes to the next idle actor.
@@ -145,7 +149,8 @@ class RayRuns:
     def __init__(self, placement: SweepPlacement, log: Callable[[str], None]) -> None:
         self.ray, self.log = cluster.connect(placement.address), log
         self.resource = cluster.worker_resource(placement.address)
-        self.share = placement.share(self.resource)
+        self.share, self.profile = placement.share(self.resource), placement.profile
+        self.groups: dict[ActorHandle, Any] = {}  # reserved CPUs or GPUs of an actor whose runs have several workers
         self.joined = placement.address is not None  # machines may join later
         self.limit = None if placement.workers == "auto" else int(placement.workers)
         self.nodes = dict[str, int]()  # id of each live node -> number of actors that it has room for
@@ -156,7 +161,7 @@ class RayRuns:
         self.failed_starts, self._next_look = 0, 0.0
         self._said, self._waits_since = False, 0.0
         self._look()
-        cluster.count_workers(self.resource, sum(self.nodes.values()), placement.workers)
+        self._check_room(placement)
 
     @property
     def free(self) -> int:
@@ -179,9 +184,9 @@ class RayRuns:
         while len(self.starting) < wanted:
             self._start_actor()
         while len(self.starting) > wanted:
-            self.ray.kill(self.starting.popitem()[1])
+            self._stop(self.starting.popitem()[1])
         while len(self.idle) > waiting:
-            self.ray.kill(self.idle.pop().actor)
+            self._stop(self.idle.pop().actor)
 
     def start(self, job: SweepJob, tries: int = 0) -> None:
         """Start a run on an idle actor."""
@@ -208,13 +213,55 @@ class RayRuns:
         """Stop all actors."""
         seats = [*self.idle, *(seat for seat, _, _ in self.running.values())]
         for actor in [*(seat.actor for seat in seats), *self.starting.values()]:
-            self.ray.kill(actor)
+            self._stop(actor)
+
+    def _check_room(self, placement: SweepPlacement) -> None:
+        """Raise ConfigError if no run has room, or fewer than the requested number at a time."""
+        total = sum(self._amounts().values())
+        if self.share > 1 and total < self.share:
+            name = f"--{self.resource.lower()}s-per-run"
+            raise ConfigError(f"{name}: {self.share:g} given, but Ray has {total:g} {self.resource}s")
+        if self.share > 1 and self.limit is not None and self.limit > sum(self.nodes.values()):
+            raise ConfigError(
+                f"--workers: requested {self.limit} runs of {self.share:g} {self.resource}s each, but Ray has"
+                f" {total:g} {self.resource}s"
+            )
+        if self.share <= 1:
+            cluster.count_workers(self.resource, sum(self.nodes.values()), placement.workers)
 
     def _start_actor(self) -> None:
-        num_gpus = self.share if self.resource == "GPU" else 0
-        actor_class = self.ray.remote(num_cpus=1, num_gpus=num_gpus, max_restarts=0)(RunActor)
-        actor = actor_class.remote(DriverLocation.here())
+        num_workers = max(1, int(self.share))
+        if num_workers == 1:
+            num_gpus, group = (self.share if self.resource == "GPU" else 0), None
+            options: dict[str, Any] = {"num_cpus": 1, "num_gpus": num_gpus}
+        else:
+            group, options = self._reserve(num_workers)
+        actor_class = self.ray.remote(max_restarts=0, **options)(RunActor)
+        actor = actor_class.remote(DriverLocation.here(), num_workers, self.profile)
         self.starting[actor.node.remote()] = actor
+        if group is not None:
+            self.groups[actor] = group
+
+    def _reserve(self, num_workers: int) -> tuple[Any, dict[str, Any]]:
+        """Reserve the resources of a run's workers together; two runs that had a part each would wait forever.
+
+        The actor that leads the run needs none. The workers that it starts take what is reserved.
+        """
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        one = {"CPU": 1.0} | ({"GPU": 1.0} if self.resource == "GPU" else {})
+        group = placement_group([one] * num_workers, strategy="PACK")
+        strategy = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
+        return group, {"num_cpus": 0, "num_gpus": 0, "scheduling_strategy": strategy}
+
+    def _stop(self, actor: ActorHandle) -> None:
+        """Stop an actor, and free what is reserved for its runs."""
+        self.ray.kill(actor)
+        if (group := self.groups.pop(actor, None)) is not None:
+            from ray.util.placement_group import remove_placement_group
+
+            remove_placement_group(group)
 
     def _take_started(self, ref: ObjectRef) -> None:
         """Note that an actor has started; RunError if actors fail to start repeatedly."""
@@ -224,6 +271,7 @@ class RayRuns:
             self.failed_starts = 0
         except (self.ray.exceptions.RayActorError, self.ray.exceptions.RayTaskError) as error:
             self.failed_starts += 1
+            self._stop(actor)
             if self.failed_starts == MAX_TRIES or getattr(error, "actor_init_failed", False):
                 raise RunError(f"a worker of the sweep cannot start: {cluster.last_line(error)}") from None
 
@@ -236,7 +284,7 @@ class RayRuns:
         try:
             outcome: Outcome = self.ray.get(call)
         except (self.ray.exceptions.RayActorError, self.ray.exceptions.OutOfMemoryError) as error:
-            self.ray.kill(seat.actor)
+            self._stop(seat.actor)
             self._look()
             reason = cluster.last_line(error)
             lost = seat.node not in self.nodes or "node has died" in str(error)
@@ -251,12 +299,17 @@ class RayRuns:
     def _look(self) -> None:
         """Count the actors that each live machine has room for, and forget idle actors of dead machines."""
         self._next_look = time.monotonic() + LOOK_SECONDS
-        self.nodes = {
-            node["NodeID"]: int(node["Resources"].get(self.resource, 0) / self.share + ROUNDING)
-            for node in self.ray.nodes()
-            if node["Alive"]
-        }
+        amounts = self._amounts()
+        self.nodes = {node: int(amount / self.share + ROUNDING) for node, amount in amounts.items()}
+        if amounts and not any(self.nodes.values()):  # a run needs several machines
+            self.nodes[next(iter(amounts))] = int(sum(amounts.values()) / self.share)
         self.idle = [seat for seat in self.idle if seat.node in self.nodes]
+
+    def _amounts(self) -> dict[str, float]:
+        """Return the CPUs or GPUs of each live node, by its id."""
+        return {
+            node["NodeID"]: float(node["Resources"].get(self.resource, 0)) for node in self.ray.nodes() if node["Alive"]
+        }
 
     def _report_waiting(self) -> None:
         """Report once per wait that no machine has room for a run."""
@@ -264,7 +317,8 @@ class RayRuns:
         if waits and not self._said and self._waits_since and time.monotonic() - self._waits_since > REPORT_SECONDS:
             free = self.ray.available_resources().get(self.resource, 0)
             self.log(
-                f"waiting for a machine with a free {self.resource}: Ray has {free:g} of {sum(self.nodes.values())}"
+                f"waiting for a machine with a free {self.resource}: Ray has {free:g} of"
+                f" {sum(self._amounts().values()):g}"
             )
             self._said = True
         if not waits:
@@ -305,7 +359,10 @@ def open_pool(
     `experiments` are those of the runs, or examples of them.
     """
     if placement.backend == "inline":
-        yield InlineRuns(display)
+        placement.share("CPU")  # refuses what has no effect
+        if placement.cpus != 1:
+            raise ConfigError(f"--cpus-per-run: {placement.cpus} given; has no effect with --backend inline")
+        yield InlineRuns(display, placement.profile)
     elif placement.backend == "ray":
         with cluster.started(placement.address), _forking(experiments):
             pool = RayRuns(placement, log)

@@ -45,7 +45,7 @@ class FakeResult(RunResult):
 def result(label: str, anls: float | None, **varied: Any) -> FakeResult:
     given = () if anls is None else (("anls", anls), ("test.anls", anls / 2), ("exact", 0.5))
     status, error = ("failed", "it broke") if anls is None else ("completed", "")
-    return FakeResult(label, varied, Path(label), status, error, {} if anls is None else SUMMARY, given)
+    return FakeResult(label, varied, Path(label), status, error, {} if anls is None else SUMMARY, given=given)
 
 
 GRID = [
@@ -143,7 +143,7 @@ def test_a_table_of_single_seeds_says_that_it_tests_nothing() -> None:
 
 def test_the_smallest_deviation_is_the_best() -> None:
     two = [
-        FakeResult(n, {"run": n}, Path(n), "completed", "", SUMMARY, (("anls:deviation", v),))
+        FakeResult(n, {"run": n}, Path(n), "completed", "", SUMMARY, given=(("anls:deviation", v),))
         for n, v in (("a", 1), ("b", 2))
     ]
     assert compare(two, ["anls:deviation"]).best("anls:deviation") == {0}

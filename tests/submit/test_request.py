@@ -9,7 +9,7 @@ import pytest
 
 from simfl.errors import ConfigError
 from simfl.submit.package import gather
-from simfl.submit.request import check_out, read, values
+from simfl.submit.request import ExecutionOptions, check_out, read, values
 
 RUN = """
 name: small
@@ -41,6 +41,27 @@ def test_an_experiment_becomes_a_run_and_a_sweep_file_a_sweep(folder: Path) -> N
     swept = read(folder / "many.yaml", folder, "/out", ["rounds=2"], resume=True)
     assert (swept.name, swept.command) == ("many", "sweep")
     assert swept.command_line == "python -m simfl sweep many.yaml --out /out --resume --set rounds=2 --address auto"
+
+
+def test_options_of_the_sweep_are_passed_on(folder: Path) -> None:
+    given = ExecutionOptions("3", ("seed-2",), gpus_per_run=0.5, trace=True)
+    swept = read(folder / "many.yaml", folder, "/out", execution=given)
+    passed = "--workers 3 --gpus-per-run 0.5 --only seed-2 --profile"
+    assert swept.command_line == f"python -m simfl sweep many.yaml --out /out {passed} --address auto"
+    assert swept.labels == ("seed-2",)
+    run = read(folder / "small.yaml", folder, "/out", execution=ExecutionOptions("2", trace=True))
+    assert run.arguments[4:] == ["--workers", "2", "--profile"]
+    with pytest.raises(ConfigError, match=r"--only seed-3: no run has this name; did you mean 'seed-"):
+        read(folder / "many.yaml", folder, "/out", execution=ExecutionOptions(only=("seed-3",)))
+    with pytest.raises(ConfigError, match="--cpus-per-run: has no effect on a run"):
+        read(folder / "small.yaml", folder, "/out", execution=ExecutionOptions(cpus_per_run=2))
+
+
+def test_a_search_is_sent_with_the_data_of_its_trials(folder: Path) -> None:
+    space = "{seed: {int: [1, 3]}}"
+    (folder / "find.yaml").write_text(f"experiment: small.yaml\nsearch: {{trials: 2, metric: loss, space: {space}}}\n")
+    swept = read(folder / "find.yaml", folder, "/out", execution=ExecutionOptions("2"))
+    assert (swept.command, swept.labels, swept.is_search) == ("sweep", ("trial-0000", "trial-0001"), True)
 
 
 def test_a_wrong_experiment_is_refused_before_submission(folder: Path) -> None:

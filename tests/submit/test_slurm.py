@@ -12,7 +12,7 @@ from test_request import RUN
 
 from simfl.errors import ConfigError
 from simfl.submit.ray_node import address_of
-from simfl.submit.request import read
+from simfl.submit.request import ExecutionOptions, read
 from simfl.submit.slurm import Queue, Slurm, seconds_of
 
 
@@ -167,6 +167,23 @@ def test_an_array_has_an_element_for_each_run(folder: Path) -> None:
     assert {"--array=0-2%2", "--output=/shared/a/slurm-%A-%a.log"} <= set(options(script))
     assert "\nlabels=(seed-1 seed-2 seed-3)\n" in script
     assert "\narguments=(sweep many.yaml --out /shared/a --resume)\n" in script
+
+
+def test_an_array_executes_the_selected_runs_and_no_search(folder: Path) -> None:
+    (folder / "many.yaml").write_text("experiment: small.yaml\nseeds: [1, 2, 3]\n")
+    given = ExecutionOptions(only=("seed-[13]",), trace=True)
+    script = Slurm(array=2).shown(read(folder / "many.yaml", folder, "/shared/a", execution=given))
+    assert "--array=0-1%2" in options(script)
+    assert "\nlabels=(seed-1 seed-3)\n" in script
+    assert "\narguments=(sweep many.yaml --out /shared/a --resume --profile)\n" in script
+    with pytest.raises(ConfigError, match="--workers: has no effect with --array"):
+        Slurm(array=2).shown(read(folder / "many.yaml", folder, "/shared/a", execution=ExecutionOptions("2")))
+    (folder / "find.yaml").write_text(
+        "experiment: small.yaml\nsearch: {trials: 2, metric: loss, space: {seed: {int: [1, 3]}}}\n"
+    )
+    with pytest.raises(ConfigError, match="--array: has no effect on a search"):
+        Slurm(array=2).shown(read(folder / "find.yaml", folder, "/shared/a"))
+    assert "sweep find.yaml" in Slurm().shown(read(folder / "find.yaml", folder, "/shared/a"))
 
 
 def test_an_unknown_interface_is_refused_with_those_that_exist() -> None:

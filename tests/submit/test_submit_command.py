@@ -43,6 +43,20 @@ def test_a_dry_run_prints_the_ray_job(
     assert "very-secret" not in out
 
 
+def test_options_of_the_run_are_passed_on_or_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    to = ["--to", "ray://head", "--out", "/shared/a", "--dry-run"]
+    code, out, _ = said(capsys, *to, "--workers", "4", "--profile")
+    assert code == 0
+    assert "small.yaml --out /shared/a --workers 4 --profile --address auto" in json.loads(out)["entrypoint"]
+    code, _, error = said(capsys, *to, "--only", "a*")
+    assert (code, error) == (
+        2, "simfl: --only: has no effect on a run; it selects or places the runs of a sweep\n"
+    )  # fmt: skip
+    assert said(capsys, *to, "--workers", "0")[2] == (
+        "simfl: --workers: '0' is not a whole number of at least 1 or auto\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "address"),
     [

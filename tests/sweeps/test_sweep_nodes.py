@@ -165,12 +165,29 @@ def test_workers_bound_the_number_of_runs_at_a_time(ray: FakeRay, tmp_path: Path
         RayRuns(SweepPlacement(workers=3), print)
 
 
-def test_a_share_of_a_gpu_is_checked() -> None:
+def test_the_resources_of_a_run_are_checked() -> None:
     assert SweepPlacement(gpus=0.25).share("GPU") == 0.25
-    with pytest.raises(ConfigError, match=r"--gpus-per-run: 2 given; allowed: more than 0, at most 1"):
-        SweepPlacement(gpus=2).share("GPU")
+    assert SweepPlacement(gpus=2).share("GPU") == 2
+    assert SweepPlacement(cpus=3).share("CPU") == 3
+    for gpus in (0, -1, 1.5):
+        with pytest.raises(
+            ConfigError, match=rf"--gpus-per-run: {gpus} given; allowed: above 0, at most 1, or a whole"
+        ):
+            SweepPlacement(gpus=gpus).share("GPU")
     with pytest.raises(ConfigError, match=r"--gpus-per-run: 0\.5 given, but there are no GPUs"):
         SweepPlacement(gpus=0.5).share("CPU")
+    with pytest.raises(ConfigError, match=r"--cpus-per-run: 2 given, but runs use GPUs; allowed: --gpus-per-run"):
+        SweepPlacement(cpus=2).share("GPU")
+
+
+def test_runs_of_several_workers_take_what_machines_have_room_for(ray: FakeRay, tmp_path: Path) -> None:
+    ray.cpus = {"a": 5, "b": 3}
+    assert RayRuns(SweepPlacement(cpus=2), print).nodes == {"a": 2, "b": 1}
+    assert sum(RayRuns(SweepPlacement(cpus=6), print).nodes.values()) == 1  # on both machines
+    with pytest.raises(ConfigError, match="--cpus-per-run: 9 given, but Ray has 8 CPUs"):
+        RayRuns(SweepPlacement(cpus=9), print)
+    with pytest.raises(ConfigError, match="--workers: requested 4 runs of 2 CPUs each, but Ray has 8 CPUs"):
+        RayRuns(SweepPlacement(cpus=2, workers=4), print)
 
 
 def test_workers_that_cannot_start_end_the_sweep(ray: FakeRay, tmp_path: Path) -> None:
@@ -211,6 +228,38 @@ def test_a_sweep_survives_a_killed_node_and_uses_one_that_joins(tmp_path: Path) 
     assert display.killed
     assert [outcome.status for outcome in found] == ["completed"] * 6
     assert max(used) == 3
+    for point in points:
+        run(point.experiment, tmp_path / point.label)
+        assert traces(tmp_path / "s" / "runs" / point.label) == traces(tmp_path / point.label)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(290)
+def test_runs_of_two_workers_are_bit_identical_and_survive_a_killed_node(tmp_path: Path) -> None:
+    """Two machines with room for one run each; one of them dies while both train."""
+    points = tuple(Point(f"s{seed}", {"seed": seed}, replace(SLOW, name=f"s{seed}", seed=seed)) for seed in range(3))
+    used = list[int]()
+
+    class Killing(NullSweepDisplay):
+        """Kill a node once both runs have a round."""
+
+        def __init__(self, ray: Any) -> None:
+            self.ray, self.node, self.killed = ray, ray.add_node(num_cpus=2), False
+
+        def show(self, state: SweepState) -> None:
+            used.append(len(state.running))
+            if not self.killed and len(state.running) == 2 and all(v.status.done >= 1 for v in state.views.values()):
+                self.killed = len(state.views) == 2
+                if self.killed:
+                    self.ray.remove_node(self.node, allow_graceful=False)
+
+    with cluster(2) as ray:
+        display = Killing(ray)
+        placement = SweepPlacement(address=ray.address, cpus=2)
+        found = sweep.run(Sweep("s", points), tmp_path / "s", placement, display=display)
+    assert display.killed
+    assert [outcome.status for outcome in found] == ["completed"] * 3
+    assert max(used) == 2
     for point in points:
         run(point.experiment, tmp_path / point.label)
         assert traces(tmp_path / "s" / "runs" / point.label) == traces(tmp_path / point.label)
