@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,9 @@ Row = tuple[str, int, dict[str, tuple[float, float]]]  # case, seed, view -> bou
 def case(name: str, seed: int) -> Row:
     """Audit a scheme, or a planted error, with the canaries and the noise of a seed."""
     import pytest
-    import test_canaries
     import torch
 
+    test_canaries: Any = import_module("test_canaries")
     torch.set_num_threads(1)
     scheme = test_canaries.KINDS.get(name, test_canaries.KINDS["groups"])
     privacy = scheme.privacy
@@ -88,8 +89,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--only", nargs="*", help="names of schemes and errors")
     given = parser.parse_args()
-    import test_canaries
-
+    test_canaries: Any = import_module("test_canaries")
     names = given.only or [*test_canaries.KINDS, *ERRORS]
     tasks = [(name, seed) for name in names for seed in range(given.seeds)]
     with ProcessPoolExecutor(given.processes, mp_context=get_context("spawn")) as pool:

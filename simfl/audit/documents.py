@@ -11,6 +11,7 @@ from __future__ import annotations
 import string
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,7 +70,7 @@ class WithDocuments(Data):
         examples = donors.examples.take(rows)
         documents = donors.documents.take(examples["document"].to_pylist())
         names = [f"canary {k}" for k in range(self.number)]
-        changed = {
+        changed: dict[str, list[Any]] = {
             "id": names,
             "document": list(range(self.number)),
             "question": [QUESTION] * self.number,

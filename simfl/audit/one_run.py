@@ -233,6 +233,7 @@ class AuditedRounds:
         own = dict(self.context.module.named_parameters())
         tensors = {name: own[name].numel() for name in groups.shared}
         number = _num_canaries(self.experiment, real, self.rounds, tensors, settings)
+        self.canaries: Canaries
         if settings.documents:
             self._draw_documents(real, number)
         else:
@@ -253,8 +254,8 @@ class AuditedRounds:
             raise ConfigError(f"--documents: privacy.unit is {self.privacy.unit}; allowed: group")
         self.experiment = replace(self.experiment, data=WithDocuments(self.experiment.data, number, self.seed))
         self.context = context_on_device(self.experiment)
-        self.canaries = DocumentCanaries.draw(real, number, self.context, self.seed)
-        self.partition = with_documents(real, self.canaries)
+        documents = DocumentCanaries.draw(real, number, self.context, self.seed)
+        self.canaries, self.partition = documents, with_documents(real, documents)
 
     def claim(self, view: str, rounds: int, sigma: float | None = None) -> float:
         """Return epsilon of the first rounds in a view, by the accounting, with the run's noise or another one."""

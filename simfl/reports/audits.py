@@ -19,12 +19,12 @@ def audit_charts(results: Sequence[RunResult]) -> str:
 
 
 def _chart(result: RunResult, audit: JsonObject) -> str:
-    views = list(dict.fromkeys(row["view"] for row in audit["by_round"]))
-    series = []
-    for view in views:
-        own = sorted((row for row in audit["by_round"] if row["view"] == view), key=lambda row: row["round"])
-        for kind in ("claim", "bound"):
-            series.append(LineSeries(f"{view}: {kind}", [(row["round"], row[kind]) for row in own]))
+    lines: dict[tuple[tuple[float, float], ...], list[str]] = {}  # views with equal claims share a line
+    for kind in ("claim", "bound"):
+        for view in dict.fromkeys(row["view"] for row in audit["by_round"]):
+            own = sorted((row["round"], row[kind]) for row in audit["by_round"] if row["view"] == view)
+            lines.setdefault(tuple(own), []).append(f"{kind} ({view})")
+    series = [LineSeries(", ".join(names), points) for points, names in lines.items()]
     wrong = [view["view"] for view in audit["views"] if max(view["one_run"], view["gaussian"] or 0.0) > view["claim"]]
     verdict = f"VIOLATED for {', '.join(wrong)}" if wrong else "no bound exceeds its claim"
     note = f"{audit['canaries']} canaries, {audit['included']} of them included; {verdict}"

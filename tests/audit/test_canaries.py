@@ -240,7 +240,7 @@ def test_a_saved_audit_has_bounds_and_claims_by_round_that_reports_draw(
     write([folder], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert "lower bounds on epsilon (95 %)" in page
-    assert "averages: claim" in page
+    assert "claim (averages)" in page
     assert "no bound exceeds its claim" in page
     assert main(["audit", "canaries", str(folder), "--canaries", "40", "--json"]) == 0
     assert {row["round"] for row in json.loads(capsys.readouterr().out)["by_round"]} == {3}

@@ -23,6 +23,7 @@ from simfl.data.base import Split
 from simfl.data.partition.partitioners import Provider
 from simfl.errors import ConfigError
 from simfl.experiment import Evaluate, Experiment, Privacy
+from simfl.models.base import Model
 from simfl.models.layout_t5 import LayoutT5
 from simfl.models.lora import Lora
 from simfl.models.vt5 import VT5
@@ -44,7 +45,7 @@ class Asked(Pages):
         return replace(data, examples=data.examples.set_column(position, "question", [texts]))
 
 
-def given(batch_size: int = 1, model: VT5 | None = None, **settings: Any) -> Experiment:
+def given(batch_size: int = 1, model: Model | None = None, **settings: Any) -> Experiment:
     base: dict[str, Any] = {"algorithm": "fedavg", "rounds": 1, "participation": 1.0, "learning_rate": 0.5}
     base["data"] = Asked(train=16, providers=4)
     return experiment(
