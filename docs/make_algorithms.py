@@ -75,6 +75,27 @@ Some methods are settings of a phase:
       buffers: {personal: ["*"]}
   ```
 
+## Low-rank adapters
+
+The mean of the clients' A and the mean of their B is not the mean of their products B A. `fedit`, `fedex_lora`,
+`flora`, `ffa_lora`, `rolora`, `fedsa_lora`, `flexlora`, `hetlora`, `lora_fair` and `rbla` see both factors of each layer; they
+work with `adapters: {kind: lora}`, with `{kind: peft, method: lora}`, and with adapters on models of transformers.
+
+- **Exact rules**: `fedex_lora` adds the residual to the frozen weights, `flora` merges every round into them, `rolora`
+  and `ffa_lora` keep one factor fixed in each round. After every round the model is W₀ + Σ p_k B_k A_k to 1e-6.
+- **Changes of the frozen weights** are the part `base` of the next download, counted in plan and ledger: as factors of
+  their rank, or whole where that is shorter; for a client that missed rounds, all changes since, or the whole.
+- **Ranks per client**: `algorithm: {name: flexlora, rank: {4: 0.5, 16: 0.3, 64: 0.2}}` gives half of the clients rank
+  4; `rank: [4, 16, …]` lists them, `rank: device_rank` reads a column that has one value per client. The rank of the
+  adapter is the largest. Plan and ledger count the bytes of each client; all ranks train as one program, since rows
+  beyond a client's rank are zero and stay zero.
+- **Deviation**: the metric `deviation` is ‖Σ p_k B_k A_k − B̄ Ā‖ / ‖Σ p_k B_k A_k‖, as a mean and for each layer; the
+  report draws it. It is not computed under privacy or secure aggregation, where the server sees no single upload.
+- **Privacy**: rules that multiply uploads of single clients are refused. `ffa_lora` is the one for differential
+  privacy: with A fixed, the update is linear in B, so that noise is not multiplied by noise. With `fedit` and `rolora`
+  the guarantee holds as well, but noise on A and on B enters the product.
+- **Secure aggregation** needs sums alone: `fedit`, `ffa_lora`, `rolora` and `fedsa_lora` with equal ranks.
+
 ## Overview
 """
 
@@ -162,7 +183,7 @@ def _one_update(algorithm: Algorithm) -> tuple[Parts, Parts, State]:
     weights = {"w": torch.zeros(D)}
     server = Server(weights, algorithm.init_server(weights, Task(0, num_classes=2, shape=(4,))))
     received, ones = algorithm.download(server), torch.ones(())
-    integers = ("client", "key", "round", "step")
+    integers = ("client", "key", "round", "step", "rank")
     update = ClientUpdate(*(ones.to(torch.int64) if name in integers else ones for name in ClientUpdate._fields))
     update = update._replace(num_examples=3 * ones)
     state = algorithm.prepare_state(received, algorithm.init_client(received, update), update)

@@ -14,6 +14,7 @@ from simfl.reports.table import Comparison, ComparisonRow
 from simfl.runs.tables import TableRow
 
 METRIC = "metric:"  # prefix of the columns of `rounds.parquet` that an algorithm reports
+LAYER = "/"  # in the name of a metric: separates it from a layer
 MAX_LINES = 8  # in one chart; more could not be told apart
 
 
@@ -109,9 +110,33 @@ def learning_charts(
     losses = replace(axis, points=lambda one, _: {float(step): value for step, value in one.loss.items()})
     charts += _charts(comparison, rows, curves, "loss", losses, "training loss")
     reported = replace(axis, points=lambda one, name: {float(s): v for s, v in one.metrics.get(name, {}).items()})
-    for name in dict.fromkeys(name for one in curves.values() for name in one.metrics):
+    names = dict.fromkeys(name for one in curves.values() for name in one.metrics)
+    for name in (name for name in names if LAYER not in name):
         charts += _charts(comparison, rows, curves, name, reported)
+    for prefix in dict.fromkeys(name.partition(LAYER)[0] for name in names if LAYER in name):
+        charts += _layer_charts(comparison, rows, curves, prefix, axis)
     return figures(charts)
+
+
+def _layer_charts(
+    comparison: Comparison, rows: Sequence[ComparisonRow], curves: Mapping[str, RunCurves], prefix: str, axis: Axis
+) -> Iterator[str]:
+    """Draw a chart for each row with the layers in which a metric is largest, each a mean over the seeds."""
+    varied = varied_settings(comparison.settings, rows)
+    for row in rows:
+        found: dict[str, dict[int, list[float]]] = {}
+        for run in row.done:
+            for name, values in curves[run.label].metrics.items():
+                if name.startswith(prefix + LAYER):
+                    layer = found.setdefault(name.partition(LAYER)[2], {})
+                    for step, value in values.items():
+                        layer.setdefault(step, []).append(value)
+        means = {layer: {step: mean(values) for step, values in own.items()} for layer, own in found.items()}
+        largest = sorted(means, key=lambda layer: -mean(means[layer].values()))[:MAX_LINES]
+        series = [LineSeries(layer, sorted((float(s), v) for s, v in means[layer].items())) for layer in largest]
+        title = f"{prefix} of the layers where it is largest"
+        if chart := figure(f"{title}, {row_label(row, varied)}", line_chart(series, axis.label, prefix, axis.format)):
+            yield chart
 
 
 def _charts(
