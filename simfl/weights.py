@@ -18,6 +18,7 @@ from typing import BinaryIO
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load
 from torch import Tensor
 
 from simfl.errors import ConfigError
@@ -239,12 +240,8 @@ def write_safetensors(weights: Weights, file: BinaryIO) -> None:
         file.write(to_raw_bytes(weights[name]).data)
 
 
-def load_safetensors(path: Path, ordered: bool = False) -> Weights:
-    """Return the tensors of a safetensors file on the CPU, in the order they were written.
-
-    Args:
-        path: The file.
-        ordered: Whether the file must state the order, as `write_safetensors` does; otherwise names are sorted.
+def load_safetensors(path: Path) -> Weights:
+    """Return the tensors of a safetensors file on the CPU, in the order they were written; else sorted by name.
 
     Raises:
         ValueError: The file is damaged.
@@ -252,8 +249,20 @@ def load_safetensors(path: Path, ordered: bool = False) -> Weights:
     try:
         with safe_open(path, framework="pt") as file:
             order = json.loads((file.metadata() or {}).get("order", "null"))
-            if ordered and not isinstance(order, list):
-                raise ValueError(f"{path}: the order of the tensors is missing")
             return {name: file.get_tensor(name) for name in order or sorted(file.keys())}
     except (SafetensorError, AttributeError, KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"{path}: not a complete safetensors file: {error}") from error
+
+
+def parse_safetensors(content: bytes) -> Weights:
+    """Return the tensors in bytes that `write_safetensors` wrote, on the CPU and in the order they were written.
+
+    Raises:
+        ValueError: The bytes are damaged.
+    """
+    try:
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        tensors = load(content)
+        return {name: tensors[name] for name in json.loads(header["__metadata__"]["order"])}
+    except (SafetensorError, AttributeError, KeyError, TypeError, RuntimeError) as error:
+        raise ValueError(f"not complete safetensors: {error}") from error

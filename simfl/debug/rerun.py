@@ -7,7 +7,6 @@ run folder is only read.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ import torch
 from simfl import files
 from simfl.aggregation.round import CohortResult, RoundAggregator
 from simfl.autotune.tuner import execution_mode_of
-from simfl.client_state import EMPTY, FileClientStore
+from simfl.client_state import FileClientStore
 from simfl.data.partition.manifest import Partition
 from simfl.errors import RunError
 from simfl.protocol import Parts
@@ -178,25 +177,14 @@ class Rerun:
             except RunError as error:
                 self.on_message(f"{error}; using an older checkpoint")
                 continue
-            self._link_client_states(set(snapshot.client_states.values()) - {EMPTY})
+            digests = snapshot.client_states.values()
+            self.store.adopt(self.run.folder / CLIENT_STATES, digests, by_reference=True)
             self._set_state(snapshot)
             self.on_message(f"starting from the checkpoint after {step} rounds")
             return
         if self.snapshot.step == 0 < target:
             reason = "; there is no checkpoint before the requested round" if self.use_checkpoints else ""
             self.on_message(f"starting from the first round{reason}")
-
-    def _link_client_states(self, digests: set[str]) -> None:
-        """Link the run's client states into the scratch folder, where they stay even if the run deletes them."""
-        for digest in digests:
-            there = (self.run.folder / CLIENT_STATES / f"{digest}.safetensors").resolve()
-            here = self.store.folder / there.name
-            try:
-                os.link(there, here)
-            except FileExistsError:
-                continue
-            except OSError:  # another file system
-                here.symlink_to(there)
 
     def _set_state(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot.to(self.run_context.device)

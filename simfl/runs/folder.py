@@ -12,7 +12,8 @@ from simfl import files
 from simfl.errors import DamagedFile, RunError
 from simfl.json_files import describe_format, is_intact, seal
 
-FORMAT = 2  # version of the files that runs and sweeps leave; raise it when an older simfl could not read them
+FORMAT = 3  # version of the files that runs and sweeps leave; raise it when an older simfl could not read them
+READ_FORMATS = (2, FORMAT)  # format 2 has a file for each client state; a run that is resumed gets the newest format
 
 RUN, SWEEP = "experiment.yaml", "sweep.json"  # the file that marks the folder of a run; of a sweep
 MANIFEST, SUMMARY, PARTITION = "manifest.json", "summary.json", "partition.json"
@@ -106,7 +107,9 @@ def parse_json(path: Path) -> JsonObject:
 
 def check_format(path: Path, content: JsonObject) -> None:
     """Raise RunError if the content of a file has another format than this simfl reads and writes."""
-    if difference := describe_format(content.get("format"), FORMAT):
+    number = content.get("format")
+    difference = "" if number in READ_FORMATS else describe_format(number, FORMAT)
+    if difference:
         raise RunError(
             f"{path}: {difference}; the file is from another version of simfl:"
             " run the experiment again, or use that version"

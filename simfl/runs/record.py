@@ -149,7 +149,8 @@ class Record:
         for step in checkpoint.steps(folder)[:-1]:
             with suppress(RunError):  # a damaged older checkpoint is never restored
                 self._digests[step] = set(Snapshot.restore(checkpoint.read(folder, step)).client_states.values())
-        FileClientStore(self.folder / CLIENT_STATES).collect(set().union(*self._digests.values()))  # damaged ones too
+        store, needed = FileClientStore(self.folder / CLIENT_STATES), set[str]().union(*self._digests.values())
+        store.collect(needed, compact=True)  # damaged states too, or they would be found when rounds are repeated
         return snapshot
 
     def _verify(self, found: checkpoint.StoredCheckpoint) -> None:

@@ -13,6 +13,8 @@ import pytest
 from fakes import Killed, Official, Stopping, Toy, experiment, run, then, traces
 
 from simfl import files
+from simfl.client_state import EMPTY, FileClientStore
+from simfl.client_state.packs import Pack
 from simfl.data.partition.partitioners import Iid
 from simfl.errors import ConfigError, RunError
 from simfl.json_files import body_of
@@ -96,7 +98,9 @@ def test_client_states_that_no_checkpoint_needs_are_deleted(tmp_path):
     needed = set()
     for step in checkpoint.steps(tmp_path / "checkpoints"):
         needed |= set(checkpoint.read(tmp_path / "checkpoints", step).values["client_states"].values())
-    assert {path.stem for path in (tmp_path / "client_states").iterdir()} == needed
+    packs = [Pack.open(path) for path in (tmp_path / "client_states").iterdir()]
+    assert needed - {EMPTY} <= set().union(*(pack.names for pack in packs))
+    assert all(needed & pack.names for pack in packs)
     assert checkpoint.steps(tmp_path / "checkpoints") == [2, 3]
 
 
@@ -264,16 +268,14 @@ def test_a_damaged_or_missing_client_state_is_named_before_the_run_resumes(tmp_p
     case = replace(SMALL, phases=(replace(SMALL.phases[0], clients_per_round=3),))
     run(case, tmp_path, display=Stopping(2))
     states = [checkpoint.read(tmp_path / "checkpoints", step).values["client_states"]["1"] for step in (1, 2)]
-    spoil(tmp_path / "client_states" / f"{states[1]}.safetensors")
+    spoil(FileClientStore(tmp_path / "client_states").pack_of(states[1]).path)
     display = Stopping(3)
     run(case, tmp_path, resume=True, display=display)  # from the previous checkpoint
-    line = (
-        f"{LINE}{states[1]}.safetensors: this client state is (damaged|missing)[^\n]*; using the previous checkpoint$"
-    )
+    line = f"{LINE}client state [0-9a-f]{{64}} is (damaged|missing)[^\n]*; using the previous checkpoint$"
     assert re.match(line, display.messages[0])
     for path in (tmp_path / "client_states").iterdir():
         spoil(path)
-    with pytest.raises(RunError, match=f"{LINE}: no checkpoint can be restored: [^\n]*this client state is [^\n]*$"):
+    with pytest.raises(RunError, match=f"{LINE}: no checkpoint can be restored: [^\n]*client state [^\n]* is [^\n]*$"):
         run(case, tmp_path, resume=True)
 
 

@@ -14,6 +14,7 @@ from fake_ray import ActorDied, FakeRay, TaskError, use_fake_ray
 from fakes import Faulty, Killed, Stopping, experiment, run, then, traces
 from faults import FaultyScaffold, order
 
+from simfl.client_state.packs import Pack
 from simfl.errors import ClientError, OutOfMemory, RunError
 from simfl.experiment import AdaptiveClip, Checkpoint, Evaluate, Execution, Experiment, Privacy
 from simfl.runs import checkpoint
@@ -251,7 +252,9 @@ def test_client_states_of_newer_rounds_are_kept_and_old_ones_removed(
     run(scaffold(), tmp_path)
     newest = [Snapshot.restore(checkpoint.read(tmp_path / "checkpoints", step)) for step in (3, 4)]
     named = {digest for snapshot in newest for digest in snapshot.client_states.values()}
-    assert {path.stem for path in (tmp_path / CLIENT_STATES).glob("*.safetensors")} == named
+    packs = [Pack.open(path) for path in (tmp_path / CLIENT_STATES).glob("*.pack")]
+    assert named <= set().union(*(pack.names for pack in packs))
+    assert all(named & pack.names for pack in packs)
 
 
 def test_times_are_logged_with_the_round_in_which_they_were_spent(
