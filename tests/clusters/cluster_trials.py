@@ -367,11 +367,12 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=4, help="trials of each fault")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=3600.0, help="time after which no more trials begin")
+    parser.add_argument("--part", default="1/1", help="K/N: the K-th of N processes, which share the trials")
     parser.add_argument("--only", default="", help="regular expression of the faults")
     given = parser.parse_args()
     faults = [name for name in (*SLURM, *PODS) if re.search(given.only, name)]
-    for reason in (local_slurm.missing_packages(), local_pods.missing()):
-        if reason:
+    for kind, reason in ((SLURM, local_slurm.missing_packages()), (PODS, local_pods.missing())):
+        if reason and set(faults) & set(kind):
             parser.error(reason)
     began, outcomes = time.monotonic(), list[Outcome]()
     with ExitStack() as stack:
@@ -383,7 +384,10 @@ def main() -> int:
             slurm = LocalSlurm()
             stack.callback(slurm.stop)
             slurm.start()
+        part, parts = map(int, given.part.split("/"))
         for number, fault in enumerate(faults * given.times):
+            if number % parts != part - 1:
+                continue
             if time.monotonic() - began > given.seconds:
                 break
             one = run_trial(slurm, fault, number, given.seed, whole)
