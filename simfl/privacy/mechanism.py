@@ -115,6 +115,8 @@ class Mechanism:
 
     def clipped_parts(self, updates: Parts, received: Parts) -> Clipped:
         """Clip n units' updates [n, …] of all parts, and sum them; see `simfl.privacy.parts`."""
+        if not self.privacy.parts:
+            return self.clipped(updates["weights"], received)
         return clipped_parts(self.privacy, updates, self.clip_of(received), self.copies)
 
     def part_multiplier(self, part: str) -> float:
