@@ -42,12 +42,12 @@ DATA = {"invoices": "attacked.yaml", "receipts": "attacked_receipts.yaml"}
 ALONE, SHADOWED = "loss less initial", "loss less shadows"
 RATES = (0.01, 0.001)
 MARKED = re.compile(r"(?<=<!-- attacks -->\n).*(?=<!-- /attacks -->)", re.DOTALL)
-AUDITED_ROUNDS, FIELDS, EXAMPLES, DOCUMENTS = 2, 100, 4, 100
+AUDITED_ROUNDS, CANARIES, FIELDS, EXAMPLES, DOCUMENTS = 4, 300, 100, 4, 100
 SMALLER: dict[str, Any] = {"data.providers": 200, "data.train": 200, "privacy.groups_per_client": 12}
 TRIALS: dict[str, dict[str, Any]] = {  # settings that were tried, without noise
-    "base": {},
-    "steps16": {"phases.0.local.steps": 16, "phases.0.rounds": 6, "evaluate.every": 6, **SMALLER},
-    "half": SMALLER,
+    "400 providers": {"data.providers": 400, "data.train": 400, "privacy.groups_per_client": 25},
+    "steps16": {"phases.0.local.steps": 16, "phases.0.rounds": 5, "evaluate.every": 5, **SMALLER},
+    "200 providers": SMALLER,
     "fast": {"phases.0.local.learning_rate": 1e-2, **SMALLER},
     "noisy": {"privacy.epsilon": 8, "privacy.noise_multiplier": None, **SMALLER},
     "average": {"phases.0.server": {"optimizer": "sgd", "learning_rate": 1.0}, **SMALLER},
@@ -134,9 +134,8 @@ def attacked(folder: Path, found: tuple[str, Path]) -> Row:
     row["scores"] = [np.round(side, 4).tolist() for side in provider.final[ALONE]]
     row["extraction"] = asdict(extraction.extract(run, extraction.ExtractionSettings(shadows=shadows, limit=FIELDS)))
     if privacy.adds_noise:
-        row["canaries"] = asdict(
-            one_run.audit(run, one_run.AuditSettings(rounds=min(AUDITED_ROUNDS, run.experiment.phases[0].rounds)))
-        )
+        rounds = min(AUDITED_ROUNDS, run.experiment.phases[0].rounds)
+        row["canaries"] = asdict(one_run.audit(run, one_run.AuditSettings(CANARIES, rounds)))
     print(f"{path}: attacked", file=sys.stderr, flush=True)
     return row
 
