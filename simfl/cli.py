@@ -67,8 +67,8 @@ def _run_command(arguments: Sequence[str] | None) -> int:
         return USER_ERROR
     except click.ClickException as error:
         return _report(error.format_message(), USER_ERROR)
-    except click.Abort:
-        return INTERRUPTED
+    except click.Abort:  # Ctrl-C before a run could handle it
+        return _report("interrupted", INTERRUPTED)
     except ClientError as error:
         return _report(str(error), FAILED)  # the message ends with the traceback of the client
     except ClusterError as error:

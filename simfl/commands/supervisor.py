@@ -19,7 +19,7 @@ from simfl.runtime.descendants import adopt_orphans, end_descendants, end_with_p
 
 COMMANDS = ("run", "sweep")
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-LOST = 3  # exit code
+LOST, INTERRUPTED = 3, 130  # exit codes
 ORPHAN_SECONDS = 5.0  # that processes which the run leaves have to end: Ray stops in order meanwhile
 SUPERVISED = "SIMFL_SUPERVISED"  # environment variable, which `simfl.runtime.ray.monitor` reads: the run's process
 RESUME = "what its last checkpoint holds is saved; resume it with the same command and --resume"
@@ -33,7 +33,7 @@ def is_supervised(arguments: list[str]) -> bool:
 
 
 def supervised(command: Callable[[], int]) -> int:
-    """Run a command in a fork, and return its exit code; `LOST` and a line if it ended without a word."""
+    """Run a command in a fork, and return its exit code; report it in a line if it ended without a word."""
     ended, last_word = os.pipe()
     parent = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # until both processes can handle them
@@ -54,7 +54,7 @@ def supervised(command: Callable[[], int]) -> int:
         print(f"simfl: {_describe(status)}; {RESUME}", file=sys.stderr, flush=True)
     end_descendants(ORPHAN_SECONDS)
     if not word:
-        return LOST
+        return INTERRUPTED if -status in FORWARDED else LOST
     return status if status >= 0 else 128 - status
 
 
@@ -100,6 +100,8 @@ def _describe(status: int) -> str:
     """Describe an end without a word."""
     if status == -signal.SIGKILL:
         return "the process of the run was killed (SIGKILL, as the system does when memory is short)"
+    if -status in FORWARDED:  # it came before the run could handle it, as while it imports
+        return f"interrupted by {signal.Signals(-status).name}"
     if status < 0:
         return f"the process of the run was ended by {signal.Signals(-status).name}"
     if status == LOST:  # as `simfl.runtime.ray.monitor` ends it

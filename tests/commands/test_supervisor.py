@@ -64,6 +64,17 @@ def test_end_without_a_word_is_reported_in_one_line(body: str, cause: str) -> No
     assert errors.endswith("resume it with the same command and --resume\n")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signal_before_the_run_handles_it_is_an_interruption(number: signal.Signals) -> None:
+    process = start("print('up', flush=True); time.sleep(60)")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(number)
+    code, errors = end(process)
+    assert (code, errors.count("\n")) == (130, 1)
+    assert errors.startswith(f"simfl: interrupted by {number.name}; what its last checkpoint holds is saved")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_are_passed_on(number: signal.Signals) -> None:
     body = f"got = []; signal.signal({int(number)}, lambda *_: got.append(os.write(2, b'ended')))"
