@@ -30,6 +30,7 @@ from simfl.data.io.classification import feature_split
 from simfl.data.partition.partitioners import Official
 from simfl.experiment import Checkpoint, Execution, Experiment, Local, Phase
 from simfl.models.base import Model, seeded, shape_and_classes
+from simfl.models.lora import Lora
 from simfl.models.mlp import Mlp
 from simfl.objectives.classification import Classification
 from simfl.optimizers.local import LocalOptimizer
@@ -99,12 +100,13 @@ def experiment(
     phase["algorithm"] = ALGORITHMS[algorithm]() if isinstance(algorithm, str) else algorithm
     if not {"participation", "clients_per_round", "poisson"} & phase.keys():
         phase["participation"] = 0.7
+    adapters = Lora(rank=2, targets=("linear", "head")) if phase["algorithm"].needs_pairs else None
     execution: dict[str, Any] = {"mode": mode, "clients_per_batch": clients_per_batch}
     whole: dict[str, Any] = {
         "name": "toy",
         "data": Toy(),
         "partition": Official(groups="group"),
-        "model": Mlp(hidden_sizes=(16,), dropout=0.2),
+        "model": Mlp(hidden_sizes=(16,), dropout=0.2, adapters=adapters),
         "phases": (Phase(**phase),),
         "execution": Execution(**execution),
         "checkpoint": Checkpoint(rounds=1, seconds=0.0),

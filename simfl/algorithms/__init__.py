@@ -42,6 +42,7 @@ ALGORITHMS: Registry[Algorithm] = Registry(
         "rolora": "simfl.algorithms.rolora:RoLora",
         "scaffold": "simfl.algorithms.scaffold:Scaffold",
         "similarity_preserving": "simfl.algorithms.similarity_preserving:SimilarityPreserving",
+        "slora": "simfl.algorithms.slora:SLora",
         "soft_targets": "simfl.algorithms.soft_targets:SoftTargets",
     }
 )

@@ -109,6 +109,14 @@ class Algorithm:
         """Return those of the shared tensors that change in this round, from 0: the others are not sent."""
         return tuple(names)
 
+    def changes(self, names: Sequence[str], round: int) -> tuple[str, ...]:
+        """Return those of the shared tensors that the server changes in a round, from 0: those that clients send."""
+        return self.travels(names, round)
+
+    def num_downloaded(self, name: str, count: int) -> int:
+        """Return how many of the `count` values of a shared tensor clients download, if it has changed."""
+        return count
+
     def client_ranks(self) -> Mapping[int, float] | tuple[int, ...] | str | None:
         """Return the ranks of the clients' low-rank adapters: shares of the clients by rank, one each, or a column.
 

@@ -131,7 +131,7 @@ def _check_messages(run: Run, where: str) -> Iterator[str]:
     names = tuple(algorithm.downloads(tuple(server.weights)))
     for row in ledger:
         own = names if row["direction"] == "download" else algorithm.travels(tuple(server.weights), row["round"] - 1)
-        floats = sum(server.weights[name].numel() for name in own)
+        floats = sum(algorithm.num_downloaded(name, server.weights[name].numel()) for name in own)
         fewer = algorithm.client_ranks() is not None
         fewer |= row["direction"] == "download" and type(algorithm).travels is not Algorithm.travels
         if row["part"] == "weights" and row["floats"] != floats and not (fewer and row["floats"] < floats):

@@ -128,10 +128,10 @@ def changed_sizes(
     if low_rank is None or not (low_rank.selects or BASE in parts):
         return (packet, packet) if packet == whole else (packet, whole)
     if low_rank.selects:
-        changed = low_rank.downloaded(packet["weights"], round_number - 1 if round_number else None)
+        changed = low_rank.downloaded(packet["weights"], parts["weights"], round_number - 1 if round_number else None)
         packet, whole = (
             {**packet, "weights": changed},
-            {**whole, "weights": low_rank.downloaded(whole["weights"])},
+            {**whole, "weights": low_rank.downloaded(whole["weights"], parts["weights"])},
         )
     if BASE in parts:
         full = {name: PLAIN.size(tuple(t.shape)) for name, t in parts[BASE].items()}

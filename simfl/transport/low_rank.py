@@ -64,12 +64,16 @@ class LowRankMessages:
         """Return the tensors that change in a round, from 0."""
         return {name: tensors[name] for name in self.algorithm.travels(tuple(tensors), round_number)}
 
-    def downloaded(self, sizes: Mapping[str, int], round_number: int | None = None) -> dict[str, int]:
-        """Return the sizes with zeros for tensors that no client downloads, or that a round does not change."""
+    def downloaded(self, sizes: Mapping[str, int], tensors: Weights, round_number: int | None = None) -> dict[str, int]:
+        """Return the bytes of what clients download of each tensor: nothing of those that a round does not change."""
         sent = set(self.algorithm.downloads(tuple(sizes)))
         if round_number is not None:
-            sent &= set(self.algorithm.travels(tuple(sizes), round_number))
-        return {name: size if name in sent else 0 for name, size in sizes.items()}
+            sent &= set(self.algorithm.changes(tuple(sizes), round_number))
+        counts = {name: t.numel() for name, t in tensors.items()}
+        return {
+            name: size * self.algorithm.num_downloaded(name, counts[name]) // counts[name] if name in sent else 0
+            for name, size in sizes.items()
+        }
 
     def sizes_at(self, sizes: Mapping[str, int], tensors: Weights, rank: int) -> dict[str, int]:
         """Return the bytes of tensors cut to a rank; they are proportional to the number of values."""

@@ -76,6 +76,7 @@ class Round:
     before: Snapshot
     after: Snapshot
     clients: dict[int, Factors]
+    trained: dict[int, Mapping[str, object]]  # all shared tensors of each client
     shares: dict[int, float]
     row: dict[str, object]
 
@@ -106,18 +107,18 @@ def rounds_of(folder: Path, given: dict[str, object], count: int = 3) -> list[Ro
             rows = [row for row in own.clients().to_pylist() if row["round"] == number]
             total = sum(row["weight"] for row in rows)
             shares = {row["client"]: row["weight"] / total for row in rows}
-            clients = {k: factors(own, after, k) for k in shares}
-            found.append(Round(before, after, clients, shares, own.rounds().to_pylist()[-1]))
+            trained = {k: weights_of(own, after, k) for k in shares}
+            clients = {k: factors_of(weights) for k, weights in trained.items()}
+            found.append(Round(before, after, clients, trained, shares, own.rounds().to_pylist()[-1]))
         before = after
     return found
 
 
-def factors(own: Run, snapshot: Snapshot, client: int) -> Factors:
-    """Return what a client trained in its last update; a factor that is not trained is that of the model."""
+def weights_of(own: Run, snapshot: Snapshot, client: int) -> Mapping[str, object]:
+    """Return what a client trained in its last update, with the model's tensors that it did not train."""
     stored = FileClientStore(own.folder / CLIENT_STATES).get(snapshot.client_state(client))
     trained = dict(own.model().named_parameters()) | select_namespace(stored, "personal_params").get("weights", {})
-    trained = trained | select_namespace(stored, "local")["weights"]
-    return factors_of(trained)
+    return trained | select_namespace(stored, "local")["weights"]
 
 
 def factors_of(weights: Mapping[str, object]) -> Factors:

@@ -14,12 +14,14 @@ from lora_runs import LAYERS, RANK, Round, effective, experiment, factors_of, ro
 from simfl import config
 from simfl.aggregation.round import FACTORS, CohortResult, RoundAggregator
 from simfl.aggregation.tree import PartSums
+from simfl.algorithms.slora import chosen
 from simfl.data.partition.ranks import by_share
 from simfl.errors import ConfigError
 from simfl.low_rank import LowRankPair
 from simfl.models.low_rank import low_rank_pairs
 from simfl.plans.plan import plan
 from simfl.protocol import Task
+from simfl.runs.results import Run
 
 S = 2.0  # alpha / rank
 
@@ -141,6 +143,36 @@ def test_lora_fair_corrects_b_by_the_ridge_solution() -> None:
             near(served(one, start)[layer][0], a)
             near(served(one, start)[layer][1], b + correction)
             assert np.linalg.norm(product - (b + correction) @ a) < np.linalg.norm(product - b @ a)
+
+
+def test_slora_starts_adapters_from_what_clients_have_learned_sparsely(tmp_path: Path) -> None:
+    settings = {"name": "slora", "sparse_rounds": 1, "density": 0.25}
+    given = experiment(settings, train=["*.base_layer.weight"], rounds=2)
+    start = start_of(given)
+    first, second = rounds_of(tmp_path / "run", given, 2)
+    for layer in LAYERS:
+        name = f"{layer}.base_layer.weight"
+        own = {k: weights[name].detach().double().numpy() for k, weights in first.trained.items()}  # type: ignore[attr-defined]
+        before = start[name].detach().double().numpy()  # type: ignore[attr-defined]
+        mean = sum(p * (own[k] - before) for k, p in first.shares.items())
+        places = chosen(name, start[name], 0.25).numpy()  # type: ignore[arg-type]
+        sparse = np.zeros(before.size)
+        sparse[places] = np.asarray(mean).ravel()[places]
+        assert len(places) == len(set(places.tolist())) == round(0.25 * before.size)
+        u, s, v = np.linalg.svd(sparse.reshape(before.shape))
+        down, up = served(first, start)[layer]
+        near(S * up @ down, (u[:, :RANK] * s[:RANK]) @ v[:RANK])
+        near(first.after.server.weights[name].double().numpy(), before, 1e-7)
+        near(served(second, start)[layer][0], second.mean(layer, 0))
+        near(second.after.server.weights[name].double().numpy(), before, 1e-7)
+    own_run = Run(tmp_path / "run")
+    floats = {(row["round"], row["direction"]): row["floats"] for row in own_run.ledger().to_pylist()}
+    sparse_values = round(0.25 * 12 * 16) + round(0.25 * 16 * 5)
+    assert floats == {
+        (1, "download"): sparse_values + VALUES, (1, "upload"): sparse_values,
+        (2, "download"): VALUES, (2, "upload"): VALUES,
+    }  # fmt: skip
+    assert own_run.summary["plan"] == plan_matches(given, own_run, tmp_path)
 
 
 RANKS = (1, 4, 2, 2, 4)  # of the clients

@@ -48,7 +48,8 @@ MODEL = {
 }
 
 
-PAIRS = {("mlp", name) for name in ALGORITHMS}
+PAIRS = {("mlp", name) for name, kind in ALGORITHMS.items() if not kind.needs_pairs}
+PAIRS |= {("mlp", name) for name in ("flora", "rolora", "flexlora", "hetlora")}  # the contract runs all of them
 PAIRS |= {("cnn", name) for name in ("fedavg", "moon", "ditto", "scaffold", "fedkd", "krum")}
 # on VT5 the hardest, and those that read single pieces of an answer
 PAIRS |= {("vt5", name) for name in ("fedavg", "moon", "ditto", "feddat", "fedkd", "crd", "dkd", "fedp3")}
@@ -57,7 +58,8 @@ BEGUN = {"crd": {"from_round": 1, "negatives": 8}, "dkd": {"from_round": 1}, "fe
 
 def small(kind: str, name: str, **settings: Any) -> Experiment:
     """One round pair of this algorithm on this model; clients of uneven sizes, so some finish before others."""
-    adapters = Bottleneck() if name == "feddat" else None
+    adapters: Bottleneck | Lora | None = Bottleneck() if name == "feddat" else None
+    adapters = Lora(rank=2, targets=("linear", "head")) if ALGORITHMS[name].needs_pairs else adapters
     options = BEGUN.get(name, {}) if kind == "vt5" else {}  # of which only one round is trained
     usual: dict[str, Any] = {"algorithm": ALGORITHMS[name](**options), "model": MODEL[kind](adapters), "rounds": 2}
     settings = usual | settings
