@@ -58,7 +58,8 @@ class Run:
         self.folder = Path(folder)
         require_run(self.folder)
         read_experiment(self.folder)
-        TableParts.open(self.folder / TABLE_PARTS, self._coverage())
+        self._opened: tuple[Coverage | None, TableParts] | None = None
+        self._table_parts(self._coverage())
         if experiment is not None:
             self._refuse_another(experiment)
             self.experiment = experiment
@@ -125,12 +126,18 @@ class Run:
         coverage = self._coverage()
         while True:
             try:
-                return TableParts.open(self.folder / TABLE_PARTS, coverage).joined(name)
+                return self._table_parts(coverage).joined(name)
             except DamagedFile:
                 newer = self._coverage()
                 if newer == coverage:
                     raise
                 coverage = newer  # the run has written checkpoints meanwhile, and deleted parts that it had merged
+
+    def _table_parts(self, coverage: Coverage | None) -> TableParts:
+        """Open the parts of the tables; those that were opened before are kept, as an index may be long."""
+        if self._opened is None or coverage is None or self._opened[0] != coverage:
+            self._opened = coverage, TableParts.open(self.folder / TABLE_PARTS, coverage)
+        return self._opened[1]
 
     def _coverage(self) -> Coverage | None:
         """Return the covered parts of the tables; None for a copy of a run without its checkpoints, which has all."""
