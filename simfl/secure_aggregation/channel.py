@@ -130,7 +130,7 @@ class SecureChannel:
 
     def masked(self, integers: Tensor, part: str, clients: Sequence[int], secure: SecureRound) -> Tensor:
         """Return integers [n, values] plus the masks of their clients."""
-        masks = np.stack([secure.mask_of(client, part, integers.shape[1]) for client in clients]).astype(np.int64)
+        masks = secure.masks_of(clients, part, integers.shape[1]).astype(np.int64)
         return self._grid(part).wrap(integers + torch.from_numpy(masks))
 
     def computes_masks(self, secure: SecureRound, num_integers: int) -> bool:

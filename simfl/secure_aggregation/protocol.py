@@ -13,7 +13,7 @@ never gets both secrets of one client. Neighbours are all clients, or those of a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,6 +34,7 @@ from simfl.secure_aggregation.masks import (
 from simfl.seeds import SeedName, rng
 
 Payload = tuple[str, str, int]  # direction, part, bytes
+NONE: Mapping[int, np.ndarray] = {}
 
 
 @dataclass(frozen=True)
@@ -112,21 +113,44 @@ class SecureRound:
 
     def mask_of(self, client: int, part: str, count: int) -> np.ndarray:
         """Return the mask that a client adds to its vector, modulo 2^32 or 2^64."""
-        own = self._secrets(client)
-        total = mask(own.seed, part, count, self.settings.bits).copy()
-        self._add_pairs(total, own.key, client, self.neighbors(client), part)
-        return total
+        found: np.ndarray = self.masks_of([client], part, count)[0]
+        return found
 
-    def _add_pairs(self, total: np.ndarray, key: bytes, client: int, others: Sequence[int], part: str) -> None:
-        """Add a client's pairwise masks with others to a vector, in place."""
+    def masks_of(self, clients: Sequence[int], part: str, count: int) -> np.ndarray:
+        """Return the masks that clients add to their vectors, modulo 2^32 or 2^64, [clients, count].
+
+        The mask of two of these clients is computed once, for both.
+        """
+        totals, row = np.empty((len(clients), count), word(self.settings.bits)), {c: k for k, c in enumerate(clients)}
+        for client in clients:
+            totals[row[client]] = mask(self._secrets(client).seed, part, count, self.settings.bits)
+        for client in clients:
+            others = [other for other in self.neighbors(client) if other not in row or other > client]
+            own, key = totals[row[client]], self._secrets(client).key
+            self._add_pairs(
+                own, key, client, others, part, {other: totals[row[other]] for other in others if other in row}
+            )
+        return totals
+
+    def _add_pairs(
+        self,
+        total: np.ndarray,
+        key: bytes,
+        client: int,
+        others: Sequence[int],
+        part: str,
+        of_others: Mapping[int, np.ndarray] = NONE,
+    ) -> None:
+        """Add a client's pairwise masks with others to its vector, and the opposite to theirs, in place."""
         places = [self._place[other] for other in others]
         for other, agreement in zip(others, agreed(key, self._public_keys[places]).tolist(), strict=True):
             low, high = sorted((client, other))
             pairwise = mask(pair_seed(agreement, *self.name, low, high), part, len(total), self.settings.bits)
-            if client == low:
-                np.add(total, pairwise, out=total)
-            else:
-                np.subtract(total, pairwise, out=total)
+            lower, higher = (total, of_others.get(other)) if client == low else (of_others.get(other), total)
+            if lower is not None:
+                np.add(lower, pairwise, out=lower)
+            if higher is not None:
+                np.subtract(higher, pairwise, out=higher)
 
     def _secrets(self, client: int) -> ClientSecrets:
         return secrets_of(*self.name, "secrets", client)

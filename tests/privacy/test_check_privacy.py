@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +11,14 @@ import pytest
 import torch
 from fakes import Toy, experiment
 
+from simfl.codecs.nf4 import Nf4
 from simfl.debug import privacy_noise
 from simfl.debug.noise_statistics import check_normals, check_scale, power
+from simfl.debug.privacy_chain import check_charges
 from simfl.debug.privacy_check import check, check_lines
+from simfl.debug.privacy_rounds import PrivacyTestRounds
 from simfl.errors import ConfigError
-from simfl.experiment import AdaptiveClip, Experiment, Privacy
+from simfl.experiment import AdaptiveClip, Codecs, Experiment, Privacy
 from simfl.models.mlp import Mlp
 from simfl.privacy.mechanism import Mechanism
 
@@ -59,6 +64,25 @@ def test_the_correct_mechanism_passes(seed: int, tmp_path: Path) -> None:
 def test_other_mechanisms_pass(name: str, tmp_path: Path) -> None:
     algorithm, privacy = OTHERS[name]
     assert [one.what for one in check(given(algorithm, privacy), tmp_path) if not one.holds] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [None, 0.4])
+def test_a_lossy_codec_is_no_larger_change_by_one_unit(rate: float | None, tmp_path: Path) -> None:
+    """The guarantee is that of the update before it is encoded; what is decoded may change by more."""
+    privacy = replace(GROUPS, group_rate=rate)
+    experiment = given(privacy=privacy)
+    codecs = Codecs(upload=Nf4(error_feedback=True))
+    phases = tuple(replace(phase, codec=codecs) for phase in experiment.phases)
+    found = check(replace(experiment, phases=phases), tmp_path)
+    assert [one for one in found if "change of the average" in one.what and not one.holds] == []
+
+
+def test_the_budget_of_few_rounds_is_checked_with_its_own_noise(tmp_path: Path) -> None:
+    few = replace(given(privacy=replace(GROUPS, noise_multiplier=None, epsilon=1.0)))
+    with tempfile.TemporaryDirectory() as scratch:
+        rounds = PrivacyTestRounds(replace(few, phases=(replace(few.phases[0], rounds=1),)), tmp_path, Path(scratch))
+        assert [one for one in check_charges(rounds) if not one.holds] == []
 
 
 def test_a_round_that_fails_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

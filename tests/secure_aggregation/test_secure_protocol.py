@@ -50,6 +50,16 @@ def test_masks_differ_between_parts_rounds_and_clients() -> None:
     assert len({one.tobytes() for one in drawn}) == 4
 
 
+@pytest.mark.parametrize("neighbors", [None, 4])
+def test_masks_of_several_clients_are_those_of_each_alone(neighbors: int | None) -> None:
+    settings = SecureAggregation(clip=1.0, neighbors=neighbors)
+    secure = secure_round(settings, ("seed", 0, 0), range(12))
+    together = secure.masks_of([7, 2, 5, 11], "weights", 33)
+    for row, client in zip(together, (7, 2, 5, 11), strict=True):
+        assert row.tolist() == secure.mask_of(client, "weights", 33).tolist()
+    assert secure.masks_of(range(12), "weights", 33).sum(0, dtype="<u4").tolist() != [0] * 33  # own masks stay
+
+
 def test_a_masked_upload_looks_uniform() -> None:
     secure = in_round(SETTINGS["all neighbours"])
     top = secure.mask_of(5, "weights", 60_000) >> 28  # the highest four of 32 bits
