@@ -69,13 +69,13 @@ def converted_folder(path: Path) -> Path:
 
 
 def _convert(path: Path, folder: Path) -> None:
-    """Write configuration, weights and tokenizer of the file into a new folder."""
+    """Write configuration, weights and tokenizer of the file into a new folder; also where a plan builds on `meta`."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     temp = temp_path(folder)
     options: dict[str, Any] = {"gguf_file": path.name, "trust_remote_code": False}
     try:
-        with reading(path), redirect_stderr(StringIO()):  # a progress bar that no setting turns off
+        with reading(path), torch.device("cpu"), redirect_stderr(StringIO()):  # a progress bar that nothing turns off
             model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **options)
             model.hf_quantizer = None  # the weights are float32 now; it would refuse to save them
             model.config.quantization_config = None

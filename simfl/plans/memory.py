@@ -1,8 +1,9 @@
 """Memory of server, workers and clients in bytes, computed on the meta device.
 
-A worker holds the model and the received parts once, and per client of a batch its trained parameters, optimizer and
-algorithm state, and at most what a training step creates (`simfl.plans.live_memory`): activations, gradients and
-temporary tensors. Not counted: data, workspaces of kernels, and fragmentation of the allocator.
+A worker holds the model, the received parts and the training examples once, and per client of a batch its trained
+parameters, optimizer and algorithm state, and at most what a training step creates (`simfl.plans.live_memory`):
+activations, gradients and temporary tensors. Not counted: pages that several examples share, other splits, workspaces
+of kernels, and fragmentation of the allocator.
 """
 
 from __future__ import annotations
@@ -53,14 +54,22 @@ class MemoryPlan:
         return {"server": self.server, "worker": self.worker, "client": self.client}
 
 
-def memory_of(messages: PhaseMessages, context: RunContext, index: int, card: int | None) -> MemoryPlan:
-    """Return the memory of a phase; `card` is the memory of a GPU to be filled with clients."""
+def memory_of(messages: PhaseMessages, context: RunContext, index: int, examples: int, card: int | None) -> MemoryPlan:
+    """Return the memory of a phase.
+
+    Args:
+        messages: The messages of the phase.
+        context: The run on the meta device.
+        index: The phase.
+        examples: Number of training examples of all clients, which every worker holds.
+        card: Memory of a GPU in bytes, to be filled with clients.
+    """
     local = _LocalTraining(messages, context)
     trained = _bytes(local.start)
     step = local.step()
     each = trained + _bytes_of(local.optimizer) + _bytes_of(messages.state) + (trained if step is None else step)
     resident = _model_bytes(context.module) + (_model_bytes(context.mentor.module) if context.mentor else 0)
-    resident += sum(_bytes(tensors) for tensors in messages.received.values())
+    resident += sum(_bytes(tensors) for tensors in messages.received.values()) + local.row() * examples
     fixed = context.experiment.execution.clients_per_batch
     clients_per_batch = _fitting(resident, each, card) if card is not None else fixed if isinstance(fixed, int) else 1
     return MemoryPlan(
@@ -157,14 +166,19 @@ class _LocalTraining:
         stage = self.messages.stage
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         try:
-            batch = stage.load_examples().take(
-                torch.zeros(stage.phase.local.batch_size, dtype=torch.int64, device="meta")
-            )
+            rows = torch.zeros(stage.phase.local.batch_size, dtype=torch.int64, device="meta")
+            batch = stage.load_examples().take(rows)
             most = max(self._peak(micro.forwards, batch, fake) for micro in stage.phase.algorithm.micro_steps())
         except (SimflError, NotImplementedError, RuntimeError, DataDependentOutputException):
             return None
-        half = getattr(self.context.experiment.model, "precision", "") == "bf16"
-        return most // 2 if half else most
+        return most  # under bf16 as well: autocast keeps casts of the weights besides activations of both kinds
+
+    def row(self) -> int:
+        """Return the bytes of an example on the device, without tables that several share; 0 if it is not known."""
+        try:
+            return sum(t.nbytes // max(1, len(t)) for t in self.messages.stage.load_examples().rows.values())
+        except (SimflError, NotImplementedError, RuntimeError):
+            return 0
 
     def _peak(self, runs: Iterable[str], batch: Batch, fake: FakeTensorMode) -> int:
         """Return the peak of the forward passes of a micro-step and their backward pass."""

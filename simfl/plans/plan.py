@@ -14,6 +14,7 @@ from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -221,7 +222,7 @@ def _phase(context: RunContext, index: int, sizes: ClientSizes, budget: Budget |
         expected=per_update * expected_updates,
         bytes=totals.sums("payload_bytes"),
         charged=totals.sums("charged_bytes"),
-        count_memory=partial(memory_of, messages, context, index, card),
+        count_memory=partial(memory_of, messages, context, index, int(np.nansum(sizes.sizes)), card),
         steps=totals.steps if steps.is_known else None,
         masks=context.mask_note(index, len(sizes)),
         scaled_from=counted if counted < phase.rounds else None,

@@ -10,7 +10,9 @@ from the later values are compared. Registered tensors that change are always st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -140,7 +142,8 @@ class _Probe:
     def effects(self) -> StepEffects:
         """Run the passes and return the module to its state."""
         try:
-            return self._effects()
+            with _deterministic():
+                return self._effects()
         finally:
             self.start.restore()
             self.network.module.train(self.training)
@@ -280,6 +283,22 @@ class _Probe:
 def _differing(before: dict[str, str], after: dict[str, str]) -> list[str]:
     """Return the names whose digests differ or that only one side has."""
     return [name for name in {**before, **after} if before.get(name) != after.get(name)]
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """Use kernels that sum in a fixed order in the block, where torch has them.
+
+    The usual ones of attention differ between two passes in bfloat16 by more than rounding.
+    """
+    enabled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*deterministic")  # of operators that have no such kernel
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(enabled, warn_only=warns)
 
 
 def _close(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fakes import experiment
+from fakes import SIZES, experiment
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
@@ -18,6 +18,7 @@ from simfl.plans.live_memory import LiveMemory, step_peak
 from simfl.plans.memory import card_bytes
 from simfl.plans.plan import plan
 
+EXAMPLES = sum(SIZES)
 W = 4 * (12 * 16 + 16 + 16 * 5 + 5)  # bytes of the toy perceptron: 12 inputs, 16 wide, 5 classes
 
 
@@ -54,9 +55,9 @@ def test_client_memory_includes_personal_parameters():
     assert memory(personal_params=("head.*",)).client == 4 * (16 * 5 + 5)
 
 
-def test_worker_memory_includes_the_model_and_received_parts_once():
+def test_worker_memory_includes_the_model_received_parts_and_examples_once():
     found = memory()
-    assert found.resident == 2 * W
+    assert found.resident == 2 * W + EXAMPLES * (12 * 4 + 8)  # an example: 12 numbers and its class
     assert found.step > W  # gradients and activations
     assert found.each == W + found.step  # the weights of a client, and what its training step creates
 
