@@ -248,8 +248,9 @@ def _known(path: Path) -> Mapping[str, str]:
 
 
 def _is_copied(path: Path) -> bool:
+    """Return whether a file is copied; symbolic links, as trackers make to their newest files, are not."""
     temporary = any(part.startswith(files.TEMP) for part in path.parts)
-    return path.is_file() and path.name not in LOCAL_FILES and not temporary
+    return path.is_file() and not path.is_symlink() and path.name not in LOCAL_FILES and not temporary
 
 
 def _stamp(path: Path) -> Stamp:

@@ -103,6 +103,19 @@ def test_temporary_files_and_locks_are_not_copied(tmp_path: Path) -> None:
     assert files_at(f"memory://temp{tmp_path}") == {"log": "l"}
 
 
+def test_symbolic_links_are_not_copied(tmp_path: Path) -> None:
+    """W&B makes relative ones in the run folder; others could lead to any file of the machine."""
+    (tmp_path / "secret").write_text("s")
+    url = f"memory://links{tmp_path}"
+    with mirrored(url, tmp_path / "one") as mirror:
+        write_files(mirror.folder, wandb__run__debug="d")
+        (mirror.folder / "wandb" / "debug").symlink_to("run/debug")
+        (mirror.folder / "wandb" / "latest-run").symlink_to("run")
+        (mirror.folder / "outside").symlink_to(tmp_path / "secret")
+        mirror.push_and_wait()
+    assert files_at(url) == {"wandb/run/debug": "d"}
+
+
 def test_an_unknown_scheme_raises_one_line(tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigError, match=r"^nowhere://a: Protocol not known: nowhere"),
