@@ -7,7 +7,7 @@ view box, which the page scales.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 
@@ -35,6 +35,16 @@ class LineSeries:
 
 
 @dataclass(frozen=True)
+class Dot:
+    """A point of a scatter chart."""
+
+    x: float
+    y: float
+    name: str
+    hollow: bool = False
+
+
+@dataclass(frozen=True)
 class Bar:
     """A period of time."""
 
@@ -45,18 +55,73 @@ class Bar:
     colour: int = 0
 
 
-def line_chart(series: Sequence[LineSeries], x: str, y: str, format_x: Callable[[float], str] | None = None) -> str:
+def line_chart(
+    series: Sequence[LineSeries], x: str, y: str, format_x: Callable[[float], str] | None = None, log: bool = False
+) -> str:
     """Draw lines over a common axis, and their legend; an empty text if there are no points."""
     drawn = [one for one in series if one.points]
     if not drawn:
         return ""
     xs = [p[0] for one in drawn for p in one.points]
     ys = [p[1] for one in drawn for p in one.points] + [v for one in drawn for b in one.band for v in b[1:]]
-    x_scale, y_scale = Scale.over(xs, LEFT, WIDTH - RIGHT), Scale.over(ys, HEIGHT - BOTTOM, TOP)
+    x_scale, y_scale = Scale.over(xs, LEFT, WIDTH - RIGHT, log), Scale.over(ys, HEIGHT - BOTTOM, TOP)
     body = [_axes(x_scale, y_scale, x, y, format_x or format_number)]
     for i, one in enumerate(drawn):
         body.append(_line(one, i, x_scale, y_scale))
     return _svg(HEIGHT, "".join(body), f"{y} over {x}") + legend([one.name for one in drawn])
+
+
+def scatter_chart(dots: Sequence[Dot], x: str, y: str, line: Sequence[Point] = (), log: bool = False) -> str:
+    """Draw points, hollow or filled, and a line over the same axes; an empty text without points.
+
+    Args:
+        dots: The points.
+        x: Label of the x axis.
+        y: Label of the y axis.
+        line: A line such as the best score so far.
+        log: Whether the x axis is logarithmic; all x are then above 0.
+    """
+    if not dots:
+        return ""
+    x_scale = Scale.over([dot.x for dot in dots], LEFT, WIDTH - RIGHT, log)
+    y_scale = Scale.over([dot.y for dot in dots], HEIGHT - BOTTOM, TOP)
+    body = [_axes(x_scale, y_scale, x, y, format_number)]
+    if line:
+        path = "M" + "L".join(f"{x_scale(a):.1f} {y_scale(b):.1f}" for a, b in line)
+        body.append(f'<path d="{path}" class="line c1"/>')
+    for dot in dots:
+        place = f'cx="{x_scale(dot.x):.1f}" cy="{y_scale(dot.y):.1f}" r="3.8"'
+        title = f"<title>{escape(dot.name)}: {format_number(dot.y)}</title>"
+        body.append(f'<circle {place} class="dot{" hollow" if dot.hollow else ""} c0">{title}</circle>')
+    return _svg(HEIGHT, "".join(body), f"{y} over {x}")
+
+
+def stacked_bars(rows: Sequence[tuple[str, Mapping[str, float]]], x: str) -> str:
+    """Draw a bar for each row, divided into its parts in seconds, and the legend of the parts."""
+    parts = list(dict.fromkeys(name for _, row in rows for name in row))
+    step, label = 22.0, 168.0
+    height, total = TOP + step * len(rows) + BOTTOM, max((sum(row.values()) for _, row in rows), default=0.0)
+    x_scale = replace(Scale.over([0.0, total], label, WIDTH - RIGHT), steps=TIME_STEPS)
+    body = [_x_axis(x_scale, height - BOTTOM, TOP, x, format_tick)]
+    for i, (name, row) in enumerate(rows):
+        at, end = TOP + step * i, 0.0
+        body.append(f'<text x="{label - 8}" y="{at + 15:.1f}" class="end">{escape(_short(name, 24))}</text>')
+        for part, value in row.items():
+            place = f'x="{x_scale(end):.1f}" y="{at + 3:.1f}" height="{step - 6}"'
+            width, title = x_scale(end + value) - x_scale(end), f"{name}, {part}: {format_tick(value)}"
+            colour = f"bar c{_colour(parts.index(part))}"
+            body.append(f'<rect {place} width="{width:.1f}" class="{colour}"><title>{escape(title)}</title></rect>')
+            end += value
+    return _svg(height, "".join(body), x) + _swatches(parts)
+
+
+def _swatches(names: Sequence[str]) -> str:
+    items = [
+        f'<li><svg class="key" viewBox="0 0 26 16" aria-hidden="true">'
+        f'<rect x="3" y="3" width="20" height="10" class="bar c{_colour(i)}"/></svg>{escape(name)}</li>'
+        for i, name in enumerate(names)
+    ]
+    return f'<ul class="legend">{"".join(items)}</ul>'
 
 
 def dot_strips(groups: Sequence[tuple[str, Sequence[float]]], y: str) -> str:
@@ -143,21 +208,29 @@ class Scale:
     end: float
     whole: bool = False  # all values are whole numbers, and so are the ticks
     steps: tuple[float, ...] = ()  # distances between ticks, ascending, in place of 1, 2 or 5 times a power of ten
+    log: bool = False  # `low` and `high` are decimal logarithms
 
     @staticmethod
-    def over(values: Iterable[float], start: float, end: float) -> Scale:
+    def over(values: Iterable[float], start: float, end: float, log: bool = False) -> Scale:
         """Return a scale from the smallest to the largest value, with a margin."""
-        found = [v for v in values if math.isfinite(v)] or [0.0]
+        found = [v for v in values if math.isfinite(v)] or [1.0]
+        if log:
+            low, high = math.log10(min(found)), math.log10(max(found))
+            room = (high - low) * 0.03 or 0.1
+            return Scale(low - room, high + room, start, end, log=True)
         low, high = min(found), max(found)
         room = (high - low) * 0.03 or abs(high) * 0.1 or 1.0
         return Scale(low - (room if low else 0.0), high + room, start, end, all(v == int(v) for v in found))
 
     def __call__(self, value: float) -> float:
         """Return the coordinate of a value."""
+        value = math.log10(value) if self.log else value
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def ticks(self, most: int = 5) -> list[float]:
         """Return round values inside the scale, about `most` of them."""
+        if self.log:
+            return self._log_ticks()
         raw = max((self.high - self.low) / most, 1.0 if self.whole else 0.0)
         power = 10.0 ** math.floor(math.log10(raw))
         step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
@@ -165,6 +238,15 @@ class Scale:
             step = next(known for known in self.steps if known >= raw)
         first = math.ceil(self.low / step - 1e-9)
         return [k * step for k in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+    def _log_ticks(self) -> list[float]:
+        """Return powers of ten, or with fewer than three of them 1, 2 and 5 times a power of ten."""
+        powers = range(math.floor(self.low) - 1, math.ceil(self.high) + 1)
+        for factors in ((1,), (1, 2, 5)):
+            inside = [m * 10.0**p for p in powers for m in factors if self.low <= math.log10(m * 10.0**p) <= self.high]
+            if len(inside) >= 3:
+                break
+        return inside
 
 
 def format_tick(seconds: float) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import mean
+from statistics import fmean
 
 from simfl import evaluation
 from simfl.reports.chart import LineSeries, line_chart
+from simfl.reports.labels import differing, short_label
 from simfl.reports.page import figure, figures
 from simfl.reports.results import RunResult
 from simfl.reports.table import Comparison, ComparisonRow
@@ -131,8 +132,8 @@ def _layer_charts(
                     layer = found.setdefault(name.partition(LAYER)[2], {})
                     for step, value in values.items():
                         layer.setdefault(step, []).append(value)
-        means = {layer: {step: mean(values) for step, values in own.items()} for layer, own in found.items()}
-        largest = sorted(means, key=lambda layer: -mean(means[layer].values()))[:MAX_LINES]
+        means = {layer: {step: fmean(values) for step, values in own.items()} for layer, own in found.items()}
+        largest = sorted(means, key=lambda layer: -fmean(means[layer].values()))[:MAX_LINES]
         series = [LineSeries(layer, sorted((float(s), v) for s, v in means[layer].items())) for layer in largest]
         title = f"{prefix} of the layers where it is largest"
         if chart := figure(f"{title}, {row_label(row, varied)}", line_chart(series, axis.label, prefix, axis.format)):
@@ -171,14 +172,14 @@ def split_into_charts(
 
 
 def varied_settings(settings: Sequence[str], rows: Sequence[ComparisonRow]) -> tuple[str, ...]:
-    """Return the settings in which these rows differ."""
-    return tuple(name for name in settings if len({str(row.varied[name]) for row in rows}) > 1)
+    """Return the settings in which these rows differ; of trials of a search, the name of the trial alone."""
+    found = differing([row.varied for row in rows])
+    return tuple(name for name in settings if name in found)
 
 
 def row_label(row: ComparisonRow, settings: Sequence[str]) -> str:
     """Label a row by its values of these settings: texts alone, numbers after the name of the setting."""
-    parts = [v if isinstance(v := row.varied[name], str) else f"{name} {v}" for name in settings]
-    return ", ".join(parts) or row.runs[0].label
+    return short_label(row.varied, settings, row.runs[0].label)
 
 
 def _series(
@@ -187,6 +188,6 @@ def _series(
     """Return the mean over the seeds, where all have a value, and their range."""
     found = [axis.points(curves[run.label], metric) for run in row.done]
     common = sorted(set.intersection(*(set(one) for one in found))) if found else []
-    points = [(x, mean(one[x] for one in found)) for x in common]
+    points = [(x, fmean(one[x] for one in found)) for x in common]
     band = [(x, min(one[x] for one in found), max(one[x] for one in found)) for x in common] if len(found) > 1 else []
     return LineSeries(row_label(row, varied), points, band)

@@ -108,6 +108,7 @@ svg .label{fill:var(--ink)}
 .line{fill:none;stroke:var(--c);stroke-width:2.2}
 .mark{fill:var(--c);stroke:var(--ground);stroke-width:1}
 .dot{fill:var(--c);fill-opacity:.55;stroke:var(--c)}
+.hollow{fill:none;stroke-width:1.4}
 .band{fill:var(--c);fill-opacity:.1}
 .bar{fill:var(--c)}
 .median{stroke:var(--ink);stroke-width:2.5}
@@ -123,5 +124,6 @@ th{color:var(--soft);font-weight:600;white-space:nowrap}
 td.text{min-width:12ch;max-width:40ch;overflow-wrap:anywhere}
 pre{background:var(--raised);padding:10px 12px;overflow-x:auto;font-size:12.5px;border-radius:6px;margin:6px 0}
 details{margin:6px 0}summary{cursor:pointer;overflow-wrap:anywhere}
+small{color:var(--soft);font-size:12px}
 .tag{background:var(--raised);border:1px solid var(--edge);border-radius:4px;padding:0 5px;font-size:12.5px}
 """

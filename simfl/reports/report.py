@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+import numpy as np
+
 from simfl import evaluation, files
 from simfl.data.partition.heterogeneity import measure
+from simfl.data.partition.manifest import Partition
 from simfl.errors import SimflError
 from simfl.formatting import format_bytes, format_duration
 from simfl.reports.audits import audit_charts
@@ -27,6 +30,7 @@ from simfl.reports.curves import (
     score_charts,
     varied_settings,
 )
+from simfl.reports.final_scores import axis_figures, search_figures
 from simfl.reports.formats import DIRECTIONS, MARKDOWN, notes
 from simfl.reports.page import Section, code, figure, figures, folded, page, table
 from simfl.reports.results import RunResult, results_of
@@ -36,7 +40,7 @@ from simfl.reports.statistical_tests import SIGNIFICANCE_LEVEL
 from simfl.reports.table import SEED, Comparison, ComparisonRow, compare, paired_test
 from simfl.reports.table_spec import read_spec
 from simfl.reports.time import time_section
-from simfl.runs.folder import RUN
+from simfl.runs.folder import RUN, SWEEP, JsonObject, read_json
 from simfl.runs.manifest import RunManifest
 from simfl.runs.tables import TableRow
 from simfl.safe_text import printable
@@ -66,19 +70,39 @@ def write(paths: Sequence[Path], target: Path, title: str = "") -> None:
         RunError: A folder holds neither a run nor a sweep, or files of another format.
     """
     results, against = results_of(paths), read_spec(paths).against
-    text = printable(report(results, title or ", ".join(path.name for path in paths), against))
+    search = _search(paths)
+    text = printable(report(results, title or ", ".join(path.name for path in paths), against, search))
     files.write(target, lambda file: file.write(text.encode()))
 
 
-def report(results: Sequence[RunResult], title: str, against: str | None = None) -> str:
-    """Return the HTML of the report; `against` names the row that others are tested against, by default the first."""
-    comparison = compare(results, against=against, test=paired_test)
-    rows = [row for row in comparison.rows if row.done]
+def _search(paths: Sequence[Path]) -> JsonObject | None:
+    """Return the description of the search in a folder; None for anything else."""
+    path = paths[0] / SWEEP
+    return read_json(path).get("search") if len(paths) == 1 and path.exists() else None
+
+
+def report(
+    results: Sequence[RunResult], title: str, against: str | None = None, search: JsonObject | None = None
+) -> str:
+    """Return the HTML of the report.
+
+    Args:
+        results: The runs.
+        title: Title of the page.
+        against: The row that others are tested against; by default the first.
+        search: Description of the search whose trials the runs are.
+    """
+    comparison = compare(
+        results, [str(search["metric"])] if search and _has(results, search) else (), against, paired_test
+    )
+    rows = _shown_rows(comparison, search)
     curves = {run.label: run_curves(run) for row in rows for run in row.done}
     drawn = _without_prefixes(rows)
     clients_note = "Each client's mean score at the end; the bar is the median."
     sections = [
+        Section("Search", search_figures(results, search) if search else ""),
         Section("Comparison", _comparison(comparison), tuple(notes(comparison))),
+        Section("Final scores", axis_figures(comparison)),
         Section("Learning", learning_charts(comparison, drawn, curves, ROUNDS)),
         Section("Bytes", score_charts(comparison, drawn, curves, BYTES)),
         Section("Privacy", score_charts(comparison, drawn, curves, EPSILON)),
@@ -92,6 +116,20 @@ def report(results: Sequence[RunResult], title: str, against: str | None = None)
     ]
     done = sum(len(row.done) for row in comparison.rows)
     return page(title, _lead(len(results), done), sections)
+
+
+def _has(results: Sequence[RunResult], search: JsonObject) -> bool:
+    return any(search["metric"] in result.scores for result in results)
+
+
+def _shown_rows(comparison: Comparison, search: JsonObject | None) -> list[ComparisonRow]:
+    """Return the rows that have ended well; of a search, the best ones that fit into one chart."""
+    rows = [row for row in comparison.rows if row.done]
+    if search is None:
+        return rows
+    sign = 1.0 if search["direction"] == "maximize" else -1.0
+    scored = [row for row in rows if search["metric"] in row.scores]
+    return sorted(scored, key=lambda row: -sign * row.scores[search["metric"]].mean)[:MAX_LINES]
 
 
 def _lead(runs: int, done: int) -> str:
@@ -129,9 +167,22 @@ def _score(comparison: Comparison, row: ComparisonRow, index: int, metric: str) 
         return f'<span class="tag">{escape(row.runs[0].status)}</span>' if not row.done else ""
     text = f"{score.mean:.4f}" + ("" if score.deviation is None else f" ± {score.deviation:.4f}")
     text = f"<b>{text}</b>" if index in comparison.best(metric) else text
+    text += ' <span class="tag">stopped</span>' if any(run.status == "stopped" for run in row.done) else ""
     title = "" if score.p is None else f' title="p = {score.p:.4f}"'
     mark = MARKDOWN.mark if score.p is not None and score.p < SIGNIFICANCE_LEVEL else ""
-    return f"<span{title}>{text}{mark}</span>"
+    return f"<span{title}>{text}{mark}</span>{_scored_clients(row, metric)}"
+
+
+def _scored_clients(row: ComparisonRow, metric: str) -> str:
+    """Return how many clients a mean over clients is of; empty for other scores."""
+    name = metric.partition(":")[0]
+    counts = sorted(
+        {run.summary["scored_clients"].get(name) for run in row.done if run.summary.get("scored_clients")} - {None}
+    )
+    if not counts:
+        return ""
+    total = max(run.summary["clients"] for run in row.done)
+    return f" <small>{'–'.join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))} of {total} clients</small>"
 
 
 def _client_scores(comparison: Comparison, rows: Sequence[ComparisonRow]) -> str:
@@ -153,7 +204,7 @@ def _client_scores(comparison: Comparison, rows: Sequence[ComparisonRow]) -> str
 
 
 def _partitions(rows: Sequence[ComparisonRow]) -> str:
-    """Draw each distinct partition: examples by client and value."""
+    """Draw each distinct partition: examples by client and value, and by client and group."""
     charts: dict[str, str] = {}
     for row in rows:
         result = row.done[0]
@@ -174,9 +225,32 @@ def _partition(result: RunResult) -> str:
     count = min(len(partition), len(numbers.heat), MAX_CLIENTS)
     names, columns = [f"client {k}" for k in range(count)], [str(value) for value in numbers.values[:MAX_VALUES]]
     chart = heat_map(names, columns, numbers.heat[:count, :MAX_VALUES], f"examples by client and {numbers.column}")
-    sizes = f"{partition.sizes.min()} to {partition.sizes.max()} examples each"
+    sizes = f"{_span(partition.sizes)} examples each"
     divergence = f"mean Jensen-Shannon divergence of a client from all examples: {numbers.divergence.mean():.3f}"
-    return figure(f"{len(partition)} clients by {numbers.column}", chart, f"{sizes}; {divergence}")
+    by_value = figure(f"{len(partition)} clients by {numbers.column}", chart, f"{sizes}; {divergence}")
+    return by_value + _by_group(partition)
+
+
+def _by_group(partition: Partition) -> str:
+    """Draw the examples of each client in each group, such as a provider; empty without groups."""
+    held = [partition.groups(client) for client in range(min(len(partition), MAX_CLIENTS))]
+    totals: dict[str, int] = {}
+    for name, rows in (pair for own in held for pair in own):
+        totals[name] = totals.get(name, 0) + len(rows)
+    if len(totals) < 2:
+        return ""
+    names = sorted(totals, key=lambda name: (-totals[name], name))[:MAX_VALUES]
+    values = np.array([[sum(len(rows) for g, rows in own if g == name) for name in names] for own in held])
+    chart = heat_map([f"client {k}" for k in range(len(held))], names, values, "examples by client and group")
+    left_out = f"; the {len(names)} largest are shown" if len(names) < len(totals) else ""
+    note = f"{_span(partition.num_groups)} groups each, {len(totals)} of the clients drawn{left_out}"
+    return figure(f"{len(partition)} clients by group", chart, note)
+
+
+def _span(numbers: np.ndarray) -> str:
+    """Return the smallest and the largest of some numbers, or the one that all are equal to."""
+    low, high = numbers.min(), numbers.max()
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def _samples(comparison: Comparison, rows: Sequence[ComparisonRow]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from simfl.runs.results import Run
 from simfl.runs.summary import ENDED, read_summary
 from simfl.runs.tables import TableRow
 
+TRIAL = "trial"  # the column that names the trials of a search; no setting
 SPREAD = ("worst", "tenth", "deviation")  # statistics over clients
 
 
@@ -89,12 +90,13 @@ def results_of(paths: Sequence[Path], known: Mapping[Path, RunResult] | None = N
     found: list[RunResult] = []
     if twice := [path for i, path in enumerate(paths) if path.resolve() in [p.resolve() for p in paths[:i]]]:
         raise ConfigError(f"{twice[0]}: given twice; give each run or sweep once")
-    names = _short_names(paths)
+    names, sweeps = _short_names(paths), [path for path in paths if (path / SWEEP).exists()]
     for path in paths:
         if (path / SWEEP).exists():
             runs = read_json(path / SWEEP)["runs"]
             folders = [(path / "runs" / run["label"], run["varied"]) for run in runs]
-            found += [(known or {}).get(folder) or result_of(folder, varied) for folder, varied in folders]
+            own = [(known or {}).get(folder) or result_of(folder, varied) for folder, varied in folders]
+            found += [_of_sweep(one, names[path]) for one in own] if len(sweeps) > 1 else own
         elif (path / RUN).exists():
             found.append(result_of(path, {"run": names[path]}))
         elif (path / MANIFEST).exists():
@@ -113,6 +115,11 @@ def result_of(folder: Path, varied: Mapping[str, object], experiment: Experiment
         return RunResult(folder.name, varied, folder, "failed", first_line(error), summary or {})
     status = summary["status"] if summary else "interrupted" if (folder / RUN).exists() else "waiting"
     return RunResult(folder.name, varied, folder, status, summary=summary or {}, experiment=experiment)
+
+
+def _of_sweep(result: RunResult, name: str) -> RunResult:
+    """Return a result of one of several sweeps, whose runs may have the same names and settings."""
+    return replace(result, label=f"{name}/{result.label}", varied={"sweep": name, **result.varied})
 
 
 def first_line(path: Path) -> str:

@@ -13,7 +13,6 @@ from simfl.reports.statistical_tests import Difference, holm
 from simfl.runs.folder import JsonObject
 
 SEED = "seed"  # the setting that means are taken over
-TRIAL = "trial"  # the column that names the trials of a search; no setting
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 
-from simfl.formatting import format_duration
+from simfl.formatting import format_bytes, format_duration
 from simfl.json_files import JsonLines
-from simfl.reports.chart import Bar, LineSeries, bar_chart, format_number, line_chart
+from simfl.reports.chart import Bar, LineSeries, bar_chart, format_number, line_chart, stacked_bars
+from simfl.reports.labels import run_names
 from simfl.reports.page import figure, figures, table
 from simfl.reports.results import RunResult
 from simfl.runs.folder import LOG, JsonObject
@@ -15,18 +16,23 @@ from simfl.runs.folder import LOG, JsonObject
 LogLines = Sequence[JsonObject]
 
 MAX_LINES = 8  # in one chart
-MAX_LOGS = 2  # runs that are shown in detail
+MAX_LOGS = 2  # runs up to which the workers of each are shown in detail
+WAITING = "queue"  # activity: the driver waits for workers, whose own activities are counted
 MAX_ROWS = 40  # of a chart
+MAX_PARTS, OTHER_PARTS = 6, "other"  # activities of a bar
+MAX_BARS = 200  # runs in one chart
 MIN_SECONDS = 0.001  # activities that take less in total are left out
 WORKERS_NOTE = "Each worker's busy time in each round, drawn from the start of the round."
 
 
 def time_section(results: Sequence[RunResult]) -> str:
-    """Draw when each of several runs was in progress, and for the first two runs where the time of the rounds went."""
-    readers = {result.label: JsonLines(result.folder / LOG) for result in results}
+    """Draw when each of several runs was in progress, where its time went, and how busy its workers were."""
+    names, settings = run_names(results)
+    readers = {name: JsonLines(result.folder / LOG) for name, result in zip(names, results, strict=True)}
     logs = {label: lines for label, log in readers.items() if (lines := list(log.lines()))}
     remarks = [line for log in readers.values() if (line := log.cut_off())]
-    remarks += [f"{run.folder / LOG}: this file is missing" for run in results if run.summary and run.label not in logs]
+    missing = [run for name, run in zip(names, results, strict=True) if run.summary and name not in logs]
+    remarks += [f"{run.folder / LOG}: this file is missing" for run in missing]
     notes = "".join(f"<p>{escape(line)}</p>" for line in remarks)
     sessions = [bar for label, log in logs.items() for bar in _sessions(label, log)]
     if not sessions:
@@ -37,13 +43,29 @@ def time_section(results: Sequence[RunResult]) -> str:
     charts = []
     if len(shown) > 1:
         chart = bar_chart([bar for bar in shifted if bar.row in shown], "time since the first run started")
-        charts.append(figure("Time of each run", chart))
-    detailed = [(f": {label}" if len(logs) > 1 else "", log) for label, log in list(logs.items())[:MAX_LOGS]]
-    charts += [figure(f"Time by activity{suffix}", _activities(log)) for suffix, log in detailed]
+        charts.append(figure("Time of each run", chart, ", ".join(settings)))
+    detailed = [(f": {label}" if len(logs) > 1 else "", log) for label, log in logs.items() if len(logs) <= MAX_LOGS]
+    charts.append(_where_time_went(logs))
     charts += [figure(f"Workers{suffix}", _busy_times(log), WORKERS_NOTE) for suffix, log in detailed]
     charts += [figure(f"Workers in all rounds{suffix}", _worker_totals(log)) for suffix, log in detailed]
     charts += [figure(f"{title}{suffix}", chart) for suffix, log in detailed for title, chart in _utilization(log)]
-    return notes + figures([chart for chart in charts if chart])
+    return notes + figures([chart for chart in charts if chart]) + _workers_of_runs(logs)
+
+
+def _workers_of_runs(logs: Mapping[str, LogLines]) -> str:
+    """Return a table of the workers of each run: how many, how busy, and their largest memory; empty for few runs."""
+    rows = []
+    for name, log in logs.items() if len(logs) > MAX_LOGS else ():
+        rounds = [line for line in log if line["event"] == "round" and line.get("busy")]
+        if rounds:
+            busy = sum(sum(line["busy"]) for line in rounds)
+            total = sum(line["seconds"] * len(line["busy"]) for line in rounds)
+            memory = max((size for line in rounds for size in line.get("memory", ())), default=0)
+            share = f"{min(1.0, busy / total):.0%}" if total else ""
+            workers = str(max(len(line["busy"]) for line in rounds))
+            rows.append([name, workers, str(len(rounds)), format_duration(busy), share, format_bytes(memory)])
+    found = table(["run", "workers", "rounds", "busy", "share", "peak memory"], rows) if rows else ""
+    return figure("Workers of each run", found)
 
 
 def _sessions(label: str, log: LogLines) -> Iterator[Bar]:
@@ -59,15 +81,42 @@ def _sessions(label: str, log: LogLines) -> Iterator[Bar]:
         yield Bar(label, begun, last, f"{label}: {format_duration(last - begun)}")
 
 
-def _activities(log: LogLines) -> str:
-    """Draw the seconds of each activity, summed over all rounds."""
+def _where_time_went(logs: Mapping[str, LogLines]) -> str:
+    """Draw the seconds of each activity, summed over all rounds: of one run in a row each, of several in a bar each."""
+    spent = {name: _spent(log) for name, log in logs.items()}
+    note = "Seconds of the driver and all workers, summed over the rounds."
+    if len(spent) == 1:
+        (only,) = spent.values()
+        made = [
+            Bar(f"{name}  {format_duration(s)}", 0.0, s, f"{name}: {format_duration(s)}") for name, s in only.items()
+        ]
+        return figure("Where time went", bar_chart(made, "driver and all workers, summed") if made else "")
+    totals: dict[str, float] = {}
+    for name, seconds in (item for one in spent.values() for item in one.items()):
+        totals[name] = totals.get(name, 0.0) + seconds
+    main = sorted(totals, key=lambda name: -totals[name])[:MAX_PARTS]
+    shown = list(spent.items())[:MAX_BARS]
+    rows = [(run, _parts(one, main)) for run, one in shown if one]
+    left_out = f" The first {len(shown)} of {len(spent)} runs are shown." if len(shown) < len(spent) else ""
+    return figure(
+        "Where time went", stacked_bars(rows, "driver and all workers, summed") if rows else "", note + left_out
+    )
+
+
+def _spent(log: LogLines) -> dict[str, float]:
+    """Return the seconds of each activity, the longest first."""
     spent: dict[str, float] = {}
     for line in log:
         for name, seconds in line.get("timings", {}).items() if line["event"] == "round" else ():
-            spent[name] = spent.get(name, 0.0) + seconds
-    shown = sorted(((name, s) for name, s in spent.items() if s >= MIN_SECONDS), key=lambda item: -item[1])
-    made = [Bar(f"{name}  {format_duration(s)}", 0.0, s, f"{name}: {format_duration(s)}") for name, s in shown]
-    return bar_chart(made, "driver and all workers, summed") if made else ""
+            spent[name] = spent.get(name, 0.0) + (seconds if name != WAITING else 0.0)
+    return dict(sorted(((name, s) for name, s in spent.items() if s >= MIN_SECONDS), key=lambda item: -item[1]))
+
+
+def _parts(spent: Mapping[str, float], main: Sequence[str]) -> dict[str, float]:
+    """Return the seconds of the main activities, and of all others together."""
+    found = {name: spent[name] for name in main if name in spent}
+    others = sum(seconds for name, seconds in spent.items() if name not in main)
+    return found | ({OTHER_PARTS: others} if others else {})
 
 
 def _busy_times(log: LogLines) -> str:

@@ -14,8 +14,7 @@ from simfl.data.base import HELD_OUT
 from simfl.errors import ConfigError, nearest
 from simfl.evaluation import LOSS, score_name
 from simfl.experiment import Experiment
-from simfl.reports.results import SPREAD
-from simfl.reports.table import TRIAL
+from simfl.reports.results import SPREAD, TRIAL
 from simfl.sweeps.axes import cell, short_names
 from simfl.sweeps.point import Point
 from simfl.sweeps.pruners import Pruner

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from html.parser import HTMLParser
@@ -22,9 +23,10 @@ from simfl.json_files import JsonLines
 from simfl.protocol import AggregatedUpdates, Server
 from simfl.reports.chart import Bar, LineSeries, Scale, bar_chart, dot_strips, format_number, heat_map, line_chart
 from simfl.reports.curves import run_curves, split_into_charts
+from simfl.reports.final_scores import axis_figures, search_figures
 from simfl.reports.page import DARK, LIGHT
-from simfl.reports.results import RunResult
-from simfl.reports.table import ComparisonRow
+from simfl.reports.results import RunResult, results_of
+from simfl.reports.table import Comparison, ComparisonRow, compare
 from simfl.reports.time import time_section
 from simfl.runs.folder import write_json
 from simfl.runs.results import Run
@@ -181,7 +183,7 @@ def test_in_a_browser_nothing_overflows_and_the_background_follows_the_system(
     assert main(["report", str(swept), "--out", str(tmp_path / "r.html")]) == 0
     told = "parent.document.body.dataset.told=document.documentElement.scrollWidth+' '+innerWidth+' '"
     told += "+getComputedStyle(document.body).backgroundColor"
-    inner = (tmp_path / "r.html").read_text() + f"<script>{told}</script>"
+    inner = (tmp_path / "r.html").read_text().replace("default-src 'none';", "") + f"<script>{told}</script>"
     page = tmp_path / "told.html"  # a window is never as narrow as a phone; a frame in it is
     page.write_text(f'<body><iframe width="{width}" height="900" srcdoc="{escape(inner)}"></iframe></body>')
     flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000", "--dump-dom"]
@@ -247,3 +249,77 @@ def test_rows_are_tested_against_the_reference_of_the_sweep_file(swept: Path, tm
     for place, line in ((swept, "differs from rate &lt;fast&gt;"), (folder, "differs from rate slow")):
         assert main(["report", str(place)]) == 0
         assert line in (place / "report.html").read_text()
+
+
+def test_final_scores_are_drawn_over_each_setting_with_the_clients_that_are_scored(swept: Path) -> None:
+    assert main(["report", str(swept)]) == 0
+    text = (swept / "report.html").read_text()
+    assert "<figcaption>accuracy over rate</figcaption>" in text
+    assert "<small>10 of 10 clients</small>" in text  # of the clients' own models
+    assert "<figcaption>10 clients by group</figcaption>" in text
+    assert '<p class="note">rate, seed</p>' in text  # runs are named by what differs
+    bars = text.split("<figcaption>Where time went</figcaption>")[1].split("</figure>")[0]
+    for name in ("&lt;fast&gt;, 1", "&lt;fast&gt;, 2", "slow, 1", "slow, 2"):
+        assert f">{name}</text>" in bars
+
+
+def rows_of(values: Sequence[object], scores: Sequence[float]) -> Comparison:
+    """Return a comparison of runs with these values of a setting."""
+    results = [
+        FakeScored(str(i), {"v": v}, Path(str(i)), "completed", given=s)
+        for i, (v, s) in enumerate(zip(values, scores, strict=True))
+    ]
+    return compare(results, ["anls"])
+
+
+@dataclass(frozen=True)
+class FakeScored(RunResult):
+    """A result with one score."""
+
+    given: float = 0.0
+
+    @property
+    def scores(self) -> dict[str, float]:  # type: ignore[override]  # a property instead of a cached one
+        return {"anls": self.given}
+
+
+def test_a_setting_over_several_decades_has_a_logarithmic_axis() -> None:
+    text = axis_figures(rows_of([0.001, 0.01, 0.1], [0.1, 0.3, 0.2]))
+    assert re.findall(r"<text [^>]*>(0\.\d+1)</text>", text) == ["0.001", "0.01"]
+    path = re.search(r'<path d="M([\d. L]+)" class="line c0"', text)
+    assert path is not None
+    places = [float(pair.split()[0]) for pair in path[1].split("L")]
+    assert places[1] - places[0] == pytest.approx(places[2] - places[1], abs=0.2)
+    assert "<circle" in axis_figures(rows_of(["a", "b", "a"], [0.1, 0.3, 0.2]))  # strips of dots
+    assert axis_figures(rows_of([1, 1], [0.1, 0.2])) == ""
+
+
+def test_a_search_is_drawn_with_the_best_score_so_far() -> None:
+    scores = [0.2, 0.5, 0.4, 0.9]
+    results = [
+        FakeScored(
+            f"trial-{i}",
+            {"trial": f"trial-{i}", "rate": i},
+            Path(str(i)),
+            "stopped" if i == 3 else "completed",
+            given=s,
+        )
+        for i, s in enumerate(scores)
+    ]
+    search = {"metric": "anls", "direction": "maximize", "best": "trial-1", "importance": {"rate": 0.75, "size": 0.25}}
+    text = search_figures(results, search)
+    assert "Best: trial-1, anls 0.5, with rate 1." in text
+    assert text.count("hollow c0") == 1
+    line = re.search(r'<path d="M([\d. L]+)" class="line c1"', text)
+    assert line is not None
+    heights = [float(pair.split()[1]) for pair in line[1].split("L")]
+    assert len(heights) == 3
+    assert heights[0] > heights[1] == heights[2]  # the line stays at the best of the completed trials
+    assert "<td>rate</td><td class=n>75%</td>" in text
+
+
+def test_runs_of_several_sweeps_keep_apart(swept: Path, tmp_path: Path) -> None:
+    shutil.copytree(swept, tmp_path / "other")
+    found = results_of([swept, tmp_path / "other"])
+    assert len({run.label for run in found}) == len(found) == 8
+    assert {run.varied["sweep"] for run in found} == {"s", "other"}
