@@ -78,8 +78,8 @@ Some methods are settings of a phase:
 ## Low-rank adapters
 
 The mean of the clients' A and the mean of their B is not the mean of their products B A. `fedit`, `fedex_lora`,
-`flora`, `ffa_lora`, `rolora`, `fedsa_lora`, `flexlora`, `hetlora`, `lora_fair`, `rbla` and `slora` see both factors of a
-layer; they work with `adapters: {kind: lora}`, with `{kind: peft, method: lora}`, and with adapters on models of
+`flora`, `ffa_lora`, `rolora`, `fedsa_lora`, `flexlora`, `hetlora`, `lora_fair`, `rbla` and `slora` see both factors of
+a layer; they work with `adapters: {kind: lora}`, with `{kind: peft, method: lora}`, and with adapters on models of
 transformers.
 
 - **Exact rules**: `fedex_lora` adds the residual to the frozen weights, `flora` merges every round into them, `rolora`

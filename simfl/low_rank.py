@@ -66,11 +66,11 @@ class LowRankPair:
         """Rows of the product."""
         return math.prod(self.shape[1:]) if self.transposed else self.shape[0]
 
-    def factors(self, weights: Weights) -> tuple[Tensor, Tensor]:
+    def factors(self, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return A [r, columns] and B [rows, r] as matrices."""
         return weights[self.down].flatten(1), weights[self.up].flatten(1)
 
-    def product(self, weights: Weights) -> Tensor:
+    def product(self, weights: Mapping[str, Tensor]) -> Tensor:
         """Return B A, float64 [rows, columns]: float32 products would be rounded to TF32 on some GPUs."""
         down, up = self.factors(weights)
         return up.double() @ down.double()

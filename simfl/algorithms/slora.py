@@ -58,7 +58,7 @@ class SLora(LowRank):
     def init_server(self, weights: Weights, task: Task) -> State:
         """Return the weights of the start, and the number of finished rounds; ConfigError if no weight is trained."""
         start = {name: w.clone() for name, w in weights.items() if is_base(name)}
-        if not start and weights:
+        if not start and any(map(is_factor, weights)):
             raise ConfigError(f"train: slora trains the frozen weights first; list them: train: ['{BASE_WEIGHTS}']")
         return {"start": start, "rounds": {"rounds": torch.zeros((), dtype=torch.int64)}}
 

@@ -35,6 +35,9 @@ MODES: dict[str, Callable[[Executor, TrainingInputs], TrainingResult]] = {
 }
 
 
+FACTS = tuple(name for name in ClientUpdate._fields if name not in ("client", "key", "round", "step", "rank"))
+
+
 @dataclass(frozen=True)
 class UpdateGroup:
     """The results of n clients that were trained together, before their uploads are encoded.
@@ -276,8 +279,8 @@ def client_update(
     ]
     device = context.device
     client, key, number, step, rank = to_device(device, np.array(whole, dtype=np.int64))
-    facts = to_device(device, np.array(parts, dtype=np.float32))
-    return ClientUpdate(client, key, number, step, *facts, rank)
+    facts = dict(zip(FACTS, to_device(device, np.array(parts, dtype=np.float32)), strict=True))
+    return ClientUpdate(client=client, key=key, round=number, step=step, rank=rank, **facts)
 
 
 class _InitialState:

@@ -127,7 +127,7 @@ def test_flexlora_without_truncation_is_fedex(tmp_path: Path) -> None:
     found = []
     for algorithm in ("flexlora", "fedex_lora"):
         given = experiment(algorithm, local={"optimizer": "sgd", "learning_rate": 0.05, "batch_size": 8})
-        given["model"]["adapters"]["rank"] = 12  # type: ignore[index]  # no layer has a smaller side of more
+        given["model"]["adapters"]["rank"] = 12
         (one,) = rounds_of(tmp_path / algorithm, given, 1)
         found.append(effective(one.after, start_of(given), 8.0 / 12))
     for layer in LAYERS:
@@ -248,7 +248,7 @@ def test_a_column_gives_the_ranks(tmp_path: Path) -> None:
 def test_flora_refuses_adapters_that_do_not_start_at_zero(tmp_path: Path) -> None:
     given = experiment("flora")
     settings = {"r": 2, "target_modules": ["linear"], "init_lora_weights": False}
-    given["model"]["adapters"] = {"kind": "peft", "method": "lora", "settings": settings}  # type: ignore[index]
+    given["model"]["adapters"] = {"kind": "peft", "method": "lora", "settings": settings}
     with pytest.raises(ConfigError, match="flora merges adapters that start at zero"):
         run(tmp_path / "run", given)
     assert not (tmp_path / "run").exists()
@@ -392,3 +392,23 @@ def test_models_without_plain_pairs_are_refused() -> None:
     module = config.parse(given).model.build(Task(1, 5, (12,)))
     with pytest.raises(ConfigError, match="no plain product B A"):
         low_rank_pairs(module, "phases.0.algorithm")
+
+
+@pytest.mark.parametrize("algorithm", ["rolora", *slow("fedit", "ffa_lora", "fedsa_lora")])
+def test_rules_that_need_sums_alone_work_under_secure_aggregation(algorithm: str, tmp_path: Path) -> None:
+    given = experiment(algorithm, weighting="uniform", rounds=2)
+    given |= {"secure_aggregation": {"clip": 1.0, "masks": "all"}, "evaluate": {"every": 0}}
+    own = run(tmp_path / "run", given)
+    first, last = (row["loss"] for row in own.rounds().to_pylist())
+    assert last < first
+    assert own.summary["plan"] == plan_matches(given, own, tmp_path)
+    assert "metric:deviation" not in own.rounds().column_names  # no one sees single uploads
+
+
+@pytest.mark.parametrize("algorithm", ["ffa_lora", *slow("fedit", "rolora")])
+def test_rules_without_products_train_under_privacy(algorithm: str, tmp_path: Path) -> None:
+    given = experiment(algorithm, weighting="uniform", participation=None, clients_per_round=3, rounds=2)
+    given["privacy"] = {"unit": "client", "clip": 1.0, "noise_multiplier": 0.1, "min_clients": 5, "noise": "central"}
+    own = run(tmp_path / "run", given)
+    assert own.summary["plan"] == plan_matches(given, own, tmp_path)
+    assert own.rounds().column_names.count("signal_to_noise") or "metric:signal_to_noise" in own.rounds().column_names

@@ -44,7 +44,7 @@ def test_products_are_those_of_peft(use_rslora: bool) -> None:
         "conv": 3,
     }
     for pair in pairs:
-        expected = module.get_submodule(pair.layer).get_delta_weight("default")  # type: ignore[operator]
+        expected = module.get_submodule(pair.layer).get_delta_weight("default")
         found = pair.change(pair.product(weights)).to(expected.dtype)
         assert found.shape == weights[pair.base].shape
         assert torch.allclose(found.reshape(expected.shape), expected, atol=1e-5)
