@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import local_pods
@@ -29,7 +29,7 @@ import local_slurm
 from fakes import run, traces
 from local_pods import LocalPods
 from local_slurm import LocalSlurm
-from runtime.fault_trials import AT_START, CASE, ROUNDS, STARTING, Outcome, kill, python_path
+from runtime.fault_trials import AT_START, CASE, ROUNDS, STARTING, Outcome, kill, python_path, write
 
 from simfl import config
 
@@ -393,17 +393,8 @@ def main() -> int:
             one = run_trial(slurm, fault, number, given.seed, whole)
             outcomes.append(one)
             print(one.fault, one.where, one.code, f"{one.seconds} s", *(one.problems or ["good"]), one.line, flush=True)
-            _write(given.out, given.seed, time.monotonic() - began, outcomes)
+            write(given.out, outcomes, given.seed, parts, time.monotonic() - began)
     return int(any(one.problems for one in outcomes))
-
-
-def _write(file: Path, seed: int, seconds: float, outcomes: list[Outcome]) -> None:
-    """Write the outcomes so far, in the format of tests/runtime/fault_trials.py."""
-    found = {
-        "seed": seed, "cores": len(os.sched_getaffinity(0)), "parallel": 1, "seconds": round(seconds),
-        "trials": [asdict(one) for one in sorted(outcomes, key=lambda one: (one.fault, one.trial))],
-    }  # fmt: skip
-    file.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -359,7 +359,8 @@ def _disturb(trial: Trial, fault: str, number: int) -> Outcome:
     limit = START_SECONDS if trial.where == AT_START else WATCHDOG
     if code is None or (code == 3 and seconds > limit + SLACK):
         problems.append("hung")
-    by_user = code == -signal.SIGKILL  # the process was killed itself and can say nothing
+    # The process was killed itself, or signalled before the interpreter had started: it can say nothing.
+    by_user = code == -signal.SIGKILL or (code in (-signal.SIGTERM, -signal.SIGHUP) and not trial.out.exists())
     if code not in (0, None) and not by_user and not _is_reported(code, lines, output):
         problems.append("silent")
     if "Traceback" in output:
@@ -424,7 +425,7 @@ def _run_numbered(task: tuple[str, int, int, dict[str, str]]) -> Outcome:
 
 def run_trials(
     faults: Sequence[str], times: int, seed: int, parallel: int, limit: float, on_outcome: Callable[[Outcome], None]
-) -> list[Outcome]:
+) -> None:
     """Run trials of each fault in parallel processes; after `limit` seconds no more are started or awaited."""
     with tempfile.TemporaryDirectory() as folder:
         run(CASE, Path(folder) / "run")
@@ -432,17 +433,16 @@ def run_trials(
     tasks = [
         (fault, number * len(faults) + k, seed, whole) for number in range(times) for k, fault in enumerate(faults)
     ]
-    outcomes: list[Outcome] = []
     deadline = time.monotonic() + limit
-    with multiprocessing.get_context("spawn").Pool(parallel, maxtasksperchild=1) as pool:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fakes", "nodes", "ray"])  # imported once for all trials
+    with context.Pool(parallel, maxtasksperchild=1) as pool:
         results = pool.imap_unordered(_run_numbered, tasks, chunksize=1)
         for _ in tasks:
             try:
-                outcomes.append(results.next(max(0.0, deadline - time.monotonic())))
+                on_outcome(results.next(max(0.0, deadline - time.monotonic())))
             except multiprocessing.TimeoutError:
                 break
-            on_outcome(outcomes[-1])
-    return outcomes
 
 
 def main() -> int:
@@ -457,21 +457,28 @@ def main() -> int:
     given = parser.parse_args()
     faults = [name for name in FAULTS if re.search(given.only, name)]
 
+    began, outcomes = time.monotonic(), list[Outcome]()
+
     def show(outcome: Outcome) -> None:
+        outcomes.append(outcome)
         state = " ".join(outcome.problems) or "good"
         print(f"{outcome.fault} {outcome.where}: {outcome.code} {outcome.seconds} s {state} {outcome.line}", flush=True)
+        write(given.out, outcomes, given.seed, given.parallel, time.monotonic() - began)
 
-    began = time.monotonic()
-    outcomes = run_trials(faults, given.times, given.seed, given.parallel, given.seconds, show)
+    run_trials(faults, given.times, given.seed, given.parallel, given.seconds, show)
+    return int(any(outcome.problems for outcome in outcomes))
+
+
+def write(file: Path, outcomes: Sequence[Outcome], seed: int, parallel: int, seconds: float) -> None:
+    """Write the outcomes so far, for docs/make_failures.py."""
     found = {
-        "seed": given.seed,
+        "seed": seed,
         "cores": len(os.sched_getaffinity(0)),
-        "parallel": given.parallel,
-        "seconds": round(time.monotonic() - began),
+        "parallel": parallel,
+        "seconds": round(seconds),
         "trials": [asdict(outcome) for outcome in sorted(outcomes, key=lambda one: (one.fault, one.trial))],
     }
-    given.out.write_text(json.dumps(found, indent=1) + "\n")
-    return int(any(outcome.problems for outcome in outcomes))
+    file.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
