@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from simfl.aggregation.round import RoundAggregator
@@ -22,7 +23,7 @@ from simfl.optimizers.local import LocalOptimizer
 from simfl.optimizers.server import Sgd
 from simfl.privacy.mechanism import Mechanism
 from simfl.privacy.randomness import Randomness
-from simfl.protocol import ClientUpdate, Parts, State, Weights
+from simfl.protocol import AggregatedUpdates, ClientUpdate, Parts, Server, State, Weights
 from simfl.rounds import apply_round, plan_round
 from simfl.run_context import RunContext
 from simfl.runs.snapshot import Snapshot
@@ -31,7 +32,7 @@ from simfl.sampling import expected_clients
 from simfl.session.prepare import account_of, check, partition_of
 from simfl.training.executor import Observer, OptimizerStep
 from simfl.training.plan import ClientPlan, CohortPlan, ExecutionMode
-from simfl.weights import add, subtract
+from simfl.weights import add
 
 MAX_CLIENTS, MAX_UNITS = 3, 3
 MAX_COHORTS = 5  # clients of a simulated deployment over those of a round
@@ -51,7 +52,7 @@ class ReleasedRound:
     Attributes:
         messages: Messages by client, before encoding; tensors of the parts other than `weights` as `part/tensor`.
         arrived: Decoded upload by client.
-        average: Change of the global model.
+        average: The released average of the weights, from which the server makes its step.
         plans: The clients.
         gradients: Gradient of each local step, as the optimizer got it, by client.
         clip: Adaptive clip norm of the next round; None without one.
@@ -161,7 +162,7 @@ class PrivacyTestRounds:
         return ReleasedRound(
             messages=recorder.messages,
             arrived=recorder.arrived,
-            average=subtract(after.server.weights, before.server.weights),
+            average=recorder.average or {name: torch.zeros_like(w) for name, w in before.server.weights.items()},
             plans=tuple(trained),
             gradients=recorder.gradients,
             clip=after.clip,
@@ -198,6 +199,7 @@ class PrivacyTestRounds:
             phase = replace(phase, local=replace(phase.local, learning_rate=SHORT_STEP, steps=STILL_STEPS))
         if request.poisson is not None:
             phase = replace(phase, poisson=request.poisson, clients_per_round=None)
+        phase = replace(phase, algorithm=with_noted_average(phase.algorithm, recorder))
         own = replace(executor.context, phase=phase)
         if request.mechanism is not None and own.mechanism is not None:
             own = replace(own, mechanism=request.mechanism(own.mechanism))
@@ -219,18 +221,36 @@ def with_crafted_updates(algorithm: Algorithm, craft: Craft, pushed: bool = Fals
                 crafted[part] = {name: craft(f"{part}/{name}", t, update) for name, t in parts[part].items()}
             return {part: add(parts[part], crafted[part]) for part in parts} if pushed else crafted
 
-    made = object.__new__(Crafted)
+    return _as_subclass(algorithm, Crafted)
+
+
+def with_noted_average(algorithm: Algorithm, recorder: MessageRecorder) -> Algorithm:
+    """Return the algorithm with a recorder of the released average, which the server may transform afterwards."""
+    kind = type(algorithm)
+
+    class Noted(kind):  # type: ignore[misc, valid-type]
+        def aggregate(self, server: Server, aggregated: AggregatedUpdates) -> tuple[Weights, State]:
+            recorder.average = {name: t.clone() for name, t in aggregated.means["weights"].items()}
+            found: tuple[Weights, State] = super().aggregate(server, aggregated)
+            return found
+
+    return _as_subclass(algorithm, Noted)
+
+
+def _as_subclass(algorithm: Algorithm, kind: type) -> Algorithm:
+    """Return an instance of a subclass of the algorithm's class, with its settings."""
+    made: Algorithm = object.__new__(kind)
     for name, value in vars(algorithm).items():
         object.__setattr__(made, name, value)
-    found: Algorithm = made
-    return found
+    return made
 
 
 class MessageRecorder(Observer):
-    """An observer that records every client's upload before and after encoding, and the gradient of each local step."""
+    """An observer of uploads before and after encoding, gradients of local steps, and the released average."""
 
     def __init__(self) -> None:
         """Record from now on."""
+        self.average: Weights = {}
         self.messages: dict[int, Weights] = {}
         self.arrived: dict[int, Parts] = {}
         self.gradients: dict[int, list[Weights]] = {}

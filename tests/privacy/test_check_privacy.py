@@ -32,6 +32,10 @@ OTHERS = {
         "group_dp",
         Privacy(clip=0.05, groups_per_client=2, noise_multiplier=1.0, noise="central", adaptive=AdaptiveClip()),
     ),
+    "a server that transforms the average": (
+        "feddyn",
+        Privacy(unit="client", clip=0.05, noise_multiplier=1.0, noise="central", adjacency="zero_out", delta=1e-3),
+    ),
     "clients, noise by clients": (
         "dp_fedavg",
         Privacy(unit="client", clip=0.05, noise_multiplier=1.0, adjacency="zero_out"),

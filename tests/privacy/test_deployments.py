@@ -75,6 +75,18 @@ def test_the_noise_of_an_average_is_divided_by_the_cohort_of_the_deployment(priv
     assert float(found.means["weights"]["w"].std()) == pytest.approx(0.05 / weight, rel=0.02)
 
 
+@pytest.mark.parametrize(("came", "sampled"), [(1, 3), (3, 3), (5, 3)])
+def test_what_the_server_learns_of_the_cohort_does_not_follow_who_came(came: int, sampled: int) -> None:
+    privacy = replace(CLIENTS, deployment=None, min_clients=4)
+    mean = {"weights": {"w": torch.ones(3)}}
+    found = Mechanism(privacy, 1e-6).averaged(
+        AggregatedUpdates(mean, {}, 9, came, float(came)), [1] * came, 3.0, mean, (0, 0, "server")
+    )
+    assert found is not None
+    assert (found.num_sampled, found.num_clients) == (sampled, 4)
+    assert found.means["weights"]["w"].tolist() == pytest.approx([came / 3] * 3, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("privacy", "algorithm", "settings"),
     [

@@ -105,6 +105,7 @@ CHECKED = {
     "separate, by clients": (BY_CLIENTS, "scaffold"),
     "one number": (SCALAR, "fedexp"),
     "groups": (GROUPS, "scaffold"),
+    "a server that transforms the average": (SEPARATE, "feddc"),
 }
 
 
