@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 import os
+import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,6 +23,7 @@ from simfl.run_context import RunContext
 from simfl.runs.environment import commit_of_simfl
 from simfl.runs.folder import CHECKPOINTS, PARTITION, JsonObject, read_json, write_json
 from simfl.runs.tables import TableRow
+from simfl.safe_text import mask_secrets
 from simfl.tracking import prometheus
 from simfl.tracking.events import AXES, TrackingEvent, metrics
 from simfl.tracking.prometheus import MetricSource, RunMetrics
@@ -170,11 +172,12 @@ def _wandb(
         "config": _config(experiment, dict(requested.varied)),
         "settings": wandb.Settings(console="off", silent=True),
     }
-    try:
-        run = wandb.init(mode=mode, **arguments)
-    except wandb.errors.Error as error:
-        on_message(f"W&B cannot be reached ({str(error).splitlines()[0]}); the run is tracked offline")
-        mode, run = "offline", wandb.init(mode="offline", **arguments)
+    with _masked_command_line():
+        try:
+            run = wandb.init(mode=mode, **arguments)
+        except wandb.errors.Error as error:
+            on_message(f"W&B cannot be reached ({str(error).splitlines()[0]}); the run is tracked offline")
+            mode, run = "offline", wandb.init(mode="offline", **arguments)
     on_message(f"W&B: {run.url}" if mode == "online" else f"W&B {mode}: wandb sync {Path(run.dir).parent}")
     code = 1
     try:
@@ -208,6 +211,17 @@ def log_afterwards(
         run.define_metric(f"{axis.partition('/')[0]}/*", step_metric=axis)
         for row in rows:
             run.log(dict(row))
+
+
+@contextmanager
+def _masked_command_line() -> Iterator[None]:
+    """Hide passwords of URLs in the command line within the block: W&B stores its words when a run starts."""
+    before = sys.argv
+    sys.argv = [mask_secrets(word) for word in before]
+    try:
+        yield
+    finally:
+        sys.argv = before
 
 
 def _config(experiment: Experiment, varied: JsonObject) -> JsonObject:

@@ -77,6 +77,19 @@ def test_every_value_of_every_round_is_logged(tracked):
             assert logged[row["step"]][f"rounds/{name}"] == value, name
 
 
+def test_password_in_the_command_line_is_not_stored_by_wandb(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "staging"))
+    words = ["simfl", "run", "--out", "s3://user:PaSsW0rd@bucket/r"]
+    monkeypatch.setattr(sys, "argv", words)
+    run(experiment(rounds=1, tracking=WANDB), tmp_path / "r")
+    stored = [one.environment for one in records(tmp_path / "r") if one.WhichOneof("record_type") == "environment"]
+    assert ["run", "--out", "s3://***@bucket/r"] in [list(environment.args) for environment in stored]
+    assert sys.argv is words
+    files = [path for path in (tmp_path / "r").rglob("*") if path.is_file()]
+    assert files
+    assert not [path for path in files if b"PaSsW0rd" in path.read_bytes()]
+
+
 def test_every_score_of_every_evaluation_is_logged(tracked):
     logged = {row["round"]: row for row in history(tracked) if "round" in row}
     rows = tables.rows(tracked / "evaluations.parquet")
