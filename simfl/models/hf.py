@@ -26,6 +26,7 @@ from simfl.models.hf_tokenizer import HfTokenizer, load_tokenizer
 from simfl.models.own import WrappedModel
 from simfl.models.peft_method import PeftMethod
 from simfl.models.pretrained import HUB_FILES, WEIGHT_FILES, reading, weights_folder
+from simfl.models.quantized import quantize_linears
 from simfl.protocol import Task
 
 HfTask = Literal[
@@ -77,6 +78,7 @@ class HuggingFace(WrappedModel):
     attention: Literal["sdpa", "eager"] | None = (
         None  # null: what transformers chooses; with dropout, simfl's keyed one
     )
+    base: Literal["none", "int8", "nf4"] = "none"  # quantization of the frozen linear layers under adapters
     checkpointing: bool = False  # recompute activations in the backward pass, to save memory
     adapters: Adapter | None = None  # trained instead of the rest, with the head of a classifier
 
@@ -95,6 +97,7 @@ class HuggingFace(WrappedModel):
         else:
             module = self._load(auto, config)
         setattr(module, HEAD, self._head(module, config))
+        self._quantize(module)
         module.hf_tokenizer = self.tokenizer()
         _complete_generation(module, module.hf_tokenizer)
         if module.hf_tokenizer.processor is not None:
@@ -122,6 +125,17 @@ class HuggingFace(WrappedModel):
                 f" {', '.join(lacking[:4])}"
             )
         return module
+
+    def _quantize(self, module: Any) -> None:
+        """Quantize the linear layers that adapters leave frozen; ConfigError if there are none."""
+        if self.base == "none":
+            return
+        if self.adapters is None:
+            raise ConfigError(f"model.base: {self.base} weights are not trained; add model.adapters, such as lora")
+        heads = {name.rpartition(".")[0] for name in getattr(module, HEAD)}
+        kept = [layer for path, layer in module.named_modules() if path in heads]
+        if not quantize_linears(module, self.base, [*kept, module.get_output_embeddings()]):
+            raise ConfigError(f"model.base: {type(module).__name__} has no linear layers of torch; allowed: none")
 
     def _head(self, module: Any, config: Any) -> tuple[str, ...]:
         """Return the names of the parameters of a classifier that lie outside of its backbone."""

@@ -99,7 +99,7 @@ class HfProcessor:
             try:
                 features.append(dict(self.processor.image_processor([image], **self._image_options)))
             except Exception as error:  # transformers has errors of many kinds for unfit images
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
                 raise DataError(f"{name}: the model's image processor refuses it ({reason})") from error
         pages = [self._arrays(one) for one in features]
         return page_tables(pages, self.scale), [_outlines(one) for one in features]
@@ -295,6 +295,8 @@ def load_processor(
     else:
         processor = kind.from_pretrained(folder, trust_remote_code=False)
         processor.tokenizer = tokenizer
+    if hasattr(processor.image_processor, "apply_ocr"):
+        processor.image_processor.apply_ocr = False  # the data have the words
     _apply((processor.image_processor, processor), settings)
     return HfProcessor(processor, names, config.model_type, in_decoder)
 
@@ -353,7 +355,8 @@ def _vision(config: Any) -> Any:
 
 def _side(config: Any) -> tuple[int, int] | None:
     """Return height and width of the images that a configuration names."""
-    size = getattr(_vision(config), "image_size", None)
+    vision = _vision(config)
+    size = getattr(vision, "image_size", None) or getattr(vision, "input_size", None)
     if size is None:
         return None
     return (size[0], size[1]) if isinstance(size, (list, tuple)) else (size, size)
@@ -382,8 +385,6 @@ def _sizes(config: Any, known: Mapping[str, Any]) -> dict[str, Any]:
             found[name] = {key: edges[key] for key, value in given.items() if value is not None and key in edges}
     if "do_image_splitting" in known:
         found["do_image_splitting"] = False
-    if "apply_ocr" in known:
-        found["apply_ocr"] = False
     return found
 
 

@@ -22,6 +22,7 @@ from simfl.models.call_context import current_call
 from simfl.models.dropout import KeyedDropout, install_keyed_dropout
 from simfl.models.peft_method import check_given
 from simfl.models.portable import copied, make_picklable, refuse_lazy
+from simfl.models.quantized import dequantize_linears
 from simfl.models.recomputation import refuse_other_checkpoints, use_recomputable_checkpoints
 from simfl.models.saved_adapters import save_with_adapters
 from simfl.protocol import Outputs, Task
@@ -29,6 +30,7 @@ from simfl.weights import HALF, sha256
 
 ATTENTION_DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "dropout_rate", "attn_pdrop")
 TOKENIZER = "hf_tokenizer"  # attribute of a model of transformers that simfl loaded: its `HfTokenizer`
+SPAN_LOGITS = ("start_logits", "end_logits")  # of a result of transformers' models of question answering
 ATTENTION_BEFORE = "attention_before"  # attribute of a model of transformers: the implementation that ours replaced
 
 
@@ -113,6 +115,7 @@ def release(module: nn.Module) -> nn.Module:
             setattr(module.get_submodule(parent), last_name, nn.Dropout(layer.p).train(layer.training))
         if before := vars(layer).pop(ATTENTION_BEFORE, None):
             layer.set_attn_implementation(before)
+    dequantize_linears(module)
     save_with_adapters(module)
     return module
 
@@ -230,8 +233,9 @@ class BatchForward:
 
 
 def _with_logits(out: object) -> object:
-    """Return a result that has tensors as its `logits` unchanged, and any other as `Outputs`."""
-    return out if isinstance(getattr(out, "logits", None), Tensor) else to_outputs(out)
+    """Return a result that has tensors as its `logits`, or as those of spans, unchanged, and any other as `Outputs`."""
+    known = any(isinstance(getattr(out, name, None), Tensor) for name in ("logits", SPAN_LOGITS[0]))
+    return out if known else to_outputs(out)
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -242,7 +246,8 @@ def _wide(tensor: Tensor) -> Tensor:
 def to_outputs(out: object) -> Outputs:
     """Convert a module's result to `Outputs`; raise ConfigError if it has no logits. Half precision becomes float32.
 
-    It may be logits, a tuple that starts with them, or a mapping or object with `logits`.
+    It may be logits, a tuple that starts with them, or a mapping or object with `logits`. The scores of first and last
+    tokens of spans become logits [B, 2, L].
     """
     if isinstance(out, Outputs):
         return replace(out, **{name: _wide(tensor) for name, tensor in out.tensors().items()})
@@ -253,6 +258,9 @@ def to_outputs(out: object) -> Outputs:
         return Outputs(_wide(out["logits"]), _wide(features) if isinstance(features, Tensor) else features)
     if isinstance(out, (tuple, list)) and out and isinstance(out[0], Tensor):
         return Outputs(_wide(out[0]))
+    ends = [getattr(out, name, None) for name in SPAN_LOGITS]
+    if all(isinstance(one, Tensor) for one in ends):
+        return Outputs(_wide(torch.stack(ends, 1)))  # type: ignore[arg-type]
     logits = getattr(out, "logits", None)
     if isinstance(logits, Tensor):
         return Outputs(_wide(logits))

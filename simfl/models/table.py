@@ -277,8 +277,8 @@ file `gguf`, which needs `simfl[gguf]` and is converted once), or `config` with 
 if it says which. A setting that the configuration does not have, a model that the weights do not fill and code from a
 hub are refused. The head of a classifier is trained with simfl's adapters, while a configuration of peft is followed
 exactly. The module keeps transformers' own `forward` and `generate`; the objectives `chat` and `text_classification`
-read its tokenizer. `simfl export RUN FOLDER` writes what `from_pretrained` loads. Tested on tiny random Llama, Qwen3,
-Gemma, GPT-2, T5 and BERT; images of `image_text_to_text` models have no objective yet.
+read its tokenizer. `simfl export RUN FOLDER` writes what `from_pretrained` loads. Images, tested
+architectures and what each can do: [Models of transformers](hugging_face.md).
 
 ## Weights
 

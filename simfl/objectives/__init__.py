@@ -14,6 +14,7 @@ OBJECTIVES: Registry[Objective] = Registry(
         "mixed_modeling": "simfl.objectives.self_pretraining:MixedModeling",
         "ranking": "simfl.objectives.ranking:Ranking",
         "recognition": "simfl.objectives.recognition:Recognition",
+        "spans": "simfl.objectives.spans:Spans",
         "text_classification": "simfl.objectives.text_classification:TextClassification",
         "text_layout_modeling": "simfl.objectives.self_pretraining:TextLayoutModeling",
         "text_modeling": "simfl.objectives.self_pretraining:TextModeling",

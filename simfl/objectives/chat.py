@@ -25,7 +25,7 @@ from simfl.errors import ConfigError, DataError, nearest
 from simfl.objectives.base import Objective, require_columns
 from simfl.objectives.docvqa import NO_LABEL, round_up, token_losses
 from simfl.objectives.labelled import at_positions, labelled_positions
-from simfl.objectives.notes import cut_answers, missing_answers
+from simfl.objectives.notes import cut_answers, missing_answers, missing_images
 from simfl.objectives.page_inputs import (
     NO_WORDS,
     PAGE_KEYS,
@@ -192,7 +192,8 @@ class Chat(Objective):
             rows |= {"document": pages.of_example} | {n: c.numpy()[pages.of_example] for n, c in pages.counts.items()}
             shared = {name: ("document", table) for name, table in pages.tables.items()}
         found = {name: torch.from_numpy(table) for name, table in rows.items()}
-        return Examples(found, shared, self._notes(encoded, split))
+        blank = missing_images(split.documents) if pages is not None and split.documents is not None else []
+        return Examples(found, shared, (*self._notes(encoded, split), *blank))
 
     def _pages(self, split: Any, tokenizer: TextTokenizer) -> EncodedPages | None:
         """Return the pages, if the model is shown images; DataError if it cannot be."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from PIL import Image
 from torch import Tensor, nn
 
 from simfl.errors import ConfigError, DataError
@@ -26,6 +27,7 @@ TOKEN_FEATURES = ("token_type_ids", "mm_token_type_ids", "bbox")  # inputs of ev
 COUNTED = tuple(f"num_{name}" for name in PAGE_FEATURES)
 PAGE_KEYS = (*PAGE_FEATURES, *COUNTED, PATCH_MASK)  # batch keys that `page_inputs` replaces
 BOX_SCALE = 1000  # size of a page in the boxes of models of transformers
+BLANK = Image.new("RGB", (224, 224), "white")  # stands for a page without an image
 MISMATCH = "image tokens do not match"  # in transformers' errors
 
 
@@ -120,7 +122,8 @@ def page_words(split: Any, objective: str) -> list[Words]:
         texts = [words or [] for words in split.documents["words"].to_pylist()]
         return [Words(words, np.zeros((len(words), 4), np.int64)) for words in texts]
     found = read_words(split.documents, objective)
-    boxes = np.clip(found.boxes * BOX_SCALE, 0, BOX_SCALE).astype(np.int64)
+    # truncated, as published code does; a float32 just below a whole number must not be cut to the one before
+    boxes = np.clip(found.boxes * BOX_SCALE + 1e-6 * BOX_SCALE, 0, BOX_SCALE).astype(np.int64)
     bounds = zip(found.bounds[:-1].tolist(), found.bounds[1:].tolist(), strict=True)
     return [Words([found.texts[k] for k in found.kinds[a:b].tolist()], boxes[a:b]) for a, b in bounds]
 
@@ -128,11 +131,12 @@ def page_words(split: Any, objective: str) -> list[Words]:
 def has_images(split: Any) -> bool:
     """Return whether the documents, or without documents the examples, have images."""
     table = split.examples if split.documents is None else split.documents
-    return bool({"image", "image_path"} & set(table.column_names))
+    names = {"image", "image_path"} & set(table.column_names)
+    return any(table[name].null_count < table.num_rows for name in names)
 
 
 def encode_pages(split: Any, processor: PageProcessor, objective: str) -> EncodedPages:
-    """Return the pages of a split as a processor leaves them.
+    """Return the pages of a split as a processor leaves them; a page without an image is white.
 
     Raises:
         DataError: A page cannot be read, or has a feature that no batch carries.
@@ -146,9 +150,8 @@ def encode_pages(split: Any, processor: PageProcessor, objective: str) -> Encode
     where = [f"{objective}: document {name}" for name in names]
     images = []
     for given, name in zip(document_images(table), where, strict=True):
-        if given is None:
-            raise DataError(f"{name}: the image is missing")
-        images.append(read_image(Path(given) if isinstance(given, str) else given, "RGB", name))
+        source = Path(given) if isinstance(given, str) else given
+        images.append(BLANK if source is None else read_image(source, "RGB", name))
     found, outlines = processor.pages(images, where)
     unknown = sorted(set(found.tables) - {*PAGE_FEATURES, "attention_mask"})
     if unknown:

@@ -41,6 +41,9 @@ from simfl.errors import ConfigError, DataError, nearest
 VERSION = 1
 SPLITS = {"train": "train", "validation": "valid", "val": "valid", "valid": "valid", "dev": "valid", "test": "test"}
 COLUMNS = ("id", "image", "question", "answers", "field", "words", "boxes", "provider", "label", "text")
+TEXTS = pa.schema(
+    [("id", pa.string()), ("text", pa.string()), ("label", pa.int32()), ("class", pa.string()), ("domain", pa.string())]
+)
 BATCH_SIZE = 256  # rows converted to Python objects at a time
 
 
@@ -55,7 +58,7 @@ class HfRow:
 
 @dataclass(frozen=True)
 class HfDisk(Data):
-    """A data set saved by the library `datasets` (save_to_disk): questions, classes or words, as `columns` defines."""
+    """A data set saved by the library `datasets` (save_to_disk): questions, or images, words or texts, by `columns`."""
 
     path: str  # the folder given to save_to_disk; ~ and $VARIABLES are expanded
     columns: Mapping[str, str]  # simfl's id, image, question, answers, field, words, boxes, … -> column of the data set
@@ -83,7 +86,9 @@ class HfDisk(Data):
             builders = {split: self._read_questions(split, paths) for split, paths in files.items()}
             return build_question_dataset("hf_disk", builders, {})
         names = _class_names(files["train"][0].parent, self.columns.get("label", ""))
-        splits = {split: self._read_images(paths, names) for split, paths in files.items()}
+        texts = {"text", "label"} <= self.columns.keys() and "image" not in self.columns
+        read = self._read_texts if texts else self._read_images
+        splits = {split: read(paths, names) for split, paths in files.items()}
         card: dict[str, object] = {"examples": {split: len(part) for split, part in splits.items()}}
         if "label" in self.columns:
             card |= _class_card(splits, names)
@@ -133,6 +138,18 @@ class HfDisk(Data):
             image = resize_image(encoded, size, "RGB", "JPEG", row.where)
             id = _id(row, str(row.number))
             table.add(id=id, image=image, width=size, height=size, **target, **self._groups(row))
+        return Split(table.table())
+
+    def _read_texts(self, paths: list[Path], names: list[str]) -> Split:
+        """Read texts with a class."""
+        table = TableBuilder(pa.schema([*TEXTS, *self._group_columns()]))
+        for row in self._rows(paths):
+            text = records.get_text(row.where, row.values, "text")
+            label = records.get_int(row.where, row.values, "label")
+            name = names[label] if 0 <= label < len(names) else ""
+            domain = str(row.values.get("provider") or "")
+            id = _id(row, str(row.number))
+            table.add(id=id, text=text, label=label, domain=domain, **{"class": name}, **self._groups(row))
         return Split(table.table())
 
     def _target(self, row: HfRow, names: list[str], source: str) -> dict[str, object]:
