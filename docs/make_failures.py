@@ -11,6 +11,7 @@ text between the markers of failures.md is generated; do not edit it.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -67,7 +68,7 @@ def _cells(name: str, rows: list[Row]) -> list[str]:
         ", ".join(places),
         _outcomes(rows),
         longest,
-        str(max(row["repeated"] for row in rows)),
+        str(max(known)) if (known := [row["repeated"] for row in rows if row["repeated"] is not None]) else "–",
     ]
 
 
@@ -82,8 +83,10 @@ def _outcome(row: Row) -> str:
         text = "survived, bit-identical"
     elif code is None:
         text = "did not end"
-    elif code < 0:
+    elif code == -signal.SIGKILL:
         text = "killed, resumed bit-identical"
+    elif code < 0:
+        text = "ended by the signal, without a line, before its program had begun; resumed, bit-identical"
     else:
         text = f"exit code {code} with one line, resumed bit-identical"
     if "lost" in row["problems"]:

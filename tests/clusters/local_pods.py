@@ -142,7 +142,8 @@ class LocalPods:
     def start_network(self) -> None:
         """Start the network of the pods, without one to this machine."""
         self.holder = subprocess.Popen(["unshare", "--net", "bash", "-c", f"ip link set lo up; exec {HOLDER}"])
-        self._wait(lambda: self._in_network("ip link show lo up | grep -q UP").returncode == 0, "network")
+        here, there = Path("/proc/self/ns/net").readlink(), Path(f"/proc/{self.holder.pid}/ns/net")
+        self._wait(lambda: there.readlink() != here, "network")
         self._in_network(
             f"ip link add bridge type bridge; ip address add {NETWORK}.1/16 dev bridge; ip link set bridge up"
         ).check_returncode()
@@ -224,6 +225,8 @@ class LocalPods:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[writing], start_new_session=True,
             )  # fmt: skip
         os.close(writing)
+        here = Path("/proc/self/ns/net").readlink()
+        self._wait(lambda: Path(f"/proc/{outer.pid}/ns/net").readlink() != here, f"network of pod {name}")
         self._in_network(
             f"ip link add pod{number} type veth peer name eth0 netns {outer.pid};"
             f" ip link set pod{number} master bridge; ip link set pod{number} up"

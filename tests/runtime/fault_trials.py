@@ -359,8 +359,7 @@ def _disturb(trial: Trial, fault: str, number: int) -> Outcome:
     limit = START_SECONDS if trial.where == AT_START else WATCHDOG
     if code is None or (code == 3 and seconds > limit + SLACK):
         problems.append("hung")
-    # The process was killed itself, or signalled before the interpreter had started: it can say nothing.
-    by_user = code == -signal.SIGKILL or (code in (-signal.SIGTERM, -signal.SIGHUP) and not trial.out.exists())
+    by_user = code == -signal.SIGKILL  # the process was killed itself and can say nothing
     if code not in (0, None) and not by_user and not _is_reported(code, lines, output):
         problems.append("silent")
     if "Traceback" in output:
