@@ -10,6 +10,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import torch
@@ -94,7 +95,7 @@ def build(cls: type, given: Mapping[str, object], path: str, name: str = "") -> 
     Raises:
         ConfigError: Keys are unknown or missing, or values do not fit; one line for each problem.
     """
-    hints, known = get_type_hints(cls, include_extras=True), {field.name: field for field in fields(cls)}
+    hints, known = _hints(cls), {field.name: field for field in fields(cls)}
     unknown = [key for key in given if key not in known]
     meant = {RENAMED_KEYS.get(key) or closest(key, known) for key in unknown}
     problems = Problems()
@@ -120,6 +121,12 @@ def build(cls: type, given: Mapping[str, object], path: str, name: str = "") -> 
         if key in known:
             _refuse_renamed(given.get(key), _join(path, key))
         raise ConfigError(f"{_join(path, key)}: {rest}" if key in known else f"{path}: {error}") from error
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    """Return the types of the fields of a class; a sweep reads each class hundreds of times."""
+    return get_type_hints(cls, include_extras=True)
 
 
 def _check_defaults(omitted: Mapping[str, Field[Any]], hints: Mapping[str, object], path: str) -> None:
