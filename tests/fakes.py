@@ -100,7 +100,7 @@ def experiment(
     phase["algorithm"] = ALGORITHMS[algorithm]() if isinstance(algorithm, str) else algorithm
     if not {"participation", "clients_per_round", "poisson"} & phase.keys():
         phase["participation"] = 0.7
-    adapters = Lora(rank=2, targets=("linear", "head")) if phase["algorithm"].needs_pairs else None
+    adapters = Lora(rank=2, alpha=2, targets=("linear", "head")) if phase["algorithm"].needs_pairs else None
     phase |= {"train": tuple(phase["algorithm"].example["train"])} if "train" in phase["algorithm"].example else {}
     execution: dict[str, Any] = {"mode": mode, "clients_per_batch": clients_per_batch}
     whole: dict[str, Any] = {

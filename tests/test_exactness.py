@@ -9,6 +9,7 @@ import torch
 from fakes import SIZES, Killed, Normalised, Stopping, Toy, experiment, run, scatter, then, traces
 
 from simfl.algorithms.feddat import FedDat
+from simfl.algorithms.flexlora import FlexLora
 from simfl.codecs.nf4 import Nf4
 from simfl.experiment import Buffers, Codecs, Evaluate, Privacy
 from simfl.models.bottleneck import Bottleneck
@@ -51,6 +52,8 @@ CASES = {f"{name}, {mode}": make(mode) for name, make in BOTH_MODES.items() for 
 CASES |= {
     "feddat": experiment(FedDat(), "vectorized", model=Mlp((16,), dropout=0.2, adapters=Bottleneck())),
     "gathered": experiment("krum"),
+    "changed base": experiment("fedex_lora", "vectorized"),
+    "ranks": experiment(FlexLora(rank={1: 0.5, 2: 0.5}), "vectorized"),
     "groups": experiment("fedavg", "vectorized", privacy=Privacy(clip=0.5, groups_per_client=1), weighting="uniform"),
     "poisson": experiment("fedavg", "vectorized", poisson=0.15, rounds=5, weighting="uniform"),
     "running averages": experiment("scaffold", data=EVEN, model=Normalised()),
@@ -63,6 +66,8 @@ SELDOM = {
     "lora, sequential",
     "feddat",
     "gathered",
+    "changed base",
+    "ranks",
     "poisson",
     "own averages",
 }  # in the slow tests

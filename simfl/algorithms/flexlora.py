@@ -33,7 +33,7 @@ class FlexLora(LowRank):
 
     def aggregate(self, server: Server, aggregated: AggregatedUpdates) -> tuple[Weights, State]:
         """Return the way from the factors to those of the decomposition."""
-        delta = self.mean_delta(aggregated)
+        delta = dict(self.mean_delta(aggregated))
         for pair in server.pairs:
             u, s, v = torch.linalg.svd(aggregated.products[pair.layer], full_matrices=False)
             for name, factor in ((pair.down, v.T), (pair.up, u * s)):

@@ -3,7 +3,7 @@
 client   trains the first r_k rows of A and columns of B;   sends them
 server   row i of A (column i of B) ← Σ p_k A_k[i] / Σ p_k over the clients with r_k > i
 
-Zeros of clients with smaller ranks do not dilute the rest. A row that no client of the round has stays as it is on the
+Zeros of clients with smaller ranks do not dilute the rest. A row that no client of the round has keeps its value on the
 server.
 """
 

@@ -121,6 +121,9 @@ def test_flexlora_serves_the_best_approximation_of_the_mean_product() -> None:
             down, up = served(one, start)[layer]
             near(up @ down, (u[:, :RANK] * s[:RANK]) @ v[:RANK])
             near(down @ down.T, np.eye(RANK))
+            averaged = one.mean(layer, 1) @ one.mean(layer, 0)
+            deviation = np.linalg.norm(product - averaged) / np.linalg.norm(product)
+            assert one.row[f"metric:deviation/{layer}"] == pytest.approx(deviation, rel=1e-4)
 
 
 def test_flexlora_without_truncation_is_fedex(tmp_path: Path) -> None:

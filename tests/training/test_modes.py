@@ -59,7 +59,7 @@ BEGUN = {"crd": {"from_round": 1, "negatives": 8}, "dkd": {"from_round": 1}, "fe
 def small(kind: str, name: str, **settings: Any) -> Experiment:
     """One round pair of this algorithm on this model; clients of uneven sizes, so some finish before others."""
     adapters: Bottleneck | Lora | None = Bottleneck() if name == "feddat" else None
-    adapters = Lora(rank=2, targets=("linear", "head")) if ALGORITHMS[name].needs_pairs else adapters
+    adapters = Lora(rank=2, alpha=2, targets=("linear", "head")) if ALGORITHMS[name].needs_pairs else adapters
     options = BEGUN.get(name, {}) if kind == "vt5" else {}  # of which only one round is trained
     usual: dict[str, Any] = {"algorithm": ALGORITHMS[name](**options), "model": MODEL[kind](adapters), "rounds": 2}
     settings = usual | settings
