@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -268,5 +271,18 @@ def test_two_workers_search_at_once(tmp_path: Path, ray_session: None) -> None:
     outcomes = sweep.run(found, tmp_path / "s", SweepPlacement("ray", 2))
     assert [one.status for one in outcomes] == ["completed"] * 6
     for label in ("trial-0000", "trial-0005"):
+        run(config.load(tmp_path / "s" / "runs" / label / "experiment.yaml"), tmp_path / label)
+        assert traces(tmp_path / "s" / "runs" / label) == traces(tmp_path / label)
+
+
+@pytest.mark.slow
+def test_runs_of_forked_workers_are_bit_identical(tmp_path: Path) -> None:
+    """The command starts a Ray of its own, whose workers are forks of the process of the sweep."""
+    (tmp_path / "seeds.yaml").write_text(json.dumps({**BASE, "seeds": [1, 2, 3]}))
+    command = [sys.executable, "-m", "simfl", "sweep", "seeds.yaml", "--out", "s", "--workers", "2"]
+    path = {"PYTHONPATH": os.pathsep.join(map(str, (Path(__file__).parents[1], Path(__file__).parents[2])))}
+    subprocess.run(command, cwd=tmp_path, check=True, env=os.environ | path, timeout=280)
+    for seed in (1, 2, 3):
+        label = f"seed-{seed}"
         run(config.load(tmp_path / "s" / "runs" / label / "experiment.yaml"), tmp_path / label)
         assert traces(tmp_path / "s" / "runs" / label) == traces(tmp_path / label)
