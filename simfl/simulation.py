@@ -165,6 +165,7 @@ class Simulation:
         for result in self._train(context, plan):
             results.take(result)
         after, rows = apply_round(context, plan, results)
+        session.record.log_clients(context.index, after.round, results.results)
         for text in self._secure_messages(plan, rows["rounds"][0]):
             session.callbacks.message(text)
         rows["rounds"][0].update(session.account.row(after.charged, after.clip))

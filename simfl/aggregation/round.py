@@ -35,6 +35,7 @@ class CohortResult:
         clients: Rows of the `clients` table, one for each update that came back: phase, round, client, examples, units,
             steps, weight and loss (missing: the update had no examples); with secure aggregation also `cut`, the
             uploaded numbers beyond its clip; with privacy also `not_finite`, the units that count as zero.
+        seconds: Seconds of each client update, in the order of `clients`; an equal share where clients train together.
         skipped: Clients whose update failed and was left out.
         norms: With privacy, the norm of each unit's update before clipping. No client sends it.
         messages: Messages for the user, about updates that failed and were retried or left out.
@@ -51,6 +52,7 @@ class CohortResult:
     client_states: dict[int, str] = field(default_factory=dict)
     ledger: Columns = field(default_factory=Columns)
     clients: Columns = field(default_factory=Columns)
+    seconds: list[float] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from simfl import files
 from simfl.aggregation.columns import Columns
-from simfl.aggregation.round import RoundAggregator
+from simfl.aggregation.round import CohortResult, RoundAggregator
 from simfl.client_state import FileClientStore
 from simfl.errors import DamagedFile, RunError
 from simfl.experiment import Checkpoint
@@ -21,6 +21,7 @@ from simfl.json_files import JsonLines
 from simfl.runs import checkpoint, tables
 from simfl.runs.folder import (
     CHECKPOINTS,
+    CLIENT_LOG,
     CLIENT_STATES,
     LOG,
     MANIFEST,
@@ -125,14 +126,14 @@ class Record:
             DamagedFile, RunError: No checkpoint can be restored, or the log is damaged.
         """
         folder = self.folder / CHECKPOINTS
-        log = JsonLines(self.folder / LOG).repair()
+        logs = [JsonLines(self.folder / name).repair() for name in (LOG, CLIENT_LOG)]
         files.remove_temps(self.folder)
         found = checkpoint.latest(folder, self._verify)
         last = found.step if found else 0
         checkpoint.drop_after(folder, last or -1)  # the scores before the first round are made again
         if not last:
             self.parts = TableParts.open(self.folder / TABLE_PARTS, Coverage())
-        messages = [log, self.parts.drop_others(), found.warning if found else ""]
+        messages = [*logs, self.parts.drop_others(), found.warning if found else ""]
         if self.manifest.resumes:
             self.manifest = self.manifest.with_resume_step(last)
             self._write_manifest()
@@ -251,6 +252,25 @@ class Record:
     def log(self, event: str, **values: object) -> None:
         """Append a line to `log.jsonl`."""
         JsonLines(self.folder / LOG).append({"time": time.time(), "event": event, **values})
+
+    def log_clients(self, phase: int, round_number: int, results: Sequence[CohortResult]) -> None:
+        """Append to `clients.jsonl`, in a thread, how long the client updates of a round took, and on which worker.
+
+        Args:
+            phase: Number of the phase.
+            round_number: The round, from 1.
+            results: The results of its cohorts.
+        """
+        times = [(result.clients, result.seconds, result.clock.worker) for result in results if len(result.clients)]
+
+        def append() -> None:
+            clients = [client for rows, _, _ in times for client in rows.items_of("client")]
+            seconds = [round(value, 6) for _, own, _ in times for value in own]
+            workers = [worker for _, own, worker in times for _ in own]
+            values = {"phase": phase, "round": round_number, "clients": clients, "seconds": seconds, "workers": workers}
+            JsonLines(self.folder / CLIENT_LOG).append(values)
+
+        self.waiting.submit(append)
 
     def finish(self, snapshot: Snapshot, status: str, values: JsonObject) -> JsonObject:
         """Join the parts of each table, write `summary.json` and return its content.

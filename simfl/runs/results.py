@@ -17,13 +17,23 @@ from simfl.data.partition.manifest import Partition, manifest_sha256
 from simfl.errors import DamagedFile, DataError, RunError
 from simfl.evaluation import EvaluationPlan, evaluated_weights
 from simfl.experiment import Experiment
+from simfl.json_files import JsonLines
 from simfl.models.base import Model
 from simfl.models.own import release
 from simfl.protocol import Weights
 from simfl.run_context import RunContext
 from simfl.runs import checkpoint, tables
 from simfl.runs.export import card_lines, require_empty, write_model
-from simfl.runs.folder import CHECKPOINTS, CLIENT_STATES, PARTITION, RUN, TABLE_PARTS, JsonObject, require_run
+from simfl.runs.folder import (
+    CHECKPOINTS,
+    CLIENT_LOG,
+    CLIENT_STATES,
+    PARTITION,
+    RUN,
+    TABLE_PARTS,
+    JsonObject,
+    require_run,
+)
 from simfl.runs.manifest import RunManifest, read_experiment
 from simfl.runs.parts import Coverage, TableParts
 from simfl.runs.record import TABLES
@@ -115,6 +125,22 @@ class Run:
     def scores(self) -> tables.Table:
         """Return one row per example that was scored at the end of the run: its scores and its groups."""
         return self.table("scores")
+
+    def client_times(self) -> tables.Table:
+        """Return one row per client update that was trained, also of rounds that a resumed run repeated.
+
+        Columns: phase, round, client, worker, and seconds, an equal share where clients are trained together. On a GPU
+        they end when the work is queued.
+
+        Raises:
+            DamagedFile: The file was altered.
+        """
+        lines = JsonLines(self.folder / CLIENT_LOG).lines()
+        return tables.table(
+            {"phase": line["phase"], "round": line["round"], "client": client, "worker": worker, "seconds": seconds}
+            for line in lines
+            for client, worker, seconds in zip(line["clients"], line["workers"], line["seconds"], strict=True)
+        )
 
     def table(self, name: str) -> tables.Table:
         """Return a table by name, with the rows that the summary covers; of a run in progress, the newest checkpoint.

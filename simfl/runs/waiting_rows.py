@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 from simfl.runs import tables
 from simfl.runs.parts import TableParts
@@ -59,12 +60,16 @@ class WaitingRows:
         for task in tasks:
             task.result()
 
+    def submit(self, task: Callable[[], None]) -> None:
+        """Let the thread do a task; RunError if the disk has refused an earlier one."""
+        done, self._tasks = [one for one in self._tasks if one.done()], [one for one in self._tasks if not one.done()]
+        for one in done:
+            one.result()
+        self._tasks.append(self._thread.submit(task))
+
     def _hand_over(self, parts: TableParts, step: int) -> None:
-        done, self._tasks = [task for task in self._tasks if task.done()], [t for t in self._tasks if not t.done()]
-        for task in done:
-            task.result()
         new, self._new, self._num_new = self._new, {name: [] for name in self._new}, 0
-        self._tasks.append(self._thread.submit(self._convert, new, parts, step))
+        self.submit(partial(self._convert, new, parts, step))
 
     def _convert(self, new: Mapping[str, Sequence[Sequence[TableRow]]], parts: TableParts, step: int) -> None:
         for name, blocks in new.items():

@@ -6,6 +6,7 @@ Execution modes differ in how many clients they train at once, and in nothing th
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -124,7 +125,10 @@ class _Cohort:
         # the units of one client fill a vectorized program
         size = plan.clients_per_batch if plan.execution_mode.mode == "vectorized" and context.mechanism is None else 1
         for first in range(0, len(clients), size):
+            began, done = time.perf_counter(), len(tables.clients)
             facts += self._add(clients[first : first + size], result, sums, tables)
+            trained = len(tables.clients) - done
+            result.seconds += [(time.perf_counter() - began) / max(1, trained)] * trained
         result.sums, result.gathered, result.dtypes = sums.totals(), sums.gathered, sums.dtypes
         with measured("save"):
             self.store.sync(result.client_states.values())

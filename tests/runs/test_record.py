@@ -20,6 +20,7 @@ from simfl.runs import checkpoint, tables
 from simfl.runs.folder import FORMAT
 from simfl.runs.manifest import RunManifest
 from simfl.runs.record import TABLES, Record
+from simfl.runs.results import Run
 from simfl.session.options import RunOptions
 from simfl.weights import sha256
 
@@ -130,6 +131,18 @@ def test_the_log_has_a_line_with_a_time_for_each_event(finished):
     assert events.count("evaluated") == 4
     assert all(a["time"] <= b["time"] for a, b in pairwise(lines))
     assert all(line["seconds"] > 0 for line in lines if line["event"] == "round")
+
+
+def test_the_time_of_every_client_update_is_logged(finished):
+    folder, _ = finished
+    found, rows = Run(folder).client_times().to_pylist(), tables.rows(folder / "clients.parquet")
+    assert [(t["phase"], t["round"], t["client"]) for t in found] == [
+        (r["phase"], r["round"], r["client"]) for r in rows
+    ]
+    assert all(0 < time["seconds"] < 60 and time["worker"] == 0 for time in found)
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    for line in (line for line in lines if line["event"] == "round"):
+        assert sum(time["seconds"] for time in found if time["round"] == line["round"]) < line["seconds"]
 
 
 def test_equal_runs_have_equal_tables_and_another_seed_different_ones(finished, tmp_path):
