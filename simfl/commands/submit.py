@@ -14,7 +14,7 @@ import click
 
 from simfl.commands import options
 from simfl.errors import ConfigError
-from simfl.submit.request import ExecutionOptions
+from simfl.submit.execution import ExecutionOptions
 
 if TYPE_CHECKING:
     from simfl.submit.cluster import Cluster

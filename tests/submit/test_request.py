@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from simfl.errors import ConfigError
+from simfl.submit.execution import ExecutionOptions
 from simfl.submit.package import gather
-from simfl.submit.request import ExecutionOptions, check_out, read, values
+from simfl.submit.request import check_out, read, values
 
 RUN = """
 name: small

@@ -11,8 +11,9 @@ import shim
 from test_request import RUN
 
 from simfl.errors import ConfigError
+from simfl.submit.execution import ExecutionOptions
 from simfl.submit.ray_node import address_of
-from simfl.submit.request import ExecutionOptions, read
+from simfl.submit.request import read
 from simfl.submit.slurm import Queue, Slurm, seconds_of
 
 
