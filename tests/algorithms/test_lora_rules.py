@@ -9,8 +9,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 import torch
+import transformers
 from lora_runs import LAYERS, RANK, Round, effective, experiment, factors_of, rounds_of, run, start_of
 
+import simfl
 from simfl import config
 from simfl.aggregation.round import FACTORS, CohortResult, RoundAggregator
 from simfl.aggregation.tree import PartSums
@@ -415,3 +417,43 @@ def test_rules_without_products_train_under_privacy(algorithm: str, tmp_path: Pa
     own = run(tmp_path / "run", given)
     assert own.summary["plan"] == plan_matches(given, own, tmp_path)
     assert own.rounds().column_names.count("signal_to_noise") or "metric:signal_to_noise" in own.rounds().column_names
+
+
+@pytest.mark.parametrize("kind", ["lora", *slow("peft")])
+def test_a_changed_base_of_a_model_of_transformers_is_kept_and_exported(kind: str, tmp_path: Path) -> None:
+    """GPT-2 stores its weights transposed; the exported model computes with the base as the server has changed it."""
+    adapters = {"kind": "lora", "rank": 2, "targets": ["c_attn"]}
+    if kind == "peft":
+        adapters = {"kind": "peft", "method": "lora", "settings": {"r": 2, "target_modules": ["c_attn"]}}
+    config_of = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 96}
+    rows = [{"question": f"what is {k} ?", "answers": [str(k)], "shop": f"s{k % 3}"} for k in range(12)]
+    own = simfl.run(
+        {
+            "name": "gpt2",
+            "data": {"train": rows, "valid": rows[:3]},
+            "partition": {"by": "natural", "column": "shop"},
+            "model": {"name": "hf", "config": config_of, "adapters": adapters},
+            "phases": [
+                {
+                    "objective": "chat",
+                    "algorithm": "fedex_lora",
+                    "rounds": 2,
+                    "participation": 1.0,
+                    "local": {"optimizer": "adamw", "learning_rate": 0.05, "steps": 3, "batch_size": 4},
+                }
+            ],
+            "evaluate": {"every": 0},
+        },
+        out=tmp_path / "run",
+        backend="inline",
+    )
+    trained = own.model()
+    (name,) = own.snapshot().server.base
+    start = dict(own.experiment.model.build(Task(42)).named_parameters())[name]
+    assert float((own.snapshot().server.base[name] - start).abs().max()) > 1e-5
+    assert torch.equal(dict(trained.named_parameters())[name], own.snapshot().server.base[name])
+    assert own.summary["plan"] == "matches"
+    own.export(tmp_path / "out")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    ids = torch.arange(4, 12).reshape(2, 4)
+    assert torch.allclose(loaded(input_ids=ids).logits, trained(input_ids=ids).logits, rtol=1e-4, atol=1e-5)
