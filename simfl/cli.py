@@ -9,7 +9,6 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ import click
 
 from simfl import __version__
 from simfl.commands import audit, data, inspection, options, partitions, submit, sweeps, templates
-from simfl.commands.supervisor import LOST, is_supervised, say_last_word, supervised
+from simfl.commands.supervisor import LOST, say_last_word
 from simfl.errors import ClientError, ClusterError, ConfigError, SimflError
 from simfl.safe_text import printable, safe_streams
 
@@ -32,8 +31,6 @@ USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130  # explained in docs/failures.md
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, by default that of this process, and return its exit code."""
-    if arguments is None and is_supervised(sys.argv[1:]):
-        return supervised(partial(main, sys.argv[1:]))
     sys.excepthook = _show_traceback
     with safe_streams(sys):
         code = _run_command(arguments)

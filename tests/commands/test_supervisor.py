@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -96,6 +97,21 @@ def test_command_is_killed_with_its_parent() -> None:
         assert time.monotonic() < deadline, "the command is still running"
         time.sleep(0.01)
     process.communicate()
+
+
+def test_signal_during_the_imports_ends_a_run_with_a_line(tmp_path: Path) -> None:
+    """A stand-in for a library takes long to be imported."""
+    (tmp_path / "click.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(600)\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "simfl", "run", "x.yaml"], env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGTERM)
+    code, errors = end(process)
+    assert (code, errors.count("\n")) == (130, 1)
+    assert errors.startswith("simfl: interrupted by SIGTERM")
 
 
 def test_processes_that_the_run_leaves_are_ended() -> None:
