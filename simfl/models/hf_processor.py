@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,9 +21,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from simfl.errors import ConfigError, DataError, nearest
-from simfl.models.call_context import current_call
 from simfl.models.lora import TOWER
-from simfl.models.page_pixels import COUNT, PageTables, PixelScale, page_tables, unpacked
+from simfl.models.page_pixels import COUNT, PIXELS, PageTables, PixelScale, page_tables, unpacked
 
 NAMED_TOKENS: dict[str, dict[str, str]] = {  # special tokens that processors read from their tokenizer, by model type
     "smolvlm": {
@@ -60,6 +59,7 @@ TOKEN_SETTINGS = {  # settings of a configuration that name a token, and the tok
     "vision_end_token_id": ("vision_eos_token",),
 }
 PLACES_IMAGE = ("florence2",)  # model types whose processor writes the token of the image into a prompt itself
+UNEVEN = "{} is trained on pages of which the model reads different numbers of patches"
 LARGE = 4096  # values of a feature from which it is not kept in memory after its page was stored
 
 
@@ -210,14 +210,8 @@ class HfProcessor:
         """The token type of answers: 1 where the model distinguishes them from prompts, as PaliGemma does."""
         return int("suffix" in inspect.signature(type(self.processor).__call__).parameters)
 
-    def inputs(self, batch: Mapping[str, Tensor], names: Sequence[str], module: nn.Module) -> dict[str, Tensor]:
-        """Return the features `names` of a batch's pages as the `forward` of the model, `module`, reads them.
-
-        Raises:
-            ConfigError: Several clients train an encoder of images together on pages of different sizes.
-        """
-        if current_call().num_groups > 1 and any(name.startswith(COUNT) for name in batch):
-            _refuse_trained_encoder(module)
+    def inputs(self, batch: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
+        """Return the features `names` of a batch's pages as the `forward` of the model reads them."""
         return unpacked(batch, names, self.scale)
 
     def save(self, folder: Path) -> None:
@@ -225,21 +219,23 @@ class HfProcessor:
         self.processor.save_pretrained(folder)
 
 
-def _refuse_trained_encoder(module: nn.Module) -> None:
-    """Raise ConfigError if several clients train an encoder of images together on pages of different sizes."""
-    trained = next(
-        (
-            name
-            for name, p in module.named_parameters()
-            if p.requires_grad and any(re.fullmatch(TOWER, part) for part in name.split("."))
-        ),
-        None,
-    )
-    if trained is not None:
-        raise ConfigError(
-            f"execution.mode: vectorized, but {trained} is trained on pages of which the model reads different numbers"
-            " of patches; allowed: sequential, or a model.processor that gives all pages one size"
-        )
+def trained_encoder(names: Iterable[str]) -> str | None:
+    """Return the first of these tensors that belongs to an encoder of images; None if none does."""
+    return next((name for name in names if any(re.fullmatch(TOWER, part) for part in name.split("."))), None)
+
+
+def uneven_pages(module: nn.Module, trained: Sequence[str], rows: Callable[[], Iterable[str]]) -> str:
+    """Return why an encoder of images is trained one client at a time; empty if it need not be.
+
+    Args:
+        module: The model.
+        trained: Names of the trained tensors.
+        rows: Returns the names of the rows of the encoded examples.
+    """
+    tokenizer = getattr(module, "hf_tokenizer", None)
+    found = trained_encoder(trained) if getattr(tokenizer, "processor", None) is not None else None
+    counted = found is not None and any(name.startswith(f"{COUNT}{PIXELS}") for name in rows())
+    return UNEVEN.format(found) if counted else ""
 
 
 class _KnownPage:

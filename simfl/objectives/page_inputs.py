@@ -75,8 +75,8 @@ class PageProcessor(Protocol):
     def encode_words(self, text: str, words: Sequence[str], boxes: np.ndarray) -> dict[str, np.ndarray]:
         """Return the inputs of a text and words with boxes in thousandths: ids, boxes and the word of each token."""
 
-    def inputs(self, batch: Mapping[str, Tensor], names: Sequence[str], module: nn.Module) -> dict[str, Tensor]:
-        """Return the features `names` of a batch's pages as the model, `module`, reads them."""
+    def inputs(self, batch: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
+        """Return the features `names` of a batch's pages as the model reads them."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def page_inputs(module: nn.Module, inputs: Batch) -> Batch:
         return inputs
     processor: PageProcessor = getattr(module, "hf_tokenizer").processor  # noqa: B009  (unknown to nn.Module)
     found = {name: values for name, values in inputs.items() if name not in PAGE_KEYS}
-    found |= processor.inputs(features, PAGE_FEATURES, module)
+    found |= processor.inputs(features, PAGE_FEATURES)
     if PATCH_MASK in features:
         found["attention_mask"] = features[PATCH_MASK].flatten(0, 1)
     return found

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from simfl import config, files
-from simfl.data.base import HELD_OUT
+from simfl.data.base import HELD_OUT, TRAIN
 from simfl.data.partition.holdout import assign
 from simfl.data.partition.manifest import Partition, manifest_sha256
 from simfl.errors import ConfigError, nearest
 from simfl.evaluation import missing_scores
 from simfl.experiment import Experiment, Phase
 from simfl.models.grouped_layers import why_sequential
+from simfl.models.hf_processor import uneven_pages
 from simfl.privacy.account import Account
 from simfl.privacy.budget import Budget
 from simfl.protocol import EXTRA
@@ -181,7 +182,14 @@ def _why_sequential(experiment: Experiment, context: RunContext) -> str:
     phases = range(len(experiment.phases))
     found = (why_sequential(context.module, context.parameter_groups(index).trained) for index in phases)
     examples: str = getattr(context.module, "grouped_only", "") if _unit_is_record(experiment) else ""
-    return next(filter(None, found), examples)
+    uneven = (_uneven(experiment, context, index) for index in phases)
+    return next(filter(None, found), examples) or next(filter(None, uneven), "")
+
+
+def _uneven(experiment: Experiment, context: RunContext, index: int) -> str:
+    """Return why pages of different sizes are read for one client at a time in a phase; empty if they need not be."""
+    objective, trained = experiment.phases[index].objective, context.parameter_groups(index).trained
+    return uneven_pages(context.module, trained, lambda: context.examples(objective, TRAIN).rows)
 
 
 def _data_parallel(experiment: Experiment) -> tuple[str, ...]:
