@@ -289,16 +289,17 @@ def _differing(before: dict[str, str], after: dict[str, str]) -> list[str]:
 def _deterministic() -> Iterator[None]:
     """Use kernels that sum in a fixed order in the block, where torch has them.
 
-    The usual ones of attention differ between two passes in bfloat16 by more than rounding.
+    The usual ones of attention differ between two passes in bfloat16 by more than rounding. The debug mode is the same
+    switch as `torch.use_deterministic_algorithms`, which would import torch's compiler.
     """
-    enabled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    before = torch.get_deterministic_debug_mode()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*deterministic")  # of operators that have no such kernel
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_deterministic_debug_mode("warn")
         try:
             yield
         finally:
-            torch.use_deterministic_algorithms(enabled, warn_only=warns)
+            torch.set_deterministic_debug_mode(before)
 
 
 def _close(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
