@@ -39,6 +39,7 @@ evaluate: {every: 10, splits: [test]}
 """
 URL = f"s3://{local_s3.BUCKET}/small"
 IMAGE = ("--image", "registry/simfl:1", "--python", sys.executable)  # the pods see the files of this machine
+MANY = 120  # rounds of the run that moves, so that some are left in each place
 PATIENCE = 300.0  # seconds; the processors may be shared
 
 
@@ -149,12 +150,14 @@ def test_kubernetes_gives_the_bits_of_the_laptop_after_an_eviction(folder: Path,
 
 
 def test_a_run_moves_from_the_laptop_to_slurm_and_to_kubernetes_through_s3(
-    folder: Path, slurm: LocalSlurm, store: dict[str, str], laptop: dict[str, str]
+    folder: Path, slurm: LocalSlurm, store: dict[str, str]
 ) -> None:
     names = [word for name in local_s3.NAMES for word in ("--env", name)]
+    longer = ("--set", f"rounds={MANY}")
+    simfl(folder / "work", dict(os.environ), "run", "small.yaml", "--backend", "inline", "--out", "runs/many", *longer)
     environment = os.environ | store
     run = subprocess.Popen(
-        [sys.executable, "-m", "simfl", "run", "small.yaml", "--backend", "inline", "--out", URL],
+        [sys.executable, "-m", "simfl", "run", "small.yaml", "--backend", "inline", "--out", URL, *longer],
         cwd=folder / "work", env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     wait_until(lambda: committed(store) >= 5, "rounds on the laptop")
@@ -162,7 +165,7 @@ def test_a_run_moves_from_the_laptop_to_slurm_and_to_kubernetes_through_s3(
     assert run.wait(PATIENCE) == 130, run.communicate()[0]
     before = committed(store)
 
-    words = ("--to", "slurm", "--nodes", "2", "--cpus", "1", "--out", URL, "--resume", *names)
+    words = ("--to", "slurm", "--nodes", "2", "--cpus", "1", "--out", URL, "--resume", *names, *longer)
     job = subprocess.Popen(
         [sys.executable, "-m", "simfl", "submit", "small.yaml", *words], cwd=folder / "work",
         env=slurm.environment | store, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -171,13 +174,13 @@ def test_a_run_moves_from_the_laptop_to_slurm_and_to_kubernetes_through_s3(
     slurm.ask("scancel", "--user", Path.home().owner())
     assert job.wait(PATIENCE) == 130, job.communicate()[0]
 
-    said = run_in_pods(folder, "--out", URL, "--resume", *names, store=store)
+    said = run_in_pods(folder, "--out", URL, "--resume", *names, *longer, store=store)
     assert "resumed after round" in said
     assert said.endswith("succeeded"), said
     copied = folder / "copied"
     copy = f"import s3fs; s3fs.S3FileSystem().get({URL!r}, {str(copied)!r}, recursive=True)"
     subprocess.run([sys.executable, "-c", copy], env=environment, check=True)
-    assert traces(copied) == laptop
+    assert traces(copied) == traces(folder / "work" / "runs" / "many")
     assert len(json.loads((copied / "summary.json").read_text())["resumed_at"]) == 2
 
 
