@@ -117,8 +117,19 @@ def client_states(folder: Path) -> list[list[Tensor]]:
     values = json.loads((checkpoint / ("facts.json" if old else "state.json")).read_text())
     digests, states = (values["memory"], "memory") if old else (values["client_states"], "client_states")
     nothing = hashlib.sha256().hexdigest()  # the digest of an empty state, which has no file
+    for path in (folder / states).glob("*.pack"):
+        unpack(path)
     files = [folder / states / f"{digests[client]}.safetensors" for client in sorted(digests, key=int)]
     return [[] if path.stem == nothing else list(load_file(path).values()) for path in files]
+
+
+def unpack(path: Path) -> None:
+    """Write each state of a pack to a file of its own, as run folders of format 2 have them."""
+    from simfl.client_state.packs import Pack
+
+    pack = Pack.open(path)
+    for digest in pack.names:
+        path.with_name(f"{digest}.safetensors").write_bytes(pack.read(digest))
 
 
 def ledger_bytes(folder: Path) -> list[int]:
