@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import Faulty, experiment, run, then, traces
+from fakes import Faulty, Toy, experiment, run, then, traces
 
 from simfl import config, simulation
 from simfl.cli import main
@@ -28,7 +28,8 @@ from simfl.sweeps.pool import SweepPlacement
 from simfl.sweeps.study import Study
 
 INLINE = SweepPlacement("inline")
-BASE = config.to_mapping(experiment(rounds=2, evaluate=Evaluate(samples=0)))
+FEW = Toy(sizes=(8, 16, 8, 24), valid=20)
+BASE = config.to_mapping(experiment(rounds=2, evaluate=Evaluate(samples=0), data=FEW))
 RATE = {"local.learning_rate": {"log_uniform": [0.001, 1]}}
 SPACE = {**RATE, "local.batch_size": {"int": [4, 12], "step": 4}, "algorithm": {"choice": ["fedavg", "fednova"]}}
 
@@ -46,8 +47,8 @@ def proposed(folder: Path) -> list[Any]:
 
 
 def test_each_trial_is_bit_identical_to_its_experiment_run_alone(tmp_path: Path) -> None:
-    outcomes = sweep.run(search(tmp_path), tmp_path / "s", INLINE)
-    assert [(one.label, one.status) for one in outcomes] == [(f"trial-000{i}", "completed") for i in range(3)]
+    outcomes = sweep.run(search(tmp_path, 2), tmp_path / "s", INLINE)
+    assert [(one.label, one.status) for one in outcomes] == [(f"trial-000{i}", "completed") for i in range(2)]
     for outcome in outcomes:
         run(config.load(tmp_path / "s" / "runs" / outcome.label / "experiment.yaml"), tmp_path / outcome.label)
         assert traces(tmp_path / "s" / "runs" / outcome.label) == traces(tmp_path / outcome.label)
@@ -57,27 +58,30 @@ def test_each_trial_is_bit_identical_to_its_experiment_run_alone(tmp_path: Path)
 
 
 def test_a_killed_search_continues_as_if_it_had_not_been(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = search(tmp_path, 5, sampler={"name": "tpe", "random_trials": 2}, pruner={"name": "asha", "reduction": 2})
+    proposing: dict[str, Any] = {
+        "sampler": {"name": "tpe", "random_trials": 1},
+        "pruner": {"name": "asha", "reduction": 2},
+    }
+    found = search(tmp_path, 4, **proposing)
     sweep.run(found, tmp_path / "whole", INLINE)
     killed, whole, begun = tmp_path / "killed", simulation.run, list[str]()
 
     def interrupted(one: Any, options: RunOptions) -> Any:
         calls = iter(["", "interrupted"])
         begun.append(one.name)
-        return whole(one, replace(options, until=lambda: next(calls)) if one.name == "trial-0003" else options)
+        return whole(one, replace(options, until=lambda: next(calls)) if one.name == "trial-0002" else options)
 
     monkeypatch.setattr(simulation, "run", interrupted)
     assert [one.status for one in sweep.run(found, killed, INLINE)][-1] == "interrupted"
-    assert begun == [f"trial-000{i}" for i in range(4)]
+    assert begun == [f"trial-000{i}" for i in range(3)]
     monkeypatch.setattr(simulation, "run", lambda one, *rest: (begun.append(one.name), whole(one, *rest))[1])
     sweep.run(found, killed, INLINE, resume=True)
-    assert begun[4:] == ["trial-0003", "trial-0004"]
+    assert begun[3:] == ["trial-0002", "trial-0003"]
     assert proposed(killed) == proposed(tmp_path / "whole")
-    for label in ("trial-0003", "trial-0004"):
+    for label in ("trial-0002", "trial-0003"):
         assert traces(killed / "runs" / label) == traces(tmp_path / "whole" / "runs" / label)
-    more = search(tmp_path, 6, sampler={"name": "tpe", "random_trials": 2}, pruner={"name": "asha", "reduction": 2})
-    assert len(sweep.run(more, killed, INLINE, resume=True)) == 6
-    assert begun[6:] == ["trial-0005"]
+    assert len(sweep.run(search(tmp_path, 5, **proposing), killed, INLINE, resume=True)) == 5
+    assert begun[5:] == ["trial-0004"]
 
 
 def test_a_pruned_trial_ends_between_rounds_and_can_be_completed(tmp_path: Path) -> None:
@@ -98,8 +102,8 @@ def test_a_pruned_trial_ends_between_rounds_and_can_be_completed(tmp_path: Path)
 
 
 def test_trials_start_from_the_state_of_a_run(tmp_path: Path) -> None:
-    run(replace(experiment(rounds=2, evaluate=Evaluate(samples=0)), name="source"), tmp_path / "source")
-    base = config.to_mapping(experiment(rounds=3, evaluate=Evaluate(samples=0)))
+    run(replace(experiment(rounds=2, evaluate=Evaluate(samples=0), data=FEW), name="source"), tmp_path / "source")
+    base = config.to_mapping(experiment(rounds=3, evaluate=Evaluate(samples=0), data=FEW))
     given: dict[str, Any] = {"fork": {"run": "source", "at": 1}, "space": RATE, "base": base}
     sweep.run(search(tmp_path, 2, **given), tmp_path / "s", INLINE)
     trial = tmp_path / "s" / "runs" / "trial-0001"
