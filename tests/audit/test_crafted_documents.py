@@ -76,24 +76,24 @@ def test_crafted_documents_follow_the_training_split_and_depend_on_the_seed(tmp_
     assert all(tuple(page["words"]) in words for page in pages[20:])
 
 
-def test_with_little_noise_the_coins_of_documents_are_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(given(), tmp_path / "run")
+def test_with_little_noise_the_coins_of_documents_are_seen(tmp_path: Path) -> None:
+    run(given(replace(QUIET, noise_multiplier=0.001), rounds=1), tmp_path / "run")
+    result = audit(Run(tmp_path / "run"), AuditSettings(24, fixed_noise=True, documents=True))
+    assert {view.view for view in result.views} == {"averages", "messages", "model"}
+    assert result.included < result.canaries == 24
+    assert result.holds
+    for view in result.views:
+        assert view.auc > (0.6 if view.view == "model" else 0.8)
+        assert view.gaussian is None
+    assert max(view.one_run for view in result.views) > 0.2
+
+
+def test_under_noise_the_coins_of_documents_are_not_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(given(replace(QUIET, noise_multiplier=20.0), rounds=1), tmp_path / "run")
     assert main(["audit", "canaries", str(tmp_path / "run"), "--documents", "--canaries", "24", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    views = {view["view"]: view for view in found["views"]}
-    assert views.keys() == {"averages", "messages", "model"}
-    for view in views.values():
-        assert view["auc"] > 0.9
-        assert 0.5 < view["one_run"] < view["claim"]
-        assert view["gaussian"] is None
-    assert found["included"] < found["canaries"] == 24
-
-
-def test_under_noise_the_coins_of_documents_are_not_seen(tmp_path: Path) -> None:
-    run(given(replace(QUIET, noise_multiplier=20.0), rounds=1), tmp_path / "run")
-    result = audit(Run(tmp_path / "run"), AuditSettings(24, fixed_noise=True, documents=True))
-    assert result.holds
-    assert all(0.15 < view.auc < 0.85 for view in result.views)
+    assert found["holds"]
+    assert all(0.1 < view["auc"] < 0.9 for view in found["views"])
 
 
 def test_documents_need_groups_and_questions_about_pages(tmp_path: Path) -> None:
