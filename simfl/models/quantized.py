@@ -42,7 +42,7 @@ class QuantizedLinear(nn.Linear):
         self.train(layer.training)
 
     @property
-    def weight(self) -> Tensor:
+    def weight(self) -> Tensor:  # type: ignore[override]
         """The dequantized weight [out, in], a new tensor in the dtype of the layer."""
         return self.dequantized(self.dtype)
 
@@ -53,7 +53,7 @@ class QuantizedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return x Wᵀ + b; the gradient reaches x."""
-        product: Tensor = _Product.apply(input, self)  # type: ignore[no-untyped-call]
+        product: Tensor = _Product.apply(input, self)
         return product if self.bias is None else product + self.bias.to(product.dtype)
 
     def plain(self) -> nn.Linear:

@@ -77,6 +77,19 @@ def test_hf_disk_reads_class_names_and_a_single_split_as_train(tmp_path):
     assert (data.card["num_classes"], data.card["shape"]) == (2, [3, 8, 8])
 
 
+def test_hf_disk_reads_texts_with_a_class(tmp_path):
+    rows = [{"label": i % 2, "text": f"order {i}", "shop": f"s{i}"} for i in range(3)]
+    save(tmp_path / "told", rows, features={"label": {"names": ["late", "good"], "_type": "ClassLabel"}})
+    data = load(tmp_path / "told", {"label": "label", "text": "text"}, groups=("shop",))
+    assert data.splits["train"].examples.select(["text", "label", "class", "shop"]).to_pylist()[1] == {
+        "text": "order 1",
+        "label": 1,
+        "class": "good",
+        "shop": "s1",
+    }
+    assert data.card["num_classes"] == 2
+
+
 def test_hf_disk_reads_word_images(tmp_path):
     save(tmp_path / "words", [{"text": "Hello", "image": png(1)}])
     row = load(tmp_path / "words", {"text": "text", "image": "image"}).splits["train"].examples.to_pylist()[0]
