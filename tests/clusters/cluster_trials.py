@@ -305,9 +305,7 @@ def pod_trial(fault: str, number: int, place: Place, whole: dict[str, str]) -> O
 def _pod_outcome(fault: str, number: int, where: str, seconds: float, status: str, output: str) -> Outcome:
     """Return the outcome of the first attempt: its end is that of the driver, or that of the pod."""
     code = {"completed": 0, "interrupted": 130}.get(status, -9)  # killed with the pod, whose end Kubernetes reports
-    problems = (
-        ["traceback"] if re.search(r"/simfl/\S+\.py\"", output) else []
-    )  # not one of the submitter, which loses Ray
+    problems = ["traceback"] if re.search(r"/simfl/\S+\.py\"", output) else []
     return Outcome(
         fault, number, where, code, round(seconds, 2), "", tuple(problems), output=output if problems else ""
     )
