@@ -129,7 +129,7 @@ def _without_count(rounds: PrivacyTestRounds) -> float:
 
 
 def _average(rounds: PrivacyTestRounds, released: ReleasedRound, expected: float | None = None) -> Weights:
-    """Return the released average, as it is before a lossy codec, which may enlarge what a unit changes.
+    """Return the released average before a lossy codec, which may enlarge what a unit changes.
 
     Args:
         rounds: The test rounds.

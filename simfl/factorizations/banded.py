@@ -4,7 +4,7 @@ A band is no wider than the separation, so the columns of two rounds with the sa
 squared sensitivity is the sum of the squared norms of k columns (`most_rows`), and each participation is a release of
 its own. Clients that are divided into bins, of which each round samples one at a rate, give the composition of
 Poisson-sampled Gaussian mechanisms (theorem 5 of that paper; theorem 1 is its simpler form). The bin of a client does
-not depend on the other clients, so adding one changes nobody else's. Rows of the noise are those of its algorithm 9.
+not depend on the other clients, so adding one leaves theirs unchanged. Rows of the noise are those of its algorithm 9.
 
 With `toeplitz`, diagonals are constant, so that only `bands` numbers are optimized, for any number of rounds (McKenna
 2024, arXiv 2405.15913). The last columns are then shorter than 1.
