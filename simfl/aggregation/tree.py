@@ -96,7 +96,8 @@ class PartSums:
                 self.gathered.setdefault(part, []).extend(take_row(tensors, k) for k in range(n))
                 continue
             if rule == "stack":
-                own = torch.tensor(weights, dtype=torch.float64)
+                device = next(t.device for t in tensors.values())  # that of all tensors, as sums are checked together
+                own = torch.tensor(weights, dtype=torch.float64, device=device)
                 self.gathered.setdefault(part, []).append({**tensors, STACK_WEIGHTS: own})
                 continue
             unweighted = rule != "weighting" or all(weight == 1.0 for weight in weights)
