@@ -42,6 +42,8 @@ from simfl.training.context import Network
 
 MOVED = 1.01  # factor by which parameters differ in a later step
 MIXING = 1e-4  # relative change of an example's results from which it depends on the others; rounding is below
+HALF = (torch.bfloat16, torch.float16)
+HALF_STEPS = 4  # units in the last place of half precision, by which the results of a pass may differ
 HIDDEN = (
     "the same training step gives another result the second time: the model depends on values outside of its buffers"
     " and attributes"
@@ -132,6 +134,7 @@ class _Probe:
     def __post_init__(self) -> None:
         self.start = ModuleSnapshot(self.network.module, self.network.trained)
         self.training = self.network.module.training
+        self.half = _half_precision(self.network.module)
         self.generators = Generators({"model": self.network.module, "objective": self.objective})
         self.draws: dict[str, None] = {}
         self.backward: dict[str, None] = {}  # changed by the first backward pass, and "" once it has been run
@@ -187,7 +190,7 @@ class _Probe:
             joined = self._train({name: torch.cat([t, second[name]]) for name, t in first.items()})
             self.start.restore()
             found.append(joined.results[0][: len(first["mask"])])
-        return float((found[0] - found[-1]).abs().max()) > MIXING * float(found[0].abs().max())
+        return float((found[0] - found[-1]).abs().max()) > max(MIXING, self.half) * float(found[0].abs().max())
 
     def _digests(self) -> dict[str, str]:
         return digests(self.network.module, set(self.network.trained))
@@ -198,13 +201,13 @@ class _Probe:
         again = self._train(self.batches[0])
         self.start.restore()
         self.key = 0
-        if _close(first.results, again.results):
+        if _close(first.results, again.results, self.half):
             return
         if not self.draws:
             again = self._train(self.batches[0])
             self.start.restore()
             self.draws[UNNOTICED] = None
-        if not _close(first.results, again.results):
+        if not _close(first.results, again.results, self.half):
             raise ConfigError(f"model: {HIDDEN}")
 
     def _influential(self, names: list[str], tensors: tuple[str, ...], after: ModuleSnapshot) -> list[str]:
@@ -222,7 +225,7 @@ class _Probe:
             found.append(([*evaluated, *self._train(self.batches[-1]).results], self._digests()))
             self.start.restore()
         (results, first), (results_after, second) = found
-        if not _close(results, results_after):
+        if not _close(results, results_after, self.half):
             return names
         return [name for name in names if first.get(name) != second.get(name)]
 
@@ -302,14 +305,31 @@ def _deterministic() -> Iterator[None]:
             torch.set_deterministic_debug_mode(before)
 
 
-def _close(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
-    """Return whether results agree: to the bit on a CPU, to rounding on a GPU, which may sum in any order."""
+def _half_precision(module: torch.nn.Module) -> float:
+    """Return the relative error of results in half precision, if the module has such tensors; else 0."""
+    kinds = {t.dtype for t in registered(module).values() if t.is_floating_point()}
+    return max((HALF_STEPS * torch.finfo(kind).eps for kind in kinds if kind in HALF), default=0.0)
+
+
+def _close(first: Sequence[Tensor], second: Sequence[Tensor], half: float) -> bool:
+    """Return whether results agree: to the bit on a CPU, to rounding on a GPU, which may sum in any order.
+
+    `half`: the relative error of half precision, in which the norm of a difference is judged on a GPU.
+    """
     if len(first) != len(second):
         return False
-    for a, b in zip(first, second, strict=True):
-        if a.shape != b.shape or not (torch.allclose(a, b, 1e-3, 1e-4, equal_nan=True) if a.is_cuda else _equal(a, b)):
-            return False
-    return True
+    return all(
+        a.shape == b.shape and (_near(a, b, half) if a.is_cuda else _equal(a, b))
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def _near(a: Tensor, b: Tensor, half: float) -> bool:
+    """Return whether two tensors agree to rounding."""
+    if not half:
+        return torch.allclose(a, b, 1e-3, 1e-4, equal_nan=True)
+    a, b = a.double().nan_to_num(), b.double().nan_to_num()
+    return float((a - b).norm()) <= half * float(a.norm()) + 1e-6
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
