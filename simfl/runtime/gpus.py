@@ -148,7 +148,8 @@ def cuda_has_started() -> bool:
 def _state(nvml: Any, index: int, handle: Any) -> GpuState:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     uuid, name = (_text(read(handle)) for read in (nvml.nvmlDeviceGetUUID, nvml.nvmlDeviceGetName))
-    processes, mode = (), 0
+    processes: tuple[tuple[int, int | None], ...] = ()
+    mode = 0
     with suppress(nvml.NVMLError):  # a container or a slice of a GPU may not be allowed to see these
         running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         processes = tuple((int(one.pid), one.usedGpuMemory) for one in running if one.pid != os.getpid())
