@@ -56,4 +56,3 @@ def _pairs_of(path: str, layer: Any, names: Collection[str], where: str) -> list
         rank = layer.r[adapter]
         found.append(LowRankPair(path, base, down, up, float(layer.scaling[adapter]), rank, shape, transposed))
     return found
-
