@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +290,10 @@ def load_processor(
             processor.num_image_tokens = config.image_seq_length
     else:
         processor = kind.from_pretrained(folder, trust_remote_code=False)
+        stored, _ = kind.get_processor_dict(folder)
+        for name in inspect.signature(kind.__init__).parameters:  # transformers drops those of a class without videos
+            if isinstance(stored.get(name), int) and hasattr(processor, name):
+                setattr(processor, name, stored[name])
         processor.tokenizer = tokenizer
     if hasattr(processor.image_processor, "apply_ocr"):
         processor.image_processor.apply_ocr = False  # the data have the words
@@ -316,6 +320,7 @@ def _processor_class(config: Any) -> Any:
     without = {"get_attributes": classmethod(lambda cls: kept), "__module__": kind.__module__}
     if "video_processor" in inspect.signature(kind.__init__).parameters:
 
+        @wraps(kind.__init__)  # settings that are saved are those of its signature
         def start(self: Any, image_processor: Any = None, tokenizer: Any = None, **options: Any) -> None:
             kind.__init__(self, image_processor, tokenizer, None, **options)
 

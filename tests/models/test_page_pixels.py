@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,19 @@ def test_copies_of_a_still_image_in_a_patch_are_stored_once() -> None:
     again = processor.inputs(found.tables, ["pixel_values"])["pixel_values"]
     direct = processor.processor.image_processor([page], return_tensors="pt")["pixel_values"]
     assert torch.equal(again, direct)
+
+
+def test_a_processor_is_saved_with_its_settings_and_loaded_again(tmp_path: Path) -> None:
+    vision = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+    text = {"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = {"model_type": "smolvlm", "vision_config": vision, "text_config": text, "scale_factor": 2}
+    model = HuggingFace(config=config)
+    processor: Any = model.tokenizer().processor
+    model.build(Task(1)).save_pretrained(tmp_path)  # type: ignore[operator]
+    processor.save(tmp_path)
+    loaded: Any = HuggingFace(weights=str(tmp_path)).tokenizer().processor
+    assert processor.processor.image_seq_len == loaded.processor.image_seq_len == 4
+    assert loaded.processor.image_processor.to_dict() == processor.processor.image_processor.to_dict()
 
 
 TINY: dict[str, Any] = {
