@@ -94,7 +94,8 @@ def _parts(privacy: Privacy, experiment: Experiment) -> Iterator[str]:
             yield f"phases.{i}.algorithm: {name} uploads {part!r}, which local steps do not noise; allowed: dp_sgd"
         for part in () if privacy.unit == "record" else others:
             if part not in privacy.parts:
-                yield f"privacy.parts.{part}: missing; {name} uploads it: give {{clip: …}}, its largest norm"
+                need = f"which needs a clip norm; give privacy.parts.{part}.clip"
+                yield f"phases.{i}.algorithm: {name} uploads {part!r}, {need}"
         if others and phase.poisson is not None:
             yield f"phases.{i}.poisson: a round may have no clients, and {name} then has no {others[0]!r} to release"
     if not privacy.parts:

@@ -68,15 +68,15 @@ def error_of(given: Experiment) -> str:
         ({"algorithm": "dkd", "objective": Blind()}, "algorithm: dkd needs target classes, which Blind does not have"),
         (
             {"algorithm": "scaffold", **PRIVATE},
-            "algorithm: scaffold uploads ['control'], which privacy does not clip and sum",
+            "algorithm: Scaffold uploads 'control', which needs a clip norm",
         ),
         (
             {"algorithm": "fednova", **PRIVATE},
-            "algorithm: fednova uploads ['steps'], which privacy does not clip and sum",
+            "algorithm: FedNova uploads 'steps', which needs a clip norm",
         ),
         (
             {"algorithm": "krum", **PRIVATE},
-            "algorithm: krum uploads single updates, which privacy does not clip and sum",
+            "algorithm: krum uploads single updates, which privacy does not sum",
         ),
         ({"algorithm": "crd", **PRIVATE}, "algorithm: crd keeps state per example, which privacy does not cover"),
         (

@@ -163,7 +163,7 @@ def test_runs_resume_to_the_bit(privacy: Privacy, algorithm: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"parts": {}}, "privacy.parts.control: missing; Scaffold uploads it"),
+        ({"parts": {}}, "phases.0.algorithm: Scaffold uploads 'control', which needs a clip norm"),
         ({"parts": {**JOINT.parts, "other": PrivatePart(1.0)}}, "privacy.parts.other: no algorithm uploads this part"),
         (
             {"parts": {"control": PrivatePart(1.0, share=1.0)}},
