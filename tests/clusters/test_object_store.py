@@ -189,7 +189,7 @@ def test_commands_take_urls(
     assert run(tmp_path / "a", "--out", str(tmp_path / "local")).returncode == 0
     for words in (["report", url], ["table", url], ["watch", url, "--once"], ["diff", url, "local", "--no-again"]):
         assert main(words) == 0, capsys.readouterr().err
-    assert "completed after 8 rounds" in capsys.readouterr().out
+    assert "round 8 of 8" in capsys.readouterr().out
     assert (tmp_path / "report.html").exists()
     found, local = simfl.load(url), simfl.load(tmp_path / "local")
     assert found.summary["state_sha256"] == local.summary["state_sha256"]
