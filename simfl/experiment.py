@@ -284,7 +284,7 @@ class Prometheus:
 
     port: Port = 9464  # of the HTTP endpoint; if it is in use, the next free one of 100; 0: any free port
     host: str = "127.0.0.1"  # address that the endpoint listens on; it has no password
-    through: Literal["auto", "endpoint", "ray"] = "auto"  # auto: Ray's metrics where a cluster was joined, else endpoint
+    through: Literal["auto", "endpoint", "ray"] = "auto"  # auto: Ray's metrics in a joined cluster, else the endpoint
 
 
 @dataclass(frozen=True)

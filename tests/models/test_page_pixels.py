@@ -80,7 +80,7 @@ def test_a_processor_is_saved_with_its_settings_and_loaded_again(tmp_path: Path)
     config = {"model_type": "smolvlm", "vision_config": vision, "text_config": text, "scale_factor": 2}
     model = HuggingFace(config=config)
     processor: Any = model.tokenizer().processor
-    model.build(Task(1)).save_pretrained(tmp_path)  # type: ignore[operator]
+    model.build(Task(1)).save_pretrained(tmp_path)
     processor.save(tmp_path)
     loaded: Any = HuggingFace(weights=str(tmp_path)).tokenizer().processor
     assert processor.processor.image_seq_len == loaded.processor.image_seq_len == 4
