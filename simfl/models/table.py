@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,7 @@ def _form(model: Any, task: Task) -> str:
     return "stacked" if ungrouped_params(module, trained) else "grouped"
 
 
+@cache
 def render() -> str:
     """Return the page."""
     lines = []

@@ -97,6 +97,7 @@ class Federation:
             sampled,
             self.rate,
             steps * self.rate,
+            1 << 30,
         ]
         update = ClientUpdate(*(torch.tensor(float(fact), dtype=torch.float64) for fact in facts))
         kept = self.client_states.get(k) or algorithm.init_client(received, update)

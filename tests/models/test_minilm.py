@@ -91,7 +91,7 @@ def test_a_bert_of_another_size_is_rejected(tmp_path: Path) -> None:
 
 
 def test_a_missing_package_of_weights_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PACKAGED, "minilm", "no_package_of_this_name")
+    monkeypatch.setitem(PACKAGED, "minilm", PACKAGED["minilm"]._replace(module="no_package_of_this_name"))
     with pytest.raises(ConfigError, match=r"^model.text: the package of 'minilm' is not installed; pip install 'simfl"):
         Vault(size="small", text="minilm").build(TASK)
     assert build_on_meta(Vault(size="small", text="minilm"), TASK).bert.layer[5].output.dense.weight.shape == (

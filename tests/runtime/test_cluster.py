@@ -199,6 +199,7 @@ def starts_in_the_usual_way(ray: FakeModule) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_run_on_ray_works_without_the_package(tmp_path: Path) -> None:
     """A copy of simfl from which the folder was deleted; weights are those of a run in one process."""
     copy = tmp_path / "source" / "simfl"

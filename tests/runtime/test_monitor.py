@@ -189,7 +189,7 @@ def test_a_driver_that_is_stuck_in_a_call_of_a_lost_ray_is_ended_and_reported_by
     ended = subprocess.run([sys.executable, "-c", STUCK_COMMAND], capture_output=True, text=True, timeout=40)
     assert ended.returncode == monitor.LOST
     assert len(ended.stderr.splitlines()) == 1
-    assert "as Ray does when its raylet or its GCS ends" in ended.stderr
+    assert "waited in a call to a Ray that is lost" in ended.stderr
     assert "--resume" in ended.stderr
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from fakes import Faulty, Scattered, Stopping, Toy, experiment, model, run, scatter, traces
 
+from simfl.aggregation.columns import Columns
 from simfl.data.base import Dataset
 from simfl.errors import ClientError, ConfigError, DataError, RunError
 from simfl.runs import tables
@@ -139,7 +140,7 @@ def test_lost_client_update_is_detected(tmp_path, monkeypatch):
 
     def lossy(self, *given):
         results = train(self, *given)
-        results[-1].clients.pop()
+        results[-1].clients = Columns.of(list(results[-1].clients)[:-1])
         return results
 
     scatter(monkeypatch)

@@ -272,6 +272,7 @@ def test_times_are_logged_with_the_round_in_which_they_were_spent(
     assert [line["timings"]["evaluate"] > 0 for line in rounds] == [False, True, True]  # time spent waiting
 
 
+@pytest.mark.slow
 def test_overlapped_run_on_ray_has_the_same_results(tmp_path: Path, ray_session: None) -> None:
     run(plain(scaffold(rounds=3)), tmp_path / "plain")
     run(scaffold(rounds=3), tmp_path / "overlapped", workers=2)

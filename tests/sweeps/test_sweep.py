@@ -373,6 +373,7 @@ def test_a_sweep_at_a_url_can_be_resumed_on_another_machine(tmp_path: Path, monk
         assert (forked["folder"], forked["step"]) == (f"{url}/runs/a", 2)
 
 
+@pytest.mark.slow
 def test_ray_workers_write_their_runs_to_the_url(tmp_path: Path, ray_session: None) -> None:
     url = f"file://{tmp_path}/copy"
     labelled = sweep_of(BASE, replace(BASE, seed=2))

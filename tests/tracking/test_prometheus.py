@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ from simfl.tracking.events import PoolLoad, TrackingEvent
 from simfl.tracking.grafana import PANELS, dashboard, scrape_settings
 from simfl.tracking.prometheus import SPECS, MetricSample, RunMetrics, check
 
-TRACKED = Tracking(prometheus=Prometheus(port=0))
+ENDPOINT = Prometheus(port=0, through="endpoint")  # not auto: other tests may have joined a cluster
+TRACKED = Tracking(prometheus=ENDPOINT)
 SAMPLE = re.compile(r"^(?:ray_)?(simfl_\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 Samples = dict[tuple[str, str], float]  # (name, the labels besides those of the run) -> value
@@ -106,7 +107,7 @@ def test_next_free_port_is_used_and_reported(tmp_path: Path) -> None:
     display = Scraping()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        run(experiment(rounds=1, tracking=Tracking(prometheus=Prometheus(port=port))), tmp_path, display=display)
+        run(experiment(rounds=1, tracking=Tracking(prometheus=replace(ENDPOINT, port=port))), tmp_path, display=display)
     assert f"(port {port} is in use)" in next(text for text in display.messages if "Prometheus" in text)
 
 

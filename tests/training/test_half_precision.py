@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import simfl
+from simfl.aggregation.columns import Columns
 from simfl.aggregation.round import CohortResult, RoundAggregator
 from simfl.aggregation.tree import PartSums
 from simfl.errors import ConfigError
@@ -98,7 +99,7 @@ def test_uploads_in_half_precision_are_summed_in_float32(block):
             {"weights": {"w": uploads[first : first + block]}}, [1000.0, 3000.0][first : first + block], block, False
         )
     result.sums, result.dtypes = sums.totals(), sums.dtypes
-    result.clients = [{"weight": 1000.0}, {"weight": 3000.0}]
+    result.clients = Columns.of([{"weight": 1000.0}, {"weight": 3000.0}])
     aggregator = RoundAggregator({"weights": "weighting"}, 2)
     aggregator.take(result)
     mean = aggregator.mean().means["weights"]["w"]
