@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -103,7 +103,7 @@ def _plain_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
 
 
 def step_peak(
-    loss_of: Callable[[Weights], Tensor], leaves: Mapping[str, Tensor], known: Iterable[Tensor], fake: FakeTensorMode
+    loss_of: Callable[[Weights], Tensor], leaves: Mapping[str, Tensor], known: Iterable[Tensor], traced: bool = False
 ) -> int:
     """Return the most bytes that a training step holds beyond the known tensors: activations, gradients, temporaries.
 
@@ -111,11 +111,15 @@ def step_peak(
         loss_of: Returns the loss, a scalar, for the trained tensors.
         leaves: The trained tensors, with or without values.
         known: Tensors that the step reads and does not create.
-        fake: The mode under which the tensors have no values.
+        traced: Compute with fake tensors, as where a program is traced; slower, and models of transformers then read
+            no values. Else every operation is run as it is, on the device `meta` if the tensors are there.
     """
-    with fake:
-        trained = {name: fake.from_tensor(t).detach().requires_grad_() for name, t in leaves.items()}
-        memory = LiveMemory([*trained.values(), *(fake.from_tensor(t) for t in known)])
+    fake = FakeTensorMode(allow_non_fake_inputs=True) if traced else None
+    as_given: Callable[[Tensor], Tensor] = lambda t: t
+    shaped = as_given if fake is None else fake.from_tensor
+    with fake or nullcontext():
+        trained = {name: shaped(t).detach().requires_grad_() for name, t in leaves.items()}
+        memory = LiveMemory([*trained.values(), *map(shaped, known)])
         with memory, fused_attention():
             loss = loss_of(trained)
             gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)

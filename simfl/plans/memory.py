@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from simfl.errors import ConfigError, SimflError
 from simfl.parameter_groups import pick
@@ -163,15 +164,17 @@ class _LocalTraining:
 
         That of the largest micro-step. None if examples cannot be built from shapes, or the model depends on values.
         """
+        for traced in (False, True):
+            with suppress(SimflError, NotImplementedError, RuntimeError, DataDependentOutputException):
+                return self._step(traced)
+        return None
+
+    def _step(self, traced: bool) -> int:
+        """Return the bytes, under bf16 too: autocast keeps casts of the weights besides activations of both kinds."""
         stage = self.messages.stage
-        fake = FakeTensorMode(allow_non_fake_inputs=True)
-        try:
-            rows = torch.zeros(stage.phase.local.batch_size, dtype=torch.int64, device="meta")
-            batch = stage.load_examples().take(rows)
-            most = max(self._peak(micro.forwards, batch, fake) for micro in stage.phase.algorithm.micro_steps())
-        except (SimflError, NotImplementedError, RuntimeError, DataDependentOutputException):
-            return None
-        return most  # under bf16 as well: autocast keeps casts of the weights besides activations of both kinds
+        rows = torch.zeros(stage.phase.local.batch_size, dtype=torch.int64, device="meta")
+        batch = stage.load_examples().take(rows)
+        return max(self._peak(micro.forwards, batch, traced) for micro in stage.phase.algorithm.micro_steps())
 
     def row(self) -> int:
         """Return the bytes of an example on the device, without tables that several share; 0 if it is not known."""
@@ -180,7 +183,7 @@ class _LocalTraining:
         except (SimflError, NotImplementedError, RuntimeError):
             return 0
 
-    def _peak(self, runs: Iterable[str], batch: Batch, fake: FakeTensorMode) -> int:
+    def _peak(self, runs: Iterable[str], batch: Batch, traced: bool) -> int:
         """Return the peak of the forward passes of a micro-step and their backward pass."""
         stage, messages = self.messages.stage, self.messages
 
@@ -196,7 +199,7 @@ class _LocalTraining:
             return total
 
         known = [*stage.network.module.parameters(), *stage.network.module.buffers(), *batch.values()]
-        return step_peak(loss_of, {name: t.detach().to("meta") for name, t in self.start.items()}, known, fake)
+        return step_peak(loss_of, {name: t.detach().to("meta") for name, t in self.start.items()}, known, traced)
 
 
 def _model_bytes(module: nn.Module) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from fakes import SIZES, experiment
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from simfl import files
@@ -102,7 +101,7 @@ def test_a_step_holds_what_an_equal_step_with_values_allocates():
         gradients = torch.autograd.grad(loss_of(leaves), list(leaves.values()))
     del gradients
     assert known.live == 0
-    assert step_peak(loss_of, leaves, [x, y], FakeTensorMode(allow_non_fake_inputs=True)) == known.peak
+    assert step_peak(loss_of, leaves, [x, y]) == step_peak(loss_of, leaves, [x, y], traced=True) == known.peak
     hidden, weights = 32 * 256 * 4, sum(t.nbytes for t in leaves.values())
     assert hidden + weights <= known.peak <= 2 * hidden + weights  # all gradients, and that of the hidden layer
 
@@ -118,7 +117,7 @@ def test_attention_holds_no_matrix_of_scores(masked):
         return functional.scaled_dot_product_attention(*[weights["q"]] * 3, attn_mask=mask).sum()
 
     known = [mask] if masked else []
-    peak = step_peak(loss_of, {"q": q}, known, FakeTensorMode(allow_non_fake_inputs=True))
+    peak = step_peak(loss_of, {"q": q}, known, traced=True)
     assert 2 * q.nbytes <= peak < (2 * matrix if masked else matrix)
 
 
