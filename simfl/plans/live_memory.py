@@ -112,7 +112,7 @@ def step_peak(
         leaves: The trained tensors, with or without values.
         known: Tensors that the step reads and does not create.
         traced: Compute with fake tensors, as where a program is traced; slower, and models of transformers then read
-            no values. Else every operation is run as it is, on the device `meta` if the tensors are there.
+            no values. Else operations run on the device of the tensors, such as `meta`.
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True) if traced else None
     as_given: Callable[[Tensor], Tensor] = lambda t: t
