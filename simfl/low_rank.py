@@ -106,12 +106,6 @@ def truncated(name: str, tensor: Tensor, rank: Tensor) -> Tensor:
     return torch.where(kept.reshape([-1 if i == axis else 1 for i in range(tensor.dim())]), tensor, 0.0)
 
 
-def shape_at_rank(name: str, shape: Sequence[int], rank: int) -> tuple[int, ...]:
-    """Return the shape of a tensor cut to a rank."""
-    axis = rank_axis(name)
-    return tuple(min(size, rank) if i == axis else size for i, size in enumerate(shape))
-
-
 def mean_products(pairs: Sequence[LowRankPair], stacked: Mapping[str, Tensor], weights: Sequence[float]) -> Weights:
     """Return the weighted mean of the products of each pair, by layer, from factors stacked over K clients [K, ...].
 

@@ -299,3 +299,18 @@ def test_a_kill_while_packs_are_merged_loses_no_state(tmp_path, monkeypatch, at)
     assert FileClientStore(tmp_path).collect(kept, compact=True) >= 0
     assert FileClientStore(tmp_path).collect(kept) == 0
     FileClientStore(tmp_path).verify(kept)
+
+
+def test_a_damaged_file_is_kept_while_a_state_is_missing_and_then_named(tmp_path):
+    writer = FileClientStore(tmp_path)
+    lost, (name,) = writer.put(state(1)), names(tmp_path)
+    kept = writer.put(state(2))
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(content[:-1])
+    store = FileClientStore(tmp_path)
+    store.collect([lost, kept])
+    with pytest.raises(RunError, match=f"{lost} is missing; {name} is damaged"):
+        store.get(lost)
+    assert same(store.get(kept), state(2))
+    store.collect([kept])
+    assert name not in names(tmp_path)

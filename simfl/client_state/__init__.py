@@ -179,7 +179,8 @@ class FileClientStore:
         merged = {name for name in old if self._is_wasteful(name, old[name], compact)}
         merged |= self._small({name: digests for name, digests in old.items() if name not in merged})
         self._merge({name: live[name] for name in sorted(merged)})
-        self._delete({name for name in live if not live[name]} | merged | self._damaged)
+        damaged = set() if needed else self._damaged  # a missing state may be in one, which its reader then names
+        self._delete({name for name in live if not live[name]} | merged | damaged)
         for digest in self._cache.keys() - set(keep):
             self._drop(digest)
         for path in self.folder.glob(f"{files.TEMP}*"):
@@ -219,7 +220,7 @@ class FileClientStore:
         for name in names:
             (self.folder / name).unlink(missing_ok=True)
             self._packs.pop(name, None)
-        self._damaged = set()
+        self._damaged -= set(names)
         self._places = {digest: pack for pack in self._packs.values() for digest in pack.names}
 
     def _refresh(self) -> None:
