@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from fakes import SIZES, Faulty, Normalised, Stopping, Toy, experiment, run, the
 from simfl import files
 from simfl.algorithms import ALGORITHMS
 from simfl.algorithms.base import Algorithm
+from simfl.algorithms.fedex_lora import FedExLora
 from simfl.codecs.nf4 import Nf4
 from simfl.codecs.sparse import TopK
 from simfl.codecs.svd import Svd
@@ -95,6 +96,27 @@ def test_a_skipped_client_sends_nothing(tmp_path):
     summary = run(case, tmp_path / "run")
     assert missed == 1
     assert summary["plan"] == f"{MATCHES}; 1 skipped client updates sent nothing"
+
+
+@dataclass(frozen=True)
+class FailingFedEx(FedExLora):
+    """FedEx-LoRA in which a client fails in the second round."""
+
+    client: int = 0
+
+    def init_client(self, received, update):
+        if (int(update.client), int(update.round)) == (self.client, 1):
+            raise RuntimeError("fails")
+        return super().init_client(received, update)
+
+
+def test_the_change_of_the_base_is_smaller_without_a_skipped_client(tmp_path):
+    settings = {"on_error": "skip", "rounds": 3, "clients_per_round": 3}
+    failing = downloads(experiment(FailingFedEx(), **settings))[1][0]["client"]
+    case = experiment(FailingFedEx(client=failing), **settings)
+    summary = run(case, tmp_path / "run")
+    assert summary["plan"] == f"{MATCHES}; 1 skipped client updates sent nothing"
+    assert summary["bytes"]["download"] < plan(case, files.cache_folder()).bytes["download"]
 
 
 def downloads(case):
