@@ -9,16 +9,18 @@ from __future__ import annotations
 import hashlib
 import shutil
 import sys
-from contextlib import redirect_stderr
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
-from simfl.errors import ConfigError, nearest
-from simfl.files import cache_folder, in_turn, temp_path
+from simfl.errors import ConfigError, RunError, nearest
+from simfl.files import cache_folder, disk_error, in_turn, make_folder, temp_path
 from simfl.models.pretrained import reading
 
 VERSION = 1  # of the conversion; part of the name of the converted folder
@@ -51,6 +53,7 @@ def converted_folder(path: Path) -> Path:
 
     Raises:
         ConfigError: The package gguf is not installed, or transformers cannot read the file.
+        RunError: The cache cannot be written.
     """
     digest = _digest(path)
     folder = cache_folder() / "gguf" / f"{path.stem}-{digest}-v{VERSION}"
@@ -58,14 +61,22 @@ def converted_folder(path: Path) -> Path:
         return folder
     if find_spec("gguf") is None:
         raise ConfigError(f"model.weights: {path.name} needs the package gguf; pip install 'simfl[gguf]'")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with in_turn(
-        folder.parent / f"{folder.name}.lock", lambda: _say(f"waiting for another process, which converts {path.name}")
-    ):
+    make_folder(folder.parent)
+    lock, waiting = folder.parent / f"{folder.name}.lock", f"waiting for another process, which converts {path.name}"
+    with _on_disk(folder), in_turn(lock, lambda: _say(waiting)):
         if not folder.is_dir():
             _say(f"converting {path.name} once, into {folder}")
             _convert(path, folder)
     return folder
+
+
+@contextmanager
+def _on_disk(folder: Path) -> Iterator[None]:
+    """Raise RunError with one line if the disk refuses in the block."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(folder, error) from error
 
 
 def _convert(path: Path, folder: Path) -> None:
@@ -77,11 +88,15 @@ def _convert(path: Path, folder: Path) -> None:
     try:
         with reading(path), torch.device("cpu"), redirect_stderr(StringIO()):  # a progress bar that nothing turns off
             model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **options)
-            model.hf_quantizer = None  # the weights are float32 now; it would refuse to save them
-            model.config.quantization_config = None
+            tokenizer = AutoTokenizer.from_pretrained(path.parent, **options)
+        model.hf_quantizer = None  # the weights are float32 now; it would refuse to save them
+        model.config.quantization_config = None
+        try:
             model.save_pretrained(temp)
-            AutoTokenizer.from_pretrained(path.parent, **options).save_pretrained(temp)
-            temp.rename(folder)
+        except SafetensorError as error:  # which wraps the error of a full disk
+            raise RunError(f"{folder}: {error}") from error
+        tokenizer.save_pretrained(temp)
+        temp.rename(folder)
     finally:
         shutil.rmtree(temp, ignore_errors=True)
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from simfl.errors import ConfigError, nearest
+from simfl.errors import ConfigError, SimflError, nearest
 from simfl.models.adapters import Adapter
 from simfl.models.gguf import converted_folder, find_gguf
 from simfl.models.hf_processor import HfProcessor, add_tokens, load_processor, set_token_ids
@@ -356,7 +356,7 @@ def quiet_transformers(setting: str) -> Iterator[None]:
     logging.disable_progress_bar()
     try:
         yield
-    except (ConfigError, MemoryError):
+    except (SimflError, MemoryError):
         raise
     except Exception as error:  # transformers and its libraries have errors of many kinds for unfit settings and files
         reasons = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from simfl.errors import ConfigError
+from simfl.errors import ConfigError, RunError
 from simfl.models import gguf as gguf_files
 from simfl.models.hf import HuggingFace
 from simfl.models.pretrained import local_folder
@@ -136,6 +137,25 @@ def test_what_cannot_be_read_is_refused_in_one_line(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(gguf_files, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'simfl\[gguf\]'"):
         gguf_files.converted_folder(tmp_path / "two.gguf")
+
+
+def test_a_cache_that_cannot_be_written_is_named_in_one_line(
+    tmp_path: Path, model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf", model)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SIMFL_CACHE", str(tmp_path / "file"))
+    with pytest.raises(RunError, match=r"a file is in the place of a folder$"):
+        gguf_files.converted_folder(tmp_path / "tiny.gguf")
+    monkeypatch.setenv("SIMFL_CACHE", str(tmp_path / "cache"))
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", full)
+    with pytest.raises(RunError, match=r"No space left on device$"):
+        gguf_files.converted_folder(tmp_path / "tiny.gguf")
+    assert [path.name for path in (tmp_path / "cache" / "gguf").iterdir() if path.suffix != ".lock"] == []
 
 
 @pytest.mark.slow
