@@ -32,6 +32,7 @@ from simfl.weights import squared_norm
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = {  # by registry: the page that lists its components, how a component's line begins, how the page is written
     "algorithms": ("algorithms.md", "| [{name}](#{name}) |", "run `python docs/make_algorithms.py`"),
+    "availabilities": ("time.md", "| `{name}` |", "describe it there"),
     "codecs": ("codecs.md", "### {name}\n", "run `python docs/make_codecs.py`"),
     "schedules": ("algorithms.md", "### {name}\n", "run `python docs/make_algorithms.py`"),
     "server_optimizers": ("algorithms.md", "### {name}\n", "run `python docs/make_algorithms.py`"),

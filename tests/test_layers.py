@@ -30,6 +30,7 @@ LAYERS = (  # low to high; modules of one line may import one another, unless th
     ("generators", "keyed_random", "weights", "low_rank"),
     ("protocol", "client_state", "stacking"),
     REGISTRIES,
+    ("virtual_time",),
     ("experiment", "config"),
     ("privacy", "parameter_groups", "sampling"),
     ("aggregation",),

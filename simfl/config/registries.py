@@ -67,6 +67,9 @@ REGISTRIES: dict[str, RegistrySpec] = {
         key="kind",
         wrap="simfl.models.peft_method:wrap",
     ),
+    "availabilities": RegistrySpec(
+        "simfl.virtual_time.availability:Availability", "simfl.virtual_time:AVAILABILITIES", key="kind"
+    ),
     "algorithms": RegistrySpec("simfl.algorithms.base:Algorithm", "simfl.algorithms:ALGORITHMS"),
     "clusters": RegistrySpec("simfl.submit.cluster:Cluster", "simfl.submit.cluster:CLUSTERS", key="to"),
     "codecs": RegistrySpec("simfl.codecs.base:Codec", "simfl.codecs:CODECS"),

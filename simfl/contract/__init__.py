@@ -28,11 +28,13 @@ from simfl.contract.factorizations import check_factorization
 from simfl.contract.models import check_adapter, check_model, check_objective
 from simfl.contract.optimizers import check_schedule, check_server_optimizer
 from simfl.contract.search import check_pruner, check_sampler
+from simfl.contract.time import check_availability
 from simfl.errors import ConfigError, SimflError
 
 CHECKS: dict[str, Callable[[Any], Iterator[str]]] = {  # by registry; each yields one line per broken rule
     "adapters": check_adapter,
     "algorithms": check_algorithm,
+    "availabilities": check_availability,
     "clusters": check_cluster,
     "codecs": check_codec,
     "data": check_data,
