@@ -40,6 +40,8 @@ def build_text(series: Sequence[Row]) -> str:
     struck = [row for one in series for row in one["trials"] if row["struck"]]
     problems = Counter(problem for row in struck for problem in row["problems"])
     totals = ", ".join(f"{problems[kind]} {kind}" for kind in KINDS if problems[kind] or kind in KINDS[:4])
+    early = sum(not _has_begun(row) for row in struck)
+    totals += f"; {early} came before Python had begun to run simfl" if early else ""
     where = "; ".join(
         f"{sum(row['struck'] for row in one['trials'])} in {one['seconds']} s on {one['cores']} CPU cores,"
         f" seed {one['seed']}"
@@ -77,6 +79,11 @@ def _outcomes(rows: Iterable[Row]) -> str:
     return "; ".join(f"{count} × {text}" for text, count in sorted(counts.items(), key=lambda one: -one[1]))
 
 
+def _has_begun(row: Row) -> bool:
+    """Return whether Python had begun to run simfl when the fault struck."""
+    return bool(row.get("began", True))
+
+
 def _outcome(row: Row) -> str:
     code, problems = row["code"], ", ".join(row["problems"])
     if code == 0:
@@ -85,8 +92,10 @@ def _outcome(row: Row) -> str:
         text = "did not end"
     elif code == -signal.SIGKILL:
         text = "killed, resumed bit-identical"
+    elif code < 0 and not _has_begun(row):
+        text = "ended by the system before Python had begun to run simfl, started again, bit-identical"
     elif code < 0:
-        text = "ended by the signal, without a line, before its program had begun; resumed, bit-identical"
+        text = "ended by the signal, without a line, resumed bit-identical"
     else:
         text = f"exit code {code} with one line, resumed bit-identical"
     if "lost" in row["problems"]:

@@ -2,8 +2,9 @@
 
 The kernel kills a process when memory is short, and Ray ends a driver whose raylet has died, both without a word. The
 parent is a fork from before anything is imported; it passes signals on, waits, and prints one line if the run ended
-without its last word. Processes that the run leaves, as agents of a Ray whose raylet was killed, become children of the
-parent, which ends them. If the parent is killed, the run is killed too.
+without its last word, as by a signal that comes before the run can save a checkpoint. Processes that the run leaves, as
+agents of a Ray whose raylet was killed, become children of the parent, which ends them. If the parent is killed, the
+run is killed too.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from simfl.runtime.descendants import adopt_orphans, end_descendants, end_with_parent
@@ -39,6 +40,8 @@ def supervised(command: Callable[[], int]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # until both processes can handle them
     process = os.fork()
     if process == 0:
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent reports it better than a KeyboardInterrupt
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         os.close(ended)
         return _run(command, last_word, parent)
@@ -56,6 +59,28 @@ def supervised(command: Callable[[], int]) -> int:
     if not word:
         return INTERRUPTED if -status in FORWARDED else LOST
     return status if status >= 0 else 128 - status
+
+
+@contextmanager
+def reported_signals() -> Iterator[None]:
+    """End this process with a line and exit code 130 on a signal in the block, or one that was blocked before it.
+
+    For the imports of a command that has no parent. An ignored signal, as SIGHUP under nohup, stays ignored.
+    """
+    numbers = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, _end) for number in numbers}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """Print a line and end this process, which holds nothing yet."""
+    os.write(2, f"simfl: interrupted by {signal.Signals(number).name}\n".encode())
+    os._exit(INTERRUPTED)
 
 
 def _run(command: Callable[[], int], last_word: int, parent: int) -> int:

@@ -99,19 +99,43 @@ def test_command_is_killed_with_its_parent() -> None:
     process.communicate()
 
 
-def test_signal_during_the_imports_ends_a_run_with_a_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["run", "plan"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_during_the_imports_ends_a_command_with_a_line(
+    tmp_path: Path, command: str, number: signal.Signals
+) -> None:
     """A stand-in for a library takes long to be imported."""
     (tmp_path / "click.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(600)\n")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "simfl", "run", "x.yaml"], env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    process = start_simfl(tmp_path, command)
     assert process.stdout is not None
     assert process.stdout.readline() == "importing\n"
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     code, errors = end(process)
     assert (code, errors.count("\n")) == (130, 1)
+    assert errors.startswith(f"simfl: interrupted by {number.name}")
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_signal_before_a_command_has_its_parent_or_handler_is_held(tmp_path: Path, command: str) -> None:
+    """A stand-in for the first module that is imported after the first line."""
+    (tmp_path / "ctypes.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nCDLL = print\n")
+    code, errors = end(start_simfl(tmp_path, command))
+    assert (code, errors.count("\n")) == (130, 1), errors
     assert errors.startswith("simfl: interrupted by SIGTERM")
+
+
+def test_nothing_is_imported_before_signals_are_held() -> None:
+    program = "import sys; from simfl import __main__; print(*[name for name in sys.modules if 'simfl.' in name])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["simfl.__main__"]
+
+
+def start_simfl(folder: Path, command: str) -> subprocess.Popen[str]:
+    """Run a command of simfl with the modules of a folder before all others."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "simfl", command, "x.yaml"], env={**os.environ, "PYTHONPATH": str(folder)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
 
 
 def test_processes_that_the_run_leaves_are_ended() -> None:

@@ -60,6 +60,7 @@ class Outcome:
     repeated: int = 0  # rounds in the log that the resumed run trained again
     orphans: tuple[str, ...] = ()  # processes of the run that were left 5 s after its end
     struck: bool = True  # False: the run was over before
+    began: bool = True  # False: Python had not yet begun to run simfl, so that the system's default ended the process
     output: str = ""  # kept where there is a problem
 
 
@@ -76,6 +77,7 @@ class Trial:
     nodes: list[Any] = field(default_factory=list)  # nodes of the cluster besides its head
     where: str = ""
     began: float = 0.0  # when the fault struck
+    is_listening: bool = True  # whether the process of the command handled or held SIGTERM then
 
     @property
     def out(self) -> Path:
@@ -119,8 +121,9 @@ class Trial:
             return False
         time.sleep(pause)
         assert self.process is not None
-        rounds, self.began = self.num_rounds(), time.monotonic()
+        rounds = self.num_rounds()
         self.where = f"after round {rounds}" if rounds else AT_START
+        self.is_listening, self.began = is_listening(self.process.pid), time.monotonic()
         return self.process.poll() is None
 
 
@@ -145,6 +148,14 @@ def children_of(process: int) -> list[int]:
         text = Path(f"/proc/{process}/task/{process}/children").read_text()
         return [int(word) for word in text.split()]
     return []
+
+
+def is_listening(process: int) -> bool:
+    """Return whether a process handles or holds SIGTERM; until Python runs simfl, the default ends it."""
+    with suppress(OSError):
+        masks = re.findall(r"^Sig(?:Blk|Cgt):\s*(\w+)", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
+        return any(int(mask, 16) & 1 << (signal.SIGTERM - 1) for mask in masks)
+    return True
 
 
 def kill(process: int, number: int) -> None:
@@ -360,7 +371,8 @@ def _disturb(trial: Trial, fault: str, number: int) -> Outcome:
     if code is None or (code == 3 and seconds > limit + SLACK):
         problems.append("hung")
     by_user = code == -signal.SIGKILL  # the process was killed itself and can say nothing
-    if code not in (0, None) and not by_user and not _is_reported(code, lines, output):
+    began = trial.is_listening or code is None or code >= 0
+    if began and code not in (0, None) and not by_user and not _is_reported(code, lines, output):
         problems.append("silent")
     if "Traceback" in output:
         problems.append("traceback")
@@ -369,7 +381,7 @@ def _disturb(trial: Trial, fault: str, number: int) -> Outcome:
     line = lines[-1] if lines else ""
     return Outcome(
         fault, number, trial.where, code, round(seconds, 2), line.replace(str(trial.folder), "…"), tuple(problems),
-        orphans=orphans, struck=struck, output=output if problems else "",
+        orphans=orphans, struck=struck, began=began, output=output if problems else "",
     )  # fmt: skip
 
 
