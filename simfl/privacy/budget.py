@@ -177,7 +177,7 @@ def _scheme(experiment: Experiment, population: Population, discrete: tuple[Disc
     privacy = experiment.privacy
     assert privacy is not None
     if privacy.deployment is None:
-        return Scheme(privacy, experiment.phases, population, discrete)
+        return Scheme(privacy, experiment.phases, population, discrete, experiment.secure_aggregation)
     deployment, trained = privacy.deployment, population.num_clients
     cohort = max(expected_clients(phase, trained) for phase in experiment.phases)
     for key, given, least in (

@@ -97,16 +97,20 @@ class DiscreteNoise:
 def discrete_noise(
     privacy: Privacy, secure: SecureAggregation, phase: Phase, num_clients: int, num_values: int
 ) -> DiscreteNoise:
-    """Return the noise of a phase whose clients upload this many values.
+    """Return the noise of a phase whose clients upload this many values."""
+    survivors = fewest_survivors(secure, phase, num_clients)
+    return DiscreteNoise(privacy.mechanism, secure.levels, padded(num_values), survivors)
 
-    Where clients may drop out, or their number is random, only the fewest survivors are sure to have added noise.
+
+def fewest_survivors(secure: SecureAggregation, phase: Phase, num_clients: int) -> int:
+    """Return the fewest clients whose uploads, and so whose noise, are in a released sum.
+
+    Where clients may drop out, or their number is random, only those that the protocol needs are sure to be in it.
     """
     count = num_sampled(phase, num_clients)
     if count is not None and secure.dropout == 0.0:
-        survivors = count
-    else:
-        survivors = max(secure.min_survivors or 1, secure.threshold_for(count or num_clients))
-    return DiscreteNoise(privacy.mechanism, secure.levels, padded(num_values), survivors)
+        return count
+    return max(secure.min_survivors or 1, secure.threshold_for(count or num_clients))
 
 
 def padded(count: int) -> int:

@@ -8,6 +8,9 @@
     formula    The analysis of PFL-DocVQA (Tito et al. 2024, theorem B.9): a Poisson sample at the rate
                q = (K/N)·M/min|G| with the sigma of one client. It assumes that units are sampled independently.
 
+Where clients add noise and some may leave a round of secure aggregation, an average has the noise of the fewest that
+its protocol accepts.
+
 In a sample of fixed size, an added unit replaces another one, so two samples differ by up to 2S: half the sigma. With
 `zero_out` the slot of a unit remains and its update becomes zero; that the slot was sampled may be visible, and its
 probability is then part of `client_rate`.
@@ -29,10 +32,10 @@ import numpy as np
 
 from simfl.algorithms.base import Algorithm
 from simfl.data.partition.manifest import Partition
-from simfl.experiment import Phase, Privacy
+from simfl.experiment import Phase, Privacy, SecureAggregation
 from simfl.privacy.accounting import Event, History
 from simfl.privacy.correlated import Correlation
-from simfl.privacy.discrete import DiscreteNoise
+from simfl.privacy.discrete import DiscreteNoise, fewest_survivors
 from simfl.sampling import num_sampled
 
 VIEWS = ("averages", "messages", "formula")
@@ -69,6 +72,7 @@ class Scheme:
     phases: tuple[Phase, ...]
     population: Population
     discrete: tuple[DiscreteNoise, ...] = ()  # integer noise of each phase, where each client adds a share of it
+    secure: SecureAggregation | None = None  # its clients may leave a round, and their noise with them
 
     @property
     def adjacency(self) -> str:
@@ -177,8 +181,8 @@ class Scheme:
         if privacy.unit == "record":
             rate = min(1.0, phase.local.batch_size / size)
             return Event(sigma, rate, client_rate, _steps(phase, size))
-        if privacy.noise == "client" and view == "averages" and clients is not None and _keeps_no_upload(phase):
-            sigma *= self._combined_noise(clients)
+        if privacy.noise == "client" and view == "averages" and _keeps_no_upload(phase):
+            sigma *= self._combined_noise(phase)
         if privacy.unit == "group":
             sampled = Sample(size, privacy.groups_per_client, privacy.group_rate)
             return _sampled(privacy, sigma, client_rate, sampled, adjacency)
@@ -193,16 +197,22 @@ class Scheme:
             return {"message_multiplier": sigma, "average_multiplier": sigma}
         if self.privacy.noise in ("central", "distributed"):
             return {"message_multiplier": 0.0, "average_multiplier": sigma}
-        clients = num_sampled(phase, self.population.num_clients)
-        return {"message_multiplier": sigma, "average_multiplier": sigma * self._combined_noise(clients or 1)}
+        return {"message_multiplier": sigma, "average_multiplier": sigma * self._combined_noise(phase)}
 
-    def _combined_noise(self, clients: int) -> float:
+    def fewest_uploads(self, phase: Phase) -> int:
+        """Return the fewest uploads of which an average is released; 1 if their number is random."""
+        count = num_sampled(phase, self.population.num_clients)
+        if count is None or self.secure is None:
+            return count or 1
+        return fewest_survivors(self.secure, phase, self.population.num_clients)
+
+    def _combined_noise(self, phase: Phase) -> float:
         """Return the noise of an average over clients, in units of the noise of one client.
 
         Where each client divides by its own number m of units, this is m_min·√(Σ 1/m²) for a unit of the client with
         the fewest; at worst, all others have the most.
         """
-        privacy = self.privacy
+        privacy, clients = self.privacy, self.fewest_uploads(phase)
         if privacy.unit != "group" or privacy.denominator == "fixed":
             return math.sqrt(clients)
         if privacy.group_rate is not None:  # numbers at random, which may be far apart

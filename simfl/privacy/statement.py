@@ -189,8 +189,17 @@ def _mechanism(budget: Budget) -> str:
         f"**Mechanism.** The unit's {what} is clipped to the norm {clip} and summed with others, and noise is added"
         f" {where}, before encoding. Noise multipliers (standard deviation over the largest change by one unit): of a"
         f" client's message {_epsilon(multipliers['message_multiplier'])}, of the released average"
-        f" {_epsilon(multipliers['average_multiplier'])}.{_parts(privacy)}{_correlation(budget)}"
+        f" {_epsilon(multipliers['average_multiplier'])}.{_leaving(budget)}{_parts(privacy)}{_correlation(budget)}"
     )
+
+
+def _leaving(budget: Budget) -> str:
+    """Describe the noise of an average where clients may leave a round of secure aggregation."""
+    secure = budget.scheme.secure
+    if secure is None or secure.dropout == 0.0:
+        return ""
+    fewest = min(map(budget.scheme.fewest_uploads, budget.phases))
+    return f" Clients may leave a round: that of the average is the noise of the fewest accepted uploads, {fewest}."
 
 
 def _parts(privacy: Privacy) -> str:

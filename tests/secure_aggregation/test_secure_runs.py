@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from simfl.experiment import AdaptiveClip, Codecs, Experiment, LedgerRule, Priva
 from simfl.optimizers.server import Adam
 from simfl.plans.plan import plan
 from simfl.privacy.budget import Budget, forecast
+from simfl.privacy.statement import statement
 from simfl.runs.results import Run
 from simfl.secure_aggregation import channel
 from simfl.session.callbacks import NullDisplay
@@ -232,6 +234,25 @@ def test_distributed_noise_is_accounted_for_the_fewest_survivors() -> None:
     assert epsilon(coarse) > 1.2 * epsilon(whole)  # rounding lengthens the largest change
     with pytest.raises(ConfigError, match="accounted with the model's size"):
         forecast(noisy(), num_clients=10)
+
+
+@pytest.mark.parametrize("units", [{"unit": "client"}, {"unit": "group", "groups_per_client": 2, "min_groups": 3}])
+def test_noise_of_clients_that_may_leave_is_accounted_for_the_fewest_uploads(units: dict[str, Any]) -> None:
+    privacy = Privacy(clip=0.5, noise="client", noise_multiplier=2.0, adjacency="zero_out", **units)
+
+    def given(settings: SecureAggregation | None) -> tuple[float, str]:
+        whole = experiment(
+            "fedavg", participation=0.8, weighting="uniform", privacy=privacy, secure_aggregation=settings
+        )
+        budget = Budget.of(whole, num_clients=10)
+        return budget.scheme.multipliers(2.0)["average_multiplier"] / 2.0, statement(budget, budget.everything)
+
+    assert given(None)[0] == given(SECURE)[0] == math.sqrt(8)
+    assert given(replace(SECURE, late_dropout=0.2))[0] == math.sqrt(8)  # these have uploaded before they leave
+    multiplier, text = given(LEAVING)
+    assert multiplier == 2.0  # at least four uploads
+    assert "the noise of the fewest accepted uploads, 4" in " ".join(text.split())
+    assert given(replace(LEAVING, min_survivors=6))[0] == math.sqrt(6)
 
 
 def test_the_statement_names_whom_to_trust(tmp_path: Path) -> None:
