@@ -10,9 +10,10 @@ import io
 import json
 import os
 import random
+import resource
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,7 @@ from simfl.tracking.watch import RunView
 
 SEED, SECONDS = int(os.environ.get("SIMFL_FUZZ_SEED", 1)), float(os.environ.get("SIMFL_FUZZ_SECONDS", 60))
 FAST, SLOWEST = 12, 60.0  # files of each format in the fast test; seconds that one file may take
+LARGEST, RESERVED = 1 << 30, 8 << 30  # bytes that a file may use and reserve: Pillow's largest image needs 0.5 GiB
 INTERESTING = (b"\x00", b"\xff" * 4, b"\x80", b"\x1b[2J", b"..", b"/../", b"%n", b"-1", b"1e999", b"NaN", b"[" * 2000)
 EXPERIMENT = """name: a
 data: digits
@@ -185,14 +187,30 @@ def try_file(format: Format, folder: Path, draws: random.Random) -> None:
     format.write(path)
     content = damaged(path.read_bytes(), draws)
     path.write_bytes(content)
-    began = time.monotonic()
+    began, most = time.monotonic(), resident()
     try:
         with suppress(SimflError):
             format.read(path)
     except Exception as error:
         raise AssertionError(f"{type(error).__name__}: {error}; content: {content[:2000]!r}") from error
     assert time.monotonic() - began < SLOWEST
+    assert resident() - most < LARGEST, f"memory grew by {resident() - most:,} bytes; content: {content[:2000]!r}"
     assert [found.name for found in folder.iterdir()] == ["set"], "a file was written outside of the folder"
+
+
+def resident() -> int:
+    """Return the largest resident memory of this process so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@pytest.fixture(autouse=True)
+def bounded_memory() -> Iterator[None]:
+    """Let a reservation of memory beyond RESERVED raise MemoryError, before it takes the machine with it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + RESERVED, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 IDS: Any = [format.name for format in FORMATS]

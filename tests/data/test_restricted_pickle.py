@@ -8,7 +8,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from simfl.data.io.restricted_pickle import UNPICKLE_ERRORS, load_object_array, loads
+from simfl.data.io.restricted_pickle import UNPICKLE_ERRORS, check_sizes, load_object_array, loads
 from simfl.errors import DataError
 
 RECORD = {
@@ -178,3 +178,53 @@ def test_load_object_array_refuses_numeric_arrays_and_missing_files(tmp_path):
         load_object_array(tmp_path / "a.npy")
     with pytest.raises(DataError, match="No such file"):
         load_object_array(tmp_path / "b.npy")
+
+
+def repeated_array(times: int) -> bytes:
+    """Return a list with the same array of 50,000 values, which is rebuilt from the same bytes each time."""
+    raw = b"B" + (400_000).to_bytes(4, "little") + bytes(400_000) + b"q\x00"
+    kind = type_pickle(b"\x8c\x02f8") + b"(K\x03\x8c\x01<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tbq\x01"
+    maker = b"\x8c\x13numpy._core.numeric\x8c\x0b_frombuffer\x93q\x02"
+    one = b"h\x02(h\x00h\x01J" + (50_000).to_bytes(4, "little") + b"\x85\x8c\x01CtR"
+    return b"\x80\x04]" + raw + b"a" + kind + b"a" + maker + b"a(" + one * times + b"e."
+
+
+def nested_set(times: int) -> bytes:
+    """Return a list of sets made from one list of 100,000 numbers."""
+    items = b"](" + b"".join(b"J" + i.to_bytes(4, "little") for i in range(100_000)) + b"eq\x00"
+    one = b"\x8c\x08builtins\x8c\x03set\x93h\x00\x85R"
+    return b"\x80\x04]" + items + b"a(" + one * times + b"e."
+
+
+def test_unpickler_reads_repeated_values_within_the_size_of_the_file():
+    assert len(loads(repeated_array(20))[3]) == 50_000
+    assert len(loads(nested_set(20))) == 21
+
+
+@pytest.mark.parametrize(
+    ("bomb", "message"),
+    [
+        (b"\x80\x02Nr\xff\xff\xff\xff.", "a size of 4,294,967,295 in a pickle of 9 bytes"),  # a number of a variable
+        (b"\x80\x02Np4294967295\n.", "a size of 4,294,967,295"),
+        (b"\x80\x04\x8e\x00\x00\x00\x00\xff\x00\x00\x00.", "a size of 1,095,216,660,480"),  # a length
+        (b"\x80\x02X\xff\xff\xff\x7fabc.", "a size of 2,147,483,647"),
+        (array_pickle(b"J\xff\xff\xff\x7fK\x00\x86", b"C\x00"), "more values than the file has bytes"),  # empty lists
+        (repeated_array(2000), "more values than the file has bytes"),
+        (nested_set(2000), "more values than the file has bytes"),
+    ],
+    ids=["variable", "variable in digits", "length", "length of a text", "empty lists", "array again", "set again"],
+)
+def test_unpickler_refuses_what_needs_more_memory_than_its_file_explains(bomb, message):
+    with pytest.raises(pickle.UnpicklingError, match=message):
+        loads(bomb)
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+def test_sizes_of_sound_pickles_are_accepted(protocol):
+    content = [["a" * n for n in (0, 1, 255, 256, 70_000)], list(range(300)), [str(i) for i in range(1000)], b"x" * 300]
+    dumped = pickle.dumps([content, 2**70, 1.5, None, True, {"a": (1, 2, 3, 4)}], protocol)
+    check_sizes(dumped)
+    check_sizes(b"head" + dumped, 4)
+    for end in (len(dumped) - 1, len(dumped) // 2, 3):
+        with pytest.raises(pickle.UnpicklingError):
+            check_sizes(dumped[:end])
