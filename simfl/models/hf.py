@@ -20,6 +20,7 @@ from torch import nn
 
 from simfl.errors import ConfigError, SimflError, nearest
 from simfl.models.adapters import Adapter
+from simfl.models.composed import composed_folder, language_weights
 from simfl.models.gguf import converted_folder, find_gguf
 from simfl.models.hf_processor import HfProcessor, add_tokens, load_processor, set_token_ids
 from simfl.models.hf_tokenizer import HfTokenizer, load_tokenizer
@@ -195,8 +196,12 @@ class HuggingFace(WrappedModel):
         return self._found(self.weights, self._small_files)
 
     def _found(self, weights: str, files: tuple[str, ...]) -> Path:
-        """Return the folder of the weights, where a file gguf is converted to the layout of transformers."""
+        """Return the folder of the weights in the layout of transformers: files gguf converted, parts composed."""
         folder = weights_folder(weights, "model.weights", files)
+        language = language_weights(folder)
+        if language is not None:
+            with quiet_transformers("model.weights"):
+                return composed_folder(folder, lambda: self._found(language, (*HUB_FILES, *WEIGHT_FILES)))
         file = find_gguf(folder, self.gguf)
         if file is None:
             return folder

@@ -26,7 +26,10 @@ OWN_ATTRIBUTES = frozenset(vars(nn.Module())) | {
     "forward",
     "dropout_layer",
     "hf_tokenizer",
-}  # of every module, and what simfl sets
+    "_hf_hook",
+    "_old_forward",
+    "_output_capturing_hooks_installed",
+}  # of every module, what simfl sets, what accelerate sets to divide a model over GPUs, and a mark of transformers
 BIG = 1 << 20  # values from which a tensor is summed instead of hashed
 HUGE = 1 << 26  # values from which a parameter that is not trained is not copied
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}  # by bytes of a value
