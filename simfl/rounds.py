@@ -7,34 +7,43 @@ all call the same two functions. Clients are trained between the two calls, by w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from simfl.aggregation.columns import Columns
 from simfl.aggregation.round import Layout, RoundAggregator, Unmask
-from simfl.client_state import EMPTY
+from simfl.asynchronous.events import ScheduledRound
+from simfl.client_state import EMPTY, FileClientStore
 from simfl.data.partition.manifest import Partition
 from simfl.errors import RunError
+from simfl.optimizers.server import step_some
 from simfl.privacy.mechanism import Mechanism
 from simfl.privacy.observations import clipping_metrics, signal_to_noise
 from simfl.protocol import BASE, AggregatedUpdates, Parts, Weights
-from simfl.runs.record import round_rows
+from simfl.runs.record import TIMES, round_rows
+from simfl.runs.round_times import event_columns, time_columns, time_rows
 from simfl.runs.snapshot import Snapshot
 from simfl.runs.waiting_rows import Rows
-from simfl.sampling import expected_clients, sample_groups
+from simfl.sampling import expected_clients, num_sampled, sample_groups
 from simfl.secure_aggregation.channel import MASKED
 from simfl.secure_aggregation.protocol import SecureRound, secure_round
 from simfl.timing import timed
 from simfl.training.context import PhaseContext
-from simfl.training.plan import ClientPlans, CohortPlan, ExecutionMode, centralized, cohorts
-from simfl.transport.broadcast import Broadcast
+from simfl.training.plan import ClientPlans, CohortPlan, ExecutionMode, Origin, centralized, cohorts
+from simfl.transport.broadcast import Broadcast, BroadcastResult
 from simfl.transport.buffers import advanced_buffers
+from simfl.transport.late_upload import late_rows, refused_rows
 from simfl.transport.secure_upload import protocol_rows
 from simfl.transport.upload import BUFFERS
+from simfl.virtual_time.rounds import Request, RoundSchedule, schedule_round, start_round
+from simfl.virtual_time.selection import History
+from simfl.virtual_time.settings import RoundTime
+from simfl.virtual_time.times import ClientTimes
 
 
 class RoundDraft(NamedTuple):
@@ -59,6 +68,9 @@ class RoundPlan:
     protocol_rows: Columns = field(
         default_factory=Columns
     )  # of secure aggregation: its messages besides download and upload
+    schedule: RoundSchedule | None = None  # the round in virtual time; None without profiles
+    events: ScheduledRound | None = None  # of asynchronous training; None of a synchronous round
+    versions: Mapping[int, str] = field(default_factory=dict)  # stored versions after the round; see `keep_version`
 
     @property
     def is_lost(self) -> bool:
@@ -84,19 +96,110 @@ def plan_round(
         state: The state that the round starts from; its round number counts the finished rounds of the phase.
         draft: The round's draft, where it was made ahead of time.
     """
+    if context.phase.asynchronous is not None:
+        return _plan_server_step(context, partition, state)
+    if context.times is not None:
+        return _plan_timed_round(context, context.times, partition, state)
     sampled, client_plans, secure = draft or draft_round(context, partition, state.round)
     if secure is not None and secure.refusal and secure.settings.too_few == "stop":
         raise RunError(
             f"round {state.round + 1} of phase {context.index}: {secure.refusal}; too_few: skip leaves out such rounds"
         )
+    state, sent = _send(context, state, [] if context.phase.centralized else sampled)
+    client_plans = replace(client_plans, state_digests=_digests(client_plans, state))
+    protocol = Columns() if secure is None else Columns.of(protocol_rows(context.messages, secure))
+    return RoundPlan(state, sampled, client_plans, *sent, secure, protocol)
+
+
+def _send(context: PhaseContext, state: Snapshot, clients: list[int]) -> tuple[Snapshot, BroadcastResult]:
+    """Encode what these clients receive; return the state with the pairs of the phase, and what was sent."""
     if context.pairs:
         state = replace(state, server=replace(state.server, pairs=context.pairs))
     parts = context.phase.algorithm.download(state.server) | _changed_base(context, state) | state.extra_parts
-    receivers = [] if context.phase.centralized else sampled
-    received, rows, broadcast = state.broadcast.send(context.messages, state.round, parts, receivers, state.base_rank)
+    return state, state.broadcast.send(context.messages, state.round, parts, clients, state.base_rank)
+
+
+def _plan_timed_round(context: PhaseContext, times: ClientTimes, partition: Partition, state: Snapshot) -> RoundPlan:
+    """Plan a round in virtual time: only clients whose uploads will be applied are trained."""
+    settings, request = context.phase.time or RoundTime(), round_request(context, state.round)
+    start = start_round(times, settings, request, state.clock, _history(context, state))
+    sampled = start.clients.tolist()
+    state, sent = _send(context, state, sampled)
+    received = received_bytes(sent.rows, start.clients)
+    schedule = schedule_round(times, settings, request, state.clock, start, received)
+    applied = schedule.applied
+    client_plans = _client_plans(context, partition, state.round, start.clients[applied])
+    steps = schedule.steps[applied]
+    if (steps < times.steps[start.clients[applied]]).any():
+        client_plans = replace(client_plans, steps_per_unit=tuple(steps.tolist()))
     client_plans = replace(client_plans, state_digests=_digests(client_plans, state))
-    protocol = Columns() if secure is None else Columns.of(protocol_rows(context.messages, secure))
-    return RoundPlan(state, sampled, client_plans, received, rows, broadcast, secure, protocol)
+    return RoundPlan(state, sampled, client_plans, *sent, schedule=schedule)
+
+
+def _plan_server_step(context: PhaseContext, partition: Partition, state: Snapshot) -> RoundPlan:
+    """Plan a round of asynchronous training: those clients are trained whose updates its server step applies.
+
+    The download goes to the clients that start in the round, of which some may arrive in later ones.
+    """
+    number = state.round
+    events = context.events(state.phase_clock).round(number)
+    state, sent = _send(context, state, events.sampled)
+    plans = _client_plans(context, partition, number, np.array(events.clients, np.int64))
+    if missing := set(events.versions) - {number, *state.versions}:
+        raise RunError(f"round {number + 1} of phase {context.index}: version {min(missing)} of the model is not stored")
+    origins = tuple(
+        Origin(version, number - version, "" if version == number else state.versions[version])
+        for version in events.versions
+    )
+    plans = replace(plans, origins=origins, state_digests=_digests(plans, state))
+    return RoundPlan(state, events.sampled, plans, *sent, events=events)
+
+
+def keep_version(plan: RoundPlan, store: FileClientStore) -> RoundPlan:
+    """Store the download of an asynchronous round for clients that arrive in later ones; drop those not needed."""
+    events = plan.events
+    if events is None:
+        return plan
+    freed = set(events.freed)
+    versions = {version: digest for version, digest in plan.before.versions.items() if version not in freed}
+    if events.keeps_version:
+        versions[events.number] = store.put(plan.received)
+    return replace(plan, versions=versions)
+
+
+def round_request(context: PhaseContext, number: int) -> Request:
+    """Return how many clients a round asks for in virtual time; `number` counts from 0."""
+    phase = context.phase
+    return Request(num_sampled(phase, context.num_clients), phase.poisson or 0.0, context.sampling_seed, number)
+
+
+def received_bytes(rows: Columns, clients: np.ndarray) -> np.ndarray:
+    """Return the bytes that each client receives, int64 [n], from the ledger rows of a download."""
+    if not len(rows):
+        return np.zeros(len(clients), np.int64)
+    totals = np.zeros(len(clients), np.int64)
+    np.add.at(totals, np.searchsorted(clients, rows.column("client")), rows.column("payload_bytes"))
+    return totals
+
+
+def _history(context: PhaseContext, state: Snapshot) -> History | None:
+    """Return what earlier rounds of the phase have shown of each client; None where selection does not need it."""
+    if context.phase.time is None or not context.phase.time.selection.uses_losses:
+        return None
+    if not state.selection:
+        return History.empty(context.num_clients)
+    return History(*(state.selection[name].cpu().numpy() for name in History._fields))
+
+
+def _next_selection(context: PhaseContext, before: Snapshot, results: RoundAggregator) -> Weights:
+    """Return what the selection of clients knows after a round."""
+    history, clients = _history(context, before), results.clients
+    if history is None:
+        return {}
+    if clients:
+        numbers, losses = clients.column("client"), clients.column("loss").astype(np.float64)
+        history = history.after(before.round, numbers, losses, clients.column("examples").astype(np.float64))
+    return {name: torch.from_numpy(values) for name, values in history._asdict().items()}
 
 
 def _changed_base(context: PhaseContext, state: Snapshot) -> Parts:
@@ -158,9 +261,20 @@ def apply_round(context: PhaseContext, plan: RoundPlan, results: RoundAggregator
     if mechanism is not None and updates is not None:
         metrics |= _private_metrics(mechanism, plan, results, updates, expected)
     sent = [plan.download_rows, plan.protocol_rows]
+    if plan.schedule is not None and context.times is not None:
+        after = replace(after, clock=plan.schedule.end, selection=_next_selection(context, before, results))
+        sent.append(Columns.of(list(late_rows(context.times, plan.schedule, before.round))))
+    if plan.events is not None and context.times is not None:
+        after = replace(after, clock=plan.events.end, versions=plan.versions)
+        sent.append(Columns.of(list(refused_rows(context.times, plan.events.refused, before.round))))
     rows = round_rows(context, after, len(plan.client_plans), sent, results, metrics)
     if plan.secure is not None:
         rows["rounds"][0].update(_secure_columns(plan, results))
+    if plan.schedule is not None and context.times is not None:
+        rows["rounds"][0].update(time_columns(context.times, plan.schedule))
+        rows[TIMES] = time_rows(context.index, before.round, plan.schedule)
+    if plan.events is not None:
+        rows["rounds"][0].update(event_columns(plan.events))
     return after, rows
 
 
@@ -219,8 +333,10 @@ def _step_server(context: PhaseContext, before: Snapshot, updates: AggregatedUpd
     delta, algorithm_state = phase.algorithm.aggregate(server, updates)
     changes = phase.algorithm.base_change(server, updates)
     base = {name: (server.base[name].double() + change).float() for name, change in changes.items()}
-    optimizer = phase.server.at(before.round, phase.rounds)
-    weights, optimizer_state = optimizer.step(server.weights, delta, server.optimizer)
+    optimizer, low_rank = phase.server.at(before.round, phase.rounds), context.messages.low_rank
+    takes_turns = low_rank is not None and low_rank.selects
+    step = step_some if takes_turns else type(optimizer).step
+    weights, optimizer_state = step(optimizer, server.weights, delta, server.optimizer)
     server = replace(
         server,
         weights=weights,

@@ -56,6 +56,8 @@ class Algorithm:
         personal_params: Globs of trained tensors that stay on the client.
         frozen_params: Globs of tensors that the algorithm does not train.
         needs_pairs: Whether the algorithm needs low-rank adapters, whose factors it then finds in `Server.pairs`.
+        assigns: Whether `aggregate` returns the way to values that the server must reach exactly, so that its optimizer
+            must be `sgd` at the rate 1.
         changes_base: Whether `base_change` changes frozen tensors, those of the low-rank pairs.
         eval_models: Models that can be evaluated, and the pass that evaluates each. `eval_weights` returns their
             tensors; running statistics are those of the model that the pass names (`Forward.model`). The engine adds
@@ -75,6 +77,7 @@ class Algorithm:
     personal_params: ClassVar[tuple[str, ...]] = ()
     frozen_params: ClassVar[tuple[str, ...]] = ()
     needs_pairs: ClassVar[bool] = False
+    assigns: ClassVar[bool] = False
     changes_base: ClassVar[bool] = False
     eval_models: ClassVar[Mapping[str, Forward]] = {"global": Forward(), "personal": Forward()}
     needs_features: ClassVar[bool] = False
@@ -96,6 +99,24 @@ class Algorithm:
     def least_uploads(self) -> int:
         """Return the smallest number of uploads that `aggregate` is defined for, such as Krum's 2f + 3."""
         return 0
+
+    def why_synchronous(self) -> str:
+        """Return why updates from different versions of the model cannot be combined; empty if they can.
+
+        By default, an algorithm can run asynchronously if its server adds up deltas as FedAvg's does, since client
+        updates are functions of what each client received. Override it for a rule that holds for stale updates too.
+        """
+        kind = type(self)
+        if "gather" in self.reduce.values():
+            return "compares single uploads of one version"
+        if any(
+            getattr(kind, name) is not getattr(Algorithm, name) for name in ("aggregate", "contribution", "base_change")
+        ):
+            return "combines the uploads of a round by a rule that assumes one version"
+        selects = any(getattr(kind, name) is not getattr(Algorithm, name) for name in ("travels", "num_downloaded"))
+        if selects or self.client_ranks() is not None:
+            return "sends other tensors in each round or to each client"
+        return ""
 
     def products(self) -> Literal["", "logged", "needed"]:
         """Return how the clients' products of low-rank pairs are used; the server computes them from the uploads.
@@ -128,8 +149,11 @@ class Algorithm:
         """Return whether the engine calls `contribution`; if not, the decoded uploads are added up."""
         return type(self).contribution is not Algorithm.contribution
 
-    def downloads(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return those of the shared tensors that clients download: the others they compute in `start_weights`."""
+    def downloads(self, names: Sequence[str], round: int) -> tuple[str, ...]:
+        """Return those of the shared tensors that clients need from the server in a round, from 0.
+
+        The others have their initial values again, or are computed in `start_weights`.
+        """
         return tuple(names)
 
     # Client

@@ -44,7 +44,7 @@ class FLora(LowRank):
                 raise ConfigError(f"algorithm: flora merges adapters that start at zero, but {name} does not")
         return {}
 
-    def downloads(self, names: Sequence[str]) -> tuple[str, ...]:
+    def downloads(self, names: Sequence[str], round: int) -> tuple[str, ...]:
         """Return the trained tensors other than factors, of which clients need the shapes alone."""
         return tuple(name for name in names if not is_factor(name))
 

@@ -49,6 +49,5 @@ class RoLora(LowRank):
         return (update.round % 2 == 1).to(torch.float32)
 
     def aggregate(self, server: Server, aggregated: AggregatedUpdates) -> tuple[Weights, State]:
-        """Return the mean delta; the fixed factor, which was not sent, has none."""
-        sent = aggregated.means["weights"]
-        return {name: sent[name] if name in sent else torch.zeros_like(w) for name, w in server.weights.items()}, {}
+        """Return the mean delta; it does not name the fixed factor, which was not sent."""
+        return self.mean_delta(aggregated), server.state

@@ -36,6 +36,7 @@ class SLora(LowRank):
     sparse_rounds: PositiveInt = 5  # rounds of stage 1
     density: Fraction = 0.01  # share of the values of each weight that stage 1 trains and sends
 
+    assigns: ClassVar[bool] = True
     example: ClassVar[Mapping[str, object]] = {
         **LowRank.example,
         "train": [BASE_WEIGHTS],
@@ -46,6 +47,10 @@ class SLora(LowRank):
     def travels(self, names: Sequence[str], round: int) -> tuple[str, ...]:
         """Return the weights in stage 1, and all other tensors in stage 2."""
         return tuple(name for name in names if is_base(name) == (round < self.sparse_rounds))
+
+    def downloads(self, names: Sequence[str], round: int) -> tuple[str, ...]:
+        """Return all tensors in stage 1, and in stage 2 those other than the weights, which are those of the start."""
+        return tuple(name for name in names if round < self.sparse_rounds or not is_base(name))
 
     def changes(self, names: Sequence[str], round: int) -> tuple[str, ...]:
         """Return what the server changes in a round: at the end of stage 1 the weights are those of the start again."""
@@ -114,10 +119,10 @@ class SLora(LowRank):
     def aggregate(self, server: Server, aggregated: AggregatedUpdates) -> tuple[Weights, State]:
         """Return the mean delta, and at the end of stage 1 the way to the adapters that stand for the weights."""
         sent, finished = self.mean_delta(aggregated), int(server.state["rounds"]["rounds"])
-        delta = {name: torch.zeros_like(w) for name, w in server.weights.items()}
-        for name, mean in sent.items():
-            own = chosen(name, delta[name], self.density) if is_base(name) else None
-            delta[name] = mean if own is None else _scattered(delta[name], own, mean)
+        delta = {
+            name: _scattered(name, server.weights[name], mean, self.density) if is_base(name) else mean
+            for name, mean in sent.items()
+        }
         state = {**server.state, "rounds": {"rounds": server.state["rounds"]["rounds"] + 1}}
         if finished + 1 == self.sparse_rounds:
             for pair in server.pairs:
@@ -153,8 +158,10 @@ def _drawn(name: str, size: int, count: int) -> Tensor:
     return torch.sort(torch.argsort(draws, stable=True)[:count]).values
 
 
-def _scattered(zeros: Tensor, places: Tensor, values: Tensor) -> Tensor:
-    return zeros.flatten().index_copy(0, places, values).reshape(zeros.shape)
+def _scattered(name: str, like: Tensor, values: Tensor, density: float) -> Tensor:
+    """Return values in the trained places of a tensor, with zeros elsewhere."""
+    zeros = torch.zeros_like(like)
+    return zeros.flatten().index_copy(0, chosen(name, like, density), values).reshape(like.shape)
 
 
 def _factors(pair: LowRankPair, change: Tensor) -> Weights:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from simfl.algorithms.base import Algorithm
 from simfl.algorithms.fedavg import FedAvg
-from simfl.config import privacy, secure_aggregation
+from simfl.config import asynchronous, privacy, secure_aggregation, virtual_time
 from simfl.config.fields import RENAMED_VALUES
 from simfl.config.registries import REGISTRIES
 from simfl.errors import ConfigError, nearest
@@ -50,8 +50,11 @@ def violations(experiment: Experiment) -> Violations:
     yield from _all_clients(experiment)
     yield from _mentor(experiment)
     yield from _autotune(experiment)
+    yield from _model_parallel(experiment)
     yield from privacy.violations(experiment)
     yield from secure_aggregation.violations(experiment)
+    yield from virtual_time.violations(experiment)
+    yield from asynchronous.violations(experiment)
 
 
 def _evaluate(experiment: Experiment) -> Violations:
@@ -92,6 +95,19 @@ def _autotune(experiment: Experiment) -> Violations:
         yield "execution.autotune: always, but mode and clients_per_batch are fixed; set one of them to auto"
 
 
+def _model_parallel(experiment: Experiment) -> Violations:
+    execution = experiment.execution
+    given = f"{execution.model_parallel} given"
+    if execution.model_parallel == 1:
+        return
+    if execution.program not in ("auto", "eager"):
+        yield f"execution.model_parallel: {given}, but program is {execution.program}, which holds one GPU; allowed: 1"
+    if experiment.mentor is not None:
+        yield f"execution.model_parallel: {given}, but a mentor is trained besides the model; allowed: 1"
+    if experiment.privacy is not None and experiment.privacy.unit == "record":
+        yield f"execution.model_parallel: {given}, but privacy.unit: record needs one GPU; allowed: 1"
+
+
 def _data_parallel(phase: Phase, experiment: Experiment) -> Violations:
     """Check that gradients of micro-batches add up: one step per batch, and a loss that is a sum over examples."""
     count, algorithm, name = experiment.execution.data_parallel, phase.algorithm, type(phase.algorithm).__name__
@@ -113,7 +129,7 @@ def _data_parallel(phase: Phase, experiment: Experiment) -> Violations:
 
 def _sampling(phase: Phase, experiment: Experiment) -> Violations:
     given = [name for name in ("participation", "clients_per_round", "poisson") if getattr(phase, name) is not None]
-    if len(given) != 1:
+    if len(given) != 1 and phase.asynchronous is None:
         yield f"participation: give exactly one of participation, clients_per_round, poisson; given: {given or 'none'}"
     clients = experiment.partition.clients
     if phase.clients_per_round is not None and clients is not None and phase.clients_per_round > clients:
@@ -213,6 +229,9 @@ def _low_rank(phase: Phase, experiment: Experiment) -> Violations:
             f"algorithm: {name} combines A and B of single clients, and their product has no bounded sensitivity;"
             " allowed with privacy: ffa_lora, whose update is linear in what is sent"
         )
+    if algorithm.assigns and phase.server != Sgd():
+        name = REGISTRIES["algorithms"].name_of(type(algorithm))
+        yield f"server: {name} sets weights, which other steps would miss; allowed: sgd at learning_rate 1"
     used = {"download": codec.download}
     used |= {f"parts.{part}.download": own.download for part, own in codec.parts.items() if own.download}
     for path, one in used.items():

@@ -16,7 +16,7 @@ from simfl.contract.data import UnevenClients
 from simfl.errors import ConfigError, SimflError
 from simfl.protocol import BASE
 from simfl.runs import tables
-from simfl.runs.record import TABLES
+from simfl.runs.record import TABLES, TIMES
 from simfl.runs.results import Run
 from simfl.session.options import RunOptions
 
@@ -128,9 +128,10 @@ def _check_messages(run: Run, where: str) -> Iterator[str]:
         adds = direction == "upload" and algorithm.has_contributions()  # whose parts are not sent
         if sent != parts and not (adds and sent <= parts):
             yield f"{where}: the {direction} has the parts {sorted(sent)}; declared: {sorted(parts)}"
-    names = tuple(algorithm.downloads(tuple(server.weights)))
+    names = tuple(server.weights)
     for row in ledger:
-        own = names if row["direction"] == "download" else algorithm.travels(tuple(server.weights), row["round"] - 1)
+        chosen = algorithm.downloads if row["direction"] == "download" else algorithm.travels
+        own = chosen(names, row["round"] - 1)
         floats = sum(algorithm.num_downloaded(name, server.weights[name].numel()) for name in own)
         fewer = algorithm.client_ranks() is not None
         fewer |= row["direction"] == "download" and type(algorithm).travels is not Algorithm.travels
@@ -192,5 +193,6 @@ def _experiment(algorithm: Algorithm, mode: str) -> dict[str, object]:
 
 
 def _hashes(run: Run) -> dict[str, object]:
-    rows = {name: tables.sha256(tables.read(run.folder / f"{name}.parquet")) for name in TABLES}
+    names = [name for name in TABLES if name != TIMES]
+    rows = {name: tables.sha256(tables.read(run.folder / f"{name}.parquet")) for name in names}
     return rows | {key: run.summary[key] for key in ("weights_sha256", "state_sha256")}

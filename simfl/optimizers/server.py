@@ -203,6 +203,20 @@ def apply_step(weights: Weights, step: Weights) -> Weights:
     return weights | dict(zip(names, moved, strict=True))
 
 
+def step_some(optimizer: ServerOptimizer, weights: Weights, delta: Weights, state: State) -> tuple[Weights, State]:
+    """Step the weights that `delta` names; the others keep their values and their state until it is their turn.
+
+    The optimizer's count of steps is that of all rounds.
+    """
+    resting = [name for name in weights if name not in delta]
+    stepped, new = optimizer.step(weights, delta | {name: torch.zeros_like(weights[name]) for name in resting}, state)
+    kept = {key: {name: state[key][name] for name in resting if name in state[key]} for key in new.keys() & state}
+    return (
+        stepped | {name: weights[name] for name in resting},
+        {key: tensors | kept.get(key, {}) for key, tensors in new.items()},
+    )
+
+
 def filled_like(like: Weights, value: float) -> Weights:
     """Return tensors of the same names and shapes, filled with a value."""
     return {name: torch.full_like(tensor, value) for name, tensor in like.items()}

@@ -10,33 +10,49 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 import torch
 
+from simfl.asynchronous.events import ScheduledRound
 from simfl.codecs.base import Codec
 from simfl.errors import ConfigError
 from simfl.parameter_groups import pick
 from simfl.protocol import BASE, ClientUpdate, Parts, Server, State, Weights
+from simfl.sampling import num_sampled
 from simfl.secure_aggregation.channel import SecureChannel
 from simfl.secure_aggregation.protocol import Payload, secure_round
 from simfl.training.context import PhaseContext
 from simfl.transport.broadcast import Broadcast, Sizes, at_ranks, changed_sizes, sent_values
+from simfl.transport.late_upload import late_message
 from simfl.transport.ledger import Row
 from simfl.transport.low_rank import cut
 from simfl.transport.secure_upload import protocol_row
 from simfl.transport.upload import BUFFERS, PLAIN
+from simfl.virtual_time.rounds import Request, RoundSchedule, Start, schedule_round, start_round
+from simfl.virtual_time.selection import History
+from simfl.virtual_time.settings import RoundTime
+from simfl.virtual_time.times import ClientTimes
 
 Message = tuple[Row, ...]  # one ledger row per part; client and round are not filled in
 
 
 @dataclass(frozen=True)
 class RoundMessages:
-    """Messages of one round, by client."""
+    """Messages of one round, by client; in virtual time also its schedule."""
 
     round: int  # from 1
     clients: list[int]  # sampled clients; in centralized training they exchange no messages
     download: Mapping[int, Message]
     upload: Mapping[int, Message]
-    dropped: frozenset[int] = frozenset()  # clients that leave before they upload what they trained
+    dropped: frozenset[int] = frozenset()  # clients that leave before they upload what they trained, or upload late
+    schedule: RoundSchedule | None = None  # the round in virtual time
+    events: ScheduledRound | None = None  # of asynchronous training, whose `clients` are those that arrive
+
+    @property
+    def end(self) -> int:
+        """Virtual time at the end of the round in nanoseconds; 0 without virtual time."""
+        found = self.events or self.schedule
+        return 0 if found is None else found.end
 
 
 @dataclass(frozen=True)
@@ -108,31 +124,56 @@ class PhaseMessages:
         """Return whether the bytes of a part depend on its values; the plan then has an upper bound."""
         return not self.stage.messages.codec(direction, part).fixed_size
 
-    def rounds(self, clients_of: Callable[[int], list[int]] | None = None) -> Iterator[RoundMessages]:
+    def rounds(self, clients_of: Callable[[int], list[int]] | None = None, clock: int = 0) -> Iterator[RoundMessages]:
         """Yield the messages of all rounds.
 
         Args:
             clients_of: Returns the clients of a round, from 0; None: those that the seed of the run samples.
+            clock: Virtual time at the start of the phase, in nanoseconds.
         """
+        if self.stage.phase.asynchronous is not None:
+            yield from self._asynchronous_rounds(clock)
+            return
         stage, broadcast, base_rank = self.stage, Broadcast(), 0
         for number in range(stage.phase.rounds):
-            clients = stage.sample_clients(number, repeatable=True) if clients_of is None else clients_of(number)
+            start = None if stage.times is None else self._start(stage.times, number, clock, clients_of)
+            if start is not None:
+                clients = start.clients.tolist()
+            else:
+                clients = stage.sample_clients(number, repeatable=True) if clients_of is None else clients_of(number)
             served = [] if stage.phase.centralized else clients
             download = dict.fromkeys(served, self.down)
             packet, full = self._changed_sizes(number, base_rank)
             if self.changing or packet is not full:
-                charged, broadcast = broadcast.charge(packet, full, served, number)
+                charged, broadcast = broadcast.charge(self.stage.messages, packet, full, served, number)
                 charged = at_ranks(stage.messages, self.received, charged)
                 download = self._messages("download", charged)
             elif stage.ranks is not None:
                 charged = at_ranks(stage.messages, self.received, dict.fromkeys(served, full))
                 download = self._messages("download", charged)
-            upload = self._uploads(served, number)
+            upload = self.uploads(served, number)
+            if start is not None and stage.times is not None:
+                timed = self._timed(stage.times, number, clock, start, download, upload)
+                assert timed.schedule is not None
+                clock = timed.schedule.end
+                yield timed
+                continue
             base_rank = 0 if stage.messages.low_rank is None else stage.messages.low_rank.base_rank(served)
             if stage.messages.secure is None:
                 yield RoundMessages(number + 1, clients, download, upload)
             else:
                 yield self._secure(stage.messages.secure, number, clients, download, upload)
+
+    def _asynchronous_rounds(self, clock: int) -> Iterator[RoundMessages]:
+        """Yield the messages of asynchronous rounds: a client may download in one and upload in a later one."""
+        events, times = self.stage.events(clock), self.stage.times
+        assert times is not None
+        for number in range(self.stage.phase.rounds):
+            this = events.round(number)
+            upload = self.uploads(this.clients, number)
+            upload |= {client: late_message(times.late_upload(client)) for client in this.refused}
+            download = dict.fromkeys(this.sampled, self.down)
+            yield RoundMessages(number + 1, this.clients, download, upload, frozenset(this.refused), events=this)
 
     def _changed_sizes(self, number: int, base_rank: int) -> tuple[Sizes, Sizes]:
         """Return the sizes of what changed since the round before, and of the whole; the first message is the whole."""
@@ -146,7 +187,49 @@ class PhaseMessages:
         messages = {key: self._message(direction, sizes) for key, sizes in known.items()}
         return {client: messages[id(sizes)] for client, sizes in charged.items()}
 
-    def _uploads(self, clients: list[int], number: int) -> dict[int, Message]:
+    def _start(
+        self, times: ClientTimes, number: int, clock: int, clients_of: Callable[[int], list[int]] | None
+    ) -> Start:
+        """Return the start of a round in virtual time; losses, which are not known, count as equal."""
+        settings = self.stage.phase.time or RoundTime()
+        history = History.empty(self.stage.num_clients) if settings.selection.uses_losses else None
+        start = start_round(times, settings, self._request(number), clock, history)
+        return start if clients_of is None else Start(start.instant, np.array(clients_of(number), np.int64))
+
+    def _request(self, number: int) -> Request:
+        stage, phase = self.stage, self.stage.phase
+        return Request(num_sampled(phase, stage.num_clients), phase.poisson or 0.0, stage.sampling_seed, number)
+
+    def _timed(
+        self,
+        times: ClientTimes,
+        number: int,
+        clock: int,
+        start: Start,
+        download: Mapping[int, Message],
+        upload: Mapping[int, Message],
+    ) -> RoundMessages:
+        """Return the messages of a round in virtual time: uploads that are applied, and those in vain."""
+        received = np.array([message_bytes(download.get(client, ())) for client in start.clients.tolist()], np.int64)
+        settings = self.stage.phase.time or RoundTime()
+        schedule = schedule_round(times, settings, self._request(number), clock, start, received)
+        applied = schedule.clients[schedule.applied].tolist()
+        sent = {client: upload[client] for client in applied if client in upload}
+        late = schedule.clients[schedule.wasted].tolist()
+        sent |= {client: late_message(times.late_upload(client)) for client in late if client in upload}
+        dropped = frozenset(start.clients.tolist()) - frozenset(applied)
+        return RoundMessages(number + 1, start.clients.tolist(), download, sent, dropped, schedule)
+
+    def download_bytes(self) -> np.ndarray:
+        """Return the bytes of a download of the whole model for each client, int64 [K]."""
+        stage = self.stage
+        if stage.ranks is None:
+            return np.full(stage.num_clients, message_bytes(self.down), np.int64)
+        charged = at_ranks(stage.messages, self.received, dict.fromkeys(range(stage.num_clients), self._full_sizes()))
+        messages = self._messages("download", charged)
+        return np.array([message_bytes(messages[client]) for client in range(stage.num_clients)], np.int64)
+
+    def uploads(self, clients: list[int], number: int) -> dict[int, Message]:
         """Return the upload of each client in a round."""
         low_rank = self.stage.messages.low_rank
         if low_rank is None or (low_rank.ranks is None and not low_rank.selects):
@@ -211,6 +294,11 @@ class PhaseMessages:
             return tuple(spec.entry(p, parts[p]).row(0, 0, direction, payload[p]) for p in parts)
         counts = {p: sent_values(spec, parts, p, payload[p]) for p in parts}
         return tuple(spec.entry(p, parts[p]).row(0, 0, direction, payload[p], counts[p]) for p in parts)
+
+
+def message_bytes(message: Message) -> int:
+    """Return the encoded bytes of a message."""
+    return sum(int(row["payload_bytes"]) for row in message)
 
 
 def _tensor_sizes(codec: Codec, tensors: Weights) -> dict[str, int]:

@@ -71,46 +71,61 @@ class Broadcast:
             if part == BASE:
                 arrived[part] = tensors
                 continue
+            held = self._held(spec, part, tensors, round_number)
             if not codec.broadcasts_deltas:
                 arrived[part], packet[part] = transmit(codec, tensors, context)
                 whole[part] = packet[part]
-                if spec.is_known(round_number):
-                    arrived[part] = tensors
+                arrived[part] |= tensors if spec.is_known(round_number) else held
+                if not codec.lossless and spec.selects(part):
+                    public[part] = arrived[part]
                 continue
             whole[part] = {name: PLAIN.size(tuple(t.shape)) for name, t in tensors.items()}
-            public[part], packet[part] = self._send_change(codec, part, tensors, context)
+            public[part], packet[part] = self._send_change(codec, part, tensors, held, context)
         packet, whole = changed_sizes(spec, round_number, parts, packet, whole, base_rank)
         if public or packet is not whole:
-            charged, after = self.charge(packet, whole, clients, round_number)
+            charged, after = self.charge(spec, packet, whole, clients, round_number)
         else:
             charged, after = dict.fromkeys(clients, packet), self
         rows = _rows(spec, round_number, parts, at_ranks(spec, parts, charged))
         return BroadcastResult({**arrived, **public}, rows, replace(after, public=public))
 
-    def _send_change(self, codec: Codec, part: str, tensors: Weights, context: MessageContext) -> Transmitted:
+    def _held(self, spec: MessageSpec, part: str, tensors: Weights, round_number: int) -> Weights:
+        """Return the tensors that clients have without this download: as they know them, or as they last arrived."""
+        if spec.low_rank is None or not spec.selects(part):
+            return {}
+        before, needed = self.public.get(part, {}), spec.low_rank.needed_in(tensors, round_number)
+        unchanged = needed - spec.low_rank.changed_before(tensors, round_number)
+        known = {name: t for name, t in tensors.items() if name not in needed}
+        return known | {name: t for name, t in before.items() if name in unchanged}
+
+    def _send_change(
+        self, codec: Codec, part: str, tensors: Weights, held: Weights, context: MessageContext
+    ) -> Transmitted:
         """Send the change of a part, or all of it in float32 the first time; return its new public version."""
         before = self.public.get(part)
         if before is None:
             return transmit(PLAIN, tensors, context)
-        change = {name: t - before[name] for name, t in tensors.items()}
+        change = {name: t - before[name] for name, t in tensors.items() if name not in held}
         arrived, sizes = transmit(codec, change, context)
-        return Transmitted({name: before[name] + t for name, t in arrived.items()}, sizes)
+        public = {name: held[name] if name in held else before[name] + arrived[name] for name in tensors}
+        return Transmitted(public, dict.fromkeys(tensors, 0) | sizes)
 
     def charge(
-        self, packet: Sizes, whole: Sizes, clients: list[int], round_number: int
+        self, spec: MessageSpec, packet: Sizes, whole: Sizes, clients: list[int], round_number: int
     ) -> tuple[dict[int, Sizes], Broadcast]:
         """Return the sizes charged to each client for this packet, and the broadcast state afterwards.
 
         `whole`: sizes for a client that takes no packets; float32 for a part of which changes are sent.
         """
+        sums = frozenset(part for part in whole if spec.sends_changes(part))
         packets = (*self.packets, packet)
         before = {NEVER: 0} if round_number == 0 and BASE in whole else self.missed
         never = before.get(NEVER)
         cheapest: dict[int | None, Sizes] = {}  # few clients have missed different numbers of packets
         for count in {before.get(client, never) for client in clients}:
-            cheapest[count] = _cheapest(packets, count, whole)
+            cheapest[count] = _cheapest(packets, count, whole, sums)
         charged = {client: cheapest[before.get(client, never)] for client in clients}
-        packets = _drop_useless(packets, whole)
+        packets = _drop_useless(packets, whole, sums)
         missed = {client: count + 1 for client, count in before.items()} | dict.fromkeys(clients, 0)
         missed = {client: count for client, count in missed.items() if count <= len(packets)}
         return charged, replace(self, packets=packets, missed=missed)
@@ -128,11 +143,10 @@ def changed_sizes(
     if low_rank is None or not (low_rank.selects or BASE in parts):
         return (packet, packet) if packet == whole else (packet, whole)
     if low_rank.selects:
-        changed = low_rank.downloaded(packet["weights"], parts["weights"], round_number - 1 if round_number else None)
-        packet, whole = (
-            {**packet, "weights": changed},
-            {**whole, "weights": low_rank.downloaded(whole["weights"], parts["weights"])},
-        )
+        tensors = parts["weights"]
+        changed, needed = low_rank.changed_before(tensors, round_number), low_rank.needed_in(tensors, round_number)
+        packet = {**packet, "weights": low_rank.downloaded(packet["weights"], tensors, changed)}
+        whole = {**whole, "weights": low_rank.downloaded(whole["weights"], tensors, needed)}
     if BASE in parts:
         full = {name: PLAIN.size(tuple(t.shape)) for name, t in parts[BASE].items()}
         packet, whole = {**packet, BASE: low_rank.base_sizes(base_rank)}, {**whole, BASE: full}
@@ -166,24 +180,32 @@ def sent_values(spec: MessageSpec, parts: Parts, part: str, sizes: dict[str, int
     return sum(t.numel() * min(sizes[name], full[name]) // full[name] for name, t in parts[part].items())
 
 
-def _cheapest(packets: tuple[Sizes, ...], missed: int | None, whole: Sizes) -> Sizes:
-    """Return, for each part, the shorter of the whole and all packets since the client's last round."""
+def _cheapest(packets: tuple[Sizes, ...], missed: int | None, whole: Sizes, sums: frozenset[str]) -> Sizes:
+    """Return, for each part, the shorter of the whole and all that was sent since the client's last round."""
     if missed is None:
         return whole
-    needed = _sum(packets[-1 - missed :], whole)
+    needed = _since(packets[-1 - missed :], whole, sums)
     return {part: needed[part] if _total(needed[part]) < _total(full) else full for part, full in whole.items()}
 
 
-def _drop_useless(packets: tuple[Sizes, ...], whole: Sizes) -> tuple[Sizes, ...]:
+def _drop_useless(packets: tuple[Sizes, ...], whole: Sizes, sums: frozenset[str]) -> tuple[Sizes, ...]:
     """Drop the oldest packets while all packets together are no shorter than the whole, for every part."""
-    while packets and all(_total(sizes) >= _total(whole[part]) for part, sizes in _sum(packets, whole).items()):
+    while packets and all(_total(sizes) >= _total(whole[part]) for part, sizes in _since(packets, whole, sums).items()):
         packets = packets[1:]
     return packets
 
 
-def _sum(packets: tuple[Sizes, ...], whole: Sizes) -> Sizes:
+def _since(packets: tuple[Sizes, ...], whole: Sizes, sums: frozenset[str]) -> Sizes:
+    """Return the sizes of what packets bring: all changes of the parts in `sums`, and the newest values of others.
+
+    Tensors that clients do not need any more (of size 0 in the whole) are left out.
+    """
     return {
-        part: {name: sum(packet[part][name] for packet in packets) for name in full} for part, full in whole.items()
+        part: {
+            name: (sum if part in sums else max)(packet[part][name] for packet in packets) if size else 0
+            for name, size in full.items()
+        }
+        for part, full in whole.items()
     }
 
 

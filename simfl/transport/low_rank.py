@@ -6,7 +6,7 @@ its rank, or whole if that is shorter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,11 +64,17 @@ class LowRankMessages:
         """Return the tensors that change in a round, from 0."""
         return {name: tensors[name] for name in self.algorithm.travels(tuple(tensors), round_number)}
 
-    def downloaded(self, sizes: Mapping[str, int], tensors: Weights, round_number: int | None = None) -> dict[str, int]:
-        """Return the bytes of what clients download of each tensor: nothing of those that a round does not change."""
-        sent = set(self.algorithm.downloads(tuple(sizes)))
-        if round_number is not None:
-            sent &= set(self.algorithm.changes(tuple(sizes), round_number))
+    def needed_in(self, names: Iterable[str], round_number: int) -> frozenset[str]:
+        """Return the tensors that clients need from the server in a round, from 0; the others they know."""
+        return frozenset(self.algorithm.downloads(tuple(names), round_number))
+
+    def changed_before(self, names: Iterable[str], round_number: int) -> frozenset[str]:
+        """Return the tensors that clients need in a round and the round before has changed; all in the first round."""
+        needed = self.needed_in(names, round_number)
+        return needed & set(self.algorithm.changes(tuple(names), round_number - 1)) if round_number else needed
+
+    def downloaded(self, sizes: Mapping[str, int], tensors: Weights, sent: Collection[str]) -> dict[str, int]:
+        """Return the bytes of what clients download of each tensor: nothing of those that are not among `sent`."""
         counts = {name: t.numel() for name, t in tensors.items()}
         return {
             name: size * self.algorithm.num_downloaded(name, counts[name]) // counts[name] if name in sent else 0

@@ -63,6 +63,14 @@ class MessageSpec:
         """Return the codec of a part; buffers and the clipping norm are sent in float32."""
         return PLAIN if part in (BUFFERS, CLIP, BASE) else self.codecs.of_part(direction, part)
 
+    def sends_changes(self, part: str) -> bool:
+        """Return whether downloads of a part are changes, of which a client needs all since its last round."""
+        return part == BASE or self.codec("download", part).broadcasts_deltas
+
+    def selects(self, part: str) -> bool:
+        """Return whether rounds differ in the tensors of a part that are sent."""
+        return part == "weights" and self.low_rank is not None and self.low_rank.selects
+
     def secure_name(self, round_number: int) -> tuple[SeedName, ...]:
         """Return the name of a round of secure aggregation, from which its keys, masks and dropouts follow."""
         return (self.seed, "secure_aggregation", self.phase, round_number)
