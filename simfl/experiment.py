@@ -35,6 +35,9 @@ from simfl.objectives.base import Objective
 from simfl.optimizers.local import LocalOptimizer
 from simfl.optimizers.schedules import Constant, Schedule
 from simfl.optimizers.server import ServerOptimizer, Sgd
+from simfl.staleness import Polynomial, Staleness
+from simfl.virtual_time.profiles import Profile
+from simfl.virtual_time.settings import RoundTime
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,26 @@ class Buffers:
 
 
 @dataclass(frozen=True)
+class Asynchronous:
+    """Asynchronous training in virtual time: a round is a server step on the updates that arrived since the last one.
+
+    Clients take `concurrency` slots; a slot whose update has arrived is filled with another client at once.
+    """
+
+    concurrency: PositiveInt  # clients at work at the same time
+    buffer: PositiveInt = 10  # K: arrived updates that make the server step; 1: after every update, as FedAsync
+    mix: Literal["deltas", "models"] = "deltas"  # step with updates (FedBuff), or towards clients' models (FedAsync)
+    staleness: Staleness = field(default_factory=Polynomial)  # factor of an update, by how old its version is
+    max_staleness: NonNegativeInt | None = None  # updates from older versions are dropped; null: none is
+    deadline: PositiveFloat | None = None  # seconds after a step until the next, with what has arrived; null: none
+
+    @property
+    def reads_versions(self) -> bool:
+        """True if the server compares the version that a client received with the current model."""
+        return self.mix == "models" or self.staleness.needs_norms
+
+
+@dataclass(frozen=True)
 class Phase:
     """T rounds of one objective with one algorithm; client state ends with the phase unless `carry_over` names it."""
 
@@ -114,6 +137,8 @@ class Phase:
     buffers: Buffers = field(default_factory=Buffers)  # owners of what training changes besides parameters
     codec: Codecs = field(default_factory=Codecs)  # encoding of downloads and uploads
     transform: Transform | None = None  # random transform of training examples, keyed by client, round, epoch, example
+    time: RoundTime | None = None  # rules of rounds in virtual time; null: a round waits for all its clients
+    asynchronous: Asynchronous | None = None  # rounds without waiting, from `clients.profile`; null: synchronous rounds
     carry_over: tuple[
         Literal["algorithm", "optimizer", "codec", "personal_params"], ...
     ] = ()  # client state kept from the previous phase
@@ -127,6 +152,7 @@ class Execution:
     mode: Literal["auto", "sequential", "vectorized"] = "auto"  # one client after another, or several as one program
     program: Literal["auto", "eager", "graph", "compiled"] = "auto"  # form of a vectorized step on a GPU
     data_parallel: PositiveInt = 1  # micro-batches per local batch; workers that have no client compute some of them
+    model_parallel: PositiveInt = 1  # GPUs of a worker, over which the layers of the model are divided
     autotune: Literal["auto", "always", "never"] = "auto"  # time what is left open; auto: on GPUs if not deterministic
     threads: PositiveInt = 1  # CPU threads per worker; part of the run's identity, as they change sums on the CPU
 
@@ -240,6 +266,13 @@ class SecureAggregation:
 
 
 @dataclass(frozen=True)
+class Clients:
+    """Properties of the simulated clients besides their data."""
+
+    profile: Profile | None = None  # devices, networks and availability, for virtual time; null: no virtual time
+
+
+@dataclass(frozen=True)
 class Evaluate:
     """Evaluation schedule, splits and models."""
 
@@ -306,6 +339,7 @@ class Experiment:
     model: Model  # model, optionally with adapters
     phases: tuple[Phase, ...]  # training phases, in order
     seed: Seed = 42  # seed of all random choices
+    clients: Clients = field(default_factory=Clients)  # devices, networks and availability of the clients
     mentor: Model | None = None  # second model of each client, for algorithms that train two; null: a second `model`
     execution: Execution = field(default_factory=Execution)  # how client updates are executed
     deterministic: bool = False  # true: use only operations that give equal results on machines of the same kind

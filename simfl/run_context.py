@@ -24,6 +24,7 @@ from simfl.models.base import Model, tied_names
 from simfl.models.low_rank import low_rank_pairs
 from simfl.models.meta_device import build_on_meta
 from simfl.models.module_state import StepEffects, tensors_elsewhere
+from simfl.models.placement import check_divisible, local_gpus, place
 from simfl.objectives.base import Objective
 from simfl.parameter_groups import ATTRIBUTE, ParameterGroups, group_parameters, with_buffers
 from simfl.privacy.correlated import Correlation
@@ -42,6 +43,7 @@ from simfl.training.step_probe import probe_on_meta, probe_step
 from simfl.transport.ledger import TiedWeights
 from simfl.transport.low_rank import LowRankMessages
 from simfl.transport.upload import MessageSpec
+from simfl.virtual_time.times import ClientTimes
 from simfl.weights import select_names
 
 FEW = 2  # examples of a batch of the probe; more are tried where a model refuses so few
@@ -69,6 +71,7 @@ class RunContext:
     shared: dict[str, Any] | None = None
     effects: dict[tuple[object, ...], StepEffects] = field(default_factory=dict)  # of probes; see `_effects`
     known_ranks: dict[int, np.ndarray] = field(default_factory=dict)  # of clients, by phase; see `ranks`
+    client_times: dict[int, ClientTimes] = field(default_factory=dict)  # by phase, on the driver; see `plans`
     _noted: set[tuple[str, str]] = field(default_factory=set)  # objectives and splits whose notes were taken
     _notes: list[str] = field(default_factory=list)
 
@@ -128,7 +131,16 @@ class RunContext:
         return Network(module, network.trained, effects.tensors)
 
     def _build(self, model: Model) -> nn.Module:
-        return build_on_meta(model, self.task) if self.device.type == "meta" else model.build(self.task).to(self.device)
+        count = self.experiment.execution.model_parallel
+        if self.device.type == "meta":
+            module = build_on_meta(model, self.task)
+            check_divisible(module, count)
+            return module
+        module = model.build(self.task)
+        if count == 1 or self.device.type == "cpu":  # of a driver, whose workers divide it
+            check_divisible(module, count)
+            return module.to(self.device)
+        return place(module, local_gpus(count))
 
     @cached_property
     def task(self) -> Task:
@@ -296,6 +308,7 @@ class RunContext:
             draws=self.draws(phase),
             pairs=pairs,
             ranks=None if messages.low_rank is None else messages.low_rank.ranks,
+            times=self.client_times.get(phase),
         )
 
     def pairs(self, phase: int) -> tuple[LowRankPair, ...]:

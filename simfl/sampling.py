@@ -29,6 +29,8 @@ def num_sampled(phase: Phase, num_clients: int) -> int | None:
 
     C·K is computed in decimals (0.7 · 10 is 7, never 6.999…), rounded by the phase's `rounding`, and at least 1.
     """
+    if phase.asynchronous is not None:
+        return phase.asynchronous.buffer
     if phase.poisson is not None:
         return None
     if phase.clients_per_round is not None:

@@ -17,7 +17,15 @@ from simfl.aggregation.round import CohortResult, RoundAggregator
 from simfl.autotune.tuner import Tuner, describe_choice, execution_mode_of
 from simfl.errors import OutOfMemory, RunError, SimflError
 from simfl.experiment import Experiment
-from simfl.rounds import RoundDraft, RoundPlan, apply_round, cut_into_cohorts, draft_round, plan_round
+from simfl.rounds import (
+    RoundDraft,
+    RoundPlan,
+    apply_round,
+    cut_into_cohorts,
+    draft_round,
+    keep_version,
+    plan_round,
+)
 from simfl.runs.snapshot import Snapshot, carry_over_states
 from simfl.runs.tables import TableRow
 from simfl.runs.waiting_rows import Rows
@@ -160,7 +168,7 @@ class Simulation:
     def _train_round(self, context: PhaseContext) -> tuple[Snapshot, Rows]:
         session, state = self.session, self.state
         charged = session.account.charge(state.charged, context.index, state.round)
-        plan = self._plan_round(context, replace(state, charged=charged))
+        plan = keep_version(self._plan_round(context, replace(state, charged=charged)), session.client_store)
         results = RoundAggregator(context.phase.algorithm.reduce, context.num_clients)
         for result in self._train(context, plan):
             results.take(result)
@@ -208,8 +216,11 @@ class Simulation:
             yield result
 
     def _draft_ahead(self, context: PhaseContext, number: int) -> list[CohortPlan]:
-        """Draft a round while the one before it is trained; return no cohorts after the last round of the phase."""
-        if number == context.phase.rounds:
+        """Draft a round while the one before it is trained; return no cohorts after the last round of the phase.
+
+        In virtual time, the clients of a round depend on when the one before it ends.
+        """
+        if number == context.phase.rounds or context.times is not None:
             return []
         draft = self.drafts[number] = draft_round(context, self.session.prepared.partition, number)
         workers = self.session.pool.num_workers

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "simfl"
-REGISTRIES = ("algorithms", "codecs", "data", "factorizations", "models", "objectives", "optimizers")
+REGISTRIES = ("algorithms", "codecs", "data", "factorizations", "models", "objectives", "optimizers", "staleness")
 LAYERS = (  # low to high; modules of one line may import one another, unless they are registries
     (
         "__init__",
@@ -32,7 +32,7 @@ LAYERS = (  # low to high; modules of one line may import one another, unless th
     REGISTRIES,
     ("virtual_time",),
     ("experiment", "config"),
-    ("privacy", "parameter_groups", "sampling"),
+    ("privacy", "parameter_groups", "sampling", "asynchronous"),
     ("aggregation",),
     ("secure_aggregation",),
     ("transport",),
@@ -45,7 +45,7 @@ LAYERS = (  # low to high; modules of one line may import one another, unless th
     ("runtime",),
     ("session", "simulation", "api"),
     ("debug", "reports"),
-    ("audit",),
+    ("audit", "cards"),
     ("sweeps",),
     ("submit",),
     ("contract",),
@@ -54,6 +54,7 @@ LAYERS = (  # low to high; modules of one line may import one another, unless th
 )
 LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
 OWNERS = {  # an outside library, and the modules or packages that may import it
+    "accelerate": ("models.placement",),
     "click": ("cli", "commands"),
     "fsspec": ("runs.storage",),
     "opacus": ("privacy",),

@@ -20,6 +20,7 @@ from simfl.config.registries import REGISTRIES
 from simfl.errors import ConfigError, closest, nearest
 from simfl.imports import import_object
 from simfl.optimizers import LOCAL_OPTIMIZERS, LocalOptimizer
+from simfl.virtual_time import profiles
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Entry:
 
 SECTIONS = (
     "Experiment", "Phase", "Local", "Codecs", "PartCodecs", "Execution", "LedgerRule", "Privacy", "AdaptiveClip",
-    "SecureAggregation", "Evaluate", "Checkpoint", "Tracking", "Wandb",
+    "SecureAggregation", "Clients", "Profile", "Device", "Network", "Capacity", "RoundTime",
+    "Evaluate", "Checkpoint", "Tracking", "Wandb",
 )  # fmt: skip
 NAMES = (*sorted([*REGISTRIES, "optimizers"]), "sections")
 
@@ -79,7 +81,7 @@ def entries(registry: str) -> list[Entry]:
     if registry == "optimizers":
         return [_torch_entry(name) for name in LOCAL_OPTIMIZERS]
     if registry == "sections":
-        return [entry(name.lower(), getattr(experiment, name)) for name in SECTIONS]
+        return [entry(name.lower(), getattr(experiment, name, None) or getattr(profiles, name)) for name in SECTIONS]
     known = REGISTRIES[registry]
     return [entry(name, component, known.key) for name, component in known.components.items()]
 

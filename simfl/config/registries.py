@@ -86,9 +86,11 @@ REGISTRIES: dict[str, RegistrySpec] = {
     "pruners": RegistrySpec("simfl.sweeps.pruners:Pruner", "simfl.sweeps.pruners:PRUNERS"),
     "samplers": RegistrySpec("simfl.sweeps.samplers:Sampler", "simfl.sweeps.samplers:SAMPLERS"),
     "schedules": RegistrySpec("simfl.optimizers.schedules:Schedule", "simfl.optimizers:SCHEDULES"),
+    "selections": RegistrySpec("simfl.virtual_time.selection:Selection", "simfl.virtual_time:SELECTIONS", key="by"),
     "server_optimizers": RegistrySpec(
         "simfl.optimizers.server:ServerOptimizer", "simfl.optimizers:SERVER_OPTIMIZERS", key="optimizer"
     ),
+    "staleness": RegistrySpec("simfl.staleness:Staleness", "simfl.staleness:STALENESS"),
 }
 
 

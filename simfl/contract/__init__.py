@@ -28,7 +28,7 @@ from simfl.contract.factorizations import check_factorization
 from simfl.contract.models import check_adapter, check_model, check_objective
 from simfl.contract.optimizers import check_schedule, check_server_optimizer
 from simfl.contract.search import check_pruner, check_sampler
-from simfl.contract.time import check_availability
+from simfl.contract.time import check_availability, check_selection
 from simfl.errors import ConfigError, SimflError
 
 CHECKS: dict[str, Callable[[Any], Iterator[str]]] = {  # by registry; each yields one line per broken rule
@@ -45,6 +45,7 @@ CHECKS: dict[str, Callable[[Any], Iterator[str]]] = {  # by registry; each yield
     "pruners": check_pruner,
     "samplers": check_sampler,
     "schedules": check_schedule,
+    "selections": check_selection,
     "server_optimizers": check_server_optimizer,
 }
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from simfl.virtual_time.availability import Availability
 from simfl.virtual_time.instants import FOREVER, SECOND
+from simfl.virtual_time.selection import History, Pool, Selection
 
 CLIENTS, STEP, INSTANTS = 7, 1_000 * SECOND, 100
 TRACE = "client,start,end\n0,10,500\n0,900,4000\n1,2000,90000\n"
@@ -40,3 +41,19 @@ def check_availability(availability: Availability) -> Iterator[str]:
             yield f"a client is not available at the instant that `next_available` returns for {instant}"
         if not np.array_equal(start, again.next_available(clients, instant)):
             yield "two schedules of equal arguments differ"
+
+
+def check_selection(selection: Selection) -> Iterator[str]:
+    """Yield one line for each rule that a selection of clients breaks."""
+    everyone = np.arange(20, dtype=np.int64)
+    selection.check(len(everyone))
+    history = History(np.where(everyone < 10, everyone + 1.0, 0.0), np.where(everyone < 10, 1, 0))
+    for number, available in enumerate((everyone, everyone[3:15], everyone[:8])):
+        pool = Pool(available, 4, 1.0 + everyone, (1, 0, number), history)
+        found, again = selection.select(pool), selection.select(pool)
+        if not np.array_equal(found, again):
+            yield "two selections of equal arguments differ"
+        if not 0 < len(found) <= pool.size or not np.isin(found, available).all():
+            yield f"{len(found)} clients are selected, or others than the available ones; allowed: at most {pool.size}"
+        if not np.array_equal(found, np.unique(found)):
+            yield "the selected clients do not ascend"

@@ -25,9 +25,15 @@ KEYS = {  # of each table: the columns that identify a row
     "evaluations": ("phase", "round", "split", "model", "by", "group", "metric"),
     "samples": ("phase", "round", "split", "model", "row"),
     "scores": ("phase", "round", "split", "model", "client", "row"),
+    "times": ("phase", "round", "client"),
 }
 AFTER_ROUND = ("evaluations", "samples", "scores")  # tables about the state after a round; round 0: before the first
-ORDER = {"clients": 1, "rounds": 3, **dict.fromkeys(AFTER_ROUND, 4)}  # within a round; downloads are 0, uploads 2
+ORDER = {
+    "times": 0,
+    "clients": 1,
+    "rounds": 3,
+    **dict.fromkeys(AFTER_ROUND, 4),
+}  # within a round; downloads are 0, uploads 2
 MAX_ROWS = 3  # shown of each table
 NO_DIVERGENCE = (
     "the repeated runs are equal up to this round and equal to the record:"

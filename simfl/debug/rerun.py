@@ -20,8 +20,9 @@ from simfl.autotune.tuner import execution_mode_of
 from simfl.client_state import FileClientStore
 from simfl.data.partition.manifest import Partition
 from simfl.errors import RunError
+from simfl.plans.client_times import set_times
 from simfl.protocol import Parts
-from simfl.rounds import RoundPlan, apply_round, plan_round
+from simfl.rounds import RoundPlan, apply_round, keep_version, plan_round
 from simfl.run_context import RunContext
 from simfl.runs import tables
 from simfl.runs.folder import CLIENT_STATES
@@ -110,6 +111,7 @@ class Rerun:
         torch.set_num_threads(run.manifest.identity.threads)
         self.run_context = RunContext(self.experiment, files.cache_folder(), self._device(run.manifest.identity.device))
         self.partition = Partition.read(run.partition_manifest, self.run_context.dataset.sha256)
+        set_times(self.run_context, self.partition)
         self.account = account_of(self.experiment, self.partition, self.run_context.num_values)
         self.config = WorkerConfig(
             self.experiment,
@@ -177,7 +179,7 @@ class Rerun:
             except RunError as error:
                 self.on_message(f"{error}; using an older checkpoint")
                 continue
-            digests = snapshot.client_states.values()
+            digests = snapshot.stored_digests
             self.store.adopt(self.run.folder / CLIENT_STATES, digests, by_reference=True)
             self._set_state(snapshot)
             self.on_message(f"starting from the checkpoint after {step} rounds")
@@ -211,7 +213,7 @@ class Rerun:
         for cohort in planned.cohorts:
             results.take(self.worker.train(cohort, planned.received))
         self.snapshot, rows = apply_round(context, planned.plan, results)
-        self.store.collect(set(self.snapshot.client_states.values()))
+        self.store.collect(self.snapshot.stored_digests)
         for name in KEYS:
             recorded = self.recorded(name, before.phase, before.round + 1)
             self.differences += row_differences(name, recorded, rows[name])
@@ -233,6 +235,7 @@ class Rerun:
         state = self.snapshot
         charged = self.account.charge(state.charged, context.index, state.round)
         plan = plan_round(context, self.partition, replace(state, charged=charged))
+        plan = keep_version(plan, self.store)
         return PlannedRound(plan, plan.cohorts(context, mode))
 
     def train(self, cohort: CohortPlan, received: Parts, observer: Observer) -> CohortResult:

@@ -8,6 +8,7 @@ from simfl.registry import Registry
 SERVER_OPTIMIZERS: Registry[ServerOptimizer] = Registry(
     {
         "sgd": "simfl.optimizers.server:Sgd",
+        "sliding_window": "simfl.optimizers.sliding_window:SlidingWindow",
         "momentum": "simfl.optimizers.server:Momentum",
         "adam": "simfl.optimizers.server:Adam",
         "yogi": "simfl.optimizers.server:Yogi",

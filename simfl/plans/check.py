@@ -75,14 +75,11 @@ def differences(run_context: RunContext, clients: int, recorded: RunTables, note
     context = meta_context(experiment, placeholder_dataset(run_context.dataset))
     context.effects.update(run_context.effects)
     context.known_ranks.update(run_context.known_ranks)
+    context.client_times.update(run_context.client_times)
     ledger, updates = _RoundReader(recorded.ledger), _RoundReader(recorded.clients)
-    phases = (messages_of(context, index, clients) for index in range(len(experiment.phases)))
+    phases = [messages_of(context, index, clients) for index in range(len(experiment.phases))]
     is_secret = experiment.privacy is not None and experiment.privacy.has_secret_sampling
-    planned = (
-        (phase, in_round)
-        for phase in phases
-        for in_round in phase.rounds(partial(_recorded_clients, ledger, phase.stage.index) if is_secret else None)
-    )
+    planned = _planned(phases, ledger, is_secret)
     notes.forked = recorded.forked
     for number, (phase, in_round) in enumerate(islice(planned, recorded.rounds)):
         position = (phase.stage.index, in_round.round)
@@ -92,6 +89,20 @@ def differences(run_context: RunContext, clients: int, recorded: RunTables, note
         returned, rows = {row["client"] for row in updates.read(position)}, ledger.read(position)
         for line in _in_round(phase, in_round, rows, returned, notes) if number >= recorded.forked else ():
             yield f"phase {position[0]}, round {position[1]}, {line}"
+
+
+def _planned(
+    phases: Iterable[PhaseMessages], ledger: _RoundReader, is_secret: bool
+) -> Iterator[tuple[PhaseMessages, RoundMessages]]:
+    """Yield the planned messages of all rounds; clients that no plan can know are those of the ledger."""
+    clock = 0
+    for phase in phases:
+        settings = phase.stage.phase.time
+        unknown = is_secret or (settings is not None and settings.selection.uses_losses)
+        recorded = partial(_recorded_clients, ledger, phase.stage.index) if unknown else None
+        for in_round in phase.rounds(recorded, clock):
+            clock = in_round.end
+            yield phase, in_round
 
 
 def _recorded_clients(ledger: _RoundReader, phase: int, number: int) -> list[int]:

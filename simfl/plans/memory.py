@@ -9,7 +9,7 @@ of kernels, and fragmentation of the allocator.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -65,7 +65,7 @@ def memory_of(messages: PhaseMessages, context: RunContext, index: int, examples
         examples: Number of training examples of all clients, which every worker holds.
         card: Memory of a GPU in bytes, to be filled with clients.
     """
-    local = _LocalTraining(messages, context)
+    local = LocalTraining(messages, context)
     trained = _bytes(local.start)
     step = local.step()
     each = trained + _bytes_of(local.optimizer) + _bytes_of(messages.state) + (trained if step is None else step)
@@ -104,7 +104,7 @@ def _server(messages: PhaseMessages, context: RunContext, index: int) -> int:
 
 
 @dataclass(frozen=True)
-class _LocalTraining:
+class LocalTraining:
     """Local training of a client."""
 
     messages: PhaseMessages
@@ -171,10 +171,14 @@ class _LocalTraining:
 
     def _step(self, traced: bool) -> int:
         """Return the bytes, under bf16 too: autocast keeps casts of the weights besides activations of both kinds."""
+        batch, algorithm = self.batch(), self.messages.stage.phase.algorithm
+        return max(self._peak(micro.forwards, batch, traced) for micro in algorithm.micro_steps())
+
+    def batch(self) -> Batch:
+        """Return a batch of a local step, on the meta device."""
         stage = self.messages.stage
         rows = torch.zeros(stage.phase.local.batch_size, dtype=torch.int64, device="meta")
-        batch = stage.load_examples().take(rows)
-        return max(self._peak(micro.forwards, batch, traced) for micro in stage.phase.algorithm.micro_steps())
+        return stage.load_examples().take(rows)
 
     def row(self) -> int:
         """Return the bytes of an example on the device, without tables that several share; 0 if it is not known."""
@@ -185,9 +189,20 @@ class _LocalTraining:
 
     def _peak(self, runs: Iterable[str], batch: Batch, traced: bool) -> int:
         """Return the peak of the forward passes of a micro-step and their backward pass."""
+        module = self.messages.stage.network.module
+        known = [*module.parameters(), *module.buffers(), *batch.values()]
+        return step_peak(self.loss_of(runs, batch), self.leaves, known, traced)
+
+    @property
+    def leaves(self) -> Weights:
+        """The trained tensors on the meta device."""
+        return {name: t.detach().to("meta") for name, t in self.start.items()}
+
+    def loss_of(self, runs: Iterable[str], batch: Batch) -> Callable[[Weights], Tensor]:
+        """Return the loss of a micro-step with these forward passes, a function of the trained tensors."""
         stage, messages = self.messages.stage, self.messages
 
-        def loss_of(leaves: Weights) -> Tensor:
+        def loss(leaves: Weights) -> Tensor:
             total = torch.zeros((), device="meta")
             for name in runs:
                 forward = stage.phase.algorithm.forwards()[name]
@@ -198,8 +213,7 @@ class _LocalTraining:
                 total = total + sums.sum()
             return total
 
-        known = [*stage.network.module.parameters(), *stage.network.module.buffers(), *batch.values()]
-        return step_peak(loss_of, {name: t.detach().to("meta") for name, t in self.start.items()}, known, traced)
+        return loss
 
 
 def _model_bytes(module: nn.Module) -> int:

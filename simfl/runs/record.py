@@ -48,7 +48,8 @@ from simfl.training.context import PhaseContext
 from simfl.transport import ledger
 
 BEGUN = (RUN, CHECKPOINTS, TABLE_PARTS, LOG)  # of these, a run that was killed before it began has none
-TABLES = ("rounds", "ledger", "clients", "evaluations", "samples", "scores")
+TIMES = "times"  # table of runs with virtual time; others have none
+TABLES = ("rounds", "ledger", "clients", "evaluations", "samples", "scores", TIMES)
 
 
 @dataclass
@@ -146,10 +147,10 @@ class Record:
         self.earlier_seconds = float(str(found.notes.get("seconds", 0.0)))
         self.state_sha256 = found.state_sha256
         self._last_checkpoint = (snapshot.step, time.monotonic())
-        self._digests = {snapshot.step: set(snapshot.client_states.values())}
+        self._digests = {snapshot.step: snapshot.stored_digests}
         for step in checkpoint.steps(folder)[:-1]:
             with suppress(RunError):  # a damaged older checkpoint is never restored
-                self._digests[step] = set(Snapshot.restore(checkpoint.read(folder, step)).client_states.values())
+                self._digests[step] = Snapshot.restore(checkpoint.read(folder, step)).stored_digests
         store, needed = FileClientStore(self.folder / CLIENT_STATES), set[str]().union(*self._digests.values())
         store.collect(needed, compact=True)  # damaged states too, or they would be found when rounds are repeated
         return snapshot
@@ -158,7 +159,7 @@ class Record:
         """Read every file that a checkpoint needs. DamagedFile if one is missing or was altered."""
         self.parts = TableParts.open(self.folder / TABLE_PARTS, found.coverage)
         self.parts.verify()
-        FileClientStore(self.folder / CLIENT_STATES).verify(Snapshot.restore(found).client_states.values())
+        FileClientStore(self.folder / CLIENT_STATES).verify(Snapshot.restore(found).stored_digests)
 
     def add(self, rows: Rows, step: int) -> None:
         """Add the rows of a round, after which `step` rounds of the run are finished."""
@@ -237,9 +238,9 @@ class Record:
         self._last_checkpoint = (snapshot.step, time.monotonic())
         if self.parts.has_replaced:
             self.parts.drop_replaced(checkpoint.least_coverage(folder))
-        self._digests[snapshot.step] = set(snapshot.client_states.values())
+        self._digests[snapshot.step] = snapshot.stored_digests
         self._digests = {step: self._digests[step] for step in checkpoint.steps(folder) if step in self._digests}
-        needed = set() if newer is None else set(newer.client_states.values())
+        needed = set() if newer is None else newer.stored_digests
         store.collect(needed.union(*self._digests.values()))
         if self.mirror is not None:
             self.mirror.push()
@@ -281,7 +282,8 @@ class Record:
             values: Further content of the summary.
         """
         rounds = self.parts.joined("rounds")
-        for name in TABLES:
+        names = [name for name in TABLES if name != TIMES or self.parts.of(TIMES)]
+        for name in names:
             content = rounds if name == "rounds" else self.parts.joined(name)
             tables.write_table(self.folder / f"{name}.parquet", content)
         files.sync_folder(self.folder)
@@ -296,7 +298,7 @@ class Record:
             "weights_sha256": snapshot.weights_sha256,
             "state_sha256": self.state_sha256,
             "table_parts": self.parts.coverage.to_json(),
-            "files": {f"{name}.parquet": file_sha256(self.folder / f"{name}.parquet") for name in TABLES},
+            "files": {f"{name}.parquet": file_sha256(self.folder / f"{name}.parquet") for name in names},
         }
         summary = write_json(self.folder / SUMMARY, summary)
         if self.mirror is not None:

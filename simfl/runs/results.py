@@ -110,6 +110,10 @@ class Run:
         """Return one row per message part that was sent: client, direction, part, bytes."""
         return self.table("ledger")
 
+    def times(self) -> tables.Table:
+        """Return one row per client that started in a round, with its virtual times; no rows without profiles."""
+        return self.table("times")
+
     def clients(self) -> tables.Table:
         """Return one row per client update: examples, local steps, weight, loss."""
         return self.table("clients")

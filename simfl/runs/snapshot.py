@@ -21,6 +21,7 @@ from simfl.transport.upload import BUFFERS
 from simfl.weights import State, flatten, sha256, unflatten
 
 CHANGED_BASE = "changed_base"  # in a checkpoint: frozen tensors that the algorithm changes
+SELECTION = "selection"  # in a checkpoint: what the selection of clients has learned
 CARRIED_WITH = {"buffers": "personal_params", "model_state": "algorithm"}  # kinds of client state that go together
 
 
@@ -38,11 +39,20 @@ class Snapshot:
     broadcast: Broadcast = field(default_factory=Broadcast)
     clip: float | None = None  # clip norm of the next round; None unless it adapts
     charged: Mapping[int, int] = field(default_factory=dict)  # phase -> rounds charged to the privacy budget
+    clock: int = 0  # virtual time at which the server is ready for the next round, in nanoseconds
+    phase_clock: int = 0  # virtual time at the start of the phase, in nanoseconds
+    versions: Mapping[int, str] = field(default_factory=dict)  # earlier downloads that clients in flight train on: digests
+    selection: Weights = field(default_factory=dict)  # what the selection of clients has learned of each; see `History`
     base_rank: int = 0  # rank of the last round's change of the frozen base, see `Algorithm.base_change`
 
     def client_state(self, client: int) -> str:
         """Return the digest of a client's state; of a client without one, that of the empty state."""
         return self.client_states.get(client, EMPTY)
+
+    @property
+    def stored_digests(self) -> set[str]:
+        """Digests of everything that the state needs in the store: client states, and versions of the model."""
+        return {*self.client_states.values(), *self.versions.values()}
 
     @property
     def extra_parts(self) -> Parts:
@@ -91,6 +101,9 @@ class Snapshot:
             server=Server({}),
             buffers={},
             client_states=client_states,
+            phase_clock=self.clock,
+            versions={},
+            selection={},
         )
 
     def to(self, device: torch.device) -> Snapshot:
@@ -114,11 +127,16 @@ class Snapshot:
         groups |= {f"optimizer:{key}": group for key, group in self.server.optimizer.items()}
         groups |= {f"public:{part}": group for part, group in self.broadcast.public.items()}
         groups |= {CHANGED_BASE: self.server.base} if self.server.base else {}
+        groups |= {SELECTION: self.selection} if self.selection else {}
         return flatten(groups)
 
     def values(self) -> JsonObject:
         """Return everything that is not a tensor, as JSON, for a checkpoint."""
         changed = {"base_rank": self.base_rank} if self.server.base else {}
+        changed |= {"clock": self.clock} if self.clock else {}
+        changed |= {"phase_clock": self.phase_clock} if self.phase_clock else {}
+        if self.versions:
+            changed["versions"] = {str(version): digest for version, digest in sorted(self.versions.items())}
         return changed | {
             "phase": self.phase,
             "round": self.round,
@@ -156,7 +174,11 @@ class Snapshot:
                 Broadcast(under("public"), tuple(values["packets"]), missed),
                 values["clip"],
                 {int(phase): rounds for phase, rounds in values["charged"].items()},
-                values["base_rank"] if groups.get(CHANGED_BASE) else 0,
+                base_rank=values["base_rank"] if groups.get(CHANGED_BASE) else 0,
+                clock=values.get("clock", 0),
+                phase_clock=values.get("phase_clock", 0),
+                versions={int(version): digest for version, digest in values.get("versions", {}).items()},
+                selection=groups.get(SELECTION, {}),
             )
         except KeyError as error:
             raise RunError(f"checkpoint after round {stored.step}: the value {error} is missing") from None

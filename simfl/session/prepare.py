@@ -18,6 +18,7 @@ from simfl.evaluation import missing_scores
 from simfl.experiment import Experiment, Phase
 from simfl.models.grouped_layers import why_sequential
 from simfl.models.hf_processor import uneven_pages
+from simfl.plans.client_times import set_times
 from simfl.privacy.account import Account
 from simfl.privacy.budget import Budget
 from simfl.protocol import EXTRA
@@ -98,6 +99,8 @@ def prepare_run(
     trackers.check(experiment, exports_metrics())
     torch.set_num_threads(experiment.execution.threads)
     device = workers.device if workers is not None else "cuda" if torch.cuda.is_available() else "cpu"
+    if experiment.execution.model_parallel > 1 and device == "cpu":
+        raise ConfigError(f"execution.model_parallel: {experiment.execution.model_parallel} needs GPUs; allowed: 1")
     driver_device = torch.device(device if backend == "inline" else "cpu")
     context = RunContext(experiment, files.cache_folder(), driver_device, shared)
     notes = check_data(experiment, context)
@@ -105,6 +108,7 @@ def prepare_run(
     if workers is not None:
         workers.launch(context)
     check(experiment, context, partition)
+    set_times(context, partition)
     notes = (*notes, *missing_scores(context, partition), *mask_notes(context, len(partition)))
     identity = identity_of(experiment, context, len(partition), device)
     return PreparedRun(experiment, context, partition, partition_manifest, identity, notes)
@@ -169,6 +173,11 @@ def _check_execution_mode(experiment: Experiment, context: RunContext) -> None:
             ("execution.mode: vectorized", "sequential") if mode == "vectorized" else ("privacy.unit: record", "group")
         )
         raise ConfigError(f"{where}, but {reason}; allowed: {allowed}")
+    if experiment.execution.model_parallel > 1 and changed:
+        raise ConfigError(
+            f"execution.model_parallel: {experiment.execution.model_parallel}, but training passes change running"
+            f" statistics or the like ({changed[0]}), which stay on one GPU; allowed: 1"
+        )
     pieces = experiment.execution.data_parallel
     if pieces > 1 and changed:
         raise ConfigError(
@@ -246,7 +255,8 @@ def _expected_clients(experiment: Experiment, clients: int) -> float:
 
 def _gpu_identity(experiment: Experiment, identity: RunIdentity) -> RunIdentity:
     """Add how local steps run on a GPU, and in which precision it multiplies float32."""
-    captured = identity.mode == "vectorized" and all(
+    whole = experiment.execution.model_parallel == 1  # a graph holds the kernels of one GPU
+    captured = whole and identity.mode == "vectorized" and all(
         has_tensor_form(phase.local) and phase.transform is None for phase in experiment.phases
     )
     program = experiment.execution.program if captured else "eager"

@@ -27,7 +27,7 @@ from simfl.run_context import RunContext
 from simfl.runs import checkpoint
 from simfl.runs.folder import CHECKPOINTS, CLIENT_STATES, refuse_taken
 from simfl.runs.manifest import ForkOrigin, RunManifest
-from simfl.runs.record import Record
+from simfl.runs.record import TIMES, Record
 from simfl.runs.results import Run
 from simfl.runs.snapshot import Snapshot
 from simfl.runs.tables import TableRow
@@ -204,7 +204,7 @@ def _write(source: Run, record: Record, experiment: Experiment, state: ForkState
     target, snapshot = record.folder, state.snapshot
     store = FileClientStore(target / CLIENT_STATES)
     store.adopt(state.client_states, snapshot.client_states.values())
-    found = {name: source.table(name).to_pylist() for name in ("rounds", "ledger", "clients", *SCORE_TABLES)}
+    found = {name: source.table(name).to_pylist() for name in ("rounds", "ledger", "clients", TIMES, *SCORE_TABLES)}
     kept = {name: [row for row in rows if _belongs(name, row, snapshot, experiment)] for name, rows in found.items()}
     record.parts.write(snapshot.step, kept)
     notes, coverage = {"seconds": _seconds(source, snapshot.step)}, record.parts.coverage

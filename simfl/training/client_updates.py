@@ -19,7 +19,16 @@ from simfl.errors import ConfigError
 from simfl.privacy.mechanism import Mechanism, Release
 from simfl.privacy.units import Clipped
 from simfl.protocol import EXTRA, ClientUpdate, ModelInfo, Parts, State, Weights
-from simfl.stacking import map_rows, select_namespace, stack_rows, take_row, take_row_like, to_device
+from simfl.stacking import (
+    StackedParts,
+    map_received,
+    parts_of,
+    select_namespace,
+    stack_rows,
+    take_row,
+    take_row_like,
+    to_device,
+)
 from simfl.training import sequential, vectorized
 from simfl.training.batches import TrainingUnit, draw_unit, units_of
 from simfl.training.context import PhaseContext
@@ -44,6 +53,7 @@ class UpdateGroup:
 
     Attributes:
         plans: The clients.
+        received: The decoded download: the same for all, or `StackedParts`.
         units: The batches that each was trained on.
         update: Facts of the client updates after the last local step, [n].
         upload: Parts to send, [n, …].
@@ -61,6 +71,7 @@ class UpdateGroup:
     """
 
     plans: tuple[ClientPlan, ...]
+    received: Parts
     units: tuple[TrainingUnit, ...]
     update: ClientUpdate
     upload: Parts
@@ -98,6 +109,7 @@ class UpdateGroup:
         return replace(
             self,
             plans=self.plans[here],
+            received=parts_of(self.received, k),
             units=self.units[here],
             update=ClientUpdate(*(t[here] for t in self.update)),
             upload={part: rows(tensors) for part, tensors in self.upload.items()},
@@ -228,7 +240,7 @@ def _train_once(
     received: Parts,
 ) -> UpdateGroup:
     context, n = executor.context, len(units)
-    update = client_update(context, plan, units, [owner.relative_weight for owner in owners])
+    update = client_update(context, plan, units, owners)
     initial = _InitialState(executor, received, update, [_on_device(context, client_states[u.client]) for u in units])
     result = MODES[plan.execution_mode.mode](executor, initial.training_inputs(units))
     context.refuse_late_changes()
@@ -239,6 +251,7 @@ def _train_once(
         uploads = _copy_shared(uploads, [result.weights, *result.state.values()])
     return UpdateGroup(
         plans=tuple(owners),
+        received=received,
         units=tuple(units),
         update=update,
         upload=uploads,
@@ -260,18 +273,19 @@ def _mean_losses(result: TrainingResult) -> Tensor:
 
 
 def client_update(
-    context: PhaseContext, plan: CohortPlan, units: list[TrainingUnit], relative_weights: list[float]
+    context: PhaseContext, plan: CohortPlan, units: list[TrainingUnit], owners: Sequence[ClientPlan]
 ) -> ClientUpdate:
     """Return the facts of these client updates at local step 0, as stacked tensors [n]."""
     n, local = len(units), context.phase.local
     ranks = [context.rank_of(u.client) for u in units]
-    whole = [[u.client for u in units], [u.key for u in units], [plan.round] * n, [0] * n, ranks]
+    rounds = [plan.round_of(owner) for owner in owners]
+    whole = [[u.client for u in units], [u.key for u in units], rounds, [0] * n, ranks]
     rates = {id(u.learning_rates): u.learning_rates for u in units}  # few differ
     total_rates = {key: local.optimizer.total_rate(one) for key, one in rates.items()}
     parts = [
         [u.num_steps for u in units],
         [u.num_examples for u in units],
-        relative_weights,
+        [owner.relative_weight for owner in owners],
         [context.num_clients] * n,
         [plan.num_sampled] * n,
         [local.learning_rate] * n,
@@ -305,10 +319,17 @@ class _InitialState:
         algorithm = self.context.phase.algorithm
         states = [select_namespace(state, "algorithm") for state in self.client_states]
         pairs = list(zip(states, self.updates, strict=True))
+        received = [parts_of(self.received, k) for k in range(len(pairs))]
         if _overrides(algorithm, "init_client"):
-            pairs = [(state or algorithm.init_client(self.received, update), update) for state, update in pairs]
+            pairs = [
+                (state or algorithm.init_client(own, update), update)
+                for own, (state, update) in zip(received, pairs, strict=True)
+            ]
         if _overrides(algorithm, "prepare_state"):
-            pairs = [(algorithm.prepare_state(self.received, state, update), update) for state, update in pairs]
+            pairs = [
+                (algorithm.prepare_state(own, state, update), update)
+                for own, (state, update) in zip(received, pairs, strict=True)
+            ]
         return [state for state, _ in pairs]
 
     def _weights(self) -> Weights:
@@ -320,8 +341,12 @@ class _InitialState:
             shared = self.received["weights"].get(name)
             if name in starts:
                 weights[name] = starts[name].contiguous()
+            elif shared is None:
+                weights[name] = torch.stack([own[name] for own in personal])
+            elif isinstance(self.received, StackedParts):
+                weights[name] = shared.clone(memory_format=torch.contiguous_format)
             else:
-                weights[name] = torch.stack([own[name] for own in personal]) if shared is None else _copies(shared, n)
+                weights[name] = _copies(shared, n)
         if _overrides(self.context.phase.algorithm, "extra_params"):
             weights |= stack_rows([self._extra_params(k, take_row(weights, k)) for k in range(n)])
         return weights
@@ -331,9 +356,7 @@ class _InitialState:
         algorithm = self.context.phase.algorithm
         if not _overrides(algorithm, "start_weights"):
             return {}
-        start: Weights = map_rows(lambda facts: algorithm.start_weights(self.received, facts), len(self.updates))(
-            self.update
-        )
+        start: Weights = map_received(algorithm.start_weights, self.received, len(self.updates))(self.update)
         return start
 
     def _personal_params(self) -> list[Weights]:
@@ -348,14 +371,18 @@ class _InitialState:
         mentor_weights = initial if mentor is None else mentor.tensors(mentor.trained)
         outputs, mentor_outputs = self.executor.sample_outputs
         model = ModelInfo(outputs, dict(mentor_weights), mentor_outputs, initial, mentor is not None)
-        extras = context.phase.algorithm.extra_params(model, self.received, self.prepared[k], self.updates[k])
+        received = parts_of(self.received, k)
+        extras = context.phase.algorithm.extra_params(model, received, self.prepared[k], self.updates[k])
         return {f"{EXTRA}/{group}/{name}": t for group, tensors in extras.items() for name, t in tensors.items()}
 
     def _model_states(self) -> list[dict[str, Weights]]:
         """Return the state of each client's models, to be changed in place."""
         if not has_states(self.context):
             return []
-        return [initial_states(self.context, self.received, state) for state in self.client_states]
+        return [
+            initial_states(self.context, parts_of(self.received, k), state)
+            for k, state in enumerate(self.client_states)
+        ]
 
 
 def _copies(tensor: Tensor, n: int) -> Tensor:
@@ -379,7 +406,7 @@ def _uploads(context: PhaseContext, n: int) -> Callable[[Weights, Parts, State, 
         return algorithm.upload
 
     def uploads(trained: Weights, received: Parts, state: State, update: ClientUpdate) -> Parts:
-        one = map_rows(lambda t, s, u: algorithm.upload(t, received, s, u), n)
+        one = map_received(lambda own, t, s, u: algorithm.upload(t, own, s, u), received, n)
         parts: Parts = one(trained, state, update)
         return parts
 

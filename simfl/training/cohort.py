@@ -22,7 +22,7 @@ from simfl.algorithms.base import Algorithm
 from simfl.client_state import EMPTY, ClientStore
 from simfl.protocol import ClientUpdate, Parts, State, Weights
 from simfl.secure_aggregation.protocol import SecureRound
-from simfl.stacking import take_row
+from simfl.stacking import parts_of, stack_parts, take_row
 from simfl.timing import measured
 from simfl.training.client_updates import UpdateGroup, train_clients
 from simfl.training.context import PhaseContext
@@ -31,6 +31,7 @@ from simfl.training.executor import Executor
 from simfl.training.model_states import stored_states
 from simfl.training.plan import ClientPlan, CohortPlan, NextRound, no_next_round
 from simfl.training.retry import FailureHandler, SkippedClient
+from simfl.training.stale_updates import stale_terms
 from simfl.transport import ledger
 from simfl.transport.buffers import buffer_change
 from simfl.transport.secure_upload import MaskedUploads, send_masked, server_view
@@ -152,10 +153,11 @@ class _Cohort:
         handler = FailureHandler(self.executor.context.seed, self.plan, self.on_error, result.messages)
         with measured("load"):
             client_states = {client.client: self.store.get(client.state_digest) for client in clients}
+            versions = self._versions(clients)
 
         def train(some: Sequence[ClientPlan]) -> list[UpdateGroup]:
             with measured("train"):
-                return train_clients(self.executor, self.plan, some, client_states, self.received)
+                return train_clients(self.executor, self.plan, some, client_states, received_by(some, versions))
 
         try:
             groups: Sequence[UpdateGroup | SkippedClient] = train(clients)
@@ -178,6 +180,15 @@ class _Cohort:
                     facts.append(UpdateFacts(part.group.losses, part.group.num_zero, part.group.norms))
         return facts
 
+    def _versions(self, clients: Sequence[ClientPlan]) -> Mapping[str, Parts]:
+        """Return the versions that these clients received, by digest; "" is the download of the round."""
+        device, found = self.executor.context.device, {"": self.received}
+        for digest in dict.fromkeys(client.origin.digest for client in clients if client.origin is not None):
+            if digest:
+                stored = self.store.get(digest)
+                found[digest] = {part: {n: t.to(device) for n, t in own.items()} for part, own in stored.items()}
+        return found
+
     def _release_again(
         self, group: UpdateGroup, client_states: Mapping[int, State], some: Sequence[ClientPlan]
     ) -> list[ReleasedUpdates]:
@@ -193,20 +204,23 @@ class _Cohort:
             PrivacyError: An upload did not go through the privacy mechanism.
         """
         context, clients = self.executor.context, [client.client for client in group.plans]
+        received = group.received
         if self.plan.secure is not None:
             return self._release_masked(group, clients, self.plan.secure)
         with measured("encode"):
-            upload, stored = _upload(context, group, self.received), [client_states[client] for client in clients]
+            upload, stored = _upload(context, group, received), [client_states[client] for client in clients]
             upload = _sent_in(context, upload, self.plan.round)
             sent, residuals, rows = send_uploads(
-                context.messages, self.plan.round, clients, upload, self.received, stored, self.checks_uploads
+                context.messages, self.plan.round, clients, upload, received, stored, self.checks_uploads
             )
             if self.executor.observer.is_active:
                 for k, client in enumerate(clients):
                     self.executor.observer.sent(client, _rows_of(upload, k), _rows_of(sent, k))
             if context.phase.centralized:  # nothing is sent, and no client keeps state
                 return ReleasedUpdates(group, sent, [{} for _ in clients], [[] for _ in clients], _is_owned(context))
-            states = [_new_state(context, group, k, sent, self.received, own) for k, own in enumerate(residuals)]
+            states = [
+                _new_state(context, group, k, sent, parts_of(received, k), own) for k, own in enumerate(residuals)
+            ]
         return ReleasedUpdates(group, sent, states, rows, _is_owned(context))
 
     def _release_masked(self, group: UpdateGroup, clients: list[int], secure: SecureRound) -> ReleasedUpdates:
@@ -225,12 +239,16 @@ class _Cohort:
 
     def _store(self, released: ReleasedUpdates, result: CohortResult, sums: PartSums, tables: CohortRows) -> None:
         """Add uploads to the sums, write client states, and add the rows of the tables."""
-        group = released.group
+        group, asynchronous = released.group, self.executor.context.phase.asynchronous
         masked = released.masked  # weights are in masked integers already
         weights = [client.weight if masked is None else 1.0 for client in group.plans]
         terms, is_new = contributions(
-            self.executor.context, released.sent, self.received, group.update, self.plan.num_sampled
+            self.executor.context, released.sent, group.received, group.update, self.plan.num_sampled
         )
+        factors: list[float] = []
+        if asynchronous is not None:
+            terms, factors, is_new = stale_terms(asynchronous, terms, group.received, self.received, group.plans)
+            weights = [weight * factor for weight, factor in zip(weights, factors, strict=True)]
         sums.add(terms, weights, self.plan.clients_per_batch, released.owned and not is_new)
         with measured("save"):
             for client, state in zip(group.plans, released.client_states, strict=True):
@@ -240,11 +258,25 @@ class _Cohort:
         if masked is not None:
             result.layouts |= masked.layouts
             rows = [{**row, "cut": count} for row, count in zip(rows, masked.num_cut, strict=True)]
+        if asynchronous is not None:
+            own = zip(rows, group.plans, factors, strict=True)
+            rows = [{**row, **_origin_columns(client), "factor": factor} for row, client, factor in own]
         tables.clients.extend(rows)
 
     def _skip(self, skipped: SkippedClient, result: CohortResult, sums: PartSums) -> None:
         result.skipped.append(skipped.client)
         sums.skip()
+
+
+def received_by(clients: Sequence[ClientPlan], versions: Mapping[str, Parts]) -> Parts:
+    """Return what these clients received, stacked where they received different versions; see `StackedParts`."""
+    return stack_parts([versions["" if client.origin is None else client.origin.digest] for client in clients])
+
+
+def _origin_columns(client: ClientPlan) -> Row:
+    """Return the columns of an asynchronous update: the version that the client received, and its staleness."""
+    assert client.origin is not None
+    return {"version": client.origin.version, "staleness": client.origin.staleness}
 
 
 def _has_lossy_codec(context: PhaseContext) -> bool:

@@ -16,17 +16,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from simfl.asynchronous.events import EventSchedule, Pace
 from simfl.errors import ConfigError
 from simfl.experiment import Phase
 from simfl.generators.watched import Generators
 from simfl.low_rank import FULL_RANK, LowRankPair
 from simfl.models.grouped_layers import GroupedLayers, grouped_layers, ungrouped_params
 from simfl.models.module_state import InitialAttributes, ModuleWatch
+from simfl.models.placement import home_of
 from simfl.parameter_groups import ParameterGroups
 from simfl.privacy.mechanism import Mechanism
 from simfl.protocol import Examples, Forward, Task, Weights
 from simfl.sampling import sample_clients, sample_in_turns
 from simfl.transport.upload import MessageSpec
+from simfl.virtual_time.instants import nanoseconds
+from simfl.virtual_time.times import ClientTimes
 
 LOCAL = "local"  # the model of a client before its last upload; every algorithm offers it for evaluation
 
@@ -60,15 +64,21 @@ class Network:
         self._attributes = InitialAttributes(module, frozen_attributes)
         self._watch: ModuleWatch | None = None
         self._slots = _tensor_slots(module)
+        self._elsewhere = _elsewhere(module, self._slots)
         parameters = {name for name, _ in module.named_parameters()}
         self._kept_parameters = parameters.intersection((*carried, *frozen))
         self._sources: dict[Forward, dict[str, str]] = {}
 
     @contextmanager
     def swapped(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """Make the module compute with `weights` inside the block; tensors that it does not name stay."""
+        """Make the module compute with `weights` inside the block; tensors that it does not name stay.
+
+        Each is copied to the device of its layer, if that is another one; gradients return to the tensor given.
+        """
         before: list[tuple[dict[str, Tensor | None], str, Tensor | None]] = []
         for name, tensor in weights.items():
+            if name in self._elsewhere:
+                tensor = tensor.to(self._elsewhere[name])
             for table, attribute in self._slots[name]:
                 before.append((table, attribute, table[attribute]))
                 table[attribute] = tensor
@@ -103,13 +113,13 @@ class Network:
         }
 
     def tensors(self, names: tuple[str, ...]) -> Weights:
-        """Return the module's own tensors, detached."""
+        """Return the module's own tensors, detached; copies on the home device of those on other devices."""
         found: Weights = {}
         for name in names:
             table, attribute = self._slots[name][0]
             tensor = table[attribute]
             assert tensor is not None
-            found[name] = tensor.detach()
+            found[name] = tensor.detach().to(home_of(self.module)) if name in self._elsewhere else tensor.detach()
         return found
 
     def holds(self, name: str, tensor: Tensor) -> bool:
@@ -157,6 +167,15 @@ def _tensor_slots(module: nn.Module) -> dict[str, list[TensorSlot]]:
     return slots
 
 
+def _elsewhere(module: nn.Module, slots: Mapping[str, list[TensorSlot]]) -> dict[str, torch.device]:
+    """Return the device of each tensor of a module over several devices that is not on its home device."""
+    home = home_of(module)
+    if home is None:
+        return {}
+    devices = {name: tensor.device for name, ((table, key), *_) in slots.items() if (tensor := table[key]) is not None}
+    return {name: device for name, device in devices.items() if device != home}
+
+
 def _source(forward: Forward, name: str) -> str:
     return next((source for glob, source in forward.sources if fnmatchcase(name, glob)), "trained")
 
@@ -183,6 +202,7 @@ class PhaseContext:
         draws: Names of the random generators from which the first training steps draw.
         pairs: Low-rank pairs among the trained tensors, if the algorithm needs them.
         ranks: Rank of the adapters of each client, int64 [K]; None: all clients have the same.
+        times: Virtual times of the clients, on the driver; None without profiles.
     """
 
     phase: Phase
@@ -202,6 +222,7 @@ class PhaseContext:
     draws: tuple[str, ...] = ()
     pairs: tuple[LowRankPair, ...] = ()
     ranks: np.ndarray | None = None
+    times: ClientTimes | None = None
 
     def rank_of(self, client: int) -> int:
         """Return the rank of a client's adapters; one that exceeds every adapter where all have the same."""
@@ -241,6 +262,30 @@ class PhaseContext:
         if correlation is not None and self.mechanism is not None and self.mechanism.privacy.deployment is None:
             return sample_in_turns(self.phase, self.num_clients, *name, correlation.participation.separation)
         return sample_clients(self.phase, self.num_clients, *name, self.has_secure_randomness and not repeatable)
+
+    @cached_property
+    def _events(self) -> dict[int, EventSchedule]:
+        """Schedules of events by their start."""
+        return {}
+
+    def events(self, start: int) -> EventSchedule:
+        """Return the schedule of an asynchronous phase that begins at `start`, in nanoseconds of virtual time.
+
+        Raises:
+            ConfigError: There are fewer clients than slots or places in the buffer.
+        """
+        settings = self.phase.asynchronous
+        assert settings is not None
+        assert self.times is not None, "asynchronous training has profiles"
+        if start not in self._events:
+            deadline = None if settings.deadline is None else int(nanoseconds(settings.deadline))
+            pace = Pace(settings.concurrency, settings.buffer, deadline, settings.max_staleness)
+            seed = self.sampling_seed
+            try:
+                self._events[start] = EventSchedule(pace, self.num_clients, self.times, seed, self.index, start)
+            except ConfigError as error:
+                raise ConfigError(f"phases.{self.index}.{error}") from None
+        return self._events[start]
 
     @property
     def public_examples(self) -> int | None:

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar, overload
+from typing import NamedTuple, TypeVar, overload
 
 import numpy as np
 
 from simfl.client_state import EMPTY
 from simfl.experiment import Local
 from simfl.secure_aggregation.protocol import SecureRound
+
+
+class Origin(NamedTuple):
+    """The version of the model from which an asynchronous update is computed.
+
+    Attributes:
+        version: Its number; also the round by which the update's draws and learning rates are named.
+        staleness: Server steps since that version, at the step that applies the update.
+        digest: Digest of the stored download; empty: that of the round.
+    """
+
+    version: int
+    staleness: int
+    digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -26,6 +40,7 @@ class ClientPlan:
         relative_weight: `weight` over the mean weight of all clients.
         steps_per_unit: Number of local steps of each unit; None: as the phase's `local` settings say.
         unit_names: Names of the units, by which their batches are drawn; empty: their positions in `units`.
+        origin: The version that the client received; None: the download of the round.
     """
 
     client: int
@@ -35,6 +50,7 @@ class ClientPlan:
     relative_weight: float = 1.0
     steps_per_unit: int | None = None
     unit_names: tuple[int, ...] = ()
+    origin: Origin | None = None
 
     def num_steps(self, local: Local) -> int:
         """Return the number of local steps of all units together."""
@@ -63,6 +79,7 @@ class ClientPlans(Sequence[ClientPlan]):
         state_digests: Digests of the clients' stored states; empty: no client has a state.
         steps_per_unit: See `ClientPlan`; empty: None for every client.
         unit_names: See `ClientPlan`; empty: none for every client.
+        origins: See `ClientPlan`; empty: every client received the download of the round.
     """
 
     clients: np.ndarray
@@ -75,6 +92,7 @@ class ClientPlans(Sequence[ClientPlan]):
     state_digests: tuple[str, ...] = ()
     steps_per_unit: tuple[int | None, ...] = ()
     unit_names: tuple[tuple[int, ...], ...] = ()
+    origins: tuple[Origin | None, ...] = ()
 
     @staticmethod
     def of(plans: Iterable[ClientPlan]) -> ClientPlans:
@@ -95,6 +113,7 @@ class ClientPlans(Sequence[ClientPlan]):
             state_digests=tuple(plan.state_digest for plan in found),
             steps_per_unit=tuple(plan.steps_per_unit for plan in found),
             unit_names=tuple(plan.unit_names for plan in found),
+            origins=tuple(plan.origin for plan in found),
         )
 
     def num_steps(self, local: Local) -> np.ndarray:
@@ -123,11 +142,17 @@ class ClientPlans(Sequence[ClientPlan]):
             state_digests=_at(self.state_digests, order),
             steps_per_unit=_at(self.steps_per_unit, order),
             unit_names=_at(self.unit_names, order),
+            origins=_at(self.origins, order),
         )
 
     def digests(self) -> list[str]:
         """Return the digest of each client's stored state."""
         return list(self.state_digests) or [EMPTY] * len(self)
+
+    def stored_digests(self) -> list[str]:
+        """Return the digests of everything stored that the updates read: client states and earlier versions."""
+        versions = dict.fromkeys(origin.digest for origin in self.origins if origin is not None and origin.digest)
+        return [*self.digests(), *versions]
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -138,7 +163,7 @@ class ClientPlans(Sequence[ClientPlan]):
         own = [tuple(units[a:b]) for a, b in zip((ends - self.unit_counts).tolist(), ends.tolist(), strict=True)]
         columns = (self.clients.tolist(), self.weights.tolist(), own, self.digests(), self.relative_weights.tolist())
         steps, names = self.steps_per_unit or [None] * len(self), self.unit_names or [()] * len(self)
-        yield from map(ClientPlan, *columns, steps, names)
+        yield from map(ClientPlan, *columns, steps, names, self.origins or [None] * len(self))
 
     @overload
     def __getitem__(self, index: int) -> ClientPlan: ...
@@ -157,7 +182,7 @@ class ClientPlans(Sequence[ClientPlan]):
         lengths = self.unit_ends - self.unit_starts
         rows, ends = self.rows[ranges(self.unit_starts, lengths)], np.cumsum(lengths)
         facts = self.clients, self.weights, self.relative_weights, rows, ends - lengths, ends, self.unit_counts
-        return ClientPlans, (*facts, self.state_digests, self.steps_per_unit, self.unit_names)
+        return ClientPlans, (*facts, self.state_digests, self.steps_per_unit, self.unit_names, self.origins)
 
 
 Item = TypeVar("Item")
@@ -230,6 +255,10 @@ class CohortPlan:
         """Numbers of the cohort's clients."""
         found: list[int] = ClientPlans.of(self.clients).clients.tolist()
         return found
+
+    def round_of(self, client: ClientPlan) -> int:
+        """Return the round that names a client's draws and learning rates: that of the version it received."""
+        return self.round if client.origin is None else client.origin.version
 
     def cost(self, local: Local) -> int:
         """Return the number of local steps, by which cohorts are dispatched."""

@@ -6,6 +6,7 @@ at the same instant are ordered by the number of the client. Measured time is in
 
 from simfl.registry import Registry
 from simfl.virtual_time.availability import Availability
+from simfl.virtual_time.selection import Selection
 
 AVAILABILITIES: Registry[Availability] = Registry(
     {
@@ -16,4 +17,12 @@ AVAILABILITIES: Registry[Availability] = Registry(
     }
 )
 
-__all__ = ["AVAILABILITIES", "Availability"]
+SELECTIONS: Registry[Selection] = Registry(
+    {
+        "uniform": "simfl.virtual_time.selection:Uniform",
+        "tiers": "simfl.virtual_time.selection:Tiers",
+        "oort": "simfl.virtual_time.selection:Oort",
+    }
+)
+
+__all__ = ["AVAILABILITIES", "SELECTIONS", "Availability", "Selection"]
