@@ -140,7 +140,8 @@ def run(experiment: Experiment, folder: Path, **settings: Any) -> dict[str, Any]
 def traces(folder: Path) -> dict[str, str]:
     """Return the hash of each table and both hashes of the summary, which are equal for equal runs."""
     summary = json.loads((folder / "summary.json").read_text())
-    hashes = {name: tables.sha256(tables.read(folder / f"{name}.parquet")) for name in TABLES}
+    files = {name: folder / f"{name}.parquet" for name in TABLES}
+    hashes = {name: tables.sha256(tables.read(file)) for name, file in files.items() if file.exists()}
     return hashes | {key: summary[key] for key in ("weights_sha256", "state_sha256")}
 
 
