@@ -89,6 +89,11 @@ def constants(values: Sequence[float], like: Tensor, dtype: torch.dtype | None =
     return torch.stack([torch.full((), value, dtype=dtype, device=like.device) for value in values])
 
 
+def on_current_gpu(x: Tensor) -> bool:
+    """Return whether a tensor lies on the GPU on which Triton launches kernels: the current one of this process."""
+    return x.is_cuda and torch.cuda.is_initialized() and x.device.index == torch.cuda.current_device()
+
+
 @cache
 def load_kernels(name: str) -> Any:
     """Import the Triton kernels `simfl.models.<name>`; return None where Triton is not installed."""

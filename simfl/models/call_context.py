@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -31,11 +32,11 @@ class ModelCall:
     branch: str = ""
     under_vmap: bool = False
 
-    @property
-    def group_keys(self) -> Tensor:
-        """Dropout key of each group: [num_groups], or a scalar for one group."""
+    def group_keys(self, device: torch.device) -> Tensor:
+        """Return the dropout key of each group on the device of a layer: [num_groups], or a scalar for one group."""
         assert self.dropout_key is not None
-        return self.dropout_key.reshape(self.num_groups) if self.num_groups > 1 else self.dropout_key.reshape(())
+        key = self.dropout_key.to(device)
+        return key.reshape(self.num_groups) if self.num_groups > 1 else key.reshape(())
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from simfl import keyed_random
-from simfl.models.base import AutogradContext, Network, load_kernels
+from simfl.models.base import AutogradContext, Network, load_kernels, on_current_gpu
 from simfl.models.call_context import current_batch_part, current_call
 
 LEVELS = 1 << 16  # a dropout rate is rounded to a multiple of 1 / LEVELS
@@ -90,12 +90,12 @@ def keyed_dropout(x: Tensor, p: float, layer: int) -> Tensor:
     if call.dropout_key is None or p == 0.0:
         return x
     count = x.numel() // call.num_groups
-    fusable = x.is_cuda and not call.under_vmap and x.is_floating_point()
+    fusable = on_current_gpu(x) and not call.under_vmap and x.is_floating_point()
     if fusable and load_kernels("elementwise_kernels") is not None:
         numbers = [layer_salt(layer), current_batch_part().offset(count), round(p * LEVELS)]
-        dropped: Tensor = _FusedDropout.apply(x, call.group_keys.reshape(-1), numbers)
+        dropped: Tensor = _FusedDropout.apply(x, call.group_keys(x.device).reshape(-1), numbers)
         return dropped
-    keep, share = keyed_keep(call.group_keys, layer, count, p)
+    keep, share = keyed_keep(call.group_keys(x.device), layer, count, p)
     return x * (keep.reshape(x.shape).to(x.dtype) / share)
 
 
@@ -162,7 +162,7 @@ class KeyedDropPath(nn.Module):
         call = current_call()
         if not self.training or self.p == 0.0 or call.dropout_key is None:
             return x
-        keep, share = keyed_keep(call.group_keys, self.dropout_layer, x.shape[0] // call.num_groups, self.p)
+        keep, share = keyed_keep(call.group_keys(x.device), self.dropout_layer, x.shape[0] // call.num_groups, self.p)
         return x * (keep.reshape(-1, *[1] * (x.dim() - 1)).to(x.dtype) / share)
 
     def extra_repr(self) -> str:

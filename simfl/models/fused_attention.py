@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from simfl.models.base import AutogradContext, load_kernels
+from simfl.models.base import AutogradContext, load_kernels, on_current_gpu
 from simfl.models.call_context import current_batch_part, current_call
 from simfl.models.dropout import LEVELS, keep_scale, layer_salt
 
@@ -28,7 +28,7 @@ TILE, WARPS, STAGES = 64, 4, 2  # TILE: queries and keys at a time
 def can_fuse(query: Tensor, bias: Tensor | None, mask: Tensor | None) -> bool:
     """Return whether the kernel applies: on a GPU, if neither bias nor mask requires a gradient."""
     trained = any(t is not None and t.requires_grad for t in (bias, mask))
-    fits = query.is_cuda and query.dtype in DTYPES and query.shape[-1] in DEPTHS
+    fits = on_current_gpu(query) and query.dtype in DTYPES and query.shape[-1] in DEPTHS
     return fits and not trained and not current_call().under_vmap and load_kernels("attention_kernels") is not None
 
 
@@ -63,7 +63,7 @@ def attend(
     dropped = round(dropout * LEVELS) if call.dropout_key is not None else 0
     if bias is not None and bias.stride(-1) != 1:
         bias = bias.contiguous()
-    seeds = call.group_keys.reshape(-1) if dropped else None
+    seeds = call.group_keys(query.device).reshape(-1) if dropped else None
     first = current_batch_part().offset(query.shape[1] * query.shape[2] * key.shape[2] * len(query))
     exact = torch.get_float32_matmul_precision() == "highest"
     numbers = [layer_salt(layer), first, len(query) // call.num_groups, dropped, int(exact)]

@@ -23,7 +23,7 @@ from simfl.models.dropout import KeyedDropout, install_keyed_dropout
 from simfl.models.peft_method import check_given
 from simfl.models.portable import copied, make_picklable, refuse_lazy
 from simfl.models.quantized import dequantize_linears
-from simfl.models.recomputation import refuse_other_checkpoints, use_recomputable_checkpoints
+from simfl.models.recomputation import CHECKPOINTED, refuse_other_checkpoints, use_recomputable_checkpoints
 from simfl.models.saved_adapters import save_with_adapters
 from simfl.protocol import Outputs, Task
 from simfl.weights import HALF, sha256
@@ -54,8 +54,8 @@ class WrappedModel(Model):
                 self.adapters.attach(module)
             elif hasattr(module, "peft_config"):
                 check_given(module)
-        if use_recomputable_checkpoints(module):
-            setattr(module, "sequential_only", "gradient checkpointing trains one client at a time")  # noqa: B010
+        if use_recomputable_checkpoints(module) and not hasattr(module, "grouped_only"):
+            setattr(module, "grouped_only", CHECKPOINTED)  # noqa: B010
         module.forward = BatchForward(module, task.shape)  # not a wrapper module: tensors keep their names
         return set_trainable(self, install_keyed_dropout(module).eval())
 
@@ -190,6 +190,7 @@ class BatchForward:
         self.dtype = next(dtypes, torch.float32)  # of the first parameter
         self.__signature__ = inspect.signature(self.forward)
         self.names = set(self.__signature__.parameters)
+        self.options = {"use_cache": False} if _caches(module, self.__signature__) else {}
 
     def __call__(self, *inputs: Tensor, **named: Tensor) -> object:
         """Call the module's own forward."""
@@ -209,9 +210,10 @@ class BatchForward:
     def _forward(self, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> object:
         """Call the forward; floating inputs get the dtype of the parameters where the module does not take theirs."""
         if self.casts:
-            return self.forward(*map(self._cast, inputs), **{name: self._cast(x) for name, x in named.items()})
+            given = {name: self._cast(x) for name, x in named.items()}
+            return self.forward(*map(self._cast, inputs), **{**self.options, **given})
         try:
-            return self.forward(*inputs, **named)
+            return self.forward(*inputs, **{**self.options, **named})
         except RuntimeError:
             if not any(self._cast(x) is not x for x in (*inputs, *named.values())):
                 raise
@@ -230,6 +232,14 @@ class BatchForward:
         x = to_float(x)
         flat = self.shape is not None and len(self.shape) > 1 and x.dim() == 2 and x.shape[1] == math.prod(self.shape)
         return x.reshape(len(x), *self.shape) if flat and self.shape else x
+
+
+def _caches(module: nn.Module, signature: inspect.Signature) -> bool:
+    """Return whether a model of transformers keeps keys and values of a pass, for `generate`, unless told not to."""
+    config: Any = getattr(module, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    passed_on = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+    return hasattr(text, "use_cache") and (passed_on or "use_cache" in signature.parameters)
 
 
 def _with_logits(out: object) -> object:

@@ -21,6 +21,8 @@ REFUSED = (
     "model.of: the model recomputes activations by torch.utils.checkpoint, whose second pass would miss the client's"
     " weights; allowed: gradient_checkpointing_enable() of transformers, or no checkpointing"
 )
+CHECKPOINTED = "gradient checkpointing trains several clients at once by adapters, linear layers and the like alone"
+RECOMPUTES = "recomputes"  # attribute of a module whose layers run again in the backward pass
 Enter = Callable[[], AbstractContextManager[None]]
 _FORWARD: ContextVar[Enter | None] = ContextVar("simfl_forward", default=None)
 
@@ -43,7 +45,14 @@ def use_recomputable_checkpoints(module: nn.Module) -> bool:
         layer._gradient_checkpointing_func = partial(  # type: ignore[assignment]
             torch_checkpoint.checkpoint, use_reentrant=False, context_fn=_contexts
         )
+    if layers:
+        setattr(module, RECOMPUTES, True)
     return bool(layers)
+
+
+def recomputes(module: nn.Module) -> bool:
+    """Return whether layers of a module run again in the backward pass."""
+    return bool(getattr(module, RECOMPUTES, False))
 
 
 def _contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

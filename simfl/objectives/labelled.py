@@ -36,4 +36,5 @@ def output_layer(module: nn.Module) -> nn.Module | None:
 
 def at_positions(values: Tensor, positions: Tensor) -> Tensor:
     """Return the rows of values [B, L, D] at positions [B, T]: [B, T, D]."""
-    return values.gather(1, positions[..., None].expand(-1, -1, values.shape[-1]))
+    index = positions.to(values.device)[..., None]  # a model over several devices has its last layer on the last one
+    return values.gather(1, index.expand(-1, -1, values.shape[-1]))

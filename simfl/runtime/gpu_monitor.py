@@ -53,9 +53,12 @@ class GpuMonitor:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the peak in bytes so far: torch's allocations on a GPU, the resident memory of the process on a CPU."""
+    """Return the peak in bytes so far: torch's allocations on a GPU, the resident memory of the process on a CPU.
+
+    Of several GPUs, over which a model is divided, that of the fullest.
+    """
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+        return max(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -256,8 +256,10 @@ def _expected_clients(experiment: Experiment, clients: int) -> float:
 def _gpu_identity(experiment: Experiment, identity: RunIdentity) -> RunIdentity:
     """Add how local steps run on a GPU, and in which precision it multiplies float32."""
     whole = experiment.execution.model_parallel == 1  # a graph holds the kernels of one GPU
-    captured = whole and identity.mode == "vectorized" and all(
-        has_tensor_form(phase.local) and phase.transform is None for phase in experiment.phases
+    captured = (
+        whole
+        and identity.mode == "vectorized"
+        and all(has_tensor_form(phase.local) and phase.transform is None for phase in experiment.phases)
     )
     program = experiment.execution.program if captured else "eager"
     products = "float32" if experiment.deterministic else "tf32"

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from simfl.errors import ConfigError
 from simfl.generators.watched import SYSTEM_DRAWS
+from simfl.models.recomputation import recomputes
 from simfl.training.context import PhaseContext
 
 Result = TypeVar("Result")
@@ -60,7 +61,7 @@ def refuse_recomputed_draws(context: PhaseContext) -> Iterator[None]:
 
     torch restores its own generators for a layer that gradient checkpointing repeats, and no others.
     """
-    if not (context.generators.keyed and bool(getattr(context.network.module, "sequential_only", ""))):
+    if not (context.generators.keyed and recomputes(context.network.module)):
         yield
         return
     before = context.generators.positions()

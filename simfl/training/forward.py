@@ -13,7 +13,7 @@ from simfl.errors import ConfigError, nearest
 from simfl.keyed_random import STEP_MULTIPLIER
 from simfl.models.call_context import ModelCall, call_context
 from simfl.models.own import to_outputs
-from simfl.models.recomputation import recomputable
+from simfl.models.recomputation import recomputable, recomputes
 from simfl.protocol import BASE, EXTRA, Batch, ClientUpdate, Forward, Loss, MicroStep, Outputs, Parts, State, Weights
 from simfl.training.context import Network, PhaseContext
 from simfl.training.model_states import NO_STATE, ModelStates, PassState
@@ -26,7 +26,7 @@ class StepInputs:
     Attributes:
         batch: Examples of the batch, [B, …] or [n, B, …].
         trained: Model tensors and extra parameters.
-        received: The decoded download; never stacked, since all clients receive the same.
+        received: The decoded download: the same for all clients, or `StackedParts`.
         state: The algorithm's state.
         update: Facts of the client update; `step` counts the local steps taken so far.
         key: Dropout key of this local step.
@@ -121,8 +121,8 @@ class _Entrance:
     ) -> None:
         self.network, self.train, self.call, self.weights = network, train, call, weights
         self.state, self.entered = state, False
-        recomputes = bool(state) and bool(getattr(network.module, "sequential_only", ""))
-        self.before = {name: t.clone() for name, t in state.items()} if recomputes else {}
+        again = bool(state) and recomputes(network.module)
+        self.before = {name: t.clone() for name, t in state.items()} if again else {}
 
     @contextmanager
     def __call__(self) -> Iterator[None]:

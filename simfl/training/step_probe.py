@@ -36,6 +36,7 @@ from simfl.models.module_state import (
     registered,
 )
 from simfl.models.own import to_outputs
+from simfl.models.recomputation import recomputes
 from simfl.objectives.base import Objective
 from simfl.protocol import Batch
 from simfl.training.context import Network
@@ -138,7 +139,7 @@ class _Probe:
         self.generators = Generators({"model": self.network.module, "objective": self.objective})
         self.draws: dict[str, None] = {}
         self.backward: dict[str, None] = {}  # changed by the first backward pass, and "" once it has been run
-        if getattr(self.network.module, "sequential_only", ""):
+        if recomputes(self.network.module):
             self.backward[""] = None  # recomputed layers change their state again, which training drops
         self.key = 0  # of the state of the generators before each pass
 

@@ -128,7 +128,17 @@ def test_half_precision_and_checkpointing_are_set() -> None:
     dtypes = {name: parameter.dtype for name, parameter in module.named_parameters()}
     assert dtypes["model.embed_tokens.weight"] == torch.bfloat16
     assert {dtype for name, dtype in dtypes.items() if "lora" in name} == {torch.float32}
-    assert "gradient checkpointing" in module.sequential_only
+    assert "gradient checkpointing" in module.grouped_only
+
+
+def test_several_clients_train_together_under_checkpointing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = {"config": LLAMA, "checkpointing": True, "adapters": {"kind": "lora", "rank": 2, "dropout": 0.1}}
+    kept = train(tmp_path / "kept", questions, model | {"checkpointing": False}, "chat")
+    one, other = (train(tmp_path, questions, model, "chat", mode) for mode in ("sequential", "vectorized"))
+    for name, tensor in weights_of(kept).items():
+        assert torch.equal(tensor, weights_of(one)[name])
+        torch.testing.assert_close(tensor, weights_of(other)[name], rtol=1e-4, atol=1e-6)
+    assert "use_cache" not in caplog.text
 
 
 def test_a_plan_builds_it_on_the_meta_device_with_the_same_shapes(tmp_path: Path) -> None:

@@ -99,9 +99,9 @@ def test_a_run_with_checkpointing_equals_one_without(tmp_path: Any) -> None:
     assert results[0] == results[1]
 
 
-def test_a_model_with_checkpointing_is_trained_one_client_at_a_time(tmp_path: Any) -> None:
+def test_layers_without_a_grouped_form_are_trained_one_client_at_a_time(tmp_path: Any) -> None:
     given = experiment(mode="vectorized", model=OwnModel(Classifier(True)))
-    with pytest.raises(ConfigError, match=r"^execution\.mode: vectorized, but gradient checkpointing trains one"):
+    with pytest.raises(ConfigError, match=r"^execution\.mode: vectorized, but gradient checkpointing trains several"):
         run(given, tmp_path)
 
 

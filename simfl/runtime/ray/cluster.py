@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import socket
 import sys
@@ -48,6 +49,7 @@ STOP_SECONDS = 30.0  # the longest time for Ray to stop in order; a launcher nee
 SURVEY_TIMEOUT = 30.0  # seconds that workers have to answer `survey`
 MAX_SURVEYED = 64  # workers that `survey` asks
 MIN_FREE_BYTES = 20_000_000  # in the folder of Ray's session
+SHORT_OF_MEMORY = re.compile(r"Memory on the node \(IP: ([^,]+),.*?\).* was ([\d.]+GB.*?)(?:, which|$)")
 QUIET = {"log_to_driver": False, "configure_logging": False}
 
 
@@ -226,15 +228,21 @@ def worker_resource(address: str | None) -> str:
     return "GPU" if torch.cuda.is_available() else "CPU"
 
 
-def count_workers(resource: str, available: float, workers: int | str) -> int:
+def count_workers(resource: str, available: float, workers: int | str, each: int = 1) -> int:
     """Return the number of workers: the requested one, or for `auto` as many as there are CPUs or GPUs.
 
-    Raises ConfigError if more workers are requested than there are.
+    `each`: GPUs that a worker occupies.
+
+    Raises:
+        ConfigError: More workers are requested than there are, or not even one has its GPUs.
     """
+    if each > max(1, available):
+        raise ConfigError(f"execution.model_parallel: {each}, but Ray has {available:g} {resource}s; allowed: fewer")
     if workers == "auto":
-        return max(1, int(available))
-    if int(workers) > available:
-        raise ConfigError(f"--workers: requested {workers} workers, but Ray has {available:g} {resource}s")
+        return max(1, int(available) // each)
+    if int(workers) * each > available:
+        of_each = f" of {each} {resource}s" if each > 1 else ""
+        raise ConfigError(f"--workers: requested {workers} workers{of_each}, but Ray has {available:g} {resource}s")
     return int(workers)
 
 
@@ -279,8 +287,13 @@ def _surveyor(ray: RayModule, num_gpus: int = 0, node: str | None = None) -> Act
 
 
 def last_line(error: Exception) -> str:
-    """Return the last line of an error of Ray's, which holds the cause; the others describe the task."""
-    return str(error).strip().splitlines()[-1].strip()
+    """Return the line of an error of Ray's that holds the cause: the last one; the others describe the task.
+
+    Where memory is short, the amounts in a line above it are the cause, and the last one is advice.
+    """
+    lines = str(error).strip().splitlines()
+    amounts = filter(None, map(SHORT_OF_MEMORY.search, lines))
+    return next((f"memory of node {found[1]}: {found[2]}" for found in amounts), lines[-1].strip())
 
 
 def _begin(address: str | None) -> RayStartup | None:

@@ -127,7 +127,8 @@ class WorkerGroup:
         try:
             ray = cluster.connect(self.address)
             share_tensors()
-            count = cluster.count_workers(self.resource, ray.cluster_resources().get(self.resource, 0), self.requested)
+            available = ray.cluster_resources().get(self.resource, 0)
+            count = cluster.count_workers(self.resource, available, self.requested, self._each)
             if self.grows:  # other jobs may use the cluster; workers are added when they end
                 count = max(1, min(count, self._num_free(ray)))
             self._arguments = DriverLocation.here(), ray.cloudpickle.dumps(self._spec)
@@ -139,7 +140,7 @@ class WorkerGroup:
             self._error = error
 
     def _new_actor(self) -> ActorHandle:
-        num_gpus = 1 if self.resource == "GPU" else 0
+        num_gpus = self._each if self.resource == "GPU" else 0
         return self.ray.remote(num_cpus=1, num_gpus=num_gpus, max_restarts=0)(WorkerActor).remote(*self._arguments)
 
     def wait(self) -> None:
@@ -289,7 +290,12 @@ class WorkerGroup:
 
     def _num_free(self, ray: RayModule) -> int:
         """Return the number of workers that could start now."""
-        return int(ray.available_resources().get(self.resource, 0))
+        return int(ray.available_resources().get(self.resource, 0)) // self._each
+
+    @property
+    def _each(self) -> int:
+        """Return how many GPUs a worker occupies, or CPUs."""
+        return self._spec.experiment.execution.model_parallel if self.resource == "GPU" else 1
 
     def describe_free(self) -> str:
         """Return the free resources of Ray, for a message."""
