@@ -248,6 +248,26 @@ except ConfigError as error:
 """
 
 
+OUT_OF_MEMORY = [
+    """1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.7, ID: df0d) was \
+3.13GB used / 23.54GB limit (0.133027)
+OOM kill reason: Memory usage 3349725184B exceeded threshold of 505530208B
+Refer to the documentation on how to address the out of memory issue: https://docs.ray.io/""",
+    """Task was killed due to the node running low on memory.
+Memory on the node (IP: 10.0.0.7, ID: df0d) where the task (actor ID: 1, name=A.f, pid=7, memory used=0.12GB) was \
+running was 22.5GB / 23.5GB (0.957), which exceeds the memory usage threshold of 0.95. Ray killed this worker
+Refer to the documentation on how to address the out of memory issue: https://docs.ray.io/""",
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "amounts"),
+    list(zip(OUT_OF_MEMORY, ["3.13GB used / 23.54GB limit (0.133027)", "22.5GB / 23.5GB (0.957)"], strict=True)),
+)
+def test_cause_of_short_memory_is_its_amounts_and_no_advice_on_settings_of_ray(text: str, amounts: str) -> None:
+    assert cluster.last_line(MemoryError(text)) == f"memory of node 10.0.0.7: {amounts}"
+
+
 def test_more_workers_than_processors_are_refused() -> None:
     assert cluster.count_workers("CPU", 3.0, "auto") == 3
     assert cluster.count_workers("GPU", 0.0, "auto") == 1
