@@ -20,6 +20,8 @@ DATA: Registry[Data] = Registry(
         "hf_disk": "simfl.data.readers.hf_disk:HfDisk",
         "image_folder": "simfl.data.readers.image_folder:ImageFolder",
         "image_lists": "simfl.data.readers.image_lists:ImageLists",
+        "instruction_tasks": "simfl.data.benchmarks.instruction_tasks:InstructionTasks",
+        "instructions": "simfl.data.readers.instructions:Instructions",
         "joined": "simfl.data.readers.joined:Joined",
         "mp_docvqa": "simfl.data.readers.docvqa_imdb:MpDocvqa",
         "multi_docqa": "simfl.data.benchmarks.multi_docqa.benchmark:MultiDocqa",

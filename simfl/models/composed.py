@@ -35,7 +35,7 @@ LANGUAGE = "model.language_model."  # prefix of the language model's parameters
 
 
 def quantize(tensor: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """Return a tensor as it is stored, by endings of its name, and as it is read again.
+    """Return a tensor in its stored form, by endings of its name, and the values that are read from it.
 
     Matrices are int8 with a float16 scale per row, rounded to nearest; tensors of other ranks are float16.
     """
