@@ -145,7 +145,8 @@ def mean_auc(rows: Sequence[Row], attack: str) -> Estimate:
     if len(values) < 2:
         return Estimate(float(values[0]), 0.0, 1.0)
     spread = float(student.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5)
-    return Estimate(float(values.mean()), float(values.mean()) - spread, float(values.mean()) + spread)
+    mean = float(values.mean())
+    return Estimate(mean, max(0.0, mean - spread), min(1.0, mean + spread))
 
 
 def pooled(rows: Sequence[Row], rate: float) -> Estimate | None:

@@ -13,7 +13,7 @@ product of what it sees with the direction of each canary, and guesses the coins
                     noise is assumed to be Gaussian and independent over canaries and rounds.
     estimate        The same from mean and deviation of the inner products, without confidence (Andrew et al. 2024).
 
-Each bound holds with 95 % confidence.
+All bounds of an audit hold together with its confidence (by default 95 %): each has an equal part of the rest.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ class AuditSettings:
         fixed_noise: Whether the noise follows from the seed, for tests.
         points: Number of rounds after which bounds are computed, at most; the last audited round is one of them.
         documents: Whether canaries are crafted documents that are trained on, instead of directions.
+        confidence: Probability with which no bound of an audit is above epsilon. Bounds after fewer rounds (`points`)
+            have the confidence of those after all rounds.
     """
 
     canaries: int | None = None
@@ -78,6 +80,7 @@ class AuditSettings:
     fixed_noise: bool = False
     points: int = 1
     documents: bool = False
+    confidence: float = CONFIDENCE
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,7 @@ class CanaryAudit:
         noise_multiplier: The noise multiplier of the run.
         views: The audit of each view.
         by_round: Bounds and claims after several numbers of rounds, the last of which is that of `views`.
+        confidence: Probability with which no bound is above epsilon.
     """
 
     canaries: int
@@ -156,6 +160,7 @@ class CanaryAudit:
     noise_multiplier: float
     views: tuple[ViewAudit, ...]
     by_round: tuple[RoundBound, ...] = ()
+    confidence: float = CONFIDENCE
 
     @property
     def holds(self) -> bool:
@@ -192,6 +197,7 @@ def audit(
         audited.budget.noise_multiplier,
         views,
         tuple(by_round),
+        settings.confidence,
     )
 
 
@@ -220,6 +226,9 @@ class AuditedRounds:
         experiment = run.experiment
         refuse_single_uploads(experiment, "canaries")
         self.privacy = _checked(experiment.privacy)
+        if not 0 < settings.confidence < 1:
+            raise ConfigError(f"--confidence: {settings.confidence:g} given; allowed: above 0 and below 1")
+        self.confidence = settings.confidence
         self.context, self.seed = context_on_device(experiment), settings.seed
         phase, real = experiment.phases[0], run.partition
         self.rounds = phase.rounds if settings.rounds is None else settings.rounds
@@ -273,6 +282,13 @@ class AuditedRounds:
     def tests_participations(self, view: str) -> bool:
         """Return whether single participations are tests of Gaussian noise in a view."""
         return view != "model" and self.canaries.has_known_updates and self.multiplier(view) > 0
+
+    @property
+    def level(self) -> float:
+        """The confidence of one bound, so that all bounds of the audit hold together."""
+        claimed = [view for view in VIEWS if math.isfinite(self.claim(view, self.rounds))]
+        number = sum(1 + self.tests_participations(view) for view in claimed)
+        return 1 - (1 - self.confidence) / max(1, number)
 
     def scores(self, scratch: Path, report: Callable[[str], None]) -> dict[int, Scores]:
         """Make the rounds and return the scores of all canaries, after each number of rounds in `points`."""
@@ -405,16 +421,16 @@ def _centred(scores: np.ndarray) -> np.ndarray:
 
 def _audit_view(audited: AuditedRounds, scores: Scores, view: str, rounds: int) -> ViewAudit:
     claim, delta = audited.claim(view, rounds), audited.privacy.delta
-    one_run = guess_coins(scores.total[view], audited.canaries.included, delta)
+    one_run = guess_coins(scores.total[view], audited.canaries.included, delta, audited.level)
     multiplier, sigma = audited.multiplier(view), audited.budget.noise_multiplier
     coins = audited.canaries.included
     area = auc(scores.total[view][coins], scores.total[view][~coins]) if 0 < coins.sum() < len(coins) else math.nan
     if not audited.tests_participations(view):
         return ViewAudit(view, claim, one_run, None, None, None, 0, area, None)
     products, included = scores.single[view]
-    mu, middle = participation_mu(products, included)
+    mu, middle = participation_mu(products, included, audited.level)
     noise = 1 / (middle * multiplier) if middle > 0 else math.inf
-    factor = smallest_error(1 / multiplier, int(included.sum()), int((~included).sum()))
+    factor = smallest_error(1 / multiplier, int(included.sum()), int((~included).sum()), audited.level)
     detectable = None if factor is None else audited.claim(view, rounds, sigma / factor) / claim
     gaussian, estimate = (_epsilon_of(audited, scores, view, rounds, one) for one in (mu, middle))
     return ViewAudit(view, claim, one_run, gaussian, estimate, noise, len(included), area, detectable)
@@ -422,10 +438,11 @@ def _audit_view(audited: AuditedRounds, scores: Scores, view: str, rounds: int) 
 
 def _bound(audited: AuditedRounds, scores: Scores, view: str, rounds: int) -> float:
     """Return the larger bound of a view after some rounds."""
-    one_run = guess_coins(scores.total[view], audited.canaries.included, audited.privacy.delta)
+    one_run = guess_coins(scores.total[view], audited.canaries.included, audited.privacy.delta, audited.level)
     if not audited.tests_participations(view):
         return one_run
-    return max(one_run, _epsilon_of(audited, scores, view, rounds, participation_mu(*scores.single[view])[0]))
+    mu, _ = participation_mu(*scores.single[view], audited.level)
+    return max(one_run, _epsilon_of(audited, scores, view, rounds, mu))
 
 
 def _epsilon_of(audited: AuditedRounds, scores: Scores, view: str, rounds: int, mu: float) -> float:
@@ -437,7 +454,7 @@ def _epsilon_of(audited: AuditedRounds, scores: Scores, view: str, rounds: int, 
     return max(by_accounting, exact)
 
 
-def guess_coins(scores: np.ndarray, included: np.ndarray, delta: float) -> float:
+def guess_coins(scores: np.ndarray, included: np.ndarray, delta: float, confidence: float = CONFIDENCE) -> float:
     """Return the one-run bound on epsilon from scores that are centred at 0, the best over several numbers of guesses.
 
     Half of the guesses are the canaries with the largest scores, half those with the smallest ones.
@@ -446,9 +463,10 @@ def guess_coins(scores: np.ndarray, included: np.ndarray, delta: float) -> float
         scores: Score of each canary, float64 [m].
         included: Its coin, bool [m].
         delta: The delta.
+        confidence: Confidence of the bound.
     """
     m, order, best = len(scores), np.argsort(scores, kind="stable"), 0.0
-    level = 1 - (1 - CONFIDENCE) / len(SHARES)
+    level = 1 - (1 - confidence) / len(SHARES)
     for half in dict.fromkeys(max(1, round(m * share / 2)) for share in SHARES):
         half = min(half, m // 2)
         correct = int((~included[order[:half]]).sum() + included[order[m - half :]].sum())
@@ -456,28 +474,31 @@ def guess_coins(scores: np.ndarray, included: np.ndarray, delta: float) -> float
     return best
 
 
-def participation_mu(products: np.ndarray, included: np.ndarray) -> tuple[float, float]:
+def participation_mu(products: np.ndarray, included: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Return a lower bound on mu of one participation, and its estimate.
 
     Args:
         products: Inner products in units of a canary's contribution, float64 [n].
         included: Whether the canary was included, bool [n].
+        confidence: Confidence of the bound.
     """
     with_canary, without = products[included], products[~included]
     if len(with_canary) < 2 or len(without) < 2:
         return 0.0, 0.0
-    bound = gaussian_mu(int((without > 0.5).sum()), len(without), int((with_canary <= 0.5).sum()), len(with_canary))
+    false_positives, false_negatives = int((without > 0.5).sum()), int((with_canary <= 0.5).sum())
+    bound = gaussian_mu(false_positives, len(without), false_negatives, len(with_canary), confidence)
     deviation = math.sqrt((with_canary.var(ddof=1) + without.var(ddof=1)) / 2)
     return bound, float(with_canary.mean() - without.mean()) / max(deviation, 1e-12)
 
 
-def smallest_error(mu: float, positives: int, negatives: int) -> float | None:
+def smallest_error(mu: float, positives: int, negatives: int, confidence: float = CONFIDENCE) -> float | None:
     """Return the smallest factor by which noise may be too low so that the bound on mu typically shows it.
 
     Args:
         mu: The mu that is accounted for.
         positives: Participations of included canaries.
         negatives: Participations of other canaries.
+        confidence: Confidence of the bound.
 
     Returns:
         The factor, at most 100; None if no such error is found.
@@ -485,7 +506,8 @@ def smallest_error(mu: float, positives: int, negatives: int) -> float | None:
 
     def shows(factor: float) -> bool:
         error = float(ndtr(-mu * factor / 2))
-        return gaussian_mu(round(error * negatives), negatives, round(error * positives), positives) > mu
+        errors = round(error * negatives), negatives, round(error * positives), positives
+        return gaussian_mu(*errors, confidence) > mu
 
     return next((float(factor) for factor in np.geomspace(1, 100, 200) if shows(float(factor))), None)
 

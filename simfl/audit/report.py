@@ -17,7 +17,7 @@ def canary_lines(found: CanaryAudit) -> list[str]:
     """Format an audit with canaries; the last line is the verdict."""
     lines = [
         f"{found.canaries} canaries, {found.included} of them included; {found.rounds} rounds, delta {found.delta:g},"
-        f" noise multiplier {found.noise_multiplier:.4g}; bounds with 95 % confidence"
+        f" noise multiplier {found.noise_multiplier:.4g}; all bounds hold with {100 * found.confidence:g} % confidence"
     ]
     header = ("view", "claim", "one-run bound", "Gaussian bound", "estimate", "noise", "AUC of coins", "detectable")
     lines += table([header, *(_view_row(view) for view in found.views)])

@@ -39,6 +39,13 @@ def audit() -> None:
     type=click.IntRange(1),
     help="Rounds after which bounds are computed, at most.  [default: 8 with --save, else the last one]",
 )
+@click.option(
+    "--confidence",
+    type=float,
+    default=0.95,
+    show_default=True,
+    help="Probability with which no bound of the audit is above epsilon.",
+)
 @click.option("--documents", is_flag=True, help="Canaries are crafted documents, which are trained on like others.")
 @click.option("--save", is_flag=True, help="Keep the audit in RUN for `simfl report`, and log it to the W&B run.")
 @as_json_option
@@ -49,6 +56,7 @@ def canaries(
     width: int,
     seed: int,
     points: int | None,
+    confidence: float,
     documents: bool,
     save: bool,
     as_json: bool,
@@ -61,9 +69,10 @@ def canaries(
     if save:
         saved.require_writable(target)
     points = points or (SAVED_POINTS if save else 1)
-    found = one_run.audit(
-        target, one_run.AuditSettings(canaries, rounds, width, seed, points=points, documents=documents), _log
+    settings = one_run.AuditSettings(
+        canaries, rounds, width, seed, points=points, documents=documents, confidence=confidence
     )
+    found = one_run.audit(target, settings, _log)
     if save:
         saved.save(target, found, _log)
     if as_json:

@@ -6,7 +6,7 @@
 A round releases a row of X + C⁻¹Z. This is a function of CX + Z, so the privacy of all rounds together is that of one
 Gaussian mechanism, whose sensitivity is that of C: the largest norm of CX for one unit with rows of norm 1, in any
 rounds that the participation allows. It holds for updates that depend on earlier releases (Denisov et al. 2022, arXiv
-2202.08312, theorem 2.1). The error of the models is that of A·C⁻¹.
+2202.08312). The error of the models is that of A·C⁻¹.
 """
 
 from __future__ import annotations

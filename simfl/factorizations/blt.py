@@ -62,8 +62,8 @@ class BltFactor(Factor):
     def inverse_coefficients(self, rounds: int) -> np.ndarray:
         """Return the first column of C⁻¹, float64 [rounds].
 
-        C⁻¹ is a BLT matrix too (McMahan and Pillutla 2025, arXiv 2504.21413; Dvijotham et al. 2024, arXiv 2404.16706,
-        lemma 5.2). It has the buffers S ← (diag(theta) − 1·omegaᵀ)·S + Z[t], a matrix that is similar to a symmetric
+        C⁻¹ is a BLT matrix too (McMahan and Pillutla 2025, arXiv 2504.21413; Dvijotham et al. 2024, arXiv 2404.16706).
+        It has the buffers S ← (diag(theta) − 1·omegaᵀ)·S + Z[t], a matrix that is similar to a symmetric
         one.
         """
         roots = np.sqrt(self.weights)

@@ -28,4 +28,5 @@ def _chart(result: RunResult, audit: JsonObject) -> str:
     wrong = [view["view"] for view in audit["views"] if max(view["one_run"], view["gaussian"] or 0.0) > view["claim"]]
     verdict = f"VIOLATED for {', '.join(wrong)}" if wrong else "no bound exceeds its claim"
     note = f"{audit['canaries']} canaries, {audit['included']} of them included; {verdict}"
-    return figure(f"lower bounds on epsilon (95 %): {result.label}", line_chart(series, "rounds", "epsilon"), note)
+    level = f"{100 * audit.get('confidence', 0.95):g} %"
+    return figure(f"lower bounds on epsilon ({level}): {result.label}", line_chart(series, "rounds", "epsilon"), note)

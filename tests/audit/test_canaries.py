@@ -17,7 +17,7 @@ import torch
 from fakes import Toy, experiment, run
 
 from simfl.audit.canaries import DirectionCanaries, with_canaries
-from simfl.audit.one_run import AuditSettings, CanaryAudit, audit
+from simfl.audit.one_run import AuditedRounds, AuditSettings, CanaryAudit, audit
 from simfl.cli import main
 from simfl.codecs.int8 import Int8
 from simfl.data.partition.manifest import Partition
@@ -48,10 +48,12 @@ def private(privacy: Privacy = GROUPS, algorithm: str = "group_dp", **settings: 
     return experiment(algorithm, privacy=privacy, weighting="uniform", model=small, **given | settings)
 
 
-def audited(folder: Path, given: Experiment, seed: int = 0, number: int | None = CANARIES) -> CanaryAudit:
+def audited(
+    folder: Path, given: Experiment, seed: int = 0, number: int | None = CANARIES, confidence: float = 0.95
+) -> CanaryAudit:
     if not folder.exists():
         run(given, folder)
-    return audit(Run(folder), AuditSettings(number, seed=seed, fixed_noise=True))
+    return audit(Run(folder), AuditSettings(number, seed=seed, fixed_noise=True, confidence=confidence))
 
 
 def bounds(found: CanaryAudit) -> dict[str, float]:
@@ -205,6 +207,16 @@ def test_an_audit_repeats_with_its_seed(tmp_path: Path) -> None:
     assert a != c
 
 
+def test_the_bounds_of_an_audit_hold_together(tmp_path: Path) -> None:
+    usual = audited(tmp_path / "run", private(), number=200)
+    rounds = AuditedRounds(Run(tmp_path / "run"), AuditSettings(200))
+    assert rounds.level == 1 - 0.05 / 5  # two bounds of averages and of messages, one of the model
+    sure = audited(tmp_path / "run", private(), number=200, confidence=0.999)
+    pairs = [(one.bound, other.bound) for one, other in zip(sure.views, usual.views, strict=True)]
+    assert all(one <= other for one, other in pairs)
+    assert any(one < other for one, other in pairs)
+
+
 def test_what_cannot_be_audited_is_refused(tmp_path: Path) -> None:
     run(
         private(Privacy(unit="record", clip=0.5, noise_multiplier=0.7), "dp_sgd", mode="sequential"),
@@ -218,6 +230,7 @@ def test_what_cannot_be_audited_is_refused(tmp_path: Path) -> None:
         ("run", AuditSettings(rounds=2), "--rounds: 2"),
         ("run", AuditSettings(canaries=10**6), "--canaries: 1000000 given; allowed: 2 to"),
         ("run", AuditSettings(width=0), "--width: 0"),
+        ("run", AuditSettings(confidence=1.0), "--confidence: 1 given; allowed: above 0 and below 1"),
     ):
         with pytest.raises(ConfigError, match=message):
             audit(Run(tmp_path / name), settings)
