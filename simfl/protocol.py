@@ -113,6 +113,7 @@ class Outputs:
         loss_sums: Sum of the task loss of each example, [B].
         loss_weights: Weight of each example's loss, [B]. The mean task loss is sum(loss_sums) / sum(loss_weights).
         targets: Correct classes [B] or tokens [B, T], if the objective has them; negative: none.
+        token_losses: Loss of each token, [B, T], where the objective computes no logits; these are then NaN.
     """
 
     logits: Tensor
@@ -122,6 +123,7 @@ class Outputs:
     loss_sums: Tensor | None = None
     loss_weights: Tensor | None = None
     targets: Tensor | None = None
+    token_losses: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the fields that are set, by name."""

@@ -64,6 +64,7 @@ class Algorithm:
             the model `local`, a client's model at the end of its last update.
         needs_features: Whether a loss reads `Outputs.features`, or `extra_params` reads `ModelInfo.outputs`.
         needs_targets: Whether a loss reads `Outputs.targets`.
+        needs_logits: Whether a loss reads `Outputs.logits`; objectives may compute losses without them.
         needs_positions: Whether a loss reads `batch["position"]`, the index of an example among the client's own
             examples, int64 [B].
         needs_whole_batch: Whether a loss has a term over the whole batch, in `batch_term` or `client_term`.
@@ -82,6 +83,7 @@ class Algorithm:
     eval_models: ClassVar[Mapping[str, Forward]] = {"global": Forward(), "personal": Forward()}
     needs_features: ClassVar[bool] = False
     needs_targets: ClassVar[bool] = False
+    needs_logits: ClassVar[bool] = False
     needs_positions: ClassVar[bool] = False
     needs_whole_batch: ClassVar[bool] = False
     privacy_unit: ClassVar[str | None] = None

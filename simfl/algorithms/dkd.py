@@ -31,6 +31,7 @@ class Dkd(Algorithm):
     temperature: PositiveFloat = 4.0  # tau
     ramp_rounds: NonNegativeFloat = 0.0  # rounds of linear growth of both weights; 0: none; reference: 20 epochs
     from_round: PositiveInt = 2  # of the phase; the model received in the first round is no teacher yet
+    needs_logits: ClassVar[bool] = True
     fedavg_limit: ClassVar[str] = "alpha = beta = 0, and before `from_round`"
     fedavg_settings: ClassVar[Mapping[str, object] | None] = {"algorithm.alpha": 0.0, "algorithm.beta": 0.0}
     needs_targets: ClassVar[bool] = True

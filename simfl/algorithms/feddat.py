@@ -51,6 +51,7 @@ class FedDat(Algorithm):
     teacher: Literal["dual", "client", "received"] = "dual"  # DAT, A_c alone, Â_s alone (which learns nothing)
     direction: Literal["teacher", "student"] = "teacher"  # KL(teacher ‖ student), or KL(student ‖ teacher) as printed
     form: Literal["micro", "joint"] = "micro"  # two optimizer steps a batch (A_s and heads, A_c and heads), or one
+    needs_logits: ClassVar[bool] = True
     fedavg_limit: ClassVar[str] = "alpha = beta = 0, frozen heads"
     fedavg_settings: ClassVar[Mapping[str, object] | None] = {
         "algorithm.alpha": 0.0,

@@ -41,6 +41,7 @@ class FedKD(Algorithm):
     adaptive: bool = True  # divide by the losses of both, so that unsure teachers count less
     start: Literal["initial", "received"] = "initial"  # model that a client's first update copies as its mentor
     floor: PositiveFloat = 0.01  # smallest sum of losses to divide by (the paper has none)
+    needs_logits: ClassVar[bool] = True
     fedavg_limit: ClassVar[str] = "distill = hidden = 0"
     fedavg_settings: ClassVar[Mapping[str, object] | None] = {"algorithm.distill": 0.0, "algorithm.hidden": 0.0}
     needs_whole_batch: ClassVar[bool] = True

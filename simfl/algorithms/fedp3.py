@@ -44,6 +44,7 @@ class FedP3(Algorithm):
     temperature: PositiveFloat = 1.0  # of predictions, or of the divergence
     from_round: PositiveInt = 2  # of the phase (eq. 15)
 
+    needs_logits: ClassVar[bool] = True
     fedavg_limit: ClassVar[str] = "weight = 0, and before `from_round`"
     fedavg_settings: ClassVar[Mapping[str, object] | None] = {"algorithm.weight": 0.0}
 

@@ -23,6 +23,7 @@ class SoftTargets(Algorithm):
     temperature: PositiveFloat = 2.0  # tau; the paper tries 1, 2 and 3, and its ST rows are those of 2
     from_round: PositiveInt = 2  # of the phase; the model received in the first round is no teacher yet
 
+    needs_logits: ClassVar[bool] = True
     fedavg_limit: ClassVar[str] = "weight = 0, and before `from_round`"
     fedavg_settings: ClassVar[Mapping[str, object] | None] = {"algorithm.weight": 0.0}
 

@@ -161,6 +161,8 @@ def _needs(phase: Phase, experiment: Experiment) -> Violations:
     algorithm, name = phase.algorithm, REGISTRIES["algorithms"].name_of(type(phase.algorithm))
     if algorithm.needs_targets and not phase.objective.target:
         yield f"algorithm: {name} needs target classes, which {type(phase.objective).__name__} does not have"
+    if algorithm.needs_logits and not phase.objective.keeps_logits:
+        yield f"algorithm: {name} compares logits, which objective.loss_on: all does not keep; allowed: loss_on: answer"
     passes = [*algorithm.forwards().values(), *algorithm.eval_models.values()]
     branches = {forward.branch for forward in passes} - {"", "dual"}
     paths = getattr(getattr(experiment.model, "adapters", None), "names", ())

@@ -31,6 +31,7 @@ class Objective(ABC):
         target: Batch key of the correct classes [B] or tokens [B, T] (−100: none), if the objective has them.
         reads_classes: Whether `encode` reads the column `label` as classes, which are checked before a run.
         example: Settings for `simfl.contract.check`.
+        keeps_logits: False if losses are computed without `Outputs.logits`, which some algorithms compare.
     """
 
     reduction: ClassVar[str]
@@ -40,6 +41,7 @@ class Objective(ABC):
     target: ClassVar[str] = ""
     reads_classes: ClassVar[bool] = False
     example: ClassVar[Mapping[str, object]] = {}
+    keeps_logits: ClassVar[bool] = True
 
     def check(self, split: Any) -> None:  # noqa: B027  (most objectives of users need none)
         """Raise DataError if a split (`simfl.data.base.Split`) cannot be encoded; called before a run starts."""

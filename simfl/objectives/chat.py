@@ -24,7 +24,8 @@ from simfl.constraints import PositiveInt
 from simfl.errors import ConfigError, DataError, nearest
 from simfl.objectives.base import Objective, require_columns
 from simfl.objectives.docvqa import NO_LABEL, round_up, token_losses
-from simfl.objectives.labelled import at_positions, labelled_positions
+from simfl.objectives.labelled import Values, at_positions, cross_entropy, hits, labelled_positions, position_values
+from simfl.objectives.labelled import token_losses as known_losses
 from simfl.objectives.notes import cut_answers, missing_answers, missing_images
 from simfl.objectives.page_inputs import (
     NO_WORDS,
@@ -48,7 +49,8 @@ PROMPT_IDS, PROMPT_MASK = "prompt_ids", "prompt_mask"
 POSITIONS = "label_positions"  # batch key of the positions of labels
 STEP = 8  # lengths are rounded up to a multiple
 
-Metric = Literal["anls", "accuracy", "exact", "rouge_l"]
+Metric = Literal["anls", "accuracy", "exact", "rouge_l", "token_accuracy"]
+TOKEN_ACCURACY = "token_accuracy"
 SCORES: dict[str, Callable[[str, Sequence[str]], float]] = {
     "anls": metrics.anls,
     "accuracy": metrics.normalized_match,
@@ -121,14 +123,13 @@ class Chat(Objective):
     max_tokens: PositiveInt = 512  # of a prompt without its image; words are left out from the end until it fits
     max_answer: PositiveInt = 32  # tokens of an answer including its end token, in training and generation
     loss_on: Literal["answer", "all"] = "answer"  # tokens that are learned; all: those of the prompt too
-    metric: Metric = "anls"  # type: ignore[misc]  # the main metric
+    metric: Metric = "anls"  # type: ignore[misc]  # token_accuracy: of learned tokens, each after the right ones
 
     reduction: ClassVar[str] = "token"
     inputs: ClassVar[tuple[str, ...]] = (
         "input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask", POSITIONS,
-        *TOKEN_FEATURES, *PAGE_KEYS,
+        *TOKEN_FEATURES, *PAGE_KEYS, "labels",
     )  # fmt: skip
-    metrics: ClassVar[tuple[str, ...]] = tuple(SCORES)
     target: ClassVar[str] = "labels"
 
     def __post_init__(self) -> None:
@@ -137,6 +138,16 @@ class Chat(Objective):
             raise ConfigError(
                 "objective.prompt: it has no field of an example, such as {question}; allowed: a template"
             )
+
+    @property
+    def metrics(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Names of the metrics; token accuracy costs one more pass, and so is computed only if it is asked for."""
+        return (*SCORES, *[TOKEN_ACCURACY] * (self.metric == TOKEN_ACCURACY))
+
+    @property
+    def keeps_logits(self) -> bool:  # type: ignore[override]
+        """False if losses are computed without logits, as where all tokens are learned."""
+        return self.loss_on == "answer"
 
     def fields(self) -> list[str]:
         """Return the names of the fields of the prompt; ConfigError if the template is damaged."""
@@ -322,8 +333,14 @@ class Chat(Objective):
         return rows
 
     def run(self, module: nn.Module, inputs: Batch) -> Outputs | Tensor:
-        """Run the model; with `label_positions` [B, T], logits are [B, T, V]."""
-        given = {name: values for name, values in inputs.items() if name != POSITIONS}
+        """Run the model; with `label_positions` [B, T], logits are [B, T, V].
+
+        Where all tokens are learned, there are losses of tokens [B, L] and no logits.
+        """
+        if not self.keeps_logits and "labels" in inputs:
+            losses = self._of_all(module, inputs, cross_entropy)
+            return Outputs(losses.new_full((len(losses), 1, 1), float("nan")), token_losses=losses)
+        given = {name: values for name, values in inputs.items() if name not in (POSITIONS, "labels")}
         positions = inputs.get(POSITIONS)
         with fitting_image_tokens(), nullcontext() if positions is None else labelled_positions(module, positions):
             outputs: Outputs = module(**page_inputs(module, given))
@@ -331,24 +348,58 @@ class Chat(Objective):
             return Outputs(at_positions(outputs.logits, positions))
         return outputs
 
+    def _of_all(self, module: nn.Module, inputs: Batch, values: Values) -> Tensor:
+        """Return a value of every position [B, L] without whole logits."""
+        given = {name: tensor for name, tensor in inputs.items() if name != "labels"}
+
+        def run() -> Any:
+            with fitting_image_tokens():
+                return module(**page_inputs(module, given))
+
+        found = position_values(module, inputs["labels"].clamp_min(0), run, values)
+        return found.to(inputs["labels"].device)
+
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the cross-entropy summed over the learned tokens of each example, and their number; both [B]."""
+        if outputs.token_losses is not None:
+            return known_losses(outputs, batch["labels"], batch["mask"], NO_LABEL)
         return token_losses(outputs, batch)
 
     def predict(self, module: Any, batch: Batch) -> dict[str, Any]:
-        """Return `answer`, generated greedily by the model's own `generate`."""
+        """Return `answer`, generated greedily by the model's own `generate`; and the token accuracy if it is asked for.
+
+        The latter is the share of the learned tokens of an example that are the likeliest after those before them.
+        """
+        found = {"answer": self._generated(module, batch)}
+        if self.metric == TOKEN_ACCURACY:
+            found[TOKEN_ACCURACY] = self._token_accuracy(module, batch).tolist()
+        return found
+
+    def _token_accuracy(self, module: nn.Module, batch: Batch) -> Tensor:
+        """Return the token accuracy of each example, [B]."""
+        inputs, labels = {name: batch[name] for name in self.inputs if name in batch}, batch["labels"]
+        if self.keeps_logits:
+            outputs: Any = self.run(module, inputs)
+            right = hits(outputs.logits, labels)
+        else:
+            right = self._of_all(module, inputs, hits)
+        real = (labels != NO_LABEL).float()
+        return (right * real).sum(-1) / real.sum(-1).clamp_min(1)
+
+    def _generated(self, module: Any, batch: Batch) -> list[str]:
+        """Return the generated answers."""
         pages = {name: values for name, values in batch.items() if name in PAGE_KEYS}
         if PROMPT_IDS not in batch:  # of a model with an encoder
             given = {name: batch[name] for name in ("input_ids", "attention_mask", *TOKEN_FEATURES) if name in batch}
             tokens = self._generate(module, pages, _trimmed(given, batch["attention_mask"], right=True))
-            return {"answer": module.hf_tokenizer.decode(tokens.tolist())}
+            return _texts(module, tokens)
         if "decoder_input_ids" in batch:
-            return {"answer": self._by_length(module, pages, batch[PROMPT_IDS], batch[PROMPT_MASK])}
+            return self._by_length(module, pages, batch[PROMPT_IDS], batch[PROMPT_MASK])
         given = {"input_ids": batch[PROMPT_IDS], "attention_mask": batch[PROMPT_MASK]}
         given |= {name: batch[f"prompt_{name}"] for name in TOKEN_FEATURES if f"prompt_{name}" in batch}
         given = _trimmed(given, batch[PROMPT_MASK], right=False)
         tokens = self._generate(module, pages, given)[:, given["input_ids"].shape[1] :]
-        return {"answer": module.hf_tokenizer.decode(tokens.tolist())}
+        return _texts(module, tokens)
 
     def _generate(self, module: Any, pages: Batch, given: Batch) -> Tensor:
         inputs = page_inputs(module, {**pages, **given})
@@ -372,14 +423,24 @@ class Chat(Objective):
         """Return every metric of each answer."""
         answers = self._answers(split.examples.select([self.answer]).take(rows))
         pairs = list(zip(predictions["answer"], answers, strict=True))
-        return {
-            name: np.array([rule(given, right) for given, right in pairs], np.float64) for name, rule in SCORES.items()
+        found = {
+            name: np.array([rule(text, right) for text, right in pairs], np.float64) for name, rule in SCORES.items()
         }
+        if self.metric == TOKEN_ACCURACY:
+            found[TOKEN_ACCURACY] = np.array(predictions[TOKEN_ACCURACY], np.float64)
+        return found
 
     def perfect(self, split: Any, rows: np.ndarray) -> dict[str, Any]:
         """Return the first answers."""
         answers = self._answers(split.examples.select([self.answer]).take(rows))
-        return {"answer": [texts[0] if texts else "" for texts in answers]}
+        found: dict[str, Any] = {"answer": [texts[0] if texts else "" for texts in answers]}
+        return found | ({TOKEN_ACCURACY: [1.0] * len(answers)} if self.metric == TOKEN_ACCURACY else {})
+
+
+def _texts(module: Any, tokens: Tensor) -> list[str]:
+    """Return the texts of generated tokens."""
+    found: list[str] = module.hf_tokenizer.decode(tokens.tolist())
+    return found
 
 
 def _words_of_examples(split: Any) -> list[Words]:

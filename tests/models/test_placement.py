@@ -11,11 +11,13 @@ from fakes import Toy
 from torch import Tensor, nn
 
 import simfl
+from simfl.api import experiment_of
 from simfl.errors import ConfigError
 from simfl.models import placement
 from simfl.models.call_context import ModelCall, call_context
 from simfl.models.hf import HuggingFace
 from simfl.models.lora import Lora
+from simfl.plans.plan import plan
 from simfl.protocol import Task
 from simfl.runtime.ray import cluster
 from simfl.training.context import Network
@@ -92,9 +94,9 @@ def test_a_run_without_enough_gpus_is_refused_before_it_starts(tmp_path: Path) -
         simfl.run(given, out=tmp_path / "run", backend="inline")
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match=r"but program is graph, which holds one GPU"):
-        simfl.plan({**given, "execution": {"model_parallel": 2, "program": "graph"}})
+        experiment_of({**given, "execution": {"model_parallel": 2, "program": "graph"}})
     with pytest.raises(ConfigError, match=r"does not name the layers that stay whole"):
-        simfl.plan(given)
+        plan(experiment_of(given), tmp_path)
     assert cluster.count_workers("GPU", 8, "auto", 2) == 4
     with pytest.raises(ConfigError, match=r"requested 5 workers of 2 GPUs, but Ray has 8 GPUs"):
         cluster.count_workers("GPU", 8, 5, 2)
