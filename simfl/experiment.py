@@ -13,6 +13,7 @@ from typing import Literal
 
 from simfl.algorithms.base import Algorithm
 from simfl.algorithms.fedavg import FedAvg
+from simfl.asynchronous.staleness import Polynomial, Staleness
 from simfl.codecs.base import Codec
 from simfl.codecs.casts import Float32
 from simfl.constraints import (
@@ -35,7 +36,6 @@ from simfl.objectives.base import Objective
 from simfl.optimizers.local import LocalOptimizer
 from simfl.optimizers.schedules import Constant, Schedule
 from simfl.optimizers.server import ServerOptimizer, Sgd
-from simfl.staleness import Polynomial, Staleness
 from simfl.virtual_time.profiles import Profile
 from simfl.virtual_time.settings import RoundTime
 

@@ -146,7 +146,8 @@ def _plan_server_step(context: PhaseContext, partition: Partition, state: Snapsh
     state, sent = _send(context, state, events.sampled)
     plans = _client_plans(context, partition, number, np.array(events.clients, np.int64))
     if missing := set(events.versions) - {number, *state.versions}:
-        raise RunError(f"round {number + 1} of phase {context.index}: version {min(missing)} of the model is not stored")
+        where = f"round {number + 1} of phase {context.index}"
+        raise RunError(f"{where}: version {min(missing)} of the model is not stored")
     origins = tuple(
         Origin(version, number - version, "" if version == number else state.versions[version])
         for version in events.versions

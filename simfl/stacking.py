@@ -9,9 +9,46 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import MappingKey, register_pytree_node, tree_map
 
-from simfl.protocol import State, Weights
+from simfl.protocol import Parts, State, Weights
+
+
+class StackedParts(dict[str, Weights]):
+    """Downloads of n clients that received different versions of the model, [n, …].
+
+    Clients that received the same share ordinary `Parts`, without a first axis.
+    """
+
+
+def _children(parts: StackedParts) -> tuple[list[Weights], tuple[str, ...]]:
+    return list(parts.values()), tuple(parts)
+
+
+register_pytree_node(
+    StackedParts,
+    _children,
+    lambda values, names: StackedParts(zip(names, values, strict=True)),
+    flatten_with_keys_fn=lambda parts: ([(MappingKey(name), own) for name, own in parts.items()], tuple(parts)),
+    serialized_type_name="simfl.stacking.StackedParts",
+)
+
+
+def stack_parts(rows: list[Parts]) -> Parts:
+    """Stack the downloads of n clients to [n, …]; if all are one object, return it without a first axis."""
+    if all(row is rows[0] for row in rows):
+        return rows[0]
+    return StackedParts({part: stack_rows([row[part] for row in rows]) for part in rows[0]})
+
+
+def parts_axis(parts: Parts) -> int | None:
+    """Return the first axis of downloads, to be mapped over clients; None if all clients share them."""
+    return 0 if isinstance(parts, StackedParts) else None
+
+
+def parts_of(parts: Parts, k: int) -> Parts:
+    """Return what client k received."""
+    return {part: take_row(own, k) for part, own in parts.items()} if isinstance(parts, StackedParts) else parts
 
 
 def to_device(device: torch.device, array: np.ndarray) -> Tensor:
@@ -44,6 +81,16 @@ def map_rows(function: Callable[..., Any], n: int) -> Callable[..., Any]:
     if n > 1:
         return torch.func.vmap(function)
     return lambda *args: tree_map(lambda t: t[None], function(*tree_map(lambda t: t[0], args)))
+
+
+def map_received(function: Callable[..., Any], received: Parts, n: int) -> Callable[..., Any]:
+    """Return `function(received, …)` of one client, mapped over n clients, as a function of its other arguments."""
+    if n == 1:
+        own = parts_of(received, 0)
+        return map_rows(lambda *args: function(own, *args), n)
+    if not isinstance(received, StackedParts):
+        return map_rows(lambda *args: function(received, *args), n)
+    return lambda *args: map_rows(function, n)(received, *args)
 
 
 def select_namespace(state: State, name: str) -> State:

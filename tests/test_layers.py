@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "simfl"
-REGISTRIES = ("algorithms", "codecs", "data", "factorizations", "models", "objectives", "optimizers", "staleness")
+REGISTRIES = ("algorithms", "codecs", "data", "factorizations", "models", "objectives", "optimizers")
 LAYERS = (  # low to high; modules of one line may import one another, unless they are registries
     (
         "__init__",
@@ -30,9 +30,9 @@ LAYERS = (  # low to high; modules of one line may import one another, unless th
     ("generators", "keyed_random", "weights", "low_rank"),
     ("protocol", "client_state", "stacking"),
     REGISTRIES,
-    ("virtual_time",),
+    ("virtual_time", "asynchronous"),
     ("experiment", "config"),
-    ("privacy", "parameter_groups", "sampling", "asynchronous"),
+    ("privacy", "parameter_groups", "sampling"),
     ("aggregation",),
     ("secure_aggregation",),
     ("transport",),

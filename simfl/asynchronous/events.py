@@ -103,9 +103,7 @@ _Event = tuple[int, int, int, bool]
 class EventSchedule:
     """The rounds of a phase, computed in order and on demand."""
 
-    def __init__(
-        self, pace: Pace, num_clients: int, times: UpdateTimes, seed: int, phase: int, start: int = 0
-    ) -> None:
+    def __init__(self, pace: Pace, num_clients: int, times: UpdateTimes, seed: int, phase: int, start: int = 0) -> None:
         """Prepare the schedule.
 
         Args:
@@ -123,8 +121,9 @@ class EventSchedule:
             if (given := getattr(pace, name)) > num_clients:
                 raise ConfigError(f"asynchronous.{name}: {given} given, but there are {num_clients} clients")
         self._facts = (pace, num_clients, times, seed, phase, start)
-        self._rounds, self._known = iter(()), dict[int, ScheduledRound]()
-        self._next = 0
+        self._rounds: Iterator[ScheduledRound] = iter(())
+        self._known: dict[int, ScheduledRound] = {}  # the newest
+        self._next = 0  # round that `_rounds` yields next
 
     def round(self, number: int) -> ScheduledRound:
         """Return the events of a round, from 0."""
@@ -155,9 +154,7 @@ class _Round:
 class _Server:
     """The server and the clients in flight at the current instant."""
 
-    def __init__(
-        self, pace: Pace, num_clients: int, times: UpdateTimes, seed: int, phase: int, start: int
-    ) -> None:
+    def __init__(self, pace: Pace, num_clients: int, times: UpdateTimes, seed: int, phase: int, start: int) -> None:
         self.pace, self.num_clients, self.times = pace, num_clients, times
         self.now, self.version = start, 0
         self.in_flight: list[_Event] = []  # a heap

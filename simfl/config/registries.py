@@ -90,7 +90,7 @@ REGISTRIES: dict[str, RegistrySpec] = {
     "server_optimizers": RegistrySpec(
         "simfl.optimizers.server:ServerOptimizer", "simfl.optimizers:SERVER_OPTIMIZERS", key="optimizer"
     ),
-    "staleness": RegistrySpec("simfl.staleness:Staleness", "simfl.staleness:STALENESS"),
+    "staleness": RegistrySpec("simfl.asynchronous.staleness:Staleness", "simfl.asynchronous.staleness:STALENESS"),
 }
 
 

@@ -41,7 +41,7 @@ class Snapshot:
     charged: Mapping[int, int] = field(default_factory=dict)  # phase -> rounds charged to the privacy budget
     clock: int = 0  # virtual time at which the server is ready for the next round, in nanoseconds
     phase_clock: int = 0  # virtual time at the start of the phase, in nanoseconds
-    versions: Mapping[int, str] = field(default_factory=dict)  # earlier downloads that clients in flight train on: digests
+    versions: Mapping[int, str] = field(default_factory=dict)  # digests of downloads that clients in flight train on
     selection: Weights = field(default_factory=dict)  # what the selection of clients has learned of each; see `History`
     base_rank: int = 0  # rank of the last round's change of the frozen base, see `Algorithm.base_change`
 
@@ -132,7 +132,7 @@ class Snapshot:
 
     def values(self) -> JsonObject:
         """Return everything that is not a tensor, as JSON, for a checkpoint."""
-        changed = {"base_rank": self.base_rank} if self.server.base else {}
+        changed: JsonObject = {"base_rank": self.base_rank} if self.server.base else {}
         changed |= {"clock": self.clock} if self.clock else {}
         changed |= {"phase_clock": self.phase_clock} if self.phase_clock else {}
         if self.versions:

@@ -53,7 +53,8 @@ def units_of(client: ClientPlan) -> list[tuple[int, np.ndarray]]:
 
 def draw_unit(context: PhaseContext, plan: CohortPlan, client: ClientPlan, unit: int, rows: np.ndarray) -> TrainingUnit:
     """Draw the batches of one unit."""
-    phase, name = context.phase, (context.seed, "visit", plan.phase, plan.round, client.client, unit)
+    phase, number = context.phase, plan.round_of(client)
+    name = (context.seed, "visit", plan.phase, number, client.client, unit)
     if context.has_record_privacy:
         secret, secure = (context.sampling_seed, *name[1:]), context.has_secure_randomness
         table = poisson_batches(
@@ -66,7 +67,7 @@ def draw_unit(context: PhaseContext, plan: CohortPlan, client: ClientPlan, unit:
         )
     else:
         table = batches(rows, phase.local, *name, steps=client.steps_per_unit)
-    rates = learning_rates(phase.local, phase.rounds, plan.round, len(table))
+    rates = learning_rates(phase.local, phase.rounds, number, len(table))
     positions = positions_of(rows, table) if phase.algorithm.needs_positions else None
     return TrainingUnit(client.client, unit, table, rates, seed_for(*name) >> 1, client.num_examples, positions)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from simfl.algorithms.base import Algorithm
 from simfl.protocol import Batch, ClientUpdate, MicroStep, Outputs, Parts, State, Weights
+from simfl.stacking import parts_axis
 from simfl.training.context import PhaseContext
 from simfl.training.forward import (
     StepInputs,
@@ -76,7 +77,7 @@ class TrainingState:
         state: The algorithm's state.
         loss_sums: Task loss summed so far, [n].
         loss_weights: Weight of the task loss so far, [n].
-        received: The decoded download, the same for all.
+        received: The decoded download: the same for all, or `StackedParts`.
         update: Facts of the client updates at local step 0.
         keys: Dropout keys, [n].
     """
@@ -192,11 +193,14 @@ def _after_step(
         trained: Weights,
         state: State,
         update: ClientUpdate,
+        received: Parts,
     ) -> State:
         found = {name: with_task_loss(context, Outputs(**tensors), batch) for name, tensors in fields.items()}
-        return context.phase.algorithm.after_step(found, gradients, batch, trained, inputs.received, state, update)
+        return context.phase.algorithm.after_step(found, gradients, batch, trained, received, state, update)
 
-    after = torch.func.vmap(client)(outputs, gradients, inputs.batch, inputs.trained, inputs.state, inputs.update)
+    after = torch.func.vmap(client, (0, 0, 0, 0, 0, 0, parts_axis(inputs.received)))(
+        outputs, gradients, inputs.batch, inputs.trained, inputs.state, inputs.update, inputs.received
+    )
     mask = active if isinstance(active, Tensor) else torch.tensor(active, device=context.device)
 
     def where_active(new: Tensor, old: Tensor) -> Tensor:
@@ -218,7 +222,6 @@ def stacked_gradients(
     context: PhaseContext, micro: MicroStep, stepped: Weights, inputs: StepInputs, outputs: OutputFields
 ) -> StepResult:
     """Return the gradients under `vmap`. `stepped`: the tensors to differentiate."""
-    received = inputs.received
 
     def client(
         leaves: Weights,
@@ -228,6 +231,7 @@ def stacked_gradients(
         update: ClientUpdate,
         key: Tensor,
         fields: OutputFields,
+        received: Parts,
     ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], OutputFields]]:
         found = {name: Outputs(**tensors) for name, tensors in fields.items()}
         single = StepInputs(batch, {**rest, **leaves}, received, state, update, key)
@@ -236,9 +240,10 @@ def stacked_gradients(
         return loss.total(batch["mask"]), (loss.task_totals(), detached)
 
     rest = {name: t for name, t in inputs.trained.items() if name not in stepped}
-    gradient = torch.func.vmap(torch.func.grad(client, has_aux=True), randomness="error")
+    axes = (0, 0, 0, 0, 0, 0, 0, parts_axis(inputs.received))
+    gradient = torch.func.vmap(torch.func.grad(client, has_aux=True), axes, randomness="error")
     gradients, ((sums, weights), outputs) = gradient(
-        stepped, rest, inputs.state, inputs.batch, inputs.update, inputs.key, outputs
+        stepped, rest, inputs.state, inputs.batch, inputs.update, inputs.key, outputs, inputs.received
     )
     return StepResult(gradients, sums.detach(), weights.detach(), outputs)
 
@@ -252,17 +257,17 @@ def grouped_gradients(
     fields = {**outputs, **_grouped_outputs(context, micro, inputs)}
 
     def client(
-        fields: OutputFields, batch: Batch, trained: Weights, state: State, update: ClientUpdate
+        fields: OutputFields, batch: Batch, trained: Weights, state: State, update: ClientUpdate, received: Parts
     ) -> tuple[Tensor, Tensor, Tensor]:
         found = {name: Outputs(**tensors) for name, tensors in fields.items()}
-        loss = micro.loss(found, batch, trained, inputs.received, state, update)
+        loss = micro.loss(found, batch, trained, received, state, update)
         return loss.total(batch["mask"]), *loss.task_totals()
 
     if _is_task_loss(micro):
         totals, sums, weights = _task_loss(fields["student"])
     else:
-        totals, sums, weights = torch.func.vmap(client)(
-            fields, inputs.batch, inputs.trained, inputs.state, inputs.update
+        totals, sums, weights = torch.func.vmap(client, (0, 0, 0, 0, 0, parts_axis(inputs.received)))(
+            fields, inputs.batch, inputs.trained, inputs.state, inputs.update, inputs.received
         )
     found = torch.autograd.grad(totals.sum(), list(leaves.values()), materialize_grads=True)
     detached = {name: {key: t.detach() for key, t in tensors.items()} for name, tensors in fields.items()}

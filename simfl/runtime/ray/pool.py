@@ -78,7 +78,7 @@ class RayPool:
                 plan,
                 name,
                 (1.0, float(len(plan.clients)), float(steps)),
-                ClientPlans.of(plan.clients).digests(),
+                ClientPlans.of(plan.clients).stored_digests(),
             )
             for plan, name, steps in zip(plans, cohort_names(plans), costs, strict=True)
         ]

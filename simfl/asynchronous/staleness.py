@@ -93,9 +93,9 @@ class Distance(Staleness):
 
 STALENESS: Registry[Staleness] = Registry(
     {
-        "constant": "simfl.staleness:Unchanged",
-        "distance": "simfl.staleness:Distance",
-        "hinge": "simfl.staleness:Hinge",
-        "polynomial": "simfl.staleness:Polynomial",
+        "constant": "simfl.asynchronous.staleness:Unchanged",
+        "distance": "simfl.asynchronous.staleness:Distance",
+        "hinge": "simfl.asynchronous.staleness:Hinge",
+        "polynomial": "simfl.asynchronous.staleness:Polynomial",
     }
 )

@@ -1,0 +1,128 @@
+"""Asynchronous runs: equal to FedAvg and to sequential SGD in their limits, exact on any workers, and after kills."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fakes import Killed, Normalised, Stopping, Toy, experiment, model, run, scatter, traces
+
+from simfl import config
+from simfl.asynchronous.staleness import Distance, Hinge, Unchanged
+from simfl.experiment import Asynchronous, Clients, Evaluate, Experiment
+from simfl.optimizers.server import Sgd
+from simfl.optimizers.sliding_window import SlidingWindow
+from simfl.runs import checkpoint, tables
+from simfl.runs.snapshot import Snapshot
+from simfl.virtual_time.devices import Device, Network
+from simfl.virtual_time.profiles import Profile
+
+UNEQUAL = Profile(devices={"phone_low": 0.5, "laptop": 0.5}, networks="3g", device_spread=2.0, jitter=0.5)
+EQUAL = Profile(  # every update takes three nanoseconds
+    devices="fast",
+    networks="fast",
+    own_devices={"fast": Device(1e30)},
+    own_networks={"fast": Network(1e30, 1e30)},
+)
+QUIET = Evaluate(every=0, batch_size=60)
+
+
+def case(algorithm: str = "fedavg", profile: Profile = UNEQUAL, **settings: Any) -> Experiment:
+    """Return an asynchronous experiment; `settings` are fields of `Asynchronous` too."""
+    names = Asynchronous.__dataclass_fields__
+    own = {"concurrency": 5, "buffer": 3} | {key: settings.pop(key) for key in list(settings) if key in names}
+    usual: dict[str, Any] = {"rounds": 5, "evaluate": QUIET, "clients": Clients(profile)}
+    return experiment(algorithm, participation=None, asynchronous=Asynchronous(**own), **usual | settings)
+
+
+def rows(folder: Path, name: str = "rounds") -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = tables.read(folder / f"{name}.parquet").to_pylist()
+    return found
+
+
+def test_full_buffer_and_equal_durations_are_fedavg_to_the_bit(tmp_path: Path) -> None:
+    synchronous = experiment(rounds=4, participation=None, clients_per_round=7, evaluate=QUIET, keep_optimizer=False)
+    run(synchronous, tmp_path / "synchronous")
+    run(case(profile=EQUAL, rounds=4, concurrency=7, buffer=7), tmp_path / "asynchronous")
+    first, second = model(tmp_path / "synchronous"), model(tmp_path / "asynchronous")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert first.keys() == second.keys()
+    names = ("client", "loss", "weight", "steps")
+    told = [
+        [{name: row[name] for name in names} for row in rows(tmp_path / kind, "clients")]
+        for kind in ("synchronous", "asynchronous")
+    ]
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("mode", ["sequential", "vectorized"])
+def test_runs_match_their_plan_and_keep_the_versions_in_use(mode: str, tmp_path: Path) -> None:
+    summary = run(case(mode=mode, clients_per_batch=4), tmp_path)
+    assert summary["plan"] == "matches"
+    found = rows(tmp_path)
+    assert max(row["time:max_staleness"] for row in found) >= 2
+    before = 0
+    for row in found:
+        ended = row["time:applied"] + row["time:late"] + row["time:lost"]
+        assert before + row["time:started"] == ended + row["time:in_flight"]
+        before = row["time:in_flight"]
+    stored = checkpoint.latest(tmp_path / "checkpoints")
+    assert stored is not None
+    snapshot = Snapshot.restore(stored)
+    ended = sum(row["time:applied"] + row["time:late"] + row["time:lost"] for row in found)
+    assert 0 < len(snapshot.versions) <= sum(row["time:started"] for row in found) - ended
+    assert max(snapshot.versions) < 5
+
+
+ALGORITHMS = ["fedavg", "fedprox", "moon", "ditto"]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_versions_stacked_in_one_batch_train_as_one_by_one(algorithm: str, tmp_path: Path) -> None:
+    for mode in ("sequential", "vectorized"):
+        run(case(algorithm, mode=mode, clients_per_batch=4), tmp_path / mode)
+    first, second = model(tmp_path / "sequential"), model(tmp_path / "vectorized")
+    for name in first:
+        torch.testing.assert_close(first[name], second[name], rtol=1e-5, atol=1e-6)
+    versions: dict[int, set[int]] = {}
+    for row in rows(tmp_path / "vectorized", "clients"):
+        versions.setdefault(row["round"], set()).add(row["version"])
+    assert max(map(len, versions.values())) > 1, "no round mixed versions"
+
+
+RUNS: dict[str, dict[str, Any]] = {
+    "fedbuff": {},
+    "vectorized": {"mode": "vectorized", "clients_per_batch": 4},
+    "fedasync": {"buffer": 1, "mix": "models", "staleness": Hinge(after=1), "server": Sgd(learning_rate=0.6)},
+    "asyncfeded": {"buffer": 1, "staleness": Distance()},
+    "fedfa": {"buffer": 1, "mix": "models", "staleness": Unchanged(), "server": SlidingWindow(size=3)},
+    "semi-asynchronous": {"deadline": 0.05, "max_staleness": 1},
+    "client state": {"algorithm": "ditto"},
+    "losses": {"profile": replace(UNEQUAL, failure_rate=0.3)},
+    "running statistics": {"model": Normalised(), "data": Toy(sizes=(8, 40, 16, 8, 24, 16, 8, 24, 8, 16))},
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_killed_and_resumed_runs_are_equal_to_the_bit(name: str, tmp_path: Path) -> None:
+    this = case(**RUNS[name])
+    config.rules.check(this)
+    summary = run(this, tmp_path / "whole")
+    assert summary["plan"].startswith("matches")
+    for step in (2, 4):
+        with pytest.raises(Killed):
+            run(this, tmp_path / "killed", display=Stopping(step, error=Killed), resume=step > 2)
+    run(this, tmp_path / "killed", resume=True)
+    assert traces(tmp_path / "killed") == traces(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", ["fedbuff", "vectorized", "fedasync", "client state"])
+def test_workers_in_any_order_change_no_bit(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    this = case(**RUNS[name])
+    run(this, tmp_path / "inline")
+    scatter(monkeypatch)
+    run(this, tmp_path / "scattered")
+    assert traces(tmp_path / "scattered") == traces(tmp_path / "inline")
