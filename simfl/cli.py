@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from simfl import __version__
-from simfl.commands import audit, data, inspection, options, partitions, submit, sweeps, templates
+from simfl.commands import audit, cards, data, inspection, options, partitions, submit, sweeps, templates
 from simfl.commands.supervisor import LOST, say_last_word
 from simfl.errors import ClientError, ClusterError, ConfigError, SimflError
 from simfl.safe_text import printable, safe_streams
@@ -89,7 +89,8 @@ def commands(context: click.Context) -> None:
 
 
 for command in (
-    *inspection.COMMANDS, audit.audit, *sweeps.COMMANDS, data.data, partitions.partition, submit.submit, templates.new
+    *inspection.COMMANDS, *cards.COMMANDS, audit.audit, *sweeps.COMMANDS, data.data, partitions.partition,
+    submit.submit, templates.new,
 ):  # fmt: skip
     commands.add_command(command)
 

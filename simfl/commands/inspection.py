@@ -45,7 +45,7 @@ def replay(
     """Repeat one client update of RUN in this process and compare it with the record."""
     from simfl.debug import replay
 
-    result = replay.replay(_run(run, experiment), round_, client, phase, debug, _log)
+    result = replay.replay(open_run(run, experiment), round_, client, phase, debug, print_message)
     if as_json:
         click.echo(json.dumps(asdict(result) | {"equal": result.equal}, indent=1))
     else:
@@ -63,7 +63,7 @@ def diff(a: Path, b: Path, again: bool) -> int:
     """Compare two runs: settings, tables, checkpoints, and the first difference."""
     from simfl.debug import diff
 
-    found = diff.compare(_run(a), _run(b), again, _log)
+    found = diff.compare(open_run(a), open_run(b), again, print_message)
     click.echo("\n".join(diff.diff_lines(found)))
     return 0 if found.equal else DIFFERENT
 
@@ -77,7 +77,7 @@ def diff(a: Path, b: Path, again: bool) -> int:
 @experiment_option
 def export(run: Path, to: Path, step: int | None, client: int | None, merge: bool, experiment: str | None) -> None:
     """Write the trained model of RUN to FOLDER, which `from_pretrained` of transformers loads."""
-    files = _run(run, experiment).export(to, step, client, merge)
+    files = open_run(run, experiment).export(to, step, client, merge)
     click.echo(f"{to}: {', '.join(files)}")
 
 
@@ -147,7 +147,8 @@ def check_privacy(file: Path, overrides: tuple[str, ...], seed: int | None, as_j
     return 0 if all(one.holds for one in found) else DIFFERENT
 
 
-def _run(folder: Path, experiment: str | None = None) -> Run:
+def open_run(folder: Path, experiment: str | None = None) -> Run:
+    """Open a run; `experiment` names the Python object that it was made from."""
     from simfl.runs.results import Run
 
     if experiment is None:
@@ -162,7 +163,8 @@ def _run(folder: Path, experiment: str | None = None) -> Run:
     return Run(folder, config.parse(found))
 
 
-def _log(text: str) -> None:
+def print_message(text: str) -> None:
+    """Print a message about the progress to the standard error stream."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -11,6 +11,7 @@ from simfl.errors import ConfigError, RunError
 from simfl.experiment import Experiment
 from simfl.reports.significance import ExampleScores, client_means, client_spread, example_scores
 from simfl.runs.folder import ERROR, MANIFEST, RUN, SWEEP, JsonObject, check_run_format, missing_run, read_json
+from simfl.runs.manifest import RunManifest
 from simfl.runs.results import Run
 from simfl.runs.summary import ENDED, read_summary
 from simfl.runs.tables import TableRow
@@ -73,7 +74,14 @@ class RunResult:
             row |= {f"charged_{direction}_bytes": count for direction, count in summary["charged"].items()}
             row |= {"seconds": summary["seconds"]["total"], "weights_sha256": summary["weights_sha256"]}
             row["seconds_per_round"] = summary["seconds"]["per_round_median"]
+            row |= {"state_sha256": summary["state_sha256"], **self._hashes()}
         return row | {"folder": str(self.folder)}
+
+    def _hashes(self) -> dict[str, str]:
+        """Return the hashes of what the run was made from."""
+        made = RunManifest.read(self.folder)
+        names = ("data_sha256", "partition_sha256", "experiment_sha256")
+        return {name: getattr(made, name) for name in names}
 
 
 def results_of(paths: Sequence[Path], known: Mapping[Path, RunResult] | None = None) -> list[RunResult]:

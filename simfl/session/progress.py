@@ -123,7 +123,7 @@ class RunProgress:
             "clients": len(prepared.partition),
             **{when: {name: score.value for name, score in found.items()} for when, found in scores.items()},
             "scored_clients": over,
-            "baselines": _baselines(prepared),
+            "baselines": baselines(prepared),
             "seconds": seconds,
             "plan": self._compare_with_plan(state) if with_plan else None,
             "folder": record.location,
@@ -152,7 +152,7 @@ class RunProgress:
         return rows
 
 
-def _baselines(prepared: PreparedRun) -> dict[str, float]:
+def baselines(prepared: PreparedRun) -> dict[str, float]:
     """Return the scores of the data set's blind baselines on the first evaluated split, by the headline metric."""
     experiment = prepared.experiment
     metric = experiment.phases[-1].objective.metric
