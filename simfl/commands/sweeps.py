@@ -5,11 +5,15 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from simfl.commands import options
 from simfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from simfl.reports.protocols import Protocol
 
 FAILED, INTERRUPTED = 1, 130
 FORMATS = ("markdown", "csv", "latex")
@@ -32,6 +36,36 @@ def table_target(marker_default: str) -> options.Decorator:
         click.option("--marker", help=f"Name of the markers.  [default: {marker_default}]"),
         options.collect(TableTarget, "target"),
     )
+
+
+@dataclass(frozen=True)
+class ProtocolOptions:
+    """Options of `simfl table` that replace final scores by a protocol."""
+
+    protocol: Literal["budget", "target", "robustness"] | None
+    budget: tuple[str, ...]
+    reach: float | None
+
+    def rules(self) -> Protocol | None:
+        """Return the protocol; None: the scores at the end of the runs."""
+        from simfl.reports.protocols import Protocol, parse_budget
+
+        if self.protocol is None:
+            if self.budget or self.reach is not None:
+                raise ConfigError("--budget and --reach: have no effect without --protocol")
+            return None
+        return Protocol(self.protocol, parse_budget(self.budget), self.reach)
+
+
+protocol_options = options.combine(
+    click.option(
+        "--protocol", type=click.Choice(("budget", "target", "robustness")),
+        help="budget: the last score within a budget; target: the cost until a score; robustness: against --against.",
+    ),
+    click.option("--budget", multiple=True, metavar="NAME=AMOUNT", help="seconds, MB, joules or rounds."),
+    click.option("--reach", type=float, metavar="SCORE", help="Score that is to be reached, for --protocol target."),
+    options.collect(ProtocolOptions, "protocol"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -128,16 +162,19 @@ def sweep(
 @click.option("--metric", "metrics", multiple=True, metavar="NAME", help="Metric, e.g. anls or test.personal.anls.")
 @click.option("--against", metavar="VALUE", help="Row that the others are tested against.  [default: the first]")
 @click.option("--form", "format_", type=click.Choice(FORMATS), default="markdown", show_default=True)
+@protocol_options
 @table_target("the name of the first folder")
 def table(
     paths: tuple[Path, ...],
     metrics: tuple[str, ...],
     against: str | None,
     format_: str,
+    protocol: ProtocolOptions,
     target: TableTarget,
 ) -> None:
     """Compare runs and sweeps in a table: mean ± standard deviation over seeds, bytes, the best in bold."""
     from simfl.reports.formats import csv, latex, markdown, write_between
+    from simfl.reports.protocols import compare_by
     from simfl.reports.results import results_of
     from simfl.reports.table import compare, paired_test
     from simfl.reports.table_spec import read_spec, restrict_to_results
@@ -146,7 +183,12 @@ def table(
     if not metrics and against is None:
         spec = restrict_to_results(read_spec(paths), found)
         metrics, against = spec.metrics, spec.against
-    text = formats[format_](compare(found, metrics, against, paired_test))
+    rules = protocol.rules()
+    if rules is None:
+        comparison = compare(found, metrics, against, paired_test)
+    else:
+        comparison = compare_by(rules, found, metrics, against)
+    text = formats[format_](comparison)
     if target.into is None:
         click.echo(text, nl=False)
     else:

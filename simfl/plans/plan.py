@@ -13,18 +13,22 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
-from simfl.data.base import Dataset
+from simfl.data.base import TRAIN, Dataset
+from simfl.data.partition.holdout import assign
 from simfl.errors import ConfigError
 from simfl.experiment import Deployment, Experiment, Phase
 from simfl.models.meta_device import drop_remote_weights
 from simfl.parameter_groups import ParameterGroups
+from simfl.plans.client_times import client_times, column_values, profile_of
 from simfl.plans.memory import MemoryPlan, memory_of
 from simfl.plans.messages import Message, PhaseMessages, RoundMessages, phase_messages
+from simfl.plans.time import PhaseTimes, TimePlan
 from simfl.plans.work import ClientSizes, LocalSteps, client_sizes
 from simfl.privacy.budget import Budget
 from simfl.privacy.deployment import PREFIX
@@ -32,6 +36,8 @@ from simfl.run_context import RunContext
 from simfl.runs.folder import JsonObject
 from simfl.sampling import expected_clients, num_sampled
 from simfl.transport.ledger import DIRECTIONS
+from simfl.virtual_time.instants import SECOND
+from simfl.virtual_time.profiles import ClientProfiles, Columns, client_profiles
 
 Counts = dict[str, int]
 MAX_UPDATES = 2_000_000  # client updates that are sampled one by one; a longer phase is scaled up from fewer rounds
@@ -91,6 +97,7 @@ class PhasePlan:
     privacy: PrivacyCost | None = None  # of the rounds of this phase
     varying: frozenset[tuple[str, str]] = frozenset()  # direction and part whose bytes are an upper bound
     masks: str = ""  # that the masks of secure aggregation are left out, if they are
+    time: TimePlan | None = None  # virtual time; None without profiles, or if the sizes of the data are unknown
     scaled_from: int | None = None  # rounds from which bytes, messages and steps are scaled up; None: all were counted
 
     @cached_property
@@ -114,6 +121,7 @@ class PhasePlan:
             "charged": self.charged,
             "privacy": None if self.privacy is None else self.privacy.json(),
             "memory": self.memory.json(),
+            "time": None if self.time is None else self.time.json(),
         }
 
 
@@ -181,8 +189,26 @@ def plan(experiment: Experiment, cache: Path, card: int | None = None) -> RunPla
         None if experiment.privacy is None else Budget.of(experiment, sizes.partition, len(sizes), context.num_values)
     )
     indices = range(len(experiment.phases))
-    phases = tuple(_phase(context, index, sizes, budget, card) for index in indices)
-    return RunPlan(experiment, sizes, _all_counts(context), phases, _privacy(budget, indices))
+    profiles = _profiles(experiment, cache, sizes)
+    phases: list[PhasePlan] = []
+    clock = 0
+    for index in indices:
+        found, clock = _phase(_PhaseInputs(context, index, sizes, budget, card), profiles, clock)
+        phases.append(found)
+    return RunPlan(experiment, sizes, _all_counts(context), tuple(phases), _privacy(budget, indices))
+
+
+def _profiles(experiment: Experiment, cache: Path, sizes: ClientSizes) -> ClientProfiles | None:
+    """Return the profiles of the clients; None without profiles, or if the sizes of the data are unknown."""
+    profile = profile_of(experiment)
+    if profile is None or np.isnan(sizes.sizes).any():
+        return None
+    columns: Columns = {}
+    if profile.columns:
+        data = RunContext(experiment, cache)
+        partition = sizes.partition or assign(experiment.partition, data.split(TRAIN), experiment.seed)
+        columns = column_values(data, partition, profile)
+    return client_profiles(profile, len(sizes), experiment.seed, columns)
 
 
 def meta_context(experiment: Experiment, data: Dataset) -> RunContext:
@@ -197,35 +223,54 @@ def messages_of(context: RunContext, index: int, clients: int, examples: int = 1
     return phase_messages(context.phase_context(index, clients), examples)
 
 
-def _phase(context: RunContext, index: int, sizes: ClientSizes, budget: Budget | None, card: int | None) -> PhasePlan:
+class _PhaseInputs(NamedTuple):
+    context: RunContext
+    phase: int
+    sizes: ClientSizes
+    budget: Budget | None
+    card: int | None
+
+
+def _phase(inputs: _PhaseInputs, profiles: ClientProfiles | None, clock: int) -> tuple[PhasePlan, int]:
+    """Return the plan of a phase, and the virtual time at its end in nanoseconds."""
+    context, index, sizes, budget, card = inputs
     phase = context.experiment.phases[index]
     sampled = num_sampled(phase, len(sizes))
     if sampled is not None and sampled > len(sizes):
         raise ConfigError(f"phases.{index}.clients_per_round: {sampled} given, but there are {len(sizes)} clients")
     messages = messages_of(context, index, len(sizes), sizes.typical)
+    times = None
+    if profiles is not None:
+        context.client_times[index] = client_times(messages, context, profiles, sizes.sizes, sizes.groups)
+        messages = messages_of(context, index, len(sizes), sizes.typical)
+        times = PhaseTimes(context.client_times[index], clock)
     totals, steps = _PhaseTotals(), LocalSteps(context.experiment, index, sizes)
     counted = _counted_rounds(phase, len(sizes))
-    for in_round in islice(messages.rounds(), counted):
+    for in_round in islice(messages.rounds(clock=clock), counted):
         totals.add(in_round)
-        totals.steps += steps.in_round(in_round) if steps.is_known else 0
+        if times is not None:
+            times.add(in_round)
+        totals.steps += _local_steps(steps, in_round) if steps.is_known else 0
     totals.scale(phase.rounds, counted)
     expected_updates = totals.updates if phase.poisson is None else phase.poisson * len(sizes) * phase.rounds
     per_update = sum(bool(total(message, "floats")) for message in (messages.down, messages.up))
     per_update = 0 if phase.centralized else per_update
-    return PhasePlan(
+    time = None if times is None else times.plan(phase.rounds)
+    found = PhasePlan(
         name=phase.name or str(index),
         rounds=phase.rounds,
         model=_counts(context.module, [context.parameter_groups(index)]),
         download=messages.down,
         upload=messages.up,
-        messages=per_update * totals.updates,
-        expected=per_update * expected_updates,
+        messages=per_update * totals.updates if times is None else totals.messages,
+        expected=per_update * expected_updates if times is None else totals.messages,
         bytes=totals.sums("payload_bytes"),
         charged=totals.sums("charged_bytes"),
         count_memory=partial(memory_of, messages, context, index, int(np.nansum(sizes.sizes)), card),
         steps=totals.steps if steps.is_known else None,
         masks=context.mask_note(index, len(sizes)),
         scaled_from=counted if counted < phase.rounds else None,
+        time=time,
         privacy=_privacy(budget, [index]),
         varying=frozenset(
             (side, part)
@@ -234,6 +279,13 @@ def _phase(context: RunContext, index: int, sizes: ClientSizes, budget: Budget |
             if messages.varies(side, part)
         ),
     )
+    return found, clock if time is None else clock + round(time.seconds * SECOND)
+
+
+def _local_steps(steps: LocalSteps, in_round: RoundMessages) -> int:
+    """Return the local steps of a round; in virtual time those of the updates that are applied."""
+    schedule = in_round.schedule
+    return steps.in_round(in_round) if schedule is None else int(schedule.steps[schedule.applied].sum())
 
 
 def _counted_rounds(phase: Phase, clients: int) -> int:
@@ -248,11 +300,12 @@ class _PhaseTotals:
     """Sums over the rounds of a phase; equal messages are counted and multiplied."""
 
     def __init__(self) -> None:
-        self.updates = self.steps = 0
+        self.updates = self.steps = self.messages = 0
         self.counted: dict[str, Counter[tuple[int, ...]]] = {side: Counter() for side in DIRECTIONS}
 
     def add(self, in_round: RoundMessages) -> None:
         self.updates += len(in_round.clients)
+        self.messages += len(in_round.download) + len(in_round.upload)
         for side in DIRECTIONS:
             messages = getattr(in_round, side)
             counts = Counter(map(id, messages.values()))
@@ -264,7 +317,9 @@ class _PhaseTotals:
         """Scale from the counted rounds up to all; exact where every round samples and sends the same."""
         if counted in (0, rounds):
             return
-        self.updates, self.steps = (_scaled(n, rounds, counted) for n in (self.updates, self.steps))
+        self.updates, self.steps, self.messages = (
+            _scaled(n, rounds, counted) for n in (self.updates, self.steps, self.messages)
+        )
         for counts in self.counted.values():
             for key in counts:
                 counts[key] = _scaled(counts[key], rounds, counted)

@@ -12,6 +12,7 @@ from simfl.plans.memory import MemoryPlan
 from simfl.plans.messages import Message
 from simfl.plans.plan import Counts, PhasePlan, RunPlan
 from simfl.plans.speed import MeasuredSpeed
+from simfl.plans.time import CURVE
 from simfl.transport.ledger import DIRECTIONS, units
 
 
@@ -28,6 +29,7 @@ def show(plan: RunPlan, speed: MeasuredSpeed | None, console: Console) -> None:
         ("messages", _messages(plan)),
         ("totals", _totals(plan)),
         ("resources", _resources(plan, speed)),
+        *([("virtual time", _time(plan))] if any(phase.time is not None for phase in plan.phases) else []),
     ):
         console.print(f"\n{title}", style="bold")
         console.print(table)
@@ -98,12 +100,39 @@ def _resources(plan: RunPlan, speed: MeasuredSpeed | None) -> Table:
     return table
 
 
+def _time(plan: RunPlan) -> Table:
+    """Return a table of the predicted virtual time of each phase."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for phase in plan.phases:
+        found, several = phase.time, f"{phase.name}: " if len(plan.phases) > 1 else ""
+        if found is None:
+            continue
+        whole = max(found.seconds, 1e-9)
+        table.add_row(f"{several}makespan", f"{found.seconds:,.1f} s, {found.seconds / phase.rounds:,.2f} s per round")
+        if found.parts:
+            shares = (f"{name} {value:,.1f} s ({value / whole:.0%})" for name, value in found.parts.items())
+            table.add_row("  of which", ", ".join(shares))
+            table.add_row(
+                "  updates", ", ".join(f"{count:,} {name}" for name, count in found.outcomes.items() if count)
+            )
+        if found.curve:
+            points = (f"{q:.0%} {value:,.2f}" for q, value in zip(CURVE, found.curve, strict=True))
+            table.add_row("  uploads arrive", f"after s: {', '.join(points)}")
+        if found.joules:
+            table.add_row("  energy", f"{found.joules:,.1f} J of computing")
+        if found.flops:
+            table.add_row("  training", f"{found.flops:,.0f} floating-point operations per example")
+    return table
+
+
 def _privacy(plan: RunPlan) -> str:
     assert plan.privacy is not None
     assert plan.experiment.privacy is not None
     cost, privacy = plan.privacy, plan.experiment.privacy
     tests = "for tests, nothing is claimed: " if privacy.adds_noise and privacy.noise_seed is not None else ""
     if cost.guaranteed is None:
+        if cost.noise_multiplier:
+            return f"no guarantee: accountant {privacy.accountant} finds no finite epsilon at delta {cost.delta:g}"
         return "no guarantee: no noise is added to what the observers see"
     bound = f"epsilon {cost.guaranteed:.4f} per {privacy.unit} at delta {cost.delta:g}"
     rest = (

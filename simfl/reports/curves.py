@@ -12,6 +12,7 @@ from simfl.reports.labels import differing, short_label
 from simfl.reports.page import figure, figures
 from simfl.reports.results import RunResult
 from simfl.reports.table import Comparison, ComparisonRow
+from simfl.runs.round_times import TIME
 from simfl.runs.tables import TableRow
 
 METRIC = "metric:"  # prefix of the columns of `rounds.parquet` that an algorithm reports
@@ -29,6 +30,8 @@ class RunCurves:
     loss: dict[int, float]
     metrics: dict[str, dict[int, float]] = field(default_factory=dict)  # values that the algorithm reports, by name
     deployment_epsilon: dict[int, float] = field(default_factory=dict)  # of the deployment that a run simulates
+    seconds: dict[int, float] = field(default_factory=dict)  # step -> virtual time; empty without profiles
+    joules: dict[int, float] = field(default_factory=dict)  # step -> energy of computing so far
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,12 @@ def run_curves(result: RunResult) -> RunCurves:
         for column, value in row.items():
             if column.startswith(METRIC) and value is not None:
                 metrics.setdefault(column.removeprefix(METRIC), {})[row["step"]] = value
-    return RunCurves(sent, epsilon, scores, loss, metrics, deployment_epsilon)
+    time = {row["step"]: row[TIME] for row in rows if row.get(TIME) is not None}
+    energy, joules = {0: 0.0} if time else {}, 0.0
+    for row in rows if time else []:
+        joules += row.get("time:joules") or 0.0
+        energy[row["step"]] = joules
+    return RunCurves(sent, epsilon, scores, loss, metrics, deployment_epsilon, {0: 0.0, **time} if time else {}, energy)
 
 
 def by_round(curves: RunCurves, metric: str) -> dict[float, float]:
@@ -75,6 +83,11 @@ def by_round(curves: RunCurves, metric: str) -> dict[float, float]:
 def by_bytes(curves: RunCurves, metric: str) -> dict[float, float]:
     """Return a score by bytes sent so far."""
     return {float(curves.bytes[s]): v for s, v in curves.scores.get(metric, {}).items() if s in curves.bytes}
+
+
+def by_time(curves: RunCurves, metric: str) -> dict[float, float]:
+    """Return a score by virtual seconds."""
+    return {curves.seconds[s]: v for s, v in curves.scores.get(metric, {}).items() if s in curves.seconds}
 
 
 def by_epsilon(curves: RunCurves, metric: str) -> dict[float, float]:

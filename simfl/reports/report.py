@@ -24,6 +24,7 @@ from simfl.reports.curves import (
     by_deployment_epsilon,
     by_epsilon,
     by_round,
+    by_time,
     learning_charts,
     row_label,
     run_curves,
@@ -59,6 +60,7 @@ HIDDEN = (
 
 ROUNDS = Axis("rounds", by_round, format_number)
 BYTES = Axis("sent in both directions", by_bytes, format_bytes)
+TIME = Axis("virtual time", by_time, format_duration)
 EPSILON = Axis("epsilon", by_epsilon, format_number)
 DEPLOYMENT_EPSILON = Axis("epsilon of the simulated deployment, not of the run", by_deployment_epsilon, format_number)
 
@@ -105,6 +107,7 @@ def report(
         Section("Final scores", axis_figures(comparison)),
         Section("Learning", learning_charts(comparison, drawn, curves, ROUNDS)),
         Section("Bytes", score_charts(comparison, drawn, curves, BYTES)),
+        Section("Virtual time", score_charts(comparison, drawn, curves, TIME)),
         Section("Privacy", score_charts(comparison, drawn, curves, EPSILON)),
         Section("Privacy of a simulated deployment", score_charts(comparison, drawn, curves, DEPLOYMENT_EPSILON)),
         Section("Privacy audit", audit_charts(results)),

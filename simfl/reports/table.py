@@ -12,6 +12,7 @@ from simfl.reports.significance import difference
 from simfl.reports.statistical_tests import Difference, holm
 from simfl.runs.folder import JsonObject
 
+COST = "cost:"  # before the name of a score of which less is better
 SEED = "seed"  # the setting that means are taken over
 
 
@@ -63,9 +64,9 @@ class Comparison:
     tests: tuple[Difference, ...] = ()  # all tests of the table, for whose number each p is corrected
 
     def best(self, metric: str) -> set[int]:
-        """Return the indices of the rows with the highest mean (lowest for a deviation); several if they are tied."""
+        """Return the indices of the rows with the highest mean (lowest for deviations and costs); several if tied."""
         means = {i: row.scores[metric].mean for i, row in enumerate(self.rows) if metric in row.scores}
-        best = min if metric.endswith(":deviation") else max
+        best = min if metric.endswith(":deviation") or metric.startswith(COST) else max
         return {i for i, value in means.items() if value == best(means.values())} if len(means) > 1 else set()
 
 

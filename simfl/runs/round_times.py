@@ -20,17 +20,21 @@ def time_columns(times: ClientTimes, schedule: RoundSchedule) -> TableRow:
     it, see `RoundSchedule.parts`. Energy is that of computing, where the power of a device is known.
     """
     outcomes = np.bincount(schedule.outcome, minlength=len(OUTCOMES)).tolist()
-    watts = times.profiles.watts[schedule.clients]
     parts = {f"time:{name}": value / SECOND for name, value in schedule.parts.items()}
     counts = {f"time:{name}": count for name, count in zip(OUTCOMES, outcomes, strict=True)}
-    energy = float(np.cumsum(watts * seconds(schedule.compute))[-1]) if len(watts) else 0.0
     return {
         "sampled": len(schedule.clients),
         TIME: schedule.end / SECOND,
         **parts,
         **counts,
-        "time:joules": energy,
+        "time:joules": energy(times, schedule),
     }
+
+
+def energy(times: ClientTimes, schedule: RoundSchedule) -> float:
+    """Return the energy in joules that the clients of a round spend on computing, where their power is known."""
+    watts = times.profiles.watts[schedule.clients]
+    return float(np.cumsum(watts * seconds(schedule.compute))[-1]) if len(watts) else 0.0
 
 
 def event_columns(events: ScheduledRound) -> TableRow:

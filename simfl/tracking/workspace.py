@@ -14,6 +14,7 @@ from typing import Any
 from simfl.errors import ConfigError
 from simfl.experiment import Experiment
 from simfl.runs.folder import JsonObject
+from simfl.tracking.events import AXES
 from simfl.tracking.trackers import SWEEP_SETTINGS
 
 HEIGHT, WIDTH = 9, 8  # of a chart, in W&B's grid of 24 columns
@@ -29,6 +30,7 @@ class WorkspaceSpec:
     axes: tuple[str, ...]  # settings that vary, except the seed, in the order of the file
     scores: tuple[str, ...]  # headline scores as `split/model/metric`
     budgets: tuple[str, ...] = ()  # names of the epsilons that are spent: `epsilon`, `deployment_epsilon`
+    has_time: bool = False  # true: a run has virtual time
 
 
 def workspace_spec(name: str, runs: Sequence[JsonObject], experiments: Sequence[Experiment]) -> WorkspaceSpec:
@@ -50,8 +52,9 @@ def workspace_spec(name: str, runs: Sequence[JsonObject], experiments: Sequence[
     metric, evaluate = first.phases[-1].objective.metric, first.evaluate
     scores = [f"{split}/{model}/{metric}" for split in evaluate.splits for model in evaluate.models]
     wandb, private = first.tracking.wandb, [one.privacy for one in experiments if one.privacy is not None]
+    timed = any(one.clients.profile is not None for one in experiments)
     budgets = tuple(dict.fromkeys("epsilon" if one.deployment is None else "deployment_epsilon" for one in private))
-    return WorkspaceSpec(wandb.group or name, wandb.project, wandb.entity, tuple(varied), tuple(scores), budgets)
+    return WorkspaceSpec(wandb.group or name, wandb.project, wandb.entity, tuple(varied), tuple(scores), budgets, timed)
 
 
 def build_workspace(spec: WorkspaceSpec) -> Any:
@@ -92,6 +95,7 @@ def _sections(spec: WorkspaceSpec) -> list[Any]:
     scores = [_line_plot(f"evaluations/{score}", "round") for score in spec.scores]
     losses = [_line_plot("rounds/loss", "round")]
     budgets = [("by_bytes", "bytes"), *((f"by_{name}", name) for name in spec.budgets)]
+    budgets += [("by_time", AXES["by_time"])] if spec.has_time else []
     headline = spec.scores[0].split("/")[-1]
     costs = [_line_plot(f"{prefix}/{headline}", axis) for prefix, axis in budgets]
     final = [wr.SummaryMetric(f"evaluations/{score}") for score in spec.scores]

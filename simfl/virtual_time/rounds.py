@@ -99,7 +99,7 @@ class RoundSchedule:
         applied, whole = self.applied, self.end - self.asked
         if len(applied) == 0:
             return {"download": 0, "compute": 0, "upload": 0, "waiting": whole}
-        last = applied[np.lexsort((-self.clients[applied], self.stopped[applied]))[-1]]
+        last = applied[np.lexsort((self.clients[applied], self.stopped[applied]))[-1]]
         own = {name: int(getattr(self.durations, name)[last]) for name in Durations._fields}
         return own | {"waiting": whole - sum(own.values())}
 
