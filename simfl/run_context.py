@@ -25,6 +25,7 @@ from simfl.models.low_rank import low_rank_pairs
 from simfl.models.meta_device import build_on_meta
 from simfl.models.module_state import StepEffects, tensors_elsewhere
 from simfl.models.placement import check_divisible, local_gpus, place
+from simfl.models.versions import check_versions
 from simfl.objectives.base import Objective
 from simfl.parameter_groups import ATTRIBUTE, ParameterGroups, group_parameters, with_buffers
 from simfl.privacy.correlated import Correlation
@@ -131,6 +132,7 @@ class RunContext:
         return Network(module, network.trained, effects.tensors)
 
     def _build(self, model: Model) -> nn.Module:
+        check_versions()
         count = self.experiment.execution.model_parallel
         if self.device.type == "meta":
             module = build_on_meta(model, self.task)

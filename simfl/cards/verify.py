@@ -194,10 +194,8 @@ class Verification:
                 said = self.summary[claimed][direction]
                 if not sent == by_round == said:
                     lines.append(f"{claimed} {direction}: {said:,} claimed, {by_round:,} in rounds, {sent:,} in ledger")
-        return (
-            lines,
-            f"{len(ledger):,} messages as planned{result.removeprefix(MATCHES)}; {self.summary['bytes']['total']:,} bytes",
-        )
+        planned = f"{len(ledger):,} messages as planned{result.removeprefix(MATCHES)}"
+        return lines, f"{planned}; {self.summary['bytes']['total']:,} bytes"
 
     def _epsilon(self) -> tuple[list[str], str]:
         account = account_of(self.experiment, self.run.partition, self.context.num_values)
