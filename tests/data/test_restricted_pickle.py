@@ -207,12 +207,22 @@ def test_unpickler_reads_repeated_values_within_the_size_of_the_file():
         (b"\x80\x02Nr\xff\xff\xff\xff.", "a size of 4,294,967,295 in a pickle of 9 bytes"),  # a number of a variable
         (b"\x80\x02Np4294967295\n.", "a size of 4,294,967,295"),
         (b"\x80\x04\x8e\x00\x00\x00\x00\xff\x00\x00\x00.", "a size of 1,095,216,660,480"),  # a length
+        (b"\x80\x04\x95\x00\x00\x00\x00\xff\x00\x00\x00N.", "a size of 1,095,216,660,480"),
         (b"\x80\x02X\xff\xff\xff\x7fabc.", "a size of 2,147,483,647"),
         (array_pickle(b"J\xff\xff\xff\x7fK\x00\x86", b"C\x00"), "more values than the file has bytes"),  # empty lists
         (repeated_array(2000), "more values than the file has bytes"),
         (nested_set(2000), "more values than the file has bytes"),
     ],
-    ids=["variable", "variable in digits", "length", "length of a text", "empty lists", "array again", "set again"],
+    ids=[
+        "variable",
+        "variable in digits",
+        "length",
+        "frame",
+        "length of a text",
+        "empty lists",
+        "array again",
+        "set again",
+    ],
 )
 def test_unpickler_refuses_what_needs_more_memory_than_its_file_explains(bomb, message):
     with pytest.raises(pickle.UnpicklingError, match=message):

@@ -81,9 +81,9 @@ def check_sizes(content: bytes | mmap.mmap, start: int = 0) -> None:
         code = content[at : at + 1]
         if code == b".":
             return
-        if code in VARIABLES:  # pickle reserves memory for all variables up to this number
-            text, at = _argument(content, at, VARIABLES[code])
-            number = int.from_bytes(text, "little") if code == b"r" else int(text)
+        if code in RESERVING:
+            text, at = _argument(content, at, RESERVING[code])
+            number = int(text) if RESERVING[code] is None else int.from_bytes(text, "little")
         elif code in LENGTHS:
             text, at = _argument(content, at, LENGTHS[code])
             number = int.from_bytes(text, "little")
@@ -108,10 +108,10 @@ def _plain_codes() -> re.Pattern[bytes]:
     A pattern runs hundreds of times faster than a loop over the codes of a file with millions of words.
     """
     fixed: dict[int, bytes] = {}
-    parts = [b"r[\\0-\\xff]{3}\\0"]  # less than 2**24 variables
+    parts = [b"r[\\0-\\xff]{3}\\0", b"\\x95[\\0-\\xff]{3}\\0{5}"]  # less than 2**24 variables or bytes
     for one in pickletools.opcodes:
         code, kind = one.code.encode("latin1"), 0 if one.arg is None else one.arg.n
-        if code in VARIABLES or code == b".":
+        if code in RESERVING or code == b".":
             continue
         if kind >= 0:
             fixed[kind] = fixed.get(kind, b"") + re.escape(code)
@@ -126,7 +126,11 @@ def _plain_codes() -> re.Pattern[bytes]:
     return re.compile(b"(?:" + b"|".join(parts) + b")*+")
 
 
-VARIABLES: dict[bytes, int | None] = {b"p": None, b"r": 4}  # length of the number of a variable; None: a line
+RESERVING: dict[bytes, int | None] = {  # codes for which pickle reserves memory; bytes of the number, None: a line
+    b"p": None,  # number of a variable
+    b"r": 4,
+    b"\x95": 8,  # length of a frame, whose content follows as further codes
+}
 LENGTHS = {
     one.code.encode("latin1"): PREFIXES[one.arg.n] for one in pickletools.opcodes if one.arg and one.arg.n in PREFIXES
 }
