@@ -22,12 +22,12 @@ from pathlib import Path
 from simfl import files
 from simfl.errors import DamagedFile, RunError
 from simfl.json_files import seal
-from simfl.runs.folder import FORMAT, read_json
+from simfl.runs.folder import DIGESTS, FORMAT, read_json
 from simfl.runs.parts import Coverage
 from simfl.weights import Weights, load_safetensors, sha256, write_safetensors
 
 NUM_KEPT = 2
-TENSORS, VALUES, NOTES, DIGESTS = "state.safetensors", "state.json", "notes.json", "digests.json"
+TENSORS, VALUES, NOTES = "state.safetensors", "state.json", "notes.json"
 ORDER, TABLE_PARTS = "order", "table_parts"  # further entries of the digests: hash of the order of tensors; coverage
 RETRIES, RETRY_SECONDS = 3, 0.05  # a checkpoint that a running process replaces is missing for a moment
 

@@ -21,6 +21,7 @@ AUDIT = "audit.json"  # written after the run, by `simfl audit canaries --save`
 CLIENT_LOG = "clients.jsonl"  # times of client updates
 LOG, ERROR = "log.jsonl", "error.txt"  # ERROR is written by a sweep: why its run failed
 CHECKPOINTS, TABLE_PARTS, CLIENT_STATES = "checkpoints", "tables", "client_states"  # folders
+DIGESTS = "digests.json"  # of a checkpoint, its last file
 
 JsonObject = dict[str, Any]  # the content of a JSON file
 

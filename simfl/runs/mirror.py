@@ -19,8 +19,7 @@ from pathlib import Path
 from threading import Condition, Thread
 
 from simfl import files
-from simfl.runs.checkpoint import DIGESTS
-from simfl.runs.folder import CHECKPOINTS, CLIENT_STATES, TABLE_PARTS
+from simfl.runs.folder import CHECKPOINTS, CLIENT_STATES, DIGESTS, TABLE_PARTS
 from simfl.runs.lease import LEASE, Lease, leased
 from simfl.runs.storage import Storage, is_wanted
 from simfl.safe_text import mask_secrets, without_password

@@ -83,7 +83,8 @@ def read(path: Path) -> pa.Table:
 
 def _read(path: Path, source: Path | pa.BufferReader) -> pa.Table:
     try:
-        return pq.read_table(source, partitioning=None)
+        with pq.ParquetFile(source) as file:  # read_table imports pyarrow.dataset, which takes 0.1 s and pandas
+            return file.read()
     except FileNotFoundError as error:
         raise RunError(f"{path}: there is no such table") from error
     except (pa.ArrowException, OSError) as error:
