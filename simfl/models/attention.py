@@ -66,7 +66,8 @@ def keyed_attention(
     softcap: float | None = options.get("softcap")
     scaling = query.size(-1) ** -0.5 if scaling is None else scaling
     drops = dropout > 0.0 and current_call().dropout_key is not None
-    fusable = softcap is None and (drops or position_bias is not None)
+    whole = not drops or current_call().cut is None  # the kernel numbers values by the shape that it sees
+    fusable = softcap is None and whole and (drops or position_bias is not None)
     if fusable and fused_attention.can_fuse(query, position_bias, attention_mask):
         rate, layer = (dropout, int(module.dropout_layer)) if drops else (0.0, 0)
         fused = fused_attention.attend(query, key, value, position_bias, attention_mask, scaling, rate, layer)

@@ -7,7 +7,7 @@ directly, layers see the default: no dropout, one group.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -25,12 +25,25 @@ class ModelCall:
         num_groups: Clients whose examples are concatenated along the first axis of every activation.
         branch: Path through adapters that have several; "" is their first.
         under_vmap: True inside of `torch.func.vmap`, for which fused kernels have no batching rule.
+        cut: Padding of a batch was cut off: the length that is left, and the length of all batches; None: it was not.
     """
 
     dropout_key: Tensor | None = None
     num_groups: int = 1
     branch: str = ""
     under_vmap: bool = False
+    cut: tuple[int, int] | None = None
+
+    def whole_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of an activation [B, L, D] or of attention [B, H, L, L] as if no padding had been cut off.
+
+        Dropout numbers its values by this shape, so that masks do not depend on how much was cut.
+        """
+        if self.cut is None or len(shape) not in (3, 4):
+            return tuple(shape)
+        short, full = self.cut
+        axes = (1,) if len(shape) == 3 else (2, 3)
+        return tuple(full if axis in axes and size == short else size for axis, size in enumerate(shape))
 
     def group_keys(self, device: torch.device) -> Tensor:
         """Return the dropout key of each group on the device of a layer: [num_groups], or a scalar for one group."""

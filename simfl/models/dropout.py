@@ -7,6 +7,7 @@ mask is the same for one client at a time, under `vmap`, grouped along the batch
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -39,6 +40,16 @@ def keyed_bits(key: Tensor, layer: int, count: int, first: int = 0) -> Tensor:
     x = torch.arange(first // 2, -(-(first + count) // 2), dtype=torch.int32, device=key.device) ^ salt[..., None]
     x = keyed_random.finalize(keyed_random.mix_second(keyed_random.mix_first(x) ^ high[..., None]))
     return _halves(x)[..., first % 2 : first % 2 + count]
+
+
+def keyed_bits_at(key: Tensor, layer: int, positions: Tensor) -> Tensor:
+    """Hash positions, int64 [n], to those of `keyed_bits`: int16 [*key.shape, n]."""
+    low, high = keyed_random.split_key(key)
+    salt = (low * keyed_random.KEY_MULTIPLIER) ^ layer_salt(layer)
+    salt = salt ^ keyed_random.logical_shift(salt, 13)
+    x = (positions >> 1).to(torch.int32) ^ salt[..., None]
+    x = keyed_random.finalize(keyed_random.mix_second(keyed_random.mix_first(x) ^ high[..., None]))
+    return torch.where((positions & 1).bool(), x >> 16, x).to(torch.int16)
 
 
 def _halves(words: Tensor) -> Tensor:
@@ -76,6 +87,21 @@ def keyed_keep(key: Tensor, layer: int, count: int, p: float) -> tuple[Tensor, f
     return kept, 1.0 - dropped / LEVELS
 
 
+def keyed_keep_at(
+    key: Tensor, layer: int, shape: Sequence[int], whole: Sequence[int], p: float
+) -> tuple[Tensor, float]:
+    """Return `keyed_keep` of a part of an activation: the first values along each axis of one of shape `whole`."""
+    dropped, stride = round(p * LEVELS), 1
+    positions = torch.zeros((), dtype=torch.int64, device=key.device)
+    for axis in range(len(shape) - 1, -1, -1):
+        along = torch.arange(shape[axis], device=key.device) * stride
+        positions = positions + along.reshape(-1, *[1] * (len(shape) - 1 - axis))
+        stride *= whole[axis]
+    first = current_batch_part().offset(stride)
+    kept = keyed_bits_at(key, layer, positions.flatten() + first) >= dropped - LEVELS // 2
+    return kept, 1.0 - dropped / LEVELS
+
+
 def keep_scale(dropped: int) -> float:
     """Return the factor on kept values if `dropped` of LEVELS are dropped."""
     return 1.0 / (1.0 - dropped / LEVELS)
@@ -89,6 +115,11 @@ def keyed_dropout(x: Tensor, p: float, layer: int) -> Tensor:
     call = current_call()
     if call.dropout_key is None or p == 0.0:
         return x
+    shape = (x.shape[0] // call.num_groups, *x.shape[1:])
+    whole = call.whole_shape(shape)
+    if whole != shape:
+        keep, share = keyed_keep_at(call.group_keys(x.device), layer, shape, whole, p)
+        return x * (keep.reshape(x.shape).to(x.dtype) / share)
     count = x.numel() // call.num_groups
     fusable = on_current_gpu(x) and not call.under_vmap and x.is_floating_point()
     if fusable and load_kernels("elementwise_kernels") is not None:

@@ -8,7 +8,7 @@ The engine calls `check` before a run starts, `encode` once per split, `run` and
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -59,6 +59,29 @@ class Objective(ABC):
 
         `tokenizer` is the model's, or None. Raises DataError if the split lacks a column.
         """
+
+    def full_length(self, examples: Callable[[], Examples]) -> int | None:
+        """Return the tokens of every example with its padding, if the padding of batches is cut off; else None.
+
+        An objective that cuts it off has the four methods below as well. `examples` returns the encoded training split.
+        """
+        return None
+
+    def token_lengths(self, examples: Examples) -> np.ndarray:
+        """Return the number of tokens of each example without its padding, int64 [N]."""
+        raise NotImplementedError
+
+    def cut_length(self, longest: int, examples: Examples) -> int:
+        """Return the length to which a batch is cut whose longest example has `longest` tokens."""
+        raise NotImplementedError
+
+    def cut(self, batch: Batch, length: int) -> Batch:
+        """Return a batch, of one client or stacked, with the first `length` tokens of each example."""
+        raise NotImplementedError
+
+    def length_of(self, inputs: Batch) -> int:
+        """Return the number of tokens of the inputs of the model."""
+        raise NotImplementedError
 
     def run(self, module: nn.Module, inputs: Batch) -> Outputs | Tensor:
         """Run the model on `inputs`. An objective of several tasks runs all of them and returns one row per example."""

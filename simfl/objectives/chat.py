@@ -123,6 +123,7 @@ class Chat(Objective):
     max_tokens: PositiveInt = 512  # of a prompt without its image; words are left out from the end until it fits
     max_answer: PositiveInt = 32  # tokens of an answer including its end token, in training and generation
     loss_on: Literal["answer", "all"] = "answer"  # tokens that are learned; all: those of the prompt too
+    buckets: PositiveInt | None = None  # batches are as long as their longest example, rounded up to a multiple of this
     metric: Metric = "anls"  # type: ignore[misc]  # token_accuracy: of learned tokens, each after the right ones
 
     reduction: ClassVar[str] = "token"
@@ -331,6 +332,42 @@ class Chat(Objective):
                 tables = [one.prompt[name] for one in encoded]
                 rows[name] = _padded_features(tables, [0] * len(tables), 0, inputs.shape[1])
         return rows
+
+    def full_length(self, examples: Callable[[], Examples]) -> int | None:
+        """Return the longest input of the model; None if batches are not cut, as those of decoders that read images."""
+        if self.buckets is None:
+            return None
+        rows = examples().rows
+        return int(rows["input_ids"].shape[1]) if "input_ids" in rows else None
+
+    def token_lengths(self, examples: Examples) -> np.ndarray:
+        """Return the number of tokens that the model reads of each example, int64 [N]."""
+        found: np.ndarray = examples.rows["attention_mask"].sum(1).cpu().numpy()
+        return found
+
+    def cut_length(self, longest: int, examples: Examples) -> int:
+        """Return `longest`, rounded up to a multiple of `buckets`, and at most the longest of all.
+
+        It differs from the length of the decoder's inputs of a model with an encoder, whose dropout is not cut.
+        """
+        assert self.buckets is not None
+        full, length = int(examples.rows["input_ids"].shape[1]), -(-max(1, longest) // self.buckets) * self.buckets
+        if "decoder_input_ids" in examples.rows and length == examples.rows["decoder_input_ids"].shape[1]:
+            length += self.buckets
+        return min(length, full)
+
+    def cut(self, batch: Batch, length: int) -> Batch:
+        """Return a batch whose inputs and features of tokens have the first `length` tokens."""
+        axis = batch["attention_mask"].dim() - 1
+        names = ["input_ids", "attention_mask", *TOKEN_FEATURES, *["labels"] * (self.loss_on == "all")]
+        found = {name: batch[name].narrow(axis, 0, length) for name in names if name in batch}
+        if POSITIONS in batch:  # padding of a batch may be a longer example, which counts nothing
+            found[POSITIONS] = batch[POSITIONS].clamp_max(length - 1)
+        return {**batch, **found}
+
+    def length_of(self, inputs: Batch) -> int:
+        """Return the number of tokens of the inputs of the model."""
+        return int(inputs["input_ids"].shape[1])
 
     def run(self, module: nn.Module, inputs: Batch) -> Outputs | Tensor:
         """Run the model; with `label_positions` [B, T], logits are [B, T, V].

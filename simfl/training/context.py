@@ -26,7 +26,7 @@ from simfl.models.module_state import InitialAttributes, ModuleWatch
 from simfl.models.placement import home_of
 from simfl.parameter_groups import ParameterGroups
 from simfl.privacy.mechanism import Mechanism
-from simfl.protocol import Examples, Forward, Task, Weights
+from simfl.protocol import Batch, Examples, Forward, Task, Weights
 from simfl.sampling import sample_clients, sample_in_turns
 from simfl.transport.upload import MessageSpec
 from simfl.virtual_time.instants import nanoseconds
@@ -227,6 +227,18 @@ class PhaseContext:
     def rank_of(self, client: int) -> int:
         """Return the rank of a client's adapters; one that exceeds every adapter where all have the same."""
         return FULL_RANK if self.ranks is None else int(self.ranks[client])
+
+    @cached_property
+    def full_length(self) -> int | None:
+        """Tokens of the batches of the training split before padding is cut off; None if none is cut."""
+        return self.phase.objective.full_length(self.load_examples)
+
+    def cut(self, inputs: Batch) -> tuple[int, int] | None:
+        """Return the length of a batch and that before padding was cut off; None if none was."""
+        if self.full_length is None:
+            return None
+        length = self.phase.objective.length_of(inputs)
+        return None if length == self.full_length else (length, self.full_length)
 
     @property
     def changed_base(self) -> tuple[str, ...]:

@@ -147,12 +147,39 @@ class Executor:
         """Return the key of each example of a unit, int64 like its batches; None without a transform."""
         return None if self.augmentation is None else example_keys(unit.key, unit.batches)
 
-    def batch(self, rows: Tensor, positions: Tensor | None = None, keys: np.ndarray | None = None) -> Batch:
+    @cached_property
+    def lengths(self) -> np.ndarray | None:
+        """Tokens of each training example, int64 [N]; None if padding is not cut off."""
+        if self.context.full_length is None:
+            return None
+        return self.context.phase.objective.token_lengths(self.examples)
+
+    def length_of(self, rows: Sequence[np.ndarray]) -> int | None:
+        """Return the length to which batches with these rows [..., B] are cut; None if they are not cut.
+
+        A batch of padding alone (−1) repeats the first example.
+        """
+        if self.lengths is None:
+            return None
+        repeated = [np.where(some < 0, np.maximum(some[..., :1], 0), some) for some in rows]
+        longest = max(int(self.lengths[some].max()) for some in repeated)
+        return self.context.phase.objective.cut_length(longest, self.examples)
+
+    def batch(
+        self,
+        rows: Tensor,
+        positions: Tensor | None = None,
+        keys: np.ndarray | None = None,
+        length: int | None = None,
+    ) -> Batch:
         """Return the examples at these rows of the training split (any shape; −1 is padding).
 
-        `keys`, like `rows`, key the draws of the phase's transform; None without one.
+        `keys`, like `rows`, key the draws of the phase's transform; None without one. `length`: tokens that are left
+        of each example; None: all.
         """
         batch = self.examples.take(rows)
+        if length is not None:
+            batch = self.context.phase.objective.cut(batch, length)
         if self.augmentation is not None:
             assert keys is not None
             with self.context.generators.paused():
@@ -164,7 +191,7 @@ class Executor:
         device, positions = self.context.device, micro_batch.positions
         rows = torch.from_numpy(micro_batch.rows).to(device)
         own_positions = None if positions is None else torch.from_numpy(positions).to(device)
-        return self.batch(rows, own_positions, micro_batch.keys)
+        return self.batch(rows, own_positions, micro_batch.keys, self.length_of([micro_batch.rows]))
 
     def partial_gradient(self, micro_batch: MicroBatch, shared: SharedStepInputs) -> PartialGradient:
         """Return the contribution of a micro-batch to the gradient of its batch."""

@@ -99,7 +99,7 @@ def run_forward(
     if context.generators.keyed:
         context.generators.seed(int(key))
     network = context.network_of(forward)
-    call = ModelCall(key if forward.train else None, num_groups, forward.branch, under_vmap)
+    call = ModelCall(key if forward.train else None, num_groups, forward.branch, under_vmap, context.cut(inputs))
     with (
         recomputable(_Entrance(network, forward.train, call, weights, state.tensors)),
         torch.set_grad_enabled(forward.grad and torch.is_grad_enabled()),

@@ -93,7 +93,8 @@ def _batches(executor: Executor, unit: TrainingUnit) -> Iterator[Batch]:
             yield {}
         else:
             own_positions = None if positions is None else positions[step, :count]
-            yield executor.batch(rows[step, :count], own_positions, None if keys is None else keys[step, :count])
+            own_keys, length = None if keys is None else keys[step, :count], executor.length_of([unit.batches[step]])
+            yield executor.batch(rows[step, :count], own_positions, own_keys, length)
 
 
 def _local_step(

@@ -38,6 +38,7 @@ from simfl.training.tensor_optimizer import TensorOptimizer, load_moments, save_
 from simfl.weights import select_names
 
 SMALL_MODEL = 1 << 17  # values of a model
+NO_ROWS = np.full(1, -1)  # batch of a client that has finished
 TENSOR = object()  # stands for a tensor in a list of leaves, so that a cached program holds no tensors of its first run
 
 
@@ -92,7 +93,8 @@ def _train_eagerly(
         rates[: unit.num_steps, k] = unit.learning_rates
     for step in range(num_steps):
         own_positions = None if positions is None else positions[step]
-        batch = executor.batch(rows[step], own_positions, None if keys is None else keys[step])
+        length = executor.length_of([unit.batches[step] if step < unit.num_steps else NO_ROWS for unit in units])
+        batch = executor.batch(rows[step], own_positions, None if keys is None else keys[step], length)
         active = [step < unit.num_steps for unit in units]
         callback = _callback(executor, units, step)
         local_step(context, gradients_of, optimizers, training, LocalStep(step, batch, active, rates[step], callback))
@@ -155,7 +157,8 @@ def _run_program(
     constant = (training.received, tuple(training.update), training.keys, tables)
     leaves, spec = tree_flatten((changed, constant))
     values = [TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    step = _ProgramStep(executor, gradients_of, ragged, values, spec)
+    length = executor.length_of([unit.batches for unit in units] + [NO_ROWS] * ragged)  # of all steps: one program
+    step = _ProgramStep(executor, gradients_of, ragged, values, spec, length)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     if executor.observer.is_active:
         for number in range(most):
@@ -164,7 +167,7 @@ def _run_program(
         groups = [training.weights, *training.state.values(), *training.received.values()]
         groups += [group for own in moments for group in own.values()]
         names = tuple(tuple(group) for group in groups)
-        key = (context.index, ragged, names, tuple((t.shape, t.dtype) for t in tensors))
+        key = (context.index, ragged, length, names, tuple((t.shape, t.dtype) for t in tensors))
         tensors = executor.compiled.program(key, lambda: step).run(tensors, most)
     (weights, moments, state, sums, loss_weights, _), _ = step.unflatten(tensors)
     return TrainingState(weights, state, sums, loss_weights, training.received, training.update, training.keys), moments
@@ -212,6 +215,7 @@ class _ProgramStep:
     ragged: bool
     leaves: list[object]  # of the tree of arguments; `TENSOR` for each tensor
     spec: TreeSpec
+    length: int | None  # tokens of an example
 
     def unflatten(self, tensors: Sequence[Tensor]) -> Any:
         """Rebuild the tree of arguments with these tensors."""
@@ -234,7 +238,7 @@ class _ProgramStep:
             return table.index_select(0, counter)[0]
 
         positions = None if tables.positions is None else current(tables.positions)
-        batch = self.executor.batch(current(tables.rows), positions)
+        batch = self.executor.batch(current(tables.rows), positions, length=self.length)
         step = LocalStep(counter[0], batch, current(tables.active), current(tables.rates), callback)
         local_step(context, self.gradients_of, optimizers, training, step)
         loss_sums.copy_(training.loss_sums)
