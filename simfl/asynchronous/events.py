@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from simfl.errors import ConfigError
+from simfl.errors import ConfigError, RunError
 from simfl.seeds import rng
 
 BLOCK = 1 << 14  # clients that are drawn at a time
@@ -231,11 +231,11 @@ class _Server:
             heappush(self.in_flight, event)
 
     def _check_progress(self, this: _Round) -> None:
-        """Raise ConfigError if nothing will ever happen again; else all clients have been tried in this round."""
+        """Raise RunError if nothing will ever happen again; else all clients have been tried in this round."""
         if not (this.applied or this.refused or this.lost):
-            raise ConfigError(
-                f"asynchronous: in round {self.version + 1} no client is available at any later time, after"
-                f" {self.now / 1e9:g} virtual seconds"
+            raise RunError(
+                f"asynchronous round {self.version + 1}: no client is available any more after {self.now / 1e9:g}"
+                " virtual seconds"
             )
 
     def _finish(self, this: _Round) -> ScheduledRound:

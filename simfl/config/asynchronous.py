@@ -74,7 +74,7 @@ def _codecs(phase: Phase, settings: Asynchronous, experiment: Experiment) -> Ite
                 " versions; allowed: encode: weights"
             )
         elif path.endswith("download") and settings.reads_versions and not codec.lossless:
-            what = "mix: models" if settings.mix == "models" else "the staleness function"
+            what = "mix: models" if settings.mix == "models" else "staleness: distance"
             yield (
                 f"codec.{path}: {kind} is lossy, but with asynchronous.{what} the server compares versions with its"
                 " own model; allowed: float32"

@@ -99,6 +99,8 @@ def client_times(
         upload_of=of,
     )
     _check(times, context.experiment, stage.index)
+    if stage.phase.asynchronous is not None:
+        replace(stage, times=times).events(0)  # checks the slots and the buffer
     return times
 
 

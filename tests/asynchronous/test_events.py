@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from simfl.asynchronous.events import NEVER, EventSchedule, Pace, ScheduledRound
-from simfl.errors import ConfigError
+from simfl.errors import ConfigError, RunError
 from simfl.seeds import rng
 from simfl.virtual_time.profiles import Profile, Work, client_profiles
 from simfl.virtual_time.times import ClientTimes
@@ -133,7 +133,7 @@ def test_round_ends_early_if_all_clients_are_lost() -> None:
 
 
 def test_clients_that_never_come_are_refused() -> None:
-    with pytest.raises(ConfigError, match="in round 1 no client is available at any later time"):
+    with pytest.raises(RunError, match="asynchronous round 1: no client is available any more after 0 virtual"):
         schedule(Pace(1, 1), Given([2], away={A: NEVER})).round(0)
 
 
