@@ -21,7 +21,7 @@ import pickletools
 import re
 import sys
 import tokenize
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -74,9 +74,9 @@ def check_sizes(content: bytes | mmap.mmap, start: int = 0) -> None:
     Raises:
         UnpicklingError: A size is refused, or the pickle ends too early.
     """
-    at, size = start, len(content)
+    at, size, plain = start, len(content), _plain_codes()
     while True:
-        found = PLAIN.match(content, at)
+        found = plain.match(content, at)
         at = at if found is None else found.end()
         code = content[at : at + 1]
         if code == b".":
@@ -102,10 +102,12 @@ def _argument(content: bytes | mmap.mmap, at: int, length: int | None) -> tuple[
     return content[at + 1 : end], end
 
 
+@cache
 def _plain_codes() -> re.Pattern[bytes]:
     """Return a pattern of all codes whose argument has a fixed or a short length, as often as they follow each other.
 
-    A pattern runs hundreds of times faster than a loop over the codes of a file with millions of words.
+    A pattern runs hundreds of times faster than a loop over the codes of a file with millions of words. It takes 0.1 s
+    to compile, so it is compiled when it is first used.
     """
     fixed: dict[int, bytes] = {}
     parts = [b"r[\\0-\\xff]{3}\\0", b"\\x95[\\0-\\xff]{3}\\0{5}"]  # less than 2**24 variables or bytes
@@ -134,7 +136,6 @@ RESERVING: dict[bytes, int | None] = {  # codes for which pickle reserves memory
 LENGTHS = {
     one.code.encode("latin1"): PREFIXES[one.arg.n] for one in pickletools.opcodes if one.arg and one.arg.n in PREFIXES
 }
-PLAIN = _plain_codes()
 
 
 def _check_header(file: BinaryIO) -> None:
