@@ -145,7 +145,7 @@ def word(value: object) -> str:
     if isinstance(value, Mapping):
         named = next((key for key in ("name", "kind", "by", "optimizer") if isinstance(value.get(key), str)), None)
         rest = [f"{key}-{word(item)}" for key, item in value.items() if key != named]
-        return "-".join([str(value[named])] * (named is not None) + rest)
+        return "-".join(([] if named is None else [str(value[named])]) + rest)
     if isinstance(value, list):
         return "-".join(word(item) for item in value)
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
