@@ -27,10 +27,19 @@ finish() {  # EXIT_CODE
   rm -rf "$folder"
   if [ -n "$again" ]; then
     say "restart $((restarts + 1)) of at most $requeues requested"
-    scontrol requeue "$SLURM_JOB_ID"
+    request_restart
   fi
   say "exit code $1"
   exit "$1"
+}
+
+request_restart() {  # a controller that is away is asked again for a minute
+  local i
+  for i in {1..30}; do
+    if scontrol requeue "$SLURM_JOB_ID"; then return; fi
+    sleep 2
+  done
+  say "Slurm does not restart this job; continue with the same command and --resume"
 }
 
 fail() { say "$*"; finish 1; }

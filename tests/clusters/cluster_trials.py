@@ -294,11 +294,14 @@ def pod_trial(fault: str, number: int, place: Place, whole: dict[str, str]) -> O
             fault, number, where, seconds, status, (place.folder / "log").read_text(errors="replace")
         )
     before, output = place.num_rounds(), ""
-    if status != "completed":
-        again = LocalPods(manifest, place.folder / "pods2", claims, secret)
-        with _running(again, place.folder / "log2") as job, _ignored(subprocess.TimeoutExpired):
+    for attempt in range(1, manifest["items"][1]["spec"]["backoffLimit"] + 1):
+        if _status(place) == "completed":
+            break
+        again = LocalPods(manifest, place.folder / f"pods{attempt}", claims, secret)
+        log = place.folder / f"log{attempt}"
+        with _running(again, log) as job, _ignored(subprocess.TimeoutExpired):
             job.wait(PATIENCE)
-        output = (place.folder / "log2").read_text(errors="replace")
+        output = log.read_text(errors="replace")
     return compared(outcome, place, before, whole, output)
 
 

@@ -248,7 +248,7 @@ class LocalPods:
 
     def _variables(self) -> dict[str, str]:
         """Return variables that the operator sets, and those of the image."""
-        kept = {name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ}
+        kept = {name: os.environ[name] for name in ("HOME", "LANG", "PYTHONPATH") if name in os.environ}
         return {
             **kept, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token, "RAY_ADDRESS": GCS,
             "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1",

@@ -115,10 +115,20 @@ class LocalSlurm:
         named = [f"--{name}={self.folder / value}" for name, value in {**files, "seed-file": "munged.seed"}.items()]
         self._run("munged", "--foreground", "--force", *named)
         self._wait(lambda: (self.folder / "munge.socket").exists(), "munged")
-        self._run("slurmctld", "-D")
+        self.start_controller()
         for node in NODES:
             self.start_node(node)
         self._wait(lambda: self.ask("sinfo", "--noheader", "--Node", "--format=%T").split() == ["idle"] * 6, "Slurm")
+
+    def start_controller(self) -> None:
+        """Start the controller, which knows its jobs again."""
+        self._run("slurmctld", "-D")
+
+    def stop_controller(self) -> None:
+        """End the controller; the processes of its jobs remain, and Slurm's commands fail."""
+        controller = self.processes.pop("slurmctld")
+        controller.terminate()
+        controller.wait(60)
 
     def start_node(self, node: str) -> None:
         """Start the daemon of a node."""

@@ -165,10 +165,12 @@ def test_a_job_on_two_nodes_gives_the_same_bits_without_a_line_of_ray(
     assert f"Slurm job {job.number}: completed" in job.output()
 
 
-@pytest.mark.parametrize(
-    "words", [("scancel",), ("scancel", "--signal=TERM", "--full"), ("scancel", "--signal=HUP", "--full")]
-)
-def test_a_signal_to_all_processes_commits_the_newest_round(submit: Callable[..., Job], words: tuple[str, ...]) -> None:
+CANCEL = ("scancel",)
+SIGNALS = [CANCEL, *((*CANCEL, f"--signal={name}", how) for how in ("--full", "--batch") for name in ("TERM", "HUP"))]
+
+
+@pytest.mark.parametrize("words", SIGNALS, ids=" ".join)
+def test_a_signal_to_a_job_commits_the_newest_round(submit: Callable[..., Job], words: tuple[str, ...]) -> None:
     job = submit("--nodes", "2", *ENDLESS)
     job.wait_for_round(10)
     job.slurm.ask(*words, job.number)
@@ -214,6 +216,60 @@ def test_slurm_ends_a_job_at_its_time_limit_and_it_continues(submit: Callable[..
     resumed = int(re.findall(r"resumed after round (\d+)", job.log)[0])
     assert resumed >= 1
     assert resumed == max(one["step"] for one in job.events("round") if one["step"] <= resumed)
+
+
+def test_a_deadline_of_slurm_ends_a_job_after_a_checkpoint(submit: Callable[..., Job]) -> None:
+    """Slurm signals the end of the time as usual, and then restarts no job that cannot end before the deadline."""
+    job = submit("--time", "2:00", "--sbatch", "deadline=now+3minutes", *ENDLESS)
+    assert job.wait() == 130, job.output()
+    assert job.committed() == job.events("round")[-1]["step"] >= 1
+    assert "deadline" in job.output().lower()
+
+
+def test_a_controller_that_is_away_ends_neither_the_job_nor_the_command(
+    submit: Callable[..., Job], alone: dict[str, str]
+) -> None:
+    """`squeue` fails as long as slurmctld does not run; the job continues."""
+    job = submit("--nodes", "2")
+    job.wait_for_round(5)
+    job.slurm.stop_controller()
+    try:
+        assert subprocess.run(["squeue"], env=job.slurm.environment, capture_output=True).returncode != 0
+        trained = len(job.events("round"))
+        wait_until(lambda: len(job.events("round")) > trained, "a round without the controller")
+        assert job.command.poll() is None, job.output()
+    finally:
+        job.slurm.start_controller()
+    assert job.wait() == 0, job.output()
+    assert traces(job.out) == alone
+
+
+def test_a_restart_is_requested_until_the_controller_answers(submit: Callable[..., Job], alone: dict[str, str]) -> None:
+    job = submit("--nodes", "2")
+    job.wait_for_round(10)
+    job.slurm.stop_controller()
+    try:
+        os.kill(script_of(job), signal.SIGUSR1)  # as Slurm does before the time limit
+        wait_until(lambda: "restart 1 of at most 20 requested" in job.log, f"the request: {job.log}")
+        time.sleep(3.0)
+    finally:
+        job.slurm.start_controller()
+    assert job.wait() == 0, job.output()
+    assert traces(job.out) == alone
+
+
+def script_of(job: Job) -> int:
+    """Return the process of the batch script; a subshell of it has a higher number."""
+    name = f"job{job.number}/slurm_script\0".encode()
+    return min(int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if name in content_of(path))
+
+
+def content_of(path: Path) -> bytes:
+    """Return the content of a file of a process that may have ended."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def broken_on(node: str, folder: Path) -> str:
