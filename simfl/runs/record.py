@@ -46,6 +46,7 @@ from simfl.safe_text import mask_secrets
 from simfl.timing import timed
 from simfl.training.context import PhaseContext
 from simfl.transport import ledger
+from simfl.virtual_time.instants import SECOND
 
 BEGUN = (RUN, CHECKPOINTS, TABLE_PARTS, LOG)  # of these, a run that was killed before it began has none
 TIMES = "times"  # table of runs with virtual time; others have none
@@ -293,6 +294,7 @@ class Record:
             "rounds": snapshot.step,
             "resumed_at": [resume.step for resume in self.manifest.resumes],
             **values,
+            **({"virtual_seconds": snapshot.clock / SECOND} if snapshot.clock else {}),
             "bytes": _sum_bytes(rounds, ""),
             "charged": _sum_bytes(rounds, "charged_"),
             "weights_sha256": snapshot.weights_sha256,

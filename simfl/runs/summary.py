@@ -26,6 +26,8 @@ def summary_lines(summary: JsonObject) -> list[str]:
         rows.append((metric, f"{value:.4f}" + (f" ({', '.join(remarks)})" if remarks else "")))
     rows += [(f"baseline {name}", f"{value:.4f}") for name, value in summary["baselines"].items()]
     rows += [(direction, _bytes(summary, direction)) for direction in ("download", "upload", "total")]
+    if "virtual_seconds" in summary:
+        rows.append(("virtual time", format_duration(summary["virtual_seconds"])))
     if summary.get("plan"):
         rows.append(("plan", summary["plan"]))
     if "privacy" in summary:

@@ -1,8 +1,9 @@
 """Bundled devices and networks: literal tables with the source of each line.
 
 Peak FLOP/s are those of 32-bit floating point as vendors state them, or as they follow from cores, clock and width of
-the vector units. Training reaches a fraction of the peak, the `efficiency` of a profile. Power is the vendor's limit
-under load. Speeds of networks are those of common test profiles and medians of public measurements.
+the vector units; those of phones are approximate, as their vendor states none. Training reaches a fraction of the peak,
+the `efficiency` of a profile. Power is the vendor's limit under load. Speeds of networks are
+those of common test profiles and medians of public measurements.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ FIREFOX = "Firefox developer tools, throttling profiles"
 WEBPAGETEST = "WebPageTest, connectivity.ini.sample"
 
 DEVICES = {
-    "phone_low": Device(130 * GIGA, 3.0, "Adreno 506 (Snapdragon 625): list of Adreno GPUs; 3 W assumed"),
-    "phone_mid": Device(567 * GIGA, 4.0, "Adreno 540 (Snapdragon 835): list of Adreno GPUs; 4 W assumed"),
-    "phone_high": Device(899 * GIGA, 5.0, "Adreno 640 (Snapdragon 855): list of Adreno GPUs; 5 W assumed"),
+    "phone_low": Device(130 * GIGA, 3.0, "Adreno 506 (Snapdragon 625): Wikipedia, Adreno; 3 W assumed"),
+    "phone_mid": Device(567 * GIGA, 4.0, "Adreno 540 (Snapdragon 835): Wikipedia, Adreno; 4 W assumed"),
+    "phone_high": Device(899 * GIGA, 5.0, "Adreno 640 (Snapdragon 855): Wikipedia, Adreno; 5 W assumed"),
     "raspberry_pi_4": Device(8 * GIGA, 7.0, "Linpack, Feiereisen 2022, feiereisen.net (double precision); 7 W assumed"),
     "jetson_nano": Device(236 * GIGA, 10.0, "NVIDIA: 472 GFLOP/s in half precision, 5 to 10 W"),
     "jetson_tx2": Device(665 * GIGA, 15.0, "NVIDIA: 1.33 TFLOP/s in half precision, 7.5 to 15 W"),
