@@ -277,6 +277,7 @@ class Evaluate:
     """Evaluation schedule, splits and models."""
 
     every: NonNegativeInt = 1  # rounds between evaluations; 0: only before the first and after the last round
+    virtual_seconds: PositiveFloat | None = None  # also after the rounds in which so much virtual time has passed
     splits: tuple[str, ...] = ("valid",)  # splits of the data set
     all_clients: tuple[str, ...] = ()  # those of the splits on which each client's model is scored on all examples
     models: tuple[str, ...] = ("global",)  # global, local, or personal if the algorithm has personal models

@@ -43,6 +43,7 @@ PAGES = {  # by registry: the page that lists its components, how a component's 
     "clusters": ("clusters.md", "{name}", "describe it there"),
     "data": ("data.md", "`{name}`", "describe it there"),
     "selections": ("time.md", "| `{name}` |", "describe it there"),
+    "staleness": ("time.md", "| `{name}` |", "describe it there"),
     "pruners": ("sweeps.md", "| `{name}` |", "describe it there"),
     "samplers": ("sweeps.md", "| `{name}` |", "describe it there"),
     "partitioners": ("data.md", "`{name}`", "describe it there"),

@@ -58,6 +58,11 @@ def violations(experiment: Experiment) -> Violations:
 
 
 def _evaluate(experiment: Experiment) -> Violations:
+    seconds = experiment.evaluate.virtual_seconds
+    if seconds is not None and experiment.clients.profile is None:
+        yield "evaluate.virtual_seconds: needs clients.profile, which gives clients their devices and networks"
+    if seconds is not None and experiment.evaluate.every == 1:
+        yield "evaluate.virtual_seconds: has no effect with every: 1; set every: 0"
     for key in ("splits", "models"):
         names = getattr(experiment.evaluate, key)
         if key == "models":

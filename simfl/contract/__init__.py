@@ -28,6 +28,7 @@ from simfl.contract.factorizations import check_factorization
 from simfl.contract.models import check_adapter, check_model, check_objective
 from simfl.contract.optimizers import check_schedule, check_server_optimizer
 from simfl.contract.search import check_pruner, check_sampler
+from simfl.contract.staleness import check_staleness
 from simfl.contract.time import check_availability, check_selection
 from simfl.errors import ConfigError, SimflError
 
@@ -47,6 +48,7 @@ CHECKS: dict[str, Callable[[Any], Iterator[str]]] = {  # by registry; each yield
     "schedules": check_schedule,
     "selections": check_selection,
     "server_optimizers": check_server_optimizer,
+    "staleness": check_staleness,
 }
 
 

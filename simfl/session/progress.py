@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from simfl import evaluation
+from simfl.experiment import Evaluate
 from simfl.plans.check import compare, tables_of
 from simfl.runs.snapshot import Snapshot
 from simfl.runs.waiting_rows import Rows
@@ -14,6 +15,7 @@ from simfl.session.evaluation import PendingEvaluation
 from simfl.session.prepare import PreparedRun
 from simfl.session.session import RunSession
 from simfl.timing import Lap, timed
+from simfl.virtual_time.instants import nanoseconds
 
 UNSCORED = ("interrupted", "failed")  # a run with such a status drops a round that was trained and not yet scored
 
@@ -58,7 +60,7 @@ class RunProgress:
         experiment = self.session.prepared.experiment
         evaluate, rounds, privacy = experiment.evaluate, experiment.phases[after.phase].rounds, experiment.privacy
         overlap = evaluate.overlap and self.session.pool.overlaps and not (privacy is not None and privacy.secure)
-        due = after.round == rounds or (evaluate.every > 0 and after.round % evaluate.every == 0)
+        due = after.round == rounds or is_due(evaluate, self.state, after)
         scoring = self._start_scoring(after) if due else None
         self.count(newer=after)
         self.trained = TrainedRound(self.state, rows, scoring)
@@ -159,3 +161,13 @@ def baselines(prepared: PreparedRun) -> dict[str, float]:
     known: Any = prepared.run_context.dataset.card.get("baselines", {})
     found = known.get(experiment.evaluate.splits[0], known)
     return {name: scores[metric] for name, scores in found.items() if metric in scores}
+
+
+def is_due(evaluate: Evaluate, before: Snapshot, after: Snapshot) -> bool:
+    """Return whether a round that is not the last of its phase is evaluated: by its number or by virtual time."""
+    if evaluate.every > 0 and after.round % evaluate.every == 0:
+        return True
+    if evaluate.virtual_seconds is None:
+        return False
+    interval = int(nanoseconds(evaluate.virtual_seconds))
+    return before.clock // interval < after.clock // interval

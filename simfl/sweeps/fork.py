@@ -39,6 +39,7 @@ SCORE_TABLES = ("evaluations", "samples")
 RESETTING = (  # settings of a phase whose change resets the state of server and clients
     "algorithm", "server", "train", "frozen", "personal_params", "communicate", "buffers",
 )  # fmt: skip
+SCHEDULING = ("seed", "data", "partition", "model", "clients", "mentor")  # what the schedule of clients depends on
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,24 @@ def check_fork(source: Run, experiment: Experiment, step: int) -> None:
     total = sum(p.rounds for p in phases)
     if len(phases) <= phase or step >= total:
         raise ConfigError(f"--at: {step} given, but the new run has only {total} rounds; allowed: fewer than that")
+    _check_in_flight(source, experiment, phase)
+
+
+def _check_in_flight(source: Run, experiment: Experiment, phase: int) -> None:
+    """Check that the clients in flight in an asynchronous phase are those of the source.
+
+    Raises:
+        ConfigError: A setting that their schedule depends on has changed.
+    """
+    before, now = source.experiment, experiment
+    if before.phases[phase].asynchronous is None and now.phases[phase].asynchronous is None:
+        return
+    changed = [name for name in SCHEDULING if getattr(before, name) != getattr(now, name)]
+    changed += ["phases"] * (replace(before.phases[phase], rounds=now.phases[phase].rounds) != now.phases[phase])
+    if changed:
+        raise ConfigError(
+            f"{changed[0]}: changed, but phase {phase} is asynchronous and has clients in flight; allowed: other rounds"
+        )
 
 
 def _check_weights(source: Run, found: Snapshot, phase: PhaseContext) -> None:
@@ -203,7 +222,7 @@ def _write(source: Run, record: Record, experiment: Experiment, state: ForkState
     """Write client states, tables and, last, the checkpoint; a folder without it would start from the first round."""
     target, snapshot = record.folder, state.snapshot
     store = FileClientStore(target / CLIENT_STATES)
-    store.adopt(state.client_states, snapshot.client_states.values())
+    store.adopt(state.client_states, snapshot.stored_digests)
     found = {name: source.table(name).to_pylist() for name in ("rounds", "ledger", "clients", TIMES, *SCORE_TABLES)}
     kept = {name: [row for row in rows if _belongs(name, row, snapshot, experiment)] for name, rows in found.items()}
     record.parts.write(snapshot.step, kept)
@@ -216,6 +235,8 @@ def _belongs(name: str, row: TableRow, snapshot: Snapshot, experiment: Experimen
     last, position = (snapshot.phase, snapshot.round), (row["phase"], row["round"])
     if name not in SCORE_TABLES or position != last:
         return position <= last
+    if experiment.evaluate.virtual_seconds is not None:
+        return True
     every, ends = experiment.evaluate.every, snapshot.round == experiment.phases[snapshot.phase].rounds
     return ends or bool(every and snapshot.round % every == 0)
 

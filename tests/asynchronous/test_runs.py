@@ -12,11 +12,15 @@ from fakes import Killed, Normalised, Stopping, Toy, experiment, model, run, sca
 
 from simfl import config
 from simfl.asynchronous.staleness import Distance, Hinge, Unchanged
+from simfl.debug.rerun import Rerun
+from simfl.errors import ConfigError
 from simfl.experiment import Asynchronous, Clients, Evaluate, Experiment
 from simfl.optimizers.server import Sgd
 from simfl.optimizers.sliding_window import SlidingWindow
 from simfl.runs import checkpoint, tables
+from simfl.runs.results import Run
 from simfl.runs.snapshot import Snapshot
+from simfl.sweeps.fork import fork
 from simfl.virtual_time.devices import Device, Network
 from simfl.virtual_time.profiles import Profile
 
@@ -126,3 +130,45 @@ def test_workers_in_any_order_change_no_bit(name: str, tmp_path: Path, monkeypat
     scatter(monkeypatch)
     run(this, tmp_path / "scattered")
     assert traces(tmp_path / "scattered") == traces(tmp_path / "inline")
+
+
+def test_an_interrupted_phase_is_forked_with_more_rounds_alone(tmp_path: Path) -> None:
+    run(case(), tmp_path / "short")
+    fork(Run(tmp_path / "short"), tmp_path / "forked", case(rounds=8), 5)
+    run(case(rounds=8), tmp_path / "forked", resume=True)
+    run(case(rounds=8), tmp_path / "long")
+    assert traces(tmp_path / "forked")["weights_sha256"] == traces(tmp_path / "long")["weights_sha256"]
+    with pytest.raises(ConfigError, match="phases: changed, but phase 0 is asynchronous and has clients in flight"):
+        fork(Run(tmp_path / "short"), tmp_path / "other", case(rounds=8, buffer=2), 4)
+
+
+def test_rounds_are_repeated_from_checkpoints(tmp_path: Path) -> None:
+    run(case(), tmp_path / "run")
+    rerun = Rerun(Run(tmp_path / "run"), tmp_path / "scratch")
+    rerun.go_to(0, 5)
+    rerun.rerun_round()
+    assert rerun.differences == []
+    assert rerun.snapshot.weights_sha256 == traces(tmp_path / "run")["weights_sha256"]
+
+
+def test_evaluation_by_virtual_time(tmp_path: Path) -> None:
+    this = case(rounds=12, evaluate=Evaluate(every=0, virtual_seconds=0.2, batch_size=60))
+    config.rules.check(this)
+    run(this, tmp_path)
+    found = rows(tmp_path)
+    clocks = [0.0] + [row["virtual_seconds"] for row in found]
+    due = {
+        row["step"] for row, before in zip(found, clocks, strict=False) if before // 0.2 < row["virtual_seconds"] // 0.2
+    }
+    assert 1 < len(due) < 12
+    assert {row["step"] for row in rows(tmp_path, "evaluations")} == {0, 12} | due
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("name", ["vectorized", "fedasync", "client state"])
+def test_ray_workers_change_no_bit(name: str, workers: int, tmp_path: Path) -> None:
+    this = case(**RUNS[name])
+    run(this, tmp_path / "inline")
+    run(this, tmp_path / "ray", workers=workers)
+    assert traces(tmp_path / "ray") == traces(tmp_path / "inline")
