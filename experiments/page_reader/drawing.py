@@ -24,8 +24,9 @@ from simfl.data.benchmarks.random_stream import RandomStream
 
 SIDE, PATCH = 448, 16  # pixels of a page and of a patch
 GRID = SIDE // PATCH
-SLOTS = 5  # characters of a patch that are learned, line by line
-NUM_CLASSES = 2 * 256  # a character and whether it starts a word; 0: no character
+ROWS, COLUMNS = 2, 6  # cells of a patch, each with the character whose centre lies in it; lines are 13 pixels apart
+SLOTS = ROWS * COLUMNS
+NUM_CLASSES = 256  # characters; 0: none
 GROUPS = 10  # of providers: language and scanner
 MAX_LINES = 5  # rows of an invoice's table
 EURO = 0x80  # class of €, which is outside of Latin-1
@@ -33,15 +34,15 @@ EURO = 0x80  # class of €, which is outside of Latin-1
 
 @dataclass(frozen=True)
 class DrawnPage:
-    """A page: grey pixels uint8 [SIDE, SIDE], classes int16 [GRID², SLOTS], words, and questions with answers.
+    """A page: grey pixels uint8 [SIDE, SIDE], characters int16 [GRID², SLOTS], words, and questions with answers.
 
-    `patches` has the patch of each letter of each word; −1 for letters outside of the page.
+    `cells` has the place of each letter of each word: SLOTS · patch + cell within it; −1 outside of the page.
     """
 
     pixels: np.ndarray
     slots: np.ndarray
     words: list[str]
-    patches: list[list[int]]
+    cells: list[list[int]]
     questions: list[tuple[str, tuple[str, ...]]]
 
 
@@ -60,9 +61,9 @@ def draw_page(stream: str, number: int, questions: int = 6, per_provider: int = 
         image = scan(image, ScanEffects(degrees, 0.6 * random.random(), 12 * random.random()), random.generator)
     pixels = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BICUBIC), np.uint8)
     words = sorted(page.words, key=lambda w: (round(w.baseline), w.left))
-    patches = _patches(page, words, size, degrees)
+    cells = _cells(page, words, size, degrees)
     questions_of_page = [(q.question, q.answers) for q in asked]
-    return DrawnPage(pixels, _slots(words, patches), [word.text for word in words], patches, questions_of_page)
+    return DrawnPage(pixels, _slots(words, cells), [word.text for word in words], cells, questions_of_page)
 
 
 @cache
@@ -70,39 +71,39 @@ def _provider(stream: str, index: int) -> Provider:
     return make_provider(f"drawn/{stream}", 1, index, index % GROUPS, OTHERS)
 
 
-def _patches(page: InvoicePage, words: list[PrintedWord], size: tuple[int, int], degrees: float) -> list[list[int]]:
-    """Return the patch in which the centre of each letter lies, on a page turned by some degrees."""
+def _cells(page: InvoicePage, words: list[PrintedWord], size: tuple[int, int], degrees: float) -> list[list[int]]:
+    """Return the cell in which the centre of each letter lies, on a page turned by some degrees."""
     found = []
     width, height = size
     turn, scale = radians(degrees), width / 1000
     for word in words:
-        pen, patches = word.left, []
+        pen, cells = word.left, []
         for char in word.text:
             advance = widths(page.family, word.bold)[char] * word.size
             x, y = (pen + advance / 2) * scale - width / 2, (word.baseline - 0.3 * word.size) * scale - height / 2
-            column = int((x * cos(turn) + y * sin(turn) + width / 2) * GRID / width)
-            row = int((y * cos(turn) - x * sin(turn) + height / 2) * GRID / height)
-            patches.append(row * GRID + column if 0 <= column < GRID and 0 <= row < GRID else -1)
+            across = int((x * cos(turn) + y * sin(turn) + width / 2) * GRID * COLUMNS / width)
+            down = int((y * cos(turn) - x * sin(turn) + height / 2) * GRID * ROWS / height)
+            patch = down // ROWS * GRID + across // COLUMNS
+            inside = 0 <= across < GRID * COLUMNS and 0 <= down < GRID * ROWS
+            cells.append(patch * SLOTS + down % ROWS * COLUMNS + across % COLUMNS if inside else -1)
             pen += advance
-        found.append(patches)
+        found.append(cells)
     return found
 
 
-def _slots(words: list[PrintedWord], patches: list[list[int]]) -> np.ndarray:
-    """Return the classes of the characters of each patch, in reading order."""
-    slots: np.ndarray = np.zeros((GRID * GRID, SLOTS), np.int16)
-    used: np.ndarray = np.zeros(GRID * GRID, np.int64)
-    for word, places in zip(words, patches, strict=True):
-        for place, (char, patch) in enumerate(zip(word.text, places, strict=True)):
-            if patch >= 0 and used[patch] < SLOTS:
-                slots[patch, used[patch]] = _class(char, place == 0)
-                used[patch] += 1
-    return slots
+def _slots(words: list[PrintedWord], cells: list[list[int]]) -> np.ndarray:
+    """Return the class of the character in each cell; the first of a page, where two share one."""
+    slots: np.ndarray = np.zeros(GRID * GRID * SLOTS, np.int16)
+    for word, places in zip(words, cells, strict=True):
+        for char, cell in zip(word.text, places, strict=True):
+            if cell >= 0 and not slots[cell]:
+                slots[cell] = _class(char)
+    return slots.reshape(GRID * GRID, SLOTS)
 
 
-def _class(char: str, first: bool) -> int:
+def _class(char: str) -> int:
     code = EURO if char == "€" else ord(char)
-    return 2 * (code if code < 256 else 1) + first
+    return code if code < NUM_CLASSES else 1
 
 
 READING = (

@@ -15,7 +15,7 @@ import math
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from simfl import metrics
+from simfl.models.composed import read_parts
 from simfl.models.pretrained import weights_folder
 
 CHUNK = 16  # pages of a task of a drawing process
@@ -36,7 +37,7 @@ NO_LABEL = -100
 WITH_WORDS = 0.25  # share of conversations whose first question has the words of the page
 EMPTY_WEIGHT = 0.1  # of places without a character in the loss of stage 1
 SLOT_WEIGHT = 0.3  # of the loss of stage 1 within stage 2
-PRINTED_WEIGHT = 0.5  # of the loss that draws patches to the embeddings of what is printed; falls to 0 within stage 2
+PRINTED_WEIGHT = 0.5  # of the loss that draws patches to the embeddings of what is printed; falls to 0 at its end
 FALLING = 0.6  # weight of a patch's second token relative to its first, and so on
 EMPTY = np.zeros(0, np.uint8)
 MAX_TOKENS = 1536  # of a conversation
@@ -83,9 +84,9 @@ def printed_tokens(page: DrawnPage) -> tuple[np.ndarray, np.ndarray]:
         [f" {word}" for word in page.words], add_special_tokens=False, return_offsets_mapping=True
     )
     pairs = [
-        (patches[max(0, min(start - 1, len(patches) - 1))], token)
-        for patches, ids, offsets in zip(
-            page.patches, encoded_words["input_ids"], encoded_words["offset_mapping"], strict=True
+        (cells[max(0, min(start - 1, len(cells) - 1))] // SLOTS, token)
+        for cells, ids, offsets in zip(
+            page.cells, encoded_words["input_ids"], encoded_words["offset_mapping"], strict=True
         )
         for token, (start, _) in zip(ids, offsets, strict=True)
     ]
@@ -135,6 +136,13 @@ class Pages:
         """Return random places of pages."""
         found: np.ndarray = generator.integers(0, len(self.rows), count)
         return found
+
+    def sample_alike(self, count: int, generator: np.random.Generator) -> np.ndarray:
+        """Return random places of pages with conversations of similar length, which need little padding."""
+        drawn_places = self.sample(4 * count, generator)
+        lengths = [len(self.rows[i].ids) for i in drawn_places.tolist()]
+        start = int(generator.integers(0, 3 * count + 1))
+        return drawn_places[np.argsort(lengths, kind="stable")[start : start + count]]
 
     def floats(self, places: np.ndarray) -> Tensor:
         """Return pages as the encoder reads them [B, 3, SIDE, SIDE]."""
@@ -231,8 +239,8 @@ def train_reader(
     groups = [{"params": adapters}, {"params": connector}, {"params": encoder}]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.01, betas=(0.9, 0.98))
     generator, began = np.random.default_rng(2), time.monotonic()
-    for step in steps_until(seconds, [1.5e-3, 1e-3, 4e-4], optimizer):
-        places = pages.sample(batch, generator)
+    for step in steps_until(seconds, [1e-3, 1e-3, 6e-4], optimizer):
+        places = pages.sample_alike(batch, generator)
         ids, labels = pages.batch(places)
         with torch.autocast(pages.device.type, torch.bfloat16):
             features = encoded(model, pages.floats(places))
@@ -242,7 +250,7 @@ def train_reader(
             distance = printed_distance(shown.float(), printed)
             logits, target = answer_logits(model, shown, ids, labels)
             loss = functional.cross_entropy(logits.float(), target)
-        weight = PRINTED_WEIGHT * max(0.0, 1 - 2 * (time.monotonic() - began) / seconds)
+        weight = PRINTED_WEIGHT * max(0.0, 1 - (time.monotonic() - began) / seconds)
         update(optimizer, loss + SLOT_WEIGHT * slot_loss + weight * distance, [*adapters, *connector, *encoder])
         if step % 50 == 0:
             correct = (logits.argmax(-1) == target).float().mean()
@@ -319,11 +327,20 @@ def add_lora(language: nn.Module) -> None:
             parameter.requires_grad_(True)
 
 
+def load_parts(model: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Copy stored tensors into the parameters that the model has by now."""
+    for name, parameter in model.named_parameters():
+        found = tensors.get(name.replace(".base_layer", "").replace(".default", ""))
+        if found is not None:
+            parameter.data.copy_(found)
+
+
 def options() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--base", default="smollm2")
+    parser.add_argument("--start", type=Path, help="a folder that this script wrote, to go on from")
     parser.add_argument("--encoder-seconds", type=float, default=70)
     parser.add_argument("--reader-seconds", type=float, default=170)
     parser.add_argument(
@@ -359,9 +376,14 @@ def main() -> None:
         head = SlotHead().to(device)
         while pages.total < 8 * given.batch:
             time.sleep(0.1)
+        start = None if given.start is None else read_parts(given.start / "model.safetensors")[0]
+        if start is not None:
+            load_parts(model, start)
         train_encoder(model, head, pages, given.encoder_seconds, 4 * given.batch, note)
         model.model.language_model.to(torch.bfloat16)
         add_lora(model.model.language_model)
+        if start is not None:
+            load_parts(model, {name: tensor for name, tensor in start.items() if ".lora_" in name})
         train_reader(model, head, pages, given.reader_seconds, given.batch, note)
         stop.set()
     given.out.mkdir(parents=True, exist_ok=True)
