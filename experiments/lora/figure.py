@@ -1,7 +1,9 @@
-"""Write the table of README.md and figure.png from the runs of sweep.yaml: `python figure.py FOLDER [FOLDER …]`.
+"""Write a table of README.md and its figure from runs of sweep.yaml: `python figure.py MODEL FOLDER [FOLDER …]`.
 
-Each folder is that of a sweep. Scores are means over the seeds with the standard deviation: after the last round, and
-at equal bytes, the last evaluation of each run up to the bytes that the cheapest rule has sent in all its rounds.
+MODEL is `vt5_tiny` or `smollm2`, and each folder that of a sweep. Scores are means over the seeds with the standard
+deviation: after the last round, and at equal bytes, those of the cheapest rule in all its rounds. Between two
+evaluations the score at equal bytes is interpolated. p is that of a paired test over the seeds against `fedit`,
+corrected by Holm for the rules of one partition.
 """
 
 from __future__ import annotations
@@ -15,14 +17,15 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 
+from simfl.reports.statistical_tests import SIGNIFICANCE_LEVEL, hierarchical_bootstrap, holm
 from simfl.runs import tables
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt  # must follow the choice of the backend
 
 HERE = Path(__file__).parent
-MARKS = "<!-- scores -->", "<!-- /scores -->"
 PARTITIONS = {"provider": "by provider", "iid": "IID"}
+AGAINST = "fedit"
 
 
 @dataclass(frozen=True)
@@ -34,27 +37,37 @@ class Curve:
     scores: np.ndarray  # [e]
     deviations: np.ndarray  # [T]; NaN where a rule has none
 
+    def at(self, megabytes: float) -> float:
+        """Return the score after this many megabytes."""
+        return float(np.interp(megabytes, self.megabytes, self.scores))
 
-Curves = dict[tuple[str, str], list[Curve]]  # partition and rule -> one of each seed
+
+Curves = dict[tuple[str, str], dict[int, Curve]]  # partition and rule -> seed -> run
 
 
 def main() -> None:
     """Read the runs, write the table and draw the figure."""
-    found = curves([Path(folder) for folder in sys.argv[1:]])
+    model, *folders = sys.argv[1:]
+    found = curves([Path(folder) for folder in folders])
+    write(model, table(found))
+    draw(found, HERE / f"{model}.png")
+
+
+def write(model: str, text: str) -> None:
+    """Replace the table of a model in README.md."""
     readme = HERE / "README.md"
-    before, _, rest = readme.read_text(encoding="utf-8").partition(MARKS[0])
-    after = rest.partition(MARKS[1])[2]
-    readme.write_text(f"{before}{MARKS[0]}\n{table(found)}{MARKS[1]}{after}", encoding="utf-8")
-    draw(found)
+    start, end = f"<!-- {model} -->", f"<!-- /{model} -->"
+    before, _, rest = readme.read_text(encoding="utf-8").partition(start)
+    readme.write_text(f"{before}{start}\n{text}{end}{rest.partition(end)[2]}", encoding="utf-8")
 
 
 def curves(folders: list[Path]) -> Curves:
     """Return the curves of all completed runs."""
-    found: Curves = defaultdict(list)
+    found: Curves = defaultdict(dict)
     for path in sorted(path for folder in folders for path in folder.glob("runs/*/summary.json")):
         if json.loads(path.read_text())["status"] == "completed":
-            rule, partition, _ = path.parent.name.rsplit("_", 2)
-            found[partition, rule].append(curve(path.parent))
+            rule, partition, seed = path.parent.name.rsplit("_", 2)
+            found[partition, rule][int(seed.rpartition("-")[2])] = curve(path.parent)
     return found
 
 
@@ -75,31 +88,56 @@ def curve(folder: Path) -> Curve:
 def table(found: Curves) -> str:
     """Return the table in Markdown."""
     lines = [
-        "| partition | rule | seeds | MB in all | ANLS, equal rounds | ANLS, equal bytes | deviation, last round |",
-        "|---|---|---:|---:|---:|---:|---:|",
+        "| partition | rule | seeds | MB in all | ANLS, equal rounds | p | ANLS, equal bytes | p | deviation |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for partition in (name for name in PARTITIONS if any(key[0] == name for key in found)):
         own = {rule: runs for (name, rule), runs in found.items() if name == partition}
-        budget = min(runs[0].megabytes[-1] for runs in own.values())
-        for rule in sorted(own, key=lambda rule: -np.mean([run.scores[-1] for run in own[rule]])):
-            runs = own[rule]
-            at_budget = [run.scores[run.megabytes <= budget * (1 + 1e-9)][-1] for run in runs]
-            deviation = np.mean([run.deviations[-1] for run in runs])
-            cells = [PARTITIONS[partition], f"`{rule}`", str(len(runs)), f"{runs[0].megabytes[-1]:.1f}"]
-            cells += [spread([run.scores[-1] for run in runs]), spread(at_budget)]
+        budget = min(cost(runs) for runs in own.values())
+        last = {rule: {seed: float(run.scores[-1]) for seed, run in runs.items()} for rule, runs in own.items()}
+        equal = {rule: {seed: run.at(budget) for seed, run in runs.items()} for rule, runs in own.items()}
+        p_last, p_equal = against(last), against(equal)
+        for rule in sorted(own, key=lambda rule: -np.mean(list(last[rule].values()))):
+            deviation = np.mean([run.deviations[-1] for run in own[rule].values()])
+            cells = [PARTITIONS[partition], f"`{rule}`", str(len(own[rule])), f"{cost(own[rule]):.1f}"]
+            cells += [spread(last[rule]), p_last.get(rule, "–"), spread(equal[rule]), p_equal.get(rule, "–")]
             cells += ["–" if np.isnan(deviation) else f"{deviation:.2g}"]
             lines.append("| " + " | ".join(cells) + " |")
-        start = spread([run.scores[0] for runs in own.values() for run in runs][:1])
-        lines.append(f"| {PARTITIONS[partition]} | before training | | | {start} | {start} | |")
+        start = spread({seed: float(run.scores[0]) for seed, run in own[AGAINST].items()})
+        lines.append(f"| {PARTITIONS[partition]} | before training | | | {start} | | {start} | | |")
     return "\n".join(lines) + "\n"
 
 
-def spread(values: list[float]) -> str:
+def cost(runs: dict[int, Curve]) -> float:
+    """Return the megabytes of a run, which are the same for all seeds."""
+    return float(next(iter(runs.values())).megabytes[-1])
+
+
+def against(scores: dict[str, dict[int, float]]) -> dict[str, str]:
+    """Return the corrected p of each rule's difference from `AGAINST`; the ones below the level are bold."""
+    others = [rule for rule in scores if rule != AGAINST]
+    ps = [p_of(scores[AGAINST], scores[rule]) for rule in others]
+    shown = {}
+    for rule, p in zip(others, holm(ps), strict=True):
+        shown[rule] = f"**{p:.2g}**" if p < SIGNIFICANCE_LEVEL else f"{p:.2f}"
+    return shown
+
+
+def p_of(a: dict[int, float], b: dict[int, float]) -> float:
+    """Return the p of a difference over the common seeds; 1 if there are fewer than two."""
+    common = sorted(a.keys() & b.keys())
+    if len(common) < 2:
+        return 1.0
+    return hierarchical_bootstrap(np.array([[b[seed] - a[seed]] for seed in common])).p
+
+
+def spread(scores: dict[int, float]) -> str:
     """Return mean ± standard deviation, or the value alone."""
-    return f"{np.mean(values):.4f}" + (f" ± {np.std(values, ddof=1):.4f}" if len(values) > 1 else "")
+    values = list(scores.values())
+    return f"{np.mean(values):.3f}" + (f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else "")
 
 
-def draw(found: Curves) -> None:
+def draw(found: Curves, path: Path) -> None:
     """Draw scores over rounds, scores over bytes and deviations over rounds, a row for each partition."""
     names = [name for name in PARTITIONS if any(key[0] == name for key in found)]
     figure, axes = plt.subplots(len(names), 3, figsize=(15, 4.4 * len(names)), squeeze=False)
@@ -107,21 +145,24 @@ def draw(found: Curves) -> None:
     colours = dict(zip(rules, plt.cm.turbo(np.linspace(0.05, 0.95, len(rules))), strict=True))
     for row, name in zip(axes, names, strict=True):
         for rule in (rule for rule in rules if (name, rule) in found):
-            runs = found[name, rule]
+            runs = list(found[name, rule].values())
             scores = np.mean([run.scores for run in runs], 0)
             row[0].plot(runs[0].rounds, scores, color=colours[rule], marker="o", markersize=3, label=rule)
             row[1].plot(runs[0].megabytes, scores, color=colours[rule], marker="o", markersize=3)
             deviations = np.mean([run.deviations for run in runs], 0)
-            if not np.isnan(deviations).all():
-                row[2].semilogy(np.arange(len(deviations)) + 1, deviations, color=colours[rule])
-        for axis, label in zip(row, ("round", "MB sent", "round"), strict=True):
+            if not np.isnan(deviations).all() and deviations.max() > 1e-6:  # rules without rounding errors alone
+                row[2].plot(np.arange(len(deviations)) + 1, deviations, color=colours[rule], marker="o", markersize=3)
+        for axis, label in zip(row, ("round", "MB sent, both directions", "round"), strict=True):
             axis.set_xlabel(label)
             axis.grid(alpha=0.3)
         row[0].set_ylabel(f"ANLS, {PARTITIONS[name]}")
+        row[1].set_xscale("symlog", linthresh=10)
+        row[1].set_xlim(left=0)
         row[2].set_ylabel("deviation from the mean product")
+        row[2].set_ylim(bottom=0)
     axes[0][0].legend(fontsize=8)
     figure.tight_layout()
-    figure.savefig(HERE / "figure.png", dpi=90)
+    figure.savefig(path, dpi=90)
 
 
 if __name__ == "__main__":

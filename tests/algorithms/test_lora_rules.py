@@ -24,6 +24,7 @@ from simfl.models.low_rank import low_rank_pairs
 from simfl.plans.plan import plan
 from simfl.protocol import Task
 from simfl.runs.results import Run
+from simfl.training import by_rank
 
 S = 2.0  # alpha / rank
 
@@ -457,3 +458,22 @@ def test_a_changed_base_of_a_model_of_transformers_is_kept_and_exported(kind: st
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     ids = torch.arange(4, 12).reshape(2, 4)
     assert torch.allclose(loaded(input_ids=ids).logits, trained(input_ids=ids).logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", [*slow("sequential"), "vectorized"])
+def test_clients_of_similar_rank_train_together_as_if_all_were_padded(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = {"optimizer": "adamw", "learning_rate": 0.03, "batch_size": 8, "keep_optimizer": True}
+    given = experiment({"name": "hetlora", "rank": list(RANKS), "penalty": 0.1, "kept": 0.5}, local=local, rounds=2)
+    given["execution"] = {"mode": mode, "clients_per_batch": 4}
+    monkeypatch.setattr(by_rank, "SMALLEST", 1)
+    assert by_rank.class_ranks(np.array([1, 2, 3, 4, 9, 12])).tolist() == [1, 2, 4, 4, 12, 12]
+    cut = run(tmp_path / "cut", given)
+    monkeypatch.setattr(by_rank, "class_ranks", lambda ranks: np.full_like(ranks, RANK))
+    padded = run(tmp_path / "padded", given)
+    for name, tensor in padded.snapshot().server.weights.items():
+        near(cut.snapshot().server.weights[name].double().numpy(), tensor.double().numpy(), 1e-5)
+    stored = cut.snapshot().client_state(0)
+    assert cut.summary["plan"] == padded.summary["plan"] == "matches"
+    assert stored != padded.snapshot().client_state(0)  # moments of one row, not of four
