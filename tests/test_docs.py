@@ -114,6 +114,15 @@ def digitless(line: str) -> str:
     return re.sub(r"\s+", " ", line).strip()
 
 
+def test_tests_that_the_documentation_names_exist() -> None:
+    files = list((ROOT / "tests").rglob("test_*.py"))
+    existing = {path.name for path in files}
+    existing |= {name for path in files for name in re.findall(r"def (test_\w+)", path.read_text(encoding="utf-8"))}
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        named = re.findall(r"`(test_\w+\.py|test_\w+_\w+)`", page.read_text(encoding="utf-8"))
+        assert [name for name in named if name not in existing] == [], page.name
+
+
 @pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "docs" / "design.md"], ids=lambda path: path.stem)
 def test_links_point_to_existing_files(document: Path) -> None:
     links = LINK.findall(document.read_text(encoding="utf-8"))

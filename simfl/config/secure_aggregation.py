@@ -84,6 +84,12 @@ def _phase(secure: SecureAggregation, phase: Phase) -> Iterator[str]:
         if codec != Float32():
             kind = type(codec).__name__
             yield f"codec.{path}: {kind} cannot be added up under masks; allowed with secure_aggregation: float32"
+    for key in ("threshold", "min_survivors"):
+        if phase.clients_per_round is not None and (getattr(secure, key) or 0) > phase.clients_per_round:
+            yield (
+                f"clients_per_round: {phase.clients_per_round} given, but secure_aggregation.{key} is"
+                f" {getattr(secure, key)}, so that no round could be finished"
+            )
     if phase.poisson is not None and secure.threshold is None:
         yield "poisson: rounds differ in their numbers of clients, so give secure_aggregation.threshold"
 

@@ -15,6 +15,8 @@ from simfl.plans.speed import MeasuredSpeed
 from simfl.plans.time import CURVE
 from simfl.transport.ledger import DIRECTIONS, units
 
+HUGE_EPSILON = 1e5  # from here on without decimals
+
 
 def show(plan: RunPlan, speed: MeasuredSpeed | None, console: Console) -> None:
     """Print the messages by part, total bytes, memory, local steps, and time if a speed is given."""
@@ -134,7 +136,8 @@ def _privacy(plan: RunPlan) -> str:
         if cost.noise_multiplier:
             return f"no guarantee: accountant {privacy.accountant} finds no finite epsilon at delta {cost.delta:g}"
         return "no guarantee: no noise is added to what the observers see"
-    bound = f"epsilon {cost.guaranteed:.4f} per {privacy.unit} at delta {cost.delta:g}"
+    shown = f"{cost.guaranteed:.4f}" if cost.guaranteed < HUGE_EPSILON else f"{cost.guaranteed:.3g}"
+    bound = f"epsilon {shown} per {privacy.unit} at delta {cost.delta:g}"
     rest = (
         f"{cost.adjacency.replace('_', '-')}, view: {cost.claimed_view}, noise multiplier {cost.noise_multiplier:.4f}"
     )

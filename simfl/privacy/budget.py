@@ -93,6 +93,7 @@ class Budget:
         else:
             budget = Budget(scheme, _calibrate(scheme, privacy.epsilon))
         _check_modulus(experiment, budget)
+        _check_first_round(budget)
         return budget
 
     @property
@@ -262,7 +263,7 @@ def _discrete(experiment: Experiment, population: Population, num_values: Sequen
         return ()
     if len(num_values) != len(experiment.phases):
         raise ConfigError("privacy.noise: distributed is accounted with the model's size; `simfl plan` knows it")
-    clients = population.num_clients
+    clients = privacy.min_clients or population.num_clients
     return tuple(
         discrete_noise(privacy, secure, phase, clients, count)
         for phase, count in zip(experiment.phases, num_values, strict=True)
@@ -302,6 +303,19 @@ def _bounded(found: Population, privacy: Privacy) -> Population:
     groups = found.groups if privacy.min_groups is None else (privacy.min_groups,)
     examples = found.examples if privacy.min_examples is None else (privacy.min_examples,)
     return replace(found, groups=groups, examples=examples)
+
+
+def _check_first_round(budget: Budget) -> None:
+    """Raise ConfigError if the given noise is so small that the budget does not allow the first round."""
+    limit, sigma = budget.privacy.epsilon, budget.privacy.noise_multiplier
+    if limit is None or sigma is None:
+        return
+    spent = budget.epsilon({0: 1})
+    if spent > limit * (1 + 1e-9):
+        raise ConfigError(
+            f"privacy.epsilon: {limit:g} given, but with noise_multiplier: {sigma:g} the first round costs {spent:.4g};"
+            " allowed: more noise, or noise_multiplier: null, which computes it"
+        )
 
 
 def _check_delta(scheme: Scheme) -> None:

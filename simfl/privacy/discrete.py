@@ -103,14 +103,14 @@ def discrete_noise(
 
 
 def fewest_survivors(secure: SecureAggregation, phase: Phase, num_clients: int) -> int:
-    """Return the fewest clients whose uploads, and so whose noise, are in a released sum.
+    """Return the fewest clients whose uploads, and so whose noise, are in a released sum, of at least `num_clients`.
 
     Where clients may drop out, or their number is random, only those that the protocol needs are sure to be in it.
     """
     count = num_sampled(phase, num_clients)
     if count is not None and secure.dropout == 0.0:
-        return count
-    return max(secure.min_survivors or 1, secure.threshold_for(count or num_clients))
+        return min(count, num_clients)
+    return max(secure.min_survivors or 1, secure.threshold_for(min(count or num_clients, num_clients)))
 
 
 def padded(count: int) -> int:

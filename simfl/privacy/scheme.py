@@ -85,9 +85,14 @@ class Scheme:
         }
         return privacy.adjacency if hides[privacy.unit] else "zero_out"
 
+    @property
+    def least_clients(self) -> int:
+        """The smallest number of clients that is public: the declared bound or, without it, their number."""
+        return self.privacy.min_clients or self.population.num_clients
+
     def rate(self, phase: Phase) -> float:
         """Return q by the formula: the sampling rate of a client times that of a unit of the smallest client."""
-        privacy, client_rate = self.privacy, _client_rate(phase, self.population)
+        privacy, client_rate = self.privacy, _client_rate(phase, self.least_clients)
         if privacy.unit == "client":
             return client_rate
         if privacy.unit == "record":
@@ -172,11 +177,11 @@ class Scheme:
     def _event(self, phase: Phase, size: int, view: str, sigma: float, adjacency: str) -> Event:
         privacy = self.privacy
         if privacy.noise == "distributed":  # the server sees the sum; it knows who is sampled
-            rate = 1.0 if view == "messages" else _client_rate(phase, self.population)
+            rate = 1.0 if view == "messages" else _client_rate(phase, self.least_clients)
             return Event(sigma, 1.0, rate, discrete=self.discrete[self.phases.index(phase)])
         if view == "messages" and privacy.noise == "central" and privacy.unit != "record":
             return Event(0.0, 1.0)  # messages carry no noise
-        client_rate = 1.0 if view == "messages" else _client_rate(phase, self.population)
+        client_rate = 1.0 if view == "messages" else _client_rate(phase, self.least_clients)
         clients = num_sampled(phase, self.population.num_clients)
         if privacy.unit == "record":
             rate = min(1.0, phase.local.batch_size / size)
@@ -201,10 +206,12 @@ class Scheme:
 
     def fewest_uploads(self, phase: Phase) -> int:
         """Return the fewest uploads of which an average is released; 1 if their number is random."""
-        count = num_sampled(phase, self.population.num_clients)
-        if count is None or self.secure is None:
-            return count or 1
-        return fewest_survivors(self.secure, phase, self.population.num_clients)
+        count = num_sampled(phase, self.least_clients)
+        if count is None:
+            return 1
+        if self.secure is None:
+            return min(count, self.least_clients)
+        return fewest_survivors(self.secure, phase, self.least_clients)
 
     def _combined_noise(self, phase: Phase) -> float:
         """Return the noise of an average over clients, in units of the noise of one client.
@@ -274,10 +281,10 @@ def _has_public_sample(phase: Phase) -> bool:
     return phase.clients_per_round is not None or phase.poisson is not None
 
 
-def _client_rate(phase: Phase, population: Population) -> float:
-    """Return the probability that a client is sampled in a round."""
-    count = num_sampled(phase, population.num_clients)
-    return float(phase.poisson or 1.0) if count is None else min(1.0, count / population.num_clients)
+def _client_rate(phase: Phase, num_clients: int) -> float:
+    """Return the probability that a client is sampled in a round, of at least this many."""
+    count = num_sampled(phase, num_clients)
+    return float(phase.poisson or 1.0) if count is None else min(1.0, count / num_clients)
 
 
 def _steps(phase: Phase, examples: int) -> int:

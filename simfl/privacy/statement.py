@@ -73,6 +73,10 @@ NONE = (
     "**None.** No noise is added to what the observers of this statement see, so epsilon is infinite: no data are"
     " protected, with or without clipping."
 )
+UNKNOWN = (
+    "**None.** The accountant {accountant!r} finds no finite epsilon for this noise at delta {delta:g}, so nothing is"
+    " claimed."
+)
 
 
 def statement(budget: Budget, charged: Mapping[int, int], ahead: bool = False) -> str:
@@ -99,7 +103,8 @@ def statement(budget: Budget, charged: Mapping[int, int], ahead: bool = False) -
         paragraphs += [*not_covered, f"**Trusted.** {_trusted(budget)}{_key_holders(privacy)}"]
         paragraphs += [_mechanism(budget), _other_views(budget, charged), _randomness(privacy)]
     else:
-        paragraphs += [NONE, *not_covered]
+        unknown = UNKNOWN.format(accountant=privacy.accountant, delta=privacy.delta)
+        paragraphs += [unknown if budget.noise_multiplier else NONE, *not_covered]
     wrapped = [text if text.startswith(("#", "- ")) else textwrap.fill(text, 100) for text in paragraphs]
     return "\n\n".join(wrapped) + "\n"
 

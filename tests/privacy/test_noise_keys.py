@@ -26,6 +26,7 @@ from simfl.privacy.randomness import KEY_FILE, read_keys, stored_key
 from simfl.privacy.scheme import Population, Scheme
 from simfl.runs.manifest import RunManifest
 from simfl.runs.results import Run
+from simfl.sampling import sample_groups
 from simfl.session import noise_key
 from simfl.session.noise_key import source_of
 from simfl.session.options import RunOptions
@@ -204,6 +205,17 @@ def test_batches_and_samples_of_two_private_runs_differ(
     assert sampled[0] != sampled[1]
     tables = [[one.tolist() for one in tables] for tables in seen]
     assert not [one for one in tables[0] if one in tables[1] and sum(map(len, one)) > 8]
+
+
+@pytest.mark.parametrize("rate", [None, 0.125])
+def test_groups_of_a_secure_run_are_sampled_by_the_system(rate: float | None) -> None:
+    def draws(secure: bool) -> list[list[int]]:
+        privacy = replace(GROUPS, secure=secure, noise_seed=None, groups_per_client=50, group_rate=rate)
+        return [sample_groups(400, privacy, 0, 0, 0, 0) for _ in range(2)]
+
+    first, second = draws(secure=True)
+    assert first != second
+    assert draws(secure=False)[0] == draws(secure=False)[1] != first
 
 
 def test_a_noise_seed_has_no_effect_on_secure_runs_and_is_refused() -> None:

@@ -19,6 +19,7 @@ from simfl.privacy import pld
 from simfl.privacy.accounting import Event
 from simfl.privacy.budget import Budget, forecast
 from simfl.privacy.scheme import Population, Scheme
+from simfl.privacy.statement import statement
 
 TRACK2 = Path(__file__).parent.parent.parent / "experiments" / "pfl_docvqa"
 GROUPS = Privacy(clip=0.5, groups_per_client=50, noise_multiplier=1.0)
@@ -152,6 +153,18 @@ def test_a_looser_bound_never_lowers_epsilon(sizes: tuple[int, ...]) -> None:
         spent = looser.epsilon({0: 5})
 
 
+def test_a_bound_on_the_number_of_clients_holds_where_clients_add_noise() -> None:
+    def event(bound: int | None) -> Event:
+        privacy = Privacy(
+            unit="client", clip=0.5, noise="client", noise_multiplier=1.0, adjacency="zero_out", min_clients=bound
+        )
+        return only_event(budget(privacy), "averages")
+
+    assert event(None) == event(10) == Event(math.sqrt(2), 1.0, 0.2)
+    assert event(5) == Event(math.sqrt(2), 1.0, 0.4)
+    assert event(1) == Event(1.0, 1.0, 1.0)  # a single client has its own noise alone, and is always sampled
+
+
 def test_realised_divisors_carry_less_than_the_noise_of_all_clients() -> None:
     # clients with 1 and 50 groups, noise sigma·S/m of each: m_min·√(1/1² + 9/50²) = 1.0018 in place of √10
     realised = Privacy(clip=0.5, noise_multiplier=1.0, denominator="realised", adjacency="zero_out")
@@ -201,6 +214,30 @@ def test_a_budget_with_given_noise_is_not_exceeded() -> None:
     given.check({0: 1})
     with pytest.raises(PrivacyError, match=r"privacy: round 30 would raise epsilon to .*, but privacy.epsilon is 6"):
         given.check({0: 30})
+
+
+def test_noise_that_does_not_allow_the_first_round_is_refused() -> None:
+    def given(sigma: float) -> Budget:
+        privacy = replace(GROUPS, epsilon=1.0, noise_multiplier=sigma, min_groups=400)
+        return Budget.of(
+            experiment("fedavg", weighting="uniform", clients_per_round=2, privacy=privacy), None, num_clients=10
+        )
+
+    assert given(3.0).noise_multiplier == 3.0
+    for sigma, cost in ((0.0, "inf"), (0.1, r"[\d.]+")):
+        message = f"privacy.epsilon: 1 given, but with noise_multiplier: {sigma:g} the first round costs {cost};"
+        with pytest.raises(ConfigError, match=message):
+            given(sigma)
+
+
+def test_an_epsilon_that_the_accountant_does_not_find_is_not_called_a_lack_of_noise() -> None:
+    privacy = replace(GROUPS, noise_multiplier=0.05, min_groups=400, accountant="pld")
+    found = Budget.of(
+        experiment("fedavg", weighting="uniform", clients_per_round=2, privacy=privacy), None, num_clients=10
+    )
+    text = " ".join(statement(found, found.everything).split())
+    assert "The accountant 'pld' finds no finite epsilon for this noise at delta 1e-05" in text
+    assert "No noise is added" not in text
 
 
 def test_without_the_data_their_public_sizes_are_required() -> None:

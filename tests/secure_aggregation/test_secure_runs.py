@@ -186,6 +186,9 @@ REFUSED = {
     "value_bits: 40 given": secure(settings=replace(SECURE, value_bits=40)),
     "neighbors: 3 given": secure(settings=replace(SECURE, neighbors=3)),
     "dropout: 1 given": secure(settings=replace(SECURE, dropout=1.0)),
+    "threshold is 9, so that no round": secure(
+        settings=replace(SECURE, threshold=9), participation=None, clients_per_round=8
+    ),
     "on_error: skip": secure(on_error="skip"),
     "poisson: rounds differ": experiment("fedavg", poisson=0.5, secure_aggregation=SECURE),
     "ledger.tied_weights": secure(ledger=LedgerRule("always")),
