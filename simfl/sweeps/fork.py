@@ -23,6 +23,7 @@ from simfl.debug.rerun import Rerun
 from simfl.errors import ConfigError, DamagedFile, RunError
 from simfl.experiment import Experiment, Phase
 from simfl.parameter_groups import pick
+from simfl.plans.client_times import set_times
 from simfl.run_context import RunContext
 from simfl.runs import checkpoint
 from simfl.runs.folder import CHECKPOINTS, CLIENT_STATES, refuse_taken
@@ -80,6 +81,7 @@ def fork(
     context = RunContext(experiment, files.cache_folder(), torch.device(device), shared)
     partition, manifest_text = prepare.partition_of(context)
     prepare.check(experiment, context, partition)
+    set_times(context, partition)  # raises if the profile does not fit
     with tempfile.TemporaryDirectory(prefix="simfl-fork-") as scratch:
         state = _state(source, step, Path(scratch), log)
         identity = prepare.identity_of(experiment, context, len(partition), device)
