@@ -6,7 +6,7 @@ Each process is a client. It receives the weights from the server and sleeps in 
 for them; trains real local steps of a small model, sleeping after each for the rest of the time that its device needs;
 and uploads its weights through a pipe, in slices at its bandwidth. The server waits as the policy says, and averages.
 The same profiles, bytes, steps and policies go through `simfl.virtual_time`, and the makespans are compared. Processes
-are throttled by sleeping, so the work of 16 clients must fit into the processors at hand.
+are throttled by sleeping, so the work of 16 clients must fit into the processors of the machine.
 """
 
 from __future__ import annotations
