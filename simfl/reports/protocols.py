@@ -138,18 +138,19 @@ def _robustness(comparison: Comparison, against: str | None, results: Sequence[R
     value = against or str(comparison.rows[0].varied[setting])
     rows = []
     for row in comparison.rows:
-        wanted = {**row.varied, setting: value}
-        reference = next(
-            one
-            for one in comparison.rows
-            if {k: str(v) for k, v in one.varied.items()} == {k: str(v) for k, v in wanted.items()}
-        )
+        reference = _reference(comparison.rows, {**row.varied, setting: value})
         scores = dict(row.scores)
         for metric, own in row.scores.items():
-            there = reference.scores.get(metric)
+            there = None if reference is None else reference.scores.get(metric)
             if there is not None and len(there.values) == len(own.values) and all(there.values):
                 kept = tuple(a / b for a, b in zip(own.values, there.values, strict=True))
                 scores[f"{metric} {RETAINED}"] = SeedScores(kept)
         rows.append(replace(row, scores=scores))
     metrics = tuple(dict.fromkeys(name for row in rows for name in row.scores))
     return replace(comparison, metrics=metrics, rows=tuple(rows), reference="", tests=())
+
+
+def _reference(rows: Sequence[ComparisonRow], wanted: Mapping[str, object]) -> ComparisonRow | None:
+    """Return the row with these settings; None if there is none."""
+    texts = {name: str(value) for name, value in wanted.items()}
+    return next((row for row in rows if {name: str(value) for name, value in row.varied.items()} == texts), None)

@@ -82,5 +82,7 @@ def test_robustness_is_the_fraction_of_the_references_score_seed_by_seed():
     calm, storm = found.rows
     assert calm.scores["accuracy retained"].values == (1.0, 1.0)
     assert storm.scores["accuracy retained"].values == pytest.approx((0.8, 0.5))
+    alone = RunResult("calm-1", {"seed": 1}, Path("none"), "completed")
+    alone.__dict__["scores"] = {"accuracy": 0.5}
     with pytest.raises(ConfigError, match="robustness compares rows with a reference"):
-        compare_by(Protocol("robustness", {}), runs[:1], ["accuracy"], None)
+        compare_by(Protocol("robustness", {}), [alone], ["accuracy"], None)
