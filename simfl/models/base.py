@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -21,6 +23,7 @@ from simfl.protocol import Task
 DropoutRate = Annotated[float, Constraint("a number of at least 0 and below 1", lambda p: 0 <= p < 1)]
 AutogradContext = Any  # the `ctx` of `torch.autograd.Function`, which accepts any attribute
 Network = TypeVar("Network", bound=nn.Module)
+_PLANNED: ContextVar[bool] = ContextVar("simfl_planned_kernels", default=False)
 seeded = reproducible  # the block in which models are built
 
 
@@ -89,9 +92,25 @@ def constants(values: Sequence[float], like: Tensor, dtype: torch.dtype | None =
     return torch.stack([torch.full((), value, dtype=dtype, device=like.device) for value in values])
 
 
-def on_current_gpu(x: Tensor) -> bool:
-    """Return whether a tensor lies on the GPU on which Triton launches kernels: the current one of this process."""
-    return x.is_cuda and torch.cuda.is_initialized() and x.device.index == torch.cuda.current_device()
+def has_kernels(x: Tensor, name: str) -> bool:
+    """Return whether the Triton kernels `simfl.models.<name>` can run on a tensor.
+
+    Triton launches them on the current GPU of the process. In `planned_kernels`, they would on a GPU.
+    """
+    if _PLANNED.get():
+        return x.is_meta
+    here = x.is_cuda and torch.cuda.is_initialized() and x.device.index == torch.cuda.current_device()
+    return here and load_kernels(name) is not None
+
+
+@contextmanager
+def planned_kernels() -> Iterator[None]:
+    """Let tensors of the meta device take the operators of a GPU inside the block, to plan what these hold."""
+    token = _PLANNED.set(True)
+    try:
+        yield
+    finally:
+        _PLANNED.reset(token)
 
 
 @cache

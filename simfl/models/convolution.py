@@ -13,15 +13,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from simfl.models.base import AutogradContext, load_kernels, on_current_gpu
+from simfl.models.base import AutogradContext, has_kernels, load_kernels
 
 WEIGHT_SLICES = 8  # slices of the weight gradient's sum over examples and positions, so that few clients fill a GPU
 
 
 def can_fuse(x: Tensor, weight: Tensor) -> bool:
     """Return whether the kernels apply to these activations and weights ([g, O, C, h, w])."""
-    fits = on_current_gpu(x) and x.dtype == weight.dtype == torch.float32
-    return fits and load_kernels("convolution_kernels") is not None
+    return x.dtype == weight.dtype == torch.float32 and has_kernels(x, "convolution_kernels")
 
 
 def convolve(

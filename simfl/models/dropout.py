@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from simfl import keyed_random
-from simfl.models.base import AutogradContext, Network, load_kernels, on_current_gpu
+from simfl.models.base import AutogradContext, Network, has_kernels, load_kernels
 from simfl.models.call_context import current_batch_part, current_call
 
 LEVELS = 1 << 16  # a dropout rate is rounded to a multiple of 1 / LEVELS
@@ -121,8 +121,7 @@ def keyed_dropout(x: Tensor, p: float, layer: int) -> Tensor:
         keep, share = keyed_keep_at(call.group_keys(x.device), layer, shape, whole, p)
         return x * (keep.reshape(x.shape).to(x.dtype) / share)
     count = x.numel() // call.num_groups
-    fusable = on_current_gpu(x) and not call.under_vmap and x.is_floating_point()
-    if fusable and load_kernels("elementwise_kernels") is not None:
+    if not call.under_vmap and x.is_floating_point() and has_kernels(x, "elementwise_kernels"):
         numbers = [layer_salt(layer), current_batch_part().offset(count), round(p * LEVELS)]
         dropped: Tensor = _FusedDropout.apply(x, call.group_keys(x.device).reshape(-1), numbers)
         return dropped

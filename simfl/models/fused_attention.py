@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from simfl.models.base import AutogradContext, load_kernels, on_current_gpu
+from simfl.models.base import AutogradContext, has_kernels, load_kernels
 from simfl.models.call_context import current_batch_part, current_call
 from simfl.models.dropout import LEVELS, keep_scale, layer_salt
 
@@ -28,8 +28,8 @@ TILE, WARPS, STAGES = 64, 4, 2  # TILE: queries and keys at a time
 def can_fuse(query: Tensor, bias: Tensor | None, mask: Tensor | None) -> bool:
     """Return whether the kernel applies: on a GPU, if neither bias nor mask requires a gradient."""
     trained = any(t is not None and t.requires_grad for t in (bias, mask))
-    fits = on_current_gpu(query) and query.dtype in DTYPES and query.shape[-1] in DEPTHS
-    return fits and not trained and not current_call().under_vmap and load_kernels("attention_kernels") is not None
+    fits = query.dtype in DTYPES and query.shape[-1] in DEPTHS
+    return fits and not trained and not current_call().under_vmap and has_kernels(query, "attention_kernels")
 
 
 def attend(

@@ -276,7 +276,7 @@ def load_processor(
     Raises:
         ConfigError: A setting is unknown, or a package that the processor needs is not installed.
     """
-    kind = _processor_class(config)
+    kind = _processor_class(config, folder)
     if kind is None or not {"image_processor", "tokenizer"} <= set(kind.get_attributes()):
         return None
     in_decoder = bool(config.is_encoder_decoder) and "input_ids" not in names
@@ -301,8 +301,8 @@ def load_processor(
     return HfProcessor(processor, names, config.model_type, in_decoder)
 
 
-def _processor_class(config: Any) -> Any:
-    """Return the class of a model's processor, without the processor of videos where torchvision is missing."""
+def _processor_class(config: Any, folder: Path | None) -> Any:
+    """Return the class of a processor, without the processor of videos where the folder or torchvision lacks it."""
     import transformers
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
     from transformers.utils import is_torchvision_available
@@ -314,7 +314,7 @@ def _processor_class(config: Any) -> Any:
         return None
     kind = getattr(transformers, name)
     attributes = kind.get_attributes()
-    if "video_processor" not in attributes or is_torchvision_available():
+    if "video_processor" not in attributes or (is_torchvision_available() and _has_videos(folder)):
         return kind
     kept = [attribute for attribute in attributes if attribute != "video_processor"]
     without = {"get_attributes": classmethod(lambda cls: kept), "__module__": kind.__module__}
@@ -326,6 +326,14 @@ def _processor_class(config: Any) -> Any:
 
         without["__init__"] = start
     return type(kind.__name__, (kind,), without)
+
+
+def _has_videos(folder: Path | None) -> bool:
+    """Return whether a folder has a processor of videos; older ones name it nowhere."""
+    if folder is None:
+        return False
+    own, all_in_one = folder / "video_preprocessor_config.json", folder / "processor_config.json"
+    return own.exists() or not all_in_one.exists() or "video_processor" in all_in_one.read_text()
 
 
 def _image_class(config: Any) -> Any:

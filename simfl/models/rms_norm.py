@@ -11,7 +11,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from simfl.models.base import AutogradContext, Network, load_kernels, on_current_gpu
+from simfl.models.base import AutogradContext, Network, has_kernels, load_kernels
 from simfl.models.call_context import current_call
 
 MAX_WIDTH = 8192  # values of a row that one program of the kernel holds
@@ -59,8 +59,8 @@ def normalize(x: Tensor, epsilon: float) -> Tensor:
 def can_fuse(x: Tensor, weight: Tensor) -> bool:
     """Return whether the kernel applies: on a GPU, with a frozen weight shared by all clients."""
     shared = weight.dim() == 1 and not weight.requires_grad and weight.dtype == torch.float32
-    fits = on_current_gpu(x) and x.dtype in (torch.float32, torch.bfloat16) and x.shape[-1] <= MAX_WIDTH
-    return fits and shared and not current_call().under_vmap and load_kernels("elementwise_kernels") is not None
+    fits = x.dtype in (torch.float32, torch.bfloat16) and x.shape[-1] <= MAX_WIDTH
+    return fits and shared and not current_call().under_vmap and has_kernels(x, "elementwise_kernels")
 
 
 def output_dtype(x: Tensor, weight: Tensor) -> torch.dtype:

@@ -1,7 +1,8 @@
 """Peak of the memory that a training step holds, simulated with tensors that have shapes and no values.
 
 Every operation of the forward and the backward pass runs on such tensors; the bytes of each new storage count until
-its last reference is gone, as in the caching allocator of a GPU. Not counted: workspaces of kernels, and rounding.
+its last reference is gone, as in the caching allocator of a GPU. Attention, dropout and the like are those of a GPU,
+whose kernels keep no matrix of scores and no mask. Not counted: workspaces of kernels, and rounding.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from simfl.models.base import planned_kernels
 from simfl.protocol import Weights
 
 HEAD_MULTIPLE = 8  # fused attention pads heads of other widths
@@ -120,7 +122,7 @@ def step_peak(
     with fake or nullcontext():
         trained = {name: shaped(t).detach().requires_grad_() for name, t in leaves.items()}
         memory = LiveMemory([*trained.values(), *map(shaped, known)])
-        with memory, fused_attention():
+        with memory, fused_attention(), planned_kernels():
             loss = loss_of(trained)
             gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
             del loss, gradients

@@ -30,6 +30,7 @@ from simfl.training.optimizer_step import StackedOptimizer
 from simfl.weights import select_names
 
 UNITS = {"": 1, "MB": 10**6, "GB": 10**9, "MIB": 2**20, "GIB": 2**30}
+CAST_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)  # whose weights autocast copies
 MAX_CLIENTS = 1 << 16  # clients per batch
 
 
@@ -170,9 +171,18 @@ class LocalTraining:
         return None
 
     def _step(self, traced: bool) -> int:
-        """Return the bytes, under bf16 too: autocast keeps casts of the weights besides activations of both kinds."""
         batch, algorithm = self.batch(), self.messages.stage.phase.algorithm
-        return max(self._peak(micro.forwards, batch, traced) for micro in algorithm.micro_steps())
+        return max(self._peak(micro.forwards, batch, traced) for micro in algorithm.micro_steps()) + self._casts()
+
+    def _casts(self) -> int:
+        """Return the bytes of the weights that autocast to bfloat16 keeps until the backward pass.
+
+        The device meta has no autocast: activations are planned in float32, which the copies of both kinds come near.
+        """
+        if getattr(self.context.experiment.model, "precision", "") != "bf16":
+            return 0
+        layers = (layer for layer in self.context.module.modules() if isinstance(layer, CAST_LAYERS))
+        return sum(layer.weight.numel() * torch.bfloat16.itemsize for layer in layers)
 
     def batch(self) -> Batch:
         """Return a batch of a local step, on the meta device."""
