@@ -2,9 +2,9 @@
 
     python -m benchmarks.client_ranks [--clients 64] [--rounds 10] [--repeats 3] [--out FILE]
 
-Three variants of `experiments/lora/base.yaml` with all clients in every round, one after the other, several times:
-equal rank at about the same total rank; different ranks, where clients of similar rank train together; and different
-ranks, all padded to the largest. The median of the rounds after the second counts, without evaluation.
+Two variants of `experiments/lora/base.yaml` with all clients in every round, in turns: equal rank at about the same
+total rank; and different ranks, padded to the largest. The median of the rounds after the second counts, without
+evaluation.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 
@@ -21,7 +19,6 @@ import numpy as np
 
 import simfl
 from simfl import config
-from simfl.training import by_rank
 
 EXPERIMENT = Path(__file__).parents[1] / "experiments/lora/base.yaml"
 SHARES = {4: 0.5, 16: 0.3, 64: 0.2}
@@ -38,17 +35,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    mixed: dict[str, object] = {"model.adapters.rank": max(SHARES), "algorithm": {"name": "fedit", "rank": SHARES}}
-    variants: dict[str, tuple[dict[str, object], Callable[[], AbstractContextManager[None]]]] = {
-        "equal": ({"model.adapters.rank": EQUAL}, nullcontext),
-        "by_class": (mixed, nullcontext),
-        "padded": (mixed, padded_to_largest),
+    variants: dict[str, dict[str, object]] = {
+        "equal": {"model.adapters.rank": EQUAL},
+        "mixed": {"model.adapters.rank": max(SHARES), "algorithm": {"name": "fedit", "rank": SHARES}},
     }
     seconds: dict[str, list[list[float]]] = {name: [] for name in variants}
     for _ in range(args.repeats):
-        for name, (settings, context) in variants.items():
-            with context():
-                seconds[name].append(rounds_of({**settings, "local.steps": args.steps}, args.clients, args.rounds))
+        for name, settings in variants.items():
+            seconds[name].append(rounds_of({**settings, "local.steps": args.steps}, args.clients, args.rounds))
     medians = {name: median(one for run in runs for one in run) for name, runs in seconds.items()}
     found = {"medians": medians, "ratio": {n: s / medians["equal"] for n, s in medians.items()}, "rounds": seconds}
     text = json.dumps(found, indent=1)
@@ -73,17 +67,6 @@ def rounds_of(settings: dict[str, object], clients: int, rounds: int) -> list[fl
         lines = map(json.loads, (out / "log.jsonl").read_text(encoding="utf-8").splitlines())
         times = [line["time"] for line in lines if line["event"] == "round"]
     return np.diff(times)[WARM_UP - 1 : -1].tolist()  # the last round writes the end of the run
-
-
-@contextmanager
-def padded_to_largest() -> Iterator[None]:
-    """Train all clients as one class."""
-    classes = by_rank.class_ranks
-    by_rank.class_ranks = lambda ranks: np.full_like(ranks, ranks.max())
-    try:
-        yield
-    finally:
-        by_rank.class_ranks = classes
 
 
 if __name__ == "__main__":

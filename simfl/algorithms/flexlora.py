@@ -18,6 +18,9 @@ from torch import Tensor
 from simfl.algorithms.low_rank import LowRank
 from simfl.protocol import AggregatedUpdates, Server, State, Weights
 
+OVERSAMPLED = 8  # random combinations beyond the rank, so that they are well conditioned
+LARGE = 1024  # size of a matrix from which the GPU decomposes it
+
 
 @dataclass(frozen=True)
 class FlexLora(LowRank):
@@ -38,21 +41,32 @@ class FlexLora(LowRank):
         delta = dict(self.mean_delta(aggregated))
         for pair in server.pairs:
             product = aggregated.products[pair.layer]
-            right = right_singular(product, pair.rank)
+            right = right_singular(product, pair.rank, sum(aggregated.ranks))
             for name, factor in ((pair.down, right.T), (pair.up, product @ right)):
                 old = server.weights[name]
                 delta[name] = (factor.reshape(old.shape) - old.double()).to(old)
         return delta, server.state
 
 
-def right_singular(product: Tensor, rank: int) -> Tensor:
+def right_singular(product: Tensor, rank: int, most: int) -> Tensor:
     """Return the first right singular vectors [n, rank] of a product [m, n], then zeros where there are fewer.
 
-    They are the eigenvectors of the Gram matrix of the smaller side, which take a fraction of the time of an SVD on a
-    GPU. Singular values below 1e-8 of the largest one may be mixed: the error of product · V Vᵀ is of that size.
+    Args:
+        product: A matrix in float64.
+        rank: Number of vectors.
+        most: Bound of the rank of the product, such as the sum of the ranks of its terms.
+
+    Random combinations of its rows, as many as `most`, span all of them (Halko et al. 2011, Algorithm 4.1), and the
+    vectors follow from a Gram matrix of that size: singular values below 1e-8 of the largest one may be mixed, so the
+    error of product · V Vᵀ is of that size. Small decompositions are made on the CPU: on a GPU they are thousands of
+    tiny kernels, which take minutes where several processes share it.
     """
-    rows, columns = product.shape
-    basis, square = torch.linalg.qr(product.T) if rows < columns else (None, product.T)
-    vectors = torch.linalg.eigh(square @ square.T).eigenvectors.flip(1)[:, :rank]
+    size, basis = min(most + OVERSAMPLED, *product.shape), None
+    where = product.device if size > LARGE else torch.device("cpu")
+    if size < product.shape[1]:
+        mixing = torch.randn(len(product), size, dtype=product.dtype, generator=torch.Generator().manual_seed(0))
+        basis = torch.linalg.qr((product.T @ mixing.to(product.device)).to(where)).Q.to(product.device)
+    small = product if basis is None else product @ basis
+    vectors = torch.linalg.eigh((small.T @ small).to(where)).eigenvectors.flip(1)[:, :rank].to(product.device)
     vectors = vectors if basis is None else basis @ vectors
     return torch.nn.functional.pad(vectors, (0, rank - vectors.shape[1]))

@@ -246,6 +246,9 @@ def _low_rank(phase: Phase, experiment: Experiment) -> Violations:
         if algorithm.client_ranks() is not None and not (proportional and not one.broadcasts_deltas):
             kind = type(one).__name__
             yield f"codec.{path}: {kind} cannot be cut to a client's rank; allowed: float32, float16, bfloat16"
+        elif type(algorithm).num_downloaded is not Algorithm.num_downloaded and not proportional:
+            kind = type(one).__name__
+            yield f"codec.{path}: {kind} cannot be cut to some values of a tensor; allowed: float32, float16, bfloat16"
         elif _selects(algorithm) and not one.fixed_size:
             yield f"codec.{path}: {type(one).__name__} has no fixed size, by which single tensors are charged"
 

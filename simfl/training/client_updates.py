@@ -31,7 +31,6 @@ from simfl.stacking import (
 )
 from simfl.training import sequential, vectorized
 from simfl.training.batches import TrainingUnit, draw_unit, units_of
-from simfl.training.by_rank import train_by_rank
 from simfl.training.context import PhaseContext
 from simfl.training.draws import keyed_draws
 from simfl.training.executor import Executor, TrainingInputs, TrainingResult
@@ -243,7 +242,7 @@ def _train_once(
     context, n = executor.context, len(units)
     update = client_update(context, plan, units, owners)
     initial = _InitialState(executor, received, update, [_on_device(context, client_states[u.client]) for u in units])
-    result = train_by_rank(MODES[plan.execution_mode.mode], executor, initial.training_inputs(units))
+    result = MODES[plan.execution_mode.mode](executor, initial.training_inputs(units))
     context.refuse_late_changes()
     update = update._replace(step=update.num_steps.to(torch.int64))  # all local steps are taken
     uploads = _uploads(context, n)(result.weights, received, result.state, update)

@@ -176,6 +176,8 @@ def sent_values(spec: MessageSpec, parts: Parts, part: str, sizes: dict[str, int
         return sum(t.numel() for t in parts[part].values())
     if part == BASE:
         return _total(sizes) // FLOAT_BYTES
+    if low_rank.ranks is None:
+        return low_rank.num_downloaded({name: t for name, t in parts[part].items() if sizes[name]})
     full = {name: spec.codec("download", part).size(tuple(t.shape)) for name, t in parts[part].items()}
     return sum(t.numel() * min(sizes[name], full[name]) // full[name] for name, t in parts[part].items())
 

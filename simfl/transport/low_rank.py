@@ -81,6 +81,10 @@ class LowRankMessages:
             for name, size in sizes.items()
         }
 
+    def num_downloaded(self, tensors: Weights) -> int:
+        """Return the number of values that clients download of tensors."""
+        return sum(self.algorithm.num_downloaded(name, t.numel()) for name, t in tensors.items())
+
     def sizes_at(self, sizes: Mapping[str, int], tensors: Weights, rank: int) -> dict[str, int]:
         """Return the bytes of tensors cut to a rank; they are proportional to the number of values."""
         return {
