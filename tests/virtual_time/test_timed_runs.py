@@ -2,16 +2,22 @@
 
 from contextlib import suppress
 from dataclasses import replace
+from io import StringIO
 
 import pytest
 from fakes import SIZES, Killed, Stopping, experiment, scatter, traces
 from fakes import run as run_in
+from rich.console import Console
 
 from simfl import config, load
 from simfl.config.rules import check
 from simfl.errors import ConfigError
 from simfl.experiment import Clients, Privacy
 from simfl.plans.plan import plan
+from simfl.plans.table import show
+from simfl.reports.curves import by_time, run_curves
+from simfl.reports.results import RunResult
+from simfl.tracking.events import TrackingEvent, metrics
 from simfl.virtual_time.availability import Diurnal
 from simfl.virtual_time.devices import Device
 from simfl.virtual_time.profiles import Profile
@@ -167,3 +173,25 @@ def test_devices_of_a_column(tmp_path):
     per_step = {row["client"]: row["compute"] * (row["client"] + 1) / row["steps"] for row in rows}
     full = [value for client, value in per_step.items() if SIZES[client] % 8 == 0]
     assert full == pytest.approx([full[0]] * len(full), rel=1e-6)  # batches of 8
+
+
+def test_scores_are_shown_over_virtual_time(tmp_path):
+    found = run(timed(CASES["deadline"]), tmp_path / "run")
+    rows, scores = found.rounds().to_pylist(), found.evaluations().to_pylist()
+    event = TrackingEvent(1, 10, rows[0], evaluations=tuple(row for row in scores if row["round"] == 1))
+    logged = metrics(event, "valid")
+    assert logged["virtual_seconds"] == rows[0]["virtual_seconds"]
+    assert logged["by_time/accuracy"] == logged["by_bytes/accuracy"]
+    curves = run_curves(RunResult("run", {}, tmp_path / "run", "completed"))
+    assert list(by_time(curves, "accuracy")) == [0.0, *(row["virtual_seconds"] for row in rows)]
+    assert curves.joules[3] == pytest.approx(sum(row["time:joules"] for row in rows))
+    assert found.summary["virtual_seconds"] == rows[-1]["virtual_seconds"]
+    assert "virtual time" in str(found)
+
+
+def test_the_plan_prints_makespan_parts_and_the_straggler_curve(tmp_path):
+    output = StringIO()
+    show(plan(timed(CASES["deadline"]), tmp_path), None, Console(file=output, width=200))
+    text = output.getvalue()
+    for words in ("makespan", "of which", "download", "waiting", "uploads arrive", "100%", "energy"):
+        assert words in text
