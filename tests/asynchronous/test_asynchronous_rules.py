@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fakes import experiment, run
-from test_runs import case
+from fakes_asynchronous import case
 
 from simfl import config
 from simfl.algorithms import ALGORITHMS

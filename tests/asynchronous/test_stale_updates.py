@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from fakes import model, run
-from test_runs import case, rows
+from fakes_asynchronous import case, rows
 from torch import nn
 
 from simfl.asynchronous.staleness import STALENESS, Distance, Hinge, Polynomial, Unchanged

@@ -9,42 +9,19 @@ from typing import Any
 import pytest
 import torch
 from fakes import Killed, Normalised, Stopping, Toy, experiment, model, run, scatter, traces
+from fakes_asynchronous import EQUAL, QUIET, UNEQUAL, case, rows
 
 from simfl import config
 from simfl.asynchronous.staleness import Distance, Hinge, Unchanged
 from simfl.debug.rerun import Rerun
 from simfl.errors import ConfigError
-from simfl.experiment import Asynchronous, Clients, Evaluate, Experiment
+from simfl.experiment import Evaluate
 from simfl.optimizers.server import Sgd
 from simfl.optimizers.sliding_window import SlidingWindow
-from simfl.runs import checkpoint, tables
+from simfl.runs import checkpoint
 from simfl.runs.results import Run
 from simfl.runs.snapshot import Snapshot
 from simfl.sweeps.fork import fork
-from simfl.virtual_time.devices import Device, Network
-from simfl.virtual_time.profiles import Profile
-
-UNEQUAL = Profile(devices={"phone_low": 0.5, "laptop": 0.5}, networks="3g", device_spread=2.0, jitter=0.5)
-EQUAL = Profile(  # every update takes three nanoseconds
-    devices="fast",
-    networks="fast",
-    own_devices={"fast": Device(1e30)},
-    own_networks={"fast": Network(1e30, 1e30)},
-)
-QUIET = Evaluate(every=0, batch_size=60)
-
-
-def case(algorithm: str = "fedavg", profile: Profile = UNEQUAL, **settings: Any) -> Experiment:
-    """Return an asynchronous experiment; `settings` are fields of `Asynchronous` too."""
-    names = Asynchronous.__dataclass_fields__
-    own = {"concurrency": 5, "buffer": 3} | {key: settings.pop(key) for key in list(settings) if key in names}
-    usual: dict[str, Any] = {"rounds": 5, "evaluate": QUIET, "clients": Clients(profile)}
-    return experiment(algorithm, participation=None, asynchronous=Asynchronous(**own), **usual | settings)
-
-
-def rows(folder: Path, name: str = "rounds") -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = tables.read(folder / f"{name}.parquet").to_pylist()
-    return found
 
 
 def test_full_buffer_and_equal_durations_are_fedavg_to_the_bit(tmp_path: Path) -> None:
