@@ -54,7 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del sys.modules[name]
 
 
-SLOW = {"hugging_face_lora": pytest.mark.slow}  # its libraries take seconds to import
+SLOW = dict.fromkeys(("hugging_face", "hugging_face_lora"), pytest.mark.slow)  # their libraries take seconds to import
 EXECUTED = [pytest.param(path, id=path.stem, marks=SLOW.get(path.stem, ())) for path in DOCUMENTS]
 
 

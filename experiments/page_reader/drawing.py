@@ -24,7 +24,7 @@ from simfl.data.benchmarks.random_stream import RandomStream
 
 SIDE, PATCH = 448, 16  # pixels of a page and of a patch
 GRID = SIDE // PATCH
-ROWS, COLUMNS = 2, 6  # cells of a patch, each with the character whose centre lies in it; lines are 13 pixels apart
+ROWS, COLUMNS = 2, 6  # cells of a patch, each with the character centred in it; lines are 13 pixels apart
 SLOTS = ROWS * COLUMNS
 NUM_CLASSES = 256  # characters; 0: none
 GROUPS = 10  # of providers: language and scanner
@@ -72,7 +72,7 @@ def _provider(stream: str, index: int) -> Provider:
 
 
 def _cells(page: InvoicePage, words: list[PrintedWord], size: tuple[int, int], degrees: float) -> list[list[int]]:
-    """Return the cell in which the centre of each letter lies, on a page turned by some degrees."""
+    """Return the cell of the centre of each letter, on a page turned by some degrees."""
     found = []
     width, height = size
     turn, scale = radians(degrees), width / 1000

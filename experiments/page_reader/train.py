@@ -1,6 +1,6 @@
 """Pretrain the page reader on drawn pages, on one GPU: first its encoder, then encoder, connector and LoRA together.
 
-    python experiments/page_reader/train.py OUT --encoder-seconds 70 --reader-seconds 170
+    python experiments/page_reader/train.py OUT
 
 Pages are drawn by processes while the GPU trains. Stage 1 teaches the encoder which characters are in each patch.
 Stage 2 trains conversations about a page: passages to read on, and questions about the invoice.
@@ -341,12 +341,12 @@ def options() -> argparse.Namespace:
     parser.add_argument("out", type=Path)
     parser.add_argument("--base", default="smollm2")
     parser.add_argument("--start", type=Path, help="a folder that this script wrote, to go on from")
-    parser.add_argument("--encoder-seconds", type=float, default=70)
-    parser.add_argument("--reader-seconds", type=float, default=170)
+    parser.add_argument("--encoder-seconds", type=float, default=120)
+    parser.add_argument("--reader-seconds", type=float, default=420)
     parser.add_argument(
-        "--batch", type=int, default=32, help="conversations a step; stage 1 reads four times as many pages"
+        "--batch", type=int, default=16, help="conversations a step; stage 1 reads eight times as many pages"
     )
-    parser.add_argument("--processes", type=int, default=12)
+    parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--capacity", type=int, default=60_000, help="pages kept on the device")
     parser.add_argument("--questions", type=int, default=400, help="questions of new pages, to score")
     return parser.parse_args()
@@ -379,7 +379,7 @@ def main() -> None:
         start = None if given.start is None else read_parts(given.start / "model.safetensors")[0]
         if start is not None:
             load_parts(model, start)
-        train_encoder(model, head, pages, given.encoder_seconds, 4 * given.batch, note)
+        train_encoder(model, head, pages, given.encoder_seconds, 8 * given.batch, note)
         model.model.language_model.to(torch.bfloat16)
         add_lora(model.model.language_model)
         if start is not None:
