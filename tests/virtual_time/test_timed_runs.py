@@ -195,3 +195,14 @@ def test_the_plan_prints_makespan_parts_and_the_straggler_curve(tmp_path):
     text = output.getvalue()
     for words in ("makespan", "of which", "download", "waiting", "uploads arrive", "100%", "energy"):
         assert words in text
+
+
+def test_operations_are_those_of_the_products_by_hand(tmp_path):
+    """Toy: 12 features, 16 hidden, 5 classes; the first layer needs no gradient of its inputs."""
+    forward = 2 * (12 * 16 + 16 * 5)
+    found = plan(timed(), tmp_path).phases[0].time
+    assert found is not None
+    assert found.flops == 2 * forward + 2 * 16 * 5
+    prox = plan(timed(algorithm="moon"), tmp_path).phases[0].time  # two more forward passes without gradient
+    assert prox is not None
+    assert prox.flops == 4 * forward + 2 * 16 * 5
