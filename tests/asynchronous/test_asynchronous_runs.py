@@ -39,7 +39,7 @@ def test_full_buffer_and_equal_durations_are_fedavg_to_the_bit(tmp_path: Path) -
     assert told[0] == told[1]
 
 
-@pytest.mark.parametrize("mode", ["sequential", "vectorized"])
+@pytest.mark.parametrize("mode", ["vectorized", pytest.param("sequential", marks=pytest.mark.slow)])
 def test_runs_match_their_plan_and_keep_the_versions_in_use(mode: str, tmp_path: Path) -> None:
     summary = run(case(mode=mode, clients_per_batch=4), tmp_path)
     assert summary["plan"] == "matches"
@@ -58,7 +58,8 @@ def test_runs_match_their_plan_and_keep_the_versions_in_use(mode: str, tmp_path:
     assert max(snapshot.versions) < 5
 
 
-ALGORITHMS = ["fedavg", "fedprox", "moon", "ditto"]
+SLOW = pytest.mark.slow
+ALGORITHMS = ["fedprox", *(pytest.param(name, marks=SLOW) for name in ("fedavg", "moon", "ditto"))]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -87,7 +88,10 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+FAST = ("fedbuff", "losses")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FAST else SLOW) for name in RUNS])
 def test_killed_and_resumed_runs_are_equal_to_the_bit(name: str, tmp_path: Path) -> None:
     this = case(**RUNS[name])
     config.rules.check(this)
@@ -100,7 +104,9 @@ def test_killed_and_resumed_runs_are_equal_to_the_bit(name: str, tmp_path: Path)
     assert traces(tmp_path / "killed") == traces(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("name", ["fedbuff", "vectorized", "fedasync", "client state"])
+@pytest.mark.parametrize(
+    "name", ["vectorized", *(pytest.param(name, marks=SLOW) for name in ("fedbuff", "fedasync", "client state"))]
+)
 def test_workers_in_any_order_change_no_bit(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     this = case(**RUNS[name])
     run(this, tmp_path / "inline")
@@ -109,6 +115,7 @@ def test_workers_in_any_order_change_no_bit(name: str, tmp_path: Path, monkeypat
     assert traces(tmp_path / "scattered") == traces(tmp_path / "inline")
 
 
+@pytest.mark.slow
 def test_an_interrupted_phase_is_forked_with_more_rounds_alone(tmp_path: Path) -> None:
     run(case(), tmp_path / "short")
     fork(Run(tmp_path / "short"), tmp_path / "forked", case(rounds=8), 5)

@@ -204,7 +204,7 @@ def check_round(this: ScheduledRound, in_flight: Counter[tuple[int, int]], pace:
     assert not {version for _, version in left} & set(this.freed)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 200))])
 def test_every_update_is_applied_dropped_or_in_flight(seed: int) -> None:
     pace, count, times = random_case(seed)
     rounds = EventSchedule(pace, count, times, seed, 0)
@@ -217,7 +217,7 @@ def test_every_update_is_applied_dropped_or_in_flight(seed: int) -> None:
         assert needed == {version for _, version in in_flight.elements()}
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_rounds_do_not_depend_on_what_was_asked_before(seed: int) -> None:
     pace, count, times = random_case(seed)
     first = [EventSchedule(pace, count, times, seed, 0).round(number) for number in range(12)]

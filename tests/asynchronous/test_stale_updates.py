@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from torch import nn
 
 from simfl.asynchronous.staleness import STALENESS, Distance, Hinge, Polynomial, Unchanged
 from simfl.experiment import Asynchronous, Experiment
+from simfl.models.mlp import Mlp
 from simfl.optimizers.server import Sgd
 from simfl.optimizers.sliding_window import SlidingWindow
 from simfl.runs.results import Run
@@ -80,10 +81,9 @@ def test_updates_of_the_current_version_are_not_touched() -> None:
     assert (factors, is_new) == ([1.0, 1.0], False)
 
 
-def plain(**settings: object) -> Experiment:
+def plain(**settings: Any) -> Experiment:
     """Return an experiment with full batches in order and without dropout, which a few lines can repeat."""
-    this = case(rounds=6, shuffle=False, batch_size=64, **settings)
-    return replace(this, model=replace(this.model, dropout=0.0))
+    return case(rounds=6, shuffle=False, batch_size=64, model=Mlp((16,)), **settings)
 
 
 def trained(folder: Path, this: Experiment, start: Weights, client: int) -> Weights:
@@ -143,7 +143,7 @@ class FedFa:
         return {name: torch.stack([one[name] for one in self.window]).mean(0) for name in x}
 
 
-METHODS: dict[str, tuple[dict[str, object], Step]] = {
+METHODS: dict[str, tuple[dict[str, Any], Step]] = {
     "sequential": ({"concurrency": 1, "buffer": 1}, lambda past, x, updates: updates[0][2]),
     "fedbuff": ({"concurrency": 5, "buffer": 2}, fedbuff),
     "fedasync": ({"concurrency": 5, "buffer": 1, "mix": "models", "server": Sgd(learning_rate=0.6)}, fedasync),
@@ -155,7 +155,12 @@ METHODS: dict[str, tuple[dict[str, object], Step]] = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+FAST = ("sequential", "fedbuff", "fedasync")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in METHODS]
+)
 def test_server_steps_by_hand(name: str, tmp_path: Path) -> None:
     settings, step = METHODS[name]
     this = plain(**settings)
