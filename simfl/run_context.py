@@ -16,7 +16,7 @@ from torch import nn
 
 from simfl.data.base import HELD_OUT, TRAIN, Dataset, Split
 from simfl.data.partition.holdout import assign
-from simfl.data.partition.ranks import by_client, by_column, by_share
+from simfl.data.partition.ranks import by_client, by_column, by_device, by_share, client_values
 from simfl.errors import ConfigError, DataError, nearest
 from simfl.experiment import Experiment, Phase
 from simfl.low_rank import LowRankPair
@@ -44,6 +44,7 @@ from simfl.training.step_probe import probe_on_meta, probe_step
 from simfl.transport.ledger import TiedWeights
 from simfl.transport.low_rank import LowRankMessages
 from simfl.transport.upload import MessageSpec
+from simfl.virtual_time.profiles import client_devices
 from simfl.virtual_time.times import ClientTimes
 from simfl.weights import select_names
 
@@ -152,7 +153,8 @@ class RunContext:
         train, objective = self.dataset.splits.get("train"), self.experiment.phases[0].objective
         if train is not None:
             shape = objective.input_shape(train, shape)
-        return Task(self.experiment.seed, card.get("num_classes"), shape)
+        classes = self.experiment.phases[0].objective.num_classes(card.get("num_classes"))
+        return Task(self.experiment.seed, classes, shape)
 
     @cached_property
     def tied_names(self) -> dict[str, str]:
@@ -326,11 +328,40 @@ class RunContext:
         shared = set(self.parameter_groups(phase).shared)
         return tuple(pair for pair in found if {pair.down, pair.up} <= shared)
 
-    def column_ranks(self, phase: int) -> np.ndarray:
-        """Return the rank of each client, int64 [K], from the column that the algorithm names."""
-        name, split = str(self.experiment.phases[phase].algorithm.client_ranks()), self.split(TRAIN)
-        partition = assign(self.experiment.partition, split, self.experiment.seed)
-        return by_column(name, split, partition, f"phases.{phase}.algorithm.rank")
+    def assigned_ranks(self, phase: int, num_clients: int) -> np.ndarray:
+        """Return the rank that the algorithm's setting gives each client, int64 [K]; ConfigError if it does not fit."""
+        setting, where = self.experiment.phases[phase].algorithm.client_ranks(), f"phases.{phase}.algorithm.rank"
+        if isinstance(setting, str):
+            partition = assign(self.experiment.partition, self.split(TRAIN), self.experiment.seed)
+            return by_column(setting, self.split(TRAIN), partition, where)
+        if not isinstance(setting, Mapping):
+            return by_client(setting or (), num_clients, where)
+        devices = {name: rank for name, rank in setting.items() if isinstance(name, str)}
+        if devices:
+            return self.device_ranks(devices, phase, num_clients)
+        shares = {rank: share for rank, share in setting.items() if isinstance(rank, int)}
+        return by_share(shares, num_clients, self.experiment.seed, where)
+
+    def rank_column(self, phase: int) -> str | None:
+        """Return the column of the data from which the ranks of the clients follow; None if there is none."""
+        setting, profile = self.experiment.phases[phase].algorithm.client_ranks(), self.experiment.clients.profile
+        if isinstance(setting, str):
+            return setting
+        by_name = isinstance(setting, Mapping) and any(isinstance(name, str) for name in setting)
+        return profile.device_column if by_name and profile is not None else None
+
+    def device_ranks(self, setting: Mapping[str, float], phase: int, num_clients: int) -> np.ndarray:
+        """Return the rank of each client, int64 [K], by the device of its profile."""
+        where, profile = f"phases.{phase}.algorithm.rank", self.experiment.clients.profile
+        if profile is None:
+            raise ConfigError(f"{where}: {next(iter(setting))!r} given; names of devices need clients.profile")
+        columns: dict[str, list[str]] = {}
+        if (name := self.rank_column(phase)) is not None:
+            partition = assign(self.experiment.partition, self.split(TRAIN), self.experiment.seed)
+            found = client_values(name, self.split(TRAIN), partition, "clients.profile")
+            columns[name] = [str(value) for value in found]
+        devices = client_devices(profile, num_clients, self.experiment.seed, columns)
+        return by_device(setting, devices, profile.known_devices, where)
 
     def ranks(self, phase: int, num_clients: int) -> np.ndarray | None:
         """Return the rank of each client's adapters, int64 [K]; None: all clients have the same.
@@ -341,12 +372,7 @@ class RunContext:
         setting, where = self.experiment.phases[phase].algorithm.client_ranks(), f"phases.{phase}.algorithm.rank"
         if setting is None or phase in self.known_ranks:
             return self.known_ranks.get(phase)
-        if isinstance(setting, str):
-            found = self.column_ranks(phase)
-        elif isinstance(setting, Mapping):
-            found = by_share(setting, num_clients, self.experiment.seed, where)
-        else:
-            found = by_client(setting, num_clients, where)
+        found = self.assigned_ranks(phase, num_clients)
         most = max((pair.rank for pair in self.pairs(phase)), default=0)
         if most and int(found.max()) > most:
             raise ConfigError(

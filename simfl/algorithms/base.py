@@ -140,10 +140,11 @@ class Algorithm:
         """Return how many of the `count` values of a shared tensor clients download, if it has changed."""
         return count
 
-    def client_ranks(self) -> Mapping[int, float] | tuple[int, ...] | str | None:
-        """Return the ranks of the clients' low-rank adapters: shares of the clients by rank, one each, or a column.
+    def client_ranks(self) -> Mapping[int | str, int | float] | tuple[int, ...] | str | None:
+        """Return the ranks of the clients' low-rank adapters.
 
-        None: all clients train adapters of the model's rank.
+        Shares of the clients by rank, ranks by device, one for each client, or a column of the data. None: all clients
+        train adapters of the model's rank.
         """
         return None
 

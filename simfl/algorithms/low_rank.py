@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from simfl.algorithms.base import Algorithm
-from simfl.constraints import Fraction, PositiveInt
+from simfl.errors import ConfigError
 from simfl.low_rank import LowRankPair, rank_axis, truncated
 from simfl.protocol import AggregatedUpdates, ClientUpdate, Parts, Server, State, Weights
 
-ClientRanks = Mapping[int, Fraction] | tuple[PositiveInt, ...] | str | None
+ClientRanks = Mapping[int | str, int | float] | tuple[int, ...] | str | None
 DOWN, UP = "*.lora_*A.*", "*.lora_*B.*"  # globs of the factors A and B
 
 
@@ -30,7 +30,7 @@ class LowRank(Algorithm):
     """Base of algorithms that see the factors of low-rank adapters as pairs; its defaults average A and B."""
 
     deviation: bool = True  # log how far the mean of the products is from the product of the means, in every round
-    rank: ClientRanks = None  # of each client: {rank: share of clients}, a list or a column; null: that of the model
+    rank: ClientRanks = None  # {rank: share of clients}, {device: rank}, a list or a column; null: that of the model
 
     needs_pairs: ClassVar[bool] = True
     example: ClassVar[Mapping[str, object]] = {
@@ -38,11 +38,15 @@ class LowRank(Algorithm):
         "personal_params": [],
     }
 
+    def __post_init__(self) -> None:
+        """Raise ConfigError for ranks or shares out of range."""
+        check_ranks(self.rank)
+
     def products(self) -> Literal["", "logged", "needed"]:
         """Return whether products are logged."""
         return "logged" if self.deviation else ""
 
-    def client_ranks(self) -> Mapping[int, float] | tuple[int, ...] | str | None:
+    def client_ranks(self) -> ClientRanks:
         """Return the setting `rank`."""
         return self.rank
 
@@ -97,6 +101,22 @@ class LowRank(Algorithm):
         if not found:
             return {}
         return {"deviation": torch.stack([torch.as_tensor(one) for one in found.values()]).mean(), **found}
+
+
+def check_ranks(ranks: ClientRanks) -> None:
+    """Raise ConfigError for ranks of clients that are no ranks, or shares of clients that are no shares."""
+    by_key = ranks if isinstance(ranks, Mapping) else {}
+    devices = {key: rank for key, rank in by_key.items() if isinstance(key, str)}
+    if isinstance(ranks, Mapping) and (not ranks or 0 < len(devices) < len(ranks)):
+        raise ConfigError(f"rank: {dict(ranks)} given; allowed: {{rank: share of clients}} or {{device: rank}}")
+    for name, rank in devices.items():
+        if rank != int(rank) or rank < 1:
+            raise ConfigError(f"rank: {rank} given for {name!r}; allowed: ranks, whole numbers of at least 1")
+    for rank, share in by_key.items() if not devices else ():
+        if not 0 < share <= 1:
+            raise ConfigError(f"rank: {share:g} given as the share of rank {rank}; allowed: above 0 up to 1")
+    if isinstance(ranks, tuple) and (low := [rank for rank in ranks if rank < 1]):
+        raise ConfigError(f"rank: {low[0]} is not a rank; allowed: whole numbers of at least 1")
 
 
 def is_factor(name: str) -> bool:

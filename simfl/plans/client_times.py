@@ -10,10 +10,10 @@ import torch
 
 from simfl.config.fields import shown
 from simfl.data.base import TRAIN
-from simfl.data.partition.base import column
 from simfl.data.partition.manifest import Partition
+from simfl.data.partition.ranks import client_values
 from simfl.data.placeholder import placeholder_dataset
-from simfl.errors import ConfigError, DataError
+from simfl.errors import ConfigError
 from simfl.experiment import Experiment, Local, Privacy
 from simfl.models.meta_device import drop_remote_weights
 from simfl.plans.flops import flops_per_example
@@ -152,15 +152,5 @@ def column_values(context: RunContext, partition: Partition, profile: Profile) -
     """
     found: dict[str, list[str]] = {}
     for name in profile.columns:
-        try:
-            codes, values = column(context.split(TRAIN), name)
-        except (ConfigError, DataError) as error:
-            raise ConfigError(f"{WHERE}: {str(error).partition(': ')[2]}") from error
-        own = [np.unique(codes[partition.rows(client)]) for client in range(len(partition))]
-        several = [client for client, kinds in enumerate(own) if len(kinds) != 1]
-        if several:
-            raise ConfigError(
-                f"{WHERE}: column {name!r} has {len(own[several[0]])} values for client {several[0]}; allowed: one"
-            )
-        found[name] = [str(values[int(kinds[0])].as_py()) for kinds in own]
+        found[name] = [str(value) for value in client_values(name, context.split(TRAIN), partition, WHERE)]
     return found

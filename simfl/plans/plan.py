@@ -182,9 +182,9 @@ def plan(experiment: Experiment, cache: Path, card: int | None = None) -> RunPla
     """
     data, sizes = client_sizes(experiment, cache)
     context = meta_context(experiment, data)
-    for index, phase in enumerate(experiment.phases):
-        if isinstance(phase.algorithm.client_ranks(), str):  # a column of the data
-            context.known_ranks[index] = RunContext(experiment, cache).column_ranks(index)
+    for index in range(len(experiment.phases)):
+        if context.rank_column(index) is not None:
+            context.known_ranks[index] = RunContext(experiment, cache).assigned_ranks(index, len(sizes))
     budget = (
         None if experiment.privacy is None else Budget.of(experiment, sizes.partition, len(sizes), context.num_values)
     )

@@ -68,6 +68,16 @@ class Profile:
         ]
 
     @property
+    def known_devices(self) -> Mapping[str, Device]:
+        """Bundled devices and those of the profile."""
+        return {**DEVICES, **self.own_devices}
+
+    @property
+    def device_column(self) -> str | None:
+        """Column of the data that names the clients' devices; None if there is none."""
+        return str(self.devices[COLUMN]) if isinstance(self.devices, Mapping) and COLUMN in self.devices else None
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """Columns of the data that name devices or networks."""
         given = (one for _, one, _ in self._tables() if isinstance(one, Mapping) and COLUMN in one)
@@ -133,6 +143,15 @@ class ClientProfiles:
 
     def __len__(self) -> int:
         return len(self.device)
+
+
+def client_devices(
+    profile: Profile, num_clients: int, seed: int, columns: Columns, where: str = "clients.profile"
+) -> list[str]:
+    """Return the name of each client's device, [K]; the arguments are those of `client_profiles`."""
+    clients = np.arange(num_clients, dtype=np.int64)
+    names, device = _assign(f"{where}.devices", profile.devices, profile.known_devices, clients, seed, columns)
+    return [names[place] for place in device]
 
 
 class Work(NamedTuple):

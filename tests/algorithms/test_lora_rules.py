@@ -27,6 +27,7 @@ from simfl.runs.results import Run
 from simfl.transport.broadcast import Broadcast
 from simfl.transport.low_rank import LowRankMessages
 from simfl.transport.upload import MessageSpec
+from simfl.virtual_time.profiles import client_devices
 
 S = 2.0  # alpha / rank
 
@@ -468,7 +469,7 @@ def test_a_changed_base_of_a_model_of_transformers_is_kept_and_exported(kind: st
 def test_clients_that_join_slora_late_download_the_adapters_alone(codec: dict[str, object], tmp_path: Path) -> None:
     settings = {"name": "slora", "sparse_rounds": 2, "density": 0.25}
     given = experiment(settings, train=["*.base_layer.weight"], rounds=5, codec=codec)
-    given["phases"][0] |= {"participation": None, "clients_per_round": 2}  # type: ignore[index]
+    given["phases"][0] |= {"participation": None, "clients_per_round": 2}
     own = run(tmp_path / "run", given)
     sparse, seen, newcomers = round(0.25 * 12 * 16) + round(0.25 * 16 * 5), set[int](), 0
     downloads = [row for row in own.ledger().to_pylist() if row["direction"] == "download"]
@@ -523,3 +524,38 @@ def test_rules_that_set_weights_refuse_other_server_steps(algorithm: str) -> Non
     for server in ({"optimizer": "adam"}, {"optimizer": "sgd", "learning_rate": 0.5}):
         with pytest.raises(ConfigError, match=rf"phases.0.server: {algorithm} sets weights.*sgd at learning_rate 1"):
             config.parse(experiment(algorithm, server=server))
+
+
+def test_devices_of_the_profile_give_the_ranks(tmp_path: Path) -> None:
+    ranks = {"phone_low": 1, "laptop": 4}
+    given = experiment({"name": "fedit", "rank": ranks}, rounds=1)
+    given["clients"] = {"profile": {"devices": {"phone_low": 0.4, "laptop": 0.6}, "flops_per_example": 1e6}}
+    own = run(tmp_path / "run", given)
+    found = {row["client"]: row["floats"] // 49 for row in own.ledger().to_pylist() if row["direction"] == "upload"}
+    profile = config.parse(given).clients.profile
+    assert found == {k: ranks[name] for k, name in enumerate(client_devices(profile, 5, 42, {}))}
+    assert set(found.values()) == {1, 4}
+    assert own.summary["plan"] == plan_matches(given, own, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("rank", "devices", "message"),
+    [
+        ({"phone_lo": 1, "laptop": 4}, "laptop", "unknown device 'phone_lo'; did you mean 'phone_low'"),
+        ({"laptop": 4}, {"phone_low": 0.6, "laptop": 0.4}, "clients have the device 'phone_low', for which no rank"),
+        ({"laptop": 4}, None, "'laptop' given; names of devices need clients.profile"),
+        ({"laptop": 9}, "laptop", "9 given, but the largest adapter of the model has rank 4"),
+        ({"laptop": 0}, "laptop", "0 given for 'laptop'; allowed: ranks, whole numbers of at least 1"),
+        ({"phone_low": 1, 4: 0.5}, "laptop", r"allowed: {rank: share of clients} or {device: rank}"),
+        ({}, "laptop", r"{} given; allowed: {rank: share of clients} or {device: rank}"),
+        ({4: 50}, None, "50 given as the share of rank 4; allowed: above 0 up to 1"),
+        ([4, 0, 4, 4, 4], None, "0 is not a rank; allowed: whole numbers of at least 1"),
+    ],
+)
+def test_devices_without_a_rank_are_refused(rank: object, devices: object, message: str, tmp_path: Path) -> None:
+    given = experiment({"name": "fedit", "rank": rank})
+    if devices is not None:
+        given["clients"] = {"profile": {"devices": devices}}
+    with pytest.raises(ConfigError, match=f"phases.0.algorithm.rank.*{message}"):
+        run(tmp_path / "refused", given)
+    assert not (tmp_path / "refused").exists()

@@ -1,15 +1,15 @@
-"""Ranks of the clients' low-rank adapters: from shares of the clients, a list, or a column of the data."""
+"""Ranks of the clients' low-rank adapters: by shares of the clients, a list, a column of the data, or their devices."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from simfl.data.base import Split
 from simfl.data.partition.base import column
 from simfl.data.partition.manifest import Partition
-from simfl.errors import ConfigError, DataError
+from simfl.errors import ConfigError, DataError, nearest
 from simfl.seeds import rng
 
 TOLERANCE = 1e-6  # of the sum of shares
@@ -43,6 +43,15 @@ def by_column(name: str, split: Split, partition: Partition, where: str) -> np.n
     Raises:
         ConfigError: There is no such column, or it has values that are no ranks, or several for one client.
     """
+    return np.array([_rank(value, where) for value in client_values(name, split, partition, where)], np.int64)
+
+
+def client_values(name: str, split: Split, partition: Partition, where: str) -> list[object]:
+    """Return the value of each client in a column that has one for all examples of a client.
+
+    Raises:
+        ConfigError: There is no such column, or it has several values for one client.
+    """
     try:
         codes, values = column(split, name)
     except (ConfigError, DataError) as error:
@@ -52,8 +61,23 @@ def by_column(name: str, split: Split, partition: Partition, where: str) -> np.n
         own = np.unique(codes[partition.rows(client)])
         if len(own) != 1:
             raise ConfigError(f"{where}: column {name!r} has {len(own)} values for client {client}; allowed: one")
-        found.append(_rank(values[int(own[0])].as_py(), where))
-    return np.array(found, np.int64)
+        found.append(values[int(own[0])].as_py())
+    return found
+
+
+def by_device(ranks: Mapping[str, float], devices: Sequence[str], known: Collection[str], where: str) -> np.ndarray:
+    """Return the rank of each client, int64 [K], by the name of its device.
+
+    Raises:
+        ConfigError: A name is not among the `known` devices, or a client's device has no rank.
+    """
+    for name in ranks:
+        if name not in known:
+            raise ConfigError(f"{where}: unknown device {name!r}; {nearest(name, known)}")
+    for name in dict.fromkeys(devices):
+        if name not in ranks:
+            raise ConfigError(f"{where}: clients have the device {name!r}, for which no rank is given")
+    return np.array([int(ranks[name]) for name in devices], np.int64)
 
 
 def _rank(value: object, where: str) -> int:
