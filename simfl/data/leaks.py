@@ -12,7 +12,8 @@ from simfl.data.partition.base import column
 from simfl.errors import ConfigError, DataError, nearest
 
 DOCUMENT = "document"  # in place of a column: the ids of documents
-CONTENT = "content"  # in place of a column: equal pages, or equal images where there are no pages
+CONTENT = "content"  # in place of a column: equal pages, or equal images or texts where there are no pages
+PAGE, TEXT = ("words", "image", "image_path", "features"), ("text", "question")  # columns with the content
 
 
 def shared_values(first: Split, second: Split, name: str) -> list[str]:
@@ -62,11 +63,14 @@ def check_disjoint(dataset: Dataset, disjoint: Mapping[str, Sequence[str]], spli
 
 
 def page_hashes(split: Split) -> dict[str, list[str]]:
-    """Return a hash of the content of each page or image, with the ids (or rows) of all pages that have it."""
+    """Return a hash of the content of each page, image or text, with the ids (or rows) of all that have it."""
     table = split.documents if split.documents is not None else split.examples
     ids = table["id"].to_pylist() if "id" in table.column_names else [str(row) for row in range(len(table))]
     found: dict[str, list[str]] = {}
-    columns = [table[name] for name in ("words", "image", "image_path", "features") if name in table.column_names]
+    present = [name for name in PAGE if name in table.column_names] or [n for n in TEXT if n in table.column_names]
+    columns = [table[name] for name in present]
+    if not columns:
+        return {}
     for row, id in enumerate(ids):
         digest = hashlib.sha256()
         for values in columns:

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from simfl import config
+from simfl.cli import main
 from simfl.data.base import Dataset
 from simfl.data.readers.leaf import Leaf
 from simfl.data.readers.table import Table
@@ -214,3 +215,14 @@ def test_leaf_users_have_their_own_examples(tmp_path: Path) -> None:
         Leaf(str(tmp_path)).load(tmp_path / "cache")
     with pytest.raises(DataError, match="give the folder that contains train and test"):
         Leaf(str(tmp_path / "train")).load(tmp_path / "cache")
+
+
+def test_texts_that_two_splits_share_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row | {"split": "test" if k == 19 else "train"} for k, row in enumerate(REVIEWS)]
+    path = write(tmp_path / "a.csv", rows)
+    arguments = ["data", "check", str(path), "--as", "table", "--set", "columns={text: review, label: stars}"]
+    assert main(arguments) == 0
+    assert "equal pages" not in capsys.readouterr().out
+    write(path, [*rows, REVIEWS[0] | {"split": "test"}])
+    main(arguments)
+    assert "! test 1 equal pages also in train 1" in " ".join(capsys.readouterr().out.split())
