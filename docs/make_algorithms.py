@@ -82,20 +82,42 @@ The mean of the clients' A and the mean of their B is not the mean of their prod
 a layer; they work with `adapters: {kind: lora}`, with `{kind: peft, method: lora}`, and with adapters on models of
 transformers.
 
+| you want | take | bytes of a client and round, FedIT = 1 | what it costs |
+|---|---|---|---|
+| a baseline | `fedit` | 1 | the mean of A and B is not the mean of B A (`deviation`) |
+| few bytes, or differential privacy | `ffa_lora` | 1/2 | A stays random: less expressive |
+| few bytes, with A trained | `rolora` | 1/2, if a client takes part in every round | each factor is trained in every second round |
+| the exact mean, adapters kept | `fedex_lora` | 1 + (K − 1)/2 | downloads grow with the clients K of a round, up to the whole weights |
+| the exact mean, any ranks | `flora` | (K + 1)/2 | as above; adapters start again in every round |
+| clients of different ranks | `flexlora` | by rank | a decomposition on the server in every round; `sgd` at rate 1 |
+| the same, without a decomposition | `rbla`, `hetlora` | by rank | means of factors, as in `fedit` |
+| closer to the mean without bytes | `lora_fair` | 1 | a small linear system on the server |
+| a model for each client | `fedsa_lora` | 1/2 | evaluate `personal`; there is no global model |
+| a better start for adapters | `slora` | sparse weights first, then 1 | a first stage; list the frozen weights under `train` |
+
+[Measured side by side](../experiments/lora/README.md) with ten clients and five seeds: after equal rounds no rule
+differs significantly from `fedit`; after equal bytes `fedex_lora` and `flora` are behind.
+
 - **Exact rules**: `fedex_lora` adds the residual to the frozen weights, `flora` merges every round into them, `rolora`
   and `ffa_lora` keep one factor fixed in each round. After every round the model is W₀ + Σ p_k B_k A_k to 1e-6.
 - **Changes of the frozen weights** are the part `base` of the next download, counted in plan and ledger: as factors of
   their rank, or whole where that is shorter; for a client that missed rounds, all changes since, or the whole.
 - **Ranks per client**: `algorithm: {name: flexlora, rank: {4: 0.5, 16: 0.3, 64: 0.2}}` gives half of the clients rank
-  4; `rank: [4, 16, …]` lists them, `rank: device_rank` reads a column that has one value per client. The rank of the
-  adapter is the largest. Plan and ledger count the bytes of each client; all ranks train as one program, since rows
-  beyond a client's rank are zero and stay zero.
+  4; `rank: [4, 16, …]` lists them; `rank: device_rank` reads a column of the data that has one value per client; and
+  `rank: {phone_low: 4, laptop: 64}` goes by the devices of [`clients.profile`](time.md). The rank of the model's
+  adapters is the largest. Plan and ledger count the bytes of each client; all ranks train as one program, since rows
+  beyond a client's rank are zero and stay zero. (Programs for groups of similar rank took 1.44 times the time of equal
+  ranks on an H200, padding 1.23 times: `python -m benchmarks.client_ranks`.)
 - **Deviation**: the metric `deviation` is ‖Σ p_k B_k A_k − B̄ Ā‖ / ‖Σ p_k B_k A_k‖, as a mean and for each layer; the
   report draws it. It is not computed under privacy or secure aggregation, where the server sees no single upload.
 - **Privacy**: rules that multiply uploads of single clients are refused. `ffa_lora` is the one for differential
   privacy: with A fixed, the update is linear in B, so that noise is not multiplied by noise. With `fedit` and `rolora`
   the guarantee holds as well, but noise on A and on B enters the product.
 - **Secure aggregation** needs sums alone: `fedit`, `ffa_lora`, `rolora` and `fedsa_lora` with equal ranks.
+- **Server optimizers**: any, with moments that rest while a tensor is not trained (`rolora`). `flexlora` and `slora`
+  set weights and take `sgd` at rate 1 alone; `fedex_lora` is exact with it.
+- **Codecs**: uploads of any kind, encoded per factor at the client's rank. Downloads that are cut to a rank, or to some
+  values of a tensor (`slora`), are float32, float16 or bfloat16.
 
 ## Overview
 """

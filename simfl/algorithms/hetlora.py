@@ -4,7 +4,8 @@ n_k   ‖B_k A_k‖ over all layers, Frobenius norm        A_k, B_k are zero bey
 client   trains the first r_k rows of A and columns of B;   loss + λ ‖A_k[γ r_k:]‖ ‖B_k[γ r_k:]‖
 server   A ← Σ n_k A_k / Σ n_k,   B ← Σ n_k B_k / Σ n_k;   client k receives the first r_k
 
-The paper also lowers a client's rank to γ r_k when the penalised norm has fallen. Here ranks are fixed.
+Truncation, zero padding and weights by norms are the paper's Figure 2. It also lowers a client's rank to γ r_k when the
+penalised norm has fallen. Here ranks are fixed.
 """
 
 from __future__ import annotations
