@@ -8,6 +8,9 @@ or in a random round. The run must survive it, or end within the limit of its wa
 it is then resumed. Every weight, state and table row is compared with the undisturbed run. A trial is `lost` if they
 differ, `silent` if the run ended without a line, and `hung` if it did not end in time. The instants depend on the seed
 and on the machine's speed.
+
+With `--chain N` a trial is one run that is struck N times: after each end it is resumed, and struck again while it
+starts or in one of the next rounds. Its results are compared once, so that a difference makes all N faults `lost`.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,7 @@ from fakes import experiment, run, traces
 from nodes import OWN_SESSION, SlowScaffold, cluster
 
 from simfl import config
+from simfl.experiment import Experiment
 from simfl.runtime.ray.cluster import START_SECONDS
 
 TESTS = Path(__file__).parents[1]
@@ -41,13 +45,21 @@ GRACE = 10.0  # seconds between SIGTERM and SIGKILL of a pod
 HUNG = 120.0  # seconds after which a run that neither ends nor fails is killed
 AT_START = "during the start"
 STARTING = 0.25  # share of the trials whose fault strikes before the first round
-CASE = experiment(SlowScaffold(seconds=0.03), rounds=ROUNDS, watchdog_seconds=WATCHDOG)
+AHEAD = 3  # rounds between two faults of a chain, at most
 # Small object stores; no worker is killed because other trials, or programs, need the memory of the machine
 SHARED_MACHINE = {
     "RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": str(80 << 20),
     "RAY_memory_monitor_refresh_ms": "0",
 }
 DISK = "160m"  # size of the file system in place of TMPDIR
+
+
+def case_of(rounds: int) -> Experiment:
+    """Return the experiment of a trial."""
+    return experiment(SlowScaffold(seconds=0.03), rounds=rounds, watchdog_seconds=WATCHDOG)
+
+
+CASE = case_of(ROUNDS)
 
 
 @dataclass(frozen=True)
@@ -61,7 +73,7 @@ class Outcome:
     seconds: float = 0.0
     line: str = ""  # the line that reports the end
     problems: tuple[str, ...] = ()  # of: lost, silent, hung, traceback, orphans
-    repeated: int = 0  # rounds in the log that the resumed run trained again
+    repeated: int | None = 0  # rounds in the log that the resumed run trained again; None: not known in a chain
     orphans: tuple[str, ...] = ()  # processes of the run that were left 5 s after its end
     struck: bool = True  # False: the run was over before
     began: bool = True  # False: Python had not yet begun to run simfl, so that the system's default ended the process
@@ -76,6 +88,9 @@ class Trial:
     draws: random.Random
     environment: dict[str, str]
     arguments: list[str]
+    ahead: int = ROUNDS - 2  # rounds of this start of the run, at most, before the fault
+    before: int = 0  # rounds in the log when the run was started the last time
+    logs: list[Path] = field(default_factory=list)  # output of each start of the run
     process: subprocess.Popen[str] | None = None
     cluster: Any = None
     nodes: list[Any] = field(default_factory=list)  # nodes of the cluster besides its head
@@ -91,15 +106,28 @@ class Trial:
     def start(self, *more: str) -> subprocess.Popen[str]:
         """Start the run in a session of its own."""
         words = ["run", str(self.folder / "e.yaml"), "--out", str(self.out), *self.arguments, *more]
-        log = (self.folder / f"output{len(more)}").open("w")
-        return subprocess.Popen(
-            [sys.executable, "-m", "simfl", *words], cwd=TESTS, env=self.environment, stdout=log,
-            stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )  # fmt: skip
+        (Path(self.environment["TMPDIR"]) / "filler").unlink(missing_ok=True)  # of a fault before
+        self.before = self.num_rounds()
+        self.logs.append(self.folder / f"output{len(self.logs)}")
+        with self.logs[-1].open("w") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "simfl", *words], cwd=TESTS, env=self.environment, stdout=log,
+                stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            )  # fmt: skip
 
-    def output(self, resumed: bool = False) -> str:
-        """Return what the run printed."""
-        return (self.folder / f"output{int(resumed)}").read_text(errors="replace")
+    def output(self) -> str:
+        """Return what the newest start of the run printed."""
+        return self.logs[-1].read_text(errors="replace")
+
+    def add_node(self) -> None:
+        """Add a node to the cluster."""
+        self.nodes.append(self.cluster.add_node(num_cpus=1, num_gpus=0, object_store_memory=80 << 20))
+
+    def replace_node(self) -> None:
+        """Add a node if one was killed."""
+        if not any(node.live_processes() for node in self.nodes):
+            self.nodes.clear()
+            self.add_node()
 
     def num_rounds(self) -> int:
         """Return the number of rounds in the log."""
@@ -119,14 +147,14 @@ class Trial:
     def choose_instant(self, exists: Callable[[], object] = lambda: True) -> bool:
         """Wait for a random instant after `exists` is true; return False if the run ended before."""
         starting = self.draws.random() < STARTING
-        after = 0 if starting else self.draws.randint(1, ROUNDS - 2)
+        after = self.num_rounds() + (0 if starting else self.draws.randint(1, self.ahead))
         pause = self.draws.uniform(0, 3.0 if starting else 0.3)
         if not self.wait(lambda: exists() and self.num_rounds() >= after):
             return False
         time.sleep(pause)
         assert self.process is not None
         rounds = self.num_rounds()
-        self.where = f"after round {rounds}" if rounds else AT_START
+        self.where = f"after round {rounds}" if rounds > self.before else AT_START
         self.is_listening, self.began = is_listening(self.process.pid), time.monotonic()
         return self.process.poll() is None
 
@@ -294,6 +322,9 @@ FAULTS: dict[str, Callable[[Trial], bool]] = {
 }
 
 
+SURVIVED = ("worker, SIGKILL", "worker of a cluster, SIGKILL", "node of a cluster, SIGKILL")
+
+
 def uses_cluster(fault: str) -> bool:
     """Return whether the run joins a cluster that runs already."""
     return "cluster" in fault
@@ -302,8 +333,45 @@ def uses_cluster(fault: str) -> bool:
 # Trials
 
 
-def run_trial(fault: str, number: int, seed: int, whole: dict[str, str]) -> Outcome:
-    """Run one trial in this process, which ends with it."""
+@dataclass(frozen=True)
+class Whole:
+    """The undisturbed run of all trials."""
+
+    links: int  # faults in a run
+    rounds: int
+    traces: dict[str, str]
+
+    @classmethod
+    def train(cls, links: int) -> Whole:
+        """Train it in this process."""
+        rounds = ROUNDS if links == 1 else ROUNDS + 4 * links
+        with tempfile.TemporaryDirectory() as folder:
+            run(case_of(rounds), Path(folder) / "run")
+            return cls(links, rounds, traces(Path(folder) / "run"))
+
+
+def run_trial(fault: str, number: int, seed: int, whole: Whole) -> list[Outcome]:
+    """Run one trial in this process, which ends with it: start a run, strike it, and resume it, once for each link."""
+    found = list[Outcome]()
+    with _opened(fault, number, seed) as trial:
+        trial.ahead = trial.ahead if whole.links == 1 else AHEAD
+        (trial.folder / "e.yaml").write_text(config.dump(case_of(whole.rounds)))
+        for _ in range(whole.links):
+            if trial.process is None or trial.process.poll() is not None:
+                trial.process = trial.start(*(["--resume"] if found else []))
+            survives = whole.links > 1 and fault in SURVIVED
+            outcome = _strike(trial, fault, number, survives)
+            if not outcome.struck:
+                break
+            found.append(outcome)
+            if outcome.code == 0 and not survives:  # it completed
+                break
+        return _finish(trial, found, whole) if found else [Outcome(fault, number, struck=False)]
+
+
+@contextmanager
+def _opened(fault: str, number: int, seed: int) -> Iterator[Trial]:
+    """Yield a trial whose cluster runs and whose run does not."""
     with suppress(OSError):
         os.setsid()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # at the limit of all trials: end the run that was started
@@ -314,17 +382,13 @@ def run_trial(fault: str, number: int, seed: int, whole: dict[str, str]) -> Outc
         os.environ |= OWN_SESSION | SHARED_MACHINE | {"PYTHONPATH": python_path(), "TMPDIR": str(temporary)}
         tempfile.tempdir = None
         trial = Trial(folder, random.Random(f"{seed}.{fault}.{number}"), dict(os.environ), ["--workers", "2"])
-        (folder / "e.yaml").write_text(config.dump(CASE))
         if uses_cluster(fault):
             (temporary / "ray").mkdir()  # where Ray notes the address of a cluster
             trial.cluster = stack.enter_context(cluster(1))
-            trial.nodes = [trial.cluster.add_node(num_cpus=1, num_gpus=0, object_store_memory=80 << 20)]
+            trial.add_node()
             trial.arguments = ["--address", trial.cluster.address]
         try:
-            outcome = _disturb(trial, fault, number)
-            return _resume(trial, outcome, whole) if outcome.struck else outcome
-        except Exception as error:
-            return Outcome(fault, number, problems=("broken trial",), output=f"{type(error).__name__}: {error}")
+            yield trial
         finally:
             for process in filter(None, [trial.process]):
                 _end_session(process.pid)
@@ -356,15 +420,26 @@ def _temporary_folder(folder: Path, full: bool) -> Iterator[Path]:
             subprocess.run(["umount", "--lazy", temporary], check=False)
 
 
-def _disturb(trial: Trial, fault: str, number: int) -> Outcome:
-    """Run until the fault has struck and the run has ended."""
-    trial.process = process = trial.start()
-    struck = FAULTS[fault](trial)
-    problems = []
-    try:
-        code: int | None = process.wait(HUNG)
-    except subprocess.TimeoutExpired:
-        code = None
+def _strike(trial: Trial, fault: str, number: int, survives: bool) -> Outcome:
+    """Strike a run, and wait for its end; a run that survives the fault only has to finish two more rounds."""
+    assert trial.process is not None
+    if not FAULTS[fault](trial):
+        _end_session(trial.process.pid)
+        trial.process.wait()
+        return Outcome(fault, number, struck=False)
+    rounds = trial.num_rounds()
+    if survives and trial.wait(lambda: trial.num_rounds() >= rounds + 2, HUNG):
+        if uses_cluster(fault):
+            trial.replace_node()
+        return Outcome(fault, number, trial.where, 0, round(time.monotonic() - trial.began, 2), repeated=None)
+    return _end(trial, fault, number)
+
+
+def _end(trial: Trial, fault: str, number: int) -> Outcome:
+    """Wait for the end of a run that was struck, and return what it showed."""
+    process, problems = trial.process, list[str]()
+    assert process is not None
+    code = _wait(process)
     seconds = time.monotonic() - trial.began
     orphans = tuple(_orphans(process.pid) if code is not None else [])
     _end_session(process.pid)
@@ -385,7 +460,7 @@ def _disturb(trial: Trial, fault: str, number: int) -> Outcome:
     line = lines[-1] if lines else ""
     return Outcome(
         fault, number, trial.where, code, round(seconds, 2), line.replace(str(trial.folder), "…"), tuple(problems),
-        orphans=orphans, struck=struck, began=began, output=output if problems else "",
+        orphans=orphans, began=began, repeated=None, output=output if problems else "",
     )  # fmt: skip
 
 
@@ -407,55 +482,51 @@ def _end_session(session: int) -> None:
         kill(pid, signal.SIGKILL)
 
 
-def _resume(trial: Trial, outcome: Outcome, whole: dict[str, str]) -> Outcome:
-    """Resume the run unless it completed, and compare its results."""
-    before, problems, output = trial.num_rounds(), list(outcome.problems), outcome.output
-    if outcome.code != 0:
-        (Path(trial.environment["TMPDIR"]) / "filler").unlink(missing_ok=True)
+def _finish(trial: Trial, found: list[Outcome], whole: Whole) -> list[Outcome]:
+    """Let the run complete, resumed unless it survived, and compare its results; if they differ, all faults lost."""
+    assert trial.process is not None
+    before, output, code = trial.num_rounds(), "", trial.process.poll()
+    if code is None:  # it survived
+        code = _wait(trial.process)
+    if code != 0:
         trial.arguments = ["--backend", "inline"]  # the bits do not depend on it, and it needs less time
         trial.process = trial.start("--resume")
-        try:
-            code = trial.process.wait(HUNG)
-        except subprocess.TimeoutExpired:
-            code = -1
-        if code != 0:
-            problems.append("lost")
-            output += f"\n--- resumed, exit code {code} ---\n" + trial.output(resumed=True)
-    repeated = 0
-    if "lost" not in problems:
-        if traces(trial.out) != whole:
-            problems.append("lost")
-        resumed_at = json.loads((trial.out / "summary.json").read_text()).get("resumed_at") or [before]
-        repeated = max(0, before - resumed_at[-1]) if outcome.code != 0 else 0
-    fields = {**asdict(outcome), "problems": tuple(problems), "repeated": repeated, "output": output}
-    return Outcome(**fields)
+        code = _wait(trial.process)
+        output = f"\n--- resumed, exit code {code} ---\n{trial.output()}"
+    if code != 0 or traces(trial.out) != whole.traces:
+        return [replace(one, problems=(*one.problems, "lost"), output=one.output + output) for one in found]
+    resumed_at = json.loads((trial.out / "summary.json").read_text()).get("resumed_at") or [before]
+    return [*found[:-1], replace(found[-1], repeated=max(0, before - resumed_at[-1]) if found[-1].code != 0 else 0)]
 
 
-def _run_numbered(task: tuple[str, int, int, dict[str, str]]) -> Outcome:
+def _wait(process: subprocess.Popen[str]) -> int | None:
+    """Return the exit code of a process; None if it does not end."""
+    try:
+        return process.wait(HUNG)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _run_numbered(task: tuple[str, int, int, Whole]) -> list[Outcome]:
     try:
         return run_trial(*task)
-    except Exception as error:  # the cluster of the trial could not be started or stopped
-        return Outcome(task[0], task[1], problems=("broken trial",), output=f"{type(error).__name__}: {error}")
+    except Exception as error:  # the cluster of the trial could not be started: no fault struck
+        text = f"{type(error).__name__}: {error}"
+        return [Outcome(task[0], task[1], struck=False, problems=("broken trial",), output=text)]
 
 
-def run_trials(
-    faults: Sequence[str], times: int, seed: int, parallel: int, limit: float, on_outcome: Callable[[Outcome], None]
-) -> None:
-    """Run trials of each fault in parallel processes; after `limit` seconds no more are started or awaited."""
-    with tempfile.TemporaryDirectory() as folder:
-        run(CASE, Path(folder) / "run")
-        whole = traces(Path(folder) / "run")
-    tasks = [
-        (fault, number * len(faults) + k, seed, whole) for number in range(times) for k, fault in enumerate(faults)
-    ]
-    deadline = time.monotonic() + limit
+def run_trials(tasks: Sequence[tuple[str, int]], given: argparse.Namespace, show: Callable[[Outcome], None]) -> None:
+    """Run trials in parallel processes; after `given.seconds` no more are started or awaited."""
+    whole = Whole.train(given.chain)
+    deadline = time.monotonic() + given.seconds
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["fakes", "nodes", "ray"])  # imported once for all trials
-    with context.Pool(parallel, maxtasksperchild=1) as pool:
-        results = pool.imap_unordered(_run_numbered, tasks, chunksize=1)
+    with context.Pool(given.parallel, maxtasksperchild=1) as pool:
+        results = pool.imap_unordered(_run_numbered, [(*task, given.seed, whole) for task in tasks], chunksize=1)
         for _ in tasks:
             try:
-                on_outcome(results.next(max(0.0, deadline - time.monotonic())))
+                for outcome in results.next(max(0.0, deadline - time.monotonic())):
+                    show(outcome)
             except multiprocessing.TimeoutError:
                 break
 
@@ -469,8 +540,10 @@ def main() -> int:
     parser.add_argument("--parallel", type=int, default=max(1, len(os.sched_getaffinity(0)) // 2))
     parser.add_argument("--seconds", type=float, default=3600.0, help="time after which no more trials are awaited")
     parser.add_argument("--only", default="", help="regular expression of the faults")
+    parser.add_argument("--chain", type=int, default=1, metavar="N", help="faults in each trial, one after the other")
     given = parser.parse_args()
     faults = [name for name in FAULTS if re.search(given.only, name)]
+    tasks = [(fault, number * len(faults) + k) for number in range(given.times) for k, fault in enumerate(faults)]
 
     began, outcomes = time.monotonic(), list[Outcome]()
 
@@ -480,7 +553,7 @@ def main() -> int:
         print(f"{outcome.fault} {outcome.where}: {outcome.code} {outcome.seconds} s {state} {outcome.line}", flush=True)
         write(given.out, outcomes, given.seed, given.parallel, time.monotonic() - began)
 
-    run_trials(faults, given.times, given.seed, given.parallel, given.seconds, show)
+    run_trials(tasks, given, show)
     return int(any(outcome.problems for outcome in outcomes))
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from simfl.runtime import machine
+from simfl.runtime.descendants import descendants
 from simfl.runtime.ray import faststart
 from simfl.runtime.ray.faststart import launcher
 from simfl.runtime.ray.faststart.patches import AGENTS, PORTS, patched
@@ -98,6 +99,24 @@ def test_launcher_that_is_closed_without_waiting_ends_on_its_own() -> None:
     assert done.stderr == ""
     assert in_time(lambda: not os.path.exists(folder))
     assert in_time(lambda: not alive(int(pid)))
+
+
+def test_launcher_ends_a_ray_that_is_still_starting_when_its_driver_ends(tmp_path: Path) -> None:
+    folder = tmp_path / "session"
+    folder.mkdir()
+    start = "launcher._start = lambda address: launcher.Popen(['sleep', '600']).wait()"
+    program = launcher.MAIN.replace("launcher.main(", f"{start}; launcher.main(")
+    words = [sys.executable, "-c", program, str(folder / "fork-server"), *sys.path]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    until = time.monotonic() + 20
+    while not (started := descendants(process.pid)):
+        assert time.monotonic() < until, "nothing was started"
+        time.sleep(0.01)
+    process.stdin.close()
+    assert process.wait(20) == 0
+    assert not any(Path(f"/proc/{one}").exists() for one in started)
+    assert not folder.exists()
 
 
 def test_frozen_launcher_is_killed_when_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 from subprocess import PIPE, Popen, TimeoutExpired
+from threading import Event, Thread
 from typing import Any
 
 from simfl.runtime import machine
@@ -89,21 +90,34 @@ class RayLauncher:
 
 def main(fork_address: str) -> None:
     """Start Ray, print its address as JSON, and stop it when the driver closes the pipe."""
-    node = None
+    node, folder, started = None, Path(fork_address).parent, Event()
     adopt_orphans()
+    watch = Thread(target=_end_with_driver, args=(started, folder), daemon=True)
+    watch.start()
     try:
         try:
             node = _start(fork_address)
             answer = {"address": node.gcs_address}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
+        started.set()
         print(json.dumps(answer), flush=True)
-        sys.stdin.read()
+        watch.join()
     finally:
         if node is not None:
             node.kill_all_processes(check_alive=False, allow_graceful=True)
         kill_descendants()  # such as agents of a raylet that was killed
-        shutil.rmtree(Path(fork_address).parent, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(0)
+
+
+def _end_with_driver(started: Event, folder: Path) -> None:
+    """Wait until the driver closes the pipe, also by its end; a Ray that is still starting then is killed at once."""
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    if not started.is_set():
+        kill_descendants()
+        shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)
 
 
