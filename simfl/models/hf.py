@@ -200,8 +200,10 @@ class HuggingFace(WrappedModel):
         folder = weights_folder(weights, "model.weights", files)
         language = language_weights(folder)
         if language is not None:
+            whole = (*HUB_FILES, *WEIGHT_FILES)
             with quiet_transformers("model.weights"):
-                return composed_folder(folder, lambda: self._found(language, (*HUB_FILES, *WEIGHT_FILES)))
+                parts = weights_folder(weights, "model.weights", whole)
+                return composed_folder(parts, lambda: self._found(language, whole))
         file = find_gguf(folder, self.gguf)
         if file is None:
             return folder

@@ -17,7 +17,7 @@ from simfl.models.hf import HuggingFace
 from simfl.models.hf_tokenizer import load_tokenizer
 
 RECIPE = Path(__file__).resolve().parents[2] / "experiments/page_reader"
-MODULES = ("drawing", "network", "shipping", "train")
+MODULES = ("drawing", "network", "shipping", "pretrain_reader")
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def recipe() -> Iterator[SimpleNamespace]:
 def tokenizer(recipe: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> object:
     found = load_tokenizer(None)
     found.add_special_tokens({"additional_special_tokens": [recipe.network.IMAGE_TOKEN]})
-    monkeypatch.setattr(recipe.train, "_tokenizer", found)
+    monkeypatch.setattr(recipe.pretrain_reader, "_tokenizer", found)
     return found
 
 
@@ -68,9 +68,9 @@ def test_letters_are_where_the_page_is_dark(recipe, number):
 
 
 def test_a_conversation_teaches_the_answers_with_their_ends(recipe, tokenizer):
-    ids, labels = recipe.train.conversation([("Who issued it?", "Ashdown"), ("How many?", "53")])
+    ids, labels = recipe.pretrain_reader.conversation([("Who issued it?", "Ashdown"), ("How many?", "53")])
     assert (ids == tokenizer.convert_tokens_to_ids(recipe.network.IMAGE_TOKEN)).sum() == recipe.drawing.GRID**2
-    learned = labels != recipe.train.NO_LABEL
+    learned = labels != recipe.pretrain_reader.NO_LABEL
     assert np.array_equal(labels[learned], ids[learned])
     assert tokenizer.decode(labels[learned].tolist(), skip_special_tokens=True).split() == ["ashdown", "53"]
     assert (labels == tokenizer.eos_token_id).sum() == 2
@@ -78,7 +78,7 @@ def test_a_conversation_teaches_the_answers_with_their_ends(recipe, tokenizer):
 
 def test_tokens_of_words_are_assigned_to_the_patch_of_their_first_letter(recipe, tokenizer):
     page = recipe.drawing.draw_page("test", 0)
-    patches, tokens = recipe.train.printed_tokens(page)
+    patches, tokens = recipe.pretrain_reader.printed_tokens(page)
     assert len(patches) == len(tokens) >= len(page.words)
     firsts = [cells[0] // recipe.drawing.SLOTS for cells in page.cells if cells[0] >= 0]
     assert set(firsts) <= set(patches.tolist())
@@ -99,7 +99,7 @@ def test_the_shipped_folder_gives_the_trained_model(recipe, tmp_path, monkeypatc
     )  # fmt: skip
     transformers.LlamaForCausalLM(text).save_pretrained(tmp_path / "base")
     model, _ = recipe.network.build(tmp_path / "base")
-    recipe.train.add_lora(model.model.language_model)
+    recipe.pretrain_reader.add_lora(model.model.language_model)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.1)
@@ -107,7 +107,7 @@ def test_the_shipped_folder_gives_the_trained_model(recipe, tmp_path, monkeypatc
     recipe.shipping.pack(model, tmp_path / "reader", str(tmp_path / "base"))
     whole = composed_folder(tmp_path / "reader", lambda: tmp_path / "base")
     again = transformers.AutoModelForImageTextToText.from_pretrained(whole).eval()
-    page = recipe.train.as_floats(torch.from_numpy(recipe.drawing.draw_page("test", 0).pixels.copy())[None])
+    page = recipe.pretrain_reader.as_floats(torch.from_numpy(recipe.drawing.draw_page("test", 0).pixels.copy())[None])
     inputs = found([recipe.network.user_turn("Who issued it?", True)], return_tensors="pt", add_special_tokens=False)
     with torch.no_grad():
         expected = model.eval()(input_ids=inputs["input_ids"], pixel_values=page).logits

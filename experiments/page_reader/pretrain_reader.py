@@ -1,6 +1,6 @@
 """Pretrain the page reader on drawn pages, on one GPU: first its encoder, then encoder, connector and LoRA together.
 
-    python experiments/page_reader/train.py OUT
+    python experiments/page_reader/pretrain_reader.py OUT
 
 Pages are drawn by processes while the GPU trains. Stage 1 teaches the encoder which characters are in each patch.
 Stage 2 trains conversations about a page: passages to read on, and questions about the invoice.
