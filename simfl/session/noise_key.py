@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping
-from dataclasses import asdict, fields
+from collections.abc import Mapping, Set
+from dataclasses import MISSING, Field, asdict, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from simfl import config
-from simfl.experiment import Experiment, Privacy
+from simfl.experiment import Experiment, Phase, Privacy
 from simfl.privacy.randomness import Randomness, key_at, stored_key
 from simfl.runs.environment import Environment
 from simfl.runs.manifest import RunManifest
@@ -24,6 +25,7 @@ FIRST_SETTINGS = {  # of privacy, in every key; later ones are only where they a
     "min_examples", "min_clients", "adjacency", "denominator", "view", "accountant", "adaptive", "tied_weights",
     "secure", "noise_seed",
 }  # fmt: skip
+LATER_PHASE_SETTINGS = {"time", "asynchronous"}  # of a phase; others are in every key
 ROUNDING_VARIABLES = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 CPU_INFO = Path("/proc/cpuinfo")
 FOR_TESTS = (
@@ -70,12 +72,24 @@ def facts_of(experiment: Experiment, manifest: RunManifest) -> Mapping[str, obje
     facts = {name: settings.get(name) for name in DECISIVE}
     if experiment.secure_aggregation is not None:
         facts["secure_aggregation"] = settings["secure_aggregation"]
-    if facts["privacy"] is not None:
-        given, usual = experiment.privacy, Privacy()
-        unused = {one.name for one in fields(Privacy) if getattr(given, one.name) == getattr(usual, one.name)}
-        unused -= FIRST_SETTINGS
-        facts["privacy"] = {key: value for key, value in facts["privacy"].items() if key not in unused}
+    if experiment.privacy is not None:
+        later = {one.name for one in fields(Privacy)} - FIRST_SETTINGS
+        facts["privacy"] = _without_unused(settings["privacy"], experiment.privacy, later)
+    facts["phases"] = [
+        _without_unused(written, phase, LATER_PHASE_SETTINGS)
+        for written, phase in zip(settings["phases"], experiment.phases, strict=True)
+    ]
     return facts | {"data_sha256": manifest.data_sha256, "partition_sha256": manifest.partition_sha256}
+
+
+def _without_unused(settings: Mapping[str, object], given: Privacy | Phase, later: Set[str]) -> Mapping[str, object]:
+    """Return settings without those of `later` that have their default."""
+    unused = {one.name for one in fields(given) if one.name in later and getattr(given, one.name) == _default(one)}
+    return {key: value for key, value in settings.items() if key not in unused}
+
+
+def _default(field: Field[Any]) -> object:
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def randomness_at(experiment: Experiment, manifest: RunManifest, folder: Path, step: int) -> Randomness:

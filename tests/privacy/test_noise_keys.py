@@ -6,6 +6,7 @@ import json
 import stat
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from simfl.session import noise_key
 from simfl.session.noise_key import source_of
 from simfl.session.options import RunOptions
 from simfl.training import batches
+from simfl.virtual_time.settings import RoundTime
 
 GROUPS = Privacy(clip=0.05, groups_per_client=2, noise_multiplier=0.7)
 RECORDS = Privacy(unit="record", clip=0.5, noise_multiplier=1.0)
@@ -87,6 +89,24 @@ def test_the_key_of_a_seeded_run_depends_on_every_setting_of_privacy(name: str, 
     assert source_of(private(seeded, rounds=1), moved_data) != a
     vectorized = source_of(private(seeded, rounds=1, mode="vectorized"), manifest)
     assert vectorized == a  # execution modes can be compared
+
+
+FIRST_PHASE_SETTINGS = {
+    "objective", "local", "rounds", "name", "algorithm", "server", "participation", "clients_per_round", "poisson",
+    "rounding", "weighting", "train", "frozen", "personal_params", "communicate", "centralized", "buffers", "codec",
+    "transform", "carry_over",
+}  # fmt: skip
+
+
+def test_settings_that_were_added_later_are_in_a_key_only_where_they_are_used() -> None:
+    """A new setting of a phase must be named in `LATER_PHASE_SETTINGS`, or all seeded runs change."""
+    manifest: Any = SimpleNamespace(data_sha256="data", partition_sha256="partition")
+    given = private(replace(GROUPS, noise_seed=1))
+    (phase,) = noise_key.facts_of(given, manifest)["phases"]  # type: ignore[misc]
+    assert set(phase) == FIRST_PHASE_SETTINGS
+    timed = replace(given, phases=(replace(given.phases[0], time=RoundTime(deadline=5.0)),))
+    (phase,) = noise_key.facts_of(timed, manifest)["phases"]  # type: ignore[misc]
+    assert set(phase) == FIRST_PHASE_SETTINGS | {"time"}
 
 
 def test_a_seeded_run_says_first_that_it_claims_nothing(tmp_path: Path) -> None:
