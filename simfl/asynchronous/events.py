@@ -37,8 +37,14 @@ class UpdateTimes(Protocol):
     def fixed(self) -> np.ndarray | None:
         """Duration of any update of each client, int64 [K], if all clients are always available and never fail."""
 
-    def finish(self, clients: np.ndarray, start: int, version: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return when updates that start at `start` end, int64 [n], and whether they arrive, bool [n]."""
+    def finish(self, clients: np.ndarray, start: int, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return when updates that start at `start` end, int64 [n], and whether they arrive, bool [n].
+
+        `index` is the number of each client's update in the phase, from 0, int64 [n].
+        """
+
+    def finish_one(self, client: int, start: int, index: int) -> tuple[int, bool]:
+        """Return the same of one update."""
 
     def next_available(self, clients: np.ndarray, instant: int) -> np.ndarray:
         """Return the first instant from `instant` on at which each client is available, int64 [n]; or `NEVER`."""
@@ -159,6 +165,7 @@ class _Server:
         self.now, self.version = start, 0
         self.in_flight: list[_Event] = []  # a heap
         self.users: dict[int, int] = {}  # version -> clients in flight that received it
+        self.started = np.zeros(num_clients, np.int64)  # updates of each client so far; not needed if all are alike
         self.sampler = _Sampler(num_clients, times, seed, phase)
 
     def rounds(self) -> Iterator[ScheduledRound]:
@@ -210,18 +217,25 @@ class _Server:
         chosen, wake = self.sampler.sample(free, self.now, self.version)
         if not chosen:
             return wake
-        fixed = self.times.fixed
-        if fixed is not None and len(chosen) == 1:
+        if len(chosen) == 1:
             (client,) = chosen
-            heappush(self.in_flight, (self.now + int(fixed[client]), client, self.version, True))
+            fixed = self.times.fixed
+            if fixed is not None:
+                end, arrives = self.now + int(fixed[client]), True
+            else:
+                end, arrives = self.times.finish_one(client, self.now, int(self.started[client]))
+            heappush(self.in_flight, (end, client, self.version, arrives))
         else:
             self._start(chosen)
+        if self.times.fixed is None:
+            self.started[chosen] += 1
         self.users[self.version] = self.users.get(self.version, 0) + len(chosen)
         this.sampled += chosen
         return wake
 
     def _start(self, chosen: list[int]) -> None:
-        ends, arrive = self.times.finish(np.array(chosen, np.int64), self.now, self.version)
+        clients = np.array(chosen, np.int64)
+        ends, arrive = self.times.finish(clients, self.now, self.started[clients])
         events = zip(ends.tolist(), chosen, [self.version] * len(chosen), arrive.tolist(), strict=True)
         if 4 * len(chosen) > len(self.in_flight):
             self.in_flight += events

@@ -11,6 +11,7 @@ import numpy as np
 from simfl.virtual_time.instants import FOREVER, nanoseconds, seconds
 from simfl.virtual_time.profiles import ClientProfiles, Durations, Work, durations, failures
 
+NUM_TABLES = 8  # first updates of each client whose times are drawn for all clients at once
 Message = tuple[Mapping[str, int | str], ...]  # one ledger row per part
 
 
@@ -80,7 +81,7 @@ class ClientTimes:
             return ()
         return self.uploads[0 if self.upload_of is None else int(self.upload_of[client])]
 
-    # Times of asynchronous updates; `version` names the draws of an update, since a client takes part once per version
+    # Times of asynchronous updates; the number of a client's update, from 0, names its draws
 
     @cached_property
     def fixed(self) -> np.ndarray | None:
@@ -90,16 +91,44 @@ class ClientTimes:
             return None
         return self.nominal.total
 
-    def finish(self, clients: np.ndarray, start: int, version: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return when updates that start at `start` end, int64 [n], and whether they arrive, bool [n]."""
-        total = self.durations(clients, version).total
-        fraction = failures(self.profiles, clients, self.phase, version)
-        fails = np.isfinite(fraction)
-        failed_at = np.where(fails, start + np.floor(np.where(fails, fraction, 0.0) * total).astype(np.int64), FOREVER)
+    def finish(self, clients: np.ndarray, start: int, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return when updates that start at `start` end, int64 [n], and whether they arrive, bool [n].
+
+        `index` is the number of each client's update, int64 [n].
+        """
+        total, failed = self._spans(clients, index)
         until = self.profiles.availability.available_until(clients, start)
-        lost_at = np.minimum(failed_at, until)
+        lost_at = np.minimum(np.where(failed < FOREVER, start + failed, FOREVER), until)
         arrival = start + total
         return np.minimum(arrival, lost_at), arrival <= lost_at
+
+    def finish_one(self, client: int, start: int, index: int) -> tuple[int, bool]:
+        """Return when one update ends and whether it arrives; the first updates of all clients are drawn at once."""
+        if index >= NUM_TABLES:
+            ends, arrive = self.finish(np.array([client]), start, np.array([index]))
+            return int(ends[0]), bool(arrive[0])
+        if index not in self._tables:
+            everyone = np.arange(len(self.profiles), dtype=np.int64)
+            self._tables[index] = self._spans(everyone, np.full(len(everyone), index))
+        total, failed = self._tables[index]
+        arrival, lost_at = start + int(total[client]), start + int(failed[client])
+        if not self.profiles.always:
+            until = self.profiles.availability.available_until(np.array([client]), start)
+            lost_at = min(lost_at, int(until[0]))
+        return min(arrival, lost_at), arrival <= lost_at
+
+    def _spans(self, clients: np.ndarray, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the duration of each update and the time after which it fails, int64 [n]; `FOREVER`: it does not."""
+        total = self.durations(clients, index).total
+        fraction = failures(self.profiles, clients, self.phase, index)
+        fails = np.isfinite(fraction)
+        failed = np.floor(np.where(fails, fraction, 0.0) * total).astype(np.int64)
+        return total, np.where(fails, failed, FOREVER)
+
+    @cached_property
+    def _tables(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """The spans of the first updates of all clients, by the number of the update."""
+        return {}
 
     def next_available(self, clients: np.ndarray, instant: int) -> np.ndarray:
         """Return the first instant from `instant` on at which each client is available, int64 [n]."""

@@ -12,6 +12,7 @@ import pytest
 from simfl.asynchronous.events import NEVER, EventSchedule, Pace, ScheduledRound
 from simfl.errors import ConfigError, RunError
 from simfl.seeds import rng
+from simfl.virtual_time.availability import Always, Diurnal
 from simfl.virtual_time.profiles import Profile, Work, client_profiles
 from simfl.virtual_time.times import ClientTimes
 
@@ -23,16 +24,20 @@ class Given:
     """Durations by client; clients in `away` are available from an instant on, updates in `lost` do not arrive."""
 
     durations: Sequence[int]
-    lost: frozenset[tuple[int, int]] = frozenset()  # client, version
+    lost: frozenset[tuple[int, int]] = frozenset()  # client, number of its update
     away: dict[int, int] = field(default_factory=dict)
 
     @property
     def fixed(self) -> np.ndarray | None:
         return None if self.lost or self.away else np.array(self.durations, np.int64)
 
-    def finish(self, clients: np.ndarray, start: int, version: int) -> tuple[np.ndarray, np.ndarray]:
+    def finish(self, clients: np.ndarray, start: int, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         ends = start + np.array(self.durations, np.int64)[clients]
-        return ends, np.array([(client, version) not in self.lost for client in clients.tolist()], bool)
+        names = zip(clients.tolist(), index.tolist(), strict=True)
+        return ends, np.array([name not in self.lost for name in names], bool)
+
+    def finish_one(self, client: int, start: int, index: int) -> tuple[int, bool]:
+        return start + self.durations[client], (client, index) not in self.lost
 
     def next_available(self, clients: np.ndarray, instant: int) -> np.ndarray:
         return np.array([max(instant, self.away.get(client, 0)) for client in clients.tolist()], np.int64)
@@ -176,6 +181,7 @@ def random_case(seed: int) -> tuple[Pace, int, ClientTimes]:
         device_spread=float(random.random() * 3),
         jitter=float(random.choice([0.0, 0.5])),
         failure_rate=float(random.choice([0.0, 0.3])),
+        availability=Always() if random.random() < 0.5 else Diurnal(period=30.0, zones=30.0, share=0.5),
     )
     profiles = client_profiles(profile, count, seed)
     size = np.full(count, 10**6)
@@ -241,8 +247,19 @@ def test_fixed_durations_of_profiles_are_those_of_single_updates() -> None:
     times = ClientTimes(profiles, 0, 1e9, size, size, np.ones(50, np.int64), examples)
     clients = np.array([3, 17, 40])
     assert times.fixed is not None
-    ends, arrive = times.finish(clients, 1000, 9)
+    ends, arrive = times.finish(clients, 1000, np.full(3, 9))
     assert (ends - 1000).tolist() == times.fixed[clients].tolist()
     assert arrive.all()
     work = Work(size[clients], size[clients], examples[clients], 1e9)
     assert work.flops == times.flops
+
+
+@pytest.mark.parametrize("index", [0, 3, 20])
+def test_times_of_one_update_are_those_of_many(index: int) -> None:
+    profile = Profile(jitter=0.5, failure_rate=0.4, availability=Diurnal(period=60.0, zones=60.0, share=0.5))
+    size, clients = np.full(40, 10**6), np.arange(40)
+    times = ClientTimes(client_profiles(profile, 40, 0), 0, 1e9, size, size, np.ones(40, np.int64), clients + 1.0)
+    ends, arrive = times.finish(clients, 7 * 10**9, np.full(40, index))
+    one_by_one = [times.finish_one(client, 7 * 10**9, index) for client in range(40)]
+    assert one_by_one == list(zip(ends.tolist(), arrive.tolist(), strict=True))
+    assert 0 < arrive.sum() < 40
