@@ -298,6 +298,11 @@ def load_processor(
     if hasattr(processor.image_processor, "apply_ocr"):
         processor.image_processor.apply_ocr = False  # the data have the words
     _apply((processor.image_processor, processor), settings)
+    if getattr(processor.image_processor, "is_vqa", False):
+        raise ConfigError(
+            "model.processor.is_vqa: true, by which the question is drawn into each page, is not supported; allowed:"
+            " false, with which the prompt begins the decoder's input"
+        )
     return HfProcessor(processor, names, config.model_type, in_decoder)
 
 

@@ -19,5 +19,6 @@ OBJECTIVES: Registry[Objective] = Registry(
         "text_layout_modeling": "simfl.objectives.self_pretraining:TextLayoutModeling",
         "text_modeling": "simfl.objectives.self_pretraining:TextModeling",
         "vqa": "simfl.objectives.vqa:Vqa",
+        "word_labels": "simfl.objectives.word_labels:WordLabels",
     }
 )

@@ -46,6 +46,10 @@ class Objective(ABC):
     def check(self, split: Any) -> None:  # noqa: B027  (most objectives of users need none)
         """Raise DataError if a split (`simfl.data.base.Split`) cannot be encoded; called before a run starts."""
 
+    def num_classes(self, known: int | None) -> int | None:
+        """Return the number of classes for which models are built; `known` is what the data set says, or None."""
+        return known
+
     def input_shape(self, split: Any, shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
         """Return the shape of one encoded input, for models that are built for a shape.
 

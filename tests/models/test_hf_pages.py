@@ -16,6 +16,7 @@ import simfl
 from simfl.data.base import Split
 from simfl.errors import ConfigError, DataError
 from simfl.models.hf import HuggingFace
+from simfl.models.hf_processor import _processor_class
 from simfl.objectives.chat import Chat
 from simfl.protocol import Task
 
@@ -114,3 +115,25 @@ def test_images_are_left_out_or_required_if_asked_for() -> None:
     assert not Chat().encode(split, llama.tokenizer()).shared
     with pytest.raises(DataError, match="chat: image: true, but the model reads no images"):
         Chat(image=True).encode(split, llama.tokenizer())
+
+
+def test_questions_that_are_drawn_into_pages_are_refused() -> None:
+    pix2struct = {
+        "model_type": "pix2struct", "is_vqa": True,
+        "vision_config": {"hidden_size": 8, "d_ff": 8, "d_kv": 4, "num_hidden_layers": 1, "num_attention_heads": 2},
+        "text_config": {"hidden_size": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2},
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=r"^model\.processor\.is_vqa: true, by which the question is drawn"):
+        HuggingFace(config=pix2struct, processor={"is_vqa": True}).tokenizer()
+
+
+def test_a_processor_without_weights_has_no_videos_where_torchvision_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.utils.is_torchvision_available", lambda: True)
+    config = type("Config", (), {"model_type": "qwen2_5_vl"})()
+    assert "video_processor" not in _processor_class(config, None).get_attributes()
+    (tmp_path / "processor_config.json").write_text("{}")
+    assert "video_processor" not in _processor_class(config, tmp_path).get_attributes()
+    (tmp_path / "video_preprocessor_config.json").write_text("{}")
+    assert "video_processor" in _processor_class(config, tmp_path).get_attributes()

@@ -111,7 +111,7 @@ def experiment(
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("adapters", [None, {"kind": "lora", "rank": 2}])
+@pytest.mark.parametrize("adapters", [pytest.param(None, marks=pytest.mark.slow), {"kind": "lora", "rank": 2}])
 def test_both_modes_learn_all_tokens_alike(adapters: Any, tmp_path: Path) -> None:
     objective = {"loss_on": "all", "metric": "token_accuracy", "max_answer": 2}
     runs = [

@@ -64,7 +64,7 @@ def assert_close(one: dict[str, Tensor], other: dict[str, Tensor], scale: float 
         torch.testing.assert_close(tensor, other[name], rtol=1e-4 * scale, atol=1e-6 * scale)
 
 
-@pytest.mark.parametrize("loss_on", ["answer", "all"])
+@pytest.mark.parametrize("loss_on", ["answer", pytest.param("all", marks=pytest.mark.slow)])
 def test_cut_batches_train_like_whole_ones_in_both_modes(loss_on: str, tmp_path: Path) -> None:
     objective = {"loss_on": loss_on}
     whole = train(tmp_path / "whole", objective, "sequential")
