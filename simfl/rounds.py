@@ -324,7 +324,7 @@ def _unmask(context: PhaseContext, plan: RoundPlan) -> Unmask | None:
 def _step_server(context: PhaseContext, before: Snapshot, updates: AggregatedUpdates | None) -> Snapshot:
     """Apply the algorithm's aggregation and the server optimizer; a round without uploads changes nothing."""
     if updates is None:
-        return before
+        return replace(before, base_rank=0)
     phase, server = context.phase, before.server
     if updates.num_sampled < phase.algorithm.least_uploads():
         raise RunError(

@@ -152,14 +152,15 @@ class PhaseMessages:
                 charged = at_ranks(stage.messages, self.received, dict.fromkeys(served, full))
                 download = self._messages("download", charged)
             upload = self.uploads(served, number)
+            timed = None
             if start is not None and stage.times is not None:
                 timed = self._timed(stage.times, number, clock, start, download, upload)
                 assert timed.schedule is not None
-                clock = timed.schedule.end
-                yield timed
-                continue
+                clock, served = timed.schedule.end, [client for client in served if client not in timed.dropped]
             base_rank = 0 if stage.messages.low_rank is None else stage.messages.low_rank.base_rank(served)
-            if stage.messages.secure is None:
+            if timed is not None:
+                yield timed
+            elif stage.messages.secure is None:
                 yield RoundMessages(number + 1, clients, download, upload)
             else:
                 yield self._secure(stage.messages.secure, number, clients, download, upload)

@@ -10,6 +10,7 @@ from fakes import run as run_in
 from rich.console import Console
 
 from simfl import config, load
+from simfl.algorithms.flexlora import FlexLora
 from simfl.config.rules import check
 from simfl.errors import ConfigError
 from simfl.experiment import Clients, Privacy
@@ -206,3 +207,15 @@ def test_operations_are_those_of_the_products_by_hand(tmp_path):
     prox = plan(timed(algorithm="moon"), tmp_path).phases[0].time  # two more forward passes without gradient
     assert prox is not None
     assert prox.flops == 4 * forward + 2 * 16 * 5
+
+
+@pytest.mark.parametrize("algorithm", ["fedex_lora", FlexLora(rank={1: 0.5, 2: 0.5})], ids=["changed base", "ranks"])
+def test_messages_of_different_sizes_match_the_plan(tmp_path, algorithm):
+    quiet = replace(PROFILE, failure_rate=0.0, availability=Profile().availability)
+    found = run(timed(RoundTime(over_selection=1.5), quiet, algorithm=algorithm), tmp_path / "run")
+    assert found.summary["plan"].startswith("matches")
+
+
+def test_an_algorithm_that_sends_other_tensors_in_each_round_is_refused():
+    with pytest.raises(ConfigError, match="rolora sends other tensors in each round, whose times are not modelled"):
+        check(timed(algorithm="rolora"))
