@@ -136,7 +136,8 @@ class EventSchedule:
         if number not in self._known:
             if number < self._next or self._next == 0:
                 self._rounds, self._next = _Server(*self._facts).rounds(), 0
-            for found in islice(self._rounds, number + 1 - self._next):
+            count, self._next = number + 1 - self._next, 0  # a schedule that fails starts again, and fails again
+            for found in islice(self._rounds, count):
                 self._known[found.number] = found
                 self._known.pop(found.number - NUM_KEPT, None)
             self._next = number + 1

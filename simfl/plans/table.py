@@ -114,9 +114,9 @@ def _time(plan: RunPlan) -> Table:
         if found.parts:
             shares = (f"{name} {value:,.1f} s ({value / whole:.0%})" for name, value in found.parts.items())
             table.add_row("  of which", ", ".join(shares))
-            table.add_row(
-                "  updates", ", ".join(f"{count:,} {name}" for name, count in found.outcomes.items() if count)
-            )
+        if found.outcomes:
+            counts = (f"{count:,} {name}" for name, count in found.outcomes.items() if count)
+            table.add_row("  updates", ", ".join(counts))
         if found.curve:
             points = (f"{q:.0%} {value:,.2f}" for q, value in zip(CURVE, found.curve, strict=True))
             table.add_row("  uploads arrive", f"after s: {', '.join(points)}")

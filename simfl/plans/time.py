@@ -65,7 +65,11 @@ class PhaseTimes:
         """Add a round."""
         self.rounds += 1
         self.end = in_round.end
-        schedule = in_round.schedule
+        schedule, events = in_round.schedule, in_round.events
+        if events is not None:
+            ended = {"applied": len(events.clients), "late": len(events.refused), "lost": len(events.lost)}
+            self.outcomes.update(ended)
+            self.outcomes["in flight at the end"] = events.in_flight
         if schedule is None:
             return
         self.parts.update(schedule.parts)
