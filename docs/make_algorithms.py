@@ -86,14 +86,14 @@ transformers.
 |---|---|---|---|
 | a baseline | `fedit` | 1 | the mean of A and B is not the mean of B A (`deviation`) |
 | few bytes, or differential privacy | `ffa_lora` | 1/2 | A stays random: less expressive |
-| few bytes, with A trained | `rolora` | 1/2, if a client takes part in every round | each factor is trained in every second round |
-| the exact mean, adapters kept | `fedex_lora` | 1 + (K − 1)/2 | downloads grow with the clients K of a round, up to the whole weights |
+| few bytes, with A trained | `rolora` | 1/2, at full participation | each factor rests in every second round |
+| the exact mean, adapters kept | `fedex_lora` | 1 + (K − 1)/2 | downloads grow with K, the clients of a round |
 | the exact mean, any ranks | `flora` | (K + 1)/2 | as above; adapters start again in every round |
 | clients of different ranks | `flexlora` | by rank | a decomposition on the server in every round; `sgd` at rate 1 |
 | the same, without a decomposition | `rbla`, `hetlora` | by rank | means of factors, as in `fedit` |
 | closer to the mean without bytes | `lora_fair` | 1 | a small linear system on the server |
 | a model for each client | `fedsa_lora` | 1/2 | evaluate `personal`; there is no global model |
-| a better start for adapters | `slora` | sparse weights first, then 1 | a first stage; list the frozen weights under `train` |
+| a better start for adapters | `slora` | sparse weights first, then 1 | a first stage |
 
 [Measured side by side](../experiments/lora/README.md) with ten clients and five seeds: after equal rounds no rule
 differs significantly from `fedit`; after equal bytes `fedex_lora` and `flora` are behind.
@@ -116,8 +116,9 @@ differs significantly from `fedit`; after equal bytes `fedex_lora` and `flora` a
 - **Secure aggregation** needs sums alone: `fedit`, `ffa_lora`, `rolora` and `fedsa_lora` with equal ranks.
 - **Server optimizers**: any, with moments that rest while a tensor is not trained (`rolora`). `flexlora` and `slora`
   set weights and take `sgd` at rate 1 alone; `fedex_lora` is exact with it.
-- **Codecs**: uploads of any kind, encoded per factor at the client's rank. Downloads that are cut to a rank, or to some
-  values of a tensor (`slora`), are float32, float16 or bfloat16.
+- **Codecs**: uploads of any kind, encoded per factor at the client's rank. Downloads that are cut to a rank are
+  float32, or float16 and bfloat16 with `encode: weights`; those of `slora`, of some values of a tensor, are float32,
+  float16 or bfloat16.
 
 ## Overview
 """

@@ -244,8 +244,9 @@ def _low_rank(phase: Phase, experiment: Experiment) -> Violations:
     for path, one in used.items():
         proportional = one.fixed_size and 3 * one.size((2, 8)) == one.size((6, 8))
         if algorithm.client_ranks() is not None and not (proportional and not one.broadcasts_deltas):
-            kind = type(one).__name__
-            yield f"codec.{path}: {kind} cannot be cut to a client's rank; allowed: float32, float16, bfloat16"
+            kind, sent = type(one).__name__, " of updates" if proportional else ""
+            allowed = "encode: weights" if proportional else "float32, and float16 or bfloat16 with encode: weights"
+            yield f"codec.{path}: {kind}{sent} cannot be cut to a client's rank; allowed: {allowed}"
         elif type(algorithm).num_downloaded is not Algorithm.num_downloaded and not proportional:
             kind = type(one).__name__
             yield f"codec.{path}: {kind} cannot be cut to some values of a tensor; allowed: float32, float16, bfloat16"

@@ -57,7 +57,8 @@ def _clips(secure: SecureAggregation, experiment: Experiment) -> Iterator[str]:
         return
     if secure.clip is None:
         yield "secure_aggregation.clip: missing; give a number above 0, the largest absolute value of an update"
-    parts = {part for phase in experiment.phases for part in phase.algorithm.reduce} - {"weights"}
+    summed = [phase.algorithm for phase in experiment.phases if not phase.algorithm.has_contributions()]
+    parts = {part for algorithm in summed for part in algorithm.reduce} - {"weights"}  # others are refused below
     for part in sorted(parts - set(secure.part_clips)):
         yield f"secure_aggregation.part_clips.{part}: missing; give the largest absolute value of this part"
     for part in sorted(set(secure.part_clips) - parts):

@@ -267,6 +267,14 @@ def test_downloads_that_cannot_be_cut_to_a_rank_are_refused() -> None:
     given = experiment({"name": "fedit", "rank": list(RANKS)}, codec={"download": "nf4"})
     with pytest.raises(ConfigError, match=r"codec\.download: Nf4 cannot be cut to a client's rank"):
         config.parse(given)
+    given = experiment({"name": "fedit", "rank": list(RANKS)}, codec={"download": "float16"})
+    with pytest.raises(
+        ConfigError, match=r"Float16 of updates cannot be cut to a client's rank; allowed: encode: weights"
+    ):
+        config.parse(given)
+    config.parse(
+        experiment({"name": "fedit", "rank": list(RANKS)}, codec={"download": {"name": "float16", "encode": "weights"}})
+    )
     with pytest.raises(ConfigError, match=r"codec\.download: Int8 cannot be cut to some values of a tensor"):
         config.parse(experiment("slora", codec={"download": "int8"}))
 
@@ -382,6 +390,7 @@ def test_products_are_summed_where_all_factors_together_are_larger(tmp_path: Pat
     [
         ({"algorithm": "fedex_lora", "privacy": True}, "ffa_lora, whose update is linear"),
         ({"algorithm": "flora", "secure": True}, "which secure_aggregation hides; allowed: fedit"),
+        ({"algorithm": "hetlora", "secure": True}, "HetLora combines A and B of single clients, which secure_aggreg"),
     ],
 )
 def test_what_needs_single_products_is_refused(settings: dict[str, object], message: str) -> None:
