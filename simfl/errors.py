@@ -73,13 +73,16 @@ class Problems:
 
 
 def closest(given: str, allowed: Iterable[str]) -> str | None:
-    """Return the allowed name that is most similar to a misspelt one; None if none is similar."""
-    match = difflib.get_close_matches(str(given), sorted(set(allowed)), n=1)
-    return match[0] if match else None
+    """Return the allowed name that is most similar to a misspelt one, in any case; None if none is similar."""
+    names = {name.lower(): name for name in sorted(set(allowed), reverse=True)}
+    match = difflib.get_close_matches(str(given).lower(), sorted(names), n=1)
+    return names[match[0]] if match else None
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:
     """Return a hint for the end of an error message: the closest allowed name, or all allowed names."""
     names = sorted(set(allowed))
+    if not names:
+        return "there are none"
     match = closest(given, names)
     return f"did you mean {match!r}?" if match else f"allowed: {', '.join(names)}"

@@ -45,6 +45,13 @@ def axes_of(path: Path, given: Mapping[str, object]) -> Iterator[list[AxisEntry]
         yield _listed("seed", given["seeds"], {"seed": "seed"}, where="seeds")
 
 
+def grid_paths(given: Mapping[str, object]) -> list[str]:
+    """Return the paths that vary in the grid, in the order in which they are set; named entries are left out."""
+    grid = given.get("grid")
+    lists = [key for key, values in grid.items() if isinstance(values, list)] if isinstance(grid, Mapping) else []
+    return [path for key in lists for path in _paths(key)]
+
+
 def _experiments(path: Path, given: object) -> list[AxisEntry]:
     if isinstance(given, Mapping):
         named = {str(name): config.relative_file(path, file, f"experiments.{name}") for name, file in given.items()}

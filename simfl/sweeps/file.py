@@ -29,8 +29,9 @@ from simfl.errors import ConfigError, nearest
 from simfl.experiment import Experiment
 from simfl.reports.table_spec import TableSpec, check_spec, restrict_to_planned
 from simfl.runs.storage import is_url
-from simfl.sweeps.axes import AxisEntry, axes_of, settings_of
+from simfl.sweeps.axes import AxisEntry, axes_of, grid_paths, settings_of
 from simfl.sweeps.optuna_import import load_optuna
+from simfl.sweeps.overlaps import check_paths, is_hidden, refuse_name
 from simfl.sweeps.point import Point
 from simfl.sweeps.search import Search, SearchPlan, plan_of, trial_label
 
@@ -106,9 +107,11 @@ def load(path: Path, overrides: Iterable[str] = (), only: Iterable[str] = ()) ->
             f"{path}: no setting varies; give grid, variants, experiments, seeds or search, or use simfl run"
         )
     shared = settings_of(given.get("set"), "set")
-    _check_effect(settings, shared, axes)
     name = str(given.get("name") or path.stem)
     base, files = (None, [path]) if "experiments" in given else _base(path, given)
+    example = base if base is not None else config.whole(next(e.file for e in axes[0] if e.file is not None))
+    check_paths(example, "grid", grid_paths(given))
+    _check_effect(example, settings, shared, axes)
     common = {**shared, **settings}
     points = tuple(_points(path, name, base, common, axes))
     stop, chosen = read(EarlyStopping, _or_empty(given, "stop"), "stop"), _chosen(points, tuple(only))
@@ -161,11 +164,14 @@ def _base(path: Path, given: Mapping[str, object]) -> tuple[dict[str, object], l
     return {key: value for key, value in given.items() if key not in SWEEP_KEYS}, [path]
 
 
-def _check_effect(settings: Settings, common: Mapping[str, object], axes: list[list[AxisEntry]]) -> None:
-    """Refuse a setting that every run overrides."""
+def _check_effect(
+    given: Mapping[str, object], settings: Settings, common: Mapping[str, object], axes: list[list[AxisEntry]]
+) -> None:
+    """Refuse a setting that every run overrides; `given` is the experiment of a run."""
     for where, path in [*(("--set ", path) for path in settings), *(("set.", path) for path in common)]:
+        refuse_name(path, where)
         for axis in axes:
-            if all(path in entry.settings for entry in axis):
+            if all(is_hidden(given, path, entry.settings) for entry in axis):
                 raise ConfigError(f"{where}{path}: has no effect, because it varies in this sweep")
 
 
@@ -199,10 +205,12 @@ def _search(path: Path, given: Mapping[str, object], settings: Settings, only: t
     if search.fork is not None and not is_url(search.fork.run):
         search = replace(search, fork=replace(search.fork, run=str((path.parent / search.fork.run).resolve())))
     shared = settings_of(given.get("set"), "set")
-    for where, key in [*(("--set ", key) for key in settings), *(("set.", key) for key in shared)]:
-        if key in search.space:
-            raise ConfigError(f"{where}{key}: has no effect, because it varies in this search")
     base, files = _base(path, given)
+    check_paths(base, "search.space", list(search.space))
+    for where, key in [*(("--set ", key) for key in settings), *(("set.", key) for key in shared)]:
+        refuse_name(key, where)
+        if is_hidden(base, key, search.space):
+            raise ConfigError(f"{where}{key}: has no effect, because it varies in this search")
     try:
         for change in (shared, settings):
             base = config.with_settings(base, change)

@@ -181,6 +181,12 @@ WRONG = [
     ({"metric": "accuracy:worse"}, "search.metric: unknown 'worse' in 'accuracy:worse'; did you mean 'worst'?"),
     ({"first": [{"seed": 3}]}, "search.first.0: 'seed' is not in the space; allowed: algorithm, local.batch_size"),
     ({"first": [{"local.batch_size": 5}]}, "search.first.0.local.batch_size: 5 is not in the space"),
+    ({"sampler": "TPE"}, "search.sampler: unknown 'TPE'; did you mean 'tpe'?"),
+    (
+        {"space": {"seed": {"int": [1, 3]}, "local.epochs": {"int": [1, 3]}, "phases.*.local.epochs": {"int": [1, 2]}}},
+        "search.space.local.epochs: has no effect, because search.space.phases.*.local.epochs sets the same",
+    ),
+    ({"space": {"name": {"choice": ["a", "b"]}}}, "search.space.name: has no effect, because each run is named by"),
     ({"budget": 3}, "search.budget: unknown key (given 3); allowed: direction, first, fork, metric, pruner, sampler"),
 ]
 

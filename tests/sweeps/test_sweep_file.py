@@ -240,6 +240,20 @@ def test_runs_of_a_sweep_share_a_group_in_weights_and_biases(tmp_path: Path) -> 
         ({"seeds": [1, 2], "table": {"against": "2"}}, "table.against: no row has '2'; allowed: seed-1, seed-2"),
         ({"seeds": [1], "experiment": "bse.yaml"}, "experiment: .*bse.yaml does not exist; did you mean 'base.yaml'"),
         ({"variants": {"a b": None, "a-b": None}}, "two runs have the name a-b; name them with variants"),
+        (
+            {"grid": {"local.epochs": [1, 2], "phases.0.local.epochs": [3]}},
+            "grid.local.epochs: has no effect, because grid.phases.0.local.epochs sets the same",
+        ),
+        (
+            {"grid": {"algorithm.mu": [1.0, 2.0], "algorithm": ["fedprox"]}},
+            "grid.algorithm.mu: has no effect, because grid.algorithm sets the same",
+        ),
+        (
+            {"set": {"phases.0.rounds": 9}, "grid": {"rounds": [1]}},
+            "set.phases.0.rounds: has no effect, because it var",
+        ),
+        ({"grid": {"name": ["a", "b"]}}, "grid.name: has no effect, because each run is named by its values"),
+        ({"set": {"name": "a"}, "seeds": [1]}, "set.name: has no effect, because each run is named by its values"),
     ],
 )
 def test_a_wrong_sweep_file_is_refused_in_one_line(tmp_path: Path, given: dict[str, Any], message: str) -> None:
