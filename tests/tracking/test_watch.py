@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -96,6 +98,17 @@ def test_a_finished_run_is_shown_with_its_summary(tmp_path: Path, capsys: pytest
     assert "round 3 of 3" in shown
     assert f"{summary['initial']['accuracy']:.4f} to {summary['final']['accuracy']:.4f}" in shown
     assert "toy: completed after 3 rounds" in shown
+
+
+def test_watching_imports_neither_torch_nor_pandas(tmp_path: Path) -> None:
+    run(experiment(rounds=1), tmp_path / "r")
+    code = (
+        "import sys; from simfl.cli import main; main(sys.argv[1:]); print({'torch', 'pandas', 'ray'} & {*sys.modules})"
+    )
+    command = [sys.executable, "-c", code, "watch", str(tmp_path / "r"), "--once"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert shown[0].startswith("toy: completed")
+    assert shown[-1] == "set()"
 
 
 def test_a_killed_run_is_shown_up_to_its_last_log_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
