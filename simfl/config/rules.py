@@ -226,7 +226,10 @@ def _codecs(phase: Phase, experiment: Experiment) -> Violations:
 def _low_rank(phase: Phase, experiment: Experiment) -> Violations:
     """Check what algorithms for low-rank adapters need of privacy and of the codec of downloads."""
     algorithm, codec = phase.algorithm, phase.codec
-    single = algorithm.products() == "needed" or algorithm.has_contributions()
+    ranked = algorithm.client_ranks() is not None
+    single = algorithm.products() == "needed" or (algorithm.has_contributions() and not ranked)
+    if experiment.privacy is not None and ranked:
+        yield "algorithm.rank: clients of different ranks have updates of different sensitivity; allowed: equal ranks"
     if experiment.privacy is not None and type(algorithm).num_downloaded is not Algorithm.num_downloaded:
         name = REGISTRIES["algorithms"].name_of(type(algorithm))
         yield f"algorithm: {name} sends some values of a tensor, which privacy does not clip; allowed: ffa_lora"
@@ -243,7 +246,7 @@ def _low_rank(phase: Phase, experiment: Experiment) -> Violations:
     used |= {f"parts.{part}.download": own.download for part, own in codec.parts.items() if own.download}
     for path, one in used.items():
         proportional = one.fixed_size and 3 * one.size((2, 8)) == one.size((6, 8))
-        if algorithm.client_ranks() is not None and not (proportional and not one.broadcasts_deltas):
+        if ranked and not (proportional and not one.broadcasts_deltas):
             kind, sent = type(one).__name__, " of updates" if proportional else ""
             allowed = "encode: weights" if proportional else "float32, and float16 or bfloat16 with encode: weights"
             yield f"codec.{path}: {kind}{sent} cannot be cut to a client's rank; allowed: {allowed}"

@@ -74,7 +74,9 @@ def _phase(secure: SecureAggregation, phase: Phase) -> Iterator[str]:
         yield "centralized: true, so nothing is uploaded; leave out secure_aggregation"
     if "gather" in phase.algorithm.reduce.values():
         yield f"algorithm: {name} needs single uploads, which secure_aggregation hides; allowed: those that need sums"
-    if phase.algorithm.products() == "needed" or phase.algorithm.has_contributions():
+    if phase.algorithm.client_ranks() is not None:
+        yield "algorithm.rank: clients of different ranks send vectors of different lengths; allowed: equal ranks"
+    elif phase.algorithm.products() == "needed" or phase.algorithm.has_contributions():
         yield (
             f"algorithm: {name} combines A and B of single clients, which secure_aggregation hides; allowed: fedit,"
             " ffa_lora, rolora, fedsa_lora with equal ranks"

@@ -390,6 +390,11 @@ def test_products_are_summed_where_all_factors_together_are_larger(tmp_path: Pat
     [
         ({"algorithm": "fedex_lora", "privacy": True}, "ffa_lora, whose update is linear"),
         ({"algorithm": "flora", "secure": True}, "which secure_aggregation hides; allowed: fedit"),
+        (
+            {"algorithm": {"name": "ffa_lora", "rank": {4: 1.0}}, "privacy": True},
+            "algorithm.rank: .*allowed: equal ranks",
+        ),
+        ({"algorithm": {"name": "fedit", "rank": {4: 1.0}}, "secure": True}, "algorithm.rank: .*allowed: equal ranks"),
         ({"algorithm": "hetlora", "secure": True}, "HetLora combines A and B of single clients, which secure_aggreg"),
     ],
 )
