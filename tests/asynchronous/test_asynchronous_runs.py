@@ -151,7 +151,7 @@ def test_evaluation_by_virtual_time(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("name", ["vectorized", "fedasync", "client state"])
-def test_ray_workers_change_no_bit(name: str, workers: int, tmp_path: Path) -> None:
+def test_ray_workers_change_no_bit(name: str, workers: int, tmp_path: Path, ray_session: object) -> None:
     this = case(**RUNS[name])
     run(this, tmp_path / "inline")
     run(this, tmp_path / "ray", workers=workers)
