@@ -42,7 +42,7 @@ def parts(tmp_path: Path, base: Path) -> Path:
     )  # fmt: skip
     config.architectures = ["LlavaForConditionalGeneration"]
     model = transformers.LlavaForConditionalGeneration(config)
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():
         if "language_model" not in name and "lm_head" not in name:
             stored, _ = quantize(parameter.detach())
