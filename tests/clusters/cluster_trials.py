@@ -360,7 +360,8 @@ def run_trial(slurm: LocalSlurm | None, fault: str, number: int, seed: int, whol
                 return slurm_trial(slurm, fault, number, place, whole)
             return pod_trial(fault, number, place, whole)
         except Exception as error:
-            return Outcome(fault, number, problems=("broken trial",), output=f"{type(error).__name__}: {error}")
+            text = f"{type(error).__name__}: {error}"
+            return Outcome(fault, number, struck=False, problems=("broken trial",), output=text)
 
 
 def main() -> int:
