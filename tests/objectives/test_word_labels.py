@@ -97,7 +97,7 @@ def rows_of(pages: bool) -> list[dict[str, Any]]:
     found = []
     for n in range(12):
         words = ["total", f"{n % 4}2", "on", ["Monday", "Friday"][n % 2]]
-        row = {"words": words, "labels": ["O", "B-SUM", "O", "B-DAY"], "shop": f"s{n % 2}"}
+        row: dict[str, Any] = {"words": words, "labels": ["O", "B-SUM", "O", "B-DAY"], "shop": f"s{n % 2}"}
         if pages:
             row |= {"boxes": [[0.1, 0.2 * k, 0.4, 0.2 * k + 0.1] for k in range(4)], "image": page()}
         found.append(row)
