@@ -21,7 +21,10 @@ from simfl.optimizers.sliding_window import SlidingWindow
 from simfl.runs import checkpoint
 from simfl.runs.results import Run
 from simfl.runs.snapshot import Snapshot
+from simfl.runtime.ray.remote_store import RemoteClientStore
+from simfl.runtime.worker import Worker
 from simfl.sweeps.fork import fork
+from simfl.training.plan import ClientPlans
 
 
 def test_full_buffer_and_equal_durations_are_fedavg_to_the_bit(tmp_path: Path) -> None:
@@ -133,6 +136,24 @@ def test_rounds_are_repeated_from_checkpoints(tmp_path: Path) -> None:
     rerun.rerun_round()
     assert rerun.differences == []
     assert rerun.snapshot.weights_sha256 == traces(tmp_path / "run")["weights_sha256"]
+
+
+def test_workers_without_the_folder_of_the_run_get_the_versions_with_their_task(tmp_path: Path) -> None:
+    run(case("ditto"), tmp_path / "run")
+    rerun = Rerun(Run(tmp_path / "run"), tmp_path / "scratch")
+    planned = rerun.go_to(0, 5)
+    store = RemoteClientStore()
+    remote = Worker(rerun.config, rerun.run_context, store=store)
+    remote.begin(0, {})
+    versions = {plan.origin.digest for plan in planned.client_plans if plan.origin is not None} - {""}
+    assert versions
+    for cohort in planned.cohorts:
+        digests = ClientPlans.of(cohort.clients).stored_digests()
+        here = rerun.worker.train(cohort, planned.received)
+        with store.task({digest: rerun.store.get(digest) for digest in digests}):
+            there = remote.train(cohort, planned.received)
+        for part, tensors in here.sums.items():
+            assert all(torch.equal(there.sums[part][name], t) for name, t in tensors.items())
 
 
 def test_evaluation_by_virtual_time(tmp_path: Path) -> None:

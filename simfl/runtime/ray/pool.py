@@ -87,7 +87,8 @@ class RayPool:
 
     def probe(self, request: ProbeRequest, received: Parts) -> ProbeResult:
         """Try execution modes on one worker; if that fails, the run can continue with another probe."""
-        task = WorkerTask(request, "execution modes", (1.0,), [client.state_digest for client in request.clients])
+        digests = ClientPlans.of(request.clients).stored_digests()
+        task = WorkerTask(request, "execution modes", (1.0,), digests)
         batch: TaskBatch[ProbeResult] = self._submit("probe", [task], [self._put(received)])
         try:
             results = list(self._results(batch))
