@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +20,8 @@ from simfl.tracking.console import SafeConsole
 from simfl.tracking.watch import POLL_SECONDS, RunView, sparkline
 
 STYLES = {"completed": "green", "stopped": "yellow", "failed": "bold red", "interrupted": "yellow", "waiting": "dim"}
+WIDE = 1000  # columns of text that is no terminal, at most
+WHOLE, MAX_WHOLE = ("run", "score"), 40  # columns that a narrow terminal does not cut, up to this width
 RESERVED_LINES = 6  # lines of the terminal outside the table
 RANKS = ("running", "failed", "completed", "stopped", "interrupted", "waiting")
 
@@ -40,11 +42,14 @@ def sweep_table(rows: Sequence[SweepRow], height: int, search: JsonObject | None
     `search` is the description of a search in `sweep.json`; then the best trial so far is shown too.
     """
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("run", "status", "round", "score", "", "loss", "bytes", "time"):
-        table.add_column(name, no_wrap=True, justify="right" if name in ("round", "loss", "bytes", "time") else "left")
     first = sorted(range(len(rows)), key=lambda i: RANKS.index(rows[i].status))[: max(height, 3)]
-    for i in sorted(first):
-        table.add_row(*_cells(rows[i]))
+    shown = [_cells(rows[i]) for i in sorted(first)]
+    for column, name in enumerate(("run", "status", "round", "score", "", "loss", "bytes", "time")):
+        longest = max((len(str(cells[column])) for cells in shown), default=0) if name in WHOLE else 0
+        justify: JustifyMethod = "right" if name in ("round", "loss", "bytes", "time") else "left"
+        table.add_column(name, no_wrap=True, justify=justify, min_width=min(longest, MAX_WHOLE))
+    for cells in shown:
+        table.add_row(*cells)
     statuses = [row.status for row in rows]
     counts = ", ".join(f"{statuses.count(s)} {s}" for s in ("running", *STYLES) if s in statuses)
     hidden = f"; {len(rows) - len(first)} not shown" if len(first) < len(rows) else ""
@@ -142,7 +147,12 @@ def watch_sweep(
     console, logs = console or SafeConsole(), SweepLogs(folder)
     if once or not console.is_terminal:
         rows = logs.rows()
-        console.print(sweep_table(rows, len(rows), logs.search))
+        found = sweep_table(rows, len(rows), logs.search)
+        if not console.is_terminal:  # a file or a pipe has no width that would cut names and scores
+            console.width = max(
+                console.width, console.measure(found, options=console.options.update(width=WIDE)).maximum
+            )
+        console.print(found)
         return
     with Live(console=console, auto_refresh=False) as live:
         while True:
