@@ -120,3 +120,13 @@ def test_the_states_of_the_global_generators_are_restored():
     with global_states_kept():
         torch.rand(3), np.random.rand(3), random.random()
     assert (torch.rand(1).item(), np.random.rand(), random.random()) == expected
+
+
+def test_tables_that_import_what_they_name_are_not_read() -> None:
+    from transformers import MODEL_MAPPING
+
+    class Owner:
+        table = MODEL_MAPPING  # as `from transformers import *` leaves it in a user's module
+        draws = np.random.default_rng(0)
+
+    assert [path for path, _ in find_generators(Owner(), "objective")] == ["objective.draws"]

@@ -50,6 +50,8 @@ def _children(value: Any) -> Iterator[tuple[str, object, int]]:
     if isinstance(value, nn.Module):  # every layer, however deep
         yield from ((name, child, 0) for name, child in value._modules.items())
     if isinstance(value, Mapping):
+        if _is_lazy(value):
+            return
         yield from ((str(key), child, 1) for key, child in list(value.items())[:MAX_ITEMS])
     elif isinstance(value, (list, tuple, set, frozenset)):
         yield from ((str(number), child, 1) for number, child in enumerate(list(value)[:MAX_ITEMS]))
@@ -63,6 +65,11 @@ def _children(value: Any) -> Iterator[tuple[str, object, int]]:
         own = getattr(value, "__dict__", None) or {}
         yield from ((name, child, 1) for name, child in list(own.items()) if name not in OWN_TABLES)
         yield from _of_class(type(value))
+
+
+def _is_lazy(value: Mapping[Any, Any]) -> bool:
+    """Return whether reading a mapping imports what it names, as the tables of classes of transformers do."""
+    return type(value).__module__.partition(".")[0] == "transformers"
 
 
 def _of_function(function: FunctionType) -> Iterator[tuple[str, object, int]]:
