@@ -42,7 +42,7 @@ from simfl.runtime.ray.cluster import START_SECONDS
 TESTS = Path(__file__).parents[1]
 ROUNDS, WATCHDOG, SLACK = 12, 15.0, 15.0  # rounds of a run; seconds
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL of a pod
-HUNG = 120.0  # seconds after which a run that neither ends nor fails is killed
+HUNG = 120.0  # seconds after which a run that neither ends nor finishes a round is killed
 AT_START = "during the start"
 STARTING = 0.25  # share of the trials whose fault strikes before the first round
 AHEAD = 3  # rounds between two faults of a chain, at most
@@ -439,7 +439,7 @@ def _end(trial: Trial, fault: str, number: int) -> Outcome:
     """Wait for the end of a run that was struck, and return what it showed."""
     process, problems = trial.process, list[str]()
     assert process is not None
-    code = _wait(process)
+    code = _wait(trial)
     seconds = time.monotonic() - trial.began
     orphans = tuple(_orphans(process.pid) if code is not None else [])
     _end_session(process.pid)
@@ -487,11 +487,11 @@ def _finish(trial: Trial, found: list[Outcome], whole: Whole) -> list[Outcome]:
     assert trial.process is not None
     before, output, code = trial.num_rounds(), "", trial.process.poll()
     if code is None:  # it survived
-        code = _wait(trial.process)
+        code = _wait(trial)
     if code != 0:
         trial.arguments = ["--backend", "inline"]  # the bits do not depend on it, and it needs less time
         trial.process = trial.start("--resume")
-        code = _wait(trial.process)
+        code = _wait(trial)
         output = f"\n--- resumed, exit code {code} ---\n{trial.output()}"
     if code != 0 or traces(trial.out) != whole.traces:
         return [replace(one, problems=(*one.problems, "lost"), output=one.output + output) for one in found]
@@ -499,12 +499,15 @@ def _finish(trial: Trial, found: list[Outcome], whole: Whole) -> list[Outcome]:
     return [*found[:-1], replace(found[-1], repeated=max(0, before - resumed_at[-1]) if found[-1].code != 0 else 0)]
 
 
-def _wait(process: subprocess.Popen[str]) -> int | None:
-    """Return the exit code of a process; None if it does not end."""
-    try:
-        return process.wait(HUNG)
-    except subprocess.TimeoutExpired:
-        return None
+def _wait(trial: Trial) -> int | None:
+    """Return the exit code of a run; None if it neither ends nor finishes a round."""
+    assert trial.process is not None
+    rounds = -1
+    while (found := trial.num_rounds()) > rounds:
+        rounds = found
+        with suppress(subprocess.TimeoutExpired):
+            return trial.process.wait(HUNG)
+    return None
 
 
 def _run_numbered(task: tuple[str, int, int, Whole]) -> list[Outcome]:
