@@ -336,3 +336,21 @@ def test_evaluation_changes_no_result(tmp_path):
     seldom = run(experiment("scaffold", evaluate=Evaluate(every=0)), tmp_path / "seldom")
     assert often["weights_sha256"] == seldom["weights_sha256"]
     assert often["state_sha256"] == seldom["state_sha256"]
+
+
+def test_each_model_scores_its_examples_once_however_many_groups_they_have(tmp_path, monkeypatch):
+    calls, predict = [], Classification.predict
+
+    def counted(self, module, batch):
+        calls.append(1)
+        return predict(self, module, batch)
+
+    monkeypatch.setattr(Classification, "predict", counted)
+    counts = []
+    for groups in (1, 50):
+        data = Toy(sizes=(6, 6, 6), groups=groups, valid=150)
+        case = experiment("ditto", rounds=1, data=data, evaluate=Evaluate(models=("global", "personal"), samples=0))
+        calls.clear()
+        run(case, tmp_path / str(groups))
+        counts.append(len(calls))
+    assert counts[0] == counts[1] <= 20
