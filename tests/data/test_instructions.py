@@ -68,7 +68,8 @@ def test_repeated_instructions_and_those_without_answer_are_dropped_and_counted(
     rows = [{"q": f"Name {i % 3}.", "a": "" if i == 2 else str(i)} for i in range(5)]
     (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
     columns = {"instruction": "q", "output": "a"}
-    data = Instructions({"own": str(tmp_path / "own.jsonl")}, columns, valid=0.01, test=0.01).load(tmp_path / "cache")
+    given = Instructions({"own": "own.jsonl"}, str(tmp_path), columns, valid=0.01, test=0.01)
+    data = given.load(tmp_path / "cache")
     assert sum(map(len, data.splits.values())) == 2
     assert data.card["dropped"] == {"own: no answer": 1, "own: repeated instruction": 2}
 

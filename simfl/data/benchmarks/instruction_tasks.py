@@ -184,7 +184,7 @@ class InstructionTasks(Data):
     valid: PositiveInt = 40  # examples of each domain
     test: PositiveInt = 60  # examples of each domain, in the wordings of training
     unseen: PositiveInt = 60  # examples of each domain, in other wordings
-    seed: int = 1
+    seed: int = 1  # of the tasks
 
     example: ClassVar[Mapping[str, object]] = {"train": 8, "valid": 2, "test": 2, "unseen": 2}
 

@@ -49,6 +49,7 @@ class Instructions(Data):
     """Instructions with answers of several domains, such as FlowerTune's four; the column `field` is the domain."""
 
     parts: Mapping[str, str]  # domain -> hub id of a data set, or a folder or file of Parquet, JSON or JSON lines
+    path: str | None = None  # folder that folders and files of `parts` are relative to; ~ and $VARIABLES are expanded
     columns: Mapping[str, str] = field(default_factory=dict)  # instruction, input, output -> column, if named otherwise
     limit: PositiveInt | None = None  # examples of each domain, chosen by their hash; null: all
     valid: Fraction = 0.02  # share of each domain, chosen by the hash of the instruction with its input
@@ -65,7 +66,8 @@ class Instructions(Data):
             raise ConfigError("data.parts: it is empty; allowed: a domain with a hub id, a folder or a file")
         if self.valid + self.test >= 1:
             raise ConfigError(f"data.valid and data.test: {self.valid} and {self.test} leave nothing to train on")
-        files = {domain: _files(source, f"data.parts.{domain}") for domain, source in self.parts.items()}
+        base = Path() if self.path is None else records.resolve_folder(self.path)
+        files = {domain: _files(base, source, f"data.parts.{domain}") for domain, source in self.parts.items()}
         sources = [path for paths in files.values() for path in paths]
         return load_or_build(cache, "instructions", VERSION, self, sources, lambda: self._build(files))
 
@@ -130,9 +132,9 @@ def _text(where: str, texts: Mapping[str, object], role: str) -> str:
     return value.strip()
 
 
-def _files(source: str, setting: str) -> list[Path]:
+def _files(base: Path, source: str, setting: str) -> list[Path]:
     """Return the files of a data set: of its training split, if names say which they are."""
-    path = Path(os.path.expandvars(source)).expanduser()
+    path = base / Path(os.path.expandvars(source)).expanduser()
     if path.is_file():
         return [path]
     folder = path if path.is_dir() else _downloaded(source, setting)
