@@ -28,7 +28,7 @@ from typing import IO, Any
 Json = dict[str, Any]
 NETWORK, HEAD = "10.90.0", "10.90.0.2"  # addresses of the pods; the head is the first one
 DASHBOARD, GCS = f"http://{HEAD}:8265", f"{HEAD}:6379"
-START_SECONDS = 120.0
+START_SECONDS = 300.0  # the processors may be shared
 STORE_BYTES = 80 << 20  # of each object store: the smallest size that Ray allows
 PROGRAMS = ("unshare", "nsenter", "ip", "mount")
 HOLDER = "sleep infinity"  # keeps the network of all pods open
@@ -127,17 +127,17 @@ class LocalPods:
         return self.pods[0]
 
     def start(self) -> None:
-        """Start the pods of the head and of all workers."""
+        """Start the pod of the head, and those of all workers once it is healthy, as the operator's init container."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._write_files()
         if self.holder is None:
             self.start_network()
         spec = self.ray_job["spec"]["rayClusterSpec"]
         self._start_pod("head", spec["headGroupSpec"], 2)
+        self._wait(self._is_healthy, "Ray's dashboard")
         for group in spec["workerGroupSpecs"]:
             for _ in range(group["replicas"]):
                 self._start_pod(f"worker{len(self.pods)}", group, len(self.pods) + 2)
-        self._wait(self._is_healthy, "Ray's dashboard")
 
     def start_network(self) -> None:
         """Start the network of the pods, without one to this machine."""

@@ -220,7 +220,7 @@ def test_slurm_ends_a_job_at_its_time_limit_and_it_continues(submit: Callable[..
 
 def test_a_deadline_of_slurm_ends_a_job_after_a_checkpoint(submit: Callable[..., Job]) -> None:
     """Slurm signals the end of the time as usual, and then restarts no job that cannot end before the deadline."""
-    job = submit("--time", "2:00", "--sbatch", "deadline=now+3minutes", *ENDLESS)
+    job = submit("--time", "4:00", "--sbatch", "deadline=now+5minutes", *ENDLESS)
     assert job.wait() == 130, job.output()
     assert job.committed() == job.events("round")[-1]["step"] >= 1
     assert "deadline" in job.output().lower()
