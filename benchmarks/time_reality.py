@@ -117,8 +117,8 @@ def _real_round(
     """Let clients work in real time; return the seconds that the server waits, and the uploads in time."""
     clients, began = schedule.clients, time.monotonic()
     for k, client in enumerate(clients.tolist()):
-        own = [int(part[k]) / SECOND for part in schedule.durations]
-        pipes[client].send((weights, Job(*own, int(schedule.steps[k]), began)))
+        download, compute, upload = (int(part[k]) / SECOND for part in schedule.durations)
+        pipes[client].send((weights, Job(download, compute, upload, int(schedule.steps[k]), began)))
     waiting = {pipes[client] for client in clients.tolist()}
     arrived: list[torch.Tensor] = []
     received: dict[Connection, bytes] = {}

@@ -29,13 +29,13 @@ TARGETS = {"time_scene_vqa": 0.3, "time_invoices": 0.25}  # scores that most run
 Line = Mapping[str, Any]
 
 
-def line_of(result: RunResult) -> Line:
+def line_of(result: RunResult, folder: Path) -> Line:
     """Return the scores of a run over virtual time."""
     curves, experiment = run_curves(result), result.run.experiment
     asynchronous = experiment.phases[0].asynchronous
     scores = curves.scores[result.metric]
     return {
-        "experiment": experiment.name,
+        "experiment": "time_invoices" if "invoices" in folder.name else "time_scene_vqa",
         "method": str(result.varied.get("variant", "fedbuff")),
         "seed": experiment.seed,
         "concurrency": None if asynchronous is None else asynchronous.concurrency,
@@ -55,10 +55,13 @@ def time_to(line: Line, target: float) -> float | None:
 def draw(lines: Sequence[Line], path: Path) -> None:
     """Draw scores over time of each experiment's methods, and time to target against concurrency and buffer."""
     names = [name for name in TARGETS if any(line["experiment"] == name for line in lines)]
-    figure, axes = pyplot.subplots(1, len(names) + 1, figsize=(5 * (len(names) + 1), 3.6), squeeze=False)
+    paces = [line for line in lines if line["experiment"] == "time_scene_vqa" and line["from"] == "concurrency"]
+    panels = len(names) + bool(paces)
+    figure, axes = pyplot.subplots(1, panels, figsize=(5 * panels, 3.6), squeeze=False)
     for axis, name in zip(axes[0], names, strict=False):
         _curves(axis, [line for line in lines if line["experiment"] == name and line["from"] == "methods"], name)
-    _concurrency(axes[0][-1], [line for line in lines if line["experiment"] == "time_scene_vqa" and line["buffer"]])
+    if paces:
+        _concurrency(axes[0][-1], paces)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
 
@@ -99,7 +102,7 @@ def main() -> None:
     stored = HERE / "times.jsonl"
     if folders:
         lines = [
-            {**line_of(result), "from": "concurrency" if "concurrency" in folder.name else "methods"}
+            {**line_of(result, folder), "from": "concurrency" if "concurrency" in folder.name else "methods"}
             for folder in folders
             for result in results_of([folder])
             if result.scores

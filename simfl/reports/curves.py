@@ -68,8 +68,9 @@ def run_curves(result: RunResult) -> RunCurves:
             if column.startswith(METRIC) and value is not None:
                 metrics.setdefault(column.removeprefix(METRIC), {})[row["step"]] = value
     time = {row["step"]: row[TIME] for row in rows if row.get(TIME) is not None}
-    energy, joules = {0: 0.0} if time else {}, 0.0
-    for row in rows if time else []:
+    has_energy = any(row.get("time:joules") is not None for row in rows)  # asynchronous rounds have none
+    energy, joules = {0: 0.0} if has_energy else {}, 0.0
+    for row in rows if has_energy else []:
         joules += row.get("time:joules") or 0.0
         energy[row["step"]] = joules
     return RunCurves(sent, epsilon, scores, loss, metrics, deployment_epsilon, {0: 0.0, **time} if time else {}, energy)

@@ -98,10 +98,9 @@ def _check_known(run: RunResult, curves: RunCurves, protocol: Protocol) -> None:
 
 
 def spent(curves: RunCurves, step: int) -> dict[str, float]:
-    """Return what a run had spent after this many rounds, by resource; without profiles no seconds and joules."""
+    """Return what a run had spent after this many rounds, by resource: those that are known."""
     found = {"rounds": float(step), "MB": curves.bytes.get(step, 0) / MEGA}
-    if curves.seconds:
-        found |= {"seconds": curves.seconds[step], "joules": curves.joules[step]}
+    found |= {name: known[step] for name in ("seconds", "joules") if (known := getattr(curves, name))}
     return found
 
 
