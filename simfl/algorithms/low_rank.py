@@ -112,9 +112,9 @@ def check_ranks(ranks: ClientRanks) -> None:
     for name, rank in devices.items():
         if rank != int(rank) or rank < 1:
             raise ConfigError(f"rank: {rank} given for {name!r}; allowed: ranks, whole numbers of at least 1")
-    for rank, share in by_key.items() if not devices else ():
+    for key, share in by_key.items() if not devices else ():
         if not 0 < share <= 1:
-            raise ConfigError(f"rank: {share:g} given as the share of rank {rank}; allowed: above 0 up to 1")
+            raise ConfigError(f"rank: {share:g} given as the share of rank {key}; allowed: above 0 up to 1")
     if isinstance(ranks, tuple) and (low := [rank for rank in ranks if rank < 1]):
         raise ConfigError(f"rank: {low[0]} is not a rank; allowed: whole numbers of at least 1")
 

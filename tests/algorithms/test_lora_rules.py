@@ -547,6 +547,7 @@ def test_devices_of_the_profile_give_the_ranks(tmp_path: Path) -> None:
     own = run(tmp_path / "run", given)
     found = {row["client"]: row["floats"] // 49 for row in own.ledger().to_pylist() if row["direction"] == "upload"}
     profile = config.parse(given).clients.profile
+    assert profile is not None
     assert found == {k: ranks[name] for k, name in enumerate(client_devices(profile, 5, 42, {}))}
     assert set(found.values()) == {1, 4}
     assert own.summary["plan"] == plan_matches(given, own, tmp_path)
