@@ -77,8 +77,8 @@ def _outcomes(rows: Iterable[Row]) -> str:
 
 
 def _has_begun(row: Row) -> bool:
-    """Return whether Python had begun to run simfl when the fault struck."""
-    return bool(row.get("began", True))
+    """Return whether Python had begun to run simfl when a signal struck; SIGKILL is the same before and after."""
+    return row["code"] == -signal.SIGKILL or bool(row.get("began", True))
 
 
 def _outcome(row: Row) -> str:
