@@ -130,8 +130,8 @@ def _real_round(
             break
         for pipe in ready:
             assert isinstance(pipe, Connection)
-            if (upload := _slice(pipe, received)) is not None:
-                arrived.append(upload)
+            if (whole := _slice(pipe, received)) is not None:
+                arrived.append(whole)
                 waiting.discard(pipe)
     seconds = time.monotonic() - began
     for pipe in waiting:  # late uploads are received and dropped before the next round

@@ -73,10 +73,13 @@ class Problems:
 
 
 def closest(given: str, allowed: Iterable[str]) -> str | None:
-    """Return the allowed name that is most similar to a misspelt one, in any case; None if none is similar."""
-    names = {name.lower(): name for name in sorted(set(allowed), reverse=True)}
-    match = difflib.get_close_matches(str(given).lower(), sorted(names), n=1)
-    return names[match[0]] if match else None
+    """Return the allowed name that is most similar to a misspelt one, if need be in another case; None if none is."""
+    names = sorted(set(allowed))
+    if match := difflib.get_close_matches(str(given), names, n=1):
+        return match[0]
+    lower = {name.lower(): name for name in reversed(names)}
+    match = difflib.get_close_matches(str(given).lower(), sorted(lower), n=1)
+    return lower[match[0]] if match else None
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:

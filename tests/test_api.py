@@ -146,6 +146,7 @@ def test_a_torch_module_equals_the_built_in_model_of_the_same_layers(tmp_path: P
     assert first.clients().equals(second.clients())
 
 
+@pytest.mark.slow
 def test_ray_workers_receive_python_objects(ray_session: None, tmp_path: Path) -> None:
     inline = run_inline(given(), tmp_path / "inline")
     ray = run_inline(given(), tmp_path / "ray", backend="ray", workers=2)

@@ -44,6 +44,7 @@ def test_pretraining_and_fine_tuning_have_the_same_network_and_different_provide
     assert {"text", "layout", "joint"} <= set(objective.tasks)
 
 
+@pytest.mark.slow
 def test_an_exported_run_loads_as_pretrained_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = config.read_yaml(RECIPE / "federated.yaml")
     for path, value in SMALL:

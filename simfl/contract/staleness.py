@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -20,9 +21,9 @@ def check_staleness(function: Staleness) -> Iterator[str]:
         if not (isinstance(factor, float) and math.isfinite(factor) and factor >= 0):
             yield f"a factor is {factor!r}; allowed: a finite float of at least 0"
             return
-    if any(later > earlier for earlier, later in zip(ages, ages[1:], strict=False)):
+    if any(later > earlier for earlier, later in itertools.pairwise(ages)):
         yield "an update counts more than a less stale one"
-    if any(later > earlier for earlier, later in zip(moved, moved[1:], strict=False)):
+    if any(later > earlier for earlier, later in itertools.pairwise(moved)):
         yield "an update counts more, the further the model has moved"
 
 

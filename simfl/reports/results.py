@@ -74,11 +74,12 @@ class RunResult:
             row |= {f"charged_{direction}_bytes": count for direction, count in summary["charged"].items()}
             row |= {"seconds": summary["seconds"]["total"], "weights_sha256": summary["weights_sha256"]}
             row["seconds_per_round"] = summary["seconds"]["per_round_median"]
-            row |= {"state_sha256": summary["state_sha256"], **self._hashes()}
+            row |= {"state_sha256": summary["state_sha256"], **self.hashes}
         return row | {"folder": str(self.folder)}
 
-    def _hashes(self) -> dict[str, str]:
-        """Return the hashes of what the run was made from."""
+    @property
+    def hashes(self) -> dict[str, str]:
+        """The hashes of what the run was made from."""
         made = RunManifest.read(self.folder)
         names = ("data_sha256", "partition_sha256", "experiment_sha256")
         return {name: getattr(made, name) for name in names}

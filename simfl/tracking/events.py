@@ -4,8 +4,8 @@ Metrics are named `rounds/<column>`, `timings/<name>`, `busy/<worker>`, `memory/
 `evaluations/<split>/<model>/…/<metric>`, over the axis `round`. The score of clients' models is their mean, over the
 number of clients in `evaluations/<split>/<model>/clients`. Headline scores are logged again as `by_bytes/…` and
 `by_epsilon/…`, over the bytes and the privacy budget spent so far; `by_deployment_epsilon/…` is that of the deployment
-which a run simulates (`privacy.deployment`), and `by_time/…` is over virtual seconds (`clients.profile`). A value that an algorithm reports is the column
-`metric:NAME` of the round, so its metric is `rounds/metric:NAME`.
+which a run simulates (`privacy.deployment`), and `by_time/…` is over virtual seconds (`clients.profile`). A value that
+an algorithm reports is the column `metric:NAME` of the round, so its metric is `rounds/metric:NAME`.
 """
 
 from __future__ import annotations

@@ -74,7 +74,15 @@ def replace_vectorized(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     monkeypatch.setitem(client_updates.MODES, "vectorized", changed)
 
 
-@pytest.mark.parametrize(("kind", "name"), [("mlp", "scaffold"), ("mlp", "ditto"), ("cnn", "moon"), ("mlp", "fednova")])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("mlp", "scaffold"),
+        ("cnn", "moon"),
+        pytest.param("mlp", "ditto", marks=pytest.mark.slow),
+        pytest.param("mlp", "fednova", marks=pytest.mark.slow),
+    ],
+)
 def test_both_modes_agree_and_are_timed(tmp_path, kind, name):
     found = first_round(small(kind, name), tmp_path).probe()
     assert execution_modes(found)[:2] == [("sequential", 1), ("vectorized", 4)]

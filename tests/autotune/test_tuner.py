@@ -189,6 +189,7 @@ def test_a_real_measurement_does_not_change_the_bits_of_the_chosen_mode(tmp_path
     assert len(kept["trials"]) > 1
 
 
+@pytest.mark.slow
 def test_on_ray_one_worker_measures_and_all_workers_use_the_mode(tmp_path, ray_session):
     run(CASE, tmp_path / "chosen", workers=2)
     kept = manifest(tmp_path / "chosen")["choices"]["0"]

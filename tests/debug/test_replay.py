@@ -134,6 +134,7 @@ def test_a_replay_does_not_change_the_run_folder(tmp_path: Path) -> None:
     assert stamps() == before
 
 
+@pytest.mark.slow
 def test_a_run_on_ray_is_replayed_in_this_process(ray_session: None, tmp_path: Path) -> None:
     run(experiment("scaffold"), tmp_path, workers=2)
     update = Run(tmp_path).clients().to_pylist()[-1]

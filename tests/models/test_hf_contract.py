@@ -8,7 +8,7 @@ import pytest
 from hf_zoo import ZOO, measure
 
 PAGE = Path(__file__).parents[2] / "docs/hugging_face.md"
-FAST = ("Donut", "Llama", "SmolVLM")
+FAST = ("Donut", "Llama")
 
 
 def documented() -> dict[str, dict[str, str]]:

@@ -10,6 +10,7 @@ from simfl.models import MODELS
 from simfl.models.table import PAGE, main, rows
 
 
+@pytest.mark.slow
 def test_the_page_of_models_is_current() -> None:
     assert main(["--check"]) == 0, "run: python -m simfl.models.table > docs/models.md"
 

@@ -347,6 +347,7 @@ def _flat(weights: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.cat([weights[name].double().flatten() for name in sorted(weights)])
 
 
+@pytest.mark.slow
 def test_fine_tuning_starts_from_the_self_pretrained_model(tmp_path: Path) -> None:
     """The phases differ in rounds, clients and server optimizer; the second starts with the model of the first."""
     first = pretraining("mixed", rounds=2)

@@ -24,6 +24,7 @@ SUMMARY = {
     "charged": {},
     "seconds": {"total": 2.0, "per_round_median": 1.0},
     "weights_sha256": "",
+    "state_sha256": "",
 }
 
 
@@ -36,6 +37,10 @@ class FakeResult(RunResult):
     @property
     def scores(self) -> dict[str, float]:  # a property instead of a cached one
         return dict(self.given)
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        return {}
 
     @property
     def metric(self) -> str:

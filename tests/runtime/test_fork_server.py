@@ -109,6 +109,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert not os.path.exists(f"/proc/{pid}")
 
 
+@pytest.mark.slow
 def test_worker_of_another_job_is_not_forked(tmp_path: Path) -> None:
     code = """
 print(ask("print('forked')", {"RAY_JOB_ID": "02000000"}).recv(1))
@@ -117,6 +118,7 @@ server.close()
     assert run_in_a_process(code, tmp_path) == "b''\n"
 
 
+@pytest.mark.slow
 def test_closing_does_not_wait_for_a_server_that_still_imports(tmp_path: Path) -> None:
     """The import of a fake ray never ends, so `close` returns only because it kills the server."""
     (tmp_path / "ray.py").write_text("import time; time.sleep(100_000)")
@@ -145,6 +147,7 @@ def test_worker_starts_in_the_usual_way_without_a_server(tmp_path: Path) -> None
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_run_on_forked_workers_is_bit_identical_to_an_inline_run(tmp_path: Path) -> None:
     """The address of the server is in the environment of Ray, and not in that of this process.
 

@@ -69,7 +69,9 @@ def test_a_step_of_tensor_operations_equals_the_eager_step(
     assert gap(model(given, tmp_path / "program"), written) < 2e-5
 
 
-@pytest.mark.parametrize(("kind", "name"), [("mlp", "scaffold"), ("cnn", "moon"), ("vt5", "feddat")])
+@pytest.mark.parametrize(
+    ("kind", "name"), [("mlp", "scaffold"), ("cnn", "moon"), pytest.param("vt5", "feddat", marks=pytest.mark.slow)]
+)
 def test_a_traced_step_equals_the_eager_step_up_to_rounding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traced_for_compiled: None, kind: str, name: str
 ) -> None:

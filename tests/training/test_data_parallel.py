@@ -180,6 +180,7 @@ def test_unsupported_settings_are_refused(settings, cohort, message):
     assert str(refused.value).startswith(message)
 
 
+@pytest.mark.slow
 def test_every_algorithm_with_a_term_over_the_whole_batch_declares_it(tmp_path):
     """All others run without error: the engine checks whether a client's term depends on the passes."""
     for name, kind in ALGORITHMS.items():

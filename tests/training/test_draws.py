@@ -81,6 +81,7 @@ def test_draws_are_keyed_by_client_and_step(name, tmp_path, monkeypatch):
     assert traces(tmp_path / "cut") == traces(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_draws_are_equal_on_workers_of_ray(tmp_path, ray_session):
     run(drawing("in some branch"), tmp_path / "inline")
     run(drawing("in some branch"), tmp_path / "ray", workers=3)

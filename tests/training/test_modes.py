@@ -100,7 +100,12 @@ def apart(given: Experiment, folder: Path) -> float:
     return float((gap / path).sqrt().detach())
 
 
-@pytest.mark.parametrize(("model", "name"), sorted(PAIRS))
+SLOW = {("vt5", name) for name in ("ditto", "crd", "dkd", "fedp3")}  # longer, and each also on a small model
+
+
+@pytest.mark.parametrize(
+    ("model", "name"), [pytest.param(*one, marks=pytest.mark.slow if one in SLOW else ()) for one in sorted(PAIRS)]
+)
 def test_both_execution_modes_agree_for_every_algorithm(model: str, name: str, tmp_path: Path) -> None:
     assert apart(small(model, name), tmp_path) < 1e-5
 
