@@ -474,7 +474,7 @@ def _orphans(session: int) -> list[str]:
     deadline = time.monotonic() + 5
     while (left := processes_of(session)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return sorted(words[:60] for words in left.values())
+    return sorted(words.replace(f"{Path.cwd()}/", "")[:60] for words in left.values())
 
 
 def _end_session(session: int) -> None:
