@@ -52,7 +52,18 @@ REGISTERED = [(registry, name) for registry, spec in REGISTRIES.items() for name
 every_component = pytest.mark.parametrize(("registry", "name"), REGISTERED, ids=[f"{r}-{n}" for r, n in REGISTERED])
 
 
-@every_component
+# longer ones, whose formulas other tests compare with independent versions; `make test-all` checks their contracts too
+LONG = {
+    "clgecl", "crd", "dkd", "dp_clgecl", "fedkd", "similarity_preserving", "soft_targets",
+    "fedex_lora", "ffa_lora", "flora", "fedsa_lora", "hetlora", "lora_fair", "rbla", "rolora", "slora",
+}  # fmt: skip
+CHECKED = [
+    pytest.param(*one, id="-".join(one), marks=pytest.mark.slow if one[0] == "algorithms" and one[1] in LONG else ())
+    for one in REGISTERED
+]
+
+
+@pytest.mark.parametrize(("registry", "name"), CHECKED)
 def test_a_registered_component_keeps_its_contract(registry: str, name: str) -> None:
     contract.check(REGISTRIES[registry].components[name])
 

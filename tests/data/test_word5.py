@@ -35,6 +35,7 @@ def test_word5_content_has_the_golden_hash(small: Dataset) -> None:
     assert small.sha256 == GOLDEN, "the words changed: increase VERSION, then update this hash"
 
 
+@pytest.mark.slow
 def test_word_pictures_do_not_depend_on_the_number_of_processes(small: Dataset) -> None:
     other = SMALL.build(processes=2)
     for name, split in small.splits.items():

@@ -15,6 +15,7 @@ def test_the_page_of_models_is_current() -> None:
     assert main(["--check"]) == 0, "run: python -m simfl.models.table > docs/models.md"
 
 
+@pytest.mark.slow
 def test_an_outdated_page_of_models_fails_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "models.md"
     assert main(["--check", str(page)]) == 1

@@ -125,9 +125,7 @@ def test_data_parallel_chooses_the_sequential_mode(count, mode, tmp_path):
 
 
 @pytest.mark.usefixtures("ray_session")
-@pytest.mark.parametrize(
-    "workers", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3]
-)
+@pytest.mark.parametrize("workers", [pytest.param(workers, marks=pytest.mark.slow) for workers in (1, 2, 3)])
 def test_ray_workers_are_bit_identical_to_this_process(workers, tmp_path):
     case = in_micro_batches(4, algorithm="fedprox", **FEW)
     run(case, tmp_path / "here")
