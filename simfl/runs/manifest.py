@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from simfl.errors import DamagedFile, RunError
+from simfl import config
+from simfl.errors import ConfigError, DamagedFile, RunError
 from simfl.runs.environment import Environment
 from simfl.runs.folder import MANIFEST, RUN, JsonObject, read_json
 
@@ -186,10 +188,21 @@ def read_experiment(folder: Path) -> str:
 
 def refuse_another(folder: Path, experiment_yaml: str) -> None:
     """Raise RunError if the experiment may not resume the run in a folder: a setting that changes numbers differs."""
-    stored, given = _binding_lines(read_experiment(folder)), _binding_lines(experiment_yaml)
-    for a, b in zip(stored + [""] * len(given), given + [""] * len(stored), strict=False):
+    stored, given = read_experiment(folder), experiment_yaml
+    if _binding_lines(stored) != _binding_lines(given):
+        stored = _with_new_settings(folder / RUN, stored)
+    pairs = zip_longest(_binding_lines(stored), _binding_lines(given), fillvalue="")
+    for a, b in pairs:
         if a != b:
             raise RunError(f"{folder}: the stored run has {a.strip()!r}, this experiment has {b.strip()!r}")
+
+
+def _with_new_settings(path: Path, stored: str) -> str:
+    """Return a stored experiment with the defaults of settings that the simfl which stored it did not have."""
+    try:
+        return config.dump(config.parse(config.read_yaml(path)))
+    except ConfigError:  # of a Python object that was not stored, or a setting of another version
+        return stored
 
 
 def binding_settings(experiment: Mapping[str, Any]) -> JsonObject:

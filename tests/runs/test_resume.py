@@ -20,6 +20,7 @@ from simfl.errors import ConfigError, RunError
 from simfl.json_files import body_of
 from simfl.runs import checkpoint, tables
 from simfl.runs.folder import read_json, write_json
+from simfl.runs.manifest import text_sha256
 
 TOY = Toy(sizes=(3, 9, 2), valid=10)
 SMALL = experiment("scaffold", data=TOY, clients_per_round=2, participation=None)
@@ -194,6 +195,24 @@ def test_a_changed_experiment_is_refused_with_the_line_that_differs(line, tmp_pa
     assert old != new
     assert line == "phases" or line in old
     assert json.loads((tmp_path / "manifest.json").read_text()) == before  # a refused resume is not recorded
+
+
+def test_a_run_of_an_older_simfl_without_newer_settings_resumes(whole, tmp_path):
+    """Settings that did not exist when the run began have their defaults."""
+    with pytest.raises(Killed):
+        run(SMALL, tmp_path, display=Stopping(1, error=Killed))
+    text = (tmp_path / "experiment.yaml").read_text()
+    older = (
+        text.replace("  time: null\n", "").replace("model_parallel: 1, ", "").replace("clients: {profile: null}\n", "")
+    )
+    assert older.count("\n") == text.count("\n") - 2
+    (tmp_path / "experiment.yaml").write_text(older)
+    manifest = body_of(read_json(tmp_path / "manifest.json"))
+    write_json(tmp_path / "manifest.json", manifest | {"experiment_sha256": text_sha256(older)})
+    with pytest.raises(RunError, match="the stored run has 'seed: 42', this experiment has 'seed: 7'"):
+        run(replace(SMALL, seed=7), tmp_path, resume=True)
+    run(SMALL, tmp_path, resume=True)
+    assert traces(tmp_path) == whole
 
 
 def test_different_data_with_the_same_settings_are_refused(tmp_path, monkeypatch):
