@@ -33,7 +33,7 @@ from simfl.runs.folder import (
 )
 from simfl.runs.manifest import RunManifest
 from simfl.runs.results import Run
-from simfl.runs.summary import ENDED
+from simfl.runs.summary import COMPLETED
 
 FORMAT = 1  # of `card.json`
 CARD, INSIDE = "card.json", "run/"
@@ -79,8 +79,8 @@ def write_card(run: Run, path: Path) -> JsonObject:
     if path.exists():
         raise RunError(f"{path}: this file exists; give another name")
     status = run.summary["status"]
-    if status not in ENDED:
-        raise RunError(f"{run.folder}: the run is {status}; a card needs a run that has ended; resume it with --resume")
+    if status != COMPLETED:
+        raise RunError(f"{run.folder}: the run is {status}; a card needs a completed one; resume it with --resume")
     names = sorted(_files(run.folder))
     environment = RunManifest.read(run.folder).environment
     content = seal(

@@ -23,15 +23,17 @@ from simfl.cards.card import claims_of
 from simfl.data.partition.manifest import manifest_sha256
 from simfl.debug.replay import replay
 from simfl.debug.rerun import Rerun, equal_values
-from simfl.errors import DamagedFile, SimflError
+from simfl.errors import DamagedFile, RunError, SimflError
 from simfl.evaluation import headlines
 from simfl.experiment import Experiment
-from simfl.plans.check import MATCHES, RunTables, compare
+from simfl.plans.check import MATCHES, NOT_COMPARED, RunTables, compare
+from simfl.plans.client_times import set_times
 from simfl.run_context import RunContext
 from simfl.runs.environment import Environment
 from simfl.runs.folder import JsonObject
 from simfl.runs.results import Run
 from simfl.runs.snapshot import Snapshot
+from simfl.runs.summary import COMPLETED
 from simfl.runs.tables import TableRow, where
 from simfl.runtime.inline import InlinePool
 from simfl.session.evaluation import PendingEvaluation
@@ -161,15 +163,16 @@ class Verification:
         ), "the card says what the run says"
 
     def _length(self) -> tuple[list[str], str]:
-        found = (self.summary["status"], self.summary["rounds"], max(self.run.steps, default=0))
-        lines = [] if found[0] == "completed" else [f"the run is {found[0]}, not completed"]
-        lines += [
+        if self.summary["status"] != COMPLETED:
+            raise RunError(f"the run is {self.summary['status']}; only a completed one can be verified")
+        if (origin := self.run.manifest.forked) is not None:
+            raise RunError(f"the run was forked after round {origin.step} of {origin.folder}, which is not at hand")
+        counts = {"the summary was written": self.summary["rounds"], "the newest checkpoint is": max(self.run.steps)}
+        lines = [
             f"{what} after {count} rounds, the experiment has {self.last_step}"
-            for what, count in (("the summary was written", found[1]), ("the newest checkpoint is", found[2]))
+            for what, count in counts.items()
             if count != self.last_step
         ]
-        if self.run.manifest.forked is not None:
-            lines.append(f"the run was forked from {self.run.manifest.forked.folder}; verify that run as well")
         return lines, f"{self.last_step} of {self.last_step} rounds, completed"
 
     def _data(self) -> tuple[list[str], str]:
@@ -184,8 +187,11 @@ class Verification:
 
     def _bytes(self) -> tuple[list[str], str]:
         rounds, ledger = self.run.rounds().to_pylist(), self.run.ledger().to_pylist()
+        set_times(self.context, self.run.partition)
         tables = RunTables(ledger, self.run.clients().to_pylist(), self.last_step)
         result = compare(self.context, len(self.run.partition), tables)
+        if result.startswith(NOT_COMPARED):
+            raise RunError(f"the ledger against the plan: {result}")
         lines = [] if result.startswith(MATCHES) else [f"the ledger against the plan: {result}"]
         for prefix, column, claimed in (("", "payload_bytes", "bytes"), ("charged_", "charged_bytes", "charged")):
             for direction in ("download", "upload", "total"):

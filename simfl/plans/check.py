@@ -23,7 +23,7 @@ from simfl.run_context import RunContext
 from simfl.runs.parts import TableParts
 from simfl.sampling import num_sampled
 
-MATCHES = "matches"
+MATCHES, NOT_COMPARED = "matches", "not compared"
 SIZES = ("floats", "payload_bytes", "charged_bytes")
 Row = Mapping[str, Any]
 Key = tuple[int, str, str]  # client, direction, part
@@ -63,9 +63,9 @@ def compare(run_context: RunContext, clients: int, recorded: RunTables) -> str:
             for line in differences(run_context, clients, recorded, notes):
                 return f"differs: {line}"
     except ConfigError as error:
-        return f"not compared: {error}"
+        return f"{NOT_COMPARED}: {error}"
     except Exception as error:  # of a user-defined model or algorithm; a finished run must still get its summary
-        return f"not compared: {type(error).__name__}: {error}".splitlines()[0]
+        return f"{NOT_COMPARED}: {type(error).__name__}: {error}".splitlines()[0]
     return MATCHES + notes.text()
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from simfl.formatting import format_bytes, format_duration
 from simfl.runs.folder import SUMMARY, JsonObject, read_json
 
-ENDED = ("completed", "stopped")  # statuses of runs that are not repeated
+COMPLETED = "completed"
+ENDED = (COMPLETED, "stopped")  # statuses of runs that are not repeated
 
 
 def read_summary(folder: Path) -> JsonObject | None:

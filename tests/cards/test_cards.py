@@ -15,6 +15,7 @@ import torch
 from fakes import experiment, run
 from forging import forge_rows
 
+from simfl import config
 from simfl.cards.card import CARD, FORMAT, INSIDE, open_card, write_card
 from simfl.cards.verify import Verification, verdict_of
 from simfl.cli import main
@@ -86,6 +87,21 @@ def test_a_card_of_a_run_holds(folders: dict[str, Path], tmp_path: Path) -> None
     }  # fmt: skip
     assert "2 rounds repeated from the first one" in found["last rounds"][1]
     assert content["claims"]["sha256"]["weights"] == Run(folders["run"]).summary["weights_sha256"]
+
+
+PROFILE = {"devices": {"phone_low": 0.5, "laptop": 0.5}, "networks": "4g", "device_spread": 0.5}
+TIMED: dict[str, dict[str, Any]] = {
+    "over-selection": {"time": {"over_selection": 1.4}},
+    "asynchronous": {"participation": None, "asynchronous": {"concurrency": 5, "buffer": 2, "staleness": "polynomial"}},
+}
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_a_run_in_virtual_time_holds(name: str, tmp_path: Path) -> None:
+    given = config.to_mapping(experiment("fedavg", rounds=3)) | {"clients": {"profile": PROFILE}}
+    given["phases"][0] |= TIMED[name]
+    run(config.parse(given), tmp_path)
+    assert {verdict for verdict, _ in checked(tmp_path, num_updates=1).values()} == {"holds"}
 
 
 def test_equal_runs_give_equal_cards(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -258,6 +274,16 @@ def test_a_run_that_has_not_ended_has_no_card(folders: dict[str, Path], tmp_path
     edit(folder, "summary.json", lambda content: content.update(status="interrupted"))
     with pytest.raises(RunError, match="resume it with --resume"):
         write_card(Run(folder), tmp_path / "a.card")
+
+
+def test_a_stopped_or_forked_run_is_not_accused(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = copied(folders["run"], tmp_path / "run")
+    edit(folder, "summary.json", lambda content: content.update(status="stopped"))
+    assert checked(folder)["length"] == ("cannot tell", "the run is stopped; only a completed one can be verified")
+    fork = {"folder": "elsewhere", "step": 1, "weights_sha256": "0" * 64}
+    edit(folder, "summary.json", lambda content: content.update(status="completed"))
+    edit(folder, "manifest.json", lambda content: content.update(forked=fork))
+    assert checked(folder)["length"][0] == "cannot tell"
 
 
 def test_the_commands(folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
