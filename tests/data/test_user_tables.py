@@ -65,7 +65,7 @@ def test_every_format_gives_the_same_examples(kind: str, tmp_path: Path) -> None
     assert {split: len(part) for split, part in dataset.splits.items()} == {"train": 14, "test": 4, "valid": 2}
     found = [row for split in dataset.splits for row in rows_of(dataset, split)]
     expected = [{"text": row["review"], "label": row["stars"], "shop": row["shop"]} for row in REVIEWS]
-    assert sorted(found, key=str) == sorted(expected, key=str)
+    assert sorted(found, key=lambda row: row["text"]) == sorted(expected, key=lambda row: row["text"])
     assert dataset.card["classes"] == ["bad", "good"]
 
 
@@ -226,3 +226,19 @@ def test_texts_that_two_splits_share_are_found(tmp_path: Path, capsys: pytest.Ca
     write(path, [*rows, REVIEWS[0] | {"split": "test"}])
     main(arguments)
     assert "! test 1 equal pages also in train 1" in " ".join(capsys.readouterr().out.split())
+
+
+def test_questions_about_one_document_stay_in_one_split(tmp_path: Path) -> None:
+    (tmp_path / "0.png").write_bytes(png(0))
+    page = {"words": ["7"], "boxes": [[0.1, 0.2, 0.3, 0.4]], "answers": ["7"]}
+    rows = [{"document": f"d{k % 10}", "question": f"q{k}?", **page} for k in range(60)]
+    dataset = read(write(tmp_path / "a.jsonl", rows), tmp_path)
+    of_split = {split: set(part.documents["id"].to_pylist()) for split, part in dataset.splits.items()}
+    assert {split: len(ids) for split, ids in of_split.items()} == {"train": 7, "test": 2, "valid": 1}
+    assert not of_split["train"] & of_split["test"]
+
+
+def test_one_column_may_have_two_roles(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", REVIEWS)
+    dataset = read({"train": str(path)}, tmp_path, columns={**NAMED, "group": "stars"})
+    assert rows_of(dataset)[1] == {"shop": "shop 0", "text": "text 1", "label": "good", "group": "good"}

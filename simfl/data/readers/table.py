@@ -65,9 +65,7 @@ class Table(Data):
     """Your own CSV, TSV, JSON lines, JSON or Parquet files, with columns named here."""
 
     path: str | Mapping[str, str]  # a file, a folder with one file for each split, or {split: file}
-    columns: Mapping[str, str] = field(
-        default_factory=dict
-    )  # text, label, image, client, … -> column, if named otherwise
+    columns: Mapping[str, str] = field(default_factory=dict)  # text, label, image, … -> column, if named otherwise
     features: tuple[str, ...] = ()  # columns of numbers that form the input, in this order
     classes: PositiveInt | tuple[str, ...] | None = None  # number or names of the classes; null: those of train
     image_size: PositiveInt | None = None  # images are stored in colour with so many pixels square; null: as they are
@@ -164,12 +162,9 @@ class Table(Data):
         for name in self.features:
             if name not in names:
                 raise ConfigError(f"data.features: {path} has no column {name!r}; {nearest(name, names)}")
-        taken = {theirs: role for role, theirs in self.columns.items()}
-        found: Columns = {}
-        for name in names:
-            own = taken.get(name, name)
-            if name not in self.features and not (own == name and name in self.columns):
-                found[own] = table[name]
+        used = {*self.columns.values(), *self.features}
+        found = {name: values for name, values in table.items() if name not in used}
+        found |= {role: table[theirs] for role, theirs in self.columns.items()}
         if self.features:
             found["features"] = _features(path, {name: table[name] for name in self.features})
         if not set(INPUTS) & found.keys():
@@ -200,7 +195,6 @@ class Table(Data):
 
     def _divided(self, columns: Columns) -> dict[str, Columns]:
         """Divide a single file by its column `split`, else by random shares."""
-        count = len(next(iter(columns.values())))
         if "split" in columns:
             given = columns.pop("split")
             missing = next((row for row, name in enumerate(given) if name in (None, "")), None)
@@ -209,14 +203,22 @@ class Table(Data):
             of_name = {name: _split_name(str(name), "data.path") for name in dict.fromkeys(given)}
             names = np.array([of_name[name] for name in given])
         else:
-            rank = rng("table", "split").permutation(count)
-            num_test, num_valid = (round(share * count) for share in (self.test, self.valid))
-            names = np.where(rank < num_test, "test", np.where(rank < num_test + num_valid, "valid", "train"))
+            names = self._random_splits(columns)
         rows = {name: np.flatnonzero(names == name).tolist() for name in dict.fromkeys(names.tolist())}
         return {
             split: {name: [values[row] for row in chosen] for name, values in columns.items()}
             for split, chosen in sorted(rows.items(), key=lambda item: (item[0] != "train", item[0]))
         }
+
+    def _random_splits(self, columns: Columns) -> np.ndarray:
+        """Return the split of each row, drawn by the row; questions about one document are in one split."""
+        count = len(next(iter(columns.values())))
+        pages = columns.get("document") or columns.get("image") if "question" in columns else None
+        number: dict[object, int] = {}
+        unit = np.array([number.setdefault(one, len(number)) for one in pages or range(count)])
+        rank = rng("table", "split").permutation(len(number))[unit]
+        num_test, num_valid = (round(share * len(number)) for share in (self.test, self.valid))
+        return np.where(rank < num_test, "test", np.where(rank < num_test + num_valid, "valid", "train"))
 
     def _build(self, tables: Mapping[str, Columns]) -> Dataset:
         sized = {split: self._resized(split, columns) for split, columns in tables.items()}
