@@ -4,7 +4,7 @@ Each of twelve events is an experiment of simfl on one side, and on the other si
 would compose by hand with the other library. Where clients are sampled and an observer may see which, dp-accounting
 has no event: the reference is then the mixture over the number of participations, of deltas that dp-accounting
 computes. `--pfl` names the Python of an environment with pfl-research (`benchmarks/peers/setup.sh`). `--write` updates
-the table in `docs/privacy.md`.
+the table in `docs/explanation/privacy.md`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from simfl.privacy.budget import Budget
 
 DELTA = 1e-6
 GRID = 1e-4  # discretization of dp-accounting and pfl, their default
-DOCUMENT = Path(__file__).parent.parent / "docs" / "privacy.md"
+DOCUMENT = Path(__file__).parent.parent / "docs/explanation/privacy.md"
 MARKED = re.compile(r"(?<=<!-- peers -->\n).*(?=<!-- /peers -->)", re.DOTALL)
 NONE = "–"
 
@@ -305,7 +305,7 @@ def main() -> None:
     """Print the tables, or write them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pfl", help="Python of an environment with pfl-research")
-    parser.add_argument("--write", action="store_true", help="update docs/privacy.md")
+    parser.add_argument("--write", action="store_true", help="update docs/explanation/privacy.md")
     given = parser.parse_args()
     text = table({} if given.pfl is None else pfl(CASES, given.pfl))
     if not given.write:

@@ -1,4 +1,4 @@
-"""Write docs/algorithms.md from the registries: `python docs/make_algorithms.py`; `--check` tests that it is current.
+"""Write docs/reference/algorithms.md from the registries: `python docs/make_algorithms.py`; `--check` tests that it is current.
 
 The script imports the simfl of its own repository. Messages, client state and passes of an algorithm are measured with
 one client update of a small model.
@@ -23,17 +23,17 @@ from simfl.objectives import OBJECTIVES  # noqa: E402
 from simfl.optimizers import SCHEDULES, SERVER_OPTIMIZERS  # noqa: E402
 from simfl.protocol import EXTRA, ClientUpdate, ModelInfo, Outputs, Parts, Server, State, Task  # noqa: E402
 
-FILE = ROOT / "docs" / "algorithms.md"
+FILE = ROOT / "docs/reference/algorithms.md"
 D = 1009  # values of the model: a prime, so that its multiples differ from other numbers
 HEAD = """# Algorithms
 
 This page is written by `python docs/make_algorithms.py` from the registries; a test checks that it is current. Where
-papers and published codes disagree, [fidelity.md](fidelity.md) states what simfl does.
+papers and published codes disagree, [fidelity.md](../explanation/fidelity.md) states what simfl does.
 
 Every algorithm works with every server optimizer, codec, partition and adapter kind, and in both execution modes
 (`sequential`, `vectorized`); a model with running statistics is trained in `sequential` mode. Each model that a method
 runs (personal models, mentors, received and earlier models) has its own running statistics; see
-[your own module](walkthroughs/own_module.md#state-besides-parameters). Combinations without a meaning
+[your own module](../how-to/own_module.md#state-besides-parameters). Combinations without a meaning
 are refused before the run (`simfl/config/rules.py`).
 
 The columns of the table:
@@ -57,7 +57,7 @@ Some methods are settings of a phase:
 - **Local training**: `communicate: false` trains every client alone and sends nothing, running statistics included.
   Fine-tuning after the last round is a second phase with `communicate: false` and `participation: 1.0`.
 - **FedPer** (Arivazhagan et al. 2019, "Federated learning with personalization layers"): the head stays on the client.
-  [experiments/personal/fedper.yaml](../experiments/personal/fedper.yaml)
+  [experiments/personal/fedper.yaml](../../experiments/personal/fedper.yaml)
 
   ```yaml
   phases:
@@ -66,7 +66,7 @@ Some methods are settings of a phase:
   ```
 - **FedBN** (Li et al. 2021, "FedBN: federated learning on non-IID features via local batch normalization"): scale,
   shift and running statistics of batch normalization stay on the client. List the names of the model's layers.
-  [experiments/personal/fedbn.yaml](../experiments/personal/fedbn.yaml)
+  [experiments/personal/fedbn.yaml](../../experiments/personal/fedbn.yaml)
 
   ```yaml
   phases:
@@ -95,7 +95,7 @@ transformers.
 | a model for each client | `fedsa_lora` | 1/2 | evaluate `personal`; there is no global model |
 | a better start for adapters | `slora` | sparse weights first, then 1 | a first stage |
 
-[Measured side by side](../experiments/lora/README.md) with ten clients and five seeds: after equal rounds no rule
+[Measured side by side](../../experiments/lora/README.md) with ten clients and five seeds: after equal rounds no rule
 differs significantly from `fedit`; after equal bytes `fedex_lora` and `flora` are behind.
 
 - **Exact rules**: `fedex_lora` adds the residual to the frozen weights, `flora` merges every round into them, `rolora`
@@ -104,7 +104,7 @@ differs significantly from `fedit`; after equal bytes `fedex_lora` and `flora` a
   their rank, or whole where that is shorter; for a client that missed rounds, all changes since, or the whole.
 - **Ranks per client**: `algorithm: {name: flexlora, rank: {4: 0.5, 16: 0.3, 64: 0.2}}` gives half of the clients rank
   4; `rank: [4, 16, …]` lists them; `rank: device_rank` reads a column of the data that has one value per client; and
-  `rank: {phone_low: 4, laptop: 64}` goes by the devices of [`clients.profile`](time.md). The rank of the model's
+  `rank: {phone_low: 4, laptop: 64}` goes by the devices of [`clients.profile`](../explanation/time.md). The rank of the model's
   adapters is the largest. Plan and ledger count the bytes of each client; all ranks train as one program, since rows
   beyond a client's rank are zero and stay zero. (Programs for groups of similar rank took 1.44 times the time of equal
   ranks on an H200, padding 1.23 times: `python -m benchmarks.client_ranks`.)

@@ -1,4 +1,4 @@
-"""Write the tables of docs/codecs.md: `python docs/make_codecs.py`; `--check` tests that they are current.
+"""Write the tables of docs/reference/codecs.md: `python docs/make_codecs.py`; `--check` tests that they are current.
 
 The script imports the simfl of its own repository. Payloads and errors are measured by encoding. Only the times depend
 on the machine; `--check` leaves them out.
@@ -40,7 +40,7 @@ from simfl.models.vt5 import VT5  # noqa: E402
 from simfl.protocol import Task  # noqa: E402
 from simfl.seeds import rng  # noqa: E402
 
-FILE = ROOT / "docs" / "codecs.md"
+FILE = ROOT / "docs/reference/codecs.md"
 HERE = MessageContext(("docs",))
 VARIANTS: dict[str, Codec] = {  # settings to measure, besides the default settings of every codec
     "float32, zstd": Float32(compress="zstd"),

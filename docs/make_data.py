@@ -1,4 +1,4 @@
-"""Writes the table of bundled benchmarks in docs/data.md: `python docs/make_data.py [NAME ...]`.
+"""Writes the table of bundled benchmarks in docs/reference/data.md: `python docs/make_data.py [NAME ...]`.
 
 Builds each bundled benchmark into an empty folder, measures the time, and reads the rest from its card. With names,
 only their rows are updated. `--check` builds them and compares everything but time and size with the table.
@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # import simfl 
 from simfl.data import DATA
 from simfl.data.base import Dataset
 
-FILE = Path(__file__).resolve().parent / "data.md"
+FILE = Path(__file__).resolve().parent / "reference/data.md"
 START, END = "<!-- simfl: bundled -->\n", "<!-- simfl: end -->"
 COLUMNS = (
     "set", "clients", "documents", "questions", "groups", "majority", "question-only", "informed", "size", "built in",

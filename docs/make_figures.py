@@ -1,4 +1,4 @@
-"""Write the table of docs/fidelity.md: `python docs/make_figures.py`; `--check` tests that it is current.
+"""Write the table of docs/explanation/fidelity.md: `python docs/make_figures.py`; `--check` tests that it is current.
 
 The script imports the simfl of its own repository and computes the plans of the included experiments.
 """
@@ -19,7 +19,7 @@ from simfl import config, files  # noqa: E402
 from simfl.plans.plan import RunPlan, plan  # noqa: E402
 from simfl.sweeps import file  # noqa: E402
 
-FILE = ROOT / "docs" / "fidelity.md"
+FILE = ROOT / "docs/explanation/fidelity.md"
 MARKED = re.compile(r"(?<=<!-- figures -->\n).*(?=<!-- /figures -->)", re.DOTALL)
 SAME = "–"
 

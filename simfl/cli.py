@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from simfl.config.catalogue import Entry
 
-USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130  # explained in docs/failures.md
+USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130  # explained in docs/explanation/failures.md
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -31,22 +31,22 @@ from simfl.weights import squared_norm
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = {  # by registry: the page that lists its components, how a component's line begins, how the page is written
-    "algorithms": ("algorithms.md", "| [{name}](#{name}) |", "run `python docs/make_algorithms.py`"),
-    "availabilities": ("time.md", "| `{name}` |", "describe it there"),
-    "codecs": ("codecs.md", "### {name}\n", "run `python docs/make_codecs.py`"),
-    "schedules": ("algorithms.md", "### {name}\n", "run `python docs/make_algorithms.py`"),
-    "server_optimizers": ("algorithms.md", "### {name}\n", "run `python docs/make_algorithms.py`"),
-    "factorizations": ("privacy.md", "| `{name}` |", "describe it there"),
-    "objectives": ("algorithms.md", "### {name}\n", "run `python docs/make_algorithms.py`"),
-    "adapters": ("models.md", "{name}", "describe it there"),
-    "models": ("models.md", "{name}", "describe it there"),
-    "clusters": ("clusters.md", "{name}", "describe it there"),
-    "data": ("data.md", "`{name}`", "describe it there"),
-    "selections": ("time.md", "| `{name}` |", "describe it there"),
-    "staleness": ("time.md", "| `{name}` |", "describe it there"),
-    "pruners": ("sweeps.md", "| `{name}` |", "describe it there"),
-    "samplers": ("sweeps.md", "| `{name}` |", "describe it there"),
-    "partitioners": ("data.md", "`{name}`", "describe it there"),
+    "algorithms": ("reference/algorithms.md", "| [{name}](#{name}) |", "run `python docs/make_algorithms.py`"),
+    "availabilities": ("explanation/time.md", "| `{name}` |", "describe it there"),
+    "codecs": ("reference/codecs.md", "### {name}\n", "run `python docs/make_codecs.py`"),
+    "schedules": ("reference/algorithms.md", "### {name}\n", "run `python docs/make_algorithms.py`"),
+    "server_optimizers": ("reference/algorithms.md", "### {name}\n", "run `python docs/make_algorithms.py`"),
+    "factorizations": ("explanation/privacy.md", "| `{name}` |", "describe it there"),
+    "objectives": ("reference/algorithms.md", "### {name}\n", "run `python docs/make_algorithms.py`"),
+    "adapters": ("reference/models.md", "{name}", "describe it there"),
+    "models": ("reference/models.md", "{name}", "describe it there"),
+    "clusters": ("how-to/clusters.md", "{name}", "describe it there"),
+    "data": ("reference/data.md", "`{name}`", "describe it there"),
+    "selections": ("explanation/time.md", "| `{name}` |", "describe it there"),
+    "staleness": ("explanation/time.md", "| `{name}` |", "describe it there"),
+    "pruners": ("how-to/sweeps.md", "| `{name}` |", "describe it there"),
+    "samplers": ("how-to/sweeps.md", "| `{name}` |", "describe it there"),
+    "partitioners": ("reference/data.md", "`{name}`", "describe it there"),
 }
 REGISTERED = [(registry, name) for registry, spec in REGISTRIES.items() for name in spec.components]
 every_component = pytest.mark.parametrize(("registry", "name"), REGISTERED, ids=[f"{r}-{n}" for r, n in REGISTERED])

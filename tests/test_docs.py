@@ -19,7 +19,18 @@ import pytest
 from simfl.cli import main
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "docs" / "python.md", *sorted((ROOT / "docs" / "walkthroughs").glob("*.md"))]
+PAGES = sorted((ROOT / "docs").glob("*/*.md"))
+EXECUTABLE = (
+    "debugging",
+    "hugging_face_lora",
+    "hugging_face_model",
+    "own_algorithm",
+    "own_data",
+    "own_module",
+    "own_objective",
+    "python",
+)
+DOCUMENTS = [page for page in PAGES if page.stem in EXECUTABLE]
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
@@ -54,7 +65,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del sys.modules[name]
 
 
-SLOW = dict.fromkeys(("hugging_face", "hugging_face_lora"), pytest.mark.slow)  # their libraries take seconds to import
+SLOW = dict.fromkeys(
+    ("hugging_face_model", "hugging_face_lora"), pytest.mark.slow
+)  # their libraries take seconds to import
 EXECUTED = [pytest.param(path, id=path.stem, marks=SLOW.get(path.stem, ())) for path in DOCUMENTS]
 
 
@@ -118,12 +131,14 @@ def test_tests_that_the_documentation_names_exist() -> None:
     files = list((ROOT / "tests").rglob("test_*.py"))
     existing = {path.name for path in files}
     existing |= {name for path in files for name in re.findall(r"def (test_\w+)", path.read_text(encoding="utf-8"))}
-    for page in sorted((ROOT / "docs").glob("*.md")):
+    for page in PAGES:
         named = re.findall(r"`(test_\w+\.py|test_\w+_\w+)`", page.read_text(encoding="utf-8"))
         assert [name for name in named if name not in existing] == [], page.name
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "docs" / "design.md"], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "document", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *PAGES], ids=lambda path: path.stem
+)
 def test_links_point_to_existing_files(document: Path) -> None:
     links = LINK.findall(document.read_text(encoding="utf-8"))
     assert [link for link in links if not (document.parent / link).exists()] == []

@@ -51,7 +51,7 @@ def test_the_table_of_figures_is_up_to_date() -> None:
 
 
 def test_methods_named_in_fidelity_exist() -> None:
-    text = (DOCS / "fidelity.md").read_text(encoding="utf-8")
+    text = (DOCS / "explanation/fidelity.md").read_text(encoding="utf-8")
     named = set(
         re.findall(
             r"^\| (\w+) \|",

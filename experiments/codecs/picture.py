@@ -1,4 +1,4 @@
-"""Draw docs/codecs.png from the runs of sweep.yaml: `python experiments/codecs/picture.py [FOLDER of the sweep]`.
+"""Draw docs/reference/codecs.png from the runs of sweep.yaml: `python experiments/codecs/picture.py [FOLDER of the sweep]`.
 
 One panel per data set: bytes of all messages against accuracy on the test split, with one marker per codec at the mean
 of its seeds and a line from the worst seed to the best.
@@ -18,7 +18,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt  # must follow the choice of the backend
 
 HERE = Path(__file__).parent
-OUT = HERE.parent.parent / "docs" / "codecs.png"
+OUT = HERE.parent.parent / "docs/reference/codecs.png"
 TITLES = {"domains": "domains, cnn", "scene_vqa": "scene_vqa, tiny ViLT"}
 SHAPES = {"topk": "v", "randomk": "^", "svd": "D", "sign": "P", "nf4": "s", "int8": "o"}  # others: X
 

@@ -1,4 +1,4 @@
-"""The page docs/models.md, counted on the meta device: `python -m simfl.models.table > docs/models.md`.
+"""The page docs/reference/models.md, counted on the meta device: `python -m simfl.models.table > docs/reference/models.md`.
 
 Its tables give, for each model and what is trained of it, the parameters in all, those trained and those sent, the
 bytes of a float32 message, and the papers' figures. `python -m simfl.models.table --check [FILE]` exits with status 1
@@ -41,8 +41,8 @@ from simfl.models.vit import ViT
 from simfl.models.vt5 import VT5
 from simfl.protocol import Task
 
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
-COMMAND = "python -m simfl.models.table > docs/models.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/models.md"
+COMMAND = "python -m simfl.models.table > docs/reference/models.md"
 IMAGES = Task(0, 5, (1, 12, 12))
 HEADS = {"answers": HeadSpec(classes=100)}  # FedDAT's: the 100 most frequent answers of a client
 TASK_SIZED = Vilt | Vault | ViT  # models whose head's size depends on the data
@@ -201,9 +201,16 @@ def render() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the page, or check a written one; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m simfl.models.table", description="Write the page docs/models.md.")
+    parser = argparse.ArgumentParser(
+        prog="python -m simfl.models.table", description="Write the page docs/reference/models.md."
+    )
     parser.add_argument(
-        "--check", nargs="?", const=PAGE, type=Path, metavar="FILE", help="compare FILE, docs/models.md by default"
+        "--check",
+        nargs="?",
+        const=PAGE,
+        type=Path,
+        metavar="FILE",
+        help="compare FILE, docs/reference/models.md by default",
     )
     page = parser.parse_args(arguments).check
     if page is None:
@@ -217,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 HEADER = """# Models: parameters, adapters, weights
 
-Written by `python -m simfl.models.table > docs/models.md`; `--check` fails if the page is out of date, and a test runs
+Written by `python -m simfl.models.table > docs/reference/models.md`; `--check` fails if the page is out of date, and a test runs
 it. Counts are of the published sizes, on the meta device. "Sent" are the parameters of a message, tied weights once;
 bytes are those of a float32 message. The heads of `vilt`, `vault` and `albef` are personal, as in FedDAT, and so is the
 client adapter of FedDAT's pair.

@@ -1,7 +1,7 @@
 """Selection of a round's clients among those that are available.
 
 Except for `uniform`, selection prefers some clients, and the mean of the uploads is no longer an unbiased estimate of
-the mean over all clients: see docs/time.md.
+the mean over all clients: see docs/explanation/time.md.
 """
 
 from __future__ import annotations

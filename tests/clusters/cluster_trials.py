@@ -1,7 +1,7 @@
 """Trials of faults on clusters: jobs on a Slurm with two nodes and pods of a RayJob, struck at a random instant.
 
     PYTHONPATH=tests python tests/clusters/cluster_trials.py --out F --times 4    # root; 1 to 2 minutes a trial
-    python docs/make_failures.py FILE …          # the table of docs/failures.md
+    python docs/make_failures.py FILE …          # the table of docs/explanation/failures.md
 
 Each trial submits the run of tests/runtime/fault_trials.py with `simfl submit` or its manifest, and has the same
 measures: a job must survive, restart by itself, or end with one line and an exit code, and continue to the undisturbed

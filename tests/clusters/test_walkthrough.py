@@ -1,4 +1,4 @@
-"""The walk-through of docs/clusters.md: an experiment on a laptop, on Slurm, on Kubernetes and at S3, the same bits."""
+"""The walk-through of docs/how-to/clusters.md: an experiment on a laptop, on Slurm, on Kubernetes and at S3, the same bits."""
 
 from __future__ import annotations
 

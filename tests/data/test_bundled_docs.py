@@ -1,4 +1,4 @@
-"""The table of bundled benchmarks in docs/data.md is the one that its generator writes."""
+"""The table of bundled benchmarks in docs/reference/data.md is the one that its generator writes."""
 
 from __future__ import annotations
 
@@ -65,5 +65,5 @@ def test_make_data_imports_simfl_from_its_own_tree(tmp_path: Path) -> None:
 
 
 def test_every_registered_data_set_is_described_in_the_documentation() -> None:
-    text = (DOCS / "data.md").read_text(encoding="utf-8")
+    text = (DOCS / "reference/data.md").read_text(encoding="utf-8")
     assert [name for name in DATA if f"`{name}`" not in text] == []

@@ -17,7 +17,7 @@ GOLDEN = {  # of all columns except pictures, which depend on the build of zlib 
     "scene_vqa": "9599c19fad33fb10494c9af2c4721f30c682867d9e2567eca1195e4def98f0fe",
     "domains": "2be4e3d5ecaa1126f9ac3f82837925589420cf71d53e4a09b3c91dca8a3621eb",
 }
-TABLE = Path(__file__).parents[2] / "docs" / "data.md"
+TABLE = Path(__file__).parents[2] / "docs/reference/data.md"
 
 
 @pytest.mark.slow
@@ -30,7 +30,7 @@ def test_a_default_build_has_the_golden_hash(name: str, tmp_path: Path) -> None:
             raise
         pytest.skip(str(error))
     assert built.sha256 == GOLDEN[name], (
-        "the content changed: increase VERSION in its benchmark.py, then update this hash and docs/data.md"
+        "the content changed: increase VERSION in its benchmark.py, then update this hash and docs/reference/data.md"
     )
     assert built.folder is not None
     assert (built.folder / "contact.png").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hf_zoo import ZOO, measure
 
-PAGE = Path(__file__).parents[2] / "docs/hugging_face.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/hugging_face.md"
 FAST = ("Donut", "Llama")
 
 

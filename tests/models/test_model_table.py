@@ -1,4 +1,4 @@
-"""docs/models.md is the output of `python -m simfl.models.table`."""
+"""docs/reference/models.md is the output of `python -m simfl.models.table`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simfl.models.table import PAGE, main, rows
 
 @pytest.mark.slow
 def test_the_page_of_models_is_current() -> None:
-    assert main(["--check"]) == 0, "run: python -m simfl.models.table > docs/models.md"
+    assert main(["--check"]) == 0, "run: python -m simfl.models.table > docs/reference/models.md"
 
 
 @pytest.mark.slow
